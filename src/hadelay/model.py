@@ -1,0 +1,99 @@
+"""The nouns: ids, hours, events and states. Imports nothing of ours.
+
+A message id is a u64: group (8 bits) · hour since 1970 UTC (24) · globalIndex (32), written as 13 upper-case
+characters of Crockford base32, big-endian (docs: http-api). Ids never change and are never reused: the id is the
+place where the message was first filed.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import IntEnum, StrEnum
+
+HOUR_MS = 3_600_000
+#: "there is none": the end of a chain, no previous event, no other hour.
+NONE32 = 0xFFFFFFFF
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_VALUE = {c: i for i, c in enumerate(_ALPHABET)} | {c.lower(): i for i, c in enumerate(_ALPHABET)}
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+
+
+class Event(IntEnum):
+    """What happened to a message; the `event` byte of a dispatch log entry. Values are on disk: never renumber."""
+
+    LEASED = 1
+    ACKED = 2
+    NACKED = 3
+    LEASE_EXPIRED = 4
+    TTL_EXPIRED = 5
+    CANCELLED = 6
+    MOVED = 7
+    DEAD = 8
+    REDRIVEN = 9
+
+
+class State(StrEnum):
+    """Where a message is in its life, as the API names it."""
+
+    SCHEDULED = "scheduled"
+    READY = "ready"
+    LEASED = "leased"
+    ACKED = "acked"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    DEAD = "dead"
+
+
+def pack_id(group: int, hour: int, index: int) -> int:
+    return group << 56 | hour << 32 | index
+
+
+def unpack_id(message_id: int) -> tuple[int, int, int]:
+    """(group, hour, globalIndex)"""
+    return message_id >> 56, message_id >> 32 & 0xFFFFFF, message_id & 0xFFFFFFFF
+
+
+def encode_id(message_id: int) -> str:
+    pairs = _PAIRS
+    v = message_id
+    return (
+        _ALPHABET[v >> 60]
+        + pairs[v >> 50 & 1023]
+        + pairs[v >> 40 & 1023]
+        + pairs[v >> 30 & 1023]
+        + pairs[v >> 20 & 1023]
+        + pairs[v >> 10 & 1023]
+        + pairs[v & 1023]
+    )
+
+
+def decode_id(text: str) -> int:
+    """The u64 behind 13 characters, either case. Raises ValueError for anything else."""
+    if len(text) != 13:
+        raise ValueError(f"a message id has 13 characters, not {len(text)}")
+    v = 0
+    for c in text:
+        digit = _VALUE.get(c)
+        if digit is None:
+            raise ValueError(f"a message id has no {c!r}")
+        v = v << 5 | digit
+    if v >> 64:
+        raise ValueError("the first character of a message id is 0 to F")
+    return v
+
+
+def hour_of(at_ms: int) -> int:
+    return at_ms // HOUR_MS
+
+
+def hour_name(hour: int) -> str:
+    """`2026112018`: hours are named in UTC, never in local time."""
+    return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y%m%d%H")
+
+
+def hour_from_name(name: str) -> int:
+    """Raises ValueError unless `name` is YYYYMMDDHH."""
+    if len(name) != 10 or not name.isdigit():
+        raise ValueError(f"an hour is written YYYYMMDDHH, not {name!r}")
+    return int(datetime.strptime(name, "%Y%m%d%H").replace(tzinfo=UTC).timestamp()) // 3600
