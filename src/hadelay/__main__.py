@@ -1,0 +1,21 @@
+"""`python -m hadelay` and the `hadelay` command."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    # The version without the rest of the tree: scripts ask for it often, and imports are most of a start.
+    if sys.argv[1:] == ["--version"]:
+        from hadelay.version import VERSION
+
+        print(VERSION)
+        return
+    from hadelay.cli.app import run
+
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
