@@ -1,0 +1,56 @@
+# Two commands for a newcomer: `make demo` and `make test`. Everything lives in .venv, made on first use.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test check format bench lock docs clean
+
+help:
+	@echo 'make demo    three nodes, producers, consumers; the leader is killed; a table says what became of the messages'
+	@echo 'make test    everything that is tested'
+	@echo 'make check   format, lint, types'
+	@echo 'make bench   the numbers, beside those of others (bench/README.md); ROWS="single batch" for some of them'
+	@echo 'make docs    the generated reference pages'
+	@echo 'make lock    requirements.lock from the newest versions that pyproject.toml allows'
+
+setup: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "hadelay needs Python 3.11 or newer; name one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -q && apt-get install -y -q --no-install-recommends python3-venv; \
+	  else echo "this Python has no venv module: install the package python3-venv, then run make again" >&2; exit 1; fi; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY)
+	@$(PY) cluster/local/demo.py
+
+test: $(READY)
+	$(PY) -m pytest
+
+check: $(READY)
+	$(PY) -m ruff format --check src tests bench cluster tools
+	$(PY) -m ruff check src tests bench cluster tools
+	$(PY) -m mypy
+
+format: $(READY)
+	$(PY) -m ruff format src tests bench cluster tools
+	$(PY) -m ruff check --fix src tests bench cluster tools
+
+bench: $(READY)
+	@$(PY) -m bench $(ROWS)
+
+docs: $(READY)
+	$(PY) tools/reference.py
+
+lock: $(READY)
+	$(PY) tools/lock.py
+
+clean:
+	rm -rf $(VENV) bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
