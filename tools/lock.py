@@ -16,7 +16,9 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-WHEEL = re.compile(r"-(py3|py2\.py3|cp31[1-9]|cp3\d)-(none|abi3|cp31[1-9])-(any|(manylinux|musllinux)\S*(x86_64|aarch64))\.whl$")
+WHEEL = re.compile(
+    r"-(py3|py2\.py3|cp31[1-9]|cp3\d)-(none|abi3|cp31[1-9])-(any|(manylinux|musllinux)\S*(x86_64|aarch64))\.whl$"
+)
 LINK = re.compile(r"(?:^|[\s/])(?P<file>[^\s/#]+\.(?:whl|tar\.gz|zip))#sha256=(?P<hash>[0-9a-f]{64})")
 
 
@@ -26,19 +28,27 @@ def pip(*args: str) -> str:
 
 def wanted() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return [*project["project"]["dependencies"], *project["dependency-groups"]["dev"], *project["build-system"]["requires"]]
+    return [
+        *project["project"]["dependencies"],
+        *project["dependency-groups"]["dev"],
+        *project["build-system"]["requires"],
+    ]
 
 
 def resolve(requirements: list[str]) -> dict[str, str]:
     report = json.loads(pip("install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-", *requirements))
     found = (item["metadata"] for item in report["install"])
-    return {re.sub(r"[-_.]+", "-", m["name"]).lower(): m["version"] for m in sorted(found, key=lambda m: m["name"].lower())}
+    return {
+        re.sub(r"[-_.]+", "-", m["name"]).lower(): m["version"] for m in sorted(found, key=lambda m: m["name"].lower())
+    }
 
 
 def hashes(name: str, version: str) -> list[str]:
     with tempfile.TemporaryDirectory() as directory:
         log = pip("download", "--no-deps", "--no-cache-dir", "-vvv", "--dest", directory, f"{name}=={version}")
-    stem = re.compile(re.escape(name).replace(r"\-", "[-_.]+") + "-" + re.escape(version) + r"(-|\.tar\.gz$|\.zip$)", re.I)
+    stem = re.compile(
+        re.escape(name).replace(r"\-", "[-_.]+") + "-" + re.escape(version) + r"(-|\.tar\.gz$|\.zip$)", re.I
+    )
     files = {m["file"]: m["hash"] for m in LINK.finditer(log) if stem.match(m["file"])}
     kept = {digest for file, digest in files.items() if WHEEL.search(file) or not file.endswith(".whl")}
     if not kept:

@@ -288,12 +288,18 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
             yield key, str(error)
             continue
         if exposed and not config.security.insecure:
-            yield key, (
-                f"{address} can be reached from other machines, and nothing protects it: listen on 127.0.0.1, "
-                "or accept that with insecure = true under [security]"
+            yield (
+                key,
+                (
+                    f"{address} can be reached from other machines, and nothing protects it: listen on 127.0.0.1, "
+                    "or accept that with insecure = true under [security]"
+                ),
             )
     if config.http.advertise and not re.fullmatch(r"https?://[^/\s]+", config.http.advertise):
-        yield "http.advertise", f"{config.http.advertise!r}: expected a URL without a path, such as http://10.0.0.1:8400"
+        yield (
+            "http.advertise",
+            f"{config.http.advertise!r}: expected a URL without a path, such as http://10.0.0.1:8400",
+        )
     peers = config.raft.peers
     if peers and config.node.name not in peers:
         yield "raft.peers", f"lists every member, but not this node ({config.node.name}): add it"
