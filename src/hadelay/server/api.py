@@ -1,0 +1,297 @@
+"""What the HTTP layer asks of a node, and the words both sides use. `server.service` implements it.
+
+Everything here is plain values: ids are u64 ints, times are Unix ms, durations ms, names str, `meta` the msgpack map
+of a record (content type, key, tags, the caller's own meta) exactly as it was published. Text forms (13-character
+ids, RFC 3339, base64) are the HTTP layer's business. Linearizability, forwarding to the leader, group commit and
+the wait for a majority are the service's. Refusals are raised as `hadelay.errors`, ready to be answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+from msgspec import Struct, field
+
+from hadelay.core.commands import Draft
+from hadelay.errors import HadelayError
+
+#: Files of an hour that other nodes and Spark may read.
+HourFile = Literal["log", "idx", "dsp"]
+SettleKind = Literal["ack", "nack", "extend"]
+
+
+class Receipts(Struct):
+    """What became of the drafts of one publish, in their order. Plain lists: the next step is text."""
+
+    ids: list[int]
+    deliver_at_ms: list[int]
+    #: Rows whose idempotency key (or the request's) had been seen with the same content: the first answer again.
+    duplicates: frozenset[int] = frozenset()
+    #: Rows refused on their own; id and deliver_at_ms of such a row mean nothing. Empty when all went well.
+    problems: dict[int, HadelayError] = {}
+
+
+#: Called exactly once, on the loop: with receipts, or with the error that befell the whole request.
+PublishDone = Callable[[Receipts | None, HadelayError | None], None]
+
+
+class Poll(Struct):
+    """A consumer's wish. `max`, `wait_ms` and `lease_ms` are within the limits already."""
+
+    topics: list[str]
+    consumer: str
+    #: 1 to 64 bytes; the same {consumer, request_id} again gets the same grant, as far as it is still held.
+    request_id: bytes
+    max: int
+    wait_ms: int
+    #: None: the topic's own lease, or the node's default.
+    lease_ms: int | None
+
+
+class Delivered(Struct):
+    """One message of a hand-out."""
+
+    id: int
+    lease: str
+    topic: str
+    meta: bytes | memoryview
+    body: bytes | memoryview
+    deliver_at_ms: int
+    late_ms: int
+    attempt: int
+    #: It may have been handed out before.
+    redelivered: bool
+
+
+class Delivery(Struct):
+    messages: list[Delivered]
+    lease_until_ms: int
+    #: As of the moment the service answered, in cluster time.
+    lease_left_ms: int
+
+
+class HistoryEvent(Struct):
+    event: str
+    at_ms: int
+    attempt: int
+    consumer: str | None
+    node: str | None
+
+
+class MessageView(Struct):
+    id: int
+    topic: str
+    state: str
+    deliver_at_ms: int
+    published_at_ms: int
+    attempt: int
+    meta: bytes | memoryview
+    size: int
+    history: list[HistoryEvent]
+    #: Only when it was asked for.
+    body: bytes | memoryview | None = None
+
+
+class TopicSettings(Struct, omit_defaults=True):
+    """What PUT may set in this version. None: not set, the node's default holds."""
+
+    lease_ms: int | None = None
+
+
+class TopicView(Struct):
+    name: str
+    settings: TopicSettings
+    scheduled: int
+    ready: int
+    leased: int
+    dead: int
+    #: None: nothing is ready.
+    oldest_ready_age_ms: int | None
+
+
+class MemberView(Struct):
+    name: str
+    http: str
+    raft: str
+    #: leader, follower, candidate, or unknown when nothing was heard of it.
+    role: str
+    applied_index: int
+    lag: int
+    version: str
+    clock_skew_ms: float | None
+
+
+class DispatchView(Struct):
+    """The replicated dispatch cursor (S2): everything before it was made ready."""
+
+    hour: int
+    second: int
+    local_index: int
+    sync: Literal["commit", "interval"]
+
+
+class ClusterView(Struct):
+    cluster_id: str
+    leader: str | None
+    term: int
+    applied_index: int
+    #: Cluster time.
+    time_ms: int
+    dispatch: DispatchView
+    members: list[MemberView]
+
+
+class HourView(Struct):
+    """Committed entries and bytes of one hour's files, and the CRC-32C over exactly those."""
+
+    hour: int
+    entries: int
+    events: int
+    log_bytes: int
+    idx_bytes: int
+    dsp_bytes: int
+    log_crc: int
+    idx_crc: int
+    dsp_crc: int
+    sealed: bool
+    mapped: bool
+
+
+class HoursView(Struct):
+    applied_index: int
+    hours: list[HourView]
+
+
+class NamesView(Struct):
+    topics: dict[str, int]
+    consumers: dict[str, int]
+    nodes: dict[str, int]
+
+
+class Check(Struct):
+    name: str
+    ok: bool
+    detail: str = ""
+
+
+class Leader(Struct):
+    name: str
+    #: `http.advertise` of the leader.
+    url: str
+    #: This node is it.
+    here: bool
+
+
+class Histogram(Struct):
+    """Counts per bucket (not cumulative); one more bucket than bounds, for what is above the last."""
+
+    bounds: Sequence[float]
+    counts: Sequence[int]
+    sum: float
+
+
+class MetricsView(Struct):
+    """Plain numbers, read at scrape time; http.metrics names them. Counters by node, gauges as of now."""
+
+    #: Without the prefix `hadelay_`; a name ending in `_total` is a counter, others are gauges.
+    values: dict[str, float] = field(default_factory=dict)
+    #: name → (label name, {label value: value}).
+    labelled: dict[str, tuple[str, dict[str, float]]] = field(default_factory=dict)
+    histograms: dict[str, Histogram] = field(default_factory=dict)
+
+
+class Service(Protocol):
+    """One node, as its HTTP layer sees it. Every method may be called on any node."""
+
+    #: This node's name.
+    node: str
+
+    @property
+    def leader_name(self) -> str | None:
+        """For the `Hadelay-Leader` header: what this node believes, without asking anyone."""
+        ...
+
+    # Callback style: one publish per request is the hottest path there is, and a future costs more than the call.
+    def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
+        """Commit the drafts in one entry. `request_key` covers all of them: seen with other drafts → Impossible.
+
+        Raises nothing; Overloaded, NoLeader, DiskFull, LimitReached, OutcomeUnknown and the like come through `done`,
+        which may be called before this returns.
+        """
+        ...
+
+    async def find_leader(self) -> Leader:
+        """At once when it is known; otherwise waits up to `http.no_leader_wait_ms`, then raises NoLeader."""
+        ...
+
+    async def receive(self, poll: Poll) -> Delivery:
+        """On the leader (elsewhere: NoLeader). Waits up to poll.wait_ms; nothing in time is an empty delivery.
+
+        Cancelling withdraws the poll; once a grant was proposed for it, the grant stands until its lease ends.
+        """
+        ...
+
+    async def settle(self, kind: SettleKind, leases: list[str], value_ms: int | None) -> list[str]:
+        """After commit, the outcome per token: acked | nacked | extended, already_acked, lease_lost (malformed too).
+
+        value_ms: the delay of a nack (None: the topic's), the new lease of an extend (required), None for ack.
+        """
+        ...
+
+    async def describe(self, message_id: int, *, body: bool, stale: bool) -> MessageView:
+        """Raises NotFound for an id never issued, or past its retention. `stale`: this node's state, unconfirmed."""
+        ...
+
+    async def cancel(self, message_id: int) -> str:
+        """cancelled (again, too) | leased | acked | expired | dead; raises NotFound."""
+        ...
+
+    async def put_topic(self, name: str, settings: TopicSettings) -> TopicView: ...
+
+    async def get_topic(self, name: str, *, stale: bool) -> TopicView: ...
+
+    async def list_topics(self, *, stale: bool) -> list[TopicView]: ...
+
+    async def delete_topic(self, name: str, *, force: bool) -> None:
+        """Raises Conflict while messages are pending, unless `force`: then they are cancelled."""
+        ...
+
+    async def due(
+        self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool
+    ) -> list[tuple[int, int]]:
+        """(start of bucket in ms, count) of the non-empty buckets of [from_ms, to_ms), in order."""
+        ...
+
+    async def cluster(self, *, stale: bool) -> ClusterView: ...
+
+    async def transfer(self, to: str | None) -> str:
+        """Hand leadership to `to`, or to the follower that has most; returns the new leader's name."""
+        ...
+
+    @property
+    def applied_index(self) -> int:
+        """For the `Hadelay-Applied` header of stale reads."""
+        ...
+
+    async def hours(self) -> HoursView: ...
+
+    async def hour_file_length(self, hour: int, file: HourFile) -> int:
+        """Committed bytes; raises NotFound."""
+        ...
+
+    async def read_hour_file(self, hour: int, file: HourFile, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes, within what hour_file_length said."""
+        ...
+
+    async def names(self) -> NamesView: ...
+
+    def livez(self) -> list[Check]:
+        """Is this process worth keeping? Never depends on a quorum, or a partition would restart every node."""
+        ...
+
+    def readyz(self) -> list[Check]:
+        """Can it serve: leader known, caught up, disk fine."""
+        ...
+
+    def metrics(self) -> MetricsView: ...
