@@ -1,0 +1,309 @@
+"""What may enter the Raft log, and its bytes. docs/spec/commands.md has every layout with an example.
+
+    entry   := {version u1, level u1, count u2, now_ms i8}  count × command                       little-endian
+    command := {type u1, size u4}  body
+
+One entry is one step of cluster time: its commands are applied in order, all at `now_ms`, stamped once by the leader.
+Commands are encoded by whoever has the request and put together, untouched, by the leader's batcher. `level` is the
+feature level the entry needs: a node that does not have it stops, because skipping it would make it another replica.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.core.drafts import Draft, Publish, decode_publish, hash_key
+from hadelay.core.drafts import encode_publish as _publish_body
+from hadelay.core.tokens import LEASE
+from hadelay.core.wire import MAX_NAME, Malformed, Reader, pack_name
+
+__all__ = [
+    "Command", "Cursor", "Draft", "Grant", "Leases", "Malformed", "Publish", "Slice", "decode", "decode_entry",
+    "encode_ack", "encode_cancel", "encode_carry", "encode_cursor", "encode_entry", "encode_expire", "encode_extend",
+    "encode_feature", "encode_grant", "encode_incarnation", "encode_nack", "encode_noop", "encode_publish",
+    "encode_retire", "encode_settings", "encode_sweep", "encode_topic_delete", "encode_topic_put", "hash_key",
+]  # fmt: skip
+
+ENTRY_VERSION = 1
+#: The highest feature level this version of the code understands.
+FEATURE_LEVEL = 1
+MAX_REQUEST_ID = 64
+#: A position in a grant is a u16 in its lease tokens.
+MAX_GRANT = 65_535
+
+
+class Command(IntEnum):
+    """Numbers are in the log: never renumber. 32–63 are kept for keys, reschedule, retries, webhooks and flow."""
+
+    NOOP = 0
+    PUBLISH = 1
+    GRANT = 2
+    ACK = 3
+    NACK = 4
+    EXTEND = 5
+    EXPIRE = 6
+    CANCEL = 7
+    CURSOR = 8
+    TOPIC_PUT = 9
+    TOPIC_DELETE = 10
+    SWEEP = 11
+    CARRY = 12
+    RETIRE = 13
+    FEATURE = 14
+    INCARNATION = 15
+    SETTINGS = 16
+
+
+_ENTRY = struct.Struct("<BBHq")
+_COMMAND = struct.Struct("<BI")
+_GRANT = struct.Struct("<IIqIBBBB")
+_LEASES = struct.Struct("<BIq")
+_COUNT = struct.Struct("<I")
+_CURSOR = struct.Struct("<III")
+_SLICE = struct.Struct("<II")
+_INCARNATION = struct.Struct("<Q")
+_U64 = np.dtype("<u8")
+_U32 = np.dtype("<u4")
+
+
+class Grant(NamedTuple):
+    """Lease these messages to `consumer`: a proposal, decided by apply message by message."""
+
+    term: int
+    #: Chosen by the leader, never twice in its term.
+    seq: int
+    lease_ms: int
+    consumer: str
+    #: Empty: the request is not idempotent.
+    request_id: bytes
+    node: str
+    hours: NDArray[np.uint32]
+    indexes: NDArray[np.uint32]
+
+
+class Leases(NamedTuple):
+    """ACK, NACK (`value_ms`: delay, −1 for the topic's own) and EXTEND (`value_ms`: the new lease)."""
+
+    node: str
+    value_ms: int
+    rows: NDArray[np.void]
+
+
+class Cancel(NamedTuple):
+    node: str
+    ids: NDArray[np.uint64]
+
+
+class Cursor(NamedTuple):
+    """Hour tick, second tick, localIndex: where scanning starts, never a permission."""
+
+    hour: int
+    second: int
+    local: int
+
+
+class Slice(NamedTuple):
+    """CARRY and RETIRE: work on `hour`, on at most `limit` entries now. SWEEP has no hour (0)."""
+
+    hour: int
+    limit: int
+
+
+def encode_entry(now_ms: int, commands: Sequence[bytes], level: int = 1) -> bytes:
+    """`commands` are what the other encoders returned. At most 65,535 of them."""
+    return b"".join((_ENTRY.pack(ENTRY_VERSION, level, len(commands), now_ms), *commands))
+
+
+def decode_entry(entry: bytes | memoryview) -> tuple[int, int, list[tuple[int, memoryview]]]:
+    """(level, now_ms, [(type, body)]). Raises Malformed; a body is looked at by `decode`, one by one."""
+    reader = Reader(memoryview(entry))
+    version, level, count, now_ms = reader.unpack(_ENTRY)
+    if version != ENTRY_VERSION:
+        raise Malformed(f"entry version {version}, this code reads {ENTRY_VERSION}")
+    commands = []
+    for _ in range(count):
+        kind, size = reader.unpack(_COMMAND)
+        commands.append((kind, reader.take(size)))
+    reader.end()
+    return level, now_ms, commands
+
+
+def _frame(kind: Command, *parts: bytes) -> bytes:
+    return b"".join((_COMMAND.pack(kind, sum(map(len, parts))), *parts))
+
+
+def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None) -> bytes:
+    """`node`: the name of the accepting node. See core/drafts.py."""
+    return _frame(Command.PUBLISH, _publish_body(node, drafts, request_key))
+
+
+def encode_grant(grant: Grant) -> bytes:
+    consumer, node = grant.consumer.encode(), grant.node.encode()
+    hours, indexes = np.asarray(grant.hours, _U32), np.asarray(grant.indexes, _U32)
+    assert len(hours) == len(indexes) <= MAX_GRANT and len(grant.request_id) <= MAX_REQUEST_ID
+    head = _GRANT.pack(
+        grant.term, grant.seq, grant.lease_ms, len(hours), len(consumer), len(grant.request_id), len(node), 0
+    )
+    return _frame(Command.GRANT, head, consumer, grant.request_id, node, hours.tobytes(), indexes.tobytes())
+
+
+def _leases(kind: Command, node: str, rows: NDArray[np.void], value_ms: int) -> bytes:
+    assert rows.dtype == LEASE
+    name = node.encode()
+    return _frame(kind, _LEASES.pack(len(name), len(rows), value_ms), name, rows.tobytes())
+
+
+def encode_ack(node: str, rows: NDArray[np.void]) -> bytes:
+    return _leases(Command.ACK, node, rows, 0)
+
+
+def encode_nack(node: str, rows: NDArray[np.void], delay_ms: int = -1) -> bytes:
+    return _leases(Command.NACK, node, rows, delay_ms)
+
+
+def encode_extend(node: str, rows: NDArray[np.void], lease_ms: int) -> bytes:
+    return _leases(Command.EXTEND, node, rows, lease_ms)
+
+
+def encode_expire(grants: Iterable[tuple[int, int]]) -> bytes:
+    """Grants of which a position has run out: (term, seq) each. Apply judges every position against state.now."""
+    pairs = np.array(list(grants), _U32).reshape(-1, 2)
+    return _frame(Command.EXPIRE, _COUNT.pack(len(pairs)), pairs.tobytes())
+
+
+def encode_cancel(node: str, ids: Sequence[int] | NDArray[np.uint64]) -> bytes:
+    return _frame(Command.CANCEL, pack_name(node), _COUNT.pack(len(ids)), np.asarray(ids, _U64).tobytes())
+
+
+def encode_cursor(hour: int, second: int, local: int) -> bytes:
+    return _frame(Command.CURSOR, _CURSOR.pack(hour, second, local))
+
+
+def encode_topic_put(name: str, config: dict[str, Any]) -> bytes:
+    """Sets what `config` names, validated by apply; None puts a key back to its default."""
+    return _frame(Command.TOPIC_PUT, pack_name(name), msgpack.packb(config))
+
+
+def encode_topic_delete(name: str, force: bool = False) -> bytes:
+    return _frame(Command.TOPIC_DELETE, pack_name(name), bytes([force]))
+
+
+def encode_sweep(limit: int = 16_384) -> bytes:
+    """Settle as cancelled what deleted topics left behind, looking at `limit` entries."""
+    return _frame(Command.SWEEP, _SLICE.pack(0, limit))
+
+
+def encode_carry(hour: int, limit: int = 1_000) -> bytes:
+    """Move up to `limit` messages that `hour` still owes to the running hour."""
+    return _frame(Command.CARRY, _SLICE.pack(hour, limit))
+
+
+def encode_retire(hour: int, limit: int = 16_384) -> bytes:
+    """Forget a drained hour, after looking at its entries in slices of `limit`."""
+    return _frame(Command.RETIRE, _SLICE.pack(hour, limit))
+
+
+def encode_feature(level: int) -> bytes:
+    return _frame(Command.FEATURE, _COUNT.pack(level))
+
+
+def encode_incarnation(node: str, incarnation: int) -> bytes:
+    return _frame(Command.INCARNATION, pack_name(node), _INCARNATION.pack(incarnation))
+
+
+def encode_settings(settings: dict[str, Any]) -> bytes:
+    """The limits apply decides by. Replicated, because two nodes with different files must still agree."""
+    return _frame(Command.SETTINGS, msgpack.packb(settings))
+
+
+def encode_noop() -> bytes:
+    return _frame(Command.NOOP)
+
+
+def decode(kind: int, body: memoryview) -> Any:
+    """The command's own type: Publish, Grant, Leases, … or a tuple. Raises Malformed, also for an unknown kind."""
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        raise Malformed(f"no command has the number {kind}")
+    if kind == Command.PUBLISH:
+        return decode_publish(body)
+    reader = Reader(body)
+    command = decoder(reader)
+    reader.end()
+    return command
+
+
+def _decode_grant(reader: Reader) -> Grant:
+    term, seq, lease_ms, count, consumer, request_id, node, _ = reader.unpack(_GRANT)
+    if count > MAX_GRANT or request_id > MAX_REQUEST_ID:
+        raise Malformed("a grant has at most 65,535 messages and a request id at most 64 bytes")
+    return Grant(
+        term,
+        seq,
+        lease_ms,
+        reader.text(consumer),
+        bytes(reader.take(request_id)),
+        reader.text(node),
+        reader.array(_U32, count),
+        reader.array(_U32, count),
+    )
+
+
+def _decode_leases(reader: Reader) -> Leases:
+    node, count, value_ms = reader.unpack(_LEASES)
+    return Leases(reader.text(node), value_ms, reader.array(LEASE, count))
+
+
+def _decode_expire(reader: Reader) -> list[tuple[int, int]]:
+    (count,) = reader.unpack(_COUNT)
+    pairs = reader.array(_U32, 2 * count).reshape(-1, 2)
+    return [(term, seq) for term, seq in pairs.tolist()]
+
+
+def _decode_cancel(reader: Reader) -> Cancel:
+    node = reader.name()
+    (count,) = reader.unpack(_COUNT)
+    return Cancel(node, reader.array(_U64, count))
+
+
+def _decode_topic_put(reader: Reader) -> tuple[str, Any]:
+    return _named(reader), reader.msgpack()
+
+
+def _decode_topic_delete(reader: Reader) -> tuple[str, bool]:
+    return _named(reader), bool(reader.take(1)[0])
+
+
+def _named(reader: Reader) -> str:
+    name = reader.name()
+    if not name or len(name) > MAX_NAME:
+        raise Malformed("an empty name")
+    return name
+
+
+_DECODERS: dict[int, Any] = {
+    Command.NOOP: lambda reader: None,
+    Command.PUBLISH: decode_publish,
+    Command.GRANT: _decode_grant,
+    Command.ACK: _decode_leases,
+    Command.NACK: _decode_leases,
+    Command.EXTEND: _decode_leases,
+    Command.EXPIRE: _decode_expire,
+    Command.CANCEL: _decode_cancel,
+    Command.CURSOR: lambda reader: Cursor(*reader.unpack(_CURSOR)),
+    Command.TOPIC_PUT: _decode_topic_put,
+    Command.TOPIC_DELETE: _decode_topic_delete,
+    Command.SWEEP: lambda reader: Slice(*reader.unpack(_SLICE)),
+    Command.CARRY: lambda reader: Slice(*reader.unpack(_SLICE)),
+    Command.RETIRE: lambda reader: Slice(*reader.unpack(_SLICE)),
+    Command.FEATURE: lambda reader: reader.unpack(_COUNT)[0],
+    Command.INCARNATION: lambda reader: (_named(reader), reader.unpack(_INCARNATION)[0]),
+    Command.SETTINGS: lambda reader: reader.msgpack(),
+}

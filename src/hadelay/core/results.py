@@ -1,0 +1,117 @@
+"""What apply answers: one value per command, in order. A refusal is a value too, because apply never raises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class RowCode(IntEnum):
+    """What became of one row of a PUBLISH."""
+
+    OK = 0
+    #: Beyond max_delay: refused, never clamped (422).
+    TOO_FAR = 1
+    #: The Idempotency-Key was used with another payload or other options (422).
+    KEY_CONFLICT = 2
+    #: The topic does not exist and auto_create_topics is off (404).
+    NO_TOPIC = 3
+    #: 2³² − 1 messages are already filed under that hour (429).
+    HOUR_FULL = 4
+    #: max_topics topics exist already (429).
+    TOO_MANY_TOPICS = 5
+
+
+class LeaseOutcome(IntEnum):
+    """What became of one lease of an ACK, NACK or EXTEND."""
+
+    #: acked, nacked or extended: what was asked for.
+    DONE = 0
+    ALREADY_ACKED = 1
+    LEASE_LOST = 2
+
+
+class CancelOutcome(IntEnum):
+    CANCELLED = 0
+    LEASED = 1
+    ACKED = 2
+    EXPIRED = 3
+    DEAD = 4
+    NOT_FOUND = 5
+
+
+@dataclass(slots=True)
+class PublishResult:
+    """Row n of the command is row n here. Where `codes` is not OK, `ids` and `deliver_at_ms` are 0."""
+
+    ids: NDArray[np.uint64]
+    deliver_at_ms: NDArray[np.int64]
+    codes: NDArray[np.uint8]
+    #: The Idempotency-Key was seen before: id and deliver_at are those of the first answer.
+    duplicate: NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class GrantResult:
+    term: int
+    seq: int
+    #: Per proposed message: it is leased to the consumer now, and only then may it be handed out.
+    granted: NDArray[np.bool_]
+    attempts: NDArray[np.uint16]
+    until_ms: int
+    #: The same {consumer, request_id} still holds this grant: hand that out again instead. Nothing was granted.
+    existing: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class LeaseResult:
+    """Of ACK, NACK and EXTEND: LeaseOutcome per lease. `until_ms` is set for EXTEND."""
+
+    outcomes: NDArray[np.uint8]
+    until_ms: int = 0
+
+
+@dataclass(slots=True)
+class ExpireResult:
+    """How many messages went back to waiting, and which of the named grants still hold something."""
+
+    returned: int
+    held: list[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class CancelResult:
+    #: CancelOutcome per id
+    outcomes: NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class Progress:
+    """Of the commands that work in slices (CARRY, SWEEP, RETIRE): propose again until `done`."""
+
+    done: bool
+    count: int
+
+
+@dataclass(slots=True)
+class Done:
+    """Of everything else. `changed` is False when the command found its work done already."""
+
+    changed: bool = True
+
+
+@dataclass(slots=True)
+class Refused:
+    """Nothing changed. `code` is stable: malformed, unknown_command, bad_config, no_topic, topic_not_empty,
+    hour_running, hour_open, unsupported_level, …; `detail` is for people."""
+
+    code: str
+    detail: str = ""
+
+
+Result = (
+    PublishResult | GrantResult | LeaseResult | ExpireResult | CancelResult | Progress | Done | Refused
+)

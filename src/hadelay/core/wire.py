@@ -1,0 +1,67 @@
+"""Reading bytes that may be anything: every decoder of the core ends well or raises Malformed, and nothing else."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+#: Longest name of a topic, consumer or node, in bytes.
+MAX_NAME = 255
+
+
+class Malformed(ValueError):
+    """The bytes are not what their place says they are."""
+
+
+def pack_name(name: str) -> bytes:
+    raw = name.encode()
+    assert len(raw) <= MAX_NAME, name
+    return bytes([len(raw)]) + raw
+
+
+class Reader:
+    """Takes a body apart from front to back; arrays are views of it, not copies."""
+
+    __slots__ = ("at", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.view, self.at = view, 0
+
+    def take(self, size: int) -> memoryview:
+        end = self.at + size
+        if end > len(self.view):
+            raise Malformed(f"{size} bytes wanted at {self.at}, {len(self.view) - self.at} there")
+        part = self.view[self.at : end]
+        self.at = end
+        return part
+
+    def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
+        return layout.unpack(self.take(layout.size))
+
+    def text(self, size: int) -> str:
+        try:
+            return str(self.take(size), "utf-8")
+        except UnicodeDecodeError as error:
+            raise Malformed("a name is not UTF-8") from error
+
+    def name(self) -> str:
+        return self.text(self.take(1)[0])
+
+    def array(self, dtype: DTypeLike, count: int) -> NDArray[Any]:
+        dtype = np.dtype(dtype)
+        return np.frombuffer(self.take(count * dtype.itemsize), dtype)
+
+    def msgpack(self) -> Any:
+        """The rest, as one msgpack value."""
+        try:
+            return msgpack.unpackb(self.take(len(self.view) - self.at), strict_map_key=False)
+        except (ValueError, msgpack.UnpackException, RecursionError, OverflowError) as error:
+            raise Malformed(f"not msgpack: {error}") from error
+
+    def end(self) -> None:
+        if self.at != len(self.view):
+            raise Malformed(f"{len(self.view) - self.at} bytes too many")
