@@ -1,0 +1,182 @@
+"""Cluster time: the one clock that decides what is due. Pure: told the monotonic time, and what others' clocks say.
+
+Law 1: it never runs backwards, and never jumps once it runs: what was promised "in 15 minutes" is not early because a
+       wall clock was stepped.
+Law 2: the leader's clock is the previous leader's plus *monotonic* time since, slewed by at most 500 ppm towards the
+       median of a majority's wall clocks. Without such a majority it runs on alone, and an alarm says so.
+Law 3: a wall clock is taken at its word only at a cold start of the whole cluster, and only when a majority agrees on
+       it and it is not behind what the cluster has already stamped. Until then `ready` is False: nothing may be
+       published, nothing becomes due.
+
+Times called `mono` are Runtime.monotonic() in seconds; all others are Unix milliseconds. (architecture §4; S2 aligns
+the new master's clock, S3 names the wrong machine clock as what corrupts a schedule.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+#: A follower's picture of the leader's clock may be ahead by the leader's slew and both crystals' drift; it sinks
+#: by at most this (parts per thousand) until a fresher heartbeat confirms it.
+_SINK_PER_MS = 1e-3
+#: Errors are slewed away over about this long, so that small ones cause small slews.
+_SLEW_HORIZON_MS = 2_000.0
+#: A node's wall clock counts while its last sample is no older than this.
+_FRESH_S = 10.0
+#: The best (least delayed) of this many samples is a node's offset.
+_SAMPLES = 4
+
+
+class ClusterClock:
+    """One per node and group. The node's timer calls `observe_wall` about once a second, for itself and for each peer
+    that sent its own; heartbeats call `observe_leader`; whoever needs the time calls `read`."""
+
+    def __init__(
+        self, node: str, members: Iterable[str], *, floor_ms: int = 0, slew_ppm: int = 500, skew_ms: int = 250
+    ) -> None:
+        """floor_ms: the last time stamped, from the checkpoint: `read` is never below it."""
+        self.node = node
+        self.majority = len(set(members)) // 2 + 1
+        self.slew = slew_ppm * 1e-6
+        self.skew_ms = skew_ms
+        #: True once the time is known: from a leader, from a peer that knows it, or from an agreed cold start.
+        self.ready = False
+        self.leading = False
+        #: Names of what is wrong, for logs and metrics: no_majority, behind_checkpoint, skew:<node>.
+        self.alarms: set[str] = set()
+        self._floor = float(floor_ms)
+        self._base_ms = 0.0
+        self._base_mono = 0.0
+        self._rate = 1.0
+        self._walls: dict[str, deque[tuple[float, float]]] = {}
+
+    def __repr__(self) -> str:
+        role = "leading" if self.leading else "following"
+        return f"<ClusterClock {self.node} {role} ready={self.ready} floor={self._floor:.0f} alarms={sorted(self.alarms)}>"
+
+    # reading
+
+    def exact(self, mono: float) -> float:
+        """Unix ms with fraction; stands still at the last stamped time while the clock is not ready."""
+        if not self.ready:
+            return self._floor
+        return max(self._floor, self._base_ms + (mono - self._base_mono) * 1000.0 * self._rate)
+
+    def read(self, mono: float) -> int:
+        """Cluster time, rounded down: what it says has been reached has been reached."""
+        return int(self.exact(mono))
+
+    def delay_s(self, at_ms: int, mono: float) -> float:
+        """Seconds of monotonic time until `read` says at_ms; 0 if it does already."""
+        return max(0.0, (at_ms - self.exact(mono)) / 1000.0 / self._rate)
+
+    def raise_floor(self, now_ms: int) -> None:
+        """A committed entry carried now_ms: no later reading is below it."""
+        if now_ms > self._floor:
+            self._floor = float(now_ms)
+
+    def skews(self, mono: float) -> dict[str, float]:
+        """Each fresh wall clock's distance from cluster time, in ms; positive is ahead."""
+        now = self.exact(mono)
+        return {node: offset + mono * 1000.0 - now for node, offset in self._offsets(mono).items()}
+
+    # following
+
+    def observe_leader(self, now_ms: int, mono: float) -> None:
+        """A heartbeat of the leader carried now_ms. It was that late at least when it left."""
+        if self.leading:
+            return
+        seen = now_ms - mono * 1000.0
+        if self.ready:
+            held = self._base_ms - self._base_mono * 1000.0
+            sunk = held - max(0.0, mono - self._base_mono) * 1000.0 * _SINK_PER_MS
+            seen = max(seen, sunk)
+        self._anchor(seen + mono * 1000.0, mono)
+
+    def follow(self, mono: float) -> None:
+        """This node no longer leads (or never did)."""
+        if self.ready:
+            self._anchor(self.exact(mono), mono)
+        self.leading = False
+
+    # leading
+
+    def lead(self, now_ms: int, mono: float) -> None:
+        """This node leads from now on; now_ms is state.now, the last time its predecessors stamped."""
+        self.raise_floor(now_ms)
+        self.leading = True
+        if self.ready:
+            self._anchor(self.exact(mono), mono)
+        self._steer(mono)
+
+    def observe_wall(self, node: str, wall_ms: int, mono: float, now_ms: int | None = None) -> None:
+        """`node`'s wall clock said wall_ms. now_ms: its cluster time, if its clock is ready: a node that restarted in
+        a running cluster learns the time from any peer, whoever leads."""
+        samples = self._walls.setdefault(node, deque(maxlen=_SAMPLES))
+        samples.append((wall_ms - mono * 1000.0, mono))
+        if now_ms is not None and not self.ready:
+            self.raise_floor(now_ms)
+            self._anchor(float(now_ms), mono)
+        self._steer(mono)
+
+    # inside
+
+    def _anchor(self, now_ms: float, mono: float) -> None:
+        self._base_ms, self._base_mono, self._rate, self.ready = now_ms, mono, 1.0, True
+
+    def _offsets(self, mono: float) -> dict[str, float]:
+        """Wall minus monotonic, in ms, per node heard from lately. A delayed sample looks like a slow clock, so the
+        greatest of the last few counts."""
+        return {
+            node: max(offset for offset, _ in samples)
+            for node, samples in self._walls.items()
+            if mono - samples[-1][1] <= _FRESH_S
+        }
+
+    def _agreed(self, mono: float) -> float | None:
+        """The time by the median of the largest set of wall clocks that agree, if that is a majority."""
+        offsets = sorted(self._offsets(mono).values())
+        best: list[float] = []
+        last = 0
+        for first in range(len(offsets)):
+            while last < len(offsets) and offsets[last] - offsets[first] <= 2 * self.skew_ms:
+                last += 1
+            if last - first > len(best):
+                best = offsets[first:last]
+        if len(best) < self.majority:
+            return None
+        middle = len(best) // 2
+        median = best[middle] if len(best) % 2 else (best[middle - 1] + best[middle]) / 2
+        return median + mono * 1000.0
+
+    def _steer(self, mono: float) -> None:
+        agreed = self._agreed(mono)
+        self.alarms.clear()
+        if agreed is None:
+            self.alarms.add("no_majority")
+        if self.leading:
+            if not self.ready:
+                self._start_cold(agreed, mono)
+            if self.ready:
+                self._slew(agreed, mono)
+        if self.ready:
+            far = (node for node, skew in self.skews(mono).items() if abs(skew) > self.skew_ms)
+            self.alarms.update(f"skew:{node}" for node in far)
+
+    def _start_cold(self, agreed: float | None, mono: float) -> None:
+        if agreed is None:
+            return
+        if agreed < self._floor:
+            # Stamping below what was stamped is impossible; standing still and then jumping would make delays that
+            # were counted while it stood end early. So nothing is stamped until the wall clock has caught up.
+            self.alarms.add("behind_checkpoint")
+            return
+        self._anchor(agreed, mono)
+
+    def _slew(self, agreed: float | None, mono: float) -> None:
+        now = self.exact(mono)
+        self._anchor(now, mono)
+        if agreed is not None:
+            wanted = (agreed - now) / _SLEW_HORIZON_MS
+            self._rate = 1.0 + max(-self.slew, min(self.slew, wanted))
