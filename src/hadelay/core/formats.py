@@ -97,7 +97,6 @@ HOUR_ROW = np.dtype(
         ("log_crc", "<u4"),
         ("idx_crc", "<u4"),
         ("dsp_crc", "<u4"),
-        ("flags", "<u4"),  # HOUR_RETIRED
+        ("reserved", "<u4"),
     ]
 )
-HOUR_RETIRED = 1

@@ -50,6 +50,10 @@ class File(Protocol):
     def close(self) -> None: ...
 
 
+class Lock(Protocol):
+    def close(self) -> None: ...
+
+
 class Disk(Protocol):
     def open(self, path: str, *, create: bool = False) -> File:
         """For reading and writing. FileNotFoundError unless it exists or `create`."""
@@ -59,6 +63,10 @@ class Disk(Protocol):
 
     def listdir(self, path: str) -> list[str]:
         """Sorted names."""
+        ...
+
+    def sizes(self, path: str) -> dict[str, int]:
+        """Size in bytes of every file directly in a directory, by name."""
         ...
 
     def makedirs(self, path: str) -> None: ...
@@ -71,7 +79,7 @@ class Disk(Protocol):
 
     def sync_dir(self, path: str) -> None: ...
 
-    def sync_files(self, files: Iterable[File], root: str) -> None:
+    def sync_files(self, paths: Iterable[str], root: str) -> None:
         """Make every one durable, names included; one syncfs of `root` when there are many."""
         ...
 
@@ -79,8 +87,8 @@ class Disk(Protocol):
         """(bytes free, bytes in all) of the file system below `path`."""
         ...
 
-    def lock(self, path: str) -> object:
-        """Hold `path` exclusively while the returned object lives. BlockingIOError when another process has it."""
+    def lock(self, path: str) -> Lock:
+        """Hold `path` exclusively until the returned object is closed or gone. BlockingIOError when another has it."""
         ...
 
 
@@ -148,6 +156,10 @@ class RealDisk:
     def listdir(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
 
+    def sizes(self, path: str) -> dict[str, int]:
+        with os.scandir(path) as found:
+            return {e.name: e.stat().st_size for e in found if e.is_file()}
+
     def makedirs(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)
 
@@ -164,12 +176,16 @@ class RealDisk:
         finally:
             os.close(fd)
 
-    def sync_files(self, files: Iterable[File], root: str) -> None:
-        files = list(files)
-        if len(files) < _MANY_FILES:
-            for file in files:
-                file.sync()
-            for directory in {os.path.dirname(file.path) for file in files}:
+    def sync_files(self, paths: Iterable[str], root: str) -> None:
+        paths = list(paths)
+        if len(paths) < _MANY_FILES:
+            for path in paths:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+            for directory in sorted({os.path.dirname(path) for path in paths}):
                 self.sync_dir(directory)
             return
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -184,7 +200,7 @@ class RealDisk:
         s = os.statvfs(path)
         return s.f_bavail * s.f_frsize, s.f_blocks * s.f_frsize
 
-    def lock(self, path: str) -> object:
+    def lock(self, path: str) -> Lock:
         file = open(path, "a")  # noqa: SIM115 (held for the life of the process)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return file

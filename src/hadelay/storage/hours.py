@@ -35,16 +35,15 @@ class HourStore:
         hours: int | npt.NDArray[np.int64],
         rows: npt.NDArray[np.void],
         blob: bytearray,
-        starts: npt.NDArray[np.int64],
         headers: npt.NDArray[np.void] | None = None,
     ) -> npt.NDArray[np.uint32]:
         """File messages with their records; returns the globalIndex of each, in the order given.
 
         hours: the filing hour of all, or of each row. rows: INDEX with deliver_at_ms, tag_mask, size, topic, attempt,
-        flags, second filled (first_id 0 = its own id); the rest is filled here, in place. blob: the records; record i
-        is blob[starts[i] : starts[i] + rows.size[i]]. headers: RECORD array with everything but first_id and
-        header_crc, written over the 48 bytes at starts[i] here; None when the records are whole (copies). rows and
-        blob belong to the store afterwards.
+        flags, second filled (first_id 0 = its own id); offset, index and first_id are filled here, in place. blob: the
+        records one after another in the order of rows, each rows.size long. headers: RECORD array with everything
+        but first_id and header_crc, completed and written over the first 48 bytes of each record here; None when the
+        records are whole (copies). rows and blob belong to the store afterwards.
         """
         raise NotImplementedError
 
