@@ -1,0 +1,142 @@
+"""The command tree, and the one place where what went wrong becomes a message and an exit code.
+
+Commands are named by import path and imported when used: `hadelay msg put` never loads the server.
+
+    0 done · 1 refused · 2 usage or configuration · 3 not found · 4 token · 5 no quorum, or nobody answers
+    6 timed out, outcome unknown · 130 interrupted
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+
+from hadelay.errors import (
+    BadRequest,
+    ConfigError,
+    Forbidden,
+    HadelayError,
+    NoLeader,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    RequestTimeout,
+    Unauthorized,
+)
+from hadelay.version import VERSION
+
+OK, REFUSED, USAGE, NOT_FOUND, AUTH, UNREACHABLE, TIMEOUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
+
+#: The first class that fits decides.
+_CODES: tuple[tuple[type[Exception], int], ...] = (
+    (ConfigError, USAGE),
+    (BadRequest, USAGE),
+    (NotFound, NOT_FOUND),
+    (Unauthorized, AUTH),
+    (Forbidden, AUTH),
+    (NoLeader, UNREACHABLE),
+    (Overloaded, UNREACHABLE),
+    (OutcomeUnknown, TIMEOUT),
+    (RequestTimeout, TIMEOUT),
+    (HadelayError, REFUSED),
+    (ConnectionError, UNREACHABLE),
+    (TimeoutError, TIMEOUT),
+    (OSError, REFUSED),
+)
+
+
+class Command(NamedTuple):
+    """One line of the tree: `path` as typed, where its function is, and the line shown in the list of commands."""
+
+    path: str
+    where: str
+    help: str
+
+
+COMMANDS = (
+    Command("serve", "hadelay.cli.serve:serve", "Run one node, from a TOML file or from defaults on loopback."),
+    Command("dev", "hadelay.cli.dev:dev", "Run a cluster of real processes on this machine, in the foreground."),
+    Command("msg put", "hadelay.cli.msg:put", "Publish one message."),
+    Command("msg get", "hadelay.cli.msg:get", "Show a message: its state, its times, what happened to it."),
+    Command("msg cancel", "hadelay.cli.msg:cancel", "Cancel messages that have not been handed out."),
+    Command("msg receive", "hadelay.cli.msg:receive", "Take due messages, print them, and ack them."),
+    Command("topic list", "hadelay.cli.topic:list_", "Every topic with its counts."),
+    Command("topic get", "hadelay.cli.topic:get", "One topic: its configuration and counts."),
+    Command("topic put", "hadelay.cli.topic:put", "Create or configure a topic."),
+    Command("topic delete", "hadelay.cli.topic:delete", "Delete a topic."),
+    Command("cluster status", "hadelay.cli.cluster:status", "Members, leader, lag, and the dispatch cursor."),
+    Command("cluster transfer", "hadelay.cli.cluster:transfer", "Hand leadership over, without a gap."),
+    Command("check replicas", "hadelay.cli.check:replicas", "Compare every node's files at one applied index."),
+    Command("config check", "hadelay.cli.serve:config_check", "Read a configuration and say everything wrong in it."),
+    Command("inspect", "hadelay.cli.inspect:inspect", "Print any file of a data directory."),
+    Command("bench", "hadelay.cli.bench:bench", "Put load on a running cluster and measure it."),
+    Command("sim", "hadelay.cli.sim:sim", "Run seeds of the simulator; one that fails prints its replay command."),
+)
+GROUPS = {
+    "msg": "Publish, look at, cancel and receive messages.",
+    "topic": "List and configure topics.",
+    "cluster": "See and steer the cluster.",
+    "check": "Verify what a cluster promises.",
+    "config": "Configuration files.",
+}
+
+
+def build() -> App:
+    # A flag is true by being there: no --no-… twins, and a list takes one value per flag.
+    default = Parameter(negative="", consume_multiple=False)
+    app = App(
+        name="hadelay",
+        help="Delay messages, replicated and on time. Start here: hadelay dev",
+        version=VERSION,
+        version_flags=["--version"],
+        default_parameter=default,
+        error_console=Console(stderr=True),
+        help_format="plaintext",
+    )
+    groups = {name: App(name=name, help=text, version_flags=[]) for name, text in GROUPS.items()}
+    for group in groups.values():
+        app.command(group)
+    for path, where, text in COMMANDS:
+        first, _, second = path.partition(" ")
+        if second:
+            groups[first].command(where, name=second, help=text)
+        else:
+            app.command(where, name=first, help=text)
+    return app
+
+
+def run(argv: Sequence[str]) -> int:
+    """The exit code of one command line."""
+    app = build()
+    call: Callable[..., Any] = app
+    try:
+        result = call(list(argv), exit_on_error=False, result_action="return_value")
+    except CycloptsError:
+        return USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `hadelay … | head`: the reader has what it wanted. Python would complain once more when it flushes.
+        sys.stderr.close()
+        return OK
+    except Exception as error:
+        code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
+        if code is None:
+            raise
+        print(f"hadelay: {message(error)}", file=sys.stderr)
+        return code
+    return result if isinstance(result, int) else OK
+
+
+def message(error: Exception) -> str:
+    """The error, and what to do where the error does not say it."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, NoLeader | ConnectionError) and "--servers" not in text:
+        return f"{text}\n  Is a cluster running there? `hadelay dev` starts one; --servers names another."
+    if isinstance(error, OutcomeUnknown):
+        return f"{text}\n  It may or may not have happened; the same command with the same --idempotency-key is safe."
+    return text

@@ -1,0 +1,92 @@
+"""What commands print: results on stdout as a table or as JSON, everything else on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+Format = Literal["table", "json"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Printing:
+    """Options of every command that prints a result."""
+
+    output: Annotated[Format, Parameter(name=("--output", "-o"), env_var="HADELAY_OUTPUT")] = "table"
+    "A table to read, or JSON to pipe."
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Remote(Printing):
+    """Options of every command that talks to a cluster."""
+
+    servers: Annotated[str, Parameter(name=("--servers", "-s"), env_var="HADELAY_SERVERS")] = "http://127.0.0.1:8400"
+    "URLs of one or more nodes, separated by commas; any node answers everything."
+
+    def addresses(self) -> list[str]:
+        return [url.strip().rstrip("/") for url in self.servers.split(",") if url.strip()]
+
+
+def emit_json(value: Any) -> None:
+    """One line, so that a reader can take the output line by line. Flushed: it may be waiting for it."""
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def note(text: str) -> None:
+    """To the person, not to the pipe."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Columns by name; a cell that is missing is empty. Plain text when stdout is not a terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        grid.add_column(column.replace("_", " "), overflow="fold")
+    for row in rows:
+        grid.add_row(*(cell(row.get(column)) for column in columns))
+    console = Console(highlight=False)
+    # A file or a pipe has no width of its own: never fold an id because of a guess of 80 columns.
+    console.print(grid, width=None if console.is_terminal else 240, markup=False)
+
+
+def fields(value: Mapping[str, Any]) -> None:
+    """One thing, a line per field."""
+    width = max(map(len, value), default=0)
+    for name, item in value.items():
+        print(f"{name:<{width}}  {cell(item)}")
+
+
+def cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, Mapping):
+        return " ".join(f"{k}={cell(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(cell(item) for item in value)
+    return str(value)
+
+
+def show(value: Any, printing: Printing, columns: Sequence[str] = ()) -> None:
+    """A list of mappings, or one mapping, as asked for."""
+    if printing.output == "json":
+        emit_json(value)
+    elif isinstance(value, Mapping):
+        fields(value)
+    else:
+        table(value, columns)

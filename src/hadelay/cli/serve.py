@@ -1,0 +1,67 @@
+"""`serve`: one node in this process. `config check`: the same reading, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from hadelay.cli.output import Printing, emit_json, note
+from hadelay.config import Config
+from hadelay.configload import load
+
+Settings = Annotated[tuple[str, ...], Parameter(name="--set")]
+
+
+def serve(
+    file: Path | None = None, /, *, init: bool = False, settings: Settings = (), printing: Printing | None = None
+) -> int:
+    """Run one node until SIGTERM or SIGINT; a leader hands over first.
+
+    Without a file, and with an empty data directory, it founds a cluster of this node alone on loopback.
+
+    Parameters
+    ----------
+    file
+        A TOML file; see docs/reference/config.md. HADELAY_… variables and --set go over it.
+    init
+        Found the cluster: an empty data directory does not start without it.
+    settings
+        KEY=VALUE, such as http.listen=127.0.0.1:8400. May be repeated.
+    """
+    printing = printing or Printing()
+    founding = ("cluster.init=true",) if init or file is None else ()
+    path = file and str(file)
+    return run_node(load(path, os.environ, (*founding, *settings)), printing)
+
+
+def run_node(config: Config, printing: Printing) -> int:
+    from hadelay.server.main import serve as serve_node
+
+    def ready(node: dict[str, Any]) -> None:
+        if printing.output == "json":
+            emit_json({"ready": True, "nodes": [node]})
+        else:
+            note(f"{node['name']} is ready: {node['http']}")
+
+    return serve_node(config, ready)
+
+
+def config_check(file: Path | None = None, /, *, settings: Settings = (), printing: Printing | None = None) -> None:
+    """Read a configuration as `serve` would, and say everything that is wrong in it, with line and key.
+
+    Parameters
+    ----------
+    file
+        The TOML file; without one, the environment and --set alone.
+    settings
+        KEY=VALUE, over the file.
+    """
+    config = load(file and str(file), os.environ, settings)
+    if printing and printing.output == "json":
+        emit_json(config)
+        return
+    members = ", ".join(f"{name} at {address}" for name, address in config.members.items())
+    print(f"{file or 'defaults'}: fine. Node {config.node.name} of cluster {config.cluster.id}: {members}")
