@@ -30,7 +30,7 @@ INDEX = np.dtype(
         ("attempt", "<u2"),  # hand-outs before this entry was filed
         ("flags", "<u2"),
         ("second", "<u2"),  # 0..3599, the second it is filed under; later than deliver_at for what came late
-        ("reserved", "<u2"),
+        ("generation", "<u2"),  # of the topic when this was filed: an older one was deleted with it (core/topics.py)
         ("crc", "<u4"),  # crc32c of the 60 bytes before
     ]
 )

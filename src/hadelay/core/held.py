@@ -1,0 +1,70 @@
+"""Grants that are held: who has what, until when. One array per grant, no object per message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: A position of a grant. `event`: number of its `leased` event in the hour's dispatch log. `open`: 1 while leased.
+HELD = np.dtype(
+    [
+        ("hour", "<u4"),
+        ("index", "<u4"),
+        ("topic", "<u4"),
+        ("event", "<u4"),
+        ("until_ms", "<i8"),
+        ("attempt", "<u2"),
+        ("second", "<u2"),
+        ("open", "u1"),
+    ]
+)
+
+
+@dataclass(slots=True)
+class HeldGrant:
+    """The unit of handing out (architecture §5): {term, consumer, request id, messages, until}.
+
+    Row n is position n of the lease tokens; rows that apply did not grant, or that are settled, have `open` 0.
+    """
+
+    term: int
+    seq: int
+    consumer: str
+    #: Number of the consumer's name; NONE32 when the dictionary is full.
+    consumer_number: int
+    request_id: bytes
+    granted_at_ms: int
+    rows: NDArray[np.void]
+    #: Open rows; the grant is forgotten at 0.
+    left: int = field(default=0)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.term, self.seq
+
+    def next_until_ms(self) -> int:
+        """When the first of its open leases runs out."""
+        return int(self.rows["until_ms"][self.rows["open"] == 1].min())
+
+    def take(self, leases: NDArray[np.void]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """(positions, held) of LEASE rows of this grant: held where the row is open and names this very message.
+
+        Of leases that name the same position twice only the first is held.
+        """
+        at = np.minimum(leases["pos"], len(self.rows) - 1).astype(np.intp)
+        rows = self.rows[at]
+        held = rows["open"] == 1
+        held &= (leases["pos"] == at) & (rows["index"] == leases["index"]) & (rows["hour"] == leases["hour"])
+        if len(at) > 1 and not (at[1:] > at[:-1]).all():
+            first = np.zeros(len(at), bool)
+            # Only among those that are held: a wrong lease must not shadow a right one of the same position.
+            right = np.flatnonzero(held)
+            first[right[np.unique(at[right], return_index=True)[1]]] = True
+            held &= first
+        return at, held
+
+    def close(self, positions: NDArray[np.intp]) -> None:
+        self.rows["open"][positions] = 0
+        self.left -= len(positions)

@@ -1,0 +1,119 @@
+"""What the state machine is handed: its files, its tables, its dictionary, and whoever wants to know what changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.model import Event
+
+if TYPE_CHECKING:
+    from hadelay.core.held import HeldGrant
+    from hadelay.core.topics import Topic
+
+#: Kinds of `Names`.
+TOPIC, CONSUMER, NODE = 1, 2, 3
+
+
+class Heads(Protocol):
+    @property
+    def last(self) -> NDArray[np.uint32]: ...
+
+    @property
+    def count(self) -> NDArray[np.uint32]: ...
+
+
+class HourStore(Protocol):
+    """The part of storage.hours.HourStore that the core uses; its docstrings are there."""
+
+    def count(self, hour: int) -> int: ...
+
+    def counts(self, hours: NDArray[np.int64]) -> NDArray[np.uint32]: ...
+
+    def hours(self) -> list[int]: ...
+
+    def append(
+        self,
+        hours: int | NDArray[np.int64],
+        rows: NDArray[np.void],
+        blob: bytearray,
+        starts: NDArray[np.int64],
+        headers: NDArray[np.void] | None = None,
+    ) -> NDArray[np.uint32]: ...
+
+    def append_again(self, hour: int, rows: NDArray[np.void]) -> int: ...
+
+    def entries(self, hour: int, indexes: NDArray[np.integer] | slice) -> NDArray[np.void]: ...
+
+    def heads(self, hour: int) -> Heads: ...
+
+    def record(self, hour: int, offset: int, size: int, *, verify: bool = False) -> bytes: ...
+
+    def append_events(self, hour: int, rows: NDArray[np.void]) -> int: ...
+
+    def events(self, hour: int, numbers: NDArray[np.integer] | slice = ...) -> NDArray[np.void]: ...
+
+    def set_clock(self, now_hour: int) -> None: ...
+
+    def retire(self, hour: int) -> None: ...
+
+
+class Tables(Protocol):
+    def get(self, table: bytes, key: bytes) -> bytes | None: ...
+
+    def put(self, table: bytes, key: bytes, value: bytes) -> None: ...
+
+    def delete(self, table: bytes, key: bytes) -> None: ...
+
+    def drop_table(self, table: bytes) -> None: ...
+
+
+class Names(Protocol):
+    def number(self, kind: int, name: str) -> int: ...
+
+    def name(self, kind: int, number: int) -> str: ...
+
+    def register(self, kind: int, name: str) -> int: ...
+
+
+class Listener(Protocol):
+    """Told by apply, on the leader, right after each change; must not change the state, nor keep the arrays it gets.
+
+    An entry is something to hand out from `on_filed` until `on_granted` or `on_settled` names it. What comes back from
+    a lease (nack, expiry) or is moved is a *new* entry: first `on_settled` of the old one with Event.MOVED, then
+    `on_filed` of the new one.
+    """
+
+    def on_filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
+        """INDEX rows, complete (`index`, `second`, …); the hour of all, or of each."""
+        ...
+
+    def on_granted(self, grant: HeldGrant) -> None:
+        """grant.rows[n] is leased where grant.rows["open"][n]."""
+        ...
+
+    def on_extended(self, grant: HeldGrant) -> None: ...
+
+    def on_settled(self, hour: int, indexes: NDArray[np.uint32], event: Event) -> None:
+        """These entries are over: ACKED, TTL_EXPIRED, CANCELLED, MOVED or DEAD."""
+        ...
+
+    def on_topic(self, topic: Topic) -> None:
+        """Made, changed or deleted (`topic.exists`). Entries of another generation than topic.generation are gone."""
+        ...
+
+
+class NoListener:
+    """A follower's: nobody wants to know."""
+
+    def on_filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None: ...
+
+    def on_granted(self, grant: HeldGrant) -> None: ...
+
+    def on_extended(self, grant: HeldGrant) -> None: ...
+
+    def on_settled(self, hour: int, indexes: NDArray[np.uint32], event: Event) -> None: ...
+
+    def on_topic(self, topic: Topic) -> None: ...
