@@ -1,0 +1,206 @@
+"""One thread, one seed, one queue of events: the world in which whole clusters run without waiting.
+
+Time passes only between events. Everything that happens on a node (timers, arriving frames, the end of a thread's
+job) is an event owned by that node's `SimRuntime`; so a paused node (SIGSTOP) keeps its events for later and a
+crashed one loses them all, as a process would.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import zlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from hadelay.testing.disk import SimCrash, SimDisk
+
+#: More events than this at one instant is a loop that never sleeps.
+_MAX_EVENTS_PER_INSTANT = 200_000
+
+
+class Livelock(AssertionError):
+    """A node keeps itself busy without time passing."""
+
+
+class Event:
+    """One scheduled call; also the Handle that `call_later` gives."""
+
+    __slots__ = ("args", "at", "fn", "owner", "seq")
+
+    def __init__(
+        self, at: float, seq: int, owner: SimRuntime | None, fn: Callable[..., None] | None, args: tuple[Any, ...]
+    ) -> None:
+        self.at, self.seq, self.owner, self.fn, self.args = at, seq, owner, fn, args
+
+    def cancel(self) -> None:
+        self.fn, self.args = None, ()
+
+    def __lt__(self, other: Event) -> bool:
+        return self.at < other.at if self.at != other.at else self.seq < other.seq
+
+
+class SimWorld:
+    """True time (seconds since the start), the event queue, and the trace that proves two runs equal."""
+
+    def __init__(self, seed: int, *, epoch_ms: int = 1_790_000_000_000) -> None:
+        self.seed = seed
+        self.random = random.Random(f"world {seed}")
+        self.now = 0.0
+        #: The true wall clock at now = 0.
+        self.epoch_ms = epoch_ms
+        self.events = 0
+        #: CRC over everything that crossed a seam (frames, disk writes): equal for equal runs.
+        self.trace = 0
+        #: Told when a crash-at-I/O hook fires inside a node: (runtime) -> None.
+        self.on_crash: Callable[[SimRuntime], None] = lambda runtime: None
+        self._queue: list[Event] = []
+        self._seq = 0
+        self._at_instant = 0
+
+    def wall_ms(self) -> int:
+        """The true time of day."""
+        return self.epoch_ms + int(self.now * 1000)
+
+    def record(self, data: bytes | bytearray | memoryview) -> None:
+        self.trace = zlib.crc32(data, self.trace)
+
+    def at(self, when: float, fn: Callable[..., None], *args: Any, owner: SimRuntime | None = None) -> Event:
+        self._seq += 1
+        event = Event(max(when, self.now), self._seq, owner, fn, args)
+        heapq.heappush(self._queue, event)
+        return event
+
+    def after(self, delay_s: float, fn: Callable[..., None], *args: Any, owner: SimRuntime | None = None) -> Event:
+        return self.at(self.now + delay_s, fn, *args, owner=owner)
+
+    def run_until(self, when: float, stop: Callable[[], bool] | None = None) -> None:
+        """Run events up to `when` (or until `stop()` holds), then set the time to it."""
+        queue = self._queue
+        while queue and queue[0].at <= when:
+            self._run_one(heapq.heappop(queue))
+            if stop is not None and stop():
+                return
+        self.now = max(self.now, when)
+
+    def run_for(self, seconds: float) -> None:
+        self.run_until(self.now + seconds)
+
+    def _run_one(self, event: Event) -> None:
+        fn = event.fn
+        if fn is None:
+            return
+        if event.at > self.now:
+            self.now, self._at_instant = event.at, 0
+        self.events += 1
+        self._at_instant += 1
+        if self._at_instant > _MAX_EVENTS_PER_INSTANT:
+            raise Livelock(f"{self._at_instant} events at t={self.now:.6f}, the last one {fn!r}")
+        owner = event.owner
+        if owner is None:
+            fn(*event.args)
+            return
+        if owner.crashed:
+            return
+        if owner.paused:
+            owner.held.append(event)
+            return
+        try:
+            fn(*event.args)
+        except SimCrash:
+            self.on_crash(owner)
+
+
+class SimRuntime:
+    """The Runtime of one process. A restarted node gets a new one; the old one's events die with it.
+
+    drift: how much faster than true time its clocks run (50e-6 = 50 ppm). wall_offset_ms: its wall clock's error.
+    """
+
+    def __init__(
+        self, world: SimWorld, name: str, disk: SimDisk | None = None, *, drift: float = 0.0, wall_offset_ms: int = 0
+    ) -> None:
+        self.world, self.name, self.disk = world, name, disk
+        self.drift, self.wall_offset_ms = drift, wall_offset_ms
+        self.random = random.Random(f"{world.seed} {name} {world.now}")
+        self.crashed = False
+        self.paused = False
+        self.held: list[Event] = []
+        self._rate = 1.0 + drift
+        self._lanes: dict[str, deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]]] = {}
+        # Every machine counts from its own start.
+        self._monotonic_base = self.random.uniform(10.0, 1e6)
+
+    def monotonic(self) -> float:
+        return self._monotonic_base + self.world.now * self._rate
+
+    def wall_ms(self) -> int:
+        return self.world.epoch_ms + self.wall_offset_ms + int(self.world.now * self._rate * 1000)
+
+    def step_wall(self, delta_ms: int) -> None:
+        self.wall_offset_ms += delta_ms
+
+    def call_soon(self, fn: Callable[..., None], *args: Any) -> None:
+        self.world.at(self.world.now, fn, *args, owner=self)
+
+    def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> Event:
+        return self.world.at(self.world.now + max(0.0, delay_s) / self._rate, fn, *args, owner=self)
+
+    def in_thread(
+        self, lane: str, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
+        """`fn` runs a moment later, at one instant; what it synced becomes durable, and `done` is called, when the
+        disk has taken its time. So a sync covers exactly what was written before it began, and a crash in between
+        keeps a prefix of the job (SimDisk.begin)."""
+        jobs = self._lanes.setdefault(lane, deque())
+        jobs.append((fn, done))
+        if len(jobs) == 1:
+            self._start_next(lane)
+
+    def _start_next(self, lane: str) -> None:
+        self.world.after(self.world.random.uniform(5e-6, 100e-6), self._run_job, lane, owner=self)
+
+    def _run_job(self, lane: str) -> None:
+        fn, done = self._lanes[lane][0]
+        result, error = None, None
+        cost_s = 0.0
+        flight = self.disk.begin() if self.disk is not None else None
+        try:
+            result = fn()
+        except SimCrash:
+            raise
+        except Exception as e:
+            error = e
+        if flight is not None:
+            cost_s = flight.end()
+            # The kernel finishes a sync even if the process is stopped meanwhile: no owner.
+            self.world.after(cost_s, flight.land)
+        self.world.after(cost_s + 20e-6, self._finish_job, lane, result, error, done, owner=self)
+
+    def _finish_job(
+        self, lane: str, result: Any, error: BaseException | None, done: Callable[[Any, BaseException | None], None]
+    ) -> None:
+        jobs = self._lanes[lane]
+        jobs.popleft()
+        if jobs:
+            self._start_next(lane)
+        done(result, error)
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """SIGCONT: what fell due meanwhile happens now, in order."""
+        self.paused = False
+        held, self.held = self.held, []
+        for event in held:
+            if event.fn is not None:
+                self.world.at(self.world.now, event.fn, *event.args, owner=self)
+
+    def crash(self) -> None:
+        """The process is gone: none of its events ever runs."""
+        self.crashed = True
+        self.held.clear()
+        self._lanes.clear()

@@ -1,0 +1,88 @@
+"""The simulated runtime: order, pauses, crashes, clocks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hadelay.testing.disk import SimDisk
+from hadelay.testing.runtime import Livelock, SimRuntime, SimWorld
+
+
+def test_events_run_in_time_order_and_first_come_first_served():
+    world, seen = SimWorld(1), []
+    runtime = SimRuntime(world, "n1")
+    runtime.call_later(0.2, seen.append, "late")
+    runtime.call_soon(seen.append, "a")
+    runtime.call_soon(seen.append, "b")
+    runtime.call_later(0.1, seen.append, "never").cancel()
+    world.run_for(1.0)
+    assert seen == ["a", "b", "late"]
+    assert world.now == 1.0
+
+
+def test_a_paused_node_does_everything_later_in_order():
+    world, seen = SimWorld(1), []
+    runtime = SimRuntime(world, "n1")
+    runtime.call_later(0.1, seen.append, 1)
+    runtime.call_later(0.2, seen.append, 2)
+    runtime.pause()
+    world.run_for(1.0)
+    assert seen == []
+    runtime.resume()
+    world.run_for(0.0)
+    assert seen == [1, 2]
+
+
+def test_a_crashed_node_does_nothing_more():
+    world, seen = SimWorld(1), []
+    runtime = SimRuntime(world, "n1", SimDisk(random.Random(1)))
+    runtime.in_thread("x", lambda: seen.append("ran"), lambda result, error: seen.append("done"))
+    runtime.crash()
+    world.run_for(1.0)
+    assert seen == []
+
+
+def test_a_crash_at_an_io_step_reaches_the_world():
+    world, crashed = SimWorld(1), []
+    world.on_crash = crashed.append
+    disk = SimDisk(random.Random(1))
+    runtime = SimRuntime(world, "n1", disk)
+    disk.crash_in = 1
+    runtime.call_soon(lambda: disk.makedirs("/a"))
+    world.run_for(1.0)
+    assert crashed == [runtime]
+
+
+def test_jobs_of_one_lane_keep_their_order_and_errors_are_handed_over():
+    world, seen = SimWorld(1), []
+    runtime = SimRuntime(world, "n1")
+    runtime.in_thread("x", lambda: 1, lambda result, error: seen.append(result))
+    runtime.in_thread("x", lambda: 1 // 0, lambda result, error: seen.append(type(error)))
+    world.run_for(1.0)
+    assert seen == [1, ZeroDivisionError]
+
+
+def test_clocks_drift_and_step_but_monotonic_never_steps():
+    world = SimWorld(1)
+    runtime = SimRuntime(world, "n1", drift=0.001, wall_offset_ms=500)
+    start = runtime.monotonic()
+    assert runtime.wall_ms() == world.wall_ms() + 500
+    world.run_for(100.0)
+    assert runtime.monotonic() - start == pytest.approx(100.1)
+    runtime.step_wall(-3_600_000)
+    assert runtime.wall_ms() == world.wall_ms() + 500 + 100 - 3_600_000
+    assert runtime.monotonic() - start == pytest.approx(100.1)
+
+
+def test_a_loop_that_never_sleeps_is_found():
+    world = SimWorld(1)
+    runtime = SimRuntime(world, "n1")
+
+    def again() -> None:
+        runtime.call_soon(again)
+
+    runtime.call_soon(again)
+    with pytest.raises(Livelock):
+        world.run_for(1.0)
