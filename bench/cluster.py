@@ -1,0 +1,173 @@
+"""Our cluster as the harness drives it: started by `hadelay dev`, asked over HTTP, counted after every run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class Void(Exception):
+    """The run does not count: something was lost, repeated, or not on every node."""
+
+
+@dataclass
+class Node:
+    name: str
+    pid: int
+    http: str
+    process: subprocess.Popen[bytes] | None = None  # its own, when it was started again by name
+
+
+@dataclass
+class Cluster:
+    directory: Path
+    port_base: int
+    nodes: list[Node] = field(default_factory=list)
+    supervisor: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def start(
+        cls, directory: Path, port_base: int, *, sync: str = "commit", settings: tuple[str, ...] = (), preload: str = ""
+    ) -> Cluster:
+        """A cluster of three in a new directory; `preload` is a shared object put before libc in every node."""
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        cluster = cls(directory, port_base)
+        command = [sys.executable, "-m", "hadelay", "dev", "--nodes", "3", "--data-dir", str(directory)]
+        command += ["--port-base", str(port_base), "--dispatch-sync", sync, "-o", "json"]
+        for setting in settings:
+            command += ["--set", setting]
+        environment = dict(os.environ, **({"LD_PRELOAD": preload} if preload else {}))
+        cluster.supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+        ready = _ready_line(cluster.supervisor)
+        cluster.nodes = [Node(n["name"], n["pid"], n["http"]) for n in ready["nodes"]]
+        cluster.leader()
+        return cluster
+
+    def stop(self) -> None:
+        for process in [*(n.process for n in self.nodes), self.supervisor]:
+            if process is not None and process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in [*(n.process for n in self.nodes), self.supervisor]:
+            if process is not None:
+                process.wait(60)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def restart(self, node: Node) -> float:
+        """Start a node that is dead; seconds until it said that it is ready."""
+        command = [sys.executable, "-m", "hadelay", "dev", "--data-dir", str(self.directory), "--start", node.name]
+        began = time.monotonic()
+        node.process = subprocess.Popen([*command, "-o", "json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        node.pid = _ready_line(node.process)["nodes"][0]["pid"]
+        return time.monotonic() - began
+
+    def end(self, node: Node, number: signal.Signals) -> None:
+        """Signal one node, and wait until it is gone."""
+        os.kill(node.pid, number)
+        if node.process is not None:
+            node.process.wait()
+            return
+        while Path(f"/proc/{node.pid}").exists():
+            time.sleep(0.01)
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def leader(self, timeout_s: float = 30) -> Node:
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            for node in self.nodes:
+                try:
+                    name = get(f"{node.http}/v1/cluster?stale=true")["leader"]
+                except OSError:
+                    continue
+                found = [n for n in self.nodes if n.name == name and Path(f"/proc/{n.pid}").exists()]
+                if found:
+                    return found[0]
+            time.sleep(0.05)
+        raise Void("no leader")
+
+    def follower(self) -> Node:
+        leader = self.leader()
+        return next(node for node in self.nodes if node.name != leader.name)
+
+    def pending(self, node: Node, topics: list[str]) -> int:
+        answer = get(f"{node.http}/v1/topics?stale=true")
+        counts = {t.get("name", t.get("topic")): t.get("counts", t) for t in answer["topics"]}
+        return sum(counts[t][k] for t in topics if t in counts for k in ("scheduled", "ready", "leased", "dead"))
+
+    def account(self, topics: list[str], published: int, settled: int, *, unsure: int = 0) -> None:
+        """published = settled + pending on every node, or the run is void.
+
+        `unsure`: requests still under way when the load ended; each may or may not have been stored, but no node may
+        differ from another.
+        """
+        self.settle()
+        seen = {node.name: self.pending(node, topics) for node in self.nodes}
+        counts = set(seen.values())
+        low = published - settled
+        if len(counts) != 1 or not low <= counts.pop() <= low + unsure:
+            raise Void(f"published {published}, settled {settled}, but pending is {seen} (unsure: {unsure})")
+
+    def settle(self, timeout_s: float = 60) -> None:
+        """Wait until every node has applied what the leader has."""
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            applied = {get(f"{node.http}/v1/cluster?stale=true")["applied_index"] for node in self.nodes}
+            if len(applied) == 1:
+                return
+            time.sleep(0.1)
+        raise Void("the followers do not catch up")
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return msgspec.json.decode(answer.read())
+
+
+def _ready_line(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise Void(f"the cluster did not start (exit code {process.wait()})")
+    ready: dict[str, Any] = json.loads(line)
+    return ready
+
+
+# --- what the kernel says about a process ------------------------------------------------------------------------------
+
+
+def rss_anon_mb(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) / 1024
+    raise Void(f"process {pid} is gone")
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def written_bytes(pid: int) -> int:
+    """Bytes this process caused to be written to storage."""
+    for line in Path(f"/proc/{pid}/io").read_text().splitlines():
+        if line.startswith("write_bytes:"):
+            return int(line.split()[1])
+    raise Void(f"process {pid} is gone")

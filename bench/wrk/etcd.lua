@@ -1,0 +1,26 @@
+-- etcd through its JSON gateway: a value of 200 bytes under a key of 12 random bytes, both base64 as it wants them.
+local alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+local value = string.rep("MDEyMzQ1Njc4OWFiY2RlZmdoaWpr", 9) .. "MDEyMzQ1Njc4OWFi"
+local headers = { ["Content-Type"] = "application/json" }
+
+function init()
+  math.randomseed(os.time() + math.floor((os.clock() * 1e6) % 1e6) + tonumber(tostring({}):match("0x(%x+)"), 16) % 1e6)
+end
+
+function request()
+  local key = {}
+  for i = 1, 16 do
+    local n = math.random(64)
+    key[i] = alphabet:sub(n, n)
+  end
+  return wrk.format("POST", "/v3/kv/put", headers, '{"key":"' .. table.concat(key) .. '","value":"' .. value .. '"}')
+end
+
+-- `done` prints what the harness reads: answers by kind, rate, latency in ms.
+function done(summary, latency, requests)
+  local bad = summary.errors.status + summary.errors.connect + summary.errors.read + summary.errors.write + summary.errors.timeout
+  io.write(string.format(
+    'RESULT {"requests": %d, "bad": %d, "status": %d, "seconds": %f, "p50": %f, "p99": %f, "max": %f}\n',
+    summary.requests, bad, summary.errors.status, summary.duration / 1e6,
+    latency:percentile(50) / 1e3, latency:percentile(99) / 1e3, latency.max / 1e3))
+end

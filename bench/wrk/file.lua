@@ -1,0 +1,19 @@
+-- A request body from a file: BENCH_BODY names it, BENCH_PATH is where it goes, BENCH_TYPE its content type.
+local file = assert(io.open(os.getenv("BENCH_BODY"), "rb"))
+local body = file:read("*a")
+file:close()
+local ready
+
+function request()
+  ready = ready or wrk.format("POST", os.getenv("BENCH_PATH"), { ["Content-Type"] = os.getenv("BENCH_TYPE") }, body)
+  return ready
+end
+
+-- `done` prints what the harness reads: answers by kind, rate, latency in ms.
+function done(summary, latency, requests)
+  local bad = summary.errors.status + summary.errors.connect + summary.errors.read + summary.errors.write + summary.errors.timeout
+  io.write(string.format(
+    'RESULT {"requests": %d, "bad": %d, "status": %d, "seconds": %f, "p50": %f, "p99": %f, "max": %f}\n',
+    summary.requests, bad, summary.errors.status, summary.duration / 1e6,
+    latency:percentile(50) / 1e3, latency:percentile(99) / 1e3, latency.max / 1e3))
+end
