@@ -1,6 +1,6 @@
 -- etcd through its JSON gateway: a value of 200 bytes under a key of 12 random bytes, both base64 as it wants them.
 local alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-local value = string.rep("MDEyMzQ1Njc4OWFiY2RlZmdoaWpr", 9) .. "MDEyMzQ1Njc4OWFi"
+local value = string.rep("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5", 6) .. "MDEyMzQ1Njc4OTAxMjM0NTY3ODk="
 local headers = { ["Content-Type"] = "application/json" }
 
 function init()

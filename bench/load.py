@@ -1,0 +1,144 @@
+"""Producers and consumers over raw HTTP, and the tally of what became of the messages.
+
+The first eight bytes of a body are its deliver_at in Unix ms: lateness is taken where it counts, when the consumer
+has the message in hand, by the wall clock of this machine, which is the one the nodes agree on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from bench.http1 import Connection, Failed, request
+
+PADDING = bytes(192)
+TOPIC = "bench"
+#: What a client does about these: try the next node with the same key, which makes the retry harmless.
+RETRY = (ConnectionError, OSError, asyncio.TimeoutError)
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.published = self.acked = self.duplicates = self.early = 0
+        self.late_ms: list[float] = []
+        self.seen: set[str] = set()
+        #: (when it was received, its deliver_at), both Unix ms.
+        self.deliveries: list[tuple[float, int]] = []
+        self.first_at = self.last_at = 0.0
+
+    def received(self, messages: list[dict[str, Any]]) -> None:
+        now = time.time() * 1000
+        self.first_at, self.last_at = self.first_at or now, now
+        for message in messages:
+            due = int.from_bytes(message["body"][:8], "little")
+            # A whole millisecond counts as reached when it begins: the wall clock here has a fraction.
+            self.early += now < due
+            self.late_ms.append(now - due)
+            self.deliveries.append((now, due))
+            if message["id"] in self.seen:
+                self.duplicates += 1
+            self.seen.add(message["id"])
+
+    def late(self, quantile: float) -> float:
+        ordered = sorted(self.late_ms)
+        return ordered[min(len(ordered) - 1, int(len(ordered) * quantile))] if ordered else float("nan")
+
+
+class Session:
+    """One connection that moves on to the next node when its own fails, and says the same thing again there."""
+
+    def __init__(self, addresses: list[str], first: int = 0) -> None:
+        self._addresses = itertools.cycle(addresses[first % len(addresses) :] + addresses[: first % len(addresses)])
+        self._address = next(self._addresses)
+        self._connection: Connection | None = None
+
+    async def call(self, packed: bytes, timeout_s: float = 10) -> bytes:
+        """The body of the first 2xx answer. 5xx and broken connections are tried again; other refusals are raised."""
+        while True:
+            try:
+                if self._connection is None:
+                    self._connection = await Connection.open(self._address)
+                status, answer = await asyncio.wait_for(self._connection.send(packed), timeout_s)
+            except RETRY:
+                await self._move_on()
+                continue
+            if 200 <= status < 300:
+                return answer
+            if status not in (503, 504):
+                raise Failed(status, answer)
+            await self._move_on()
+
+    async def _move_on(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._address = next(self._addresses)
+        await asyncio.sleep(0.02)
+
+
+def batch_body(due_ms: list[int]) -> bytes:
+    return msgpack.packb([
+        {"topic": TOPIC, "body": due.to_bytes(8, "little") + PADDING, "deliver_at": due} for due in due_ms
+    ])
+
+
+async def publish(session: Session, tally: Tally, due_ms: list[int]) -> None:
+    key = f"Idempotency-Key: {os.urandom(12).hex()}\r\n"
+    packed = request("POST", "/v1/messages:batch", batch_body(due_ms), kind="msgpack", headers=key)
+    results = msgpack.unpackb(await session.call(packed, 30))["results"]
+    refused = [r for r in results if "error" in r]
+    if refused:
+        raise Failed(422, json.dumps(refused[0]).encode())
+    tally.published += len(results)
+
+
+async def consume(
+    session: Session, tally: Tally, stop: asyncio.Event, *, most: int = 100, wait: str = "1s", ack: bool = True
+) -> None:
+    """Receive and ack until `stop`; what a poll brought is acked even then."""
+    consumer = f"bench-{os.urandom(4).hex()}"
+    for number in itertools.count():
+        if stop.is_set():
+            return
+        wish = {"max": most, "wait": wait, "lease": "60s", "consumer": consumer, "request_id": f"{number}"}
+        path = f"/v1/topics/{TOPIC}/receive?redirect=false"
+        packed = json.dumps(wish).encode()
+        head = "Accept: application/msgpack\r\n"
+        answer = await session.call(_receive(path, packed, head))
+        messages = msgpack.unpackb(answer)["messages"]
+        if not messages:
+            continue
+        tally.received(messages)
+        if ack:
+            await settle(session, tally, [message["lease"] for message in messages])
+
+
+def _receive(path: str, packed: bytes, accept: str) -> bytes:
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n{accept}"
+        f"Content-Length: {len(packed)}\r\n\r\n"
+    ).encode() + packed
+
+
+async def settle(session: Session, tally: Tally, leases: list[str]) -> None:
+    answer = await session.call(request("POST", "/v1/leases:ack", json.dumps({"leases": leases}).encode()))
+    outcomes = json.loads(answer)["results"]
+    tally.acked += sum(result["outcome"] in ("acked", "already_acked") for result in outcomes)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    end = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < end:
+        await asyncio.sleep(0.005)
+    return condition()
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
