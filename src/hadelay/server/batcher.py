@@ -1,0 +1,341 @@
+"""Group commit: whatever is waiting goes into the log together, while the entries before it are on their way.
+
+Every change passes through here, on every node. On the leader a batch becomes one Raft entry, stamped with cluster
+time; on a follower the same encoded commands travel to the leader's batcher over the node link, which puts them into
+its own next entry untouched. An answer is definite: NoLeader and Overloaded mean that nothing happened; once a batch
+has left this node and no answer came, it is OutcomeUnknown.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from hadelay.core.commands import Draft, encode_publish
+from hadelay.core.results import PublishResult, Refused, RowCode
+from hadelay.errors import (
+    DiskFull,
+    HadelayError,
+    Impossible,
+    LimitReached,
+    NoLeader,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+)
+from hadelay.runtime import Handle, Runtime
+from hadelay.server.api import PublishDone, Receipts
+
+#: done(result, error): what apply said of one command, or why that is not known.
+Done = Callable[[Any, HadelayError | None], None]
+#: A record's header, row and list overhead: what a draft costs besides its payload.
+_DRAFT_BYTES = 128
+#: Entries on their way at once. Two keep the disks busy; more would only make batches smaller.
+_MAX_INFLIGHT = 2
+#: How soon a batch is tried again that found no leader where it went.
+_RETRY_S = 0.02
+#: The most commands in one entry (its count is a u16).
+_MAX_COMMANDS = 16_384
+
+
+class Outlet(Protocol):
+    """Where batches go: the local Raft node, or the link to the leader."""
+
+    def ready(self) -> bool:
+        """Somebody is there to take a batch now."""
+        ...
+
+    def send(self, commands: list[bytes], done: Callable[[Sequence[Any] | None, HadelayError | None], None]) -> None:
+        """`done` gets a result per command. Its NoLeader means: nothing happened, try again."""
+        ...
+
+
+class _Publish:
+    """Drafts that share one answer, at most one entry's worth of them."""
+
+    __slots__ = ("bytes", "done", "drafts", "key")
+
+    def __init__(self, drafts: list[Draft], key: bytes | None, size: int, done: PublishDone) -> None:
+        self.drafts, self.key, self.bytes, self.done = drafts, key, size, done
+
+    def fail(self, error: HadelayError) -> None:
+        self.done(None, error)
+
+
+class _Command:
+    __slots__ = ("bytes", "command", "done")
+
+    def __init__(self, command: bytes, done: Done) -> None:
+        self.command, self.bytes, self.done = command, len(command), done
+
+    def fail(self, error: HadelayError) -> None:
+        self.done(None, error)
+
+
+class Batcher:
+    """See the module. `kick` it whenever an outlet may have become ready."""
+
+    def __init__(
+        self,
+        node: str,
+        runtime: Runtime,
+        outlet: Outlet,
+        *,
+        max_entry_bytes: int,
+        max_queue_bytes: int,
+        leaderless_wait_s: float,
+        commit_timeout_s: float,
+    ) -> None:
+        self.node, self.runtime, self.outlet = node, runtime, outlet
+        self.max_entry_bytes, self.max_queue_bytes = max_entry_bytes, max_queue_bytes
+        self.leaderless_wait_s, self.commit_timeout_s = leaderless_wait_s, commit_timeout_s
+        self.queued_bytes = 0
+        self.inflight = 0
+        self.batches = 0
+        self.held = False
+        self._publishes: deque[_Publish] = deque()
+        self._commands: deque[_Command] = deque()
+        self._scheduled = False
+        self._leaderless: Handle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Batcher {len(self._publishes)} publishes {len(self._commands)} commands {self.inflight} in flight>"
+
+    # asking
+
+    def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
+        size = _DRAFT_BYTES * len(drafts)
+        for draft in drafts:
+            size += len(draft.body) + len(draft.meta)
+        if self.queued_bytes + size > self.max_queue_bytes and self.queued_bytes:
+            done(None, Overloaded("too many publishes are waiting for their commit on this node", retry_after_ms=200))
+            return
+        self.queued_bytes += size
+        if request_key is not None and len(drafts) == 1:
+            # One row: the key may as well be the row's, and then many requests share one command.
+            drafts, request_key = [drafts[0]._replace(idem=request_key)], None
+        if size <= self.max_entry_bytes:
+            self._publishes.append(_Publish(drafts, request_key, size, done))
+        else:
+            self._publishes.extend(self._split(drafts, request_key, done))
+        if not self._scheduled:
+            self._schedule()
+
+    def propose(self, command: bytes, done: Done) -> None:
+        """Commands keep their order. They are few and small: no limit but the callers' own."""
+        self._commands.append(_Command(command, done))
+        if not self._scheduled:
+            self._schedule()
+
+    def kick(self) -> None:
+        if not self._scheduled and (self._publishes or self._commands):
+            self._schedule()
+
+    def hold(self, held: bool) -> None:
+        """While held nothing leaves: a planned transfer is under way."""
+        self.held = held
+        self.kick()
+
+    # sending
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        self.runtime.call_soon(self._flush)
+
+    def _split(self, drafts: list[Draft], key: bytes | None, done: PublishDone) -> list[_Publish]:
+        """A batch too large for one entry, in parts with keys of their own, so that a retry of all is harmless."""
+        parts: list[tuple[list[Draft], int]] = []
+        size = self.max_entry_bytes
+        for draft in drafts:
+            cost = _DRAFT_BYTES + len(draft.body) + len(draft.meta)
+            if size + cost > self.max_entry_bytes:
+                parts.append(([], 0))
+                size = 0
+            size += cost
+            parts[-1][0].append(draft)
+            parts[-1] = (parts[-1][0], size)
+        gather = _Gather(len(parts), done)
+        return [
+            _Publish(part, None if key is None else b"%d:%s" % (n, key), cost, gather.part(n))
+            for n, (part, cost) in enumerate(parts)
+        ]
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        while not self.held and self.inflight < _MAX_INFLIGHT and (self._publishes or self._commands):
+            if not self.outlet.ready():
+                self._wait_for_leader()
+                return
+            self._send_batch()
+
+    def _send_batch(self) -> None:
+        size = 0
+        publishes: list[_Publish] = []
+        while self._publishes and size < self.max_entry_bytes:
+            publishes.append(self._publishes.popleft())
+            size += publishes[-1].bytes
+        commands: list[_Command] = []
+        while self._commands and size < self.max_entry_bytes and len(commands) < _MAX_COMMANDS:
+            commands.append(self._commands.popleft())
+            size += commands[-1].bytes
+        groups = _group(publishes)
+        encoded = [
+            encode_publish(self.node, [d for p in group for d in p.drafts], group[0].key) for group in groups
+        ]
+        encoded += [c.command for c in commands]
+        self.inflight += 1
+        self.batches += 1
+        _Batch(self, groups, commands, encoded)
+
+    def settled(self, publishes: list[_Publish], commands: list[_Command], again: bool) -> None:
+        """A batch is over; `again`: nothing happened, it goes back to the head of the queue."""
+        self.inflight -= 1
+        if again:
+            self._publishes.extendleft(reversed(publishes))
+            self._commands.extendleft(reversed(commands))
+            self._wait_for_leader()
+            self.runtime.call_later(_RETRY_S, self.kick)
+            return
+        self.queued_bytes -= sum(p.bytes for p in publishes)
+        if self._leaderless is not None:
+            self._leaderless.cancel()
+            self._leaderless = None
+        self.kick()
+
+    def _wait_for_leader(self) -> None:
+        if self._leaderless is None:
+            self._leaderless = self.runtime.call_later(self.leaderless_wait_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._leaderless = None
+        error = NoLeader(
+            "no majority of the cluster can be reached; nothing was stored. Try again, or another node",
+            retry_after_ms=500,
+        )
+        waiting: list[_Publish | _Command] = [*self._publishes, *self._commands]
+        self._publishes.clear()
+        self._commands.clear()
+        self.queued_bytes -= sum(w.bytes for w in waiting if isinstance(w, _Publish))
+        for one in waiting:
+            one.fail(error)
+
+
+class _Batch:
+    """One batch on its way, answered once: by its results, by an error, or by the clock."""
+
+    __slots__ = ("batcher", "commands", "groups", "open", "timer")
+
+    def __init__(
+        self, batcher: Batcher, groups: list[list[_Publish]], commands: list[_Command], encoded: list[bytes]
+    ) -> None:
+        self.batcher, self.groups, self.commands, self.open = batcher, groups, commands, True
+        self.timer = batcher.runtime.call_later(batcher.commit_timeout_s, self._timeout)
+        batcher.outlet.send(encoded, self._done)
+
+    def _timeout(self) -> None:
+        self._done(None, OutcomeUnknown("no majority answered in time; the request may still take effect"))
+
+    def _done(self, results: Sequence[Any] | None, error: HadelayError | None) -> None:
+        if not self.open:
+            return
+        self.open = False
+        self.timer.cancel()
+        publishes = [p for group in self.groups for p in group]
+        again = isinstance(error, NoLeader)
+        self.batcher.settled(publishes, self.commands, again)
+        if again:
+            return
+        if error is not None:
+            for publish in publishes:
+                publish.done(None, error)
+            for command in self.commands:
+                command.done(None, error)
+            return
+        assert results is not None and len(results) == len(self.groups) + len(self.commands)
+        for group, result in zip(self.groups, results, strict=False):
+            _answer(group, result)
+        for command, result in zip(self.commands, results[len(self.groups) :], strict=True):
+            command.done(result, None)
+
+
+def _group(publishes: list[_Publish]) -> list[list[_Publish]]:
+    """Which publishes share a command: all but those with a request key that covers several drafts."""
+    shared = [p for p in publishes if p.key is None]
+    return ([shared] if shared else []) + [[p] for p in publishes if p.key is not None]
+
+
+def _answer(group: list[_Publish], result: Any) -> None:
+    if not isinstance(result, PublishResult):
+        error = refusal(result)
+        for publish in group:
+            publish.done(None, error)
+        return
+    ids, ats = result.ids.tolist(), result.deliver_at_ms.tolist()
+    plain = not result.codes.any() and not result.duplicate.any()
+    first = 0
+    for publish in group:
+        last = first + len(publish.drafts)
+        receipts = Receipts(ids[first:last], ats[first:last])
+        if not plain:
+            receipts.duplicates = frozenset(result.duplicate[first:last].nonzero()[0].tolist())
+            receipts.problems = {
+                n: _problem(RowCode(result.codes[first + n]), publish.drafts[n].topic)
+                for n in result.codes[first:last].nonzero()[0].tolist()
+            }
+        publish.done(receipts, None)
+        first = last
+
+
+def refusal(result: Refused) -> HadelayError:
+    """What a command that was refused as a whole is answered with."""
+    if result.code == "disk_full":
+        return DiskFull(result.detail, retry_after_ms=5_000)
+    return HadelayError(f"refused ({result.code}): {result.detail}")
+
+
+def _problem(code: RowCode, topic: str) -> HadelayError:
+    if code == RowCode.TOO_FAR:
+        return Impossible("deliver_at is further ahead than this cluster allows (limits.max_delay)")
+    if code == RowCode.KEY_CONFLICT:
+        return Impossible("this Idempotency-Key was used with another payload or other options: take a new key")
+    if code == RowCode.NO_TOPIC:
+        return NotFound(f"there is no topic {topic!r}, and topics are not created by publishing here: PUT it first")
+    if code == RowCode.HOUR_FULL:
+        return LimitReached("that hour holds as many messages as it can: choose another time")
+    return LimitReached("the cluster has as many topics as it allows")
+
+
+class _Gather:
+    """Puts the receipts of a split batch together; the first error answers for all, as unknown once a part is in."""
+
+    def __init__(self, parts: int, done: PublishDone) -> None:
+        self.receipts: list[Receipts | None] = [None] * parts
+        self.missing, self.done, self.error = parts, done, None
+
+    error: HadelayError | None
+
+    def part(self, n: int) -> PublishDone:
+        def finished(receipts: Receipts | None, error: HadelayError | None) -> None:
+            self.receipts[n] = receipts
+            self.error = self.error or error
+            self.missing -= 1
+            if not self.missing:
+                self._answer()
+
+        return finished
+
+    def _answer(self) -> None:
+        if self.error is not None:
+            stored = any(r is not None for r in self.receipts)
+            self.done(None, OutcomeUnknown("a part of the batch is stored, a part is not") if stored else self.error)
+            return
+        whole = Receipts([], [])
+        for part in self.receipts:
+            assert part is not None
+            base = len(whole.ids)
+            whole.duplicates |= frozenset(n + base for n in part.duplicates)
+            whole.problems = whole.problems | {n + base: p for n, p in part.problems.items()}
+            whole.ids += part.ids
+            whole.deliver_at_ms += part.deliver_at_ms
+        self.done(whole, None)

@@ -1,0 +1,85 @@
+"""When to checkpoint, what it frees, and snapshots for followers that need files instead of entries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hadelay.raft.ports import Installer, Manifest
+
+if TYPE_CHECKING:
+    from hadelay.server.node import Node
+
+#: How often the free space is looked at, and the timer trigger is considered.
+_TICK_S = 1.0
+
+
+class Checkpoints:
+    """Starts a checkpoint when enough was applied, lies in memory, or time has passed with anything changed."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.config = node.config.storage
+        self.bytes_since = 0
+        self._last = node.runtime.monotonic()
+        self._space = True
+        self.count = 0
+
+    def start(self) -> None:
+        self._tick()
+
+    def has_space(self) -> bool:
+        return self._space
+
+    def applied(self, size: int) -> None:
+        self.bytes_since += size
+        storage, config = self.node.storage, self.config
+        if (
+            self.bytes_since >= config.checkpoint_bytes
+            or storage.hours.far_bytes >= config.far_buffer_bytes
+            or storage.tables.overlay_bytes >= config.far_buffer_bytes
+        ) and not storage.checkpointing:
+            # Not inside apply: the entry is not counted as applied yet.
+            self.node.runtime.call_soon(self.begin)
+
+    def begin(self) -> None:
+        node, storage = self.node, self.node.storage
+        if node.stopped or storage.checkpointing or not self.bytes_since:
+            return
+        self.bytes_since = 0
+        self._last = node.runtime.monotonic()
+        blob, hours = node.state.dump()
+        index, term = node.raft.applied_index, node.raft.applied_term
+
+        def done(error: BaseException | None) -> None:
+            if node.stopped:
+                return
+            if error is not None:
+                node.on_fatal(error)
+                return
+            self.count += 1
+            node.raft.compact(index, term)
+
+        storage.checkpoint(index, term, blob, hours, done)
+
+    def manifest(self) -> Manifest | None:
+        return self.node.storage.manifest()
+
+    def release(self, manifest: Manifest) -> None:
+        self.node.storage.release(manifest)
+
+    def install(self, manifest: Manifest) -> Installer:
+        return self.node.storage.install(manifest, self._installed)
+
+    def _installed(self) -> None:
+        self.node.reload()
+
+    def _tick(self) -> None:
+        node = self.node
+        if node.stopped:
+            return
+        self._space = min(node.disk.free(d)[0] for d in (node.config.node.data_dir, node.config.journal_dir)) >= (
+            self.config.min_free_bytes
+        )
+        if node.runtime.monotonic() - self._last >= self.config.checkpoint_interval_ms / 1000:
+            self.begin()
+        node.runtime.call_later(_TICK_S, self._tick)

@@ -1,0 +1,136 @@
+"""Calls between nodes over the node link: a request, one answer or an error, and notes that want no answer.
+
+    message := msgpack [number, op, payload]     kind CALL       number 0: a note, nobody waits for an answer
+               msgpack [number, payload]         kind REPLY
+               msgpack [number, type, detail, retry_after_ms, extra]     kind REFUSAL
+
+A call whose answer can't come any more (link down, too late) ends as OutcomeUnknown; one that could not be sent, as
+NoLeader: nothing happened. Results of commands cross as {type, fields}, arrays as their bytes (docs/spec/node-link.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from hadelay import errors
+from hadelay.core import results
+from hadelay.errors import BadRequest, HadelayError, NoLeader, OutcomeUnknown
+from hadelay.runtime import Handle, Runtime
+
+CALL, REPLY, REFUSAL = 64, 65, 66
+
+Reply = Callable[[Any, HadelayError | None], None]
+#: handler(peer, payload, reply); a note's reply does nothing.
+Handler = Callable[[str, Any, Reply], None]
+
+
+class Link:
+    """One per node. `send(peer, kind, payload)` is RaftNode's; it is False when there is no link to that peer."""
+
+    def __init__(self, runtime: Runtime, send: Callable[[str, int, bytes], bool]) -> None:
+        self.runtime = runtime
+        self.handlers: dict[str, Handler] = {}
+        self._send = send
+        self._numbers = count(1)
+        self._waiting: dict[int, tuple[str, Reply, Handle]] = {}
+
+    def call(self, peer: str, op: str, payload: Any, timeout_s: float, done: Reply) -> None:
+        number = next(self._numbers)
+        if not self._send(peer, CALL, _pack([number, op, payload])):
+            done(None, NoLeader(f"there is no link to node {peer}", retry_after_ms=200))
+            return
+        timer = self.runtime.call_later(timeout_s, self._late, number)
+        self._waiting[number] = (peer, done, timer)
+
+    def note(self, peer: str, op: str, payload: Any) -> bool:
+        return self._send(peer, CALL, _pack([0, op, payload]))
+
+    def link_down(self, peer: str) -> None:
+        for number in [n for n, (to, _, _) in self._waiting.items() if to == peer]:
+            self._finish(number, None, OutcomeUnknown(f"the link to node {peer} broke before it answered"))
+
+    def on_message(self, peer: str, kind: int, payload: bytes) -> None:
+        """Raises nothing: a peer that sends nonsense gets a refusal, or silence."""
+        try:
+            message = msgpack.unpackb(payload, ext_hook=_unpack_ext, strict_map_key=False)
+            if kind == CALL:
+                number, op, argument = message
+                self._serve(peer, number, op, argument)
+            elif kind == REPLY:
+                self._finish(message[0], message[1], None)
+            elif kind == REFUSAL:
+                self._finish(message[0], None, _error(*message[1:]))
+        except (ValueError, TypeError, msgpack.UnpackException):
+            return
+
+    def _serve(self, peer: str, number: int, op: str, argument: Any) -> None:
+        def reply(result: Any, error: HadelayError | None) -> None:
+            if not number:
+                return
+            if error is None:
+                self._send(peer, REPLY, _pack([number, result]))
+            else:
+                self._send(
+                    peer, REFUSAL, _pack([number, error.type, error.detail, error.retry_after_ms, error.extra])
+                )
+
+        handler = self.handlers.get(op)
+        if handler is None:
+            reply(None, BadRequest(f"this node does not know the call {op!r}: it runs another version"))
+        else:
+            handler(peer, argument, reply)
+
+    def _late(self, number: int) -> None:
+        self._finish(number, None, OutcomeUnknown("the leader did not answer in time"))
+
+    def _finish(self, number: int, result: Any, error: HadelayError | None) -> None:
+        waiting = self._waiting.pop(number, None)
+        if waiting is not None:
+            _, done, timer = waiting
+            timer.cancel()
+            done(result, error)
+
+
+_ERRORS = {c.type: c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, HadelayError)}
+_RESULTS = {c.__name__: c for c in vars(results).values() if dataclasses.is_dataclass(c) and isinstance(c, type)}
+_ARRAY, _RESULT = 1, 2
+
+
+def _error(kind: str, detail: str, retry_after_ms: int | None, extra: dict[str, Any]) -> HadelayError:
+    cls = _ERRORS.get(kind, HadelayError)
+    if cls is errors.DamagedFile:
+        cls = HadelayError
+    return cls(detail, retry_after_ms=retry_after_ms, **extra)
+
+
+def _pack(value: Any) -> bytes:
+    return msgpack.packb(value, default=_default)  # type: ignore[no-any-return]
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return msgpack.ExtType(_ARRAY, msgpack.packb([value.dtype.str, value.tobytes()]))
+    if isinstance(value, np.generic):
+        return value.item()
+    if dataclasses.is_dataclass(value):
+        fields = [getattr(value, f.name) for f in dataclasses.fields(value)]
+        return msgpack.ExtType(_RESULT, _pack([type(value).__name__, *fields]))
+    if isinstance(value, memoryview):
+        return bytes(value)
+    raise TypeError(f"{type(value).__name__} does not cross the node link")
+
+
+def _unpack_ext(code: int, data: bytes) -> Any:
+    if code == _ARRAY:
+        dtype, raw = msgpack.unpackb(data)
+        return np.frombuffer(raw, dtype)
+    if code == _RESULT:
+        name, *fields = msgpack.unpackb(data, ext_hook=_unpack_ext, strict_map_key=False)
+        return _RESULTS[name](*fields)
+    raise ValueError(f"unknown extension {code}")

@@ -1,0 +1,97 @@
+"""The real world around a Node: uvloop, sockets, signals, log lines. `serve` blocks until the node has ended.
+
+SIGTERM and SIGINT end it in order: a leader hands over first, polls are answered, a checkpoint makes the next start
+quick. A second signal does not wait. What the node itself calls fatal ends the process at once, with code 70: the
+journal has everything that was acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+import uvloop
+
+from hadelay.config import Config
+from hadelay.raft.network import AsyncioNetwork
+from hadelay.runtime import AsyncioRuntime
+from hadelay.server.logs import set_up_logs
+from hadelay.server.node import Node
+from hadelay.server.recover import open_node
+from hadelay.server.service import NodeService
+from hadelay.storage.disk import RealDisk
+
+#: EX_SOFTWARE: the node ended itself because going on could have broken a promise.
+FATAL = 70
+#: How long a leader may take to hand over before it simply stops.
+_HAND_OVER_S = 3.0
+
+log = structlog.get_logger("hadelay")
+
+
+def serve(config: Config, ready: Callable[[dict[str, Any]], None] = lambda node: None) -> int:
+    """Run one node until a signal; `ready` is called once, when it can serve. Returns the exit code."""
+    set_up_logs(config.log)
+    return uvloop.run(_serve(config, ready))
+
+
+async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int:
+    from hadelay.http.app import HttpServer
+
+    loop = asyncio.get_running_loop()
+    runtime = AsyncioRuntime(loop)
+    ending = asyncio.Event()
+    code = 0
+
+    def fatal(error: BaseException) -> None:
+        log.critical("fatal", error=repr(error), node=config.node.name, exc_info=error)
+        # No clean-up: the very next write might be the one that breaks a promise.
+        os._exit(FATAL)
+
+    def on_signal() -> None:
+        if ending.is_set():
+            os._exit(130)
+        ending.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    network = AsyncioNetwork.from_config(config, runtime)
+    node = open_node(config, RealDisk(), network, runtime, fatal)
+    service = NodeService(node)
+    http = HttpServer(service, config.http)
+    await http.start()
+    node.start()
+    try:
+        await _ready(node, ending)
+        if not ending.is_set():
+            log.info("ready", node=node.name, http=config.advertise, raft=config.raft.listen)
+            ready({"name": node.name, "pid": os.getpid(), "http": config.advertise, "raft": config.raft.listen})
+        await ending.wait()
+        await _hand_over(node)
+    finally:
+        await http.stop()
+        node.stop()
+        runtime.close()
+    log.info("stopped", node=node.name)
+    return code
+
+
+async def _ready(node: Node, ending: asyncio.Event) -> None:
+    """Until this node serves: a leader is known, and what it had committed is applied here."""
+    while not ending.is_set() and not node.serves():
+        await asyncio.sleep(0.02)
+
+
+async def _hand_over(node: Node) -> None:
+    if not node.leading or len(node.config.members) == 1:
+        return
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    node.transfer(None, lambda error: over.done() or over.set_result(None))
+    try:
+        await asyncio.wait_for(over, _HAND_OVER_S)
+    except TimeoutError:
+        log.warning("hand_over_failed", node=node.name, hint="the others elect a leader by themselves")

@@ -1,0 +1,312 @@
+"""The one place where a node is put together, and what happens when it leads, follows, applies and checkpoints.
+
+Callbacks over Runtime, Disk and Network: the simulator runs this very class. `server.service` gives it the async face
+that HTTP calls, `server.main` the real world.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hadelay.config import Config
+from hadelay.core.clustertime import ClusterClock
+from hadelay.core.commands import Command, Draft, encode_entry, encode_incarnation, encode_settings
+from hadelay.core.formats import FEATURE_LEVEL
+from hadelay.core.results import Refused
+from hadelay.core.state import DelayState
+from hadelay.errors import DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.raft.journal import Journal
+from hadelay.raft.network import Network
+from hadelay.raft.node import RaftNode
+from hadelay.raft.ports import Installer, Manifest, RaftConfig
+from hadelay.runtime import Runtime
+from hadelay.server.api import PublishDone
+from hadelay.server.batcher import Batcher, Done
+from hadelay.server.checkpoints import Checkpoints
+from hadelay.server.dispatcher import LeaderDispatcher
+from hadelay.server.link import Link, Reply
+from hadelay.server.peers import Peer, Peers, local_peer
+from hadelay.storage.disk import Disk
+from hadelay.storage.store import Storage
+
+_TIME = struct.Struct("<q")
+
+
+class Node:
+    """One member of one group. Construct (recovers from disk), `start`, `stop`; `on_fatal` ends the process."""
+
+    def __init__(
+        self,
+        config: Config,
+        disk: Disk,
+        network: Network,
+        runtime: Runtime,
+        on_fatal: Callable[[BaseException], None],
+        *,
+        storage: Storage,
+        journal: Journal,
+    ) -> None:
+        self.config, self.disk, self.runtime, self.storage = config, disk, runtime, storage
+        self.name = config.node.name
+        self.on_fatal = on_fatal
+        self.state = DelayState(config.cluster.group, storage.hours, storage.tables, storage.names)
+        if storage.core_blob:
+            self.state.load(storage.core_blob, storage.hour_blobs())
+        self.clock = ClusterClock(
+            self.name,
+            config.members,
+            floor_ms=self.state.now_ms,
+            skew_ms=config.limits.max_clock_skew_ms,
+        )
+        #: The term this node leads and may propose in: cluster time is known, and everything before it is applied.
+        self.leading = 0
+        self._elected = 0
+        self.stopped = False
+        self.raft = RaftNode(
+            self.name,
+            [name for name in config.members if name != self.name],
+            config.cluster.group,
+            config.cluster.id,
+            journal,
+            network,
+            runtime,
+            self,
+            raft_config(config),
+            on_fatal,
+        )
+        self.raft.set_applied(max(1, storage.applied_index), storage.applied_term)
+        self.link = Link(runtime, self.raft.send)
+        self.link.handlers["submit"] = self._on_submit
+        self.peers = Peers(list(config.members), runtime, self.link, self.clock, self._me, self._clock_changed)
+        self.batcher = Batcher(
+            self.name,
+            runtime,
+            _Outlet(self),
+            max_entry_bytes=config.raft.max_entry_bytes,
+            max_queue_bytes=config.limits.publish_queue_bytes,
+            leaderless_wait_s=config.http.no_leader_wait_ms / 1000,
+            commit_timeout_s=config.limits.commit_timeout_ms / 1000,
+        )
+        self.dispatcher = LeaderDispatcher(
+            state=self.state,
+            store=storage.hours,
+            runtime=runtime,
+            clock=self.clock,
+            propose=self.batcher.propose,
+            config=config,
+        )
+        self.checkpoints = Checkpoints(self)
+
+    def __repr__(self) -> str:
+        return f"<Node {self.name} {'leads' if self.leading else 'follows'} term {self.raft.term} {self.state!r}>"
+
+    def start(self) -> None:
+        self.raft.start()
+        self.peers.start()
+        self.checkpoints.start()
+
+    def stop(self) -> None:
+        """At once and without a checkpoint: what is acknowledged is in the journal."""
+        self.stopped = True
+        self.dispatcher.on_follower()
+        self.raft.stop()
+        self.storage.close()
+
+    # what users ask for
+
+    def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
+        if self.leading and not self.peers.have_space():
+            done(None, DiskFull(_NO_SPACE, retry_after_ms=5_000))
+            return
+        self.batcher.publish(drafts, request_key, done)
+
+    def propose(self, command: bytes, done: Done) -> None:
+        """Ack, nack, extend, cancel and the topics' commands, on any node. In interval mode hand-outs go first."""
+        self.dispatcher.before_settlement()
+        self.batcher.propose(command, done)
+
+    def transfer(self, to: str | None, done: Callable[[HadelayError | None], None]) -> None:
+        """A planned hand-over (S2): hand out nothing more, commit the dispatch state, then let go. Leader only."""
+        if not self.leading:
+            done(NoLeader("this node does not lead"))
+            return
+
+        def held() -> None:
+            self.batcher.hold(True)
+            self.raft.transfer(to, over)
+
+        def over(error: HadelayError | None) -> None:
+            self.batcher.hold(False)
+            if self.leading:
+                self.dispatcher.resume()
+            done(error)
+
+        self.dispatcher.hold(held)
+
+    # hadelay.raft.ports.Machine
+
+    def apply(self, index: int, term: int, command: bytes) -> Any:
+        results = self.state.apply(index, term, command)
+        self.clock.raise_floor(self.state.now_ms)
+        self.checkpoints.applied(len(command))
+        return results
+
+    def on_leader(self, term: int) -> None:
+        self._elected = term
+        self.clock.lead(self.state.now_ms, self.runtime.monotonic())
+        self._clock_changed()
+
+    def on_follower(self) -> None:
+        self._elected = self.leading = 0
+        self.clock.follow(self.runtime.monotonic())
+        self.dispatcher.on_follower()
+        self.batcher.kick()
+
+    def incarnation(self, node: str) -> int | None:
+        return self.state.incarnations.get(node)
+
+    def incarnation_command(self, node: str, incarnation: int) -> bytes:
+        return encode_entry(self.clock.read(self.runtime.monotonic()), [encode_incarnation(node, incarnation)])
+
+    def heartbeat_info(self) -> bytes:
+        return _TIME.pack(self.clock.read(self.runtime.monotonic())) if self.clock.ready else b""
+
+    def on_heartbeat_info(self, info: bytes) -> None:
+        if len(info) == _TIME.size:
+            self.clock.observe_leader(_TIME.unpack(info)[0], self.runtime.monotonic())
+
+    def on_message(self, peer: str, kind: int, payload: bytes) -> None:
+        self.link.on_message(peer, kind, payload)
+
+    def on_link(self, peer: str, up: bool) -> None:
+        if up:
+            self.peers.greet(peer)
+            self.batcher.kick()
+        else:
+            self.link.link_down(peer)
+
+    def manifest(self) -> Manifest | None:
+        return self.checkpoints.manifest()
+
+    def read_chunk(self, manifest: Manifest, name: str, offset: int, size: int) -> bytes:
+        return self.storage.read_chunk(name, offset, size)
+
+    def release(self, manifest: Manifest) -> None:
+        self.checkpoints.release(manifest)
+
+    def install(self, manifest: Manifest) -> Installer:
+        return self.checkpoints.install(manifest)
+
+    # inside
+
+    def _me(self) -> Peer:
+        return local_peer(
+            self.name, self.config.advertise, FEATURE_LEVEL, self.raft.applied_index, self.checkpoints.has_space()
+        )
+
+    def _clock_changed(self) -> None:
+        """Elected, and cluster time is known: now this node leads. Until then it proposes nothing of its own."""
+        if self._elected and not self.leading and self.clock.ready:
+            self.leading = self._elected
+            self._agree_on_settings()
+            self.dispatcher.on_leader(self.leading)
+            self.batcher.kick()
+        elif self.leading:
+            self.dispatcher.clock_changed()
+
+    def _agree_on_settings(self) -> None:
+        """What apply decides by must be the same everywhere, whatever each node's file says: the leader's counts."""
+        limits = self.config.limits
+        wanted = {
+            "max_delay_ms": limits.max_delay_ms,
+            "idempotency_window_ms": limits.idempotency_window_ms,
+            "idempotency_keys": limits.idempotency_keys,
+            "auto_create_topics": limits.auto_create_topics,
+        }
+        if not self.state.settings_hold(wanted):
+            self.batcher.propose(encode_settings(wanted), _ignore)
+
+    def _on_submit(self, peer: str, commands: Any, reply: Reply) -> None:
+        """A follower's batch: its commands join the next entry here."""
+        if not self.leading:
+            reply(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
+            return
+        if self.batcher.queued_bytes > self.config.limits.publish_queue_bytes:
+            reply(None, Overloaded("too many publishes are waiting for their commit", retry_after_ms=200))
+            return
+        self.dispatcher.before_settlement()
+        gather = _Replies(len(commands), reply)
+        full = not self.peers.have_space()
+        for n, command in enumerate(commands):
+            if full and command[0] == Command.PUBLISH:
+                gather.take(n, Refused("disk_full", _NO_SPACE), None)
+            else:
+                self.batcher.propose(command, lambda result, error, n=n: gather.take(n, result, error))  # type: ignore[misc]
+
+
+_NO_SPACE = "a node of the cluster has no space left for new messages: free some, or consume; consuming goes on"
+
+
+def _ignore(result: Any, error: HadelayError | None) -> None:
+    """A leader that fails here is none any more; the next one proposes it again."""
+
+
+class _Replies:
+    """The results of a follower's commands, answered together."""
+
+    def __init__(self, count: int, reply: Reply) -> None:
+        self.results: list[Any] = [None] * count
+        self.missing, self.reply = count, reply
+        self.errors: list[HadelayError] = []
+
+    def take(self, n: int, result: Any, error: HadelayError | None) -> None:
+        self.results[n] = result
+        self.errors += [error] if error is not None else []
+        self.missing -= 1
+        if self.missing:
+            return
+        if not self.errors:
+            self.reply(self.results, None)
+        elif len(self.errors) == len(self.results) and all(isinstance(e, NoLeader) for e in self.errors):
+            self.reply(None, self.errors[0])
+        else:
+            # NoLeader would make the follower send all of it again, and a part of it may be in the log.
+            self.reply(None, OutcomeUnknown("the leader lost its office half-way"))
+
+
+class _Outlet:
+    """Where this node's batches go: into the log when it leads, over the link to the leader when another does."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def ready(self) -> bool:
+        node = self.node
+        if node.leading:
+            return True
+        leader = node.raft.leader
+        return leader is not None and leader != node.name and node.raft.connected(leader)
+
+    def send(self, commands: list[bytes], done: Callable[[Sequence[Any] | None, HadelayError | None], None]) -> None:
+        node = self.node
+        if node.leading:
+            node.raft.propose(encode_entry(node.clock.read(node.runtime.monotonic()), commands), done)
+            return
+        leader = node.raft.leader
+        if leader is None:
+            done(None, NoLeader("no leader"))
+            return
+        node.link.call(leader, "submit", commands, node.config.limits.commit_timeout_ms / 1000, done)
+
+
+def raft_config(config: Config) -> RaftConfig:
+    raft = config.raft
+    return RaftConfig(
+        election_min_ms=raft.election_min_ms,
+        election_max_ms=raft.election_max_ms,
+        heartbeat_ms=raft.heartbeat_ms,
+        slow_sync_ms=raft.max_sync_ms,
+        window_bytes=raft.max_inflight_bytes,
+    )

@@ -1,0 +1,98 @@
+"""What nodes tell each other once a second: wall clock, cluster time, address, version, progress, free space.
+
+Notes, not Raft: they may be lost, late or old, and nothing that is promised rests on one. Cluster time takes the
+median of the wall clocks (architecture §4); `GET /v1/cluster` shows the rest; the leader refuses publishes (507) by
+the fullest live node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from hadelay.core.clustertime import ClusterClock
+from hadelay.runtime import Runtime
+from hadelay.server.link import Link, Reply
+from hadelay.version import VERSION
+
+_INTERVAL_S = 1.0
+#: Until the cluster agrees on a time there is nothing else to do.
+_IMPATIENT_S = 0.1
+#: A peer that said nothing for this long is not counted as live.
+_LIVE_S = 3.0
+
+
+class Peer(Struct):
+    name: str
+    http: str = ""
+    version: str = ""
+    feature_level: int = 0
+    applied_index: int = 0
+    #: False below storage.min_free_bytes: the leader refuses publishes.
+    has_space: bool = True
+    heard: float = -1e9
+
+
+class Peers:
+    """`me()` gives this node's own row. `changed` is called after each note: the clock may have become ready."""
+
+    def __init__(
+        self,
+        names: list[str],
+        runtime: Runtime,
+        link: Link,
+        clock: ClusterClock,
+        me: Callable[[], Peer],
+        changed: Callable[[], None],
+    ) -> None:
+        self.runtime, self.link, self.clock, self.me, self.changed = runtime, link, clock, me, changed
+        self.peers = {name: Peer(name) for name in names}
+        link.handlers["hello"] = self._hear
+
+    def start(self) -> None:
+        self._tell()
+
+    def live(self, name: str) -> bool:
+        return self.runtime.monotonic() - self.peers[name].heard < _LIVE_S
+
+    def have_space(self) -> bool:
+        """Every live node, this one included, takes more messages."""
+        return all(p.has_space for name, p in self.peers.items() if self.live(name))
+
+    def greet(self, name: str) -> None:
+        """A link came up: introduce this node at once."""
+        self._send(name)
+
+    def _tell(self) -> None:
+        mono = self.runtime.monotonic()
+        me = self.me()
+        me.heard = mono
+        self.peers[me.name] = me
+        self.clock.observe_wall(me.name, self.runtime.wall_ms(), mono)
+        for name in self.peers:
+            if name != me.name:
+                self._send(name)
+        self.changed()
+        self.runtime.call_later(_INTERVAL_S if self.clock.ready else _IMPATIENT_S, self._tell)
+
+    def _send(self, name: str) -> None:
+        me = self.me()
+        now = self.clock.read(self.runtime.monotonic()) if self.clock.ready else None
+        self.link.note(
+            name,
+            "hello",
+            [self.runtime.wall_ms(), now, me.http, me.version, me.feature_level, me.applied_index, me.has_space],
+        )
+
+    def _hear(self, name: str, payload: Any, reply: Reply) -> None:
+        wall_ms, now_ms, http, version, level, applied, has_space = payload
+        mono = self.runtime.monotonic()
+        self.peers[name] = Peer(name, http, version, level, applied, has_space, mono)
+        self.clock.observe_wall(name, wall_ms, mono, now_ms)
+        self.changed()
+
+
+def local_peer(name: str, http: str, feature_level: int, applied_index: int, has_space: bool) -> Peer:
+    return Peer(name, http, VERSION, feature_level, applied_index, has_space)
