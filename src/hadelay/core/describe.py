@@ -1,0 +1,115 @@
+"""One message with its history, for GET: from the index, the record and the dispatch logs it went through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hadelay.core.formats import RECORD, RECORD_SIZE
+from hadelay.core.places import Place, locate, state_of
+from hadelay.core.ports import CONSUMER, NODE
+from hadelay.model import NONE32, Event, State, unpack_id
+
+if TYPE_CHECKING:
+    from hadelay.core.state import DelayState
+
+#: A history is cut here: a message nacked for ever is still answered in no time.
+MAX_EVENTS = 1_000
+
+
+@dataclass(slots=True)
+class Happened:
+    event: Event
+    at_ms: int
+    attempt: int
+    consumer: str | None
+    node: str | None
+
+
+@dataclass(slots=True)
+class Description:
+    id: int
+    topic: str
+    state: State
+    deliver_at_ms: int
+    published_at_ms: int
+    #: Hand-outs so far.
+    attempt: int
+    hour: int
+    index: int
+    meta: bytes
+    body: bytes
+    history: list[Happened]
+
+
+def describe(state: DelayState, message_id: int, now_ms: int = 0) -> Description | None:
+    """`now_ms`: cluster time of the question, since state.now stands still while nothing is applied."""
+    place = locate(state, message_id)
+    if place is None:
+        return None
+    row = place.rows[0]
+    record = state.store.record(place.hour, int(row["offset"]), int(row["size"]), verify=True)
+    header = np.frombuffer(record, RECORD, 1)[0]
+    meta_end = RECORD_SIZE + int(header["meta_size"])
+    history, attempts = _history(state, message_id, place)
+    return Description(
+        message_id,
+        state.topics[int(row["topic"])].name,
+        state_of(state, place, max(now_ms, state.now_ms)),
+        int(row["deliver_at_ms"]),
+        int(header["published_at_ms"]),
+        max(attempts, int(row["attempt"])),
+        place.hour,
+        place.index,
+        record[RECORD_SIZE:meta_end],
+        record[meta_end:],
+        history,
+    )
+
+
+def _history(state: DelayState, message_id: int, place: Place) -> tuple[list[Happened], int]:
+    """Every event from the first entry on, and the highest attempt among them.
+
+    The chain is followed forwards: a `moved` event names the next entry. When the first hour is retired, what is
+    left is the history of the present entry.
+    """
+    _, hour, index = unpack_id(message_id)
+    if index >= state.store.count(hour):
+        hour, index = place.hour, place.index
+    happened: list[Happened] = []
+    attempts = 0
+    while len(happened) < MAX_EVENTS:
+        following = None
+        for event in _events_of(state, hour, index):
+            kind = Event(int(event["event"]))
+            if kind is Event.MOVED:
+                following = int(event["other_hour"]), int(event["consumer"])
+            if kind is Event.LEASED or kind is Event.ACKED:
+                attempts = max(attempts, int(event["attempt"]))
+            happened.append(_happened(state, event, kind))
+        if following is None:
+            break
+        hour, index = following
+    return happened, attempts
+
+
+def _events_of(state: DelayState, hour: int, index: int) -> np.ndarray:
+    hour_state = state.hours.get(hour)
+    if hour_state is None or (index not in hour_state.settled and index not in hour_state.leased):
+        return np.empty(0)  # nothing has happened to it: no need to look through the hour
+    events = state.store.events(hour)
+    return events[events["index"] == index]
+
+
+def _happened(state: DelayState, event: np.void, kind: Event) -> Happened:
+    consumer = NONE32 if kind is Event.MOVED else int(event["consumer"])
+    node = int(event["node"])
+    return Happened(
+        kind,
+        int(event["at_ms"]),
+        int(event["attempt"]),
+        None if consumer == NONE32 else state.names.name(CONSUMER, consumer),
+        None if node == state.no_node else state.names.name(NODE, node),
+    )

@@ -1,0 +1,320 @@
+"""GRANT, ACK, NACK, EXTEND, EXPIRE: who holds what, decided message by message, written column by column.
+
+An attempt is an entry: the first hand-out leases the entry a message was filed with, and what returns to waiting is
+filed anew. So an entry is leased at most once, and "not leased since" is "this entry is neither leased nor moved".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.core.held import HELD, HeldGrant
+from hadelay.core.hourstate import bitmap, indexes_of
+from hadelay.core.lifecycle import FLAG_LEASE_EXPIRED, log_events, move, settle
+from hadelay.core.places import cancel_entries, locate
+from hadelay.core.ports import CONSUMER, NODE
+from hadelay.core.results import ExpireResult, GrantResult, LeaseOutcome, LeaseResult, Refused
+from hadelay.core.topics import by_topic
+from hadelay.model import NONE32, Event
+
+if TYPE_CHECKING:
+    from hadelay.core.commands import Grant, Leases
+    from hadelay.core.state import DelayState
+
+#: EXPIRE copies at most this many bytes into another hour in one apply; the rest stays held until the next.
+MOVE_BYTES = 16 << 20
+
+
+def groups(column: NDArray[Any]) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
+    """(value, where) of each distinct value; one slice over everything when there is only one, as usual."""
+    if not len(column):
+        return
+    first = column[0]
+    if len(column) == 1 or (column == first).all():
+        yield int(first), slice(None)
+        return
+    for value in np.unique(column):
+        yield int(value), np.flatnonzero(column == value)
+
+
+# ---- GRANT
+
+
+def apply_grant(state: DelayState, command: Grant) -> GrantResult | Refused:
+    count = len(command.hours)
+    result = GrantResult(command.term, command.seq, np.zeros(count, bool), np.zeros(count, np.uint16), 0)
+    held = state.held_by(command.consumer, command.request_id)
+    if held is not None:
+        result.existing = held.key
+        return result
+    if (command.term, command.seq) in state.grants:
+        return Refused("grant_exists", f"{command.term}/{command.seq} was granted before")
+    result.until_ms = state.now_ms + min(max(command.lease_ms, 1), state.settings.max_lease_ms)
+    consumer = state.number_of(CONSUMER, command.consumer)
+    node = state.number_of(NODE, command.node)
+    rows = np.zeros(count, HELD)
+    rows["hour"], rows["index"], rows["until_ms"] = command.hours, command.indexes, result.until_ms
+    for hour, where in groups(command.hours):
+        part = rows[where]
+        _lease(state, hour, part, consumer, node)
+        rows[where] = part
+    result.granted = rows["open"] == 1
+    result.attempts = rows["attempt"]
+    left = int(np.count_nonzero(result.granted))
+    if left:
+        grant = HeldGrant(
+            command.term, command.seq, command.consumer, consumer, command.request_id, state.now_ms, rows, left
+        )
+        state.grants[grant.key] = grant
+        _remember_request(state, grant)
+        state.listener.on_granted(grant)
+    return result
+
+
+def _lease(state: DelayState, hour: int, rows: NDArray[np.void], consumer: int, node: int) -> None:
+    """Lease those of these rows that may be; fills everything but hour, index and until_ms, `open` included."""
+    inside = rows["index"] < state.store.count(hour)
+    if not inside.all():
+        some = rows[inside]
+        if len(some):
+            _lease(state, hour, some, consumer, node)
+            rows[inside] = some
+        return
+    entries = state.store.entries(hour, rows["index"])
+    rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
+    # A grant only gives out what is due: never early, whatever the leader believed (architecture §5).
+    free = (entries["deliver_at_ms"] <= state.now_ms) & state.topics.alive(entries)
+    bits = bitmap(rows["index"])
+    if len(bits) != len(rows):
+        first = np.zeros(len(rows), bool)
+        first[np.unique(rows["index"], return_index=True)[1]] = True
+        free &= first
+    hour_state = state.hour_state(hour)
+    if hour_state.settled.intersect(bits) or hour_state.leased.intersect(bits):
+        free &= ~np.isin(rows["index"], indexes_of((hour_state.settled | hour_state.leased) & bits))
+    if free.all():
+        _lease_free(state, hour, rows, consumer, node)
+    elif free.any():
+        some = rows[free]
+        _lease_free(state, hour, some, consumer, node)
+        rows[free] = some
+
+
+def _lease_free(state: DelayState, hour: int, rows: NDArray[np.void], consumer: int, node: int) -> None:
+    rows["open"] = 1
+    rows["event"] = log_events(
+        state, hour, rows, Event.LEASED, attempts=rows["attempt"], previous=NONE32, consumer=consumer, node=node
+    )
+    state.hour_state(hour).leased |= bitmap(rows["index"])
+    for number, count in by_topic(rows["topic"]):
+        state.topics[number].leased += count
+
+
+def _remember_request(state: DelayState, grant: HeldGrant) -> None:
+    if not grant.request_id:
+        return
+    requests = state.requests.setdefault(grant.consumer, {})
+    requests.pop(grant.request_id, None)
+    while len(requests) >= state.settings.requests_per_consumer:
+        del requests[next(iter(requests))]
+    requests[grant.request_id] = grant.key
+
+
+def _let_go(state: DelayState, grant: HeldGrant, positions: NDArray[np.intp]) -> None:
+    """These positions are settled; a grant of which nothing is left is forgotten, with its request."""
+    grant.close(positions)
+    if grant.left:
+        return
+    del state.grants[grant.key]
+    requests = state.requests.get(grant.consumer)
+    if requests is not None and requests.get(grant.request_id) == grant.key:
+        del requests[grant.request_id]
+        if not requests:
+            del state.requests[grant.consumer]
+
+
+# ---- ACK, NACK, EXTEND
+
+
+def _by_grant(leases: NDArray[np.void]) -> Iterator[tuple[tuple[int, int], slice | NDArray[np.intp]]]:
+    keys = leases["term"].astype(np.uint64) << np.uint64(32) | leases["seq"]
+    for key, where in groups(keys):
+        yield (key >> 32, key & 0xFFFFFFFF), where
+
+
+def _held(state: DelayState, command: Leases, outcomes: NDArray[np.uint8]) -> Iterator[tuple[HeldGrant, NDArray[np.intp]]]:
+    """(grant, its positions) named by the command and held; their outcome is DONE."""
+    for key, where in _by_grant(command.rows):
+        grant = state.grants.get(key)
+        if grant is None:
+            continue
+        positions, held = grant.take(command.rows[where])
+        if held.all():
+            outcomes[where] = LeaseOutcome.DONE
+        else:
+            positions = positions[held]
+            named = np.arange(len(outcomes))[where]
+            outcomes[named[held]] = LeaseOutcome.DONE
+        if len(positions):
+            yield grant, positions
+
+
+def apply_ack(state: DelayState, command: Leases) -> LeaseResult:
+    outcomes = np.full(len(command.rows), LeaseOutcome.LEASE_LOST, np.uint8)
+    node = state.number_of(NODE, command.node)
+    for grant, positions in _held(state, command, outcomes):
+        rows = grant.rows[positions]
+        for hour, where in groups(rows["hour"]):
+            part = rows[where]
+            log_events(
+                state, hour, part, Event.ACKED,
+                attempts=part["attempt"], previous=part["event"], consumer=grant.consumer_number, node=node,
+            )  # fmt: skip
+            settle(state, hour, part, Event.ACKED, leased=True)
+        _let_go(state, grant, positions)
+    for at in np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist():
+        outcomes[at] = _late_ack(state, command.rows[at], node)
+    return LeaseResult(outcomes)
+
+
+def _late_ack(state: DelayState, lease: np.void, node: int) -> LeaseOutcome:
+    """An ack that names no lease we hold. It counts until its attempt is superseded, that is, leased again.
+
+    Two kinds are honest: the lease ran out and the message waits again; or an earlier leader handed the message out
+    and fell before the grant was replicated (interval mode), so that it is as if it had never been leased.
+    """
+    hour, index = int(lease["hour"]), int(lease["index"])
+    if index >= state.store.count(hour):
+        return LeaseOutcome.LEASE_LOST
+    hour_state = state.hour_state(hour)
+    ended = hour_state.ended(index)
+    if ended is Event.ACKED:
+        return LeaseOutcome.ALREADY_ACKED
+    if index in hour_state.leased or ended not in (None, Event.MOVED):
+        return LeaseOutcome.LEASE_LOST
+    leased = state.store.entries(hour, slice(index, index + 1))
+    place = locate(state, int(leased["first_id"][0]))
+    if place is None or not state.topics.alive(place.rows)[0]:
+        return LeaseOutcome.LEASE_LOST
+    now_at = state.hour_state(place.hour)
+    ended = now_at.ended(place.index)
+    attempts = int(place.rows["attempt"][0]) - int(leased["attempt"][0])
+    expired = attempts == 1 and bool(int(place.rows["flags"][0]) & FLAG_LEASE_EXPIRED)
+    unseen = (
+        attempts == 0
+        and int(lease["term"]) < state.term
+        and (int(lease["term"]), int(lease["seq"])) not in state.grants
+        and int(place.rows["deliver_at_ms"][0]) <= state.now_ms
+    )
+    if not expired and not unseen:
+        return LeaseOutcome.LEASE_LOST
+    if ended is not None or place.index in now_at.leased:
+        return LeaseOutcome.ALREADY_ACKED if ended is Event.ACKED else LeaseOutcome.LEASE_LOST
+    log_events(
+        state, place.hour, place.rows, Event.ACKED,
+        attempts=leased["attempt"] + 1, previous=NONE32, consumer=NONE32, node=node,
+    )  # fmt: skip
+    settle(state, place.hour, place.rows, Event.ACKED, leased=False)
+    return LeaseOutcome.DONE
+
+
+def apply_nack(state: DelayState, command: Leases) -> LeaseResult | Refused:
+    delay_ms = max(command.value_ms, 0)
+    if delay_ms > state.settings.max_delay_ms:
+        return Refused("too_far", f"a delay is at most {state.settings.max_delay_ms} ms")
+    outcomes = np.full(len(command.rows), LeaseOutcome.LEASE_LOST, np.uint8)
+    node = state.number_of(NODE, command.node)
+    for grant, positions in _held(state, command, outcomes):
+        _give_back(state, grant, positions, Event.NACKED, state.now_ms + delay_ms, node)
+    for at in np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist():
+        lease = command.rows[at]
+        hour_state = state.hours.get(int(lease["hour"]))
+        if hour_state is not None and hour_state.ended(int(lease["index"])) is Event.ACKED:
+            outcomes[at] = LeaseOutcome.ALREADY_ACKED
+    return LeaseResult(outcomes)
+
+
+def _give_back(
+    state: DelayState, grant: HeldGrant, positions: NDArray[np.intp], event: Event, deliver_at_ms: int, node: int
+) -> None:
+    """Return held positions to waiting; those of a deleted topic are cancelled instead."""
+    rows = grant.rows[positions]
+    flags = FLAG_LEASE_EXPIRED if event is Event.LEASE_EXPIRED else 0
+    for hour, where in groups(rows["hour"]):
+        part = rows[where]
+        events = log_events(
+            state, hour, part, event,
+            attempts=part["attempt"], previous=part["event"], consumer=grant.consumer_number, node=node,
+        )  # fmt: skip
+        entries = state.store.entries(hour, part["index"])
+        alive = state.topics.alive(entries)
+        if alive.any():
+            move(
+                state, hour, entries[alive], deliver_at_ms=deliver_at_ms, attempts=1, flags=flags,
+                previous=events[alive], node=node, leased=True,
+            )  # fmt: skip
+        if not alive.all():
+            gone = ~alive
+            log_events(
+                state, hour, part[gone], Event.CANCELLED,
+                attempts=part["attempt"][gone], previous=events[gone], consumer=NONE32, node=node,
+            )  # fmt: skip
+            settle(state, hour, part[gone], Event.CANCELLED, leased=True)
+    _let_go(state, grant, positions)
+
+
+def apply_extend(state: DelayState, command: Leases) -> LeaseResult:
+    outcomes = np.full(len(command.rows), LeaseOutcome.LEASE_LOST, np.uint8)
+    until_ms = state.now_ms + min(max(command.value_ms, 1), state.settings.max_lease_ms)
+    for grant, positions in _held(state, command, outcomes):
+        grant.rows["until_ms"][positions] = until_ms
+        state.listener.on_extended(grant)
+    for at in np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist():
+        lease = command.rows[at]
+        hour_state = state.hours.get(int(lease["hour"]))
+        if hour_state is not None and hour_state.ended(int(lease["index"])) is Event.ACKED:
+            outcomes[at] = LeaseOutcome.ALREADY_ACKED
+    return LeaseResult(outcomes, until_ms)
+
+
+# ---- EXPIRE
+
+
+def apply_expire(state: DelayState, command: list[tuple[int, int]]) -> ExpireResult:
+    """Return every position whose time is over by state.now, whoever thought so and when."""
+    result = ExpireResult(0, [])
+    room = MOVE_BYTES
+    for key in command:
+        grant = state.grants.get(key)
+        if grant is None:
+            continue
+        over = np.flatnonzero((grant.rows["open"] == 1) & (grant.rows["until_ms"] <= state.now_ms))
+        over, room = _fitting(state, grant, over, room)
+        if len(over):
+            _give_back(state, grant, over, Event.LEASE_EXPIRED, state.now_ms, state.no_node)
+            result.returned += len(over)
+        if grant.left:
+            result.held.append(key)
+    return result
+
+
+def _fitting(
+    state: DelayState, grant: HeldGrant, positions: NDArray[np.intp], room: int
+) -> tuple[NDArray[np.intp], int]:
+    """The first of them whose records, if they have to be copied into the running hour, fit into `room` bytes."""
+    hours = grant.rows["hour"][positions]
+    if (hours == state.now_hour).all():
+        return positions, room
+    fits = []
+    for position, hour in zip(positions.tolist(), hours.tolist(), strict=True):
+        if hour != state.now_hour:
+            index = int(grant.rows["index"][position])
+            room -= int(state.store.entries(hour, slice(index, index + 1))["size"][0])
+        if room < 0 and fits:
+            break
+        fits.append(position)
+    return np.array(fits, np.intp), room

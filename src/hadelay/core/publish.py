@@ -1,0 +1,128 @@
+"""PUBLISH: a committed batch is one numpy pass, from its columns to the hours' logs and linked indexes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.core import idempotency
+from hadelay.core.drafts import RELATIVE, Publish
+from hadelay.core.formats import INDEX, RECORD, RECORD_MAGIC, RECORD_VERSION
+from hadelay.core.lifecycle import filed
+from hadelay.core.results import PublishResult, RowCode
+from hadelay.core.topics import known_topic, topic_for
+from hadelay.model import HOUR_MS, NONE32
+
+if TYPE_CHECKING:
+    from hadelay.core.state import DelayState
+
+
+def apply_publish(state: DelayState, command: Publish) -> PublishResult:
+    rows = command.rows
+    count = len(rows)
+    result = PublishResult(
+        np.zeros(count, np.uint64), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.zeros(count, bool)
+    )
+    idempotency.turn(state)
+    take = np.ones(count, bool)
+    new_keys = idempotency.repeat(state, command.keys, result, take) if len(command.keys) else []
+    deliver_at_ms = _resolve(state, rows, result.codes, take)
+    hours = deliver_at_ms // HOUR_MS
+    take &= result.codes == RowCode.OK
+    _refuse_full_hours(state, hours, result.codes, take)
+    topics = _topics(state, command, result.codes, take)
+    if take.all():
+        _file(state, command, slice(None), deliver_at_ms, hours, topics, result)
+    elif take.any():
+        _file(state, command, take, deliver_at_ms, hours, topics, result)
+    if new_keys:
+        idempotency.remember(state, command.keys, new_keys, result)
+    return result
+
+
+def _resolve(
+    state: DelayState, rows: NDArray[np.void], codes: NDArray[np.uint8], take: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """deliver_at of each row: past is now, and too far is refused. Delays first, since a sum could overflow."""
+    now_ms = state.now_ms
+    when = rows["when_ms"]
+    relative = rows["flags"] & RELATIVE != 0
+    delay = np.maximum(np.where(relative, when, np.maximum(when, now_ms) - now_ms), 0)
+    too_far = delay > state.settings.max_delay_ms
+    if too_far.any():
+        codes[too_far & take] = RowCode.TOO_FAR
+        delay[too_far] = 0
+    return delay + now_ms
+
+
+def _refuse_full_hours(
+    state: DelayState, hours: NDArray[np.int64], codes: NDArray[np.uint8], take: NDArray[np.bool_]
+) -> None:
+    # As if the whole batch went into each of its hours: close to the limit is soon enough.
+    if len(hours) > 1 and (hours != hours[0]).any():
+        full = state.store.counts(hours).astype(np.int64) + len(hours) >= NONE32
+    elif state.store.count(int(hours[0])) + len(hours) >= NONE32:
+        full = np.ones(len(hours), bool)
+    else:
+        return
+    if full.any():
+        codes[full & take] = RowCode.HOUR_FULL
+        take &= ~full
+
+
+def _topics(
+    state: DelayState, command: Publish, codes: NDArray[np.uint8], take: NDArray[np.bool_]
+) -> NDArray[np.uint32]:
+    """Number of each of the command's topics, made if need be; rows of one that cannot be are refused."""
+    numbers = np.zeros(len(command.topics), np.uint32)
+    local = command.rows["topic"]
+    used = np.bincount(local[take], minlength=len(command.topics)).tolist()
+    for at, name in enumerate(command.topics):
+        if not used[at]:
+            continue
+        topic = topic_for(state, name, create=state.settings.auto_create_topics)
+        if topic is None:
+            crowded = state.settings.auto_create_topics and known_topic(state, name) is None
+            codes[take & (local == at)] = RowCode.TOO_MANY_TOPICS if crowded else RowCode.NO_TOPIC
+            take &= local != at
+            continue
+        numbers[at] = topic.number
+        topic.open += used[at]
+        topic.published += used[at]
+    return numbers
+
+
+def _file(
+    state: DelayState,
+    command: Publish,
+    take: slice | NDArray[np.bool_],
+    deliver_at_ms: NDArray[np.int64],
+    hours: NDArray[np.int64],
+    topics: NDArray[np.uint32],
+    result: PublishResult,
+) -> None:
+    rows, deliver, hours, sizes = command.rows[take], deliver_at_ms[take], hours[take], command.sizes[take]
+    numbers = topics[rows["topic"]] if len(topics) > 1 else topics
+    headers = np.zeros(len(rows), RECORD)
+    headers["magic"], headers["version"] = RECORD_MAGIC, RECORD_VERSION
+    headers["meta_size"], headers["body_size"] = rows["meta_size"], rows["body_size"]
+    headers["topic"] = numbers
+    headers["published_at_ms"] = state.now_ms
+    headers["deliver_at_ms"] = deliver
+    headers["payload_crc"] = rows["payload_crc"]
+    entries = np.zeros(len(rows), INDEX)
+    entries["deliver_at_ms"] = deliver
+    entries["tag_mask"] = rows["tag_mask"]
+    entries["size"] = sizes
+    entries["topic"] = numbers
+    # deliver_at is never before now here, so it is filed under its own second.
+    entries["second"] = deliver // 1000 % 3600
+    entries["generation"] = state.topics.generations[numbers]
+    one = int(hours[0])
+    into: int | NDArray[np.int64] = one if len(hours) == 1 or (hours == one).all() else hours
+    state.store.append(into, entries, bytearray(command.blob), command.starts[take], headers)
+    result.ids[take] = entries["first_id"]
+    result.deliver_at_ms[take] = deliver
+    filed(state, into, entries)

@@ -1,0 +1,123 @@
+"""SWEEP, CARRY, RETIRE: work over whole hours, a slice per command, never O(n) in one apply."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.core.hourstate import bitmap, indexes_of
+from hadelay.core.lifecycle import PLACE, PLACE_KEY, PLACE_VALUE, move
+from hadelay.core.places import cancel_entries
+from hadelay.core.results import Progress, Refused
+from hadelay.model import NONE32, Event, pack_id
+
+if TYPE_CHECKING:
+    from hadelay.core.commands import Slice
+    from hadelay.core.state import DelayState
+
+#: CARRY copies at most this many bytes of records in one apply, and at least one record.
+CARRY_BYTES = 4 << 20
+#: Entries looked at per command, whatever it asks for.
+MAX_SLICE = 65_536
+
+
+def _waiting(state: DelayState, hour: int, start: int, limit: int) -> tuple[NDArray[np.void], int]:
+    """(INDEX rows neither settled nor leased, where to go on) of `limit` entries from `start`."""
+    end = min(start + min(max(limit, 1), MAX_SLICE), state.store.count(hour))
+    rows = state.store.entries(hour, slice(start, end))
+    if hour_state := state.hours.get(hour):
+        taken = (hour_state.settled | hour_state.leased) & bitmap(np.arange(start, end, dtype=np.uint32))
+        if taken:
+            rows = rows[~np.isin(rows["index"], indexes_of(taken))]
+    return rows, end
+
+
+def _forget_doomed(state: DelayState, hour: int, rows: NDArray[np.void]) -> NDArray[np.void]:
+    """Cancel what was left behind by deleted topics; returns the others."""
+    alive = state.topics.alive(rows)
+    if alive.all():
+        return rows
+    doomed = rows[~alive]
+    cancel_entries(state, hour, doomed, state.no_node)
+    for number, count in zip(*np.unique(doomed["topic"], return_counts=True), strict=True):
+        state.topics[int(number)].doomed -= int(count)
+    return rows[alive]
+
+
+def apply_sweep(state: DelayState, command: Slice) -> Progress:
+    """Go on from where the last sweep stopped, hour by hour, until nothing doomed is left."""
+    if not state.topics.doomed():
+        return Progress(True, 0)
+    hour, start = state.sweep
+    later = [h for h in state.store.hours() if h > hour or (h == hour and start < state.store.count(h))]
+    if not later:
+        # Doomed entries were filed while it ran (a return crossing the deletion): from the beginning.
+        state.sweep = (0, 0)
+        return Progress(False, 0)
+    if later[0] != hour:
+        hour, start = later[0], 0
+    rows, end = _waiting(state, hour, start, command.limit)
+    kept = _forget_doomed(state, hour, rows)
+    state.sweep = (hour, end)
+    return Progress(not state.topics.doomed(), len(rows) - len(kept))
+
+
+def apply_carry(state: DelayState, command: Slice) -> Progress | Refused:
+    """Move what an hour that is over still owes to the running hour, so that it can close (architecture §3)."""
+    hour = command.hour
+    if hour >= state.now_hour:
+        return Refused("hour_running", f"hour {hour} is not over")
+    if not state.open_entries(hour):
+        return Progress(True, 0)
+    hour_state = state.hour_state(hour)
+    rows, end = _waiting(state, hour, hour_state.carried, MAX_SLICE)
+    rows = _forget_doomed(state, hour, rows)
+    some = rows[: max(command.limit, 1)]
+    some = some[: max(int(np.searchsorted(np.cumsum(some["size"], dtype=np.int64), CARRY_BYTES, "right")), 1)]
+    if len(some):
+        move(
+            state, hour, some, deliver_at_ms=some["deliver_at_ms"], attempts=0, flags=some["flags"],
+            previous=NONE32, node=state.no_node, leased=False,
+        )  # fmt: skip
+    hour_state.carried = int(rows["index"][len(some)]) if len(some) < len(rows) else end
+    # What is leased now comes back into the running hour, if it comes back: no need to look again.
+    return Progress(hour_state.carried >= state.store.count(hour), len(some))
+
+
+def apply_retire(state: DelayState, command: Slice) -> Progress | Refused:
+    """Forget an hour that owes nothing: first the places that point into it, slice by slice, then its files."""
+    hour = command.hour
+    if hour in state.retired or not state.store.count(hour):
+        return Progress(True, 0)
+    if hour > state.now_hour - 2:
+        return Refused("hour_running", f"hour {hour} is not two hours past")
+    if open_entries := state.open_entries(hour):
+        return Refused("hour_open", f"hour {hour} still owes {open_entries} messages")
+    hour_state = state.hour_state(hour)
+    if hour_state.returned:
+        end = min(hour_state.retire_at + min(max(command.limit, 1), MAX_SLICE), state.store.count(hour))
+        forgotten = _forget_places(state, hour, hour_state.retire_at, end)
+        hour_state.returned -= forgotten
+        hour_state.retire_at = end
+        if hour_state.returned and end < state.store.count(hour):
+            return Progress(False, forgotten)
+    state.store.retire(hour)
+    state.retired.add(hour)
+    state.forget_hour(hour)
+    return Progress(True, 0)
+
+
+def _forget_places(state: DelayState, hour: int, start: int, end: int) -> int:
+    rows = state.store.entries(hour, slice(start, end))
+    own = np.arange(start, end, dtype=np.uint64) + np.uint64(pack_id(state.group, hour, 0))
+    returned = rows[rows["first_id"] != own]
+    moved = state.hour_state(hour).others.get(Event.MOVED, ())
+    for first_id, index in zip(returned["first_id"].tolist(), returned["index"].tolist(), strict=True):
+        if index in moved:
+            continue  # it went on from here: the place names another entry
+        key = PLACE_KEY.pack(first_id)
+        if state.tables.get(PLACE, key) == PLACE_VALUE.pack(hour, index):
+            state.tables.delete(PLACE, key)
+    return len(returned)
