@@ -1,0 +1,267 @@
+"""Messages, topics, histograms, the cluster and its files: everything that is asked for now and then."""
+
+from __future__ import annotations
+
+import re
+
+from aiohttp import web
+
+from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound
+from hadelay.http import types
+from hadelay.http.consume import unpack_meta
+from hadelay.http.routes import Call, Routes
+from hadelay.http.values import check_topic, format_instant, parse_id
+from hadelay.model import encode_id, hour_from_name, hour_name
+from hadelay.server.api import HourFile, HourView, MessageView, TopicSettings, TopicView
+
+routes = Routes()
+
+_MAX_BUCKETS = 10_000
+_SECOND, _MINUTE = 1_000, 60_000
+
+
+def _stale(call: Call) -> dict[str, str]:
+    return {"Hadelay-Applied": str(call.server.service.applied_index)} if call.query.stale else {}
+
+
+def _topic(call: Call) -> str:
+    return check_topic(call.path["topic"], call.server.config.max_topic_bytes)
+
+
+# ---- messages
+
+
+@routes.add(
+    "GET", "/v1/messages/{id}", query=types.MessageQuery, returns={200: types.Message}, errors=(404, 503)
+)
+async def get_message(call: Call) -> web.Response:
+    """A message, its state and its history"""
+    view = await call.server.service.describe(
+        parse_id(call.path["id"]), body=call.query.body, stale=call.query.stale
+    )
+    return call.reply(_message(view), headers=_stale(call))
+
+
+def _message(view: MessageView) -> types.Message:
+    meta = unpack_meta(view.meta)
+    message = types.Message(
+        id=encode_id(view.id), topic=view.topic, key=meta.key, state=view.state,  # type: ignore[arg-type]
+        deliver_at=format_instant(view.deliver_at_ms), published_at=format_instant(view.published_at_ms),
+        attempt=view.attempt, tags=meta.tags, meta=meta.meta, content_type=meta.ct, size=view.size,
+        history=[types.History(e.event, format_instant(e.at_ms), e.attempt, e.consumer, e.node) for e in view.history],
+    )  # fmt: skip
+    if view.body is not None:
+        message.body_base64 = bytes(view.body)
+    return message
+
+
+@routes.add("DELETE", "/v1/messages/{id}", returns={200: types.Outcome}, errors=(404, 409, 503, 504))
+async def cancel_message(call: Call) -> web.Response:
+    """Cancel a message that is scheduled or ready; again is harmless"""
+    outcome = await call.server.service.cancel(parse_id(call.path["id"]))
+    if outcome != "cancelled":
+        raise Conflict(f"the message cannot be cancelled: it is {outcome}", outcome=outcome)
+    return call.reply(types.Outcome(outcome))
+
+
+# ---- topics
+
+
+@routes.add("PUT", "/v1/topics/{topic}", body=types.PutTopic, returns={200: types.Topic}, errors=(422, 503, 504))
+async def put_topic(call: Call) -> web.Response:
+    """Make a topic, or change what is named"""
+    lease = call.body.lease
+    longest = call.server.config.max_lease_ms
+    if lease is not None and not 0 < lease <= longest:
+        raise BadRequest(f"lease: {lease} ms; more than 0 and at most {longest} ms")
+    settings = TopicSettings(None if lease is None else int(lease))
+    return call.reply(_topic_out(await call.server.service.put_topic(_topic(call), settings)))
+
+
+@routes.add("GET", "/v1/topics/{topic}", query=types.ReadQuery, returns={200: types.Topic}, errors=(404, 503))
+async def get_topic(call: Call) -> web.Response:
+    """One topic with its counts"""
+    view = await call.server.service.get_topic(_topic(call), stale=call.query.stale)
+    return call.reply(_topic_out(view), headers=_stale(call))
+
+
+@routes.add("GET", "/v1/topics", query=types.ReadQuery, returns={200: types.Topics}, errors=(503,))
+async def list_topics(call: Call) -> web.Response:
+    """All topics with their counts"""
+    views = await call.server.service.list_topics(stale=call.query.stale)
+    return call.reply(types.Topics([_topic_out(view) for view in views]), headers=_stale(call))
+
+
+@routes.add(
+    "DELETE",
+    "/v1/topics/{topic}",
+    query=types.DeleteTopicQuery,
+    returns={204: None},
+    errors=(404, 409, 503, 504),
+)
+async def delete_topic(call: Call) -> web.Response:
+    """Delete a topic; with force, cancel what is pending in it"""
+    await call.server.service.delete_topic(_topic(call), force=call.query.force)
+    return web.Response(status=204)
+
+
+def _topic_out(view: TopicView) -> types.Topic:
+    return types.Topic(
+        view.name,
+        view.settings.lease_ms,
+        view.scheduled,
+        view.ready,
+        view.leased,
+        view.dead,
+        view.oldest_ready_age_ms,
+    )
+
+
+# ---- histograms of what is due
+
+
+@routes.add("GET", "/v1/due", query=types.DueQuery, returns={200: types.Buckets}, errors=(503,))
+async def due(call: Call) -> web.Response:
+    """How many messages are due when, over all topics"""
+    return await _due(call, None, _SECOND)
+
+
+@routes.add(
+    "GET", "/v1/topics/{topic}/due", query=types.DueQuery, returns={200: types.Buckets}, errors=(404, 503)
+)
+async def topic_due(call: Call) -> web.Response:
+    """How many messages of a topic are due when"""
+    return await _due(call, _topic(call), _MINUTE)
+
+
+async def _due(call: Call, topic: str | None, unit_ms: int) -> web.Response:
+    start, end, step = int(call.query.from_), int(call.query.to), int(call.query.step)
+    if step < unit_ms or step % unit_ms:
+        raise BadRequest(f"step: {step} ms; here it is a multiple of {unit_ms} ms")
+    if end <= start:
+        raise BadRequest("to: must be after from")
+    if (end - start) // step >= _MAX_BUCKETS:
+        raise BadRequest(f"more than {_MAX_BUCKETS} buckets: choose a longer step or a shorter range")
+    buckets = await call.server.service.due(topic, start, end, step, stale=call.query.stale)
+    return call.reply(
+        types.Buckets([types.Bucket(format_instant(at), count) for at, count in buckets]), headers=_stale(call)
+    )
+
+
+# ---- the cluster
+
+
+@routes.add("GET", "/v1/cluster", query=types.ReadQuery, returns={200: types.Cluster}, errors=(503,))
+async def cluster(call: Call) -> web.Response:
+    """Members, leader, cluster time and the dispatch cursor"""
+    view = await call.server.service.cluster(stale=call.query.stale)
+    cursor = view.dispatch
+    members = [
+        types.Member(m.name, m.http, m.raft, m.role, str(m.applied_index), m.lag, m.version, m.clock_skew_ms)
+        for m in view.members
+    ]
+    body = types.Cluster(
+        cluster_id=view.cluster_id,
+        leader=view.leader,
+        term=view.term,
+        applied_index=str(view.applied_index),
+        time=format_instant(view.time_ms),
+        dispatch=types.Dispatch(hour_name(cursor.hour), cursor.second, cursor.local_index, cursor.sync),
+        members=members,
+    )
+    return call.reply(body, headers=_stale(call))
+
+
+@routes.add(
+    "POST",
+    "/v1/cluster:transfer-leader",
+    body=types.Transfer,
+    returns={200: types.Transferred},
+    errors=(404, 409, 503, 504),
+)
+async def transfer_leader(call: Call) -> web.Response:
+    """Hand leadership to the node named, or to the one that has most"""
+    return call.reply(types.Transferred(await call.server.service.transfer(call.body.to)))
+
+
+@routes.add("GET", "/v1/hours", returns={200: types.Hours})
+async def hours(call: Call) -> web.Response:
+    """This node's hour files: committed entries, bytes and checksums, all at one applied index"""
+    view = await call.server.service.hours()
+    return call.reply(types.Hours(str(view.applied_index), [_hour(h) for h in view.hours]))
+
+
+def _hour(h: HourView) -> types.Hour:
+    def file(entries: int, size: int, crc: int) -> types.HourFileOut:
+        return types.HourFileOut(entries, str(size), f"{crc:08x}")
+
+    return types.Hour(
+        hour=hour_name(h.hour),
+        sealed=h.sealed,
+        mapped=h.mapped,
+        log=file(h.entries, h.log_bytes, h.log_crc),
+        idx=file(h.entries, h.idx_bytes, h.idx_crc),
+        dsp=file(h.events, h.dsp_bytes, h.dsp_crc),
+    )
+
+
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_CHUNK = 1 << 20
+
+
+@routes.add("GET", "/v1/hours/{hour}/{file}", returns={200: bytes, 206: bytes}, errors=(404, 416))
+async def hour_file(call: Call) -> web.StreamResponse:
+    """The committed bytes of one file of an hour; Range is understood"""
+    file = call.path["file"]
+    if file not in ("log", "idx", "dsp"):
+        raise NotFound(f"an hour has the files log, idx and dsp, not {file[:20]!r}")
+    try:
+        hour = hour_from_name(call.path["hour"])
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    return await _send_file(call, hour, file)  # type: ignore[arg-type]
+
+
+async def _send_file(call: Call, hour: int, file: HourFile) -> web.StreamResponse:
+    service, request = call.server.service, call.request
+    length = await service.hour_file_length(hour, file)
+    start, end = _range(request.headers.get("Range"), length)
+    partial = (start, end) != (0, length)
+    response = web.StreamResponse(status=206 if partial else 200)
+    response.content_type = "application/octet-stream"
+    response.content_length = end - start
+    response.headers["Accept-Ranges"] = "bytes"
+    if partial:
+        response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{length}"
+    call.server.add_headers(response.headers)
+    await response.prepare(request)
+    if request.method != "HEAD":
+        for at in range(start, end, _CHUNK):
+            await response.write(await service.read_hour_file(hour, file, at, min(_CHUNK, end - at)))
+    await response.write_eof()
+    return response
+
+
+class RangeNotSatisfiable(HadelayError):
+    type, title, http_status = "range-not-satisfiable", "Range not satisfiable", 416
+
+
+def _range(header: str | None, length: int) -> tuple[int, int]:
+    """[start, end) of the one range asked for; what is not such a range is the whole file, as RFC 9110 has it."""
+    match = _RANGE.fullmatch(header.strip()) if header else None
+    if match is None or match[0] == "bytes=-":
+        return 0, length
+    first, last = match.groups()
+    if not first:
+        return max(length - int(last), 0), length
+    start, end = int(first), min(int(last) + 1, length) if last else length
+    if start >= length or end <= start:
+        raise RangeNotSatisfiable(f"the file has {length} committed bytes")
+    return start, end
+
+
+@routes.add("GET", "/v1/names", returns={200: types.Names})
+async def names(call: Call) -> web.Response:
+    """The numbers that stand for topics, consumers and nodes in the files"""
+    view = await call.server.service.names()
+    return call.reply(types.Names(view.topics, view.consumers, view.nodes))

@@ -1,0 +1,42 @@
+"""Reading request bodies: never more than the limit, never longer than the time a request may take to arrive."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from hadelay.errors import BadRequest, RequestTimeout, TooLarge, UnsupportedMediaType
+
+
+async def read_body(request: web.BaseRequest, limit: int, timeout_ms: int, name: str) -> bytes:
+    """Raises TooLarge as soon as it is certain: from Content-Length before a byte is read, else at the limit."""
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() not in ("", "identity"):
+        raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not understood: send the body as it is")
+    length = request.content_length
+    if length is not None and length > limit:
+        raise TooLarge(f"a body of {length} bytes; at most {limit} are allowed ({name})")
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # type: ignore[attr-defined]
+    stream = request.content
+    if stream.is_eof():
+        data = stream.read_nowait() if stream.total_bytes else b""
+        if len(data) > limit:
+            raise TooLarge(f"a body of {len(data)} bytes; at most {limit} are allowed ({name})")
+        return data
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            async for piece in stream.iter_any():
+                size += len(piece)
+                if size > limit:
+                    raise TooLarge(f"a body of more than {limit} bytes is not allowed ({name})")
+                pieces.append(piece)
+    except TimeoutError:
+        raise RequestTimeout(f"the body did not arrive within {timeout_ms / 1000:g} s") from None
+    except web.RequestPayloadError as error:
+        raise BadRequest(f"the body broke off: {error}") from None
+    return b"".join(pieces)

@@ -1,0 +1,216 @@
+"""Receive, ack, nack, extend.
+
+A poll belongs to its connection: a hang-up cancels the handler, and with it the poll, so that nothing is leased to
+somebody who left. Only the leader hands out; elsewhere the answer is 307, or a relay for those who cannot follow it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from hadelay.errors import BadRequest, HadelayError, Impossible, LimitReached, NoLeader
+from hadelay.http import types
+from hadelay.http.routes import Call, Routes
+from hadelay.http.values import check_topic, format_instant
+from hadelay.model import encode_id
+from hadelay.server.api import Delivered, Delivery, Leader, Poll, SettleKind
+
+routes = Routes()
+
+_MAX_TOPICS = 1_000
+_MAX_CONSUMER = 128
+_MAX_REQUEST_ID = 64
+#: Leases named by one ack, nack or extend.
+_MAX_LEASES = 10_000
+#: A leader that lost its place while polls waited is looked for this often before the poll gives up.
+_ATTEMPTS = 3
+
+
+@routes.add(
+    "POST",
+    "/v1/topics/{topic}/receive",
+    query=types.ReceiveQuery,
+    body=types.Receive,
+    returns={200: types.ReceivedMessages, 307: None},
+    errors=(404, 409, 429, 503),
+)
+async def receive(call: Call) -> web.StreamResponse:
+    """Lease messages of one topic that are due, waiting for the first"""
+    return await _receive(call, [call.path["topic"]])
+
+
+@routes.add(
+    "POST",
+    "/v1/receive",
+    query=types.ReceiveQuery,
+    body=types.ReceiveTopics,
+    returns={200: types.ReceivedMessages, 307: None},
+    errors=(404, 409, 429, 503),
+)
+async def receive_topics(call: Call) -> web.StreamResponse:
+    """Lease messages of several topics that are due, waiting for the first"""
+    topics = call.body.topics
+    if not 0 < len(topics) <= _MAX_TOPICS:
+        raise BadRequest(f"topics: 1 to {_MAX_TOPICS} names")
+    return await _receive(call, topics)
+
+
+async def _receive(call: Call, topics: list[str]) -> web.StreamResponse:
+    server = call.server
+    poll = _poll(call, topics)
+    if server.waiting >= server.config.max_waiting:
+        raise LimitReached(
+            f"{server.waiting} receives wait on this node already (max_waiting); ask another node, or come again",
+            retry_after_ms=1_000,
+        )
+    server.waiting += 1
+    try:
+        return await _from_leader(call, poll)
+    finally:
+        server.waiting -= 1
+
+
+async def _from_leader(call: Call, poll: Poll) -> web.StreamResponse:
+    server = call.server
+    failure: HadelayError = NoLeader("there is no leader", retry_after_ms=500)
+    for _ in range(_ATTEMPTS):
+        leader = await server.service.find_leader()
+        if not leader.here:
+            return await _elsewhere(call, leader)
+        try:
+            delivery = await server.polls.run(server.service.receive(poll))
+        except NoLeader as error:  # deposed while it waited
+            failure = error
+            continue
+        return _delivered(call, delivery)
+    raise failure
+
+
+async def _elsewhere(call: Call, leader: Leader) -> web.StreamResponse:
+    if call.query.redirect:
+        return web.Response(status=307, headers={"Location": leader.url + call.request.raw_path})
+    return await call.server.relay(call.request, leader)
+
+
+def _poll(call: Call, topics: list[str]) -> Poll:
+    limits, wish = call.server.config, call.body
+    for topic in topics:
+        check_topic(topic, limits.max_topic_bytes)
+    count = limits.default_receive if wish.max is None else wish.max
+    if not 1 <= count <= limits.max_receive:
+        raise BadRequest(f"max: {count}; 1 to {limits.max_receive} messages at once")
+    wait_ms = wish.wait or 0
+    if wait_ms > limits.max_wait_ms:
+        raise BadRequest(f"wait: {wait_ms} ms; at most {limits.max_wait_ms} ms, then ask again")
+    consumer = wish.consumer if wish.consumer is not None else "anonymous"
+    if not 0 < len(consumer.encode()) <= _MAX_CONSUMER or not consumer.isprintable():
+        raise BadRequest(f"consumer: 1 to {_MAX_CONSUMER} bytes of printable text")
+    request_id = os.urandom(16) if wish.request_id is None else wish.request_id.encode()
+    if not 0 < len(request_id) <= _MAX_REQUEST_ID:
+        raise BadRequest(f"request_id: 1 to {_MAX_REQUEST_ID} bytes")
+    lease_ms = None if wish.lease is None else _lease(call, wish.lease)
+    return Poll(list(dict.fromkeys(topics)), consumer, request_id, count, int(wait_ms), lease_ms)
+
+
+def _lease(call: Call, lease_ms: int) -> int:
+    longest = call.server.config.max_lease_ms
+    if not 0 < lease_ms <= longest:
+        raise BadRequest(f"lease: {lease_ms} ms; more than 0 and at most {longest} ms, and extend it as you go")
+    return int(lease_ms)
+
+
+# ---- the answer
+
+
+class _Meta(msgspec.Struct):
+    """What `options.pack_meta` packed, and what later versions may add."""
+
+    ct: str = "application/octet-stream"
+    key: str | None = None
+    tags: list[str] = []
+    meta: dict[str, str] = {}
+
+
+_decode_meta = msgspec.msgpack.Decoder(_Meta).decode
+_NO_META = _Meta()
+
+
+def unpack_meta(meta: bytes | memoryview) -> _Meta:
+    return _decode_meta(meta) if meta else _NO_META
+
+
+def _delivered(call: Call, delivery: Delivery) -> web.Response:
+    msgpack = call.wants_msgpack()
+    texts = not msgpack and call.request.headers.get("Accept-Body", "").lower() == "text"
+    until, left_ms = format_instant(delivery.lease_until_ms), delivery.lease_left_ms
+    metas: dict[bytes, _Meta] = {b"": _NO_META}
+    messages = []
+    for m in delivery.messages:
+        raw = bytes(m.meta)
+        meta = metas.get(raw)
+        if meta is None:
+            meta = metas[raw] = _decode_meta(raw)
+        received = types.Received(
+            id=encode_id(m.id), lease=m.lease, topic=m.topic, content_type=meta.ct, key=meta.key, tags=meta.tags,
+            meta=meta.meta, deliver_at=format_instant(m.deliver_at_ms), late_ms=m.late_ms, attempt=m.attempt,
+            redelivered=m.redelivered, lease_until=until, lease_left_ms=left_ms,
+        )  # fmt: skip
+        if msgpack:
+            received.body = m.body
+        elif texts and (text := _text(m, meta.ct)) is not None:
+            received.body = text
+        else:
+            received.body_base64 = m.body
+        messages.append(received)
+    return call.reply(types.ReceivedMessages(messages))
+
+
+def _text(message: Delivered, content_type: str) -> str | None:
+    kind = content_type.partition(";")[0].strip().lower()
+    if not (kind.startswith("text/") or kind in _TEXTUAL or kind.endswith(("+json", "+xml"))):
+        return None
+    try:
+        return str(message.body, "utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+_TEXTUAL = ("application/json", "application/xml", "application/x-ndjson", "application/x-www-form-urlencoded")
+
+# ---- settling
+
+
+@routes.add("POST", "/v1/leases:ack", body=types.Ack, returns={200: types.LeaseResults}, errors=(503, 504))
+async def ack(call: Call) -> web.Response:
+    """Done with these messages: never hand them out again"""
+    return await _settle(call, "ack", None)
+
+
+@routes.add("POST", "/v1/leases:nack", body=types.Nack, returns={200: types.LeaseResults}, errors=(503, 504))
+async def nack(call: Call) -> web.Response:
+    """Not done: hand them out again, now or after a delay"""
+    delay = call.body.delay
+    if delay is not None and delay > call.server.max_delay_ms:
+        raise Impossible(f"delay: {delay} ms is beyond max_delay, {call.server.max_delay_ms} ms")
+    return await _settle(call, "nack", None if delay is None else int(delay))
+
+
+@routes.add("POST", "/v1/leases:extend", body=types.Extend, returns={200: types.LeaseResults}, errors=(503, 504))
+async def extend(call: Call) -> web.Response:
+    """Hold them longer: from now, for the lease given"""
+    return await _settle(call, "extend", _lease(call, call.body.lease))
+
+
+async def _settle(call: Call, kind: SettleKind, value_ms: int | None) -> web.Response:
+    leases = call.body.leases
+    if len(leases) > _MAX_LEASES:
+        raise BadRequest(f"leases: {len(leases)}; at most {_MAX_LEASES} at once")
+    outcomes = await call.server.service.settle(kind, leases, value_ms) if leases else []
+    results: list[Any] = [{"lease": lease, "outcome": outcome} for lease, outcome in zip(leases, outcomes, strict=True)]
+    return call.reply({"results": results})
+
+

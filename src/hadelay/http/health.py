@@ -1,0 +1,48 @@
+"""/livez, /readyz, /metrics, /openapi.json."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from hadelay.http import types
+from hadelay.http.routes import JSON, Call, Routes
+from hadelay.server.api import Check
+
+routes = Routes()
+
+
+@routes.add("GET", "/livez", query=types.ReadyQuery, returns={200: types.Health}, errors=(503,))
+async def livez(call: Call) -> web.Response:
+    """Is this process worth keeping? Never depends on a quorum"""
+    return _health(call, call.server.service.livez())
+
+
+@routes.add("GET", "/readyz", query=types.ReadyQuery, returns={200: types.Health}, errors=(503,))
+async def readyz(call: Call) -> web.Response:
+    """Can it serve? `verbose` says why not, `exclude` leaves checks out"""
+    checks = call.server.service.readyz()
+    if call.server.draining:
+        checks = [*checks, Check("draining", False, "the node is shutting down")]
+    return _health(call, checks)
+
+
+def _health(call: Call, checks: list[Check]) -> web.Response:
+    left_out = set((call.query.exclude or "").split(","))
+    checks = [check for check in checks if check.name not in left_out]
+    fine = all(check.ok for check in checks)
+    verbose = call.query.verbose not in (None, "false", "0") or not fine
+    shown = [types.CheckOut(c.name, c.ok, c.detail) for c in checks] if verbose else []
+    return call.reply(types.Health("ok" if fine else "failing", shown), 200 if fine else 503)
+
+
+@routes.add("GET", "/metrics", returns={200: str})
+async def metrics(call: Call) -> web.Response:
+    """Prometheus"""
+    return web.Response(body=call.server.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+@routes.add("GET", "/openapi.json", returns={200: dict})
+async def openapi(call: Call) -> web.Response:
+    """This API as OpenAPI 3.1"""
+    return web.Response(body=call.server.openapi_document(), headers={"Content-Type": JSON})

@@ -1,0 +1,63 @@
+"""Errors as `application/problem+json` (RFC 9457)."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from hadelay.errors import HadelayError
+
+CONTENT_TYPE = "application/problem+json"
+
+
+class Problem(msgspec.Struct):
+    """What every refusal looks like. Members that a problem adds (`outcome`, `id`) stand beside these."""
+
+    #: A stable name: docs/reference/errors.md lists them.
+    type: str
+    title: str
+    status: int
+    #: What to do about it.
+    detail: str
+    #: The same request may succeed later, here or at another node.
+    retryable: bool
+    #: false: it may or may not have happened. Retry only with the same Idempotency-Key or request_id.
+    outcome_known: bool
+    retry_after_ms: int | None | msgspec.UnsetType = msgspec.UNSET
+
+
+def as_dict(error: HadelayError) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "type": error.type,
+        "title": error.title,
+        "status": error.http_status,
+        "detail": error.detail or error.title,
+        "retryable": error.retryable,
+        "outcome_known": error.outcome_known,
+    }
+    if error.retry_after_ms is not None:
+        document["retry_after_ms"] = error.retry_after_ms
+    return document | error.extra
+
+
+def encode(error: HadelayError) -> bytes:
+    return msgspec.json.encode(as_dict(error))
+
+
+def headers(error: HadelayError) -> dict[str, str]:
+    """What goes beside the document. Retry-After counts in whole seconds, rounded up: too early is refused again."""
+    found = {"Content-Type": CONTENT_TYPE}
+    if error.retry_after_ms is not None:
+        found["Retry-After"] = str(-(-error.retry_after_ms // 1000))
+    if error.http_status == HTTPStatus.UNAUTHORIZED:
+        found["WWW-Authenticate"] = "Bearer"
+    if "allow" in error.extra:
+        found["Allow"] = error.extra["allow"]
+    return found
+
+
+def response(error: HadelayError) -> web.Response:
+    return web.Response(status=error.http_status, body=encode(error), headers=headers(error))

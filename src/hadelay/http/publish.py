@@ -1,0 +1,202 @@
+"""POST /v1/topics/{topic}/messages and POST /v1/messages:batch.
+
+Single publishes usually never come here: connection.py answers them without a task. This is the same thing for
+requests that need more of HTTP (chunked bodies, Expect, a body in many pieces), and for mistakes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from binascii import Error as Base64Error
+from binascii import a2b_base64
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from hadelay.core.commands import Draft
+from hadelay.errors import BadRequest, HadelayError, TooLarge, UnsupportedMediaType
+from hadelay.http import receipts, types
+from hadelay.http.bodies import read_body
+from hadelay.http.options import check_idempotency_key, pack_meta, parse_head, when
+from hadelay.http.routes import JSON, MSGPACK, NDJSON, Call, Routes, check_headers, decoded, is_msgpack, media_type
+from hadelay.http.values import LARGEST_MS, SMALLEST_INSTANT_MS, check_topic
+from hadelay.server.api import Receipts
+
+routes = Routes()
+_PUBLISH_HEADERS = ("Hadelay-Delay", "Hadelay-Deliver-At", "Hadelay-Meta-*")
+
+
+async def commit(call: Call, drafts: list[Draft], key: bytes | None) -> Receipts:
+    future: asyncio.Future[Receipts] = asyncio.get_running_loop().create_future()
+
+    def done(answer: Receipts | None, error: HadelayError | None) -> None:
+        if future.done():  # the client hung up; the message stays
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            assert answer is not None
+            future.set_result(answer)
+
+    call.server.service.publish(drafts, key, done)
+    return await future
+
+
+@routes.add(
+    "POST",
+    "/v1/topics/{topic}/messages",
+    query=types.PublishQuery,
+    headers=_PUBLISH_HEADERS,
+    returns={201: types.Published, 200: types.Published},
+    errors=(404, 413, 415, 422, 429, 503, 504, 507),
+    raw_body=("*/*",),
+)
+async def publish(call: Call) -> web.Response:
+    """Publish one message; the body is the payload"""
+    server, request = call.server, call.request
+    head = parse_head(
+        server.config, server.max_delay_ms, call.path["topic"], request.rel_url.raw_query_string, request.raw_headers
+    )
+    body = await read_body(request, server.config.max_body_bytes, server.config.io_timeout_ms, "max_body_bytes")
+    answer = await commit(call, [head.draft(body)], head.idempotency_key)
+    status, message_id, document = receipts.one(head.topic, answer)
+    where = f"/v1/messages/{message_id}"
+    return web.Response(status=status, body=document, headers={"Content-Type": JSON, "Location": where})
+
+
+@routes.add(
+    "POST",
+    "/v1/messages:batch",
+    returns={200: types.BatchResults},
+    errors=(413, 415, 422, 429, 503, 504, 507),
+    raw_body=(JSON, NDJSON, MSGPACK),
+)
+async def publish_batch(call: Call) -> web.Response:
+    """Publish many messages in one commit; results in the order of the items"""
+    server, request = call.server, call.request
+    check_headers(request, frozenset())
+    decode = _decoder(media_type(request))
+    key = request.headers.get("Idempotency-Key")
+    request_key = None if key is None else check_idempotency_key(key.encode("utf-8", "surrogateescape"))
+    limits = server.config
+    data = await read_body(request, limits.max_batch_bytes, limits.io_timeout_ms, "max_batch_bytes")
+    items = decoded(lambda: decode(data), types.BatchItem)
+    if len(items) > limits.max_batch_items:
+        raise TooLarge(f"{len(items)} items; a batch has at most {limits.max_batch_items} (max_batch_items)")
+    drafts, problems = _Drafts(call).build(items)
+    answer = await commit(call, drafts, request_key) if drafts else Receipts([], [])
+    msgpack = call.wants_msgpack()
+    document = receipts.batch(answer, problems, len(items), msgpack)
+    return web.Response(body=document, headers={"Content-Type": MSGPACK if msgpack else JSON})
+
+
+class _JsonItem(types.BatchItem):
+    """Keeps `body` as the text it was sent as: 1e3 stays 1e3, and nothing is parsed twice."""
+
+    body: msgspec.Raw = msgspec.Raw(b"")
+
+
+_decode_json = msgspec.json.Decoder(list[_JsonItem])
+_decode_lines = msgspec.json.Decoder(_JsonItem)
+_decode_msgpack = msgspec.msgpack.Decoder(list[types.BatchItem])
+
+
+def _decoder(kind: str) -> Callable[[bytes], list[Any]]:
+    if kind == JSON or kind.endswith("+json"):
+        return _decode_json.decode
+    if kind in (NDJSON, "application/ndjson", "application/jsonl"):
+        return _decode_lines.decode_lines
+    if is_msgpack(kind):
+        return _decode_msgpack.decode
+    raise UnsupportedMediaType(f"a batch is {JSON}, {NDJSON} or {MSGPACK}, not {kind or 'without Content-Type'!r}")
+
+
+class _Drafts:
+    """Items of one batch into drafts. A wrong item is refused in its place; the others are published.
+
+    Topics, times and metas repeat within a batch, so what was worked out for one item serves the next.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.limits = call.server.config
+        self.max_delay_ms = call.server.max_delay_ms
+        self.topics: set[str] = set()
+        self.whens: dict[tuple[object, object], tuple[int, bool]] = {(None, None): (0, True)}
+        self.metas: dict[str, bytes] = {}
+
+    def build(self, items: list[Any]) -> tuple[list[Draft], dict[int, HadelayError]]:
+        drafts: list[Draft] = []
+        problems: dict[int, HadelayError] = {}
+        topics, whens, one = self.topics, self.whens, self._one
+        max_body = self.limits.max_body_bytes
+        for place, item in enumerate(items):
+            body = item.body
+            # The usual item: bytes, a known topic, a plain Unix ms or a time seen before, nothing else.
+            if type(body) is bytes and item.topic in topics and len(body) <= max_body:
+                at = item.deliver_at
+                if type(at) is int and SMALLEST_INSTANT_MS <= at < LARGEST_MS and item.delay is None:
+                    times: tuple[int, bool] | None = (at, False)
+                else:
+                    times = whens.get((item.delay, at))
+                if (
+                    times is not None
+                    and item.content_type is None
+                    and item.meta is None
+                    and item.idempotency_key is None
+                    and item.body_base64 is msgspec.UNSET
+                ):
+                    drafts.append(Draft(item.topic, times[0], times[1], 0, 0, b"", body))
+                    continue
+            try:
+                drafts.append(one(item))
+            except HadelayError as error:
+                problems[place] = error
+        return drafts, problems
+
+    def _one(self, item: Any) -> Draft:
+        limits = self.limits
+        if item.topic not in self.topics:
+            self.topics.add(check_topic(item.topic, limits.max_topic_bytes))
+        pair = (item.delay, item.deliver_at)
+        times = self.whens.get(pair)
+        # 1 and true and 1.0 are one key of a dict; the types have sorted out true before.
+        if times is None:
+            times = self.whens[pair] = when(self.max_delay_ms, *pair)
+        body, content_type = payload(item)
+        if len(body) > limits.max_body_bytes:
+            raise TooLarge(f"a body of {len(body)} bytes; at most {limits.max_body_bytes} are allowed (max_body_bytes)")
+        if item.meta:
+            meta = pack_meta(limits, content_type, item.meta)
+        else:
+            known = self.metas.get(content_type)
+            meta = known if known is not None else pack_meta(limits, content_type, None)
+            self.metas[content_type] = meta
+        key = item.idempotency_key
+        idem = None if key is None else check_idempotency_key(key.encode())
+        return Draft(item.topic, *times, 0, 0, meta, body, idem)
+
+
+def payload(item: Any) -> tuple[bytes, str]:
+    """(bytes, content type) of a batch item."""
+    body, given = item.body, item.content_type or ""
+    if item.body_base64 is not msgspec.UNSET:
+        if body is not msgspec.UNSET and (not isinstance(body, msgspec.Raw) or bytes(body)):
+            raise BadRequest("body and body_base64 are both given: one of them is the payload")
+        try:
+            return a2b_base64(item.body_base64, strict_mode=True), given
+        except (Base64Error, ValueError) as error:
+            raise BadRequest(f"body_base64: {error}") from None
+    if isinstance(body, msgspec.Raw):
+        text = bytes(body)
+        if text[:1] == b'"':
+            return msgspec.json.decode(text, type=str).encode(), given or "text/plain"
+        return text, given or ("application/json" if text else "")
+    if isinstance(body, bytes):
+        return body, given
+    if isinstance(body, str):
+        return body.encode(), given or "text/plain"
+    if body is msgspec.UNSET:
+        return b"", given
+    return msgspec.json.encode(body), given or "application/json"

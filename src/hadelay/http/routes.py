@@ -1,0 +1,218 @@
+"""One declaration per route gives dispatch, decoding, validation and its part of /openapi.json.
+
+    @routes.add("PUT", "/v1/topics/{topic}", body=PutTopic, returns={200: Topic})
+    async def put_topic(call: Call) -> web.Response: ...
+
+A handler gets a `Call`: path parameters as text, query and body as the declared msgspec types. What the types do not
+say (limits, names) the handler checks; whatever it raises from `hadelay.errors` becomes the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import unquote
+
+import msgspec
+from aiohttp import web
+
+from hadelay.errors import BadRequest, Impossible, MethodNotAllowed, NotFound, UnsupportedMediaType
+from hadelay.http import types
+from hadelay.http.values import suggest
+from hadelay.version import VERSION
+
+if TYPE_CHECKING:
+    from hadelay.http.app import HttpServer
+
+Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
+
+JSON, MSGPACK, NDJSON = "application/json", "application/msgpack", "application/x-ndjson"
+#: What clients send for JSON when they do not think about it (curl -d).
+_JSON_ENOUGH = frozenset((JSON, "", "text/json", "text/plain", "application/x-www-form-urlencoded"))
+_MSGPACK_NAMES = frozenset((MSGPACK, "application/x-msgpack", "application/vnd.msgpack"))
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `(.*)`)?$")
+
+
+@dataclass(slots=True, frozen=True)
+class Route:
+    method: str
+    path: str
+    handler: Handler
+    query: type[types.In] | None
+    body: type[types.In] | None
+    #: `Hadelay-*` request headers it understands, in lower case.
+    headers: frozenset[bytes]
+    returns: Mapping[int, Any]
+    errors: tuple[int, ...]
+    #: Reads the body by itself (payloads, batches): limits and types are its own.
+    raw_body: tuple[str, ...]
+    json: msgspec.json.Decoder[Any] | None
+    msgpack: msgspec.msgpack.Decoder[Any] | None
+
+    @property
+    def name(self) -> str:
+        return self.handler.__name__  # type: ignore[attr-defined,no-any-return]
+
+
+@dataclass(slots=True)
+class Call:
+    """One request on its way through a handler."""
+
+    server: HttpServer
+    request: web.BaseRequest
+    route: Route
+    path: dict[str, str]
+    query: Any = None
+    body: Any = None
+
+    def wants_msgpack(self) -> bool:
+        return "msgpack" in self.request.headers.get("Accept", "")
+
+    def reply(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+        if self.wants_msgpack():
+            body, content_type = msgspec.msgpack.encode(value), MSGPACK
+        else:
+            body, content_type = msgspec.json.encode(value), JSON
+        return web.Response(status=status, body=body, headers={"Content-Type": content_type, **(headers or {})})
+
+
+@dataclass(slots=True)
+class Routes:
+    """Declared at import, looked up by path."""
+
+    all: list[Route] = field(default_factory=list)
+    _static: dict[str, dict[str, Route]] = field(default_factory=dict)
+    _patterns: list[tuple[re.Pattern[str], dict[str, Route]]] = field(default_factory=list)
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: type[types.In] | None = None,
+        body: type[types.In] | None = None,
+        headers: Iterable[str] = (),
+        returns: Mapping[int, Any],
+        errors: tuple[int, ...] = (),
+        raw_body: tuple[str, ...] = (),
+    ) -> Callable[[Handler], Handler]:
+        def declare(handler: Handler) -> Handler:
+            json = msgspec.json.Decoder(body, dec_hook=types.decode_hook) if body else None
+            msgpack = msgspec.msgpack.Decoder(body, dec_hook=types.decode_hook) if body else None
+            known = frozenset(name.lower().encode() for name in headers)
+            self._register(Route(method, path, handler, query, body, known, returns, errors, raw_body, json, msgpack))
+            return handler
+
+        return declare
+
+    def _register(self, route: Route) -> None:
+        self.all.append(route)
+        if "{" not in route.path:
+            self._static.setdefault(route.path, {})[route.method] = route
+            return
+        parts = re.split(r"\{(\w+)\}", route.path)
+        text = "".join(f"(?P<{p}>[^/]*?)" if n % 2 else re.escape(p) for n, p in enumerate(parts))
+        for pattern, methods in self._patterns:
+            if pattern.pattern == text:
+                methods[route.method] = route
+                return
+        self._patterns.append((re.compile(text), {route.method: route}))
+
+    def include(self, other: Routes) -> None:
+        for route in other.all:
+            self._register(route)
+
+    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
+        """`path` still percent-encoded: %2F is part of a name, not a separator. Raises NotFound, MethodNotAllowed."""
+        methods, found = self._static.get(path), {}
+        if methods is None:
+            for pattern, candidates in self._patterns:
+                match = pattern.fullmatch(path)
+                if match:
+                    methods, found = candidates, {k: unquote(v) for k, v in match.groupdict().items()}
+                    break
+            else:
+                raise NotFound(f"there is no {path[:200]} here; /openapi.json lists what there is")
+        route = methods.get("GET" if method == "HEAD" else method)
+        if route is None:
+            allow = ", ".join(sorted(methods))
+            raise MethodNotAllowed(f"{method[:20]} is not for this address; it takes {allow}", allow=allow)
+        return route, found
+
+
+def check_headers(request: web.BaseRequest, known: frozenset[bytes]) -> None:
+    for name, _ in request.raw_headers:
+        if name[:8].lower() == b"hadelay-" and name.lower() not in known:
+            lowered = name.lower()
+            if not (lowered.startswith(b"hadelay-meta-") and b"hadelay-meta-*" in known):
+                refuse_unknown("header", name.decode("latin-1"), [_titled(k) for k in known])
+
+
+def _titled(name: bytes) -> str:
+    return name.decode().title().replace("Ttl", "TTL")
+
+
+def refuse_unknown(what: str, name: str, known: Iterable[str], where: str = "") -> NoReturn:
+    plain = name.lower().removeprefix("hadelay-").replace("-", "_")
+    if plain in types.NOT_YET:
+        raise Impossible(f"{what} {name!r}{where} is not in this version ({VERSION}); leave it out")
+    raise BadRequest(f"unknown {what} {name!r}{where}{suggest(name, known)}")
+
+
+def decode_query(request: web.BaseRequest, kind: type[types.In] | None) -> Any:
+    pairs = list(request.query.items()) if request.query_string else []
+    fields = {f.encode_name for f in msgspec.structs.fields(kind)} if kind else set()
+    found = dict(pairs)
+    for name in found:
+        if name not in fields:
+            refuse_unknown("query parameter", name, fields)
+    if len(found) < len(pairs):
+        twice = next(name for n, (name, _) in enumerate(pairs) if name in dict(pairs[:n]))
+        raise BadRequest(f"query parameter {twice!r} is given twice")
+    if kind is None:
+        return None
+    try:
+        return msgspec.convert(found, kind, strict=False, dec_hook=types.decode_hook)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"query: {_words(error)}") from None
+
+
+def media_type(request: web.BaseRequest) -> str:
+    """Without parameters, in lower case, "" when there is none."""
+    return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+def decode_body(request: web.BaseRequest, route: Route, data: bytes) -> Any:
+    """No body is an empty object: everything in it may be optional."""
+    assert route.body and route.json and route.msgpack
+    kind = media_type(request)
+    if kind in _MSGPACK_NAMES:
+        return decoded(lambda: route.msgpack.decode(data or b"\x80"), route.body)  # type: ignore[union-attr]
+    if kind not in _JSON_ENOUGH and not kind.endswith("+json"):
+        raise UnsupportedMediaType(f"{kind!r} is not understood here; send application/json or application/msgpack")
+    return decoded(lambda: route.json.decode(data if data.strip() else b"{}"), route.body)  # type: ignore[union-attr]
+
+
+def decoded(decode: Callable[[], Any], kind: type[types.In]) -> Any:
+    """Runs a msgspec decoder; what it refuses becomes BadRequest, with a suggestion for a mistyped field."""
+    try:
+        return decode()
+    except msgspec.ValidationError as error:
+        unknown = _UNKNOWN_FIELD.match(str(error))
+        if unknown:
+            where = f" at {unknown[2]}" if unknown[2] else ""
+            refuse_unknown("field", unknown[1], (f.encode_name for f in msgspec.structs.fields(kind)), where)
+        raise BadRequest(f"body: {_words(error)}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"body: {error}") from None
+
+
+def _words(error: msgspec.ValidationError) -> str:
+    text = str(error)
+    return text[0].lower() + text[1:]
+
+
+def is_msgpack(kind: str) -> bool:
+    return kind in _MSGPACK_NAMES

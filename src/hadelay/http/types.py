@@ -1,0 +1,331 @@
+"""Requests and responses of API version 1 as msgspec types: they decode, validate, encode and become OpenAPI 3.1."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+from hadelay.http.values import parse_duration, parse_instant
+
+
+class Duration(int):
+    """Milliseconds; on the wire "250ms", "2h30m" or a number of seconds."""
+
+
+class Instant(int):
+    """Unix ms; on the wire RFC 3339, or Unix milliseconds on input."""
+
+
+def decode_hook(kind: type, value: Any) -> Any:
+    if kind is Duration:
+        return Duration(parse_duration("duration", value))
+    if kind is Instant:
+        return Instant(parse_instant("time", value))
+    raise NotImplementedError(kind)
+
+
+def schema_hook(kind: type) -> dict[str, Any]:
+    if kind is Duration:
+        return {
+            "description": "250ms, 15m, 2h30m, 7d; a bare number is seconds",
+            "anyOf": [
+                {"type": "string", "pattern": r"^(\d+(\.\d+)?(ms|s|m|h|d))+$|^\d+(\.\d+)?$"},
+                {"type": "number", "minimum": 0},
+            ],
+        }
+    if kind is Instant:
+        return {
+            "description": "RFC 3339 with any offset, or Unix milliseconds",
+            "anyOf": [{"type": "string", "format": "date-time"}, {"type": "integer", "minimum": 100_000_000_000}],
+        }
+    raise NotImplementedError(kind)
+
+
+class In(Struct, forbid_unknown_fields=True):
+    """A typo must not be taken for a wish: `?dealy=1h` would fire at once."""
+
+
+class Out(Struct):
+    pass
+
+
+# ---- publishing
+
+
+class PublishQuery(In):
+    delay: Duration | None = None
+    deliver_at: Instant | None = None
+
+
+class Published(Out):
+    id: str
+    topic: str
+    deliver_at: str
+    key: str | None = None
+    duplicate: bool | UnsetType = UNSET
+
+
+class BatchItem(In):
+    """One message of a batch. `body` (text is text/plain, other JSON values application/json) or `body_base64`."""
+
+    topic: str
+    body: Any = UNSET
+    body_base64: str | UnsetType = UNSET
+    content_type: str | None = None
+    delay: str | int | float | None = None
+    deliver_at: str | int | float | None = None
+    meta: dict[str, str] | None = None
+    idempotency_key: str | None = None
+
+
+class BatchResult(Out):
+    """id and deliver_at, or error."""
+
+    id: str | UnsetType = UNSET
+    deliver_at: str | UnsetType = UNSET
+    duplicate: bool | UnsetType = UNSET
+    error: dict[str, Any] | UnsetType = UNSET
+
+
+class BatchResults(Out):
+    results: list[BatchResult]
+
+
+# ---- messages
+
+
+class ReadQuery(In):
+    stale: bool = False
+
+
+class MessageQuery(In):
+    body: bool = False
+    stale: bool = False
+
+
+class History(Out):
+    event: str
+    at: str
+    attempt: int
+    consumer: str | None
+    node: str | None
+
+
+class Message(Out):
+    id: str
+    topic: str
+    key: str | None
+    state: Literal["scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead"]
+    deliver_at: str
+    published_at: str
+    attempt: int
+    tags: list[str]
+    meta: dict[str, str]
+    content_type: str
+    size: int
+    history: list[History]
+    body_base64: bytes | UnsetType = UNSET
+
+
+class Outcome(Out):
+    outcome: str
+
+
+# ---- consuming
+
+
+class ReceiveQuery(In):
+    #: false: a follower relays the poll instead of answering 307.
+    redirect: bool = True
+
+
+class Receive(In):
+    max: int | None = None
+    wait: Duration | None = None
+    lease: Duration | None = None
+    consumer: str | None = None
+    request_id: str | None = None
+
+
+class ReceiveTopics(Receive, kw_only=True):
+    topics: list[str]
+
+
+class Received(Out, kw_only=True):
+    """deliver_at, late_ms and the lease are in cluster time."""
+
+    id: str
+    lease: str
+    topic: str
+    #: The payload; as `body` with `Accept: application/msgpack` (bytes), or with `Accept-Body: text` if it is text.
+    body_base64: bytes | memoryview | UnsetType = UNSET
+    body: Any = UNSET
+    content_type: str
+    key: str | None
+    tags: list[str]
+    meta: dict[str, str]
+    deliver_at: str
+    late_ms: int
+    attempt: int
+    #: It may have been handed out before.
+    redelivered: bool
+    lease_until: str
+    lease_left_ms: int
+
+
+class ReceivedMessages(Out):
+    messages: list[Received]
+
+
+class Ack(In):
+    leases: list[str]
+
+
+class Nack(In):
+    leases: list[str]
+    delay: Duration | None = None
+
+
+class Extend(In):
+    leases: list[str]
+    lease: Duration
+
+
+class LeaseResult(Out):
+    lease: str
+    outcome: Literal["acked", "nacked", "extended", "already_acked", "lease_lost"]
+
+
+class LeaseResults(Out):
+    results: list[LeaseResult]
+
+
+# ---- topics
+
+
+class PutTopic(In):
+    lease: Duration | None = None
+
+
+class DeleteTopicQuery(In):
+    force: bool = False
+
+
+class Topic(Out):
+    topic: str
+    lease_ms: int | None
+    scheduled: int
+    ready: int
+    leased: int
+    dead: int
+    oldest_ready_age_ms: int | None
+
+
+class Topics(Out):
+    topics: list[Topic]
+
+
+class DueQuery(In, rename={"from_": "from"}):
+    from_: Instant
+    to: Instant
+    step: Duration
+    stale: bool = False
+
+
+class Bucket(Out, rename={"from_": "from"}):
+    from_: str
+    count: int
+
+
+class Buckets(Out):
+    buckets: list[Bucket]
+
+
+# ---- cluster
+
+
+class Dispatch(Out):
+    hour: str
+    second: int
+    local_index: int
+    sync: Literal["commit", "interval"]
+
+
+class Member(Out):
+    name: str
+    http: str
+    raft: str
+    role: str
+    applied_index: str
+    lag: int
+    version: str
+    clock_skew_ms: float | None
+
+
+class Cluster(Out):
+    cluster_id: str
+    leader: str | None
+    term: int
+    applied_index: str
+    time: str
+    dispatch: Dispatch
+    members: list[Member]
+
+
+class Transfer(In):
+    to: str | None = None
+
+
+class Transferred(Out):
+    leader: str
+
+
+class HourFileOut(Out):
+    entries: int
+    bytes: str
+    #: CRC-32C over exactly those bytes, in hex.
+    crc32c: str
+
+
+class Hour(Out):
+    hour: str
+    sealed: bool
+    mapped: bool
+    log: HourFileOut
+    idx: HourFileOut
+    dsp: HourFileOut
+
+
+class Hours(Out):
+    applied_index: str
+    hours: list[Hour]
+
+
+class Names(Out):
+    topics: dict[str, int]
+    consumers: dict[str, int]
+    nodes: dict[str, int]
+
+
+class ReadyQuery(In):
+    verbose: str | None = None
+    exclude: str | None = None
+
+
+class CheckOut(Out):
+    name: str
+    ok: bool
+    detail: str = ""
+
+
+class Health(Out):
+    status: Literal["ok", "failing"]
+    checks: list[CheckOut] = field(default_factory=list)
+
+
+#: Names of the API that this version refuses by name (422), wherever they stand.
+NOT_YET = frozenset(
+    "key tags any_tags ttl on_conflict max_wait callback max_attempts backoff dead_letter dead_retention rate concurrency "
+    "publish_rate catch_up_rate max_messages max_bytes retention webhook alert paused dispatch_sync".split()
+)

@@ -1,0 +1,175 @@
+"""Text in, numbers out, and back: durations, instants, ids and names as the API writes them (docs: http-api).
+
+Parsers raise BadRequest or Impossible in words that say what to write instead. Everything rounds up to the next
+millisecond: a message may be late, never early.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.errors import BadRequest, Impossible
+from hadelay.model import decode_id
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NEGATIVE = re.compile(r"-\s*\d")
+_INSTANT = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,18}))?(?:([Zz])|([+\- ])(\d\d):(\d\d))?"
+)
+_TOPIC = re.compile(r"[A-Za-z0-9._-]+")
+
+#: Anything at or above is Unix milliseconds (1973 and later); below it, somebody meant seconds.
+SMALLEST_INSTANT_MS = 10**11
+#: Beyond every max_delay, and far from the end of an i64: what is larger is refused before it gets anywhere.
+LARGEST_MS = 10**15
+
+DURATION_HELP = 'write it as "250ms", "15m", "2h30m" or "7d"; a bare number is seconds'
+INSTANT_HELP = 'write it as "2026-11-20T18:00:00Z", with any offset, or as Unix milliseconds'
+
+
+def parse_duration(name: str, value: object) -> int:
+    """Milliseconds from text, or from a number of seconds. `name` is what the caller called it."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise BadRequest(f"{name}: {DURATION_HELP}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadRequest(f"{name}: {value} is not a duration; {DURATION_HELP}")
+    text = value.strip() if isinstance(value, str) else format(Decimal(repr(value)), "f")
+    if _NUMBER.fullmatch(text):
+        ms = Decimal(text) * 1000
+    elif _DURATION.fullmatch(text):
+        ms = sum((Decimal(number) * _UNITS_MS[unit] for number, unit in _DURATION_PART.findall(text)), Decimal(0))
+    elif _NEGATIVE.match(text):
+        raise BadRequest(f"{name}: {text!r} is negative; a delay cannot go back in time, leave it out for now")
+    else:
+        raise BadRequest(f"{name}: {_shown(text)} is not a duration; {DURATION_HELP}")
+    if ms >= LARGEST_MS:
+        raise Impossible(f"{name}: {_shown(text)} is longer than anything can be kept")
+    return math.ceil(ms)
+
+
+def parse_instant(name: str, value: object) -> int:
+    """Unix milliseconds from RFC 3339 or from Unix milliseconds. 0 means now."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise BadRequest(f"{name}: {INSTANT_HELP}")
+    text = value.strip() if isinstance(value, str) else repr(value)
+    if isinstance(value, int) or _NUMBER.fullmatch(text):
+        return _unix_ms(name, text)
+    match = _INSTANT.fullmatch(text)
+    if match is None:
+        hint = "it is negative" if _NEGATIVE.match(text) else INSTANT_HELP
+        raise BadRequest(f"{name}: {_shown(text)} is not a time; {hint}")
+    return _rfc3339_ms(name, text, match)
+
+
+def _unix_ms(name: str, text: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise BadRequest(f"{name}: {_shown(text)} is not a time; it is negative")
+    ms = math.ceil(Decimal(text))
+    if 0 < ms < SMALLEST_INSTANT_MS:
+        raise BadRequest(f"{name}: {_shown(text)}: seconds? use milliseconds, {_shown(text)}000, or RFC 3339")
+    if ms >= LARGEST_MS:
+        raise Impossible(f"{name}: {_shown(text)} is farther away than anything can be kept")
+    return ms
+
+
+def _rfc3339_ms(name: str, text: str, match: re.Match[str]) -> int:
+    year, month, day, hour, minute, second = (int(part) for part in match.groups()[:6])
+    fraction, zulu, sign, offset_hours, offset_minutes = match.groups()[6:]
+    if zulu is None and sign is None:
+        raise BadRequest(f"{name}: {text!r} has no offset, so it could be any of 24 hours: add Z, or +08:00")
+    offset_s = int(offset_hours or 0) * 3600 + int(offset_minutes or 0) * 60
+    if sign is not None and (int(offset_hours) > 23 or int(offset_minutes) > 59):
+        raise BadRequest(f"{name}: {text!r} has an offset of more than a day")
+    # A leap second is the second after :59, as POSIX counts. A "+" that a query turned into a space is still one.
+    try:
+        at = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC)
+    except ValueError as error:
+        raise BadRequest(f"{name}: {text!r} is not a time: {error}") from None
+    if second > 60:
+        raise BadRequest(f"{name}: {text!r} is not a time: second must be in 0..59")
+    seconds = (at.date() - date(1970, 1, 1)).days * 86_400 + at.hour * 3600 + at.minute * 60 + second
+    seconds += offset_s if sign == "-" else -offset_s
+    return seconds * 1000 + math.ceil(Decimal(f"0.{fraction or 0}") * 1000)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:37] + "…")
+
+
+_second = -1
+_prefix = ""
+
+
+def format_instant(ms: int) -> str:
+    """`2026-11-20T18:00:00.000Z`."""
+    global _second, _prefix
+    second, rest = divmod(ms, 1000)
+    # Messages come in runs that are due in the same second.
+    if second != _second:
+        _prefix, _second = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S."), second
+    return f"{_prefix}{rest:03d}Z"
+
+
+def parse_id(text: str) -> int:
+    try:
+        return decode_id(text)
+    except ValueError as error:
+        raise BadRequest(f"{_shown(text)}: {error}; ids are 13 characters, as a publish answered them") from None
+
+
+def check_topic(name: str, max_bytes: int) -> str:
+    if not name:
+        raise BadRequest("the topic's name is empty")
+    if len(name) > max_bytes:
+        raise BadRequest(f"the topic's name has {len(name)} characters; at most {max_bytes} are allowed")
+    if not _TOPIC.fullmatch(name):
+        raise BadRequest(f"the topic's name {_shown(name)}: only A-Z a-z 0-9 . _ - are allowed")
+    return name
+
+
+def suggest(unknown: str, known: Iterable[str]) -> str:
+    """`; did you mean delay?`, or what there is, or nothing."""
+    names = list(known)
+    close = difflib.get_close_matches(unknown, names, 1, 0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there is {', '.join(sorted(names))}" if names else ""
+
+
+# ---- many at a time: fixed-width text as columns of bytes
+
+_LETTERS = np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", np.uint8)
+_SHIFTS = np.arange(60, -1, -5, dtype=np.uint64)
+ID_CHARS = 13
+INSTANT_CHARS = 24
+_THREE = np.frombuffer("".join(f"{n:03d}" for n in range(1000)).encode(), np.uint8).reshape(1000, 3)
+
+
+def ids_text(ids: list[int]) -> NDArray[np.uint8]:
+    """n × 13 characters."""
+    values = np.array(ids, np.uint64)
+    return _LETTERS[((values[:, None] >> _SHIFTS) & np.uint64(31)).astype(np.intp)]
+
+
+def instants_text(times_ms: list[int]) -> NDArray[np.uint8]:
+    """n × 24 characters. The date part is formatted once per distinct second."""
+    seconds, rest = np.divmod(np.array(times_ms, np.int64), 1000)
+    distinct, which = np.unique(seconds, return_inverse=True)
+    text = np.datetime_as_string(distinct.astype("datetime64[s]")).astype("S19")
+    out = np.empty((len(times_ms), INSTANT_CHARS), np.uint8)
+    out[:, :19] = text.view(np.uint8).reshape(-1, 19)[which]
+    out[:, 19] = ord(".")
+    out[:, 20:23] = _THREE[rest]
+    out[:, 23] = ord("Z")
+    return out
