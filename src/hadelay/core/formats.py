@@ -79,9 +79,17 @@ RECORD_VERSION = 1
 NAME = np.dtype([("kind", "u1"), ("pad", "u1"), ("size", "<u2"), ("number", "<u4"), ("crc", "<u4")])
 NAME_SIZE = 12
 
-#: Head of `hours/<hour>.heads`; 3600 HEAD and `counters` COUNTER follow. A cache: derived from .idx, never trusted blindly.
+#: Head of `hours/<hour>.heads`; 3600 HEAD and `counters` COUNTER follow. A cache: derived from .idx, and checked.
 HEADS = np.dtype(
-    [("magic", "<u4"), ("version", "<u4"), ("hour", "<u4"), ("entries", "<u4"), ("counters", "<u4"), ("crc", "<u4")]
+    [
+        ("magic", "<u4"),
+        ("version", "<u4"),
+        ("hour", "<u4"),  # hours since 1970 UTC
+        ("entries", "<u4"),  # the heads are those after this many entries
+        ("counted", "<u4"),  # and the counters after this many
+        ("counters", "<u4"),
+        ("crc", "<u4"),  # crc32c of the 24 bytes before and of all that follows
+    ]
 )
 HEADS_MAGIC = 0x53484448  # "HDHS"
 HEAD = np.dtype([("last", "<u4"), ("count", "<u4")])

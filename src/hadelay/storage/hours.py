@@ -1,121 +1,335 @@
-"""(signatures; implementation follows)"""
+"""All hour files of one group: the delay log, its linked index and the dispatch log of every hour (S1, S2).
+
+The previous, the current and the next two hours are *near*: mapped, linked and written as messages arrive. All others
+are *far*: their messages wait in a bounded buffer and are linked and written at the checkpoint, many hours in one
+vectorised pass; an hour that is read before is written first, so reads know only files. What a file holds depends on
+the order of appends alone, never on when it was written: that is what keeps replicas byte-identical.
+
+Called on the loop only, and from apply for whatever changes.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
+from hadelay.core.checksums import crc32c
+from hadelay.core.formats import DISPATCH_SIZE, INDEX_SIZE, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION
+from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC, RECORD_CRC, chain, group, link, place
+from hadelay.model import hour_name
+from hadelay.storage.disk import Disk
+from hadelay.storage.farwriter import Sample
+from hadelay.storage.hourreader import HourReader, Rows
+from hadelay.storage.hourtable import DSP, IDX, LOG
+from hadelay.storage.near import NearHour
+from hadelay.storage.repair import checked
 
-class Heads(NamedTuple):
-    """Per second of an hour (S2): globalIndex of its last entry (NONE32 if none), and how many it has. u4[3600] each."""
 
-    last: npt.NDArray[np.uint32]
-    count: npt.NDArray[np.uint32]
+class HourStore(HourReader):
+    def __init__(self, disk: Disk, directory: str, group_number: int, *, far_buffer_bytes: int = 64 << 20) -> None:
+        super().__init__(disk, directory)
+        self._group, self.far_buffer_bytes = group_number, far_buffer_bytes
+        self._window = range(0)
+        self._retired: list[int] = []
+        self._doomed: list[int] = []
+        self._pins: set[object] = set()
 
+    @property
+    def far_bytes(self) -> int:
+        """Waiting for far hours since the last checkpoint began; the server starts one at `far_buffer_bytes`."""
+        return self._far.fresh.bytes
 
-class HourStore:
-    """All hour files of one group. Single-threaded: called on the loop only. See CONTRACT for the idea."""
-
-    def count(self, hour: int) -> int:
-        """Entries applied, 0 for an hour without any."""
-        raise NotImplementedError
-
-    def counts(self, hours: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-        """`count` for many hours at once."""
-        raise NotImplementedError
-
-    def hours(self) -> list[int]:
-        """Hours with entries that are not retired, ascending."""
-        raise NotImplementedError
+    # -- filing
 
     def append(
-        self,
-        hours: int | npt.NDArray[np.int64],
-        rows: npt.NDArray[np.void],
-        blob: bytearray,
-        headers: npt.NDArray[np.void] | None = None,
+        self, hours: int | npt.NDArray[np.int64], rows: Rows, blob: bytearray, headers: Rows | None = None
     ) -> npt.NDArray[np.uint32]:
         """File messages with their records; returns the globalIndex of each, in the order given.
 
         hours: the filing hour of all, or of each row. rows: INDEX with deliver_at_ms, tag_mask, size, topic, attempt,
         flags, second filled (first_id 0 = its own id); offset, index and first_id are filled here, in place. blob: the
-        records one after another in the order of rows, each rows.size long. headers: RECORD array with everything
-        but first_id and header_crc, completed and written over the first 48 bytes of each record here; None when the
-        records are whole (copies). rows and blob belong to the store afterwards.
+        records one after another in the order of rows, each rows.size long. headers: RECORD array with meta_size,
+        body_size, topic, published_at_ms, deliver_at_ms, payload_crc and flags filled, completed and written over the
+        first 48 bytes of each record here; None when the records are whole (copies). rows and blob belong to the
+        store afterwards.
         """
-        raise NotImplementedError
+        if not isinstance(hours, int):
+            first, last = int(hours.min()), int(hours.max())
+            if first != last:
+                return self._append_mixed(hours, first, last, rows, blob, headers)
+            hours = first
+        slot = self._slot(hours)
+        if hours in self._window:
+            self._append_near(hours, slot, rows, blob, headers)
+        else:
+            self._append_far(np.full(len(rows), slot, np.uint32), np.full(len(rows), hours), rows, blob, headers)
+        return rows["index"]
 
-    def append_again(self, hour: int, rows: npt.NDArray[np.void]) -> int:
+    def append_again(self, hour: int, rows: Rows) -> int:
         """File entries that point at records their hour already has (offset, size, first_id filled): the return to
         waiting within the hour. Returns the first globalIndex."""
-        raise NotImplementedError
+        slot = self._slot(hour)
+        if hour in self._window:
+            self._append_near(hour, slot, rows, None, None)
+        else:
+            self._append_far(np.full(len(rows), slot, np.uint32), np.full(len(rows), hour), rows, None, None)
+        return int(rows["index"][0])
 
-    def entries(self, hour: int, indexes: npt.NDArray[np.integer] | slice) -> npt.NDArray[np.void]:
-        """A copy of those INDEX rows."""
-        raise NotImplementedError
+    def _append_near(self, hour: int, slot: int, rows: Rows, blob: bytearray | None, headers: Rows | None) -> None:
+        near, table, n = self._near.get(hour) or self._open_near(hour), self._table, len(rows)
+        first, size = near.entries, 0
+        rows["index"] = np.arange(first, first + n, dtype=np.uint32)
+        if blob is not None:
+            size = len(blob)
+            sizes = rows["size"].astype(np.int64)
+            ends = sizes.cumsum()
+            assert ends[-1] == size, "records stand one after another"
+            starts = ends - sizes
+            rows["offset"] = starts + int(table.log_bytes[slot])
+            self._name(hour, rows)
+            if headers is not None:
+                _write_headers(headers, rows, blob, starts)
+            table.log_crc[slot] = crc32c(blob, int(table.log_crc[slot]))
+        derived = self._heads.get(hour, first)
+        link(rows, derived.heads)
+        INDEX_CRC.seal(rows)
+        near.append(rows, blob)
+        derived.entries = first + n
+        table.idx_crc[slot] = crc32c(rows.view(np.uint8), int(table.idx_crc[slot]))
+        table.log_bytes[slot] += size
+        table.entries[slot] = table.written[slot] = first + n
+        table.changed[slot] = True
+        table.unsynced[slot] |= LOG | IDX
 
-    def entry(self, hour: int, index: int) -> np.void:
-        """One INDEX row. IndexError beyond the applied length; DamagedFile if its CRC is wrong."""
-        raise NotImplementedError
+    def _append_far(
+        self, slots: npt.NDArray[np.uint32], hours: npt.NDArray[np.int64], rows: Rows, blob: bytearray | None,
+        headers: Rows | None,
+    ) -> None:  # fmt: skip
+        table, fresh = self._table, self._far.fresh
+        if fresh.bytes > self.far_buffer_bytes * 3 // 2:  # whoever should have taken a checkpoint did not keep up
+            self._far.spill()
+            fresh = self._far.fresh
+        groups = group(slots.astype(np.uint16) if table.size < 1 << 16 else slots)
+        rows["index"], previous = chain(slots, fresh.numbers(len(rows)), fresh.tail, table.entries, groups)
+        if blob is not None:
+            sizes = rows["size"].astype(np.int64)
+            rows["offset"] = place(slots, sizes, table.log_bytes, groups)
+            self._name(hours, rows)
+            if headers is not None:
+                _write_headers(headers, rows, blob, sizes.cumsum() - sizes)
+        fresh.add(slots, previous, rows, blob)
+        table.changed[slots] = True
 
-    def index_view(self, hour: int) -> npt.NDArray[np.void]:
-        """All INDEX rows of an hour: zero-copy and read-only for mapped hours, read from disk otherwise."""
-        raise NotImplementedError
+    def _append_mixed(
+        self, hours: npt.NDArray[np.int64], first: int, last: int, rows: Rows, blob: bytearray, headers: Rows | None
+    ) -> npt.NDArray[np.uint32]:
+        if not self._table.covers(first, last):
+            self._cover(first, last)
+        window = self._window
+        near = (hours >= window.start) & (hours < window.stop)
+        if not near.any():
+            slots = (hours - self._table.base).astype(np.uint32)
+            self._append_far(slots, hours, rows, blob, headers)
+            return rows["index"]
+        ends = rows["size"].cumsum(dtype=np.int64)
+        for hour in (None, *window):
+            chosen = np.flatnonzero(~near if hour is None else hours == hour)
+            if not len(chosen):
+                continue
+            part = rows[chosen]
+            records = _cut(blob, ends, part["size"], chosen)
+            part_headers = headers[chosen] if headers is not None else None
+            self.append(hours[chosen] if hour is None else hour, part, records, part_headers)
+            rows[chosen] = part
+        return rows["index"]
 
-    def pre_view(self, hour: int) -> memoryview:
-        """The whole index as a memoryview of u4 ('I'): entry n's preGlobalIndex is `view[n * 16 + 11]`."""
-        raise NotImplementedError
+    def _name(self, hours: int | npt.NDArray[np.int64], rows: Rows) -> None:
+        """A message that is filed for the first time is named after its place (model.pack_id)."""
+        ids = rows["first_id"]
+        new = ids == 0
+        if not new.any():
+            return
+        prefix = np.uint64(self._group << 56) | (np.asarray(hours, np.uint64) << np.uint64(32))
+        rows["first_id"] = np.where(new, prefix | rows["index"], ids)
 
-    def heads(self, hour: int) -> Heads:
-        """Live arrays for a mapped hour (they change as entries are appended): do not keep them for others."""
-        raise NotImplementedError
+    # -- events
 
-    def record(self, hour: int, offset: int, size: int, *, verify: bool = False) -> bytes:
-        """One record, header included. With verify, DamagedFile unless both CRCs hold."""
-        raise NotImplementedError
+    def append_events(self, hour: int, rows: Rows) -> int:
+        """Append DISPATCH rows (crc filled here, in place); returns the number of the first."""
+        slot, table = self._slot(hour), self._table
+        first = int(table.events[slot])
+        DISPATCH_CRC.seal(rows)
+        data = rows.tobytes()
+        self._handles.get(self.path(hour) + ".dsp", create=True).pwrite(data, first * DISPATCH_SIZE)
+        table.dsp_crc[slot] = crc32c(data, int(table.dsp_crc[slot]))
+        table.events[slot] = first + len(rows)
+        table.changed[slot] = True
+        table.unsynced[slot] |= DSP
+        return first
 
-    def append_events(self, hour: int, rows: npt.NDArray[np.void]) -> int:
-        """Append DISPATCH rows (crc filled here); returns the number of the first."""
-        raise NotImplementedError
-
-    def events(self, hour: int, numbers: npt.NDArray[np.integer] | slice = slice(None)) -> npt.NDArray[np.void]:
-        """A copy of those DISPATCH rows."""
-        raise NotImplementedError
-
-    def event_count(self, hour: int) -> int:
-        raise NotImplementedError
+    # -- the life of an hour
 
     def set_clock(self, now_hour: int) -> None:
         """Map the previous, current and next two hours, unmap the others. Called from apply when the hour changes."""
-        raise NotImplementedError
+        window = range(now_hour - 1, now_hour + 3)
+        if window == self._window:
+            return
+        for hour in [hour for hour in self._near if hour not in window]:
+            self._close_near(hour)
+        self._window = window
+        for hour in window:
+            if hour not in self._near and self.count(hour):
+                self._open_near(hour)
 
-    def mapped(self, hour: int) -> bool:
-        raise NotImplementedError
+    def _open_near(self, hour: int) -> NearHour:
+        self._write_out(hour)
+        path, entries = self.path(hour), self.count(hour)
+        self._handles.forget(path + ".idx")
+        self._handles.forget(path + ".log")
+        self._heads.hold(hour, entries)
+        near = self._near[hour] = NearHour(self._disk, path, entries, self.lengths(hour)[0])
+        return near
 
-    def lengths(self, hour: int) -> tuple[int, int, int]:
-        """Bytes of .log, .idx, .dsp at the applied index."""
-        raise NotImplementedError
-
-    def topic_minutes(self, hour: int) -> npt.NDArray[np.void]:
-        """COUNTER rows: entries per topic and minute, settled ones included. Derived lazily."""
-        raise NotImplementedError
+    def _close_near(self, hour: int) -> None:
+        self._near.pop(hour).close()
+        self._heads.release(hour)
 
     def retire(self, hour: int) -> None:
         """Forget an hour now; its files go after the next durable checkpoint, when no pin is left."""
-        raise NotImplementedError
+        slot = self._table.find(hour)
+        if slot < 0 or not self._table.entries[slot]:
+            return
+        self._far.write_out(slot)  # a checkpoint under way may have sampled it
+        if hour in self._near:
+            self._close_near(hour)
+        self._heads.forget(hour)
+        self._table.clear(slot)
+        self._retired.append(hour)
 
     def pin(self) -> object:
-        """While the returned token is held, no file is unlinked."""
-        raise NotImplementedError
+        """While the returned token is held, no file is unlinked: for backups and for peers that copy files."""
+        token = object()
+        self._pins.add(token)
+        return token
 
     def unpin(self, token: object) -> None:
-        raise NotImplementedError
+        self._pins.discard(token)
+        self._unlink_doomed()
+
+    def _unlink_doomed(self) -> None:
+        if self._pins:
+            return
+        for hour in self._doomed:
+            for suffix in (".log", ".idx", ".dsp", ".heads"):
+                path = self.path(hour) + suffix
+                self._handles.forget(path)
+                if self._disk.exists(path):
+                    self._disk.unlink(path)
+        self._doomed.clear()
+
+    def _slot(self, hour: int) -> int:
+        if not self._table.covers(hour, hour):
+            self._cover(hour, hour)
+        return hour - self._table.base
+
+    def _cover(self, first: int, last: int) -> None:
+        table = self._table
+        if table.size and first < table.base:
+            self._far.spill()  # slots are about to move
+        table.cover(first, last)
+        self._far.fresh.cover(table.size)
+
+    # -- checkpoint
+
+    def sample(self) -> Sample:
+        """What changed since the last sample, as of now. `write_some` has to finish before the CRCs in it are right."""
+        table = self._table
+        slots = np.flatnonzero(table.changed)
+        sample = Sample(slots + table.base, table.rows(slots), self._retired)
+        self._retired = []
+        table.changed[:] = False
+        self._far.freeze(sample)
+        return sample
+
+    def write_some(self) -> bool:
+        """Link and write a few dozen of the sampled far hours. True when all are written."""
+        return self._far.write_some()
+
+    def unsynced(self) -> list[str]:
+        """Files to sync before the sample may be committed. Asked once: they count as synced from now on."""
+        table, paths = self._table, []
+        for slot in np.flatnonzero(table.unsynced).tolist():
+            path, bits = self.path(slot + table.base), int(table.unsynced[slot])
+            paths += [path + suffix for suffix, bit in ((".log", LOG), (".idx", IDX), (".dsp", DSP)) if bits & bit]
+        table.unsynced[:] = 0
+        return paths
+
+    def committed(self, sample: Sample) -> None:
+        """The sample is durable: what it no longer names may go."""
+        self._doomed += sample.gone
+        self._unlink_doomed()
+        self._heads.save(limit=8)
+
+    def load(self, hours: npt.NDArray[np.int64], rows: Rows) -> None:
+        """Start from what the last checkpoint says."""
+        self._table.load(hours, rows)
+        self._far.fresh.cover(self._table.size)
 
     def checksums(self) -> dict[str, tuple[int, int]]:
-        """File name → (length, crc32c) at the applied index, for `check replicas`."""
-        raise NotImplementedError
+        """File name → (length, crc32c) at the applied index, for `check replicas`. Writes out what waits."""
+        self._far.spill()
+        table = self._table
+        slots = np.flatnonzero(table.entries)
+        return dict(file_checksums(slots + table.base, table.rows(slots)))
 
-    #: Bytes waiting for far hours; the server starts a checkpoint when this passes `far_buffer_bytes`.
-    far_bytes: int
+    def repair(self, hour: int, suffix: str, offset: int, data: bytes) -> None:
+        """Write bytes from a peer over a damaged place of ".log", ".idx" or ".dsp". BadRequest unless they verify as
+        what has to stand there: a whole record, or whole entries."""
+        size = {".log": 0, ".idx": 1, ".dsp": 2}
+        assert offset + len(data) <= self.lengths(hour)[size[suffix]]
+        near = self._near.get(hour)
+        if near is not None and suffix != ".dsp":
+            near.overwrite(suffix, checked(suffix, offset, data), offset)
+        else:
+            self._handles.get(self.path(hour) + suffix).pwrite(checked(suffix, offset, data), offset)
+        slot = self._slot(hour)
+        self._table.unsynced[slot] |= {".log": LOG, ".idx": IDX, ".dsp": DSP}[suffix]
+
+    def close(self) -> None:
+        for hour in list(self._near):
+            self._close_near(hour)
+        self._handles.close()
+
+
+def file_checksums(hours: npt.NDArray[np.int64], rows: Rows) -> Iterator[tuple[str, tuple[int, int]]]:
+    """(file name, (length, crc32c)) of every file that HOUR_ROW rows speak of."""
+    for hour, row in zip(hours.tolist(), rows.tolist(), strict=True):
+        log_bytes, entries, events, log_crc, idx_crc, dsp_crc, _ = row
+        name = hour_name(hour)
+        yield name + ".log", (log_bytes, log_crc)
+        yield name + ".idx", (entries * INDEX_SIZE, idx_crc)
+        if events:
+            yield name + ".dsp", (events * DISPATCH_SIZE, dsp_crc)
+
+
+def _write_headers(headers: Rows, rows: Rows, blob: bytearray, starts: npt.NDArray[np.int64]) -> None:
+    """Complete the record headers and put each before its payload."""
+    headers["magic"], headers["version"] = RECORD_MAGIC, RECORD_VERSION
+    headers["first_id"] = rows["first_id"]
+    RECORD_CRC.seal(headers)
+    # One 48-byte element at every byte offset: assigning through it is the scatter, without a loop.
+    anywhere = np.ndarray((len(blob) - RECORD_SIZE + 1,), f"V{RECORD_SIZE}", blob, 0, (1,))
+    anywhere[starts] = headers.view(f"V{RECORD_SIZE}")
+
+
+def _cut(
+    blob: bytearray, ends: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint32], chosen: npt.NDArray[np.intp]
+) -> bytearray:
+    """The records of the chosen rows, one after another."""
+    cut = bytearray()
+    with memoryview(blob) as view:
+        for end, size in zip(ends[chosen].tolist(), sizes.tolist(), strict=True):
+            cut += view[end - size : end]
+    return cut

@@ -1,0 +1,171 @@
+"""Writing out what waits for far hours: link, seal and append, many hours in one vectorised pass.
+
+Two years of hours get a dozen messages each between checkpoints, so the cost per hour counts: hours with few entries
+have their heads rebuilt from the index for the moment, all of a batch at once; hours with many keep them in the LRU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hadelay.core.checksums import crc32c
+from hadelay.core.formats import INDEX, INDEX_SIZE, SECONDS_PER_HOUR
+from hadelay.core.linking import INDEX_CRC, catch_up, chain, link, no_heads
+from hadelay.errors import DamagedFile
+from hadelay.storage.far import Generation
+from hadelay.storage.handles import Handles
+from hadelay.storage.heads import HeadsCache
+from hadelay.storage.hourtable import IDX, LOG, HourTable
+
+#: Hours per pass; the dense heads of one pass are 1.8 MB.
+_BATCH = 32
+#: Up to so many entries, an hour's heads are rebuilt rather than kept.
+_FEW_ENTRIES = 2048
+
+
+class Sample(NamedTuple):
+    """What a checkpoint will say of the hours, at one applied index. rows: HOUR_ROW of `hours`, ascending; `gone`
+    have none any more."""
+
+    hours: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.void]
+    gone: list[int]
+
+
+class FarWriter:
+    def __init__(
+        self, table: HourTable, handles: Handles, heads: HeadsCache, path_of: Callable[[int], str]
+    ) -> None:
+        self._table, self._handles, self._heads, self._path_of = table, handles, heads, path_of
+        self.fresh = Generation(0)
+        self._frozen: Generation | None = None
+        self._sample: Sample | None = None
+        self._order, self._slots = np.zeros(0, np.intp), np.zeros(0, np.uint32)
+        self._firsts: list[int] = []
+        self._next = 0
+
+    def freeze(self, sample: Sample | None) -> None:
+        """What waits now is to be written by `write_some`, and completes the sample's CRCs; arrivals wait anew."""
+        assert self._frozen is None, "one checkpoint at a time"
+        self._frozen, self._sample = self.fresh, sample
+        self.fresh = Generation(self._table.size)
+        self._order, self._slots = self._frozen.by_hour()
+        new = np.flatnonzero(np.diff(self._slots)) + 1
+        self._firsts = [0, *new.tolist(), len(self._order)]
+        self._next = 0
+
+    def write_some(self) -> bool:
+        """Write the next batch of hours. True when nothing frozen is left."""
+        frozen = self._frozen
+        if frozen is None:
+            return True
+        bounds = self._firsts[self._next : self._next + _BATCH + 1]
+        self._next += _BATCH
+        if len(bounds) > 1 and len(self._order):
+            self._write(frozen, self._order[bounds[0] : bounds[-1]], self._slots[bounds[0] : bounds[-1]])
+        if self._next + 1 >= len(self._firsts):
+            self._frozen = self._sample = None
+            return True
+        return False
+
+    def spill(self) -> None:
+        """Write everything that waits, now."""
+        while not self.write_some():
+            pass
+        self.freeze(None)
+        while not self.write_some():
+            pass
+
+    def write_out(self, slot: int) -> None:
+        """Write what waits for one hour, in the order it came."""
+        for generation in (self._frozen, self.fresh):
+            if generation is not None and generation.holds(slot):
+                positions = generation.of(slot)
+                self._write(generation, positions, np.full(len(positions), slot, np.uint32))
+
+    def _write(
+        self, generation: Generation, positions: npt.NDArray[np.integer], slots: npt.NDArray[np.uint32]
+    ) -> None:
+        """positions: whole hours, ordered by slot. Hours that were written out on their own are passed over."""
+        waiting = generation.tail[slots] >= 0
+        if not waiting.all():
+            positions, slots = positions[waiting], slots[waiting]
+            if not len(positions):
+                return
+        touched, firsts, counts = np.unique(slots, return_index=True, return_counts=True)
+        rows, starts = generation.get(positions)
+        self._link(touched, firsts, counts, rows)
+        INDEX_CRC.seal(rows)
+        sizes, offsets, entries = rows["size"].tolist(), rows["offset"].tolist(), memoryview(rows.view(np.uint8))
+        for slot, first, count in zip(touched.tolist(), firsts.tolist(), counts.tolist(), strict=True):
+            end = first + count
+            records = generation.records(starts[first:end], sizes[first:end])
+            at = next((o for o, s in zip(offsets[first:end], starts[first:end], strict=True) if s >= 0), 0)
+            self._append(slot, entries[first * INDEX_SIZE : end * INDEX_SIZE], records, at)
+        generation.tail[touched] = -1
+        if generation is self._frozen and self._sample is not None:
+            self._complete(self._sample, touched)
+
+    def _link(
+        self, slots: npt.NDArray[np.uint32], firsts: npt.NDArray[np.intp], counts: npt.NDArray[np.intp],
+        rows: npt.NDArray[np.void],
+    ) -> None:  # fmt: skip
+        written, base = self._table.written[slots], self._table.base
+        small = written <= _FEW_ENTRIES
+        for i, slot in enumerate(slots.tolist()):
+            if small[i] and not self._heads.cached(slot + base):
+                continue
+            small[i] = False
+            derived = self._heads.get(slot + base, int(written[i]))
+            part = rows[firsts[i] : firsts[i] + counts[i]]
+            link(part, derived.heads)
+            derived.entries += len(part)
+        if small.any():
+            chosen = np.repeat(small, counts)
+            part = rows[chosen]
+            self._link_small(slots[small], written[small], counts[small], part)
+            rows[chosen] = part
+
+    def _link_small(
+        self, slots: npt.NDArray[np.uint32], written: npt.NDArray[np.uint32], counts: npt.NDArray[np.intp],
+        rows: npt.NDArray[np.void],
+    ) -> None:  # fmt: skip
+        """Link hours whose heads nobody keeps. Second s of the i-th hour has the key i × 3600 + s."""
+        firsts = np.arange(len(slots)) * SECONDS_PER_HOUR
+        last, count = no_heads(len(slots))
+        before = self._read(slots, written)
+        if len(before):
+            catch_up(np.repeat(firsts, written) + before["second"], before["index"], last, count)
+        keys = np.repeat(firsts, counts) + rows["second"]
+        rows["local"], rows["pre"] = chain(keys, rows["index"], last, count)
+
+    def _read(self, slots: npt.NDArray[np.uint32], written: npt.NDArray[np.uint32]) -> npt.NDArray[np.void]:
+        parts = []
+        for slot, entries in zip(slots.tolist(), written.tolist(), strict=True):
+            if entries:
+                path = self._path_of(slot + self._table.base) + ".idx"
+                parts.append(self._handles.get(path).pread(entries * INDEX_SIZE, 0))
+                if len(parts[-1]) < entries * INDEX_SIZE:
+                    raise DamagedFile(path, len(parts[-1]), "the file ends too early")
+        return np.frombuffer(b"".join(parts), INDEX)
+
+    def _append(self, slot: int, entries: memoryview, records: bytes, offset: int) -> None:
+        table, path = self._table, self._path_of(slot + self._table.base)
+        if records:
+            self._handles.get(path + ".log", create=True).pwrite(records, offset)
+            table.log_crc[slot] = crc32c(records, int(table.log_crc[slot]))
+        written = int(table.written[slot])
+        self._handles.get(path + ".idx", create=True).pwrite(entries, written * INDEX_SIZE)
+        table.idx_crc[slot] = crc32c(entries, int(table.idx_crc[slot]))
+        table.written[slot] = written + len(entries) // INDEX_SIZE
+        table.unsynced[slot] |= LOG | IDX if records else IDX
+
+    def _complete(self, sample: Sample, slots: npt.NDArray[np.uint32]) -> None:
+        # Nothing of the fresh generation is in these hours' files yet: their CRCs are those at the sample.
+        places = np.searchsorted(sample.hours, slots.astype(np.int64) + self._table.base)
+        sample.rows["log_crc"][places] = self._table.log_crc[slots]
+        sample.rows["idx_crc"][places] = self._table.idx_crc[slots]

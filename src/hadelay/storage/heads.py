@@ -1,0 +1,164 @@
+"""Heads of hours that are not mapped: an LRU in memory, `.heads` files behind it, the index behind those.
+
+Two years of dense heads would be half a gigabyte. The file is a cache: when it is missing, bad or behind, the index
+entries it has not seen are read, in one vectorised pass. It is written when an hour leaves the LRU and is worth it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from hadelay.core.checksums import crc32c
+from hadelay.core.formats import COUNTER, FORMAT_VERSION, HEAD, HEADS, HEADS_MAGIC, SECONDS_PER_HOUR
+from hadelay.core.linking import Heads, catch_up, no_heads
+from hadelay.storage.disk import Disk
+
+#: How far a `.heads` file may lag before it is written again: reading so many entries takes a millisecond.
+WORTH_WRITING = 16_384
+#: Entries read at once while catching up, so that no scan holds more than 4 MiB.
+_SCAN = 65_536
+
+ReadRows = Callable[[int, int, int], npt.NDArray[np.void]]
+
+
+class Derived:
+    """What is derived from the first `entries` entries of one hour's index."""
+
+    __slots__ = ("counted", "counters", "entries", "heads", "on_disk")
+
+    def __init__(self) -> None:
+        self.heads = no_heads()
+        self.entries = 0
+        self.counters = np.zeros(0, COUNTER)
+        self.counted = 0
+        #: How many entries the `.heads` file covers.
+        self.on_disk = 0
+
+
+def encode_heads(hour: int, derived: Derived) -> bytes:
+    heads = np.empty(SECONDS_PER_HOUR, HEAD)
+    heads["last"], heads["count"] = derived.heads
+    header = np.zeros(1, HEADS)
+    header[0] = (
+        HEADS_MAGIC, FORMAT_VERSION, hour, derived.entries, derived.counted, len(derived.counters), 0,
+    )  # fmt: skip
+    body = heads.tobytes() + derived.counters.tobytes()
+    header["crc"] = crc32c(body, crc32c(header.tobytes()[:-4]))
+    return header.tobytes() + body
+
+
+def decode_heads(data: bytes, hour: int) -> Derived | None:
+    """None unless every byte verifies."""
+    if len(data) < HEADS.itemsize:
+        return None
+    header = np.frombuffer(data, HEADS, 1)[0]
+    body = data[HEADS.itemsize :]
+    whole = SECONDS_PER_HOUR * HEAD.itemsize + int(header["counters"]) * COUNTER.itemsize
+    if (header["magic"], header["version"], header["hour"]) != (HEADS_MAGIC, FORMAT_VERSION, hour):
+        return None
+    if len(body) != whole or crc32c(body, crc32c(data[: HEADS.itemsize - 4])) != header["crc"]:
+        return None
+    derived = Derived()
+    heads = np.frombuffer(body, HEAD, SECONDS_PER_HOUR)
+    derived.heads = Heads(heads["last"].copy(), heads["count"].copy())
+    derived.counters = np.frombuffer(body, COUNTER, offset=SECONDS_PER_HOUR * HEAD.itemsize).copy()
+    derived.entries, derived.counted = int(header["entries"]), int(header["counted"])
+    derived.on_disk = derived.entries
+    return derived
+
+
+def count_topics(counters: npt.NDArray[np.void], rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """COUNTER rows with those of INDEX `rows` added."""
+    keys = np.concatenate([
+        counters["topic"].astype(np.uint64) << np.uint64(6) | counters["minute"],
+        rows["topic"].astype(np.uint64) << np.uint64(6) | rows["second"] // 60,
+    ])  # fmt: skip
+    weights = np.concatenate([counters["count"], np.ones(len(rows), np.uint32)])
+    pairs, inverse = np.unique(keys, return_inverse=True)
+    merged = np.empty(len(pairs), COUNTER)
+    merged["topic"], merged["minute"] = pairs >> np.uint64(6), pairs & np.uint64(63)
+    merged["count"] = np.bincount(inverse, weights, len(pairs))
+    return merged
+
+
+class HeadsCache:
+    def __init__(self, disk: Disk, path_of: Callable[[int], str], read_rows: ReadRows, limit: int = 512) -> None:
+        """path_of: an hour's files without suffix. read_rows(hour, first, end): INDEX rows that are written."""
+        self._disk, self._path_of, self._read, self._limit = disk, path_of, read_rows, limit
+        self._known: OrderedDict[int, Derived] = OrderedDict()
+        self._held: dict[int, Derived] = {}
+
+    def hold(self, hour: int, entries: int) -> Derived:
+        """As `get`, and keep it until `release`: an hour that is mapped."""
+        derived = self._held[hour] = self.get(hour, entries)
+        self._known.pop(hour, None)
+        return derived
+
+    def release(self, hour: int) -> None:
+        self._known[hour] = self._held.pop(hour)
+
+    def cached(self, hour: int) -> bool:
+        return hour in self._known or hour in self._held
+
+    def get(self, hour: int, entries: int) -> Derived:
+        """Heads after exactly the first `entries` entries, all written. Live: whoever links further moves them on and
+        sets `entries`."""
+        derived = self._held.get(hour) or self._latest(hour, entries)
+        while derived.entries < entries:
+            rows = self._read(hour, derived.entries, min(entries, derived.entries + _SCAN))
+            catch_up(rows["second"], rows["index"], *derived.heads)
+            derived.entries += len(rows)
+        return derived
+
+    def topic_minutes(self, hour: int, entries: int) -> npt.NDArray[np.void]:
+        derived = self.get(hour, entries)
+        while derived.counted < entries:
+            rows = self._read(hour, derived.counted, min(entries, derived.counted + _SCAN))
+            derived.counters = count_topics(derived.counters, rows)
+            derived.counted += len(rows)
+        return derived.counters
+
+    def _latest(self, hour: int, entries: int) -> Derived:
+        derived = self._known.get(hour)
+        if derived is None:
+            derived = self._known[hour] = self._load(hour, entries)
+            if len(self._known) > self._limit:
+                self._evict(*self._known.popitem(last=False))
+        self._known.move_to_end(hour)
+        return derived
+
+    def forget(self, hour: int) -> None:
+        self._known.pop(hour, None)
+        self._held.pop(hour, None)
+
+    def save(self, limit: int) -> None:
+        """Write up to `limit` files that lag far behind: part of every checkpoint, never synced."""
+        everything = (self._held | self._known).items()
+        late = [(hour, derived) for hour, derived in everything if derived.entries >= derived.on_disk + WORTH_WRITING]
+        for hour, derived in late[:limit]:
+            self._evict(hour, derived)
+
+    def _load(self, hour: int, entries: int) -> Derived:
+        path = self._path_of(hour) + ".heads"
+        try:
+            file = self._disk.open(path)
+        except FileNotFoundError:
+            return Derived()
+        derived = decode_heads(file.pread(file.size(), 0), hour)
+        file.close()
+        ahead = derived is not None and max(derived.entries, derived.counted) > entries
+        return Derived() if derived is None or ahead else derived
+
+    def _evict(self, hour: int, derived: Derived) -> None:
+        if derived.entries < derived.on_disk + WORTH_WRITING:
+            return
+        file = self._disk.open(self._path_of(hour) + ".heads", create=True)
+        data = encode_heads(hour, derived)
+        file.pwrite(data, 0)
+        file.truncate(len(data))
+        file.close()
+        derived.on_disk = derived.entries

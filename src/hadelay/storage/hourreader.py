@@ -1,0 +1,178 @@
+"""Reading the hour files of one group: zero-copy from the mapped hours, with pread from all others.
+
+What was read is verified before it is used, unless the caller asks for a whole index and checks what it picks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from hadelay.core.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE
+from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC, Heads
+from hadelay.errors import DamagedFile
+from hadelay.model import hour_name
+from hadelay.storage.disk import Disk
+from hadelay.storage.farwriter import FarWriter
+from hadelay.storage.handles import Handles
+from hadelay.storage.heads import HeadsCache
+from hadelay.storage.hourtable import HourTable
+from hadelay.storage.near import NearHour
+from hadelay.storage.records import check_record
+
+Rows = npt.NDArray[np.void]
+#: Reading a span in one piece beats a read per row while the span is shorter than this.
+_SPAN_ROWS = 1024
+
+
+class HourReader:
+    """What HourStore has, as far as reading needs it."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk, self._directory = disk, directory
+        self._table = HourTable()
+        self._handles = Handles(disk)
+        self._near: dict[int, NearHour] = {}
+        self._heads = HeadsCache(disk, self.path, self._read_rows)
+        self._far = FarWriter(self._table, self._handles, self._heads, self.path)
+
+    # -- what there is
+
+    def path(self, hour: int) -> str:
+        """Of an hour's files, without suffix."""
+        return f"{self._directory}/{hour_name(hour)}"
+
+    def count(self, hour: int) -> int:
+        """Entries applied, 0 for an hour without any."""
+        slot = self._table.find(hour)
+        return int(self._table.entries[slot]) if slot >= 0 else 0
+
+    def counts(self, hours: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+        """`count` for many hours at once."""
+        return self._table.take("entries", hours)
+
+    def event_count(self, hour: int) -> int:
+        slot = self._table.find(hour)
+        return int(self._table.events[slot]) if slot >= 0 else 0
+
+    def hours(self) -> list[int]:
+        """Hours with entries that are not retired, ascending."""
+        return (np.flatnonzero(self._table.entries) + self._table.base).tolist()
+
+    def lengths(self, hour: int) -> tuple[int, int, int]:
+        """Bytes of .log, .idx, .dsp at the applied index."""
+        slot, table = self._table.find(hour), self._table
+        if slot < 0:
+            return 0, 0, 0
+        return int(table.log_bytes[slot]), int(table.entries[slot]) * INDEX_SIZE, int(table.events[slot]) * DISPATCH_SIZE
+
+    def mapped(self, hour: int) -> bool:
+        return hour in self._near
+
+    # -- reading
+
+    def entries(self, hour: int, indexes: npt.NDArray[np.integer] | slice, *, verify: bool = True) -> Rows:
+        """A copy of those INDEX rows. IndexError beyond the applied length; DamagedFile when a CRC does not hold."""
+        near = self._near.get(hour)
+        if near is not None:
+            rows = near.rows()[indexes].copy() if isinstance(indexes, slice) else near.rows().take(indexes)
+        else:
+            rows = self._far_entries(hour, indexes)
+        if verify and len(rows) and len(bad := INDEX_CRC.bad(rows)):
+            at = int(np.arange(self.count(hour))[indexes][bad[0]]) * INDEX_SIZE
+            raise DamagedFile(self.path(hour) + ".idx", at, "the entry's CRC does not hold")
+        return rows
+
+    def entry(self, hour: int, index: int) -> np.void:
+        """One INDEX row. IndexError beyond the applied length; DamagedFile when its CRC does not hold."""
+        if not 0 <= index < self.count(hour):
+            raise IndexError(f"hour {hour_name(hour)} has no entry {index}")
+        return self.entries(hour, slice(index, index + 1))[0]
+
+    def index_view(self, hour: int) -> Rows:
+        """All INDEX rows of an hour, not verified: zero-copy and read-only when mapped, read from disk otherwise."""
+        near = self._near.get(hour)
+        return near.rows() if near is not None else self._far_entries(hour, slice(None))
+
+    def pre_view(self, hour: int) -> memoryview:
+        """The index as a memoryview of u4, for walking: entry n's preGlobalIndex is `view[n * 16 + 11]`."""
+        near = self._near.get(hour)
+        return near.words() if near is not None else memoryview(self._far_entries(hour, slice(None)).view(np.uint32))
+
+    def heads(self, hour: int) -> Heads:
+        """Of a mapped hour they are live: they change as entries are appended."""
+        self._write_out(hour)
+        return self._heads.get(hour, self.count(hour)).heads
+
+    def topic_minutes(self, hour: int) -> Rows:
+        """COUNTER rows: entries per topic and minute, settled ones included; counted when first asked for."""
+        self._write_out(hour)
+        return self._heads.topic_minutes(hour, self.count(hour))
+
+    def record(self, hour: int, offset: int, size: int, *, verify: bool = False) -> bytes:
+        """One record, header included. With verify, DamagedFile unless both CRCs hold."""
+        near = self._near.get(hour)
+        if near is not None:
+            data = near.record(offset, size)
+        else:
+            self._write_out(hour)
+            data = self._handles.get(self.path(hour) + ".log").pread(size, offset)
+        if verify and (what := check_record(data, size)):
+            raise DamagedFile(self.path(hour) + ".log", offset, what)
+        return data
+
+    def _far_entries(self, hour: int, indexes: npt.NDArray[np.integer] | slice) -> Rows:
+        self._write_out(hour)
+        n = self.count(hour)
+        if isinstance(indexes, slice):
+            first, end, step = indexes.indices(n)
+            return self._read_rows(hour, first, max(first, end))[::step]
+        if not len(indexes):
+            return np.zeros(0, INDEX)
+        first, last = int(indexes.min()), int(indexes.max())
+        if first < 0 or last >= n:
+            raise IndexError(f"hour {hour_name(hour)} has {n} entries")
+        if last - first < _SPAN_ROWS:
+            return self._read_rows(hour, first, last + 1).take(indexes - first)
+        file = self._handles.get(self.path(hour) + ".idx")
+        data = b"".join([file.pread(INDEX_SIZE, index * INDEX_SIZE) for index in indexes.tolist()])
+        return np.frombuffer(data, INDEX)
+
+    def _read_rows(self, hour: int, first: int, end: int) -> Rows:
+        """INDEX rows that are written."""
+        near = self._near.get(hour)
+        if near is not None:
+            return near.rows()[first:end]
+        if first >= end:
+            return np.zeros(0, INDEX)
+        data = self._handles.get(self.path(hour) + ".idx").pread((end - first) * INDEX_SIZE, first * INDEX_SIZE)
+        if len(data) < (end - first) * INDEX_SIZE:
+            raise DamagedFile(self.path(hour) + ".idx", first * INDEX_SIZE + len(data), "the file ends too early")
+        return np.frombuffer(data, INDEX)
+
+    def _write_out(self, hour: int) -> None:
+        slot = self._table.find(hour)
+        if slot >= 0:
+            self._far.write_out(slot)
+
+    def events(self, hour: int, numbers: npt.NDArray[np.integer] | slice = slice(None)) -> Rows:
+        """A copy of those DISPATCH rows. DamagedFile when a CRC does not hold."""
+        n = self.event_count(hour)
+        if isinstance(numbers, slice):
+            first, end, step = numbers.indices(n)
+        else:
+            first, end, step = (int(numbers.min()), int(numbers.max()) + 1, 1) if len(numbers) else (0, 0, 1)
+        if end <= first:
+            return np.zeros(0, DISPATCH)
+        if first < 0 or end > n:
+            raise IndexError(f"hour {hour_name(hour)} has {n} events")
+        path = self.path(hour) + ".dsp"
+        data = self._handles.get(path).pread((end - first) * DISPATCH_SIZE, first * DISPATCH_SIZE)
+        if len(data) < (end - first) * DISPATCH_SIZE:
+            raise DamagedFile(path, first * DISPATCH_SIZE + len(data), "the file ends too early")
+        rows = np.frombuffer(data, DISPATCH)
+        rows = rows[::step] if isinstance(numbers, slice) else rows.take(numbers - first)
+        if len(bad := DISPATCH_CRC.bad(np.ascontiguousarray(rows))):
+            at = np.arange(n)[numbers][bad[0]]
+            raise DamagedFile(path, int(at) * DISPATCH_SIZE, "the event's CRC does not hold")
+        return rows
