@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hadelay.core.held import HELD, HeldGrant
 from hadelay.core.hourstate import bitmap, indexes_of
 from hadelay.core.lifecycle import FLAG_LEASE_EXPIRED, log_events, move, settle
-from hadelay.core.places import cancel_entries, locate
+from hadelay.core.places import locate
 from hadelay.core.ports import CONSUMER, NODE
 from hadelay.core.results import ExpireResult, GrantResult, LeaseOutcome, LeaseResult, Refused
 from hadelay.core.topics import by_topic
@@ -190,18 +190,16 @@ def _late_ack(state: DelayState, lease: np.void, node: int) -> LeaseOutcome:
     hour, index = int(lease["hour"]), int(lease["index"])
     if index >= state.store.count(hour):
         return LeaseOutcome.LEASE_LOST
-    hour_state = state.hour_state(hour)
-    ended = hour_state.ended(index)
+    ended, is_leased = state.fate(hour, index)
     if ended is Event.ACKED:
         return LeaseOutcome.ALREADY_ACKED
-    if index in hour_state.leased or ended not in (None, Event.MOVED):
+    if is_leased or ended not in (None, Event.MOVED):
         return LeaseOutcome.LEASE_LOST
     leased = state.store.entries(hour, slice(index, index + 1))
     place = locate(state, int(leased["first_id"][0]))
     if place is None or not state.topics.alive(place.rows)[0]:
         return LeaseOutcome.LEASE_LOST
-    now_at = state.hour_state(place.hour)
-    ended = now_at.ended(place.index)
+    ended, is_leased = state.fate(place.hour, place.index)
     attempts = int(place.rows["attempt"][0]) - int(leased["attempt"][0])
     expired = attempts == 1 and bool(int(place.rows["flags"][0]) & FLAG_LEASE_EXPIRED)
     unseen = (
@@ -212,7 +210,7 @@ def _late_ack(state: DelayState, lease: np.void, node: int) -> LeaseOutcome:
     )
     if not expired and not unseen:
         return LeaseOutcome.LEASE_LOST
-    if ended is not None or place.index in now_at.leased:
+    if ended is not None or is_leased:
         return LeaseOutcome.ALREADY_ACKED if ended is Event.ACKED else LeaseOutcome.LEASE_LOST
     log_events(
         state, place.hour, place.rows, Event.ACKED,
@@ -230,12 +228,15 @@ def apply_nack(state: DelayState, command: Leases) -> LeaseResult | Refused:
     node = state.number_of(NODE, command.node)
     for grant, positions in _held(state, command, outcomes):
         _give_back(state, grant, positions, Event.NACKED, state.now_ms + delay_ms, node)
+    _note_acked(state, command, outcomes)
+    return LeaseResult(outcomes)
+
+
+def _note_acked(state: DelayState, command: Leases, outcomes: NDArray[np.uint8]) -> None:
     for at in np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist():
         lease = command.rows[at]
-        hour_state = state.hours.get(int(lease["hour"]))
-        if hour_state is not None and hour_state.ended(int(lease["index"])) is Event.ACKED:
+        if state.fate(int(lease["hour"]), int(lease["index"]))[0] is Event.ACKED:
             outcomes[at] = LeaseOutcome.ALREADY_ACKED
-    return LeaseResult(outcomes)
 
 
 def _give_back(
@@ -273,11 +274,7 @@ def apply_extend(state: DelayState, command: Leases) -> LeaseResult:
     for grant, positions in _held(state, command, outcomes):
         grant.rows["until_ms"][positions] = until_ms
         state.listener.on_extended(grant)
-    for at in np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist():
-        lease = command.rows[at]
-        hour_state = state.hours.get(int(lease["hour"]))
-        if hour_state is not None and hour_state.ended(int(lease["index"])) is Event.ACKED:
-            outcomes[at] = LeaseOutcome.ALREADY_ACKED
+    _note_acked(state, command, outcomes)
     return LeaseResult(outcomes, until_ms)
 
 

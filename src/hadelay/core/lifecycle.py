@@ -102,7 +102,8 @@ def move(
     """
     new = rows.copy()
     new["deliver_at_ms"] = deliver_at_ms
-    new["attempt"] += np.uint16(attempts)
+    # No limit of attempts is a limit of 65,534: there it stays.
+    new["attempt"] = np.minimum(rows["attempt"], 0xFFFE - attempts) + attempts
     new["flags"] = flags
     filing_ms = np.maximum(new["deliver_at_ms"], state.now_ms)
     hours = filing_ms // HOUR_MS
@@ -110,7 +111,7 @@ def move(
     _append_moved(state, hour, hours, new)
     log_events(
         state, hour, rows, Event.MOVED,
-        attempts=rows["attempt"] + np.uint16(attempts), previous=previous, consumer=new["index"], node=node,
+        attempts=new["attempt"], previous=previous, consumer=new["index"], node=node,
         other_hour=hours,
     )  # fmt: skip
     settle(state, hour, rows, Event.MOVED, leased=leased)

@@ -58,13 +58,11 @@ def locate(state: DelayState, message_id: int) -> Place | None:
 
 
 def state_of(state: DelayState, place: Place, now_ms: int) -> State:
-    hour_state = state.hours.get(place.hour)
-    if hour_state is not None:
-        ended = hour_state.ended(place.index)
-        if ended is not None:
-            return ENDED[ended]
-        if place.index in hour_state.leased:
-            return State.LEASED
+    ended, leased = state.fate(place.hour, place.index)
+    if ended is not None:
+        return ENDED[ended]
+    if leased:
+        return State.LEASED
     if not state.topics.alive(place.rows)[0]:
         return State.CANCELLED
     return State.READY if int(place.rows["deliver_at_ms"][0]) <= now_ms else State.SCHEDULED

@@ -19,7 +19,7 @@ import numpy as np
 from google_crc32c import extend as crc32c_extend
 from pyroaring import BitMap
 
-from hadelay.core import leases, places, publish, topics, upkeep
+from hadelay.core import checkpoint, leases, places, publish, topics, upkeep
 from hadelay.core.commands import ENTRY_VERSION, FEATURE_LEVEL, Command, Malformed, decode, decode_entry
 from hadelay.core.describe import Description, describe
 from hadelay.core.held import HeldGrant
@@ -29,7 +29,7 @@ from hadelay.core.results import Done, Refused, Result
 from hadelay.core.settings import Settings
 from hadelay.core.topics import Topic, Topics, known_topic
 from hadelay.errors import FatalError
-from hadelay.model import HOUR_MS, NONE32
+from hadelay.model import HOUR_MS, NONE32, Event
 
 _LINK = struct.Struct("<QQI")
 _MAX_NOW_MS = (1 << 24) * HOUR_MS
@@ -72,7 +72,8 @@ class DelayState:
         self.key_count = 0
         self.key_count_before = 0
         self.keys_dropped_early = 0
-        self._consumers = 0
+        #: How many consumer and node names were given a number.
+        self.named = {CONSUMER: 0, NODE: 0}
         self._touched: set[int] = set()
 
     # ---- apply
@@ -120,6 +121,18 @@ class DelayState:
             seconds -= np.bincount(rows["second"], minlength=SECONDS).astype(np.uint32)
         hour_state.open_seconds = seconds
 
+    def dump(self, *, everything: bool = False) -> tuple[bytes, dict[int, bytes]]:
+        """(main blob, blob per hour changed since the last dump; b"" for one to forget). core/checkpoint.py"""
+        touched = set(self.hours) if everything else self._touched
+        hours = {h: checkpoint.dump_hour(self.hours[h]) if h in self.hours else b"" for h in sorted(touched)}
+        if not everything:
+            self._touched = set()
+        return checkpoint.dump_main(self), hours
+
+    def load(self, main: bytes, hours: dict[int, bytes]) -> None:
+        """Become the state of that dump: the store, tables and names must be those of the same applied index."""
+        checkpoint.load(self, main, hours)
+
     # ---- for the modules that apply one kind of command each
 
     @property
@@ -144,11 +157,10 @@ class DelayState:
             return self.names.number(kind, name)
         except KeyError:
             pass
-        if kind == NODE:
-            return self.names.register(kind, name) if len(self.incarnations) < self.no_node else self.no_node
-        if kind == CONSUMER and self._consumers >= self.settings.max_consumers:
-            return NONE32
-        self._consumers += 1
+        limit, beyond = (self.no_node, self.no_node) if kind == NODE else (self.settings.max_consumers, NONE32)
+        if self.named[kind] >= limit:
+            return beyond
+        self.named[kind] += 1
         return self.names.register(kind, name)
 
     # ---- reads
@@ -157,6 +169,11 @@ class DelayState:
         """Waiting or leased, in O(1)."""
         hour_state = self.hours.get(hour)
         return self.store.count(hour) - (len(hour_state.settled) if hour_state else 0)
+
+    def fate(self, hour: int, index: int) -> tuple[Event | None, bool]:
+        """(how the entry ended, whether it is leased); (None, False) while it waits, or never was."""
+        hour_state = self.hours.get(hour)
+        return (hour_state.ended(index), index in hour_state.leased) if hour_state else (None, False)
 
     def held_by(self, consumer: str, request_id: bytes) -> HeldGrant | None:
         """What this request got and still holds, if anything: to be handed out again (idempotent receive)."""

@@ -1,0 +1,122 @@
+"""The whole core state as bytes, and back: what a checkpoint, a snapshot and a comparison of replicas consist of.
+
+One blob for everything that is small, and one per hour that something happened to. `dump` returns only the hours that
+changed since the last one. Equal states give equal bytes: maps are written in a fixed order, bitmaps in their one
+canonical form. What can be derived (leased bitmaps, generations) is not written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+from pyroaring import BitMap
+
+from hadelay.core.commands import FEATURE_LEVEL
+from hadelay.core.held import HELD, HeldGrant
+from hadelay.core.hourstate import HourState, bitmap
+from hadelay.core.leases import groups
+from hadelay.core.settings import Settings
+from hadelay.core.topics import Topic, Topics
+from hadelay.errors import FatalError
+from hadelay.model import Event
+
+if TYPE_CHECKING:
+    from hadelay.core.state import DelayState
+
+VERSION = 1
+#: Plain numbers that go into the main blob as they are.
+_NUMBERS = (
+    "now_ms", "applied", "term", "chain", "level", "key_epoch", "key_epoch_ends_ms", "key_count", "key_count_before",
+    "keys_dropped_early",
+)  # fmt: skip
+_TOPIC = ("number", "name", "exists", "generation", "config", "open", "leased", "doomed", "published", "settled")
+
+
+def dump_main(state: DelayState) -> bytes:
+    return msgpack.packb(
+        {
+            "version": VERSION,
+            **{name: getattr(state, name) for name in _NUMBERS},
+            "group": state.group,
+            "cursor": state.cursor,
+            "sweep": state.sweep,
+            "named": sorted(state.named.items()),
+            "settings": state.settings.to_map(),
+            "topics": [[getattr(topic, name) for name in _TOPIC] for topic in state.topics.all],
+            "grants": [_dump_grant(grant) for grant in state.grants.values()],
+            "requests": [[consumer, list(map(list, r.items()))] for consumer, r in state.requests.items()],
+            "incarnations": sorted(state.incarnations.items()),
+            "retired": _dump_bits(state.retired),
+        }
+    )
+
+
+def dump_hour(hour_state: HourState) -> bytes:
+    seconds = hour_state.open_seconds
+    return msgpack.packb(
+        [
+            _dump_bits(hour_state.settled),
+            [[event, _dump_bits(hour_state.others[event])] for event in sorted(hour_state.others)],
+            None if seconds is None else seconds.astype("<u4").tobytes(),
+            hour_state.returned,
+            hour_state.carried,
+            hour_state.retire_at,
+        ]
+    )
+
+
+def _dump_bits(bits: BitMap) -> bytes:
+    # One form per content, whatever order it was built in; a copy, as some containers pack only once.
+    canonical = bits.copy()
+    canonical.run_optimize()
+    return canonical.serialize()
+
+
+def _dump_grant(grant: HeldGrant) -> list[Any]:
+    return [
+        grant.term, grant.seq, grant.consumer, grant.consumer_number, grant.request_id, grant.granted_at_ms,
+        grant.rows.tobytes(),
+    ]  # fmt: skip
+
+
+def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
+    """Fill a new state. FatalError when the blob is of another version: it was synced and checked, so it is no accident."""
+    whole = msgpack.unpackb(main, strict_map_key=False)
+    if whole["version"] != VERSION or whole["level"] > FEATURE_LEVEL or whole["group"] != state.group:
+        raise FatalError(f"checkpoint of version {whole['version']}, level {whole['level']}, group {whole['group']}")
+    for name in _NUMBERS:
+        setattr(state, name, whole[name])
+    state.cursor, state.sweep = tuple(whole["cursor"]), tuple(whole["sweep"])
+    state.named = dict(whole["named"])
+    state.settings = Settings.from_map(whole["settings"])
+    state.topics = Topics()
+    for values in whole["topics"]:
+        state.topics.add(Topic(*values))
+    state.incarnations = dict(whole["incarnations"])
+    state.retired = BitMap.deserialize(whole["retired"])
+    state.hours = {hour: _load_hour(blob) for hour, blob in sorted(hours.items()) if blob}
+    state.grants = {grant.key: grant for grant in map(_load_grant, whole["grants"])}
+    state.requests = {consumer: {rid: tuple(key) for rid, key in items} for consumer, items in whole["requests"]}
+    for grant in state.grants.values():
+        held = grant.rows[grant.rows["open"] == 1]
+        for hour, where in groups(held["hour"]):
+            state.hours.setdefault(hour, HourState()).leased |= bitmap(held["index"][where])
+    state.store.set_clock(state.now_hour)
+
+
+def _load_hour(blob: bytes) -> HourState:
+    settled, others, seconds, returned, carried, retire_at = msgpack.unpackb(blob)
+    hour_state = HourState()
+    hour_state.settled = BitMap.deserialize(settled)
+    hour_state.others = {Event(event): BitMap.deserialize(bits) for event, bits in others}
+    if seconds is not None:
+        hour_state.open_seconds = np.frombuffer(seconds, "<u4").astype(np.uint32)
+    hour_state.returned, hour_state.carried, hour_state.retire_at = returned, carried, retire_at
+    return hour_state
+
+
+def _load_grant(values: list[Any]) -> HeldGrant:
+    rows = np.frombuffer(values[-1], HELD).copy()
+    return HeldGrant(*values[:-1], rows, int(np.count_nonzero(rows["open"])))

@@ -1,0 +1,82 @@
+"""What must hold after every entry. For tests, the simulator and `hadelay check`: it reads everything, and takes its time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hadelay.core.hourstate import SECONDS, bitmap, indexes_of
+from hadelay.model import Event
+
+if TYPE_CHECKING:
+    from hadelay.core.state import DelayState
+
+
+def check(state: DelayState) -> None:
+    """AssertionError, with what is wrong, unless everything adds up."""
+    _check_grants(state)
+    open_by_topic = np.zeros(len(state.topics.all), np.int64)
+    doomed_by_topic = np.zeros(len(state.topics.all), np.int64)
+    for hour in state.store.hours():
+        _check_hour(state, hour, open_by_topic, doomed_by_topic)
+    for topic in state.topics.all:
+        name = f"topic {topic.name}"
+        assert topic.open == open_by_topic[topic.number], f"{name}: open {topic.open}, {open_by_topic[topic.number]}"
+        assert topic.doomed == doomed_by_topic[topic.number], f"{name}: doomed {topic.doomed}"
+        ended = sum(topic.settled) - topic.settled[Event.MOVED]
+        assert topic.published == topic.open + ended, f"{name}: published {topic.published} ≠ {topic.open} + {ended}"
+        assert topic.generation == state.topics.generations[topic.number], f"{name}: generation"
+
+
+def _check_grants(state: DelayState) -> None:
+    leased: dict[int, list[int]] = {}
+    by_topic = [0] * len(state.topics.all)
+    for key, grant in state.grants.items():
+        held = grant.rows[grant.rows["open"] == 1]
+        assert grant.key == key and grant.left == len(held) > 0, f"grant {key}: {grant.left} left of {len(held)}"
+        for row in held:
+            leased.setdefault(int(row["hour"]), []).append(int(row["index"]))
+            by_topic[row["topic"]] += 1
+    for hour, indexes in leased.items():
+        assert len(set(indexes)) == len(indexes), f"hour {hour}: leased twice"
+    for hour, hour_state in state.hours.items():
+        assert hour_state.leased == bitmap(np.array(leased.pop(hour, []), np.uint32)), f"hour {hour}: leased"
+    assert not leased, f"leased in hours nothing is known of: {sorted(leased)}"
+    for topic in state.topics.all:
+        assert topic.leased == by_topic[topic.number], f"topic {topic.name}: leased {topic.leased}"
+    for consumer, requests in state.requests.items():
+        for request_id, key in requests.items():
+            assert key in state.grants, f"{consumer}/{request_id!r} outlived its grant"
+
+
+def _check_hour(state: DelayState, hour: int, open_by_topic: np.ndarray, doomed_by_topic: np.ndarray) -> None:
+    count = state.store.count(hour)
+    rows = state.store.entries(hour, slice(0, count))
+    is_open = np.ones(count, bool)
+    waiting = np.ones(count, bool)
+    if hour_state := state.hours.get(hour):
+        settled, leased = indexes_of(hour_state.settled), indexes_of(hour_state.leased)
+        assert not hour_state.settled.intersect(hour_state.leased), f"hour {hour}: settled and leased"
+        assert not count or not len(settled) or settled[-1] < count, f"hour {hour}: settled beyond its end"
+        for event, bits in hour_state.others.items():
+            assert bits.issubset(hour_state.settled), f"hour {hour}: {event.name} but not settled"
+        is_open[settled] = False
+        waiting = is_open.copy()
+        waiting[leased] = False
+        _check_seconds(state, hour, rows[is_open])
+    assert state.open_entries(hour) == np.count_nonzero(is_open), f"hour {hour}: open"
+    np.add.at(open_by_topic, rows["topic"][is_open], 1)
+    doomed = rows[waiting]
+    np.add.at(doomed_by_topic, doomed["topic"][~state.topics.alive(doomed)], 1)
+
+
+def _check_seconds(state: DelayState, hour: int, open_rows: np.ndarray) -> None:
+    seconds = state.hours[hour].open_seconds
+    expected = np.bincount(open_rows["second"], minlength=SECONDS)
+    if hour > state.now_hour:
+        assert seconds is None, f"hour {hour}: counted by second before it began"
+    elif seconds is None:
+        assert not len(open_rows), f"hour {hour}: not counted by second, {len(open_rows)} open"
+    else:
+        assert (seconds == expected).all(), f"hour {hour}: seconds"
