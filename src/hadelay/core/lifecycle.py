@@ -126,15 +126,13 @@ def move(
 def _append_moved(state: DelayState, hour: int, hours: NDArray[np.int64], new: NDArray[np.void]) -> None:
     within = hours == hour
     if within.all():
-        first = state.store.append_again(hour, new)
-        new["index"] = np.arange(first, first + len(new))
+        state.store.append_again(hour, new)
     elif not within.any():
         records = [
             state.store.record(hour, offset, size, verify=True)
             for offset, size in zip(new["offset"].tolist(), new["size"].tolist(), strict=True)
         ]
-        ends = np.cumsum(new["size"], dtype=np.int64)
-        new["index"] = state.store.append(hours, new, bytearray(b"".join(records)), ends - new["size"])
+        state.store.append(hours, new, bytearray(b"".join(records)))
     else:
         for part in (within, ~within):
             some = new[part]

@@ -39,7 +39,6 @@ class HourStore(Protocol):
         hours: int | NDArray[np.int64],
         rows: NDArray[np.void],
         blob: bytearray,
-        starts: NDArray[np.int64],
         headers: NDArray[np.void] | None = None,
     ) -> NDArray[np.uint32]: ...
 

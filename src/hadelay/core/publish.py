@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hadelay.core import idempotency
 from hadelay.core.drafts import RELATIVE, Publish
-from hadelay.core.formats import INDEX, RECORD, RECORD_MAGIC, RECORD_VERSION
+from hadelay.core.formats import INDEX, RECORD
 from hadelay.core.lifecycle import filed
 from hadelay.core.results import PublishResult, RowCode
 from hadelay.core.topics import known_topic, topic_for
@@ -103,10 +103,9 @@ def _file(
     topics: NDArray[np.uint32],
     result: PublishResult,
 ) -> None:
-    rows, deliver, hours, sizes = command.rows[take], deliver_at_ms[take], hours[take], command.sizes[take]
+    rows, deliver, hours = command.rows[take], deliver_at_ms[take], hours[take]
     numbers = topics[rows["topic"]] if len(topics) > 1 else topics
     headers = np.zeros(len(rows), RECORD)
-    headers["magic"], headers["version"] = RECORD_MAGIC, RECORD_VERSION
     headers["meta_size"], headers["body_size"] = rows["meta_size"], rows["body_size"]
     headers["topic"] = numbers
     headers["published_at_ms"] = state.now_ms
@@ -115,14 +114,21 @@ def _file(
     entries = np.zeros(len(rows), INDEX)
     entries["deliver_at_ms"] = deliver
     entries["tag_mask"] = rows["tag_mask"]
-    entries["size"] = sizes
+    entries["size"] = command.sizes[take]
     entries["topic"] = numbers
     # deliver_at is never before now here, so it is filed under its own second.
     entries["second"] = deliver // 1000 % 3600
     entries["generation"] = state.topics.generations[numbers]
     one = int(hours[0])
     into: int | NDArray[np.int64] = one if len(hours) == 1 or (hours == one).all() else hours
-    state.store.append(into, entries, bytearray(command.blob), command.starts[take], headers)
+    state.store.append(into, entries, _records(command, take), headers)
     result.ids[take] = entries["first_id"]
     result.deliver_at_ms[take] = deliver
     filed(state, into, entries)
+
+
+def _records(command: Publish, take: slice | NDArray[np.bool_]) -> bytearray:
+    if isinstance(take, slice):
+        return bytearray(command.blob)
+    spans = zip(command.starts[take].tolist(), command.sizes[take].tolist(), strict=True)
+    return bytearray(b"".join([command.blob[start : start + size] for start, size in spans]))

@@ -11,7 +11,7 @@ import numpy as np
 from google_crc32c import value as crc32c
 from numpy.typing import NDArray
 
-from hadelay.core.formats import DISPATCH, INDEX, RECORD, RECORD_SIZE
+from hadelay.core.formats import DISPATCH, INDEX, RECORD, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION
 from hadelay.errors import DamagedFile
 from hadelay.model import NONE32, pack_id
 
@@ -56,9 +56,9 @@ class MemoryHours:
         hours: int | NDArray[np.int64],
         rows: NDArray[np.void],
         blob: bytearray,
-        starts: NDArray[np.int64],
         headers: NDArray[np.void] | None = None,
     ) -> NDArray[np.uint32]:
+        starts = np.cumsum(rows["size"], dtype=np.int64) - rows["size"]
         for n in range(len(rows)):
             hour = hours if isinstance(hours, int) else int(hours[n])
             row = rows[n]
@@ -66,6 +66,7 @@ class MemoryHours:
             start = int(starts[n])
             record = blob[start : start + int(row["size"])]
             if headers is not None:
+                headers[n]["magic"], headers[n]["version"] = RECORD_MAGIC, RECORD_VERSION
                 headers[n]["first_id"] = row["first_id"]
                 headers[n]["header_crc"] = crc32c(headers[n].tobytes()[:44])
                 record[:RECORD_SIZE] = headers[n].tobytes()
