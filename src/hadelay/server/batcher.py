@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from hadelay.core.commands import Draft, encode_publish
 from hadelay.core.results import PublishResult, Refused, RowCode
@@ -170,15 +170,9 @@ class Batcher:
             self._send_batch()
 
     def _send_batch(self) -> None:
-        size = 0
-        publishes: list[_Publish] = []
-        while self._publishes and size < self.max_entry_bytes:
-            publishes.append(self._publishes.popleft())
-            size += publishes[-1].bytes
-        commands: list[_Command] = []
-        while self._commands and size < self.max_entry_bytes and len(commands) < _MAX_COMMANDS:
-            commands.append(self._commands.popleft())
-            size += commands[-1].bytes
+        publishes = _take(self._publishes, self.max_entry_bytes)
+        room = self.max_entry_bytes - sum(p.bytes for p in publishes)
+        commands = _take(self._commands, room) if room > 0 or not publishes else []
         groups = _group(publishes)
         encoded = [
             encode_publish(self.node, [d for p in group for d in p.drafts], group[0].key) for group in groups
@@ -257,6 +251,18 @@ class _Batch:
             _answer(group, result)
         for command, result in zip(self.commands, results[len(self.groups) :], strict=True):
             command.done(result, None)
+
+
+_One = TypeVar("_One", _Publish, _Command)
+
+
+def _take(queue: deque[_One], room: int) -> list[_One]:
+    """The head of the queue, as much as fits into one entry and at least one."""
+    taken: list[One] = []
+    while queue and len(taken) < _MAX_COMMANDS and (queue[0].bytes <= room or not taken):
+        taken.append(queue.popleft())
+        room -= taken[-1].bytes
+    return taken
 
 
 def _group(publishes: list[_Publish]) -> list[list[_Publish]]:

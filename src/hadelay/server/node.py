@@ -78,7 +78,7 @@ class Node:
         )
         self.raft.set_applied(max(1, storage.applied_index), storage.applied_term)
         self.link = Link(runtime, self.raft.send)
-        self.link.handlers["submit"] = self._on_submit
+        self.link.handlers |= {"submit": self._on_submit, "ready": self._on_ready, "transfer": self._on_transfer}
         self.peers = Peers(list(config.members), runtime, self.link, self.clock, self._me, self._clock_changed)
         self.batcher = Batcher(
             self.name,
@@ -144,6 +144,20 @@ class Node:
             done(error)
 
         self.dispatcher.hold(held)
+
+    def transfer_anywhere(self, to: str | None, done: Callable[[HadelayError | None], None]) -> None:
+        """`transfer`, asked of whoever leads."""
+        leader = self.raft.leader
+        if self.leading or leader is None or leader == self.name:
+            self.transfer(to, done)
+        else:
+            self.link.call(leader, "transfer", to, _TRANSFER_S, lambda _, error: done(error))
+
+    def serves(self) -> bool:
+        """A leader is known, and what was committed before this node started is applied here."""
+        leads = bool(self.leading)
+        follows = self.raft.leader not in (None, self.name) and self.clock.ready
+        return (leads or follows) and self.raft.applied_index >= self.raft.commit_index
 
     # hadelay.raft.ports.Machine
 
@@ -222,10 +236,11 @@ class Node:
         wanted = {
             "max_delay_ms": limits.max_delay_ms,
             "idempotency_window_ms": limits.idempotency_window_ms,
-            "idempotency_keys": limits.idempotency_keys,
+            "idempotency_max_keys": limits.idempotency_keys,
             "auto_create_topics": limits.auto_create_topics,
+            "max_lease_ms": self.config.http.max_lease_ms,
         }
-        if not self.state.settings_hold(wanted):
+        if any(getattr(self.state.settings, key) != value for key, value in wanted.items()):
             self.batcher.propose(encode_settings(wanted), _ignore)
 
     def _on_submit(self, peer: str, commands: Any, reply: Reply) -> None:
@@ -246,6 +261,18 @@ class Node:
                 self.batcher.propose(command, lambda result, error, n=n: gather.take(n, result, error))  # type: ignore[misc]
 
 
+    def _on_ready(self, peer: str, payload: Any, reply: Reply) -> None:
+        if self.leading:
+            reply(self.dispatcher.ready_counts(), None)
+        else:
+            reply(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
+
+    def _on_transfer(self, peer: str, to: Any, reply: Reply) -> None:
+        self.transfer(to, lambda error: reply(None, error))
+
+
+#: A planned transfer, asked of another node: longer than it takes, whether it works or not.
+_TRANSFER_S = 5.0
 _NO_SPACE = "a node of the cluster has no space left for new messages: free some, or consume; consuming goes on"
 
 

@@ -1,0 +1,64 @@
+"""Plain numbers for /metrics, read when somebody scrapes. http/metrics.py turns them into Prometheus' text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hadelay.core.dispatch import LATENESS_BUCKETS_MS
+from hadelay.model import Event
+from hadelay.server.api import Histogram, MetricsView
+
+if TYPE_CHECKING:
+    from hadelay.server.node import Node
+
+
+def node_metrics(node: Node) -> MetricsView:
+    """Lateness, syncs, Raft, counts over all topics, sweeper. Per-topic numbers are GET /v1/topics' business."""
+    raft, state, dispatcher = node.raft, node.state, node.dispatcher
+    topics = state.topics.all
+    published = sum(t.published for t in topics)
+    values = {
+        "raft_is_leader": float(bool(node.leading)),
+        "raft_has_leader": float(raft.leader is not None),
+        "raft_term": raft.term,
+        "raft_commit_index": raft.commit_index,
+        "raft_applied_index": raft.applied_index,
+        "raft_synced_index": raft.synced_index,
+        "raft_leader_changes_total": raft.stats.leader_changes,
+        "raft_elections_total": raft.stats.elections,
+        "raft_proposals_total": raft.stats.proposals,
+        "published_messages_total": published,
+        "settled_messages_total": sum(sum(t.settled) for t in topics),
+        "acked_messages_total": sum(t.settled[Event.ACKED] for t in topics),
+        "handed_out_messages_total": dispatcher.handed_out,
+        "sweeper_found_messages_total": dispatcher.sweeper_found,
+        "damaged_links_total": dispatcher.damaged_links,
+        "publish_queue_bytes": node.batcher.queued_bytes,
+        "batches_total": node.batcher.batches,
+        "checkpoints_total": node.checkpoints.count,
+        "idempotency_keys_dropped_early_total": state.keys_dropped_early,
+        "clock_ready": float(node.clock.ready),
+        "clock_alarms": len(node.clock.alarms),
+    }
+    pending = {"waiting": sum(t.waiting for t in topics), "leased": sum(t.leased for t in topics)}
+    syncs = raft.stats.sync_buckets
+    return MetricsView(
+        values=values,
+        labelled={"messages": ("state", {name: float(count) for name, count in pending.items()})},
+        histograms={
+            "delivery_lateness_seconds": Histogram(
+                [ms / 1000 for ms in LATENESS_BUCKETS_MS], dispatcher.lateness_counts, dispatcher.lateness_sum_ms / 1000
+            ),
+            "log_fsync_duration_seconds": _plain(syncs, raft.stats.syncs, raft.stats.sync_seconds),
+        },
+    )
+
+
+def _plain(cumulative: dict[float, int], total: int, seconds: float) -> Histogram:
+    """A Histogram out of `bound → how many took no longer`."""
+    bounds = sorted(cumulative)
+    counts, before = [], 0
+    for bound in bounds:
+        counts.append(cumulative[bound] - before)
+        before = cumulative[bound]
+    return Histogram(bounds, [*counts, total - before], seconds)

@@ -1,0 +1,313 @@
+"""One node as its HTTP layer sees it (`server.api.Service`): futures over the callbacks of `Node`, and the reads.
+
+Reads are linearizable by ReadIndex: the node first learns how far the log was committed when the read began, waits
+until it has applied that much, and then answers from its own state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hadelay.core import commands
+from hadelay.core.dispatch import Delivery as Handed
+from hadelay.core.dispatch import Poll as CorePoll
+from hadelay.core.drafts import Draft
+from hadelay.core.results import CancelOutcome, CancelResult, LeaseOutcome, LeaseResult, Refused
+from hadelay.core.tokens import decode_leases, encode_leases
+from hadelay.errors import BadRequest, Conflict, HadelayError, NoLeader, NotFound
+from hadelay.server import views
+from hadelay.server.api import (
+    Check,
+    ClusterView,
+    Delivered,
+    Delivery,
+    HourFile,
+    HoursView,
+    Leader,
+    MessageView,
+    MetricsView,
+    NamesView,
+    Poll,
+    PublishDone,
+    SettleKind,
+    TopicSettings,
+    TopicView,
+)
+from hadelay.server.batcher import refusal
+from hadelay.server.counting import due_counts
+from hadelay.server.metrics import node_metrics
+from hadelay.server.node import Node
+from hadelay.server.records import Records, split_record
+
+_CANCELLED = {
+    CancelOutcome.CANCELLED: "cancelled",
+    CancelOutcome.LEASED: "leased",
+    CancelOutcome.ACKED: "acked",
+    CancelOutcome.EXPIRED: "expired",
+    CancelOutcome.DEAD: "dead",
+}
+_DONE = {"ack": "acked", "nack": "nacked", "extend": "extended"}
+
+
+class NodeService:
+    """Implements server.api.Service."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.node = node.name
+        self._records = Records(node)
+
+    @property
+    def leader_name(self) -> str | None:
+        return self._node.raft.leader
+
+    @property
+    def applied_index(self) -> int:
+        return self._node.raft.applied_index
+
+    # publishing and settling
+
+    def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
+        self._node.publish(drafts, request_key, done)
+
+    async def settle(self, kind: SettleKind, leases: list[str], value_ms: int | None) -> list[str]:
+        node = self._node
+        rows, fine = decode_leases(node.config.cluster.group, leases)
+        outcomes = ["lease_lost"] * len(leases)
+        if not fine.any():
+            return outcomes
+        if kind == "ack":
+            command = commands.encode_ack(self.node, rows[fine])
+        elif kind == "nack":
+            command = commands.encode_nack(self.node, rows[fine], -1 if value_ms is None else value_ms)
+        else:
+            assert value_ms is not None
+            command = commands.encode_extend(self.node, rows[fine], value_ms)
+        result = await self._propose(command)
+        assert isinstance(result, LeaseResult)
+        words = {
+            LeaseOutcome.DONE: _DONE[kind],
+            LeaseOutcome.ALREADY_ACKED: "already_acked",
+            LeaseOutcome.LEASE_LOST: "lease_lost",
+        }
+        for place, outcome in zip(np.flatnonzero(fine).tolist(), result.outcomes.tolist(), strict=True):
+            outcomes[place] = words[outcome]
+        return outcomes
+
+    async def cancel(self, message_id: int) -> str:
+        result = await self._propose(commands.encode_cancel(self.node, [message_id]))
+        assert isinstance(result, CancelResult)
+        outcome = CancelOutcome(result.outcomes[0])
+        if outcome is CancelOutcome.NOT_FOUND:
+            raise NotFound("no such message: never issued, or past its retention")
+        return _CANCELLED[outcome]
+
+    # consuming
+
+    async def receive(self, poll: Poll) -> Delivery:
+        node = self._node
+        future: asyncio.Future[Handed] = asyncio.get_running_loop().create_future()
+        waiting = CorePoll(
+            consumer=poll.consumer,
+            request_id=poll.request_id,
+            topics=tuple(poll.topics),
+            max=poll.max,
+            lease_ms=self._lease(poll),
+            wait_ms=poll.wait_ms,
+            done=_settle_future(future),
+        )
+        node.dispatcher.poll(waiting)
+        try:
+            handed = await future
+        except asyncio.CancelledError:
+            node.dispatcher.cancel_poll(waiting)
+            raise
+        return await self._delivery(handed)
+
+    def _lease(self, poll: Poll) -> int:
+        if poll.lease_ms is not None:
+            return poll.lease_ms
+        topics = [self._node.state.topic(name) for name in poll.topics]
+        leases = [topic.config["lease_ms"] for topic in topics if topic is not None and "lease_ms" in topic.config]
+        return min(leases, default=self._node.config.http.default_lease_ms)
+
+    async def _delivery(self, handed: Handed) -> Delivery:
+        node = self._node
+        if not len(handed.indexes):
+            return Delivery([], 0, 0)
+        tokens = encode_leases(
+            node.config.cluster.group, handed.term, handed.seq, handed.positions, handed.hours, handed.indexes
+        )
+        rows = handed.rows
+        bodies = await self._records.read(handed.hours, rows)
+        now, topics = handed.now_ms, node.state.topics.all
+        columns = zip(
+            rows["first_id"].tolist(),
+            tokens,
+            rows["topic"].tolist(),
+            bodies,
+            rows["deliver_at_ms"].tolist(),
+            handed.attempts.tolist(),
+            handed.redelivered.tolist(),
+            strict=True,
+        )
+        messages = []
+        for first_id, token, topic, record, at, attempt, again in columns:
+            meta, body = split_record(record)
+            messages.append(
+                Delivered(first_id, token, topics[topic].name, meta, body, at, max(0, now - at), attempt, again)
+            )
+        until = int(handed.until_ms.min())
+        return Delivery(messages, until, until - now)
+
+    # reading
+
+    async def describe(self, message_id: int, *, body: bool, stale: bool) -> MessageView:
+        await self._confirm(stale)
+        view = views.message(self._node, message_id, body)
+        if view is None:
+            raise NotFound("no such message: never issued, or past its retention")
+        return view
+
+    async def get_topic(self, name: str, *, stale: bool) -> TopicView:
+        await self._confirm(stale)
+        topic = self._node.state.topic(name)
+        if topic is None:
+            raise NotFound(f"there is no topic {name!r}; it appears with its first message, or PUT it")
+        return views.topic(self._node, topic, await self._ready(stale))
+
+    async def list_topics(self, *, stale: bool) -> list[TopicView]:
+        await self._confirm(stale)
+        ready = await self._ready(stale)
+        return [views.topic(self._node, topic, ready) for topic in self._node.state.topics.all if topic.exists]
+
+    async def put_topic(self, name: str, settings: TopicSettings) -> TopicView:
+        config = {key: value for key in settings.__struct_fields__ if (value := getattr(settings, key)) is not None}
+        await self._propose(commands.encode_topic_put(name, config))
+        return await self.get_topic(name, stale=False)
+
+    async def delete_topic(self, name: str, *, force: bool) -> None:
+        await self._propose(commands.encode_topic_delete(name, force))
+
+    async def due(
+        self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool
+    ) -> list[tuple[int, int]]:
+        await self._confirm(stale)
+        return due_counts(self._node, topic, from_ms, to_ms, step_ms)
+
+    # the cluster
+
+    async def find_leader(self) -> Leader:
+        node = self._node
+        deadline = node.runtime.monotonic() + node.config.http.no_leader_wait_ms / 1000
+        while True:
+            name = node.raft.leader
+            if name == node.name and node.leading:
+                return Leader(name, node.config.advertise, True)
+            if name is not None and name != node.name and node.peers.peers[name].http:
+                return Leader(name, node.peers.peers[name].http, False)
+            if node.runtime.monotonic() >= deadline:
+                raise NoLeader("no majority of the cluster can be reached; try again, or another node", retry_after_ms=500)
+            await asyncio.sleep(0.01)
+
+    async def cluster(self, *, stale: bool) -> ClusterView:
+        if not stale:
+            await self._confirm(False)
+        return views.cluster(self._node)
+
+    async def transfer(self, to: str | None) -> str:
+        node = self._node
+        if to is not None and to not in node.peers.peers:
+            raise BadRequest(f"there is no node {to!r}; there are {', '.join(sorted(node.peers.peers))}")
+        if to == node.raft.leader and to is not None:
+            return to
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        node.transfer_anywhere(to, _settle_future(future, with_result=False))
+        await future
+        return (await self.find_leader()).name
+
+    async def hours(self) -> HoursView:
+        return views.hours(self._node)
+
+    async def hour_file_length(self, hour: int, file: HourFile) -> int:
+        store = self._node.storage.hours
+        if not store.count(hour):
+            raise NotFound("that hour has no messages, or is past its retention")
+        return store.lengths(hour)[("log", "idx", "dsp").index(file)]
+
+    async def read_hour_file(self, hour: int, file: HourFile, offset: int, length: int) -> bytes:
+        return self._node.storage.hours.read_file(hour, file, offset, length)
+
+    async def names(self) -> NamesView:
+        return views.names(self._node)
+
+    # health
+
+    def livez(self) -> list[Check]:
+        return [Check("loop", True)]
+
+    def readyz(self) -> list[Check]:
+        return views.ready_checks(self._node)
+
+    def metrics(self) -> MetricsView:
+        return node_metrics(self._node)
+
+    # inside
+
+    async def _propose(self, command: bytes) -> Any:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._node.propose(command, _settle_future(future))
+        result = await future
+        if isinstance(result, Refused):
+            raise _refused(result)
+        return result
+
+    async def _ready(self, stale: bool) -> views.Ready:
+        """What is ready is known to the leader's dispatcher alone; a stale read counts it as scheduled."""
+        node = self._node
+        if node.leading:
+            return node.dispatcher.ready_counts()
+        leader = node.raft.leader
+        if stale or leader is None:
+            return {}
+        future: asyncio.Future[views.Ready] = asyncio.get_running_loop().create_future()
+        node.link.call(leader, "ready", None, node.config.http.no_leader_wait_ms / 1000, _settle_future(future))
+        return await future
+
+    async def _confirm(self, stale: bool) -> None:
+        if stale:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._node.raft.read_index(_settle_future(future, with_result=False))
+        await future
+
+
+_REFUSALS: dict[str, type[HadelayError]] = {
+    "bad_config": BadRequest,
+    "no_topic": NotFound,
+    "topic_not_empty": Conflict,
+}
+
+
+def _refused(result: Refused) -> HadelayError:
+    kind = _REFUSALS.get(result.code)
+    return refusal(result) if kind is None else kind(result.detail)
+
+
+def _settle_future(future: asyncio.Future[Any], with_result: bool = True) -> Callable[..., None]:
+    """done(result, error) or done(error) for a future that its reader may have given up."""
+
+    def done(*outcome: Any) -> None:
+        if future.done():
+            return
+        error = outcome[-1]
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(outcome[0] if with_result else None)
+
+    return done

@@ -1,0 +1,140 @@
+"""What a node shows of itself: topics, hours, members, names, readiness. Reads only, from this node's own state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hadelay.core.topics import Topic
+from hadelay.model import Event, hour_name
+from hadelay.server.api import (
+    Check,
+    ClusterView,
+    DispatchView,
+    HistoryEvent,
+    HoursView,
+    HourView,
+    MemberView,
+    MessageView,
+    NamesView,
+    TopicSettings,
+    TopicView,
+)
+
+if TYPE_CHECKING:
+    from hadelay.server.node import Node
+
+#: (ready messages, cluster time at which the oldest fell due) per topic number, from the leader's dispatcher.
+Ready = dict[int, tuple[int, int]]
+#: A follower further behind than this many entries is not ready to answer.
+_MAX_LAG = 10_000
+
+
+def message(node: Node, message_id: int, body: bool) -> MessageView | None:
+    found = node.state.describe(message_id, node.clock.read(node.runtime.monotonic()))
+    if found is None:
+        return None
+    history = [
+        HistoryEvent(Event(h.event).name.lower(), h.at_ms, h.attempt, h.consumer, h.node) for h in found.history
+    ]
+    return MessageView(
+        found.id,
+        found.topic,
+        str(found.state),
+        found.deliver_at_ms,
+        found.published_at_ms,
+        found.attempt,
+        found.meta,
+        len(found.body),
+        history,
+        found.body if body else None,
+    )
+
+
+def topic(node: Node, found: Topic, ready: Ready) -> TopicView:
+    count, oldest = ready.get(found.number, (0, 0))
+    count = min(count, found.waiting)
+    return TopicView(
+        found.name,
+        TopicSettings(**found.config),
+        scheduled=found.waiting - count,
+        ready=count,
+        leased=found.leased,
+        dead=found.settled[Event.DEAD],
+        oldest_ready_age_ms=max(0, node.clock.read(node.runtime.monotonic()) - oldest) if count else None,
+    )
+
+
+def cluster(node: Node) -> ClusterView:
+    hour, second, local = node.state.cursor
+    leader = node.raft.leader
+    skews = node.clock.skews(node.runtime.monotonic())
+    members = []
+    for name, address in node.config.members.items():
+        peer = node.peers.peers[name]
+        live = name == node.name or node.peers.live(name)
+        applied = node.raft.applied_index if name == node.name else peer.applied_index
+        members.append(
+            MemberView(
+                name,
+                node.config.advertise if name == node.name else peer.http,
+                address,
+                "unknown" if not live else "leader" if name == leader else "follower",
+                applied,
+                max(0, node.raft.commit_index - applied),
+                peer.version,
+                skews.get(name),
+            )
+        )
+    return ClusterView(
+        node.config.cluster.id,
+        leader,
+        node.raft.term,
+        node.raft.applied_index,
+        node.clock.read(node.runtime.monotonic()),
+        DispatchView(hour, second, local, node.config.dispatch.sync),
+        members,
+    )
+
+
+def hours(node: Node) -> HoursView:
+    store = node.storage.hours
+    sums = store.checksums()
+    running = node.state.now_hour
+    found = []
+    for hour in store.hours():
+        log_bytes, idx_bytes, dsp_bytes = store.lengths(hour)
+        crcs = [sums.get(f"{hour_name(hour)}.{suffix}", (0, 0))[1] for suffix in ("log", "idx", "dsp")]
+        found.append(
+            HourView(
+                hour,
+                store.count(hour),
+                store.event_count(hour),
+                log_bytes,
+                idx_bytes,
+                dsp_bytes,
+                *crcs,
+                # Late messages are filed under the running hour, so an hour that is over gets no more entries.
+                sealed=hour < running,
+                mapped=store.mapped(hour),
+            )
+        )
+    return HoursView(node.raft.applied_index, found)
+
+
+def names(node: Node) -> NamesView:
+    topics, consumers, nodes = node.storage.names.all()
+    return NamesView(topics, consumers, nodes)
+
+
+def ready_checks(node: Node) -> list[Check]:
+    """Can this node serve: the conditions behind /readyz, each with what is wrong."""
+    leader = node.raft.leader
+    lag = node.raft.commit_index - node.raft.applied_index
+    checks: list[tuple[str, bool, Callable[[], str]]] = [
+        ("leader", leader is not None, lambda: "no majority can be reached"),
+        ("clock", node.clock.ready, lambda: f"cluster time is not known: {', '.join(sorted(node.clock.alarms))}"),
+        ("applied", lag <= _MAX_LAG, lambda: f"{lag} entries behind what is committed"),
+        ("space", node.checkpoints.has_space(), lambda: "less than storage.min_free_bytes is free"),
+    ]
+    return [Check(name, ok, "" if ok else detail()) for name, ok, detail in checks]

@@ -1,0 +1,229 @@
+"""Group commit: what shares an entry, what is split, and which answers are definite."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hadelay.core.commands import Draft, decode_entry, encode_entry, encode_noop
+from hadelay.core.drafts import decode_publish
+from hadelay.core.results import Done, PublishResult, RowCode
+from hadelay.errors import HadelayError, Impossible, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.server.api import Receipts
+from hadelay.server.batcher import Batcher
+
+
+class Timers:
+    """A Runtime without time: `turn` runs what is due at once, `later` the timers."""
+
+    def __init__(self) -> None:
+        self.soon: list[Callable[[], None]] = []
+        self.timers: list[list[Any]] = []
+        self.random = random.Random(1)
+
+    def call_soon(self, fn: Callable[..., None], *args: Any) -> None:
+        self.soon.append(lambda: fn(*args))
+
+    def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> Any:
+        timer = [delay_s, lambda: fn(*args)]
+        self.timers.append(timer)
+
+        class Handle:
+            def cancel(_) -> None:
+                timer[1] = lambda: None
+
+        return Handle()
+
+    def turn(self) -> None:
+        while self.soon:
+            self.soon.pop(0)()
+
+    def later(self) -> None:
+        timers, self.timers = self.timers, []
+        for _, fn in timers:
+            fn()
+        self.turn()
+
+
+class Wire:
+    """An outlet that keeps batches until the test answers them."""
+
+    def __init__(self) -> None:
+        self.up = True
+        self.sent: list[tuple[list[bytes], Callable[..., None]]] = []
+
+    def ready(self) -> bool:
+        return self.up
+
+    def send(self, commands: list[bytes], done: Callable[..., None]) -> None:
+        self.sent.append((commands, done))
+
+    def rows(self, batch: int) -> list[int]:
+        """Rows of each PUBLISH in that batch."""
+        _, _, commands = decode_entry(encode_entry(0, self.sent[batch][0]))
+        return [len(decode_publish(body).rows) for kind, body in commands if kind == 1]
+
+    def commit(self, batch: int, **columns: Any) -> None:
+        commands, done = self.sent[batch]
+        done([published(n, **columns) for n in self.rows(batch)] + [Done()] * (len(commands) - len(self.rows(batch))), None)
+
+
+def published(n: int, codes: list[int] | None = None, duplicate: list[bool] | None = None) -> PublishResult:
+    return PublishResult(
+        np.arange(1, n + 1, dtype=np.uint64),
+        np.arange(1_000, 1_000 + n),
+        np.array(codes or [0] * n, np.uint8),
+        np.array(duplicate or [False] * n),
+    )
+
+
+class Answers(list[Any]):
+    def __call__(self, receipts: Receipts | None, error: HadelayError | None) -> None:
+        self.append(error if error is not None else receipts)
+
+
+def draft(body: bytes = b"x", idem: bytes | None = None) -> Draft:
+    return Draft("orders", 0, True, 0, 0, b"", body, idem)
+
+
+@pytest.fixture
+def world() -> tuple[Timers, Wire, Batcher]:
+    timers, wire = Timers(), Wire()
+    batcher = Batcher(
+        "n1", timers, wire, max_entry_bytes=10_000, max_queue_bytes=50_000, leaderless_wait_s=2, commit_timeout_s=10
+    )
+    return timers, wire, batcher
+
+
+World = tuple[Timers, Wire, Batcher]
+
+
+def test_publishes_of_one_turn_share_a_command(world: World) -> None:
+    timers, wire, batcher = world
+    answers = Answers()
+    for _ in range(5):
+        batcher.publish([draft()], None, answers)
+    timers.turn()
+    assert wire.rows(0) == [5]
+    wire.commit(0)
+    assert [a.ids for a in answers] == [[1], [2], [3], [4], [5]]
+    assert batcher.queued_bytes == 0
+
+
+def test_at_most_two_entries_are_on_their_way_and_the_next_collects(world: World) -> None:
+    timers, wire, batcher = world
+    for _ in range(4):
+        batcher.publish([draft()], None, Answers())
+        timers.turn()
+    assert len(wire.sent) == 2
+    wire.commit(0)
+    timers.turn()
+    assert len(wire.sent) == 3
+    assert wire.rows(2) == [2]
+
+
+def test_a_request_key_over_several_drafts_keeps_its_own_command(world: World) -> None:
+    timers, wire, batcher = world
+    batcher.publish([draft()], b"one", Answers())
+    batcher.publish([draft(), draft()], b"two", Answers())
+    batcher.publish([draft()], None, Answers())
+    timers.turn()
+    assert wire.rows(0) == [2, 2]
+
+
+def test_a_large_batch_is_split_and_answered_as_one(world: World) -> None:
+    timers, wire, batcher = world
+    answers = Answers()
+    batcher.publish([draft(b"y" * 3_000) for _ in range(7)], b"big", answers)
+    timers.turn()
+    while any(True for _ in wire.sent) and not answers:
+        wire.commit(0)
+        wire.sent.pop(0)
+        timers.turn()
+    assert len(answers[0].ids) == 7
+
+
+def test_a_part_that_failed_makes_the_whole_unknown(world: World) -> None:
+    timers, wire, batcher = world
+    answers = Answers()
+    batcher.publish([draft(b"y" * 3_000) for _ in range(5)], b"big", answers)
+    timers.turn()
+    assert len(wire.sent) == 2
+    wire.commit(0)
+    wire.sent[1][1](None, Overloaded("full"))
+    assert isinstance(answers[0], OutcomeUnknown)
+
+
+def test_nothing_happened_is_tried_again(world: World) -> None:
+    timers, wire, batcher = world
+    answers = Answers()
+    batcher.publish([draft()], None, answers)
+    timers.turn()
+    wire.sent[0][1](None, NoLeader("deposed before it was proposed"))
+    assert not answers
+    timers.timers = [t for t in timers.timers if t[0] < 1]  # only the retry, not the patience
+    timers.later()
+    wire.commit(1)
+    assert answers[0].ids == [1]
+
+
+def test_without_a_leader_the_answer_is_a_definite_503_and_the_queue_is_empty(world: World) -> None:
+    timers, wire, batcher = world
+    wire.up = False
+    answers, asked = Answers(), Answers()
+    batcher.publish([draft()], None, answers)
+    batcher.propose(encode_noop(), asked)
+    timers.turn()
+    timers.later()
+    assert isinstance(answers[0], NoLeader)
+    assert answers[0].outcome_known
+    assert isinstance(asked[0], NoLeader)
+    assert batcher.queued_bytes == 0
+
+
+def test_no_answer_in_time_is_unknown_and_a_late_one_is_ignored(world: World) -> None:
+    timers, wire, batcher = world
+    answers = Answers()
+    batcher.publish([draft()], None, answers)
+    timers.turn()
+    timers.later()
+    assert isinstance(answers[0], OutcomeUnknown)
+    wire.commit(0)
+    assert len(answers) == 1
+
+
+def test_a_full_queue_refuses_at_once(world: World) -> None:
+    timers, wire, batcher = world
+    answers = Answers()
+    for _ in range(6):
+        batcher.publish([draft(b"z" * 9_000)], None, answers)
+    assert isinstance(answers[0], Overloaded)
+    assert answers[0].retry_after_ms
+    assert len(answers) == 1
+
+
+def test_rows_are_refused_in_their_place(world: World) -> None:
+    timers, wire, batcher = world
+    first, second = Answers(), Answers()
+    batcher.publish([draft(), draft()], None, first)
+    batcher.publish([draft()], None, second)
+    timers.turn()
+    wire.commit(0, codes=[RowCode.OK, RowCode.TOO_FAR, RowCode.OK], duplicate=[False, False, True])
+    assert isinstance(first[0].problems[1], Impossible)
+    assert second[0].problems == {}
+    assert second[0].duplicates == frozenset({0})
+
+
+def test_held_during_a_transfer_then_sent(world: World) -> None:
+    timers, wire, batcher = world
+    batcher.hold(True)
+    batcher.publish([draft()], None, Answers())
+    timers.turn()
+    assert not wire.sent
+    batcher.hold(False)
+    timers.turn()
+    assert wire.rows(0) == [1]
