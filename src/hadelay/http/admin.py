@@ -31,14 +31,10 @@ def _topic(call: Call) -> str:
 # ---- messages
 
 
-@routes.add(
-    "GET", "/v1/messages/{id}", query=types.MessageQuery, returns={200: types.Message}, errors=(404, 503)
-)
+@routes.add("GET", "/v1/messages/{id}", query=types.MessageQuery, returns={200: types.Message}, errors=(404, 503))
 async def get_message(call: Call) -> web.Response:
     """A message, its state and its history"""
-    view = await call.server.service.describe(
-        parse_id(call.path["id"]), body=call.query.body, stale=call.query.stale
-    )
+    view = await call.server.service.describe(parse_id(call.path["id"]), body=call.query.body, stale=call.query.stale)
     return call.reply(_message(view), headers=_stale(call))
 
 
@@ -126,9 +122,7 @@ async def due(call: Call) -> web.Response:
     return await _due(call, None, _SECOND)
 
 
-@routes.add(
-    "GET", "/v1/topics/{topic}/due", query=types.DueQuery, returns={200: types.Buckets}, errors=(404, 503)
-)
+@routes.add("GET", "/v1/topics/{topic}/due", query=types.DueQuery, returns={200: types.Buckets}, errors=(404, 503))
 async def topic_due(call: Call) -> web.Response:
     """How many messages of a topic are due when"""
     return await _due(call, _topic(call), _MINUTE)

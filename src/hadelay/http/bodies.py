@@ -19,7 +19,7 @@ async def read_body(request: web.BaseRequest, limit: int, timeout_ms: int, name:
         raise TooLarge(f"a body of {length} bytes; at most {limit} are allowed ({name})")
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # type: ignore[attr-defined]
+        request.writer.output_size = 0
     stream = request.content
     if stream.is_eof():
         data = stream.read_nowait() if stream.total_bytes else b""

@@ -93,7 +93,7 @@ async def _from_leader(call: Call, poll: Poll) -> web.StreamResponse:
 async def _elsewhere(call: Call, leader: Leader) -> web.StreamResponse:
     if call.query.redirect:
         return web.Response(status=307, headers={"Location": leader.url + call.request.raw_path})
-    return await call.server.relay(call.request, leader)
+    return await call.server.relay(call, leader)
 
 
 def _poll(call: Call, topics: list[str]) -> Poll:
@@ -164,7 +164,7 @@ def _delivered(call: Call, delivery: Delivery) -> web.Response:
         elif texts and (text := _text(m, meta.ct)) is not None:
             received.body = text
         else:
-            received.body_base64 = m.body
+            received.body_base64 = m.body  # type: ignore[assignment]
         messages.append(received)
     return call.reply(types.ReceivedMessages(messages))
 
@@ -212,5 +212,3 @@ async def _settle(call: Call, kind: SettleKind, value_ms: int | None) -> web.Res
     outcomes = await call.server.service.settle(kind, leases, value_ms) if leases else []
     results: list[Any] = [{"lease": lease, "outcome": outcome} for lease, outcome in zip(leases, outcomes, strict=True)]
     return call.reply({"results": results})
-
-

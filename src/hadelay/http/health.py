@@ -39,6 +39,7 @@ def _health(call: Call, checks: list[Check]) -> web.Response:
 @routes.add("GET", "/metrics", returns={200: str})
 async def metrics(call: Call) -> web.Response:
     """Prometheus"""
+    call.server.gauges()
     return web.Response(body=call.server.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

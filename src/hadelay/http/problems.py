@@ -26,7 +26,7 @@ class Problem(msgspec.Struct):
     retryable: bool
     #: false: it may or may not have happened. Retry only with the same Idempotency-Key or request_id.
     outcome_known: bool
-    retry_after_ms: int | None | msgspec.UnsetType = msgspec.UNSET
+    retry_after_ms: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 def as_dict(error: HadelayError) -> dict[str, Any]:

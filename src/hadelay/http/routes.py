@@ -53,7 +53,7 @@ class Route:
 
     @property
     def name(self) -> str:
-        return self.handler.__name__  # type: ignore[attr-defined,no-any-return]
+        return self.handler.__name__
 
 
 @dataclass(slots=True)
@@ -66,6 +66,8 @@ class Call:
     path: dict[str, str]
     query: Any = None
     body: Any = None
+    #: What `body` was decoded from.
+    data: bytes = b""
 
     def wants_msgpack(self) -> bool:
         return "msgpack" in self.request.headers.get("Accept", "")
@@ -186,13 +188,16 @@ def media_type(request: web.BaseRequest) -> str:
 
 def decode_body(request: web.BaseRequest, route: Route, data: bytes) -> Any:
     """No body is an empty object: everything in it may be optional."""
-    assert route.body and route.json and route.msgpack
+    body, json, msgpack = route.body, route.json, route.msgpack
+    assert body is not None
+    assert json is not None
+    assert msgpack is not None
     kind = media_type(request)
     if kind in _MSGPACK_NAMES:
-        return decoded(lambda: route.msgpack.decode(data or b"\x80"), route.body)  # type: ignore[union-attr]
+        return decoded(lambda: msgpack.decode(data or b"\x80"), body)
     if kind not in _JSON_ENOUGH and not kind.endswith("+json"):
         raise UnsupportedMediaType(f"{kind!r} is not understood here; send application/json or application/msgpack")
-    return decoded(lambda: route.json.decode(data if data.strip() else b"{}"), route.body)  # type: ignore[union-attr]
+    return decoded(lambda: json.decode(data if data.strip() else b"{}"), body)
 
 
 def decoded(decode: Callable[[], Any], kind: type[types.In]) -> Any:

@@ -159,7 +159,7 @@ class Received(Out, kw_only=True):
     lease: str
     topic: str
     #: The payload; as `body` with `Accept: application/msgpack` (bytes), or with `Accept-Body: text` if it is text.
-    body_base64: bytes | memoryview | UnsetType = UNSET
+    body_base64: bytes | UnsetType = UNSET
     body: Any = UNSET
     content_type: str
     key: str | None
@@ -326,6 +326,7 @@ class Health(Out):
 
 #: Names of the API that this version refuses by name (422), wherever they stand.
 NOT_YET = frozenset(
-    "key tags any_tags ttl on_conflict max_wait callback max_attempts backoff dead_letter dead_retention rate concurrency "
-    "publish_rate catch_up_rate max_messages max_bytes retention webhook alert paused dispatch_sync".split()
-)
+    ("key", "tags", "any_tags", "ttl", "on_conflict", "max_wait", "callback", "max_attempts", "backoff", "dead_letter",
+     "dead_retention", "rate", "concurrency", "publish_rate", "catch_up_rate", "max_messages", "max_bytes", "retention",
+     "webhook", "alert", "paused", "dispatch_sync")
+)  # fmt: skip

@@ -1,0 +1,235 @@
+"""The HTTP server of one node: routes, connections, the answer to every error, start and drain."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections.abc import Coroutine, MutableMapping
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import aiohttp
+from aiohttp import web
+
+from hadelay.config import HttpConfig, split_address
+from hadelay.errors import ConfigError, HadelayError, NoLeader, Overloaded
+from hadelay.http import admin, consume, health, openapi, problems, publish
+from hadelay.http.bodies import read_body
+from hadelay.http.connection import Connection, Heads
+from hadelay.http.metrics import Metrics
+from hadelay.http.routes import Call, Routes, check_headers, decode_body, decode_query
+from hadelay.server.api import Leader, Service
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+ROUTES = Routes()
+for _part in (publish, consume, admin, health):
+    ROUTES.include(_part.routes)
+
+_BACKLOG = 4096
+#: Small bodies: everything but payloads and batches.
+_MAX_REQUEST_BYTES = 1 << 20
+
+
+class Polls:
+    """Waiting receives. Draining ends them with a 503 that sends the consumer, with the same request_id, elsewhere."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.draining = False
+
+    async def run(self, poll: Coroutine[Any, Any, T]) -> T:
+        if self.draining:
+            poll.close()
+            raise self._gone()
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.add(task)
+        try:
+            return await poll
+        except asyncio.CancelledError:
+            if self.draining and task.uncancel() == 0:
+                raise self._gone() from None
+            raise
+        finally:
+            self.tasks.discard(task)
+
+    def drain(self) -> None:
+        self.draining = True
+        for task in self.tasks:
+            task.cancel()
+
+    @staticmethod
+    def _gone() -> Overloaded:
+        return Overloaded("the node is shutting down: ask another one, with the same request_id", retry_after_ms=0)
+
+
+class _Server(web.Server):
+    """aiohttp's low-level server, with our connections."""
+
+    def __init__(self, http: HttpServer, **kwargs: Any) -> None:
+        super().__init__(http.handle, handler_cancellation=True, **kwargs)
+        self._http = http
+
+    def __call__(self) -> Connection:
+        return Connection(self, self._http, loop=self._loop, **self._kwargs)
+
+
+class HttpServer:
+    """Serves `service`. `max_delay_ms` refuses what the log would refuse anyway, before it travels."""
+
+    def __init__(self, service: Service, config: HttpConfig, max_delay_ms: int) -> None:
+        self.service = service
+        self.config = config
+        self.max_delay_ms = max_delay_ms
+        self.heads = Heads(self)
+        self.polls = Polls()
+        self.metrics = Metrics(service)
+        #: Receives that wait, here or for a leader.
+        self.waiting = 0
+        self._runner: web.ServerRunner | None = None
+        self._server: _Server | None = None
+        self._relay: aiohttp.ClientSession | None = None
+        self._openapi: bytes | None = None
+        self._answer_head: tuple[int, str | None, bytes, bytes] = (-1, None, b"", b"")
+        self.address = ""
+
+    # ---- life
+
+    async def start(self) -> str:
+        """Listens; returns the address, with the port that was taken for port 0."""
+        host, port = split_address(self.config.listen)
+        self._server = _Server(
+            self,
+            keepalive_timeout=self.config.idle_timeout_ms / 1000,
+            access_log=None,
+            auto_decompress=False,
+            lingering_time=2.0,
+        )
+        self._runner = web.ServerRunner(self._server)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port, backlog=_BACKLOG)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(f"http.listen: {self.config.listen} is in use by another process") from None
+            raise ConfigError(f"http.listen: {self.config.listen}: {error.strerror}") from None
+        taken = self._runner.addresses[0][1]
+        self.address = f"[{host}]:{taken}" if ":" in host else f"{host}:{taken}"
+        return self.address
+
+    async def stop(self, grace_s: float = 10.0) -> None:
+        """Drains: no new connections, waiting polls answered, publishes under way finished. Then closes."""
+        self.polls.drain()
+        if self._runner is not None:
+            self._runner._shutdown_timeout = grace_s
+            await self._runner.cleanup()
+        if self._relay is not None:
+            await self._relay.close()
+
+    @property
+    def draining(self) -> bool:
+        return self.polls.draining
+
+    @property
+    def accepting(self) -> bool:
+        return not self.polls.draining
+
+    # ---- one request
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        name = "none"
+        try:
+            route, path = ROUTES.find(request.method, request.raw_path.partition("?")[0])
+            name = route.name
+            response = await self._call(Call(self, request, route, path))
+        except HadelayError as error:
+            if error.http_status == HTTPStatus.INTERNAL_SERVER_ERROR:
+                log.error("request_failed", exc_info=error, extra={"route": name})
+            response = problems.response(error)
+        self.count(name, response.status)
+        if not response.prepared:
+            self.add_headers(response.headers)
+        if self.draining:
+            response.force_close()
+        return response
+
+    async def _call(self, call: Call) -> web.StreamResponse:
+        route, request = call.route, call.request
+        if not route.raw_body:
+            check_headers(request, route.headers)
+            call.query = decode_query(request, route.query)
+            if route.body is not None:
+                call.data = await read_body(request, _MAX_REQUEST_BYTES, self.config.io_timeout_ms, "of this request")
+                call.body = decode_body(request, route, call.data)
+        return await route.handler(call)
+
+    async def relay(self, call: Call, leader: Leader) -> web.StreamResponse:
+        """The same request to the leader, for clients that cannot follow a redirect."""
+        request = call.request
+        if self._relay is None:
+            self._relay = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
+        headers = {k: v for k, v in request.headers.items() if k in _RELAYED}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.config.no_leader_wait_ms / 1000)
+        try:
+            async with self._relay.request(
+                request.method, leader.url + request.raw_path, data=call.data, headers=headers, timeout=timeout
+            ) as answer:
+                body = await answer.read()
+                kept = {k: v for k, v in answer.headers.items() if k in ("Content-Type", "Retry-After", "Location")}
+                return web.Response(status=answer.status, body=body, headers=kept)
+        except aiohttp.ClientError as error:
+            raise NoLeader(f"{leader.name} did not answer the relayed poll: {error}", retry_after_ms=200) from None
+
+    # ---- answers
+
+    def count(self, route: str, status: int) -> None:
+        self.metrics.requests[route, status] += 1
+
+    def add_headers(self, headers: MutableMapping[str, str]) -> None:
+        headers["Hadelay-Node"] = self.service.node
+        leader = self.service.leader_name
+        if leader is not None:
+            headers["Hadelay-Leader"] = leader
+
+    def publish_answer(self, status: int, message_id: str, document: bytes) -> bytes:
+        """A whole response. The head is the same for a second, but for three places."""
+        second = int(time.time())
+        leader = self.service.leader_name
+        head = self._answer_head
+        if head[0] != second or head[1] != leader:
+            head = self._answer_head = (second, leader, *self._publish_heads(second, leader))
+        template = head[2] if status == HTTPStatus.CREATED else head[3]
+        return template % (message_id.encode(), len(document), document)
+
+    def _publish_heads(self, second: int, leader: str | None) -> tuple[bytes, bytes]:
+        rest = (
+            f"Content-Type: application/json\r\nDate: {formatdate(second, usegmt=True)}\r\n"
+            f"Hadelay-Node: {self.service.node}\r\n" + (f"Hadelay-Leader: {leader}\r\n" if leader else "")
+        ).encode().replace(b"%", b"%%") + b"Location: /v1/messages/%b\r\nContent-Length: %d\r\n\r\n%b"
+        return b"HTTP/1.1 201 Created\r\n" + rest, b"HTTP/1.1 200 OK\r\n" + rest
+
+    def raw_answer(self, status: int, headers: dict[str, str], document: bytes) -> bytes:
+        headers = headers | {"Date": formatdate(usegmt=True), "Content-Length": str(len(document))}
+        self.add_headers(headers)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{lines}\r\n".encode() + document
+
+    def openapi_document(self) -> bytes:
+        if self._openapi is None:
+            self._openapi = openapi.document(ROUTES.all)
+        return self._openapi
+
+    def gauges(self) -> None:
+        """Before a scrape."""
+        connections = 0 if self._server is None else len(self._server.connections)
+        self.metrics.gauges.update(http_connections=connections, http_waiting_receives=self.waiting)
+
+
+_RELAYED = ("Content-Type", "Accept", "Accept-Body")
