@@ -7,49 +7,68 @@ fresh one takes arrivals. Rows lie in arrival order and are chained per hour, by
 
 from __future__ import annotations
 
+import mmap
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.formats import INDEX, INDEX_SIZE
+from hadelay.core.formats import INDEX, INDEX_SIZE, RECORD_SIZE
 
 #: Bytes kept per row besides its record.
 ROW_COST = INDEX_SIZE + 4 + 4 + 8
-_FIRST_CAPACITY = 4096
+
+
+def _memory(size: int) -> mmap.mmap:
+    """Private pages that cost nothing until touched and go back to the system at once, whatever the heap looks like."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _array(n: int, dtype: Any) -> npt.NDArray[Any]:
+    return np.frombuffer(_memory(n * np.dtype(dtype).itemsize), dtype)
 
 
 class Generation:
-    def __init__(self, hours: int) -> None:
-        """hours: how many slots there are."""
+    def __init__(self, capacity: int, slots: int) -> None:
+        """capacity: bytes, rows and records together, after which nothing fits. slots: hours there are."""
         self.n = 0
-        self._rows = np.empty(_FIRST_CAPACITY, INDEX)
-        self._slots = np.empty(_FIRST_CAPACITY, np.uint32)
-        self._previous = np.empty(_FIRST_CAPACITY, np.int32)
-        self._starts = np.empty(_FIRST_CAPACITY, np.int64)  # in the arena; -1: the hour has the record already
-        self._arena = bytearray()
+        self._capacity = capacity
+        rows = capacity // (ROW_COST + RECORD_SIZE) + 1
+        self._rows = _array(rows, INDEX)
+        self._slots = _array(rows, np.uint32)
+        self._previous = _array(rows, np.int32)
+        self._starts = _array(rows, np.int64)  # in the arena; -1: the hour has the record already
+        self._arena, self._used = memoryview(_memory(capacity)), 0
         #: Position of each slot's latest row, -1 for none.
-        self.tail = np.full(hours, -1, np.int32)
+        self.tail = np.full(slots, -1, np.int32)
 
     @property
     def bytes(self) -> int:
-        return self.n * ROW_COST + len(self._arena)
+        return self.n * ROW_COST + self._used
 
-    def cover(self, hours: int) -> None:
-        if hours > len(self.tail):
-            self.tail = np.append(self.tail, np.full(hours - len(self.tail), -1, np.int32))
+    def fits(self, rows: int, size: int) -> bool:
+        return self.n + rows <= len(self._rows) and self._used + size <= self._capacity
+
+    def cover(self, slots: int) -> None:
+        if slots > len(self.tail):
+            self.tail = np.append(self.tail, np.full(slots - len(self.tail), -1, np.int32))
+
+    def numbers(self, n: int) -> npt.NDArray[np.int32]:
+        """The positions the next n rows will have."""
+        return np.arange(self.n, self.n + n, dtype=np.int32)
 
     def add(
         self,
         slots: npt.NDArray[np.integer],
-        previous: npt.NDArray[np.int32],
+        previous: npt.NDArray[np.integer],
         rows: npt.NDArray[np.void],
         records: bytearray | None,
     ) -> None:
-        """Take rows (copied) and their records, one after another in the order of rows; None: they have them already.
+        """Take rows and their records, one after another in the order of rows; None: their hour has them already.
 
         previous: from chaining the positions `numbers(len(rows))` by slot into `tail`.
         """
         first, end = self.n, self.n + len(rows)
-        self._grow(end)
         self._rows[first:end] = rows
         self._slots[first:end] = slots
         self._previous[first:end] = previous
@@ -57,33 +76,20 @@ class Generation:
             self._starts[first:end] = -1
         else:
             sizes = rows["size"].astype(np.int64)
-            self._starts[first:end] = sizes.cumsum() - sizes + len(self._arena)
-            self._arena += records
+            self._starts[first:end] = sizes.cumsum() - sizes + self._used
+            self._arena[self._used : self._used + len(records)] = records
+            self._used += len(records)
         self.n = end
 
-    def numbers(self, n: int) -> npt.NDArray[np.int32]:
-        """The positions the next n rows will have."""
-        return np.arange(self.n, self.n + n, dtype=np.int32)
-
-    def _grow(self, n: int) -> None:
-        capacity = len(self._rows)
-        if n <= capacity:
-            return
-        while capacity < n:
-            capacity *= 2
-        for name in ("_rows", "_slots", "_previous", "_starts"):
-            getattr(self, name).resize(capacity, refcheck=False)
-
-    def holds(self, slot: int) -> bool:
-        return bool(self.tail[slot] >= 0)
-
-    def of(self, slot: int) -> npt.NDArray[np.int32]:
-        """Positions of one hour's rows in order, found by walking back."""
-        positions, at = [], int(self.tail[slot])
-        while at >= 0:
+    def of(self, slot: int, written: int) -> npt.NDArray[np.intp]:
+        """Positions of one hour's rows from globalIndex `written` on, in order: found by walking back."""
+        positions: list[int] = []
+        at = int(self.tail[slot]) if slot < len(self.tail) else -1
+        indexes = self._rows["index"]
+        while at >= 0 and indexes[at] >= written:
             positions.append(at)
             at = int(self._previous[at])
-        return np.array(positions[::-1], np.int32)
+        return np.array(positions[::-1], np.intp)
 
     def by_hour(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint32]]:
         """(positions ordered by slot, their slots) of everything here."""
@@ -99,8 +105,5 @@ class Generation:
         return self._rows.take(positions), self._starts[positions].tolist()
 
     def records(self, starts: list[int], sizes: list[int]) -> bytes:
-        with memoryview(self._arena) as arena:
-            return b"".join([arena[at : at + size] for at, size in zip(starts, sizes, strict=True) if at >= 0])
-
-    def taken(self, slots: npt.NDArray[np.integer] | int) -> None:
-        self.tail[slots] = -1
+        arena = self._arena
+        return b"".join([arena[at : at + size] for at, size in zip(starts, sizes, strict=True) if at >= 0])

@@ -6,6 +6,7 @@ have their heads rebuilt from the index for the moment, all of a batch at once; 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,8 +22,8 @@ from hadelay.storage.handles import Handles
 from hadelay.storage.heads import HeadsCache
 from hadelay.storage.hourtable import IDX, LOG, HourTable
 
-#: Hours per pass; the dense heads of one pass are 1.8 MB.
-_BATCH = 32
+#: Hours, rows and bytes per pass: a few milliseconds. The dense heads of one pass are half a megabyte.
+_BATCH_HOURS, _BATCH_ROWS, _BATCH_BYTES = 16, 1024, 1 << 19
 #: Up to so many entries, an hour's heads are rebuilt rather than kept.
 _FEW_ENTRIES = 2048
 
@@ -38,10 +39,12 @@ class Sample(NamedTuple):
 
 class FarWriter:
     def __init__(
-        self, table: HourTable, handles: Handles, heads: HeadsCache, path_of: Callable[[int], str]
+        self, table: HourTable, handles: Handles, heads: HeadsCache, path_of: Callable[[int], str], capacity: int
     ) -> None:
+        """capacity: bytes one generation may hold."""
         self._table, self._handles, self._heads, self._path_of = table, handles, heads, path_of
-        self.fresh = Generation(0)
+        self._capacity = capacity
+        self.fresh = Generation(capacity, 0)
         self._frozen: Generation | None = None
         self._sample: Sample | None = None
         self._order, self._slots = np.zeros(0, np.intp), np.zeros(0, np.uint32)
@@ -51,26 +54,28 @@ class FarWriter:
     def freeze(self, sample: Sample | None) -> None:
         """What waits now is to be written by `write_some`, and completes the sample's CRCs; arrivals wait anew."""
         assert self._frozen is None, "one checkpoint at a time"
+        if not self.fresh.n:
+            return
         self._frozen, self._sample = self.fresh, sample
-        self.fresh = Generation(self._table.size)
+        self.fresh = Generation(self._capacity, self._table.size)
         self._order, self._slots = self._frozen.by_hour()
-        new = np.flatnonzero(np.diff(self._slots)) + 1
-        self._firsts = [0, *new.tolist(), len(self._order)]
+        self._firsts = [0, *(np.flatnonzero(np.diff(self._slots)) + 1).tolist(), len(self._order)]
         self._next = 0
 
     def write_some(self) -> bool:
-        """Write the next batch of hours. True when nothing frozen is left."""
+        """Write the next few dozen hours, or a part of a big one. True when nothing frozen is left."""
         frozen = self._frozen
         if frozen is None:
             return True
-        bounds = self._firsts[self._next : self._next + _BATCH + 1]
-        self._next += _BATCH
-        if len(bounds) > 1 and len(self._order):
-            self._write(frozen, self._order[bounds[0] : bounds[-1]], self._slots[bounds[0] : bounds[-1]])
-        if self._next + 1 >= len(self._firsts):
+        start, n = self._next, len(self._order)
+        rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES * n // frozen.bytes))
+        hour = bisect_right(self._firsts, start) + _BATCH_HOURS - 1
+        end = min(start + rows, self._firsts[hour] if hour < len(self._firsts) else n)
+        self._write(frozen, self._order[start:end], self._slots[start:end])
+        self._next = end
+        if end == n:
             self._frozen = self._sample = None
-            return True
-        return False
+        return end == n
 
     def spill(self) -> None:
         """Write everything that waits, now."""
@@ -82,22 +87,27 @@ class FarWriter:
 
     def write_out(self, slot: int) -> None:
         """Write what waits for one hour, in the order it came."""
+        table = self._table
+        if table.written[slot] == table.entries[slot]:
+            return
         for generation in (self._frozen, self.fresh):
-            if generation is not None and generation.holds(slot):
-                positions = generation.of(slot)
+            if generation is not None:
+                positions = generation.of(slot, int(table.written[slot]))
                 self._write(generation, positions, np.full(len(positions), slot, np.uint32))
 
     def _write(
         self, generation: Generation, positions: npt.NDArray[np.integer], slots: npt.NDArray[np.uint32]
     ) -> None:
-        """positions: whole hours, ordered by slot. Hours that were written out on their own are passed over."""
-        waiting = generation.tail[slots] >= 0
-        if not waiting.all():
-            positions, slots = positions[waiting], slots[waiting]
-            if not len(positions):
-                return
-        touched, firsts, counts = np.unique(slots, return_index=True, return_counts=True)
+        """positions: the next unwritten rows of some hours, ordered by slot. Those that `write_out` took are passed
+        over."""
         rows, starts = generation.get(positions)
+        waiting = rows["index"] >= self._table.written[slots]
+        if not waiting.all():
+            rows, slots = rows[waiting], slots[waiting]
+            starts = [start for start, waits in zip(starts, waiting.tolist(), strict=True) if waits]
+        if not len(rows):
+            return
+        touched, firsts, counts = np.unique(slots, return_index=True, return_counts=True)
         self._link(touched, firsts, counts, rows)
         INDEX_CRC.seal(rows)
         sizes, offsets, entries = rows["size"].tolist(), rows["offset"].tolist(), memoryview(rows.view(np.uint8))
@@ -106,7 +116,6 @@ class FarWriter:
             records = generation.records(starts[first:end], sizes[first:end])
             at = next((o for o, s in zip(offsets[first:end], starts[first:end], strict=True) if s >= 0), 0)
             self._append(slot, entries[first * INDEX_SIZE : end * INDEX_SIZE], records, at)
-        generation.tail[touched] = -1
         if generation is self._frozen and self._sample is not None:
             self._complete(self._sample, touched)
 
@@ -165,7 +174,10 @@ class FarWriter:
         table.unsynced[slot] |= LOG | IDX if records else IDX
 
     def _complete(self, sample: Sample, slots: npt.NDArray[np.uint32]) -> None:
-        # Nothing of the fresh generation is in these hours' files yet: their CRCs are those at the sample.
-        places = np.searchsorted(sample.hours, slots.astype(np.int64) + self._table.base)
-        sample.rows["log_crc"][places] = self._table.log_crc[slots]
-        sample.rows["idx_crc"][places] = self._table.idx_crc[slots]
+        """The CRCs of a sampled hour are those its files have when the last sampled row is written: rows that came
+        later are written after it, by another call."""
+        table = self._table
+        places = np.searchsorted(sample.hours, slots.astype(np.int64) + table.base)
+        whole = table.written[slots] == sample.rows["entries"][places]
+        sample.rows["log_crc"][places[whole]] = table.log_crc[slots[whole]]
+        sample.rows["idx_crc"][places[whole]] = table.idx_crc[slots[whole]]

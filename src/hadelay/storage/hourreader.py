@@ -28,13 +28,13 @@ _SPAN_ROWS = 1024
 class HourReader:
     """What HourStore has, as far as reading needs it."""
 
-    def __init__(self, disk: Disk, directory: str) -> None:
+    def __init__(self, disk: Disk, directory: str, far_capacity: int) -> None:
         self._disk, self._directory = disk, directory
         self._table = HourTable()
         self._handles = Handles(disk)
         self._near: dict[int, NearHour] = {}
         self._heads = HeadsCache(disk, self.path, self._read_rows)
-        self._far = FarWriter(self._table, self._handles, self._heads, self.path)
+        self._far = FarWriter(self._table, self._handles, self._heads, self.path, far_capacity)
 
     # -- what there is
 

@@ -27,9 +27,13 @@ from hadelay.storage.near import NearHour
 from hadelay.storage.repair import checked
 
 
+#: What one call to append may bring, records and rows: an entry of the journal is at most 4 MiB.
+_LARGEST_APPEND = 16 << 20
+
+
 class HourStore(HourReader):
     def __init__(self, disk: Disk, directory: str, group_number: int, *, far_buffer_bytes: int = 64 << 20) -> None:
-        super().__init__(disk, directory)
+        super().__init__(disk, directory, far_buffer_bytes + far_buffer_bytes // 4 + _LARGEST_APPEND)
         self._group, self.far_buffer_bytes = group_number, far_buffer_bytes
         self._window = range(0)
         self._retired: list[int] = []
@@ -108,9 +112,10 @@ class HourStore(HourReader):
         headers: Rows | None,
     ) -> None:  # fmt: skip
         table, fresh = self._table, self._far.fresh
-        if fresh.bytes > self.far_buffer_bytes * 3 // 2:  # whoever should have taken a checkpoint did not keep up
+        if not fresh.fits(len(rows), len(blob or b"")):  # nobody took a checkpoint in time
             self._far.spill()
             fresh = self._far.fresh
+        assert (table.written[slots] <= table.entries[slots]).all(), "nothing is filed in a retired hour"
         groups = group(slots.astype(np.uint16) if table.size < 1 << 16 else slots)
         rows["index"], previous = chain(slots, fresh.numbers(len(rows)), fresh.tail, table.entries, groups)
         if blob is not None:
@@ -176,6 +181,8 @@ class HourStore(HourReader):
         window = range(now_hour - 1, now_hour + 3)
         if window == self._window:
             return
+        if not self._table.covers(window[0], window[-1]):
+            self._cover(window[0], window[-1])
         for hour in [hour for hour in self._near if hour not in window]:
             self._close_near(hour)
         self._window = window

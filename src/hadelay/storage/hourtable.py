@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hadelay.core.formats import HOUR_ROW
+from hadelay.model import NONE32
 
 #: Bits of `unsynced`: which files of the hour hold bytes that no sync has covered yet.
 LOG, IDX, DSP = 1, 2, 4
@@ -67,8 +68,11 @@ class HourTable:
         return slot if 0 <= slot < self.size else -1
 
     def clear(self, slot: int) -> None:
+        """Forget a retired hour, but not what is to be synced: a checkpoint under way may still name its files."""
         for name in _COLUMNS:
-            getattr(self, name)[slot] = 0
+            if name != "unsynced":
+                getattr(self, name)[slot] = 0
+        self.written[slot] = NONE32  # nothing of it waits, whatever the far buffer still has
 
     def rows(self, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.void]:
         """HOUR_ROW of each slot; the CRCs are those of what is written."""
