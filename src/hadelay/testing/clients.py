@@ -1,0 +1,310 @@
+"""Producers and consumers of the simulated world: they retry what is unknown, follow the leader, and vanish.
+
+They talk to nodes through `Door`: a call runs on a node as one of its events, its answer travels back, and when the
+process ends first the caller sees a broken connection: unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hadelay.core.commands import Draft, encode_ack, encode_cancel, encode_extend, encode_nack
+from hadelay.core.dispatch import Delivery, Poll
+from hadelay.core.results import CancelOutcome, LeaseOutcome, LeaseResult
+from hadelay.core.tokens import LEASE
+from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
+from hadelay.testing.history import HandOut, Message, number_of
+
+if TYPE_CHECKING:
+    from hadelay.testing.cluster import Process, SimCluster
+
+Reply = Callable[[Any, HadelayError | None], None]
+
+
+class Door:
+    """The clients' network: every call is answered once, by the node, a broken connection, or a time limit."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self.cluster, self.world = cluster, cluster.world
+        #: This share of the answers is lost on the way back.
+        self.lost_answers = 0.0
+
+    def call(self, process: Process, fn: Callable[[Any, Reply], None], reply: Reply, timeout_s: float = 4.0) -> None:
+        """Run fn(node, done) on the process's node; reply(result, error) at the caller."""
+        call = _Call(self, process, reply)
+        process.calls.append(call)
+        self.world.after(self.latency(), call.begin, fn, owner=process.runtime)
+        self.world.after(timeout_s, call.answer, None, OutcomeUnknown("the client's time limit"))
+
+    def latency(self) -> float:
+        return self.world.random.uniform(0.0001, 0.002)
+
+
+class _Call:
+    __slots__ = ("door", "open", "process", "reply")
+
+    def __init__(self, door: Door, process: Process, reply: Reply) -> None:
+        self.door, self.process, self.reply, self.open = door, process, reply, True
+
+    def begin(self, fn: Callable[[Any, Reply], None]) -> None:
+        if self.process.node is None:
+            self.done(None, NoLeader("still starting"))
+        else:
+            fn(self.process.node, self.done)
+
+    def done(self, result: Any, error: HadelayError | None) -> None:
+        """Called on the node: the answer leaves."""
+        door = self.door
+        if door.lost_answers and door.world.random.random() < door.lost_answers:
+            result, error = None, OutcomeUnknown("the answer was lost")
+        door.world.after(door.latency(), self.answer, result, error)
+
+    def broken(self) -> None:
+        self.door.world.after(self.door.latency(), self.answer, None, OutcomeUnknown("connection reset"))
+
+    def answer(self, result: Any, error: HadelayError | None) -> None:
+        if self.open:
+            self.open = False
+            if self in self.process.calls:
+                self.process.calls.remove(self)
+            self.reply(result, error)
+
+
+class Client:
+    def __init__(self, cluster: SimCluster, name: str) -> None:
+        self.cluster, self.name = cluster, name
+        self.world, self.history, self.door = cluster.world, cluster.history, cluster.door
+        self.random = cluster.world.random
+        self.stopped = False
+
+    def note(self, text: str, *ids: int) -> None:
+        self.history.note(self.world.now, self.name, text, frozenset(ids))
+
+
+class Producer(Client):
+    """Publishes a few messages at a time with one key, and asks again, anywhere, until it knows."""
+
+    def start(self, until: float, interval_s: float) -> None:
+        self.until, self.interval_s = until, interval_s
+        self._next()
+
+    def _next(self) -> None:
+        if self.world.now < self.until:
+            self.world.after(self.random.expovariate(1 / self.interval_s), self._publish)
+
+    def _publish(self) -> None:
+        messages = [self._message() for _ in range(self.random.choice((1, 1, 1, 2, 5, 12)))]
+        for message in messages:
+            message.key = b"k%d" % messages[0].number
+        self._send(messages)
+        self._next()
+
+    def _message(self) -> Message:
+        rng, workload = self.random, self.cluster.workload
+        relative = rng.random() < 0.7
+        delay_ms = workload.delay_ms(rng)
+        # What absolute times mean to this client: the true time of day.
+        when_ms = delay_ms if relative else self.world.wall_ms() + delay_ms
+        padding = rng.choice((0, 20, 20, 200, 3000))
+        message = Message(
+            len(self.history.messages), rng.choice(workload.topics), b"", relative, when_ms, padding, self.world.now
+        )
+        self.history.messages.append(message)
+        return message
+
+    def _send(self, messages: list[Message]) -> None:
+        process = self.cluster.any_process()
+        if process is None:
+            self._again(messages)
+            return
+        drafts = [Draft(m.topic, m.when_ms, m.relative, 0, 0, b"", m.body) for m in messages]
+        key = messages[0].key
+
+        def replied(receipts: Any, error: HadelayError | None) -> None:
+            if error is not None:
+                self.history.count(f"publish {error.type}")
+                self.note(f"publish {messages[0].number}+{len(messages)} at {process.name}: {error.type}: {error}")
+                self._again(messages)
+                return
+            self._stored(process, messages, receipts)
+
+        self.door.call(process, lambda node, done: node.publish(drafts, key, done), replied)
+
+    def _again(self, messages: list[Message]) -> None:
+        if not self.stopped:
+            self.world.after(self.random.uniform(0.02, 0.6), self._send, messages)
+
+    def _stored(self, process: Process, messages: list[Message], receipts: Any) -> None:
+        self.history.count("published", len(messages))
+        for n, message in enumerate(messages):
+            if n in receipts.problems:
+                message.refused = True
+                self.note(f"message {message.number} refused: {receipts.problems[n]}")
+                continue
+            if message.id is not None and message.id != receipts.ids[n]:
+                self.history.second_ids.append((message.number, message.id, receipts.ids[n]))
+            message.id, message.deliver_at_ms = receipts.ids[n], receipts.deliver_at_ms[n]
+            message.stored = self.world.now
+            self.note(
+                f"message {message.number} stored through {process.name} as {message.id:x}, due {message.deliver_at_ms}",
+                message.id,
+            )
+            if self.random.random() < self.cluster.workload.cancels:
+                self.world.after(self.random.uniform(0.0, 4.0), self._cancel, message)
+
+    def _cancel(self, message: Message) -> None:
+        process = self.cluster.any_process()
+        if process is None or self.stopped:
+            return
+        if message.cancel_invoked is None:
+            message.cancel_invoked = self.world.now
+        assert message.id is not None
+        command = encode_cancel(process.name, [message.id])
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            if error is not None:
+                self.world.after(self.random.uniform(0.05, 0.5), self._cancel, message)
+                return
+            outcome = CancelOutcome(int(result.outcomes[0]))
+            self.note(f"cancel of message {message.number}: {outcome.name}", message.id or 0)
+            self.history.count(f"cancel {outcome.name}")
+            if outcome == CancelOutcome.CANCELLED and message.cancelled is None:
+                message.cancelled = self.world.now
+
+        self.door.call(process, lambda node, done: node.propose(command, done), replied)
+
+
+class Consumer(Client):
+    """Polls the leader; acks, nacks, extends or forgets what it gets. In the drain (`good`) it acks everything."""
+
+    def start(self) -> None:
+        self.good = False
+        self.leader: str | None = None
+        self.requests = 0
+        self._next()
+
+    def _next(self, delay_s: float = 0.0) -> None:
+        self.world.after(delay_s or self.random.uniform(0.0, 0.05), self._poll)
+
+    def _poll(self) -> None:
+        if self.stopped:
+            return
+        self.requests += 1
+        rng = self.random
+        workload = self.cluster.workload
+        topics = tuple(workload.topics if rng.random() < 0.5 else rng.sample(workload.topics, 1))
+        lease_ms = rng.choice(workload.leases_ms)
+        self._ask(
+            b"%d" % self.requests, topics, rng.randint(1, 10), lease_ms, rng.choice((0, 500, 1500)), rng.randint(0, 4)
+        )
+
+    def _ask(self, request_id: bytes, topics: tuple[str, ...], most: int, lease_ms: int, wait_ms: int, retries: int) -> None:
+        process = self.cluster.process(self.leader) or self.cluster.any_process()
+        if process is None:
+            self._next(0.3)
+            return
+
+        def poll(node: Any, done: Reply) -> None:
+            def delivered(delivery: Delivery | None, error: HadelayError | None) -> None:
+                handed = self._record(node, delivery, request_id) if delivery is not None else []
+                done(handed, error)
+
+            if node.leading:
+                node.dispatcher.poll(Poll(self.name, request_id, topics, most, lease_ms, wait_ms, delivered))
+            else:
+                done(node.raft.leader, NoLeader("follower"))
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            if self.stopped:
+                return
+            if isinstance(error, NoLeader):
+                # A follower answers with a redirect to the leader it knows.
+                self.leader = result if isinstance(result, str) else None
+                self._next(0.0 if self.leader else self.random.uniform(0.02, 0.2))
+            elif error is not None:
+                self.history.count(f"poll {error.type}")
+                self.leader = None
+                if retries:
+                    self.world.after(0.1, self._ask, request_id, topics, most, lease_ms, wait_ms, retries - 1)
+                else:
+                    self._next(0.1)
+            else:
+                self.leader = process.name
+                self._consume(result)
+
+        self.door.call(process, poll, replied, timeout_s=wait_ms / 1000 + 3.0)
+
+    def _record(self, node: Any, delivery: Delivery, request_id: bytes) -> list[HandOut]:
+        handed = []
+        for n in range(len(delivery.hours)):
+            row, hour = delivery.rows[n], int(delivery.hours[n])
+            record = bytes(node.storage.hours.record(hour, int(row["offset"]), int(row["size"]), verify=True))
+            hand_out = HandOut(
+                id=int(row["first_id"]), attempt=int(delivery.attempts[n]), term=delivery.term, seq=delivery.seq,
+                position=int(delivery.positions[n]), hour=hour, index=int(delivery.indexes[n]), node=node.name,
+                consumer=self.name, request_id=request_id, answered=self.world.now, now_ms=delivery.now_ms,
+                until_ms=int(delivery.until_ms[n]), deliver_at_ms=int(row["deliver_at_ms"]),
+                redelivered=bool(delivery.redelivered[n]), body=record[48:],
+            )  # fmt: skip
+            handed.append(hand_out)
+            self.history.hand_outs.append(hand_out)
+            self.history.count("handed out")
+            self.note(
+                f"gets {hand_out.id:x} (message {number_of(hand_out.body)}) attempt {hand_out.attempt} from {node.name}, "
+                f"grant {delivery.term}.{delivery.seq}, request {request_id.decode()}, until {hand_out.until_ms}",
+                hand_out.id,
+            )
+        return handed
+
+    def _consume(self, handed: list[HandOut]) -> None:
+        rng = self.random
+        for hand_out in handed:
+            hand_out.received = self.world.now
+            chance = rng.random() if not self.good else 0.0
+            hold_s = rng.expovariate(1 / 0.15)
+            if chance < 0.82:
+                self.world.after(hold_s, self._settle, "ack", hand_out, 0, 6)
+            elif chance < 0.9:
+                self.world.after(hold_s, self._settle, "nack", hand_out, rng.choice((-1, 0, 300, 2000)), 3)
+            elif chance < 0.94:
+                self.world.after(hold_s, self._settle, "extend", hand_out, rng.choice((500, 3000)), 2)
+            else:
+                self.history.count("consumer vanished")
+        self._next()
+
+    def _settle(self, kind: str, hand_out: HandOut, value_ms: int, retries: int) -> None:
+        process = self.cluster.any_process()
+        if process is None:
+            if retries:
+                self.world.after(0.3, self._settle, kind, hand_out, value_ms, retries - 1)
+            return
+        rows = np.zeros(1, LEASE)
+        rows[0] = (hand_out.term, hand_out.seq, hand_out.position, hand_out.hour, hand_out.index)
+        if kind == "ack":
+            command = encode_ack(process.name, rows)
+            hand_out.ack_invoked = hand_out.ack_invoked or self.world.now
+        elif kind == "nack":
+            command = encode_nack(process.name, rows, value_ms)
+            hand_out.nack_invoked = hand_out.nack_invoked or self.world.now
+        else:
+            command = encode_extend(process.name, rows, value_ms)
+
+        def replied(result: LeaseResult | None, error: HadelayError | None) -> None:
+            if error is not None or result is None:
+                self.history.count(f"{kind} {error.type if error else 'nothing'}")
+                if retries:
+                    self.world.after(self.random.uniform(0.05, 0.4), self._settle, kind, hand_out, value_ms, retries - 1)
+                return
+            outcome = LeaseOutcome(int(result.outcomes[0]))
+            self.history.count(f"{kind} {outcome.name}")
+            self.note(f"{kind} of {hand_out.id:x} attempt {hand_out.attempt}: {outcome.name}", hand_out.id)
+            if kind == "ack" and outcome != LeaseOutcome.LEASE_LOST and hand_out.acked is None:
+                hand_out.acked = self.world.now
+            if kind == "extend" and outcome == LeaseOutcome.DONE:
+                hand_out.extend_until_ms = result.until_ms
+                self._settle("ack", hand_out, 0, 6)
+
+        self.door.call(process, lambda node, done: node.propose(command, done), replied)

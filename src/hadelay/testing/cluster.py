@@ -1,0 +1,346 @@
+"""A cluster of real nodes in one world: machines with their disks and clocks, processes that come and go on them.
+
+Everything of a node runs but HTTP: the state machine, storage and recovery, the Raft adapter with the real PySyncObj,
+batcher and dispatcher. A node that calls an error fatal ends, as its process would, and is started again like any
+other; when nothing had been done to its disk that explains it, that is a violation.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hadelay.config import (
+    ClusterConfig,
+    Config,
+    DispatchConfig,
+    HttpConfig,
+    LimitsConfig,
+    NodeConfig,
+    RaftConfig,
+    StorageConfig,
+)
+from hadelay.core.commands import decode_entry
+from hadelay.errors import HadelayError
+from hadelay.server.node import Node
+from hadelay.server.recover import open_node
+from hadelay.testing.clients import Door
+from hadelay.testing.disk import SimDisk
+from hadelay.testing.history import History
+from hadelay.testing.network import NetworkProfile, SimNet, SimNetwork
+from hadelay.testing.runtime import SimRuntime, SimWorld
+from hadelay.testing.tables import SimBackend
+
+#: How often the log's safety is looked at.
+_WATCH_S = 0.02
+HOUR_S = 3600
+
+
+class Violation(AssertionError):
+    """A promise was broken. `ids` are the messages concerned, `who` the node."""
+
+    def __init__(self, invariant: str, text: str, ids: frozenset[int] = frozenset(), who: str = "") -> None:
+        super().__init__(f"{invariant}: {text}")
+        self.invariant, self.ids, self.who = invariant, ids, who
+
+
+@dataclass(eq=False)
+class Machine:
+    """What outlives a process: the disk, and clocks with their faults."""
+
+    name: str
+    disk: SimDisk
+    drift: float
+    wall_offset_ms: int
+    #: Added by the nemesis.
+    stepped_ms: int = 0
+    #: A failing disk was injected: the process may end itself.
+    excused: bool = False
+    process: Process | None = None
+    founded: bool = False
+
+
+@dataclass(eq=False)
+class Process:
+    """One run of one node, from its start to its end."""
+
+    name: str
+    runtime: SimRuntime
+    network: SimNetwork
+    node: Node | None = None
+    calls: list[Any] = field(default_factory=list)
+    commit_index: int = 0
+
+
+@dataclass(frozen=True)
+class Workload:
+    topics: tuple[str, ...] = ("orders", "mail")
+    leases_ms: tuple[int, ...] = (700, 2000, 5000)
+    cancels: float = 0.04
+    #: No delay is longer than this, but for the few that stay until the end.
+    longest_ms: int = 6000
+    far: float = 0.03
+
+    def delay_ms(self, rng: random.Random) -> int:
+        chance = rng.random()
+        if chance < self.far:
+            return rng.choice((2, 5, 100)) * HOUR_S * 1000 + rng.randrange(100_000)
+        if chance < 0.2:
+            return rng.choice((-5000, 0, 0, 1))
+        if chance < 0.6:
+            return rng.randrange(1, 800)
+        return rng.randrange(800, self.longest_ms)
+
+
+class SimCluster:
+    """See the module. `kill`, `power_cut`, `wipe` and the like are the nemesis's tools."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        names: tuple[str, ...] = ("n1", "n2", "n3"),
+        sync: str = "commit",
+        workload: Workload | None = None,
+        epoch_ms: int = 1_790_000_000_000,
+        profile: NetworkProfile | None = None,
+        group: int = 0,
+        world: SimWorld | None = None,
+        restart: bool = True,
+    ) -> None:
+        self.seed, self.names, self.sync, self.group = seed, names, sync, group
+        self.world = world or SimWorld(seed, epoch_ms=epoch_ms)
+        self.world.on_crash = self._crashed_at_io
+        self.history = History()
+        self.workload = workload or Workload()
+        self.net = SimNet(self.world, profile)
+        self.door = Door(self)
+        self.restart = restart
+        rng = self.world.random
+        self.machines = {
+            name: Machine(
+                name,
+                SimDisk(random.Random(f"{seed} disk {name}"), record=self.world.record),
+                rng.uniform(-50e-6, 50e-6),
+                rng.randint(-60, 60),
+            )
+            for name in names
+        }
+        #: What each index was applied as, by whoever was first: (term, crc of entry, crc of results).
+        self.applied: dict[int, tuple[int, int, int]] = {}
+        self.leaders: dict[int, str] = {}
+        self.votes: dict[tuple[str, int], str] = {}
+        self.terms: dict[str, int] = {}
+        #: (true seconds, now_ms) of the newest entry, for the clock's check.
+        self.stamps: list[tuple[float, int]] = []
+        self.violations: list[Violation] = []
+        self.on_boot: list[Callable[[Node], None]] = []
+        self.world.after(_WATCH_S, self._watch)
+
+    # -- processes
+
+    def config(self, name: str) -> Config:
+        machine = self.machines[name]
+        return Config(
+            node=NodeConfig(name=name, data_dir="/data"),
+            cluster=ClusterConfig(id="sim", init=not machine.founded, group=self.group),
+            http=HttpConfig(no_leader_wait_ms=1000),
+            raft=RaftConfig(peers={n: f"{n}:1" for n in self.names}, segment_bytes=256 << 10, max_entry_bytes=32 << 10),
+            dispatch=DispatchConfig(sync=self.sync, sweep_ms=2000, preload_ms=3000),  # type: ignore[arg-type]
+            limits=LimitsConfig(commit_timeout_ms=3000),
+            storage=StorageConfig(
+                checkpoint_bytes=48 << 10,
+                checkpoint_interval_ms=4000,
+                far_buffer_bytes=16 << 10,
+                min_free_bytes=1 << 20,
+                reserve_free_bytes=1 << 18,
+            ),
+        )
+
+    def start_all(self) -> None:
+        for name in self.names:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        machine = self.machines[name]
+        if machine.process is not None:
+            return
+        runtime = SimRuntime(
+            self.world,
+            name,
+            machine.disk,
+            drift=machine.drift,
+            wall_offset_ms=machine.wall_offset_ms + machine.stepped_ms,
+        )
+        process = Process(name, runtime, self.net.network(name, runtime))
+        machine.process = process
+        runtime.call_soon(self._boot, process)
+
+    def _boot(self, process: Process) -> None:
+        machine = self.machines[process.name]
+
+        def fatal(error: BaseException) -> None:
+            self._fatal(process, error)
+
+        try:
+            node = open_node(
+                self.config(process.name),
+                machine.disk,
+                process.network,
+                process.runtime,
+                fatal,
+                backend=lambda path: SimBackend(machine.disk, path),
+            )
+        except (HadelayError, OSError) as error:
+            self._fatal(process, error)
+            return
+        machine.founded = True
+        self._observe(process, node)
+        for hook in self.on_boot:
+            hook(node)
+        node.start()
+        process.node = node
+        self.note(f"starts at index {node.raft.applied_index}, journal to {node.raft.last_index}", process.name)
+
+    def _fatal(self, process: Process, error: BaseException) -> None:
+        machine = self.machines[process.name]
+        self.note(f"ends itself: {error!r}", process.name)
+        self.history.count("fatal")
+        if not machine.excused:
+            self.violate(Violation("fail-stop", f"{process.name} ended itself: {error!r}", who=process.name))
+        machine.excused = False
+        if machine.process is process:
+            # Not from inside its own call: the stack below still belongs to it.
+            process.runtime.crash()
+            self.world.at(self.world.now, self._end, machine, process)
+            self._restart_later(process.name)
+
+    def _crashed_at_io(self, runtime: SimRuntime) -> None:
+        machine = self.machines[runtime.name]
+        if machine.process is not None and machine.process.runtime is runtime:
+            self.note("crashes at an I/O step", runtime.name)
+            self.kill(runtime.name)
+            self._restart_later(runtime.name)
+
+    def _restart_later(self, name: str) -> None:
+        if self.restart:
+            self.world.after(self.world.random.uniform(0.05, 2.0), self.start, name)
+
+    def _end(self, machine: Machine, process: Process) -> None:
+        process.runtime.crash()
+        process.network.close()
+        for call in list(process.calls):
+            call.broken()
+        process.calls.clear()
+        if machine.process is process:
+            machine.process = None
+            machine.disk.kill()
+
+    def kill(self, name: str) -> None:
+        """kill -9."""
+        machine = self.machines[name]
+        if machine.process is not None:
+            self._end(machine, machine.process)
+        machine.disk.kill()
+
+    def power_cut(self, *names: str) -> None:
+        for name in names:
+            self.kill(name)
+            self.machines[name].disk.power_cut()
+
+    def stop(self, name: str) -> None:
+        """A clean end, as SIGTERM's is."""
+        process = self.machines[name].process
+        if process is not None:
+            if process.node is not None:
+                process.node.stop()
+            self.kill(name)
+
+    def wipe(self, name: str) -> None:
+        """The disk is replaced by an empty one."""
+        self.kill(name)
+        self.machines[name].disk.wipe()
+
+    def step_clock(self, name: str, stepped_ms: int) -> None:
+        """From now on its wall clock is off by this much (besides its own small error)."""
+        machine = self.machines[name]
+        if machine.process is not None:
+            machine.process.runtime.step_wall(stepped_ms - machine.stepped_ms)
+        machine.stepped_ms = stepped_ms
+
+    def process(self, name: str | None) -> Process | None:
+        machine = self.machines.get(name or "")
+        return machine.process if machine is not None else None
+
+    def any_process(self) -> Process | None:
+        """Some node that a client may try: it may be paused, cut off, or only starting."""
+        running = [m.process for m in self.machines.values() if m.process is not None]
+        return self.world.random.choice(running) if running else None
+
+    def nodes(self) -> list[Node]:
+        return [m.process.node for m in self.machines.values() if m.process is not None and m.process.node is not None]
+
+    def leader(self) -> Node | None:
+        """Whoever leads in the newest term."""
+        leading = [node for node in self.nodes() if node.leading]
+        return max(leading, key=lambda node: node.leading) if leading else None
+
+    # -- looking
+
+    def note(self, text: str, who: str = "nemesis") -> None:
+        self.history.note(self.world.now, who, text)
+
+    def violate(self, violation: Violation) -> None:
+        self.note(f"VIOLATION {violation}", violation.who or "nemesis")
+        self.violations.append(violation)
+
+    def _observe(self, process: Process, node: Node) -> None:
+        """Every apply of every node goes through here."""
+        apply = node.apply
+
+        def observed(index: int, term: int, command: bytes) -> Any:
+            results = apply(index, term, command)
+            mark = (term, zlib.crc32(command), zlib.crc32(pickle.dumps(results)))
+            first = self.applied.setdefault(index, mark)
+            if first != mark:
+                what = "another entry" if first[:2] != mark[:2] else "other results"
+                self.violate(Violation("I12 divergence", f"{node.name} applied {what} at {index}", who=node.name))
+            elif first is mark:
+                _, now_ms, commands = decode_entry(command)
+                self.stamps.append((self.world.now, now_ms))
+            return results
+
+        node.apply = observed  # type: ignore[method-assign]
+
+    def _watch(self) -> None:
+        """I13, log safety, on everything that is up."""
+        self.world.after(_WATCH_S, self._watch)
+        for machine in self.machines.values():
+            process = machine.process
+            if process is None or process.node is None or process.runtime.crashed:
+                continue
+            raft, name = process.node.raft, machine.name
+            if raft.term < self.terms.get(name, 0):
+                self.violate(Violation("I13 log safety", f"the term of {name} went back to {raft.term}", who=name))
+            self.terms[name] = raft.term
+            if raft.is_leader and self.leaders.setdefault(raft.term, name) != name:
+                other = self.leaders[raft.term]
+                self.violate(Violation("I13 log safety", f"{name} and {other} both lead term {raft.term}", who=name))
+            if raft.commit_index < process.commit_index:
+                self.violate(Violation("I13 log safety", f"the commit index of {name} went back", who=name))
+            process.commit_index = raft.commit_index
+            vote = self.votes.setdefault((name, journal_term(process.node)), journal_vote(process.node))
+            if vote and journal_vote(process.node) != vote:
+                self.violate(Violation("I13 log safety", f"{name} voted twice in term {raft.term}", who=name))
+
+
+def journal_term(node: Node) -> int:
+    return node.raft.journal.term
+
+
+def journal_vote(node: Node) -> str:
+    return node.raft.journal.voted_for or ""

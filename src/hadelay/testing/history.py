@@ -1,0 +1,103 @@
+"""What the outside world saw: every request, answer and hand-out, on the world's true clock; and what the nemesis did.
+
+The checks (testing/invariants.py) read nothing else for what is promised to users. Times are true seconds since the
+start unless a name says `_ms`, which is cluster time as a node told it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+
+#: Lines of a story.
+_STORY = 60
+_NUMBER = struct.Struct("<I")
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """One message a producer wants stored. `number` is in its body: whoever receives it can tell which one it is."""
+
+    number: int
+    topic: str
+    key: bytes
+    relative: bool
+    #: Delay, or Unix ms.
+    when_ms: int
+    padding: int
+    invoked: float
+    #: The first definite yes, and what it said.
+    stored: float | None = None
+    id: int | None = None
+    deliver_at_ms: int | None = None
+    #: Answered "nothing happened", and never tried again.
+    refused: bool = False
+    cancel_invoked: float | None = None
+    cancelled: float | None = None
+
+    @property
+    def body(self) -> bytes:
+        return _NUMBER.pack(self.number) + bytes([self.number & 0xFF]) * self.padding
+
+
+def number_of(body: bytes) -> int | None:
+    """The message a body belongs to, if it is whole."""
+    if len(body) < _NUMBER.size or body.count(body[:1], _NUMBER.size) != len(body) - _NUMBER.size:
+        return None
+    return int(_NUMBER.unpack_from(body)[0])
+
+
+@dataclass(slots=True, eq=False)
+class HandOut:
+    """One message handed to one consumer."""
+
+    id: int
+    attempt: int
+    term: int
+    seq: int
+    position: int
+    hour: int
+    index: int
+    node: str
+    consumer: str
+    request_id: bytes
+    #: When the node answered; `received` is None if the answer never reached the consumer.
+    answered: float
+    now_ms: int
+    until_ms: int
+    deliver_at_ms: int
+    redelivered: bool
+    body: bytes
+    received: float | None = None
+    nack_invoked: float | None = None
+    ack_invoked: float | None = None
+    #: The ack was answered `acked` or `already_acked`.
+    acked: float | None = None
+    extend_until_ms: int = 0
+
+
+@dataclass
+class History:
+    messages: list[Message] = field(default_factory=list)
+    hand_outs: list[HandOut] = field(default_factory=list)
+    #: Receipts that contradicted an earlier one for the same key: (number, first id, other id).
+    second_ids: list[tuple[int, int, int]] = field(default_factory=list)
+    notes: deque[tuple[float, str, str, frozenset[int]]] = field(default_factory=lambda: deque(maxlen=20_000))
+    #: How often each kind of fault struck and each kind of request was answered.
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def count(self, what: str, n: int = 1) -> None:
+        self.counts[what] = self.counts.get(what, 0) + n
+
+    def note(self, at: float, who: str, text: str, ids: frozenset[int] = frozenset()) -> None:
+        self.notes.append((at, who, text, ids))
+
+    def story(self, ids: frozenset[int] = frozenset(), who: str = "") -> list[str]:
+        """The last lines that concern these message ids, or this node, among what the nemesis did."""
+        chosen = [
+            f"{at:10.4f}  {actor:<9} {text}"
+            for at, actor, text, about in self.notes
+            if actor == "nemesis" or (about & ids if ids else not who or actor == who)
+        ]
+        return chosen[-_STORY:]

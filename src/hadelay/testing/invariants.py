@@ -1,0 +1,233 @@
+"""The promises, one function each; the docstring is the definition. Numbers are those of research: I1, I3, I5, I6, I8,
+I9, I12, I15; I13 and the chain of I12 are watched as the run goes (SimCluster).
+
+All but the replica checks read only the history: what the outside saw on the true clock. Cluster time may be slewed by
+500 ppm and crystals drift by 50 ppm; that much, and a millisecond for rounding, is what "not early" allows.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from hadelay.core.results import CancelOutcome
+from hadelay.server.node import Node
+from hadelay.testing.cluster import SimCluster, Violation
+from hadelay.testing.history import HandOut, Message, number_of
+
+#: How much faster than true time cluster time may run.
+_RATE = 600e-6
+_ROUNDING_MS = 1.5
+#: An absolute time is as good as the wall clocks of the right majority: offsets of ±60 ms, and a slew on its way.
+_SKEW_MS = 80.0
+
+
+def lost(cluster: SimCluster) -> Iterator[Violation]:
+    """I1: a message whose publish was answered yes, and which was not cancelled, was handed to a consumer before the
+    end, or a node still owes it for later (its due time lies beyond the end of the run)."""
+    delivered = {h.id for h in cluster.history.hand_outs}
+    node = cluster.nodes()[0]
+    for message in cluster.history.messages:
+        if message.id is None or message.id in delivered or message.cancel_invoked is not None:
+            continue
+        assert message.deliver_at_ms is not None
+        state = _state_of(node, message.id)
+        if state != "scheduled" or message.deliver_at_ms <= node.state.now_ms - 2000:
+            yield Violation(
+                "I1 lost", f"message {message.number} ({message.id:x}) was stored and is {state}", _ids(message)
+            )
+
+
+def cancelled_means_never(cluster: SimCluster) -> Iterator[Violation]:
+    """I3, for cancel: nothing is handed out after its cancel was answered yes."""
+    for message in cluster.history.messages:
+        if message.cancelled is not None:
+            late = [h for h in cluster.history.hand_outs if h.id == message.id and h.answered > message.cancelled]
+            if late:
+                yield Violation("I3 phantom", f"message {message.number} handed out after its cancel", _ids(message))
+
+
+def phantoms(cluster: SimCluster) -> Iterator[Violation]:
+    """I3: what is handed out is a message that somebody published, whole, and under the id that was told."""
+    for h in cluster.history.hand_outs:
+        number = number_of(h.body)
+        if number is None or number >= len(cluster.history.messages):
+            yield Violation("I3 phantom", f"{h.id:x} carries a body that nobody sent", frozenset({h.id}))
+            continue
+        message = cluster.history.messages[number]
+        if message.body != h.body or (message.id is not None and message.id != h.id):
+            yield Violation("I3 phantom", f"{h.id:x} is not message {number}", frozenset({h.id}))
+
+
+def resurrected(cluster: SimCluster) -> Iterator[Violation]:
+    """I5: nothing is handed out after an ack of it was answered yes."""
+    acked: dict[int, float] = {}
+    for h in cluster.history.hand_outs:
+        if h.acked is not None:
+            acked[h.id] = min(h.acked, acked.get(h.id, h.acked))
+    for h in cluster.history.hand_outs:
+        if h.answered > acked.get(h.id, h.answered):
+            yield Violation("I5 resurrection", f"{h.id:x} handed out again after its ack", frozenset({h.id}))
+
+
+def double_leases(cluster: SimCluster) -> Iterator[Violation]:
+    """I6: in commit mode no two requests get the same attempt of a message, and attempt k + 1 is not handed out
+    while the lease of attempt k runs, unless that was given back. In interval mode both may happen after a change of
+    leader, and then the later one is marked `redelivered`."""
+    by_id: dict[int, list[HandOut]] = defaultdict(list)
+    for h in cluster.history.hand_outs:
+        by_id[h.id].append(h)
+    for message_id, hand_outs in by_id.items():
+        hand_outs.sort(key=lambda h: h.answered)
+        for n, h in enumerate(hand_outs):
+            for earlier in hand_outs[:n]:
+                why = _overlap(earlier, h)
+                if why and not (cluster.sync == "interval" and h.redelivered and h.term > earlier.term):
+                    yield Violation("I6 double lease", f"{message_id:x}: {why}", frozenset({message_id}))
+
+
+def _overlap(one: HandOut, two: HandOut) -> str:
+    same_request = (one.consumer, one.request_id) == (two.consumer, two.request_id)
+    if one.attempt == two.attempt:
+        if same_request:
+            return ""
+        return f"attempt {one.attempt} went to {one.consumer} and {two.consumer}"
+    if two.attempt < one.attempt:
+        return f"attempt {two.attempt} to {two.consumer} after attempt {one.attempt} to {one.consumer}"
+    if two.attempt != one.attempt + 1 or (one.nack_invoked is not None and one.nack_invoked < two.answered):
+        return ""
+    until_ms = max(one.until_ms, one.extend_until_ms)
+    # Both in cluster time, which never runs backwards: exact.
+    if two.now_ms < until_ms:
+        return f"attempt {two.attempt} to {two.consumer} {until_ms - two.now_ms} ms before the lease of {one.consumer} ends"
+    left_s = (one.until_ms - one.now_ms) / 1000 * (1 - _RATE) - _ROUNDING_MS / 1000
+    if two.answered < one.answered + left_s:
+        return f"attempt {two.attempt} {one.answered + left_s - two.answered:.3f} s of true time before the lease ends"
+    return ""
+
+
+def two_ids(cluster: SimCluster) -> Iterator[Violation]:
+    """I8: one idempotency key is one message: no two ids in receipts, none in hand-outs."""
+    for number, first, other in cluster.history.second_ids:
+        yield Violation("I8 duplicate", f"message {number} got ids {first:x} and {other:x}", frozenset({first, other}))
+    seen: dict[int, int] = {}
+    for h in cluster.history.hand_outs:
+        number = number_of(h.body)
+        if number is not None and seen.setdefault(number, h.id) != h.id:
+            ids = frozenset({h.id, seen[number]})
+            yield Violation("I8 duplicate", f"message {number} handed out as {h.id:x} and {seen[number]:x}", ids)
+
+
+def early(cluster: SimCluster) -> Iterator[Violation]:
+    """I9: no message is handed out before its time: not in cluster time (exactly), and, for a delay, not before that
+    much true time has passed since the request, nor, for a time of day, before that true time less the skew allowed."""
+    for h in cluster.history.hand_outs:
+        number = number_of(h.body)
+        if number is None or number >= len(cluster.history.messages):
+            continue
+        message = cluster.history.messages[number]
+        if h.now_ms < h.deliver_at_ms:
+            text = f"message {number} handed out {h.deliver_at_ms - h.now_ms} ms early in cluster time"
+            yield Violation("I9 early", text, frozenset({h.id}))
+        if message.relative:
+            passed_ms = (h.answered - message.invoked) * 1000
+            short_ms = message.when_ms - passed_ms * (1 + _RATE) - _ROUNDING_MS
+        else:
+            short_ms = message.when_ms - _SKEW_MS - (cluster.world.epoch_ms + h.answered * 1000)
+        if short_ms > 0:
+            yield Violation("I9 early", f"message {number} handed out {short_ms:.1f} ms early", frozenset({h.id}))
+
+
+def clock_runs_true(cluster: SimCluster) -> Iterator[Violation]:
+    """I9, its cause: between any two entries cluster time advances no faster than slew and drift allow."""
+    base_s, base_ms = None, 0
+    for at, now_ms in cluster.stamps:
+        if base_s is not None:
+            ahead_ms = (now_ms - base_ms) - (at - base_s) * 1000 * (1 + _RATE)
+            # Entries are seen when they are applied: later than they were stamped, never before.
+            if ahead_ms > _ROUNDING_MS:
+                yield Violation("I9 early", f"cluster time ran {ahead_ms:.1f} ms ahead between entries at t={at:.3f}")
+                return
+            if ahead_ms > 0:
+                continue
+        base_s, base_ms = at, now_ms
+
+
+def diverged(cluster: SimCluster) -> Iterator[Violation]:
+    """I12: at one applied index every node has byte-identical files, equal state, and the same chain of entries."""
+    nodes = cluster.nodes()
+    first = nodes[0]
+    want = fingerprint(first)
+    for node in nodes[1:]:
+        have = fingerprint(node)
+        for part in want:
+            if have.get(part) != want[part]:
+                text = f"{node.name} and {first.name} differ in {part}: {have.get(part)!r:.200} {want[part]!r:.200}"
+                yield Violation("I12 divergence", text, who=node.name)
+
+
+def fingerprint(node: Node) -> dict[str, Any]:
+    """Everything that has to be equal, by part: what the node would tell `check replicas`, and what its readers see."""
+    main, per_hour = node.state.dump(everything=True)
+    hours = node.storage.hours
+    parts: dict[str, Any] = {
+        "applied index": node.raft.applied_index,
+        "chain": node.state.chain,
+        "state": zlib.crc32(main),
+        "file checksums": hours.checksums(),
+    }
+    for hour in hours.hours():
+        parts[f"entries of {hour}"] = zlib.crc32(hours.entries(hour, slice(None)).tobytes())
+        parts[f"events of {hour}"] = zlib.crc32(hours.events(hour).tobytes())
+        parts[f"state of {hour}"] = zlib.crc32(per_hour.get(hour, b""))
+    return parts
+
+
+def converged(cluster: SimCluster, drained: bool, seconds: float) -> Iterator[Violation]:
+    """I15: within a bound after healing one node leads, every node has applied everything, and nothing that was due
+    is left: each message was handed out and acked, or cancelled."""
+    if drained:
+        return
+    nodes = cluster.nodes()
+    leaders = [node.name for node in nodes if node.leading]
+    applied = {node.name: (node.raft.applied_index, node.raft.last_index) for node in nodes}
+    left = unsettled(cluster)
+    text = f"{seconds:.1f} s after healing: leaders {leaders}, applied {applied}, {len(left)} messages not settled"
+    yield Violation("I15 liveness", text, frozenset(m.id for m in left[:1] if m.id is not None))
+
+
+def unsettled(cluster: SimCluster) -> list[Message]:
+    """Messages that are due and not known to be over."""
+    done = {h.id for h in cluster.history.hand_outs if h.acked is not None}
+    now_ms = max((node.state.now_ms for node in cluster.nodes()), default=0)
+    return [
+        m
+        for m in cluster.history.messages
+        if m.id not in done
+        and m.cancelled is None
+        and not m.refused
+        and not (m.deliver_at_ms is not None and m.deliver_at_ms > now_ms + 60_000)
+        and not (m.id is not None and _settled(cluster, m))
+    ]
+
+
+def _settled(cluster: SimCluster, message: Message) -> bool:
+    """Over without the consumer or canceller having heard so: their answer was lost."""
+    leader = cluster.leader()
+    return leader is not None and _state_of(leader, message.id or 0) in ("acked", "cancelled")
+
+
+def _state_of(node: Node, message_id: int) -> str:
+    description = node.state.describe(message_id)
+    return "unknown" if description is None else str(description.state)
+
+
+def _ids(message: Message) -> frozenset[int]:
+    return frozenset() if message.id is None else frozenset({message.id})
+
+
+#: Those that read the history, and those that read healed replicas.
+OUTSIDE = (lost, cancelled_means_never, phantoms, resurrected, double_leases, two_ids, early, clock_runs_true)
+__all__ = ["OUTSIDE", "CancelOutcome", "converged", "diverged", "unsettled"]

@@ -1,0 +1,230 @@
+"""What goes wrong, chosen from one seed: each run draws a handful of fault families and mixes them (swarm testing)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hadelay.testing.cluster import HOUR_S, SimCluster
+
+#: Families and how likely a run has each.
+FAMILIES = {
+    "reset": 0.6,
+    "partition": 0.5,
+    "one_way": 0.4,
+    "slow_link": 0.3,
+    "pause": 0.4,
+    "kill": 0.5,
+    "crash_at_io": 0.4,
+    "power_cut": 0.4,
+    "power_cut_all": 0.3,
+    "clock_step": 0.5,
+    "slow_sync": 0.4,
+    "failed_sync": 0.2,
+    "wipe": 0.12,
+    "transfer": 0.3,
+    "stop": 0.2,
+    "full_disk": 0.1,
+}
+
+
+class Nemesis:
+    """Strikes until `until`, then heals everything. At most a minority of clocks is wrong at a time, and at most one
+    disk is ever lost: beyond that nothing was promised."""
+
+    def __init__(self, cluster: SimCluster, until: float, families: dict[str, float] | None = None) -> None:
+        self.cluster, self.world, self.random, self.until = cluster, cluster.world, cluster.world.random, until
+        chances = FAMILIES if families is None else families
+        self.faults: list[tuple[str, Callable[[], None]]] = [
+            (name, getattr(self, name)) for name, chance in chances.items() if self.random.random() < chance
+        ]
+        self.pace_s = self.random.choice((0.4, 1.0, 2.0))
+        self.wiped = False
+        self.healed_at = 0.0
+
+    def start(self) -> None:
+        self.note("faults of this run: " + (", ".join(name for name, _ in self.faults) or "none"))
+        self.world.after(self.random.uniform(1.0, 2.5), self._strike)
+        self.world.at(self.until, self.heal)
+
+    def note(self, text: str) -> None:
+        self.cluster.note(text)
+
+    def _strike(self) -> None:
+        if self.world.now >= self.until:
+            return
+        if self.faults:
+            name, fault = self.random.choice(self.faults)
+            self.cluster.history.count(name)
+            fault()
+        self.world.after(self.random.expovariate(1 / self.pace_s), self._strike)
+
+    def heal(self) -> None:
+        self.note("everything is healed")
+        self.cluster.net.heal()
+        self.cluster.net.profile.hiccup = 0.0
+        self.cluster.door.lost_answers = 0.0
+        for name, machine in self.cluster.machines.items():
+            self._mend_disk(name)
+            machine.disk.crash_in = 0
+            self.cluster.step_clock(name, 0)
+            if machine.process is not None:
+                machine.process.runtime.resume()
+            self.cluster.start(name)
+        self.healed_at = self.world.now
+
+    def _node(self) -> str:
+        """The leader, half of the time."""
+        leader = self.cluster.leader()
+        if leader is not None and self.random.random() < 0.5:
+            return leader.name
+        return self.random.choice(self.cluster.names)
+
+    def _pair(self) -> tuple[str, str]:
+        a = self._node()
+        return a, self.random.choice([name for name in self.cluster.names if name != a])
+
+    def _later(self, low: float, high: float, fn: Callable[..., None], *args: object) -> None:
+        self.world.after(self.random.uniform(low, high), fn, *args)
+
+    # -- network
+
+    def reset(self) -> None:
+        a, b = self._pair()
+        self.note(f"connection {a}–{b} reset")
+        self.cluster.net.reset(a, b)
+
+    def partition(self) -> None:
+        names = list(self.cluster.names)
+        if self.random.random() < 0.5:
+            alone = {self._node()}
+        else:
+            alone = set(self.random.sample(names, len(names) // 2))
+        self.note(f"partition: {', '.join(sorted(alone))} alone")
+        for a in sorted(alone):
+            for b in names:
+                if b not in alone:
+                    self.cluster.net.cut(a, b)
+                    self.cluster.net.cut(b, a)
+        self._later(0.3, 5.0, self._heal_net)
+
+    def one_way(self) -> None:
+        a, b = self._pair()
+        self.note(f"nothing passes from {a} to {b}")
+        self.cluster.net.cut(a, b)
+        self._later(0.3, 5.0, self._heal_net)
+
+    def slow_link(self) -> None:
+        a, b = self._pair()
+        rate = self.random.choice((5e3, 5e4, 1e6))
+        self.note(f"{a} to {b} carries {rate:.0f} bytes/s")
+        self.cluster.net.slow[a, b] = rate
+        self._later(0.3, 4.0, self._heal_net)
+
+    def _heal_net(self) -> None:
+        self.note("network healed")
+        self.cluster.net.heal()
+
+    # -- processes
+
+    def pause(self) -> None:
+        name = self._node()
+        process = self.cluster.process(name)
+        if process is not None and not process.runtime.paused:
+            seconds = self.random.choice((0.05, 0.3, 1.0, 3.0)) * self.random.uniform(0.5, 1.5)
+            self.note(f"{name} is paused for {seconds:.2f} s")
+            process.runtime.pause()
+            self.world.after(seconds, process.runtime.resume)
+
+    def kill(self) -> None:
+        name = self._node()
+        self.note(f"kill -9 {name}")
+        self.cluster.kill(name)
+        self._later(0.02, 3.0, self.cluster.start, name)
+
+    def stop(self) -> None:
+        name = self._node()
+        self.note(f"{name} is stopped cleanly")
+        self.cluster.stop(name)
+        self._later(0.02, 1.0, self.cluster.start, name)
+
+    def crash_at_io(self) -> None:
+        name = self._node()
+        steps = self.random.choice((1, 3, 10, 30))
+        machine = self.cluster.machines[name]
+        if not machine.disk.crash_in:
+            self.note(f"{name} will crash {steps} I/O steps from now")
+            machine.disk.crash_in = steps
+
+    def power_cut(self) -> None:
+        name = self._node()
+        self.note(f"power cut of {name}")
+        self.cluster.power_cut(name)
+        self._later(0.02, 3.0, self.cluster.start, name)
+
+    def power_cut_all(self) -> None:
+        self.note("power cut of all nodes")
+        self.cluster.power_cut(*self.cluster.names)
+        for name in self.cluster.names:
+            self._later(0.02, 1.5, self.cluster.start, name)
+
+    def transfer(self) -> None:
+        leader = self.cluster.leader()
+        if leader is not None:
+            others = [name for name in self.cluster.names if name != leader.name]
+            to = self.random.choice([*others, None])
+            self.note(f"{leader.name} is asked to hand over to {to or 'anyone'}")
+            node = leader
+            self.world.after(0, lambda: node.transfer(to, lambda error: None), owner=leader.runtime)
+
+    # -- clocks
+
+    def clock_step(self) -> None:
+        """One node's wall clock is off by up to hours; whoever was off before is right again."""
+        for name, machine in self.cluster.machines.items():
+            if machine.stepped_ms:
+                self.cluster.step_clock(name, 0)
+        name = self._node()
+        sign = self.random.choice((-1, 1))
+        ms = sign * self.random.choice((40, 400, 5_000, 60_000, HOUR_S * 1000, 25 * HOUR_S * 1000))
+        self.note(f"the wall clock of {name} is {ms:+} ms off")
+        self.cluster.step_clock(name, ms)
+
+    # -- disks
+
+    def slow_sync(self) -> None:
+        name = self._node()
+        delay_s = self.random.choice((0.005, 0.03, 0.2, 1.5))
+        self.note(f"a sync of {name} takes {delay_s} s")
+        self.cluster.machines[name].disk.sync_delay_s = delay_s
+        self._later(0.2, 3.0, self._mend_disk, name)
+
+    def _mend_disk(self, name: str) -> None:
+        disk = self.cluster.machines[name].disk
+        disk.sync_delay_s, disk.fail_syncs, disk.capacity = 0.0004, 0, 1 << 30
+
+    def failed_sync(self) -> None:
+        name = self._node()
+        machine = self.cluster.machines[name]
+        if machine.process is not None:
+            self.note(f"the next sync of {name} fails")
+            machine.disk.fail_syncs = 1
+            machine.excused = True
+
+    def full_disk(self) -> None:
+        name = self._node()
+        machine = self.cluster.machines[name]
+        left = self.random.choice((0, 10_000, 600_000))
+        self.note(f"the disk of {name} has {left} bytes left")
+        machine.disk.capacity = machine.disk.used + left
+        machine.excused = True
+        self._later(0.5, 3.0, self._mend_disk, name)
+
+    def wipe(self) -> None:
+        """Once per run, and only where every other disk is whole."""
+        if self.wiped:
+            return
+        self.wiped = True
+        name = self._node()
+        self.note(f"the disk of {name} is replaced by an empty one")
+        self.cluster.wipe(name)
+        self._later(0.02, 2.0, self.cluster.start, name)

@@ -1,0 +1,136 @@
+"""One seed: build a cluster, let clients and the nemesis at it, heal, drain, check."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from hadelay.testing import invariants
+from hadelay.testing.clients import Consumer, Producer
+from hadelay.testing.cluster import HOUR_S, SimCluster, Violation
+from hadelay.testing.nemesis import Nemesis
+
+#: Simulated seconds under faults.
+FAULTS_S = 18.0
+#: And at most this long until everything has converged and is drained.
+DRAIN_S = 30.0
+#: A true hour that begins during most runs: 2026-11-20T11:00:00Z.
+_AN_HOUR_MS = 494_579 * HOUR_S * 1000
+
+
+@dataclass
+class Report:
+    """What one seed did. `failure` is empty when every promise was kept."""
+
+    seed: int
+    failure: str = ""
+    invariant: str = ""
+    story: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    trace: int = 0
+    simulated_s: float = 0.0
+    wall_s: float = 0.0
+    messages: int = 0
+    hand_outs: int = 0
+    entries: int = 0
+    terms: int = 0
+    drained_s: float = 0.0
+
+
+def build(seed: int) -> SimCluster:
+    """The shape of a run: how many nodes, which mode, how near the next full hour is."""
+    import random
+
+    rng = random.Random(f"shape {seed}")
+    size = rng.choices((3, 1, 5), (0.82, 0.06, 0.12))[0]
+    return SimCluster(
+        seed,
+        names=tuple(f"n{n + 1}" for n in range(size)),
+        sync=rng.choices(("commit", "interval"), (0.8, 0.2))[0],
+        epoch_ms=_AN_HOUR_MS - rng.randrange(40_000),
+    )
+
+
+def run_seed(seed: int, families: dict[str, float] | None = None) -> Report:
+    cluster = build(seed)
+    nemesis = Nemesis(cluster, FAULTS_S, families)
+    return drive(cluster, nemesis)
+
+
+def drive(cluster: SimCluster, nemesis: Nemesis) -> Report:
+    started = time.perf_counter()
+    report = Report(cluster.seed)
+    try:
+        play(cluster, nemesis, report)
+        check(cluster)
+    except Violation as violation:
+        report.invariant, report.failure = violation.invariant, str(violation)
+        report.story = cluster.history.story(violation.ids, violation.who)
+    except Exception as error:
+        report.invariant, report.failure = "error", repr(error)
+        report.story = [*cluster.history.story(), *_traceback(error)]
+    world = cluster.world
+    report.counts, report.trace, report.simulated_s = cluster.history.counts, world.trace, world.now
+    report.messages, report.hand_outs = len(cluster.history.messages), len(cluster.history.hand_outs)
+    report.entries, report.terms = len(cluster.applied), max(cluster.leaders, default=0)
+    report.wall_s = time.perf_counter() - started
+    return report
+
+
+def play(cluster: SimCluster, nemesis: Nemesis, report: Report) -> None:
+    world = cluster.world
+    cluster.start_all()
+    nemesis.start()
+    producers = [Producer(cluster, f"p{n}") for n in range(2)]
+    consumers = [Consumer(cluster, f"c{n}") for n in range(3)]
+    for producer in producers:
+        producer.start(FAULTS_S + 2.0, interval_s=0.35)
+    for consumer in consumers:
+        consumer.start()
+    world.run_until(FAULTS_S, stop=lambda: bool(cluster.violations))
+    for consumer in consumers:
+        consumer.good = True
+    deadline = FAULTS_S + DRAIN_S
+    while world.now < deadline and not cluster.violations:
+        world.run_for(0.25)
+        if world.now > FAULTS_S + 4.0 and drained(cluster):
+            break
+    for client in (*producers, *consumers):
+        client.stopped = True
+    world.run_for(0.5)  # what they asked last is answered; nothing new comes
+    settle(cluster)
+    report.drained_s = world.now - FAULTS_S
+
+
+def drained(cluster: SimCluster) -> bool:
+    return not invariants.unsettled(cluster)
+
+
+def settle(cluster: SimCluster) -> None:
+    """Wait until every node has applied the same index: nothing is being written."""
+    for _ in range(40):
+        nodes = cluster.nodes()
+        if len(nodes) == len(cluster.names) and len({(n.raft.applied_index, n.raft.last_index) for n in nodes}) == 1:
+            return
+        cluster.world.run_for(0.25)
+
+
+def check(cluster: SimCluster) -> None:
+    """Raise the first broken promise."""
+    for violation in cluster.violations:
+        raise violation
+    for definition in invariants.OUTSIDE:
+        for violation in definition(cluster):
+            raise violation
+    nodes = cluster.nodes()
+    same = len(nodes) == len(cluster.names) and len({node.raft.applied_index for node in nodes}) == 1
+    for violation in invariants.converged(cluster, same and drained(cluster), cluster.world.now - FAULTS_S):
+        raise violation
+    for violation in invariants.diverged(cluster):
+        raise violation
+
+
+def _traceback(error: BaseException) -> list[str]:
+    import traceback
+
+    return traceback.format_exception(error)
