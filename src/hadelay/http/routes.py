@@ -193,11 +193,13 @@ def decode_body(request: web.BaseRequest, route: Route, data: bytes) -> Any:
     assert json is not None
     assert msgpack is not None
     kind = media_type(request)
+    if not data.strip():
+        kind, data = JSON, b"{}"
     if kind in _MSGPACK_NAMES:
-        return decoded(lambda: msgpack.decode(data or b"\x80"), body)
+        return decoded(lambda: msgpack.decode(data), body)
     if kind not in _JSON_ENOUGH and not kind.endswith("+json"):
         raise UnsupportedMediaType(f"{kind!r} is not understood here; send application/json or application/msgpack")
-    return decoded(lambda: json.decode(data if data.strip() else b"{}"), body)
+    return decoded(lambda: json.decode(data), body)
 
 
 def decoded(decode: Callable[[], Any], kind: type[types.In]) -> Any:

@@ -1,0 +1,324 @@
+"""A `Service` in memory: messages in a dict, polls in a list. Too simple to be wrong, and slow on purpose nowhere.
+
+It stands for a whole cluster of one node; `leader` makes it a follower of somebody else, `fail` makes it answer the
+next calls with an error, `hold` keeps publishes waiting until `release`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from hadelay.core.commands import Draft
+from hadelay.core.tokens import decode_leases, encode_leases
+from hadelay.errors import Conflict, HadelayError, Impossible, NoLeader, NotFound
+from hadelay.model import HOUR_MS, hour_of, pack_id
+from hadelay.server.api import (
+    Check,
+    ClusterView,
+    Delivered,
+    Delivery,
+    DispatchView,
+    Histogram,
+    HistoryEvent,
+    HoursView,
+    HourView,
+    Leader,
+    MemberView,
+    MessageView,
+    MetricsView,
+    NamesView,
+    Poll,
+    PublishDone,
+    Receipts,
+    TopicSettings,
+    TopicView,
+)
+
+
+@dataclass
+class Stored:
+    id: int
+    draft: Draft
+    deliver_at_ms: int
+    published_at_ms: int
+    state: str = "scheduled"
+    attempt: int = 0
+    lease: str = ""
+    until_ms: int = 0
+    history: list[HistoryEvent] = field(default_factory=list)
+
+
+class MemoryService:
+    node = "n1"
+    leader_name: str | None = "n1"
+    applied_index = 7
+
+    def __init__(self) -> None:
+        self.messages: dict[int, Stored] = {}
+        self.topics: dict[str, TopicSettings] = {}
+        self.keys: dict[bytes, tuple[Any, Receipts]] = {}
+        self.leases: dict[str, tuple[int, int]] = {}
+        self.grants: dict[tuple[str, bytes], Delivery] = {}
+        self.leader: Leader | None = Leader("n1", "", True)
+        self.fail: HadelayError | None = None
+        self.held: list[Callable[[], None]] | None = None
+        self.published: list[Draft] = []
+        self.polls: list[Poll] = []
+        self.withdrawn = 0
+        self.hour_bytes = b"".join(bytes([n % 251]) for n in range(5000))
+        self._index = count()
+        self._seq = count(1)
+        self._wake = asyncio.Event()
+
+    @staticmethod
+    def now_ms() -> int:
+        return time.time_ns() // 1_000_000
+
+    # ---- publishing
+
+    def hold(self) -> None:
+        self.held = []
+
+    def release(self) -> None:
+        held, self.held = self.held or [], None
+        for go in held:
+            go()
+
+    def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
+        if self.held is not None:
+            self.held.append(lambda: self._publish(drafts, request_key, done))
+        else:
+            self._publish(drafts, request_key, done)
+
+    def _publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
+        if self.fail is not None:
+            done(None, self.fail)
+            return
+        if request_key is not None and request_key in self.keys:
+            before, answer = self.keys[request_key]
+            if before == drafts:
+                done(Receipts(answer.ids, answer.deliver_at_ms, frozenset(range(len(drafts)))), None)
+            else:
+                done(None, Impossible("the Idempotency-Key was used with another payload or other options"))
+            return
+        answer = self._commit(drafts)
+        if request_key is not None:
+            self.keys[request_key] = drafts, answer
+        done(answer, None)
+        self._wake.set()
+
+    def _commit(self, drafts: list[Draft]) -> Receipts:
+        now = self.now_ms()
+        ids, at = [], []
+        for draft in drafts:
+            deliver_at = now + draft.when_ms if draft.relative else draft.when_ms
+            message_id = pack_id(0, hour_of(max(deliver_at, now)), next(self._index))
+            self.messages[message_id] = Stored(message_id, draft, deliver_at, now)
+            self.topics.setdefault(draft.topic, TopicSettings())
+            ids.append(message_id)
+            at.append(deliver_at)
+        self.published += drafts
+        return Receipts(ids, at)
+
+    # ---- consuming
+
+    async def find_leader(self) -> Leader:
+        if self.leader is None:
+            await asyncio.sleep(0)
+            raise NoLeader("no leader is known", retry_after_ms=500)
+        return self.leader
+
+    async def receive(self, poll: Poll) -> Delivery:
+        self.polls.append(poll)
+        again = self.grants.get((poll.consumer, poll.request_id))
+        if again is not None:
+            return again
+        deadline = self.now_ms() + poll.wait_ms
+        try:
+            while True:
+                if self.fail is not None:
+                    raise self.fail
+                delivery = self._grant(poll)
+                left_ms = deadline - self.now_ms()
+                if delivery.messages or left_ms <= 0:
+                    self.grants[poll.consumer, poll.request_id] = delivery
+                    return delivery
+                self._wake.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), min(left_ms, self._next_due_ms()) / 1000)
+        except asyncio.CancelledError:
+            self.withdrawn += 1
+            raise
+
+    def _next_due_ms(self) -> int:
+        now = self.now_ms()
+        waiting = (m.deliver_at_ms for m in self.messages.values() if m.state == "scheduled")
+        return max(1, min((at - now for at in waiting if at > now), default=HOUR_MS))
+
+    def _grant(self, poll: Poll) -> Delivery:
+        now = self.now_ms()
+        lease_ms = poll.lease_ms or 30_000
+        messages = []
+        for m in self.messages.values():
+            if m.state == "leased" and m.until_ms <= now:
+                m.state = "scheduled"
+            if m.state == "scheduled" and m.deliver_at_ms <= now and m.draft.topic in poll.topics:
+                m.state, m.attempt, m.until_ms = "leased", m.attempt + 1, now + lease_ms
+                m.lease = encode_leases(0, 1, next(self._seq), [0], [m.id >> 32], [m.id & 0xFFFFFFFF])[0]
+                m.history.append(HistoryEvent("leased", now, m.attempt, poll.consumer, self.node))
+                self.leases[m.lease] = m.id, m.attempt
+                draft, late = m.draft, now - m.deliver_at_ms
+                messages.append(
+                    Delivered(
+                        m.id, m.lease, draft.topic, draft.meta, draft.body, m.deliver_at_ms, late, m.attempt, False
+                    )
+                )
+                if len(messages) == poll.max:
+                    break
+        return Delivery(messages, now + lease_ms, lease_ms)
+
+    async def settle(self, kind: str, leases: list[str], value_ms: int | None) -> list[str]:
+        if self.fail is not None:
+            raise self.fail
+        _, ok = decode_leases(0, leases)
+        return [self._settle(kind, token, value_ms) if fine else "lease_lost" for token, fine in zip(leases, ok)]
+
+    def _settle(self, kind: str, token: str, value_ms: int | None) -> str:
+        message_id, attempt = self.leases.get(token.upper(), (None, 0))
+        m = self.messages.get(message_id) if message_id is not None else None
+        if m is None or m.attempt != attempt:
+            return "lease_lost"
+        if m.state == "acked":
+            return "already_acked"
+        if m.state != "leased":
+            return "lease_lost"
+        now = self.now_ms()
+        if kind == "ack":
+            m.state = "acked"
+        elif kind == "nack":
+            m.state, m.deliver_at_ms = "scheduled", now + (value_ms or 0)
+            self._wake.set()
+        else:
+            m.until_ms = now + (value_ms or 0)
+        return {"ack": "acked", "nack": "nacked", "extend": "extended"}[kind]
+
+    # ---- messages
+
+    def _find(self, message_id: int) -> Stored:
+        if self.fail is not None:
+            raise self.fail
+        m = self.messages.get(message_id)
+        if m is None:
+            raise NotFound("no message has this id, or its retention is over")
+        return m
+
+    async def describe(self, message_id: int, *, body: bool, stale: bool) -> MessageView:
+        m = self._find(message_id)
+        state = "ready" if m.state == "scheduled" and m.deliver_at_ms <= self.now_ms() else m.state
+        return MessageView(
+            m.id,
+            m.draft.topic,
+            state,
+            m.deliver_at_ms,
+            m.published_at_ms,
+            m.attempt,
+            m.draft.meta,
+            len(m.draft.body),
+            m.history,
+            m.draft.body if body else None,
+        )
+
+    async def cancel(self, message_id: int) -> str:
+        m = self._find(message_id)
+        if m.state == "scheduled":
+            m.state = "cancelled"
+        return m.state
+
+    # ---- topics
+
+    def _topic(self, name: str) -> TopicView:
+        if name not in self.topics:
+            raise NotFound(f"there is no topic {name!r}; it appears when something is published to it")
+        now = self.now_ms()
+        mine = [m for m in self.messages.values() if m.draft.topic == name]
+        ready = [m for m in mine if m.state == "scheduled" and m.deliver_at_ms <= now]
+        scheduled = sum(m.state == "scheduled" for m in mine) - len(ready)
+        oldest = max((now - m.deliver_at_ms for m in ready), default=None)
+        leased = sum(m.state == "leased" for m in mine)
+        return TopicView(name, self.topics[name], scheduled, len(ready), leased, 0, oldest)
+
+    async def put_topic(self, name: str, settings: TopicSettings) -> TopicView:
+        self.topics[name] = settings
+        return self._topic(name)
+
+    async def get_topic(self, name: str, *, stale: bool) -> TopicView:
+        return self._topic(name)
+
+    async def list_topics(self, *, stale: bool) -> list[TopicView]:
+        return [self._topic(name) for name in self.topics]
+
+    async def delete_topic(self, name: str, *, force: bool) -> None:
+        view = self._topic(name)
+        if (view.scheduled or view.ready or view.leased) and not force:
+            raise Conflict(f"{name} has pending messages: add ?force=true to cancel them", outcome="pending")
+        for m in self.messages.values():
+            if m.draft.topic == name and m.state in ("scheduled", "leased"):
+                m.state = "cancelled"
+        del self.topics[name]
+
+    async def due(
+        self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool
+    ) -> list[tuple[int, int]]:
+        buckets: dict[int, int] = {}
+        for m in self.messages.values():
+            if from_ms <= m.deliver_at_ms < to_ms and topic in (None, m.draft.topic):
+                start = from_ms + (m.deliver_at_ms - from_ms) // step_ms * step_ms
+                buckets[start] = buckets.get(start, 0) + 1
+        return sorted(buckets.items())
+
+    # ---- cluster
+
+    async def cluster(self, *, stale: bool) -> ClusterView:
+        now = self.now_ms()
+        member = MemberView("n1", "http://127.0.0.1:1", "127.0.0.1:2", "leader", 7, 0, "0.1.0", 0.0)
+        return ClusterView("c", self.leader_name, 3, 7, now, DispatchView(hour_of(now), 1, 2, "commit"), [member])
+
+    async def transfer(self, to: str | None) -> str:
+        if to not in (None, "n1", "n2"):
+            raise NotFound(f"no member is named {to!r}; there are n1, n2")
+        return to or "n2"
+
+    async def hours(self) -> HoursView:
+        size = len(self.hour_bytes)
+        return HoursView(7, [HourView(494_000, 3, 1, size, 192, 32, 1, 2, 3, True, False)])
+
+    async def hour_file_length(self, hour: int, file: str) -> int:
+        if hour != 494_000:
+            raise NotFound("nothing is filed under this hour")
+        return len(self.hour_bytes)
+
+    async def read_hour_file(self, hour: int, file: str, offset: int, length: int) -> bytes:
+        return self.hour_bytes[offset : offset + length]
+
+    async def names(self) -> NamesView:
+        return NamesView({name: n for n, name in enumerate(self.topics)}, {"anonymous": 0}, {"n1": 0})
+
+    def livez(self) -> list[Check]:
+        return [Check("loop", True)]
+
+    def readyz(self) -> list[Check]:
+        known = self.leader is not None
+        return [Check("leader", known, "" if known else "no leader is known"), Check("disk", True)]
+
+    def metrics(self) -> MetricsView:
+        return MetricsView(
+            {"raft_term": 3, "sweeper_found_total": 0},
+            {"messages": ("state", {"scheduled": 1.0})},
+            {"delivery_lateness_seconds": Histogram([0.001, 0.01], [3, 1, 0], 0.012)},
+        )
