@@ -21,7 +21,7 @@ import numpy as np
 from google_crc32c import value as crc32c
 from numpy.typing import NDArray
 
-from hadelay.core.wire import MAX_NAME, Malformed, Reader, pack_name
+from hadelay.core.wire import Malformed, Reader, pack_name
 
 #: Room for the header of a record, in front of every payload.
 GAP = bytes(48)
@@ -134,7 +134,7 @@ def decode_publish(body: memoryview) -> Publish:
     keys = reader.array(KEY_ROW, key_count)
     blob = reader.take(blob_size)
     reader.end()
-    if not row_count or not topic_count or max(map(len, topics)) > MAX_NAME or not min(map(len, topics)):
+    if not row_count or not topic_count or not all(topics):
         raise Malformed("a publish has rows and topics")
     if int(rows["topic"].max()) >= topic_count:
         raise Malformed("a row names a topic that is not in the list")

@@ -46,41 +46,41 @@ def turn(state: DelayState) -> None:
     state.key_epoch_ends_ms = state.now_ms + settings.idempotency_window_ms
 
 
-def repeat(state: DelayState, keys: NDArray[np.void], result: PublishResult, take: NDArray[np.bool_]) -> list[int]:
-    """Answer the rows of keys that were seen before, and clear them in `take`. Returns the keys that are new.
+def repeat(state: DelayState, keys: NDArray[np.void], result: PublishResult) -> tuple[list[int], NDArray[np.bool_]]:
+    """Answer the rows of keys that were seen before. Returns the keys that are new, and the rows still to be filed.
 
     A key that comes twice within one command counts as seen the second time: `remember` copies it from the first.
     """
     new: list[int] = []
     here: set[bytes] = set()
+    to_file = bytearray(b"\1" * len(result.ids))
     get = state.tables.get
     running, before = table(state.key_epoch), table(state.key_epoch - 1)
-    firsts, counts, prints = keys["first"].tolist(), keys["count"].tolist(), keys["fingerprint"].tolist()
-    digests = _digests(keys)
+    firsts, counts, prints, digests = _columns(keys)
     # The key of a whole request before those of its rows: if it was seen, they do not matter any more.
     for at in sorted(range(len(counts)), key=lambda at: -counts[at]):
         first, count, digest = firsts[at], counts[at], digests[at]
-        if not count or not take[first : first + count].all():
-            continue  # the request's key answered these rows already
+        if not count or not to_file[first]:
+            continue
         stored = get(running, digest) if state.key_count else None
         if stored is None and state.key_count_before:
             stored = get(before, digest)
-        if stored is not None:
-            take[first : first + count] = False
-            _answer(stored, prints[at], first, count, result)
-        else:
-            if digest in here:
-                take[first : first + count] = False
-            here.add(digest)
+        if stored is None:
             new.append(at)
-    return new
+            if digest not in here:
+                here.add(digest)
+                continue
+        else:
+            _answer(stored, prints[at], first, count, result)
+        to_file[first : first + count] = bytes(count)
+    return new, np.frombuffer(to_file, bool)
 
 
 def remember(state: DelayState, keys: NDArray[np.void], new: list[int], result: PublishResult) -> None:
     """Keep the answers of the keys that `repeat` found to be new."""
     running = table(state.key_epoch)
-    firsts, counts, prints = keys["first"].tolist(), keys["count"].tolist(), keys["fingerprint"].tolist()
-    digests = _digests(keys)
+    firsts, counts, prints, digests = _columns(keys)
+    ids, deliver_at_ms, codes = result.ids.tolist(), result.deliver_at_ms.tolist(), result.codes.tolist()
     here: dict[bytes, bytes] = {}
     # The key of a whole request last: its answer includes what the keys of rows still have to fill in.
     for at in sorted(new, key=counts.__getitem__):
@@ -88,25 +88,26 @@ def remember(state: DelayState, keys: NDArray[np.void], new: list[int], result: 
         if digest in here:
             _answer(here[digest], prints[at], first, count, result)
             continue
-        rows = slice(first, first + count)
         if count == 1:
-            code = int(result.codes[first])
-            value = _ONE.pack(prints[at], 1, int(result.ids[first]), int(result.deliver_at_ms[first]), code)
+            value = _ONE.pack(prints[at], 1, ids[first], deliver_at_ms[first], codes[first])
+            refused = codes[first] != RowCode.OK
         else:
-            value = b"".join(
-                (_HEAD.pack(prints[at], count), result.ids[rows].tobytes(), result.deliver_at_ms[rows].tobytes(),
-                 result.codes[rows].tobytes())
-            )  # fmt: skip
+            rows = slice(first, first + count)
+            columns = result.ids[rows], result.deliver_at_ms[rows], result.codes[rows]
+            value = _HEAD.pack(prints[at], count) + b"".join(column.tobytes() for column in columns)
+            refused = bool(columns[2].all())
         here[digest] = value
-        if (result.codes[rows] == RowCode.OK).any():
+        if not refused:
             # What was refused altogether may be tried again, and is refused again for as long as it has to be.
             state.tables.put(running, digest, value)
             state.key_count += 1
 
 
-def _digests(keys: NDArray[np.void]) -> list[bytes]:
+def _columns(keys: NDArray[np.void]) -> tuple[list[int], list[int], list[int], list[bytes]]:
+    """first, count, fingerprint and hash of each key, as Python values."""
     raw = keys["hash"].tobytes()
-    return [raw[at : at + 16] for at in range(0, len(raw), 16)]
+    digests = [raw[at : at + 16] for at in range(0, len(raw), 16)]
+    return keys["first"].tolist(), keys["count"].tolist(), keys["fingerprint"].tolist(), digests
 
 
 def _answer(stored: bytes, fingerprint: int, first: int, count: int, result: PublishResult) -> None:

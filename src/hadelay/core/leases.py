@@ -166,19 +166,26 @@ def _held(state: DelayState, command: Leases, outcomes: NDArray[np.uint8]) -> It
 def apply_ack(state: DelayState, command: Leases) -> LeaseResult:
     outcomes = np.full(len(command.rows), LeaseOutcome.LEASE_LOST, np.uint8)
     node = state.number_of(NODE, command.node)
-    for grant, positions in _held(state, command, outcomes):
-        rows = grant.rows[positions]
+    held = list(_held(state, command, outcomes))
+    if held:
+        rows = _joined([grant.rows[positions] for grant, positions in held])
+        consumers = _joined([np.full(len(positions), grant.consumer_number, np.uint32) for grant, positions in held])
         for hour, where in groups(rows["hour"]):
             part = rows[where]
             log_events(
                 state, hour, part, Event.ACKED,
-                attempts=part["attempt"], previous=part["event"], consumer=grant.consumer_number, node=node,
+                attempts=part["attempt"], previous=part["event"], consumer=consumers[where], node=node,
             )  # fmt: skip
             settle(state, hour, part, Event.ACKED, leased=True)
-        _let_go(state, grant, positions)
+        for grant, positions in held:
+            _let_go(state, grant, positions)
     for at in np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist():
         outcomes[at] = _late_ack(state, command.rows[at], node)
     return LeaseResult(outcomes)
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _late_ack(state: DelayState, lease: np.void, node: int) -> LeaseOutcome:

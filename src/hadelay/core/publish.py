@@ -26,8 +26,10 @@ def apply_publish(state: DelayState, command: Publish) -> PublishResult:
         np.zeros(count, np.uint64), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.zeros(count, bool)
     )
     idempotency.turn(state)
+    new_keys: list[int] = []
     take = np.ones(count, bool)
-    new_keys = idempotency.repeat(state, command.keys, result, take) if len(command.keys) else []
+    if len(command.keys):
+        new_keys, take = idempotency.repeat(state, command.keys, result)
     deliver_at_ms = _resolve(state, rows, result.codes, take)
     hours = deliver_at_ms // HOUR_MS
     take &= result.codes == RowCode.OK
