@@ -1,0 +1,629 @@
+"""The Raft journal: what this node has promised to remember, on its own disk (S1's arrival log).
+
+Law 1: nothing is answered before it is synced. `append` and `vote` only queue; `kick` writes what is queued and starts
+one sync in a thread for all of it; `when_synced` and `on_synced` say when.
+Law 2: files are only appended to, and deleted whole from the front. To cut the end, or to begin behind a snapshot, a
+new segment says from which index on it counts.
+Law 3: a failed write or sync is final: `on_fatal`, and never a second try (the page cache looks clean afterwards).
+
+Index and term of the entry before the first one kept (`base_index`, `base_term`) always answer, as an entry would.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hadelay.errors import DamagedFile, FatalError
+from hadelay.raft.records import (
+    ENTRY,
+    INSTALL,
+    MARK,
+    RECORD_OVERHEAD,
+    SEGMENT_HEADER_BYTES,
+    VOTE,
+    WAY_OUT,
+    SegmentHeader,
+    decode_segment_header,
+    encode_record,
+)
+from hadelay.raft.segment import Entry, Segment
+from hadelay.runtime import Handle, Runtime
+from hadelay.storage.disk import Disk, File
+
+log = logging.getLogger(__name__)
+
+#: What a new journal stands on: the empty state machine, as if an entry 1 of term 0 had made it.
+FIRST = (1, 0)
+_SUFFIX = ".seg"
+_SPARE = "spare"
+_NEW = "new"
+#: How long after the last sync a mark is left that says so, once nothing else comes.
+_MARK_DELAY_S = 0.05
+
+
+@dataclass(frozen=True)
+class JournalConfig:
+    #: Pre-zeroed: a sync that does not have to allocate takes half the time. At least four times the largest entry.
+    segment_bytes: int = 16 << 20
+    #: Recent entries kept in memory, so that followers and apply need no disk.
+    tail_bytes: int = 8 << 20
+
+
+class Journal:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        runtime: Runtime,
+        segments: list[Segment],
+        number: int,
+        config: JournalConfig,
+    ) -> None:
+        """Use `create` or `open`."""
+        self.directory, self.config = directory, config
+        self._disk, self._runtime = disk, runtime
+        self._segments = segments
+        #: Of the newest segment file ever made.
+        self._number = number
+        self.on_fatal: Callable[[BaseException], None] = _raise
+        #: Called after each sync, when what waited for it has been called.
+        self.on_synced: Callable[[float], None] = lambda seconds: None
+        #: The newest entries, contiguous up to last_index.
+        self._tail: list[Entry] = []
+        self._tail_bytes = 0
+        self._appended = self._synced = 0
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._dirty: list[Segment] = []
+        self._garbage: list[Segment] = []
+        self._names_changed = False
+        self._syncing = False
+        self.sync_started: float | None = None
+        #: The newest entry that the running sync covers; lowered when it is cut off meanwhile.
+        self._syncing_index = 0
+        self._mark_timer: Handle | None = None
+        self._marked = (0, 0)
+        self._durable = (0, 0)
+        self._spare: File | None = None
+        self._spare_wanted = False
+        #: False while no further segment could be reserved: the disk is full.
+        self.has_space = True
+        self.closed = False
+        self._look_at(segments[-1].header)
+
+    def _look_at(self, newest: SegmentHeader) -> None:
+        self.identity = newest
+        self.term, self.voted_for = newest.term, newest.vote or None
+        self.incarnation, self.installing = newest.incarnation, newest.installing
+        self._find_ends()
+        self.synced_index = self.last_index
+
+    def _find_ends(self) -> None:
+        first, last = self._segments[0], self._segments[-1]
+        self.base_index, self.base_term = first.first_index - 1, first.header.prev_term
+        self.last_index = last.last_index
+        self.last_term = last.terms[-1][1] if last.terms else last.header.prev_term
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+    @staticmethod
+    def exists(disk: Disk, directory: str) -> bool:
+        return disk.exists(directory) and any(name.endswith(_SUFFIX) for name in disk.listdir(directory))
+
+    @classmethod
+    def create(
+        cls,
+        disk: Disk,
+        directory: str,
+        runtime: Runtime,
+        *,
+        cluster_id: str,
+        group: int,
+        node: str,
+        incarnation: int,
+        config: JournalConfig | None = None,
+    ) -> Journal:
+        """An empty journal, synced. The directory must not hold one."""
+        if cls.exists(disk, directory):
+            raise FatalError(f"{directory} already holds a journal")
+        disk.makedirs(directory)
+        header = SegmentHeader(
+            seq=1,
+            first_index=FIRST[0] + 1,
+            prev_term=FIRST[1],
+            term=0,
+            vote="",
+            incarnation=incarnation,
+            cluster_id=cluster_id,
+            group=group,
+            node=node,
+        )
+        config = config or JournalConfig()
+        segment = _build(disk, directory, header, [], config.segment_bytes)
+        return cls(disk, directory, runtime, [segment], 1, config)
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        directory: str,
+        runtime: Runtime,
+        *,
+        cluster_id: str,
+        group: int,
+        node: str,
+        config: JournalConfig | None = None,
+    ) -> Journal:
+        """Recover: cut a torn end, refuse damage (DamagedFile) and journals of others (FatalError).
+
+        What may not have been synced by the process before is written into a new segment and synced here, for the page
+        cache of a disk that failed a sync looks clean. Blocks: nothing else runs yet.
+        """
+        config = config or JournalConfig()
+        segments, header, number = _recover(disk, directory)
+        for name, theirs, ours in (
+            ("cluster", header.cluster_id, cluster_id),
+            ("group", header.group, group),
+            ("node", header.node, node),
+        ):
+            if theirs != ours:
+                raise FatalError(f"{directory} is the journal of {name} {theirs!r}, not of {ours!r}")
+        journal = cls(disk, directory, runtime, segments, number, config)
+        journal._look_at(header)
+        journal._begin_anew(header.durable)
+        return journal
+
+    def _begin_anew(self, durable: tuple[int, int]) -> None:
+        """Copy everything that came after `durable` into a segment of its own, and go on there."""
+        first = self.last_index + 1
+        for segment in reversed(self._segments):
+            if (segment.header.seq, segment.position) <= durable:
+                break
+            synced = [index for index, offset in segment.places if (segment.header.seq, offset) < durable]
+            first = synced[-1] if synced else segment.first_index
+            if synced:
+                break
+        entries: list[Entry] = []
+        while first + len(entries) <= self.last_index:
+            entries += self.entries(first + len(entries), 1 << 62)
+        self._adopt(first, self._term_before(first), entries)
+
+    def _term_before(self, index: int) -> int:
+        return self.term_at(index - 1) if index - 1 > self.base_index else self.base_term
+
+    def _adopt(self, first: int, prev_term: int, entries: list[Entry], **changes: object) -> None:
+        """Make a segment that holds `entries`, durable before it has its name; everything from `first` on is in it."""
+        self._number += 1
+        header = replace(
+            self.identity,
+            seq=self._number,
+            first_index=first,
+            prev_term=prev_term,
+            term=self.term,
+            vote=self.voted_for or "",
+            incarnation=self.incarnation,
+            installing=self.installing,
+            durable=(self._number, 0),
+            **{"reset": False, **changes},  # type: ignore[arg-type]
+        )
+        segment = _build(self._disk, self.directory, header, entries, self.config.segment_bytes)
+        self._supersede(first, reset=header.reset)
+        self._segments.append(segment)
+        self.identity = header
+        self._durable = self._marked = (self._number, segment.position)
+        self._find_ends()
+        self.synced_index = self._syncing_index = self.last_index
+        for old in self._garbage:
+            _delete(self._disk, old)
+        self._garbage.clear()
+
+    # -- what is in it ------------------------------------------------------------------------------------------------
+    @property
+    def size_bytes(self) -> int:
+        """Of all records kept."""
+        return sum(segment.position for segment in self._segments)
+
+    @property
+    def room(self) -> int:
+        """Bytes that can still be appended for certain: the rest of this segment, and the one in reserve."""
+        rest = self.config.segment_bytes - self._segments[-1].position
+        return rest if self._spare is None else rest + self.config.segment_bytes - SEGMENT_HEADER_BYTES
+
+    def term_at(self, index: int) -> int:
+        """Of an entry between base_index and last_index."""
+        tail = self._tail
+        first = self.last_index + 1 - len(tail)
+        if index >= first and tail:
+            return tail[index - first][2]
+        if index == self.base_index:
+            return self.base_term
+        return self._segment_of(index).term_at(index)
+
+    def entries(self, index: int, max_bytes: int) -> list[Entry]:
+        """(command, index, term, record or None) from `index` on: at least one, and more while they fit."""
+        tail = self._tail
+        start = index - (self.last_index + 1 - len(tail))
+        if start < 0:
+            return self._segment_of(index).read(index, max_bytes)
+        room, end = max_bytes, start
+        for entry in tail[start:] if start else tail:
+            room -= len(entry[0])
+            if room < 0 and end > start:
+                break
+            end += 1
+        return tail[start:end]
+
+    def _segment_of(self, index: int) -> Segment:
+        for segment in reversed(self._segments):
+            if segment.first_index <= index:
+                return segment
+        raise FatalError(f"entry {index} was asked for, and the journal begins after {self.base_index}")
+
+    # -- adding -------------------------------------------------------------------------------------------------------
+    def append(self, command: bytes, index: int, term: int, record: bytes | memoryview | None = None) -> None:
+        """Queue the next entry. `record` is its encoding where it came over the wire."""
+        assert index == self.last_index + 1, "entries are appended in order"
+        encoded = None
+        if record is None:
+            record = encoded = encode_record(ENTRY, index, term, command)
+        segment = self._segment_for(len(record))
+        segment.note(index, term, segment.position)
+        segment.append(record)
+        self._appended += 1
+        self.last_index, self.last_term = index, term
+        self._tail.append((command, index, term, encoded))
+        self._tail_bytes += len(command)
+        if self._tail_bytes > self.config.tail_bytes:
+            self._shorten_tail()
+
+    def vote(self, term: int, voted_for: str | None) -> None:
+        """Queue the current term and whom this node votes for in it."""
+        self.term, self.voted_for = term, voted_for
+        self._append_record(VOTE, 0, term, (voted_for or "").encode())
+
+    def note_install(self, index: int, term: int) -> None:
+        """Queue the intention to take a snapshot's files: after a crash the checkpoint may be ahead of this journal."""
+        self.installing = index
+        self._append_record(INSTALL, index, term, b"")
+
+    def _append_record(self, kind: int, index: int, term: int, payload: bytes) -> None:
+        record = encode_record(kind, index, term, payload)
+        self._segment_for(len(record)).append(record)
+        self._appended += 1
+
+    def _segment_for(self, size: int) -> Segment:
+        """The newest segment, with room for `size` bytes, ready to be appended to."""
+        segment = self._segments[-1]
+        if segment.position + size + RECORD_OVERHEAD > self.config.segment_bytes:
+            segment = self._roll(self.last_index + 1, self.last_term)
+        if not self._dirty or self._dirty[-1] is not segment:
+            self._dirty.append(segment)
+        if self._durable > self._marked and not segment.pending:
+            self._mark(segment)
+        return segment
+
+    def _mark(self, segment: Segment) -> None:
+        number, offset = self._marked = self._durable
+        segment.append(encode_record(MARK, offset, number, b""))
+
+    def _roll(self, first_index: int, prev_term: int) -> Segment:
+        self._number += 1
+        path = f"{self.directory}/{self._number:016d}{_SUFFIX}"
+        try:
+            if self._spare is None:
+                file = self._disk.open(path, create=True)
+                file.allocate(self.config.segment_bytes)
+            else:
+                file, self._spare = self._spare, None
+                self._disk.rename(file.path, path)
+                file.path = path
+        except OSError as error:
+            self.on_fatal(error)
+            raise
+        header = replace(
+            self.identity,
+            seq=self._number,
+            first_index=first_index,
+            prev_term=prev_term,
+            term=self.term,
+            vote=self.voted_for or "",
+            incarnation=self.incarnation,
+            installing=self.installing,
+            durable=self._durable,
+            reset=False,
+        )
+        segment = Segment(file, header)
+        self._segments.append(segment)
+        self._names_changed = True
+        self.want_spare()
+        return segment
+
+    def truncate(self, index: int) -> None:
+        """Entries from `index` on never were: they conflict with the leader's. Rare, so a new segment is cheap."""
+        assert self.base_index < index <= self.last_index
+        term = self._term_before(index)
+        drop = min(len(self._tail), self.last_index + 1 - index)
+        if drop:
+            self._tail_bytes -= sum(len(entry[0]) for entry in self._tail[-drop:])
+            del self._tail[-drop:]
+        self._supersede(index)
+        self.last_index, self.last_term = index - 1, term
+        self.synced_index = min(self.synced_index, index - 1)
+        self._syncing_index = min(self._syncing_index, index - 1)
+        self._dirty.append(self._roll(index, term))
+        self._appended += 1
+
+    def _supersede(self, index: int, reset: bool = False) -> None:
+        while self._segments and (reset or self._segments[-1].first_index >= index):
+            self._garbage.append(self._segments.pop())
+        if self._segments:
+            self._segments[-1].cap(index - 1)
+
+    def _shorten_tail(self) -> None:
+        """Forget the oldest half of the tail, as far as it is on disk."""
+        first = self.last_index + 1 - len(self._tail)
+        drop = 0
+        while drop < len(self._tail) and self._tail_bytes > self.config.tail_bytes // 2:
+            if first + drop > self.synced_index:
+                break
+            self._tail_bytes -= len(self._tail[drop][0])
+            drop += 1
+        del self._tail[:drop]
+
+    # -- making it durable --------------------------------------------------------------------------------------------
+    @property
+    def all_synced(self) -> bool:
+        return self._appended == self._synced
+
+    def when_synced(self, fn: Callable[[], None]) -> None:
+        """Call `fn` when everything queued so far is durable: now, if it is."""
+        if self._appended == self._synced:
+            fn()
+        else:
+            self._waiting.append((self._appended, fn))
+
+    def kick(self) -> None:
+        """Write what is queued and start a sync, unless one is running: then it follows that one."""
+        if self._syncing or self._appended == self._synced or self.closed:
+            return
+        dirty, self._dirty = self._dirty, []
+        dirty = [segment for segment in dirty if segment not in self._garbage]
+        garbage, self._garbage = self._garbage, []
+        names_changed, self._names_changed = self._names_changed, False
+        try:
+            for segment in dirty:
+                segment.write()
+        except OSError as error:
+            self.on_fatal(error)
+            return
+        if self._mark_timer is not None:
+            self._mark_timer.cancel()
+            self._mark_timer = None
+        self._syncing = True
+        self._syncing_index = self.last_index
+        self.sync_started = started = self._runtime.monotonic()
+        appended = self._appended
+        newest = self._segments[-1]
+        position = (newest.header.seq, newest.written)
+        files = [segment.file for segment in dirty]
+
+        def sync() -> None:
+            for file in files:
+                file.sync()
+            if names_changed:
+                self._disk.sync_dir(self.directory)
+            for segment in garbage:
+                _delete(self._disk, segment)
+
+        def done(_: object, error: BaseException | None) -> None:
+            if self.closed:
+                return
+            if error is not None:
+                self.on_fatal(error)
+                return
+            self._syncing, self.sync_started = False, None
+            self._synced, self._durable = appended, position
+            self.synced_index = self._syncing_index
+            waiting = self._waiting
+            while waiting and waiting[0][0] <= appended:
+                waiting.popleft()[1]()
+            self.on_synced(self._runtime.monotonic() - started)
+            if self._appended != self._synced:
+                self.kick()
+            elif self._mark_timer is None and not self.closed:
+                self._mark_timer = self._runtime.call_later(_MARK_DELAY_S, self._leave_mark)
+
+        self._runtime.in_thread("journal", sync, done)
+
+    def _leave_mark(self) -> None:
+        """Nothing came since the last sync: write down that it succeeded, for whoever finds damage later."""
+        self._mark_timer = None
+        segment = self._segments[-1]
+        if self._appended != self._synced or self._durable <= self._marked or self.closed:
+            return
+        if segment.position + RECORD_OVERHEAD <= self.config.segment_bytes:
+            self._mark(segment)
+            try:
+                segment.write()
+            except OSError as error:
+                self.on_fatal(error)
+
+    # -- segments -----------------------------------------------------------------------------------------------------
+    def want_spare(self) -> None:
+        """Have the next segment ready, zeroed and synced, before it is needed. Tried again by the node's timer."""
+        if self._spare is not None or self._spare_wanted or self.closed:
+            return
+        self._spare_wanted = True
+        path = f"{self.directory}/{_SPARE}"
+
+        def done(file: File | None, error: BaseException | None) -> None:
+            self._spare_wanted = False
+            self.has_space = error is None
+            if error is not None:
+                log.warning("journal_no_space", extra={"directory": self.directory, "error": str(error)})
+            elif self.closed and file is not None:
+                file.close()
+            else:
+                self._spare = file
+
+        self._runtime.in_thread("journal-spare", lambda: _zeroed(self._disk, path, self.config.segment_bytes), done)
+
+    def compact(self, index: int, keep_bytes: int) -> None:
+        """Delete whole segments of entries up to `index`, while at least `keep_bytes` stay."""
+        size = self.size_bytes
+        gone: list[Segment] = []
+        while len(self._segments) > 1 and self._segments[0].last_index <= index:
+            size -= self._segments[0].position
+            if size < keep_bytes or self._segments[1].first_index > index + 1:
+                break
+            gone.append(self._segments.pop(0))
+        if gone:
+            first = self._segments[0]
+            self.base_index, self.base_term = first.first_index - 1, first.header.prev_term
+            self._runtime.in_thread("journal", lambda: self._unlink(gone), self._unlinked)
+
+    def _unlink(self, segments: list[Segment]) -> None:
+        for segment in segments:
+            _delete(self._disk, segment)
+            # One after another, or a power cut could bring an older one back and leave a gap.
+            self._disk.sync_dir(self.directory)
+
+    def _unlinked(self, _: object, error: BaseException | None) -> None:
+        if error is not None and not self.closed:
+            self.on_fatal(error)
+
+    def reset(self, index: int, term: int) -> None:
+        """Begin anew behind a snapshot of (`index`, `term`). Blocks for a sync; nothing else may be under way."""
+        self.installing = 0
+        self._tail, self._tail_bytes = [], 0
+        self._dirty.clear()
+        self._adopt(index + 1, term, [], reset=True)
+
+    def become(self, incarnation: int) -> None:
+        """This disk is not what it was: go on under another incarnation. Blocks for a sync."""
+        self.incarnation = incarnation
+        self._write_all()
+        self._adopt(self.last_index + 1, self.last_term, [])
+
+    def _write_all(self) -> None:
+        for segment in self._dirty:
+            segment.write()
+            segment.file.sync()
+        self._dirty.clear()
+        self._synced = self._appended
+        self.synced_index = self.last_index
+
+    def close(self) -> None:
+        """Sync what is queued and say so, for the next start."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._mark_timer is not None:
+            self._mark_timer.cancel()
+        try:
+            if not self._syncing:
+                self._write_all()
+                newest = self._segments[-1]
+                self._durable = (newest.header.seq, newest.written)
+                if self._durable > self._marked and newest.position + RECORD_OVERHEAD <= self.config.segment_bytes:
+                    self._mark(newest)
+                    newest.write()
+                    newest.file.sync()
+        finally:
+            for segment in self._segments:
+                segment.file.close()
+            if self._spare is not None:
+                self._spare.close()
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _zeroed(disk: Disk, path: str, size: int) -> File:
+    file = disk.open(path, create=True)
+    try:
+        file.truncate(0)
+        file.allocate(size)
+        zeroes = bytes(1 << 20)
+        for offset in range(0, size, len(zeroes)):
+            file.pwrite(zeroes[: size - offset], offset)
+        file.sync()
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _delete(disk: Disk, segment: Segment) -> None:
+    segment.file.close()
+    if disk.exists(segment.file.path):
+        disk.unlink(segment.file.path)
+
+
+def _build(disk: Disk, directory: str, header: SegmentHeader, entries: list[Entry], size: int) -> Segment:
+    """A segment that is durable, contents and name, when this returns."""
+    room = SEGMENT_HEADER_BYTES + sum(len(entry[0]) + RECORD_OVERHEAD for entry in entries) + size
+    file = _zeroed(disk, f"{directory}/{_NEW}", room if entries else size)
+    segment = Segment(file, header)
+    for command, index, term, record in entries:
+        segment.note(index, term, segment.position)
+        segment.append(record or encode_record(ENTRY, index, term, command))
+    segment.write()
+    file.sync()
+    path = f"{directory}/{header.seq:016d}{_SUFFIX}"
+    disk.rename(file.path, path)
+    file.path = path
+    disk.sync_dir(directory)
+    return segment
+
+
+def _recover(disk: Disk, directory: str) -> tuple[list[Segment], SegmentHeader, int]:
+    """The segments that count, the newest header with term, vote and `durable` brought up to date, the last number."""
+    found: list[Segment] = []
+    number = 0
+    for name in disk.listdir(directory):
+        if not name.endswith(_SUFFIX):
+            if name in (_SPARE, _NEW):
+                disk.unlink(f"{directory}/{name}")
+            continue
+        number = int(name.removesuffix(_SUFFIX))
+        file = disk.open(f"{directory}/{name}")
+        header = decode_segment_header(file.pread(SEGMENT_HEADER_BYTES, 0), file.path)
+        if header is not None:
+            found.append(Segment(file, header))
+    if not found:
+        raise DamagedFile(directory, 0, f"no segment has a whole header; {WAY_OUT}")
+    kept: list[Segment] = []
+    dropped: list[Segment] = []
+    state = found[0].header
+    durable = (0, 0)
+    for at, segment in enumerate(found):
+        header = segment.header
+        while kept and (header.reset or kept[-1].first_index >= header.first_index):
+            dropped.append(kept.pop())
+        if kept:
+            if kept[-1].last_index < header.first_index - 1:
+                # Entries are missing in between: damage, unless nothing from there on was ever synced.
+                later = [s.header.durable for s in found[at:]]
+                later += [(r.term, r.index) for s in found[at:] for r in s.scan() if r.kind == MARK]
+                kept[-1].refuse_damage(max(later))
+                dropped += found[at:]
+                break
+            kept[-1].cap(header.first_index - 1)
+        state, durable = header, max(durable, header.durable)
+        for record in segment.scan():
+            if record.kind == VOTE:
+                state = replace(state, term=record.term, vote=record.payload.decode())
+            elif record.kind == INSTALL:
+                state = replace(state, installing=record.index)
+            elif record.kind == MARK:
+                durable = max(durable, (record.term, record.index))
+        kept.append(segment)
+    kept[-1].refuse_damage(durable)
+    for segment in kept:
+        segment.data = b""
+    for segment in dropped:
+        _delete(disk, segment)
+    return kept, replace(state, durable=durable), number

@@ -1,0 +1,211 @@
+"""The bytes of a Raft journal segment (docs/spec/raft-journal.md): header, records, and telling a torn end from damage.
+
+A segment is a file of zeroes, filled from the front: a header of 512 bytes, then records. A record is a header of 32
+bytes, its payload, and one byte END, which is never zero: a write that stopped half-way leaves zeroes where END should
+be. The same record bytes travel on the node link, so an entry is encoded once, by the leader.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from google_crc32c import value as crc32c
+
+from hadelay.errors import DamagedFile
+
+MAGIC = b"HDLRAFT\0"
+VERSION = 1
+SEGMENT_HEADER_BYTES = 512
+#: length, payload crc, index, term, kind; then the crc of these 28 bytes.
+_HEAD = struct.Struct("<IIQQI")
+_CRC = struct.Struct("<I")
+_RECORD = struct.Struct("<IIQQII")
+RECORD_HEADER_BYTES = _RECORD.size
+END = b"\xe5"
+#: A record's size beyond its payload.
+RECORD_OVERHEAD = RECORD_HEADER_BYTES + len(END)
+SECTOR = 512
+
+ENTRY = int.from_bytes(b"ENTR", "little")
+#: `term` and, as payload, the candidate this node voted for in it (empty: nobody). `index` is 0.
+VOTE = int.from_bytes(b"VOTE", "little")
+#: Everything before offset `index` of segment number `term` was synced when this was written. No payload.
+MARK = int.from_bytes(b"MARK", "little")
+#: A snapshot of (`index`, `term`) is about to replace the state machine's files. No payload.
+INSTALL = int.from_bytes(b"INST", "little")
+_KINDS = frozenset((ENTRY, VOTE, MARK, INSTALL))
+
+#: magic, version, feature level, flags, segment number, first index, term before it, current term, incarnation,
+#: durable segment, durable offset, installing index, group, cluster id, node, vote.
+_SEGMENT = struct.Struct("<8sHHIQQQQQQQQI64s64s64s")
+_RESET = 1
+
+
+class Record(NamedTuple):
+    kind: int
+    index: int
+    term: int
+    payload: bytes
+    offset: int
+    #: Where the next one begins.
+    end: int
+
+
+@dataclass(frozen=True)
+class SegmentHeader:
+    seq: int
+    first_index: int
+    #: Term of the entry before `first_index`.
+    prev_term: int
+    #: Current term and vote when the segment was begun.
+    term: int
+    vote: str
+    incarnation: int
+    cluster_id: str
+    group: int
+    node: str
+    #: Everything before this (segment, offset) was synced then.
+    durable: tuple[int, int] = (0, 0)
+    #: Index of a snapshot that was being installed, or 0.
+    installing: int = 0
+    #: Segments before this one are void (a snapshot took their place).
+    reset: bool = False
+    feature: int = 1
+
+    def encode(self) -> bytes:
+        body = _SEGMENT.pack(
+            MAGIC,
+            VERSION,
+            self.feature,
+            _RESET if self.reset else 0,
+            self.seq,
+            self.first_index,
+            self.prev_term,
+            self.term,
+            self.incarnation,
+            *self.durable,
+            self.installing,
+            self.group,
+            self.cluster_id.encode(),
+            self.node.encode(),
+            self.vote.encode(),
+        )
+        body = body.ljust(SEGMENT_HEADER_BYTES - 5, b"\0")
+        return body + _CRC.pack(crc32c(body)) + END
+
+
+def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
+    """None when its write never finished (so nothing in the file was ever acknowledged)."""
+    data = data[:SEGMENT_HEADER_BYTES].ljust(SEGMENT_HEADER_BYTES, b"\0")
+    body = data[: SEGMENT_HEADER_BYTES - 5]
+    if data[-1:] != END or crc32c(body) != _CRC.unpack_from(data, len(body))[0]:
+        if data[-1] == 0:
+            return None
+        raise DamagedFile(path, 0, f"the segment header does not verify; {WAY_OUT}")
+    f = _SEGMENT.unpack_from(body)
+    if f[0] != MAGIC or f[1] != VERSION:
+        raise DamagedFile(path, 0, f"journal format {f[1]}, and this version of hadelay reads {VERSION}")
+    cluster_id, node, vote = (text.rstrip(b"\0").decode() for text in f[13:16])
+    return SegmentHeader(
+        seq=f[4],
+        first_index=f[5],
+        prev_term=f[6],
+        term=f[7],
+        incarnation=f[8],
+        durable=(f[9], f[10]),
+        installing=f[11],
+        group=f[12],
+        cluster_id=cluster_id,
+        node=node,
+        vote=vote,
+        reset=bool(f[3] & _RESET),
+        feature=f[2],
+    )
+
+
+WAY_OUT = (
+    "move the node's data directory away and start it again: it joins as a new incarnation and copies from its peers"
+)
+
+
+def encode_record(kind: int, index: int, term: int, payload: bytes) -> bytes:
+    head = _HEAD.pack(len(payload), crc32c(payload), index, term, kind)
+    return b"".join((head, _CRC.pack(crc32c(head)), payload, END))
+
+
+class Torn(Exception):
+    """No whole record at this offset; see `judge`."""
+
+
+def decode_record(data: bytes, offset: int) -> Record | None:
+    """The record at `offset`; None where all further bytes of its header are zero; Torn if it does not verify."""
+    header = data[offset : offset + RECORD_HEADER_BYTES]
+    if len(header) < RECORD_HEADER_BYTES:
+        if any(header):
+            raise Torn
+        return None
+    length, payload_crc, index, term, kind, header_crc = _RECORD.unpack(header)
+    if header_crc != crc32c(header[:28]) or kind not in _KINDS:
+        if any(header):
+            raise Torn
+        return None
+    end = offset + RECORD_OVERHEAD + length
+    payload = data[offset + RECORD_HEADER_BYTES : end - 1]
+    if data[end - 1 : end] != END or crc32c(payload) != payload_crc:
+        raise Torn
+    return Record(kind, index, term, payload, offset, end)
+
+
+def decode_entries(data: bytes, offset: int) -> Iterator[tuple[bytes, int, int, memoryview]]:
+    """Entries as they stand in a frame: (command, index, term, record). ValueError if anything does not verify."""
+    view, size = memoryview(data), len(data)
+    unpack, overhead = _RECORD.unpack, RECORD_OVERHEAD
+    while offset < size:
+        header = data[offset : offset + 32]
+        if len(header) < 32:
+            raise ValueError("a record is cut short")
+        length, payload_crc, index, term, kind, header_crc = unpack(header)
+        end = offset + overhead + length
+        command = data[offset + 32 : end - 1]
+        if header_crc != crc32c(header[:28]) or kind != ENTRY or payload_crc != crc32c(command) or end > size:
+            raise ValueError("a record does not verify")
+        yield command, index, term, view[offset:end]
+        offset = end
+
+
+def marks(data: bytes, offset: int) -> Iterator[tuple[int, int]]:
+    """(segment, offset) of every whole mark at or after `offset`, however damaged the bytes between them are."""
+    at = data.find(b"MARK", offset + 24)
+    while at >= 0:
+        try:
+            record = decode_record(data, at - 24)
+            if record is not None and record.kind == MARK:
+                yield record.term, record.index
+        except Torn:
+            pass
+        at = data.find(b"MARK", at + 1)
+
+
+def is_torn(data: bytes, offset: int) -> bool:
+    """Whether the bytes at `offset`, which are no record, look like a write that a power cut stopped.
+
+    A write that never finished leaves zeroes: at the record's end, or a whole lost sector within it. A record that has
+    all its bytes and yet does not verify was whole once: that is damage.
+    """
+    end = offset + RECORD_HEADER_BYTES
+    header = data[offset:end]
+    if len(header) == RECORD_HEADER_BYTES and _CRC.unpack_from(header, 28)[0] == crc32c(header[:28]):
+        end += _RECORD.unpack(header)[0] + len(END)
+        if data[end - 1 : end] in (b"", b"\0"):
+            return True
+    elif not data[end:].strip(b"\0"):
+        return True
+    sector = offset - offset % SECTOR
+    while sector < end:
+        if not any(data[max(sector, offset) : min(sector + SECTOR, end)]):
+            return True
+        sector += SECTOR
+    return False

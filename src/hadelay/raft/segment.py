@@ -1,0 +1,139 @@
+"""One segment file of the Raft journal: appended to by the newest, read by index, deleted whole."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from hadelay.errors import DamagedFile
+from hadelay.raft.records import (
+    ENTRY,
+    SEGMENT_HEADER_BYTES,
+    WAY_OUT,
+    Record,
+    SegmentHeader,
+    Torn,
+    decode_record,
+    is_torn,
+    marks,
+)
+from hadelay.storage.disk import File
+
+Entry = tuple[bytes, int, int, bytes | None]
+#: Distance between two places whose index is remembered: what a read by index may have to skip.
+_PLACE_BYTES = 64 << 10
+
+
+class Segment:
+    """`last_index` is first_index - 1 while it holds no entry. Positions are byte offsets in the file."""
+
+    def __init__(self, file: File, header: SegmentHeader) -> None:
+        self.file, self.header = file, header
+        self.first_index = header.first_index
+        self.last_index = header.first_index - 1
+        #: Where the next record goes, counting those in `pending`.
+        self.position = SEGMENT_HEADER_BYTES
+        #: Bytes in the file.
+        self.written = 0
+        self.pending: list[bytes | bytearray | memoryview] = [header.encode()]
+        #: (first index, term) of each stretch of one term; (index, offset) now and then.
+        self.terms: list[tuple[int, int]] = []
+        self.places: list[tuple[int, int]] = []
+        #: Start-up only: the whole file, and whether it ends in something that is no record.
+        self.data = b""
+        self.torn = False
+
+    def append(self, data: bytes | memoryview) -> None:
+        self.pending.append(data)
+        self.position += len(data)
+
+    def note(self, index: int, term: int, offset: int) -> None:
+        """An entry begins at `offset`."""
+        self.last_index = index
+        if not self.terms or self.terms[-1][1] != term:
+            self.terms.append((index, term))
+        if not self.places or offset - self.places[-1][1] >= _PLACE_BYTES:
+            self.places.append((index, offset))
+
+    def write(self) -> None:
+        """Hand what is pending to the file system; nothing is durable yet."""
+        if self.pending:
+            self.file.pwritev(self.pending, self.written)
+            self.pending = []
+            self.written = self.position
+
+    def cap(self, last_index: int) -> None:
+        """Entries beyond `last_index` are void: a later segment says otherwise."""
+        self.last_index = min(self.last_index, last_index)
+        self.terms = [t for t in self.terms if t[0] <= last_index]
+        self.places = [p for p in self.places if p[0] <= last_index]
+
+    def term_at(self, index: int) -> int:
+        return self.terms[bisect_right(self.terms, (index, 1 << 64)) - 1][1]
+
+    def read(self, index: int, max_bytes: int) -> list[Entry]:
+        """Entries from `index` on: at least one, and then while their payloads fit into `max_bytes`."""
+        offset = self.places[bisect_right(self.places, (index, 1 << 64)) - 1][1]
+        entries: list[Entry] = []
+        room = max_bytes
+        data, base = b"", offset
+        while index <= self.last_index:
+            try:
+                record = decode_record(data, offset - base)
+            except Torn:
+                record = None
+            if record is None:
+                if base == offset and len(data) >= self.written - offset:
+                    raise DamagedFile(self.file.path, offset, f"entry {index} does not verify; {WAY_OUT}")
+                # The rest of this piece is the beginning of a record: read on from there, and further each time.
+                size = len(data) * 2 if base == offset else _PLACE_BYTES
+                base, data = offset, self.file.pread(max(size, _PLACE_BYTES), offset)
+                continue
+            offset = base + record.end
+            if record.kind == ENTRY and record.index >= index:
+                if entries and len(record.payload) > room:
+                    break
+                room -= len(record.payload)
+                entries.append((record.payload, record.index, record.term, data[record.offset : record.end]))
+                index = record.index + 1
+        return entries
+
+    def scan(self) -> Iterator[Record]:
+        """Every record that verifies, from the front; then `position` is where they stop.
+
+        Used at start-up only: `pending` is empty, `terms` and `places` are filled.
+        """
+        self.pending = []
+        self.data = self.file.pread(self.file.size(), 0)
+        self.written = len(self.data)
+        offset = SEGMENT_HEADER_BYTES
+        while True:
+            try:
+                record = decode_record(self.data, offset)
+            except Torn:
+                self.torn = True
+                break
+            if record is None:
+                break
+            if record.kind == ENTRY:
+                if record.index != self.last_index + 1:
+                    raise DamagedFile(
+                        self.file.path, offset, f"entry {record.index} follows {self.last_index}; {WAY_OUT}"
+                    )
+                self.note(record.index, record.term, offset)
+            yield record
+            offset = record.end
+        self.position = offset
+
+    def refuse_damage(self, durable: tuple[int, int]) -> None:
+        """After `scan`: raise DamagedFile unless what follows its last record was never synced.
+
+        `durable`: the furthest synced position that any *later* segment names. A mark further on in this one may name
+        one, too. Without such a witness the bytes themselves have to look like a write that a power cut stopped.
+        """
+        here = (self.header.seq, self.position)
+        witness = max([durable, *marks(self.data, self.position)])
+        if witness > here:
+            raise DamagedFile(self.file.path, self.position, f"a record that was synced does not verify; {WAY_OUT}")
+        if self.torn and not is_torn(self.data, self.position):
+            raise DamagedFile(self.file.path, self.position, f"a whole record does not verify; {WAY_OUT}")
