@@ -53,7 +53,7 @@ class ClusterClock:
 
     def __repr__(self) -> str:
         role = "leading" if self.leading else "following"
-        return f"<ClusterClock {self.node} {role} ready={self.ready} floor={self._floor:.0f} alarms={sorted(self.alarms)}>"
+        return f"<ClusterClock {self.node} {role} ready={self.ready} floor={self._floor:.0f} {sorted(self.alarms)}>"
 
     # reading
 

@@ -1,46 +1,419 @@
-"""(signatures; implementation follows within the half hour)
+"""The dispatcher, pure: told the time and what apply did, it answers which messages to offer to whom, and when to
+look again. It runs on the leader only, from `start` on, and keeps nothing that a new leader could not find again.
 
-The leader's dispatcher, pure: told the time and what apply did; answers which grants to propose.
+    hour wheel → second wheel → a Second, 10 s ahead → due: window of its topic → a poll → Offer (server/dispatcher.py
+    proposes it as a grant; apply decides)
+
+Law 1: a message is offered only when cluster time has reached its deliver_at_ms, to the millisecond.
+Law 2: what is owed is in exactly one place: not loaded yet, in a Second, in a window, offered, or behind a mark.
+Law 3: the past never holds up the present: what a take-over finds overdue is looked through beside the wheel.
+Law 4: nothing assumes that a second that has passed no longer grows; but what it grows by comes from apply (the
+       loading offset of S1: a second is loaded up to its length, later entries are told by `on_filed`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
+from pyroaring import BitMap
 
-from hadelay.errors import HadelayError
+from hadelay.core.backlog import SLICE, Backlog, split
+from hadelay.core.chain import ChainWalk, Damage
+from hadelay.core.formats import INDEX, SECONDS_PER_HOUR
+from hadelay.core.hourstate import bitmap, indexes_of
+from hadelay.core.ports import TOPIC
+from hadelay.core.ready import DONE, PROPOSED, WAITING, Delivery, Offer, Poll, Ready
+from hadelay.core.topics import by_topic
+from hadelay.core.wheel import NEVER_MS, HourWheel, Second, SecondWheel
+from hadelay.model import HOUR_MS, Event
 
-U32 = npt.NDArray[np.uint32]
+if TYPE_CHECKING:
+    from hadelay.core.held import HeldGrant
+    from hadelay.core.state import DelayState
+    from hadelay.core.topics import Topic
+
+__all__ = ["DONE", "PROPOSED", "WAITING", "Delivery", "Dispatcher", "Offer", "Owed", "Poll"]
+
+#: Messages in loaded seconds. Beyond it a second is loaded only when it is the next one to run.
+PRELOAD_ROWS = 1 << 20
+_LAST_MOMENT_MS = 1_000
+#: Messages offered and not yet granted.
+OFFERED = 1 << 16
+#: Below this many, asking the bitmaps one by one is quicker than making a bitmap.
+_FEW = 64
 
 
-class Delivery(NamedTuple):
-    """What a consumer gets: a grant, or what is still held of it. Arrays run in parallel; all empty at a timeout."""
+class Owed:
+    """What the state says is owed: the only place that combines index, bitmaps and topics."""
 
-    term: int
-    seq: int
-    positions: npt.NDArray[np.uint16]  # of each message in the grant: part of its lease token
-    hours: U32
-    indexes: U32
-    attempts: npt.NDArray[np.uint16]  # 1 for the first hand-out
-    rows: npt.NDArray[np.void]  # INDEX rows: offset, size, first_id, deliver_at_ms, topic
-    until_ms: npt.NDArray[np.int64]
-    redelivered: npt.NDArray[np.bool_]
-    now_ms: int  # cluster time of the answer
+    def __init__(self, state: DelayState, store: Any) -> None:
+        self.state, self.store = state, store
+
+    def mask(self, hour: int, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Which of these INDEX rows are neither settled nor leased, nor of a deleted topic."""
+        owed = self.state.topics.alive(rows)
+        hour_state = self.state.hours.get(hour)
+        if hour_state is None:
+            return owed
+        settled, leased = hour_state.settled, hour_state.leased
+        indexes = rows["index"]
+        if len(indexes) < _FEW:
+            taken = [i in settled or i in leased for i in indexes.tolist()]
+            return owed & ~np.array(taken, np.bool_) if any(taken) else owed
+        bits = bitmap(indexes)
+        gone = (bits & settled) | (bits & leased)
+        return owed & ~np.isin(indexes, indexes_of(gone)) if gone else owed
+
+    def look(self, hour: int, indexes: NDArray[np.uint32]) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
+        if not self.store.count(hour):
+            # Retired: everything was settled, or carried away, while it stood in a window.
+            return np.zeros(len(indexes), INDEX), np.zeros(len(indexes), np.bool_)
+        rows = self.store.entries(hour, indexes)
+        return rows, self.mask(hour, rows)
+
+    def next_second(self, second: int, now_ms: int) -> int | None:
+        """The first second from this one on that has something open, of hours that have begun."""
+        hour, slot = divmod(second, SECONDS_PER_HOUR)
+        found = self._open_second(hour, slot)
+        if found is not None:
+            return found
+        later = [h for h, s in self.state.hours.items() if h > hour and s.open_seconds is not None]
+        if now_ms // HOUR_MS > self.state.now_hour:
+            # Hours that began while nothing was committed: apply has not counted them yet.
+            hours = self.store.hours()
+            first = max(hour, self.state.now_hour) + 1
+            later += hours[bisect_left(hours, first) : bisect_right(hours, now_ms // HOUR_MS)]
+        return next((at for h in sorted(set(later)) if (at := self._open_second(h, 0)) is not None), None)
+
+    def _open_second(self, hour: int, slot: int) -> int | None:
+        hour_state = self.state.hours.get(hour)
+        counts = hour_state.open_seconds if hour_state is not None else None
+        if counts is None:
+            if hour <= self.state.now_hour or not self.store.count(hour):
+                return None
+            counts = self.store.heads(hour).count
+        used = counts[slot:] > 0
+        at = int(used.argmax())
+        return hour * SECONDS_PER_HOUR + slot + at if used[at] else None
 
 
-@dataclass(eq=False, slots=True)
-class Poll:
-    """A waiting receive. `done` is called exactly once unless the poll is cancelled: with a Delivery, which is empty
-    when nothing came within wait_ms, or with an error."""
+class Dispatcher:
+    """Between `start` and the end of leadership; a new leader makes a new one. Also a core.ports.Listener."""
 
-    consumer: str
-    request_id: bytes  # b"" for none
-    topics: tuple[str, ...]
-    max: int
-    lease_ms: int
-    wait_ms: int
-    done: Callable[[Delivery | None, HadelayError | None], None]
+    def __init__(
+        self,
+        state: DelayState,
+        store: Any,
+        *,
+        preload_ms: int = 10_000,
+        window: int = 65_536,
+        wake: Callable[[], None] = lambda: None,
+        on_damage: Callable[[Damage], None] = lambda damage: None,
+    ) -> None:
+        """store: the HourStore of `state`. wake: something changed, so call `advance` soon."""
+        self.state, self.store, self.preload_ms = state, store, preload_ms
+        self.owed = Owed(state, store)
+        self.ready = Ready(window, lambda number: state.names.name(TOPIC, number))
+        self.backlog = Backlog(self.owed, self.ready, self._damaged)
+        self.backlog.on_found = self._count_ready
+        self.wake = wake
+        #: Due, not leased, not settled: per topic number.
+        self.ready_counts: Counter[int] = Counter()
+        #: (second since 1970, how many of its messages were made ready): the cursor.
+        self.reached = (0, 0)
+        self.damages: dict[tuple[int, int], Damage] = {}
+        #: Nothing is handed out before this: where the previous leader's wheels stood.
+        self.resume_ms = 0
+        self.tick_ms = 0
+        self._hours = HourWheel()
+        self._wheels: dict[int, SecondWheel] = {}
+        self._seconds: dict[int, Second] = {}
+        self._loading: deque[tuple[Second, ChainWalk]] = deque()
+        #: Seconds of which not everything fitted into memory.
+        self._spilled: dict[int, Counter[int]] = {}
+        self._leased: dict[int, BitMap] = {}
+        self._on_damage = on_damage
+
+    # ---- taking over
+
+    def start(self, now_ms: int) -> None:
+        """Take over at cluster time now_ms, on committed state only. Clock alignment (S2): if the previous leader's
+        tick is ahead of the clock, wait until they meet; if it is behind, what fell due meanwhile is looked for from
+        the oldest owed second on, in order, while the wheel starts at the present."""
+        hour, second, local = self.state.cursor
+        self.reached = (hour * SECONDS_PER_HOUR + second, local)
+        self.resume_ms = self.reached[0] * 1000
+        self.tick_ms = now_ms
+        at = now_ms // 1000
+        for known in self.store.hours():
+            if known == at // SECONDS_PER_HOUR:
+                self._open(known, at % SECONDS_PER_HOUR)
+            elif known > at // SECONDS_PER_HOUR:
+                self._hours.add(known)
+        for held in self.state.grants.values():
+            self._note_leased(held)
+        self.backlog.start(at, now_ms)
+
+    @property
+    def cursor(self) -> tuple[int, int, int]:
+        """Hour tick, second tick, localIndex."""
+        hour, second = divmod(self.reached[0], SECONDS_PER_HOUR)
+        return hour, second, self.reached[1]
+
+    # ---- the wheels
+
+    def advance(self, now_ms: int) -> int:
+        """Make ready what is due at now_ms. Returns when to look again, NEVER_MS if nothing is coming."""
+        if now_ms < self.resume_ms:
+            return self.resume_ms
+        self.tick_ms = self.backlog.tick_ms = max(now_ms, self.tick_ms)
+        self._open_hours()
+        self._load_seconds()
+        for second in [s for s in self._seconds.values() if s.loaded and s.next_ms <= self.tick_ms]:
+            self._run(second)
+        if self._spilled:
+            self._leave_spilled()
+        return self._next_ms()
+
+    @property
+    def busy(self) -> bool:
+        """Call `work` soon, then `advance`."""
+        return bool(self._loading) or self.backlog.busy
+
+    def work(self) -> None:
+        """One slice, two or three milliseconds: of loading a second, or of looking through the backlog."""
+        if self._loading:
+            self._load_slice(SLICE)
+        if self.backlog.busy and not self._late_loading():
+            self.backlog.work()
+
+    def _late_loading(self) -> bool:
+        return bool(self._loading) and self._loading[0][0].start_ms <= self.tick_ms
+
+    def _open_hours(self) -> None:
+        horizon = (self.tick_ms + self.preload_ms) // HOUR_MS
+        while (hour := self._hours.first()) is not None and hour <= horizon:
+            self._open(self._hours.take(), 0)
+        running = self.tick_ms // HOUR_MS
+        for hour in [h for h, wheel in self._wheels.items() if h < running and wheel.first() is None]:
+            del self._wheels[hour]
+
+    def _open(self, hour: int, from_second: int) -> None:
+        if hour not in self._wheels:
+            self._wheels[hour] = SecondWheel(hour, self.store.heads(hour).count, from_second)
+
+    def _first_waiting(self) -> tuple[SecondWheel, int] | None:
+        """The earliest second that is not loaded; hours are few and open in order."""
+        for hour in sorted(self._wheels):
+            wheel = self._wheels[hour]
+            if (slot := wheel.first()) is not None:
+                return wheel, hour * SECONDS_PER_HOUR + slot
+        return None
+
+    def _load_seconds(self) -> None:
+        budget = SLICE
+        while (waiting := self._first_waiting()) is not None:
+            wheel, at = waiting
+            ahead = at * 1000 - self.tick_ms
+            rows = sum(second.size for second in self._seconds.values())
+            if ahead > self.preload_ms or (rows > PRELOAD_ROWS and ahead > _LAST_MOMENT_MS):
+                break
+            if len(self._loading) > self.preload_ms // 1000:
+                break
+            walk = ChainWalk(self.store, wheel.hour, wheel.take())
+            second = self._seconds[at] = Second(at, PRELOAD_ROWS)
+            self._loading.append((second, walk))
+            budget -= walk.left
+            if budget >= 0 and len(self._loading) == 1:
+                self._load_slice(SLICE)  # small, and nothing to interleave with
+        waiting = self._first_waiting()
+        first = NEVER_MS if waiting is None else waiting[1]
+        self.backlog.wheel_second = min([first, *(second.second for second, _ in self._loading)])
+
+    def _load_slice(self, limit: int) -> None:
+        second, walk = self._loading[0]
+        rows = walk.step(limit)
+        if len(rows):
+            second.add(rows[self.owed.mask(walk.hour, rows)])
+        if walk.done:
+            self._loading.popleft()
+            second.loaded = True
+            if second.next_ms == NEVER_MS:
+                del self._seconds[second.second]
+            if walk.damage is not None:
+                self._damaged(walk.damage)
+
+    def _run(self, second: Second) -> None:
+        batch = second.take(self.tick_ms)
+        if batch is not None and len(batch.indexes):
+            self._make_ready(second.hour, second.second, batch.indexes, batch.topics)
+        if second.overflow:
+            self._spilled.setdefault(second.second, Counter()).update(second.overflow)
+            second.overflow = Counter()
+        if second.next_ms == NEVER_MS:
+            del self._seconds[second.second]
+
+    def _make_ready(self, hour: int, second: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> None:
+        for number, places in split(hour, indexes, topics):
+            self.ready_counts[number] += len(places)
+            self.ready.add(number, second, places)
+        reached, local = self.reached
+        if second > reached:
+            self.reached = (second, len(indexes))
+        elif second == reached:
+            self.reached = (second, local + len(indexes))
+
+    def _leave_spilled(self) -> None:
+        """A second of which not everything fitted has passed: the rest is due, and behind its topics' marks now."""
+        for at in [at for at in self._spilled if at * 1000 + 1000 <= self.tick_ms]:
+            for number, count in self._spilled.pop(at).items():
+                self.ready_counts[number] += count
+                self.ready.leave_out(self.ready.queue(number), at)
+
+    def _next_ms(self) -> int:
+        times = [second.next_ms for second in self._seconds.values() if second.loaded]
+        times += [at * 1000 + 1000 for at in self._spilled]
+        if (waiting := self._first_waiting()) is not None:
+            times.append(max(waiting[1] * 1000 - self.preload_ms, self.tick_ms + 1))
+        if (hour := self._hours.first()) is not None:
+            times.append(hour * HOUR_MS - self.preload_ms)
+        return min(times, default=NEVER_MS)
+
+    # ---- told by apply
+
+    def on_filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
+        self.wake()  # in any case: `tick_ms` may be as old as the last message
+        if isinstance(hours, int):
+            self._filed(hours, rows)
+        elif len(hours) == 1 or (hours == hours[0]).all():
+            self._filed(int(hours[0]), rows)
+        else:
+            for hour in np.unique(hours).tolist():
+                self._filed(hour, rows[hours == hour])
+
+    def _filed(self, hour: int, rows: NDArray[np.void]) -> None:
+        wheel = self._wheels.get(hour)
+        if wheel is None:
+            if hour >= self.tick_ms // HOUR_MS:
+                self._hours.add(hour)
+                return
+            wheel = self._wheels[hour] = SecondWheel(hour, np.zeros(SECONDS_PER_HOUR, np.uint32))
+        horizon = (self.tick_ms + self.preload_ms) // 1000 - hour * SECONDS_PER_HOUR
+        slots = rows["second"]
+        far = slots > horizon
+        if far.any():
+            for slot in np.unique(slots[far]).tolist():
+                wheel.mark(slot)
+            rows = rows[~far]
+        if len(rows):
+            self._filed_near(wheel, rows)
+
+    def _filed_near(self, wheel: SecondWheel, rows: NDArray[np.void]) -> None:
+        slots = rows["second"]
+        first = int(slots[0])
+        if len(rows) == 1 or (slots == first).all():
+            self._filed_second(wheel, first, rows)
+        else:
+            for slot in np.unique(slots).tolist():
+                self._filed_second(wheel, slot, rows[slots == slot])
+
+    def _filed_second(self, wheel: SecondWheel, slot: int, rows: NDArray[np.void]) -> None:
+        if wheel.waits(slot):
+            return  # they will be found by walking: the second is loaded up to its length at that time
+        at = wheel.hour * SECONDS_PER_HOUR + slot
+        later = rows["deliver_at_ms"] > self.tick_ms
+        if not later.all():
+            now = rows[~later]
+            self._make_ready(wheel.hour, at, now["index"], now["topic"])
+            rows = rows[later]
+        if len(rows):
+            second = self._seconds.get(at)
+            if second is None:
+                second = self._seconds[at] = Second(at, PRELOAD_ROWS)
+                second.loaded = True
+            second.add(rows)
+
+    def on_granted(self, grant: HeldGrant) -> None:
+        self._note_leased(grant)
+        for number, count in by_topic(grant.rows["topic"][grant.rows["open"] == 1]):
+            self.ready_counts[number] -= count
+
+    def on_extended(self, grant: HeldGrant) -> None:
+        pass
+
+    def on_settled(self, hour: int, indexes: NDArray[np.uint32], event: Event) -> None:
+        leased = self._leased.get(hour)
+        bits = bitmap(indexes)
+        if leased is not None and leased.intersect(bits):
+            leased -= bits
+            if not leased:
+                del self._leased[hour]
+            return
+        # It was waiting: cancelled, expired, or carried away. In a window it stays until it is looked at.
+        rows = self.store.entries(hour, indexes)
+        due = rows[(rows["deliver_at_ms"] <= self.tick_ms) & self.state.topics.alive(rows)]
+        self.ready_counts.subtract(due["topic"].tolist())
+
+    def on_topic(self, topic: Topic) -> None:
+        if not topic.exists:
+            self.ready.forget(topic.number)
+            for second in self._seconds.values():
+                second.forget(topic.number)
+            self.ready_counts[topic.number] = 0
+
+    def _note_leased(self, grant: HeldGrant) -> None:
+        rows = grant.rows[grant.rows["open"] == 1]
+        for hour in np.unique(rows["hour"]).tolist():
+            leased = self._leased.setdefault(hour, BitMap())
+            leased |= bitmap(rows["index"][rows["hour"] == hour])
+
+    def _count_ready(self, number: int, count: int) -> None:
+        self.ready_counts[number] += count
+
+    # ---- polls
+
+    def match(self) -> list[Offer]:
+        """Take messages out of their windows for waiting polls: propose each, then call `settle_offer`."""
+        if self.tick_ms < self.resume_ms:
+            return []
+        flying = self.backlog.flying
+        offers = self.ready.match(self.owed.look, OFFERED - len(flying))
+        for offer in offers:
+            flying.update(offer.places)
+        return offers
+
+    def settle_offer(self, offer: Offer, *, put_back: bool) -> None:
+        """Decided by apply; or not proposed after all (put_back)."""
+        self.backlog.flying.difference_update(offer.places)
+        if put_back:
+            self.ready.put_back(offer)
+
+    def refused(self, offer: Offer, granted: NDArray[np.bool_]) -> None:
+        """Apply did not grant these. Most are settled or leased; what is still owed goes back into its window."""
+        rows = offer.rows[~granted]
+        for hour in np.unique(offer.hours[~granted]).tolist():
+            mine = rows[offer.hours[~granted] == hour]
+            mine = mine[self.owed.mask(hour, mine)]
+            for number, places in split(hour, mine["index"], mine["topic"]) if len(mine) else ():
+                self.ready.refill(self.ready.queue(number), places)
+
+    # ---- damage
+
+    def _damaged(self, damage: Damage) -> None:
+        key = damage.hour, damage.second
+        if key not in self.damages:
+            self.damages[key] = damage
+            self._on_damage(damage)
+
+    def repaired(self, hour: int) -> None:
+        """Damaged entries of the hour are good again: reach what lay behind them."""
+        for key in [key for key in self.damages if key[0] == hour]:
+            del self.damages[key]
+            self.backlog.recover(*key)
+        self.wake()
+

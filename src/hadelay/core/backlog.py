@@ -1,0 +1,223 @@
+"""Finding what is owed again: after a take-over, when a window has run low, after a repair, and to be sure (S3).
+
+A scan starts from the oldest second that still has something open (counted by apply), walks that second's chain, and
+goes on to the next such second: never whole hours. Scans are generators that yield after every slice, so that ten
+million overdue messages are looked through between other work. They run beside the wheel, not before it: messages
+that fall due now do not wait for the past.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.core.chain import ChainWalk, Damage
+from hadelay.core.formats import SECONDS_PER_HOUR
+from hadelay.core.ready import Ready, TopicQueue
+from hadelay.core.wheel import Second
+
+if TYPE_CHECKING:
+    from hadelay.core.dispatch import Owed
+
+#: Rows looked at in one go: two to three milliseconds.
+SLICE = 8_192
+#: Rows of one second that a take-over keeps in memory; what is beyond is found by the scans of its topics.
+_CATCH_UP_ROWS = 1 << 18
+
+
+class Backlog:
+    def __init__(self, owed: Owed, ready: Ready, on_damage: Callable[[Damage], None]) -> None:
+        self.owed, self.ready = owed, ready
+        #: All messages due by this time were made ready, or are covered by a mark.
+        self.tick_ms = 0
+        #: Seconds from here on belong to the wheel, which has not loaded them yet.
+        self.wheel_second = 0
+        #: Places that are proposed, and neither granted nor refused yet.
+        self.flying: set[int] = set()
+        #: Messages the sweeper found owed and forgotten: a bug if it is not 0.
+        self.swept = 0
+        #: Told (topic, rows) when a scan finds messages that were not counted as ready before.
+        self.on_found: Callable[[int, int], None] = lambda topic, count: None
+        self._on_damage = on_damage
+        self._jobs: deque[Iterator[None]] = deque()
+        # Take-over: seconds in [_catch_up, _catch_up_end) are still to be looked through.
+        self._catch_up = self._catch_up_end = 0
+        self._sweep: Iterator[None] | None = None
+        ready.on_low = self.rescan
+
+    def start(self, second: int, tick_ms: int) -> None:
+        """Look through everything owed before `second`, where the wheel starts."""
+        self.tick_ms, self.wheel_second = tick_ms, second
+        self._catch_up, self._catch_up_end = 0, second
+        self._jobs.append(self._catching_up())
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._jobs)
+
+    @property
+    def caught_up(self) -> bool:
+        return self._catch_up >= self._catch_up_end
+
+    def work(self) -> None:
+        """One slice of the next job; jobs take turns."""
+        if self._jobs:
+            job = self._jobs.popleft()
+            if next(job, self) is None:
+                self._jobs.append(job)
+
+    def rescan(self, queue: TopicQueue) -> None:
+        """The topic's window has run low: find more from its mark."""
+        queue.scanning = True
+        self._jobs.append(self._rescanning(queue))
+
+    def recover(self, hour: int, second: int) -> None:
+        """The chain of a second that has passed was repaired: find what was out of reach."""
+        self._jobs.append(self._recovering(hour * SECONDS_PER_HOUR + second))
+
+    def sweep(self) -> bool:
+        """One slice of looking for what is owed and forgotten; True when it is once round."""
+        if self._sweep is None:
+            self._sweep = self._sweeping()
+        if next(self._sweep, self) is None:
+            return False
+        self._sweep = None
+        return True
+
+    # the scans
+
+    def _owed_rows(self, second: int) -> Iterator[NDArray[np.void]]:
+        """Rows of that second that are due, neither settled nor leased: a slice at a time."""
+        hour, slot = divmod(second, SECONDS_PER_HOUR)
+        walk = ChainWalk(self.owed.store, hour, slot)
+        while not walk.done:
+            rows = walk.step(SLICE)
+            if len(rows):
+                rows = rows[rows["deliver_at_ms"] <= self.tick_ms]
+            yield rows[self.owed.mask(hour, rows)] if len(rows) else rows
+        if walk.damage is not None:
+            self._on_damage(walk.damage)
+
+    def _catching_up(self) -> Iterator[None]:
+        while (second := self.owed.next_second(self._catch_up, self.tick_ms)) is not None:
+            if second >= self._catch_up_end:
+                break
+            self._catch_up = second
+            found = Second(second, _CATCH_UP_ROWS)
+            for rows in self._owed_rows(second):
+                found.add(rows)
+                yield
+            # From here to the end of the second no slice is left: the second is done at one instant.
+            self._catch_up = second + 1
+            self._make_ready(found)
+        self._catch_up = self._catch_up_end
+
+    def _make_ready(self, found: Second) -> None:
+        batch = found.take(self.tick_ms)
+        if batch is None:
+            return
+        for number, places in split(found.hour, batch.indexes, batch.topics):
+            self.on_found(number, len(places))
+            self.ready.add(number, found.second, places)
+        for number, count in found.overflow.items():
+            self.on_found(number, count)
+            self.ready.leave_out(self.ready.queue(number), found.second)
+
+    def _rescanning(self, queue: TopicQueue) -> Iterator[None]:
+        try:
+            while queue.mark is not None and (room := self.ready.room(queue)) > 0:
+                queue.missed = None
+                second = self._next_scannable(queue.mark)
+                if second is None:
+                    queue.mark = None
+                    break
+                queue.mark = second
+                if second >= self.wheel_second:
+                    yield  # until the wheel has loaded it: what waits there may be of earlier seconds than what ran
+                    continue
+                found = Second(second, room)
+                for rows in self._owed_rows(second):
+                    rows = rows[rows["topic"] == queue.number]
+                    found.add(rows[self._unheld(found.hour, rows, queue)] if len(rows) else rows)
+                    yield
+                batch = found.take(self.tick_ms)
+                if queue.mark is None:
+                    break  # the topic was deleted meanwhile
+                if batch is not None:
+                    self.ready.refill(queue, places_of(found.hour, batch.indexes))
+                if not found.overflow:
+                    # Whatever else of this second falls due, or is filed under it, was reported as missed.
+                    queue.mark = second + 1 if queue.missed is None else min(queue.missed, second + 1)
+        finally:
+            queue.scanning = False
+
+    def _next_scannable(self, second: int) -> int | None:
+        """The next second at or after this one that has something owed and is not the catching up's business, which
+        adds what it finds by itself."""
+        found = self.owed.next_second(second, self.tick_ms)
+        if found is not None and self._catch_up <= found < self._catch_up_end:
+            found = self.owed.next_second(self._catch_up_end, self.tick_ms)
+        return found
+
+    def _unheld(self, hour: int, rows: NDArray[np.void], queue: TopicQueue) -> NDArray[np.bool_]:
+        """Which rows are neither in the window nor proposed."""
+        window = set(queue.places)
+        flying = self.flying
+        places = places_of(hour, rows["index"])
+        return np.fromiter((p not in window and p not in flying for p in places), np.bool_, len(places))
+
+    def _recovering(self, second: int) -> Iterator[None]:
+        while self._catch_up <= second < self._catch_up_end:
+            yield
+        for rows in self._owed_rows(second):
+            self._add_forgotten(second, rows)
+            yield
+
+    def _sweeping(self) -> Iterator[None]:
+        at = 0
+        while (second := self._next_scannable(at)) is not None:
+            # A second that has just passed is looked at in the next round.
+            if second >= self.wheel_second or second * 1000 + 2_000 > self.tick_ms:
+                break
+            at = second + 1
+            for rows in self._owed_rows(second):
+                self.swept += self._add_forgotten(second, rows)
+                yield
+
+    def _add_forgotten(self, second: int, rows: NDArray[np.void]) -> int:
+        """Make ready what is in no window, not proposed, and below no mark; how many that were."""
+        count = 0
+        hour = second // SECONDS_PER_HOUR
+        for number in np.unique(rows["topic"]).tolist():
+            queue = self.ready.queue(number)
+            if queue.mark is not None and queue.mark <= second:
+                continue
+            mine = rows[rows["topic"] == number]
+            lost = mine[self._unheld(hour, mine, queue)]
+            if len(lost):
+                count += len(lost)
+                self.on_found(number, len(lost))
+                self.ready.add(number, second, places_of(hour, lost["index"]))
+        return count
+
+
+def places_of(hour: int, indexes: NDArray[np.uint32]) -> list[int]:
+    places: Any = indexes.astype(np.int64) + (hour << 32)
+    return places.tolist()  # type: ignore[no-any-return]
+
+
+def split(hour: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> Iterator[tuple[int, list[int]]]:
+    """(topic, places) of each topic, in the order given."""
+    first = int(topics[0])
+    if len(topics) == 1 or (topics == first).all():
+        yield first, places_of(hour, indexes)
+        return
+    order = topics.argsort(kind="stable")
+    ordered = topics[order]
+    edges = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    for part in np.split(order, edges):
+        yield int(topics[part[0]]), places_of(hour, indexes[part])
