@@ -35,7 +35,7 @@ _TOPIC = ("number", "name", "exists", "generation", "config", "open", "leased", 
 
 
 def dump_main(state: DelayState) -> bytes:
-    return msgpack.packb(
+    return _packed(
         {
             "version": VERSION,
             **{name: getattr(state, name) for name in _NUMBERS},
@@ -55,7 +55,7 @@ def dump_main(state: DelayState) -> bytes:
 
 def dump_hour(hour_state: HourState) -> bytes:
     seconds = hour_state.open_seconds
-    return msgpack.packb(
+    return _packed(
         [
             _dump_bits(hour_state.settled),
             [[event, _dump_bits(hour_state.others[event])] for event in sorted(hour_state.others)],
@@ -67,11 +67,16 @@ def dump_hour(hour_state: HourState) -> bytes:
     )
 
 
+def _packed(value: Any) -> bytes:
+    blob: bytes = msgpack.packb(value)
+    return blob
+
+
 def _dump_bits(bits: BitMap) -> bytes:
     # One form per content, whatever order it was built in; a copy, as some containers pack only once.
     canonical = bits.copy()
     canonical.run_optimize()
-    return canonical.serialize()
+    return bytes(canonical.serialize())
 
 
 def _dump_grant(grant: HeldGrant) -> list[Any]:
@@ -82,7 +87,7 @@ def _dump_grant(grant: HeldGrant) -> list[Any]:
 
 
 def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
-    """Fill a new state. FatalError when the blob is of another version: it was synced and checked, so it is no accident."""
+    """Fill a new state. FatalError when the blob is another version's: it was synced and checked, so that is no accident."""
     whole = msgpack.unpackb(main, strict_map_key=False)
     if whole["version"] != VERSION or whole["level"] > FEATURE_LEVEL or whole["group"] != state.group:
         raise FatalError(f"checkpoint of version {whole['version']}, level {whole['level']}, group {whole['group']}")
@@ -118,5 +123,7 @@ def _load_hour(blob: bytes) -> HourState:
 
 
 def _load_grant(values: list[Any]) -> HeldGrant:
-    rows = np.frombuffer(values[-1], HELD).copy()
-    return HeldGrant(*values[:-1], rows, int(np.count_nonzero(rows["open"])))
+    term, seq, consumer, number, request_id, granted_at_ms, raw = values
+    rows = np.frombuffer(raw, HELD).copy()
+    left = int(np.count_nonzero(rows["open"]))
+    return HeldGrant(term, seq, consumer, number, request_id, granted_at_ms, rows, left)

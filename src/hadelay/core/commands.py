@@ -147,7 +147,8 @@ def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None
 def encode_grant(grant: Grant) -> bytes:
     consumer, node = grant.consumer.encode(), grant.node.encode()
     hours, indexes = np.asarray(grant.hours, _U32), np.asarray(grant.indexes, _U32)
-    assert len(hours) == len(indexes) <= MAX_GRANT and len(grant.request_id) <= MAX_REQUEST_ID
+    assert len(hours) == len(indexes) <= MAX_GRANT
+    assert len(grant.request_id) <= MAX_REQUEST_ID
     head = _GRANT.pack(
         grant.term, grant.seq, grant.lease_ms, len(hours), len(consumer), len(grant.request_id), len(node), 0
     )

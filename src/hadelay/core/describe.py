@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hadelay.core.formats import RECORD, RECORD_SIZE
+from hadelay.core.formats import DISPATCH, RECORD, RECORD_SIZE
 from hadelay.core.places import Place, locate, state_of
 from hadelay.core.ports import CONSUMER, NODE
 from hadelay.model import NONE32, Event, State, unpack_id
@@ -95,12 +96,13 @@ def _history(state: DelayState, message_id: int, place: Place) -> tuple[list[Hap
     return happened, attempts
 
 
-def _events_of(state: DelayState, hour: int, index: int) -> np.ndarray:
+def _events_of(state: DelayState, hour: int, index: int) -> NDArray[np.void]:
     hour_state = state.hours.get(hour)
     if hour_state is None or (index not in hour_state.settled and index not in hour_state.leased):
-        return np.empty(0)  # nothing has happened to it: no need to look through the hour
+        return np.empty(0, DISPATCH)  # nothing has happened to it: no need to look through the hour
     events = state.store.events(hour)
-    return events[events["index"] == index]
+    mine: NDArray[np.void] = events[events["index"] == index]
+    return mine
 
 
 def _happened(state: DelayState, event: np.void, kind: Event) -> Happened:

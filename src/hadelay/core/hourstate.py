@@ -1,4 +1,4 @@
-"""What became of the entries of one hour, as bitmaps. Exists only where something happened: a far hour costs nothing."""
+"""What became of the entries of one hour, as bitmaps. It exists only where something happened: a far hour is free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold after every entry. For tests, the simulator and `hadelay check`: it reads everything, and takes its time."""
+"""What must hold after every entry. For tests and the simulator: it reads everything, and takes its time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def _check_grants(state: DelayState) -> None:
     by_topic = [0] * len(state.topics.all)
     for key, grant in state.grants.items():
         held = grant.rows[grant.rows["open"] == 1]
-        assert grant.key == key and grant.left == len(held) > 0, f"grant {key}: {grant.left} left of {len(held)}"
+        assert grant.key == key, f"grant {key} says it is {grant.key}"
+        assert grant.left == len(held) > 0, f"grant {key}: {grant.left} left of {len(held)}"
         for row in held:
             leased.setdefault(int(row["hour"]), []).append(int(row["index"]))
             by_topic[row["topic"]] += 1

@@ -146,7 +146,9 @@ def _by_grant(leases: NDArray[np.void]) -> Iterator[tuple[tuple[int, int], slice
         yield (key >> 32, key & 0xFFFFFFFF), where
 
 
-def _held(state: DelayState, command: Leases, outcomes: NDArray[np.uint8]) -> Iterator[tuple[HeldGrant, NDArray[np.intp]]]:
+def _held(
+    state: DelayState, command: Leases, outcomes: NDArray[np.uint8]
+) -> Iterator[tuple[HeldGrant, NDArray[np.intp]]]:
     """(grant, its positions) named by the command and held; their outcome is DONE."""
     for key, where in _by_grant(command.rows):
         grant = state.grants.get(key)
@@ -313,7 +315,7 @@ def _fitting(
     hours = grant.rows["hour"][positions]
     if (hours == state.now_hour).all():
         return positions, room
-    fits = []
+    fits: list[int] = []
     for position, hour in zip(positions.tolist(), hours.tolist(), strict=True):
         if hour != state.now_hour:
             index = int(grant.rows["index"][position])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from hadelay.core.state import DelayState
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     hour: int
     index: int
     #: INDEX, one row

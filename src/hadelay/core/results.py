@@ -112,6 +112,4 @@ class Refused:
     detail: str = ""
 
 
-Result = (
-    PublishResult | GrantResult | LeaseResult | ExpireResult | CancelResult | Progress | Done | Refused
-)
+Result = PublishResult | GrantResult | LeaseResult | ExpireResult | CancelResult | Progress | Done | Refused

@@ -32,10 +32,10 @@ class Settings:
         """Raises ValueError in words for anything that is not a map of known keys and positive numbers."""
         if not isinstance(value, dict):
             raise ValueError("settings are a map")
-        known = {field.name: type(field.default) for field in fields(cls)}
+        known: dict[Any, type] = {field.name: type(field.default) for field in fields(cls)}
         for key, given in value.items():
             if key not in known:
                 raise ValueError(f"there is no setting {key!r}")
-            if type(given) is not known[key] or (known[key] is int and not 0 < given < 2**53):
+            if type(given) is not known[key] or (type(given) is int and not 0 < given < 2**53):
                 raise ValueError(f"{key} cannot be {given!r}")
         return cls(**value)

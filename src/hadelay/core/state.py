@@ -5,8 +5,8 @@ Law 2: `now_ms` arrives inside the entry, stamped once by the leader. Nothing he
 Law 3: `apply` never raises for bad input; a refusal is a value. What it does raise (a damaged file, a feature level
        this code does not have) must stop the node, since to go on would make it another replica.
 Law 4: never iterate a set of strings: hashing differs between processes, so replicas would disagree.
-Law 5: nothing is kept in memory per waiting message. Entries live in the hours' files; here are bitmaps of what is over,
-       the grants that are held, and counters.
+Law 5: nothing is kept in memory per waiting message. Entries live in the hours' files; here are bitmaps of what is
+       over, the grants that are held, and counters.
 """
 
 from __future__ import annotations

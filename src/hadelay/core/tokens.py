@@ -75,5 +75,5 @@ def _parse(group: int, text: bytes) -> tuple[NDArray[np.void], NDArray[np.bool_]
 def _number(columns: NDArray[np.uint8]) -> NDArray[np.uint32]:
     total = np.zeros(len(columns), np.uint32)
     for n in range(columns.shape[1]):
-        total = total << 8 | columns[:, n]
+        total = (total << np.uint32(8)) | columns[:, n]
     return total

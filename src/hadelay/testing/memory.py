@@ -18,7 +18,7 @@ from hadelay.model import NONE32, pack_id
 
 class Heads(NamedTuple):
     last: NDArray[np.uint32]
-    count: NDArray[np.uint32]
+    count: NDArray[np.uint32]  # type: ignore[assignment]  # a tuple has a method of that name
 
 
 class MemoryHour:
