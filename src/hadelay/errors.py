@@ -1,0 +1,127 @@
+"""Every error hadelay raises or answers. Two questions decide what a caller does: may I retry, and did it happen?
+
+HadelayError
+  BadRequest 400          malformed: the request can never succeed as it is
+  Unauthorized 401 · Forbidden 403
+  NotFound 404            never was, or past its retention
+  MethodNotAllowed 405 · RequestTimeout 408
+  Conflict 409            the state of the message forbids it; `outcome` names that state
+  TooLarge 413 · UnsupportedMediaType 415
+  Impossible 422          understood, but cannot be done (beyond max_delay, another payload under the same key)
+  LimitReached 429        a limit; `retry_after_ms` says when to come again
+  NoLeader 503            no leader is known, or this node is not it and could not reach it; nothing happened
+  Overloaded 503          a queue is full; nothing happened
+  OutcomeUnknown 504      it may or may not have happened: retry with the same Idempotency-Key or request_id
+  DiskFull 507            publishing is refused until there is space; consuming goes on
+DamagedFile               a stored byte is wrong: file, offset and what to do
+ConfigError               a key of the configuration, and what it should be
+FatalError                the process must stop: a failed sync, an impossible state
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class HadelayError(Exception):
+    """Base of everything hadelay raises.
+
+    retryable: the same request may succeed later, here or at another node.
+    outcome_known: False when the command may or may not have been committed. Retry only with the same
+        Idempotency-Key or request_id, which makes the retry harmless.
+    extra: members added to the problem document, such as `outcome` or `id`.
+    """
+
+    type: ClassVar[str] = "internal"
+    title: ClassVar[str] = "Internal error"
+    http_status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+    outcome_known: ClassVar[bool] = True
+
+    def __init__(self, detail: str = "", *, retry_after_ms: int | None = None, **extra: Any) -> None:
+        super().__init__(detail or self.title)
+        self.detail = detail
+        self.retry_after_ms = retry_after_ms
+        self.extra = extra
+
+
+class BadRequest(HadelayError):
+    type, title, http_status = "bad-request", "Bad request", 400
+
+
+class Unauthorized(HadelayError):
+    type, title, http_status = "unauthorized", "Unauthorized", 401
+
+
+class Forbidden(HadelayError):
+    type, title, http_status = "forbidden", "Forbidden", 403
+
+
+class NotFound(HadelayError):
+    type, title, http_status = "not-found", "Not found", 404
+
+
+class MethodNotAllowed(HadelayError):
+    type, title, http_status = "method-not-allowed", "Method not allowed", 405
+
+
+class RequestTimeout(HadelayError):
+    type, title, http_status, retryable = "request-timeout", "Request timeout", 408, True
+
+
+class Conflict(HadelayError):
+    type, title, http_status = "conflict", "Conflict with the state of the message", 409
+
+
+class TooLarge(HadelayError):
+    type, title, http_status = "too-large", "Too large", 413
+
+
+class UnsupportedMediaType(HadelayError):
+    type, title, http_status = "unsupported-media-type", "Unsupported media type", 415
+
+
+class Impossible(HadelayError):
+    type, title, http_status = "impossible", "Understood, but impossible", 422
+
+
+class LimitReached(HadelayError):
+    type, title, http_status, retryable = "limit-reached", "A limit is reached", 429, True
+
+
+class NoLeader(HadelayError):
+    type, title, http_status, retryable = "no-leader", "No leader", 503, True
+
+
+class Overloaded(HadelayError):
+    type, title, http_status, retryable = "overloaded", "Overloaded", 503, True
+
+
+class OutcomeUnknown(HadelayError):
+    type, title, http_status, retryable, outcome_known = "outcome-unknown", "Outcome unknown", 504, True, False
+
+
+class DiskFull(HadelayError):
+    type, title, http_status, retryable = "disk-full", "Disk full", 507, True
+
+
+class DamagedFile(HadelayError):
+    """Bytes that were once synced do not verify. The message names the file, the offset and the way out."""
+
+    type, title = "damaged-file", "Damaged file"
+
+    def __init__(self, path: str, offset: int, what: str) -> None:
+        super().__init__(f"{path}, offset {offset}: {what}")
+        self.path, self.offset = path, offset
+
+
+class ConfigError(HadelayError):
+    """The message names the key (and the line, when it came from a file) and what was expected."""
+
+    type, title = "config", "Configuration error"
+
+
+class FatalError(HadelayError):
+    """The node must stop now: going on could break a promise. Raised to whoever started it."""
+
+    type, title = "fatal", "Fatal error"

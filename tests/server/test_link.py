@@ -1,0 +1,97 @@
+"""Calls between nodes: answers, refusals, and what a broken link means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from test_batcher import Timers
+
+from hadelay.core.results import Done, PublishResult, Refused
+from hadelay.errors import Conflict, HadelayError, NoLeader, OutcomeUnknown
+from hadelay.server.link import CALL, Link
+
+
+class Pair:
+    """Two nodes' links back to back."""
+
+    def __init__(self) -> None:
+        self.timers, self.up = Timers(), True
+        self.a = Link(self.timers, self._sender("a", "b"))
+        self.b = Link(self.timers, self._sender("b", "a"))
+
+    def _sender(self, me: str, other: str) -> Any:
+        def send(peer: str, kind: int, payload: bytes) -> bool:
+            assert peer == other
+            if self.up:
+                self.timers.call_soon(getattr(self, other).on_message, me, kind, payload)
+            return self.up
+
+        return send
+
+    def call(self, op: str, payload: Any) -> list[tuple[Any, HadelayError | None]]:
+        answers: list[tuple[Any, HadelayError | None]] = []
+        self.a.call("b", op, payload, 1.0, lambda result, error: answers.append((result, error)))
+        return answers
+
+
+def test_results_cross_as_they_are() -> None:
+    pair = Pair()
+    sent = [
+        PublishResult(np.array([1 << 63], np.uint64), np.array([5]), np.zeros(1, np.uint8), np.array([True])),
+        Done(False),
+        Refused("bad_config", "no"),
+    ]
+    pair.b.handlers["submit"] = lambda peer, payload, reply: reply(sent, None)
+    answers = pair.call("submit", [b"x"])
+    pair.timers.turn()
+    ((results, error),) = answers
+    assert error is None
+    assert results[0].ids.tolist() == [1 << 63]
+    assert results[0].duplicate.tolist() == [True]
+    assert results[1:] == sent[1:]
+
+
+def test_a_refusal_keeps_its_type_words_and_extras() -> None:
+    pair = Pair()
+    refusal = Conflict("it is leased", outcome="leased", retry_after_ms=7)
+    pair.b.handlers["x"] = lambda peer, payload, reply: reply(None, refusal)
+    answers = pair.call("x", None)
+    pair.timers.turn()
+    error = answers[0][1]
+    assert isinstance(error, Conflict)
+    assert (error.detail, error.extra, error.retry_after_ms) == ("it is leased", {"outcome": "leased"}, 7)
+
+
+def test_not_sent_means_that_nothing_happened() -> None:
+    pair = Pair()
+    pair.up = False
+    assert isinstance(pair.call("x", None)[0][1], NoLeader)
+
+
+def test_a_link_that_breaks_before_the_answer_leaves_the_outcome_unknown() -> None:
+    pair = Pair()
+    pair.b.handlers["x"] = lambda peer, payload, reply: None
+    answers = pair.call("x", None)
+    pair.timers.turn()
+    pair.a.link_down("b")
+    assert isinstance(answers[0][1], OutcomeUnknown)
+    pair.timers.later()
+    assert len(answers) == 1
+
+
+def test_silence_ends_with_the_time_limit() -> None:
+    pair = Pair()
+    pair.b.handlers["x"] = lambda peer, payload, reply: None
+    answers = pair.call("x", None)
+    pair.timers.later()
+    assert isinstance(answers[0][1], OutcomeUnknown)
+
+
+def test_nonsense_and_unknown_calls_end_nothing() -> None:
+    pair = Pair()
+    for payload in (b"", b"\xc1", b"\x93\x01\x02", b"\x93\x01\xa1x\xc0" * 3):
+        pair.b.on_message("a", CALL, payload)
+    answers = pair.call("never heard of", None)
+    pair.timers.turn()
+    assert answers[0][1] is not None
