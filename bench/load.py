@@ -84,9 +84,9 @@ class Session:
 
 
 def batch_body(due_ms: list[int]) -> bytes:
-    return msgpack.packb([
-        {"topic": TOPIC, "body": due.to_bytes(8, "little") + PADDING, "deliver_at": due} for due in due_ms
-    ])
+    return msgpack.packb(
+        [{"topic": TOPIC, "body": due.to_bytes(8, "little") + PADDING, "deliver_at": due} for due in due_ms]
+    )
 
 
 async def publish(session: Session, tally: Tally, due_ms: list[int]) -> None:

@@ -87,7 +87,11 @@ class Setup:
 
 
 def machine() -> dict[str, Any]:
-    model = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    model = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    ]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
