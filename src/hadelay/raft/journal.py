@@ -579,6 +579,19 @@ def _build(disk: Disk, directory: str, header: SegmentHeader, entries: list[Entr
     return segment
 
 
+def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
+    """(those that count, those that a later one begins before). A power cut may have kept any of the latter's names,
+    so they are put aside before anything looks for gaps."""
+    counting: list[Segment] = []
+    dropped: list[Segment] = []
+    for segment in reversed(found):
+        if counting and (counting[-1].header.reset or counting[-1].first_index <= segment.first_index):
+            dropped.append(segment)
+        else:
+            counting.append(segment)
+    return counting[::-1], dropped
+
+
 def _recover(disk: Disk, directory: str) -> tuple[list[Segment], SegmentHeader, int]:
     """The segments that count, the newest header with term, vote and `durable` brought up to date, the last number."""
     found: list[Segment] = []
@@ -595,14 +608,12 @@ def _recover(disk: Disk, directory: str) -> tuple[list[Segment], SegmentHeader, 
             found.append(Segment(file, header))
     if not found:
         raise DamagedFile(directory, 0, f"no segment has a whole header; {WAY_OUT}")
+    found, dropped = _superseded(found)
     kept: list[Segment] = []
-    dropped: list[Segment] = []
     state = found[0].header
     durable = (0, 0)
     for at, segment in enumerate(found):
         header = segment.header
-        while kept and (header.reset or kept[-1].first_index >= header.first_index):
-            dropped.append(kept.pop())
         if kept:
             if kept[-1].last_index < header.first_index - 1:
                 # Entries are missing in between: damage, unless nothing from there on was ever synced.

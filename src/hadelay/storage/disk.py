@@ -7,6 +7,7 @@ directory; an error of any sync is final (stop the process, never sync again: th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -69,7 +70,9 @@ class Disk(Protocol):
         """Size in bytes of every file directly in a directory, by name."""
         ...
 
-    def makedirs(self, path: str) -> None: ...
+    def makedirs(self, path: str) -> None:
+        """And make their names durable: whoever creates a directory rarely thinks of its parent."""
+        ...
 
     def rename(self, old: str, new: str) -> None:
         """Replaces `new`."""
@@ -161,7 +164,13 @@ class RealDisk:
             return {e.name: e.stat().st_size for e in found if e.is_file()}
 
     def makedirs(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(os.path.abspath(path))
+        self.makedirs(parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+        self.sync_dir(parent)
 
     def rename(self, old: str, new: str) -> None:
         os.rename(old, new)

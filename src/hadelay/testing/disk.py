@@ -337,7 +337,8 @@ class SimDisk:
             if node is None:
                 self.step(self.epoch, "mkdir", path)
                 node = Directory()
-                self._rename_op([(directory, name, node)])
+                NameOp([(directory, name, node)], None, 0).apply_durable()
+                directory.live[name] = node
             if not isinstance(node, Directory):
                 raise NotADirectoryError(path)
             directory = node
