@@ -58,6 +58,7 @@ def dump_hour(hour_state: HourState) -> bytes:
     return _packed(
         [
             _dump_bits(hour_state.settled),
+            _dump_bits(hour_state.late),
             [[event, _dump_bits(hour_state.others[event])] for event in sorted(hour_state.others)],
             None if seconds is None else seconds.astype("<u4").tobytes(),
             hour_state.returned,
@@ -87,7 +88,7 @@ def _dump_grant(grant: HeldGrant) -> list[Any]:
 
 
 def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
-    """Fill a new state. FatalError when the blob is another version's: it was synced and checked, so that is no accident."""
+    """Fill a new state. FatalError when the blob is another version's, which was synced and checked: no accident."""
     whole = msgpack.unpackb(main, strict_map_key=False)
     if whole["version"] != VERSION or whole["level"] > FEATURE_LEVEL or whole["group"] != state.group:
         raise FatalError(f"checkpoint of version {whole['version']}, level {whole['level']}, group {whole['group']}")
@@ -112,9 +113,10 @@ def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
 
 
 def _load_hour(blob: bytes) -> HourState:
-    settled, others, seconds, returned, carried, retire_at = msgpack.unpackb(blob)
+    settled, late, others, seconds, returned, carried, retire_at = msgpack.unpackb(blob)
     hour_state = HourState()
     hour_state.settled = BitMap.deserialize(settled)
+    hour_state.late = BitMap.deserialize(late)
     hour_state.others = {Event(event): BitMap.deserialize(bits) for event, bits in others}
     if seconds is not None:
         hour_state.open_seconds = np.frombuffer(seconds, "<u4").astype(np.uint32)

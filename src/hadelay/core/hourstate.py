@@ -25,13 +25,15 @@ def indexes_of(bits: BitMap) -> NDArray[np.uint32]:
 class HourState:
     """Open entries of an hour = those in its index, less `settled`; the leased ones are among the open."""
 
-    __slots__ = ("carried", "leased", "open_seconds", "others", "retire_at", "returned", "settled")
+    __slots__ = ("carried", "late", "leased", "open_seconds", "others", "retire_at", "returned", "settled")
 
     def __init__(self) -> None:
         #: Every entry that is over, whatever ended it.
         self.settled = BitMap()
         #: Those of them that did not end with an ack: TTL_EXPIRED, CANCELLED, MOVED, DEAD.
         self.others: dict[Event, BitMap] = {}
+        #: Acked without having been leased: by an ack that came late. Tells its repetition from a lost lease.
+        self.late = BitMap()
         #: Derived from the grants.
         self.leased = BitMap()
         #: Open entries per filing second, u4[3600], while the hour runs and after it as long as anything is open.

@@ -219,8 +219,12 @@ def _late_ack(state: DelayState, lease: np.void, node: int) -> LeaseOutcome:
     )
     if not expired and not unseen:
         return LeaseOutcome.LEASE_LOST
+    now_at = state.hour_state(place.hour)
+    if place.index in now_at.late:
+        return LeaseOutcome.ALREADY_ACKED
     if ended is not None or is_leased:
-        return LeaseOutcome.ALREADY_ACKED if ended is Event.ACKED else LeaseOutcome.LEASE_LOST
+        return LeaseOutcome.LEASE_LOST
+    now_at.late.add(place.index)
     log_events(
         state, place.hour, place.rows, Event.ACKED,
         attempts=leased["attempt"] + 1, previous=NONE32, consumer=NONE32, node=node,
