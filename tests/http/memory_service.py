@@ -187,7 +187,10 @@ class MemoryService:
         if self.fail is not None:
             raise self.fail
         _, ok = decode_leases(0, leases)
-        return [self._settle(kind, token, value_ms) if fine else "lease_lost" for token, fine in zip(leases, ok)]
+        return [
+            self._settle(kind, token, value_ms) if fine else "lease_lost"
+            for token, fine in zip(leases, ok, strict=True)
+        ]
 
     def _settle(self, kind: str, token: str, value_ms: int | None) -> str:
         message_id, attempt = self.leases.get(token.upper(), (None, 0))

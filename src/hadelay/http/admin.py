@@ -246,9 +246,10 @@ def _range(header: str | None, length: int) -> tuple[int, int]:
     if match is None or match[0] == "bytes=-":
         return 0, length
     first, last = match.groups()
-    if not first:
-        return max(length - int(last), 0), length
-    start, end = int(first), min(int(last) + 1, length) if last else length
+    if first:
+        start, end = int(first), min(int(last) + 1, length) if last else length
+    else:
+        start, end = max(length - int(last), 0), length
     if start >= length or end <= start:
         raise RangeNotSatisfiable(f"the file has {length} committed bytes")
     return start, end

@@ -103,11 +103,19 @@ _decode_lines = msgspec.json.Decoder(_JsonItem)
 _decode_msgpack = msgspec.msgpack.Decoder(list[types.BatchItem])
 
 
+def _json(decode: Callable[[bytes], list[Any]]) -> Callable[[bytes], list[Any]]:
+    def checked(data: bytes) -> list[Any]:
+        data.decode()  # Raw fields are not looked into, and broken UTF-8 is broken JSON
+        return decode(data)
+
+    return checked
+
+
 def _decoder(kind: str) -> Callable[[bytes], list[Any]]:
     if kind == JSON or kind.endswith("+json"):
-        return _decode_json.decode
+        return _json(_decode_json.decode)
     if kind in (NDJSON, "application/ndjson", "application/jsonl"):
-        return _decode_lines.decode_lines
+        return _json(_decode_lines.decode_lines)
     if is_msgpack(kind):
         return _decode_msgpack.decode
     raise UnsupportedMediaType(f"a batch is {JSON}, {NDJSON} or {MSGPACK}, not {kind or 'without Content-Type'!r}")

@@ -20,12 +20,13 @@ from hadelay.errors import BadRequest, Impossible
 from hadelay.model import decode_id
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+", re.ASCII)
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _NEGATIVE = re.compile(r"-\s*\d")
 _INSTANT = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,18}))?(?:([Zz])|([+\- ])(\d\d):(\d\d))?"
+    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,18}))?(?:([Zz])|([+\- ])(\d\d):(\d\d))?",
+    re.ASCII,
 )
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -35,7 +36,7 @@ SMALLEST_INSTANT_MS = 10**11
 LARGEST_MS = 10**15
 
 DURATION_HELP = 'write it as "250ms", "15m", "2h30m" or "7d"; a bare number is seconds'
-INSTANT_HELP = 'write it as "2026-11-20T18:00:00Z", with any offset, or as Unix milliseconds'
+INSTANT_HELP = 'write it as RFC 3339, "2026-11-20T18:00:00Z", with any offset, or as Unix milliseconds'
 
 
 def parse_duration(name: str, value: object) -> int:

@@ -1,0 +1,435 @@
+"""Consuming, reading, topics, cluster, and what every route refuses alike."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+import pytest
+
+from hadelay.errors import NoLeader
+from hadelay.http.app import ROUTES
+from hadelay.http.values import format_instant
+from hadelay.model import encode_id
+from hadelay.server.api import Leader
+from tests.http.conftest import Make, Node
+
+HOUR_FILE = "/v1/hours/2026051008/log"
+
+
+async def put(node: Node, body: bytes = b"hello", topic: str = "orders", query: str = "", **headers: str) -> str:
+    answer = await node.ask("POST", f"/v1/topics/{topic}/messages{query}", body, **headers)
+    assert answer.status == 201
+    return str(answer.json["id"])
+
+
+async def receive(node: Node, topic: str = "orders", wish: Any = None, **headers: str) -> list[dict[str, Any]]:
+    answer = await node.ask("POST", f"/v1/topics/{topic}/receive", wish, **headers)
+    assert answer.status == 200, answer.json
+    document = answer.json if answer.json is not None else msgspec.msgpack.decode(answer.body)
+    return list(document["messages"])
+
+
+# ---- consuming
+
+
+async def test_a_message_from_publish_to_ack(node: Node) -> None:
+    message_id = await put(node, Content_Type="text/plain", Hadelay_Meta_a="1")
+    (got,) = await receive(node, wish={"consumer": "c", "lease": "10s", "max": 5})
+    assert got["id"] == message_id
+    assert base64.b64decode(got["body_base64"]) == b"hello"
+    assert {k: got[k] for k in ("topic", "content_type", "key", "tags", "meta", "attempt", "redelivered")} == {
+        "topic": "orders", "content_type": "text/plain", "key": None, "tags": [], "meta": {"a": "1"}, "attempt": 1,
+        "redelivered": False,
+    }  # fmt: skip
+    assert got["lease_left_ms"] == 10_000
+    assert got["late_ms"] >= 0
+    assert got["lease_until"] > got["deliver_at"]
+    leases = [got["lease"], "nonsense", got["lease"].lower()]
+    answer = await node.ask("POST", "/v1/leases:ack", {"leases": leases})
+    assert [r["outcome"] for r in answer.json["results"]] == ["acked", "lease_lost", "already_acked"]
+    assert [r["lease"] for r in answer.json["results"]] == leases
+    found = await node.ask("GET", f"/v1/messages/{message_id.lower()}")
+    assert found.json["state"] == "acked"
+    assert found.json["history"][0]["event"] == "leased"
+    assert "body_base64" not in found.json
+
+
+async def test_bodies_as_text_and_as_bytes(node: Node) -> None:
+    await put(node, "ä".encode(), Content_Type="text/plain; charset=utf-8")
+    await put(node, b"\xff", Content_Type="text/plain")
+    await put(node, b'{"a":1}', Content_Type="application/cloudevents+json")
+    await put(node, b"abc")
+    got = await receive(node, Accept_Body="text")
+    assert [m.get("body") for m in got] == ["ä", None, '{"a":1}', None]
+    assert [m.get("body_base64") for m in got] == [None, "/w==", None, "YWJj"]
+    await put(node, b"\x00")
+    (raw,) = await receive(node, Accept="application/msgpack")
+    assert raw["body"] == b"\x00"
+    assert raw["content_type"] == "application/octet-stream"
+
+
+async def test_requests_in_msgpack(node: Node) -> None:
+    await put(node)
+    wish = msgspec.msgpack.encode({"topics": ["orders", "others", "orders"], "max": 1})
+    answer = await node.ask("POST", "/v1/receive", wish, Content_Type="application/msgpack")
+    lease = answer.json["messages"][0]["lease"]
+    assert node.service.polls[0].topics == ["orders", "others"]
+    wish = msgspec.msgpack.encode({"leases": [lease], "delay": "1h"})
+    answer = await node.ask("POST", "/v1/leases:nack", wish, Content_Type="application/msgpack")
+    assert answer.json["results"][0]["outcome"] == "nacked"
+    assert await receive(node) == []
+
+
+async def test_a_poll_waits_for_the_first_message(node: Node) -> None:
+    await put(node, query="?delay=60ms")
+    assert await receive(node) == []
+    (got,) = await receive(node, wish={"wait": "10s"})
+    assert got["late_ms"] >= 0
+
+
+async def test_the_same_request_gets_the_same_grant(node: Node) -> None:
+    await put(node)
+    wish = {"consumer": "c", "request_id": "r"}
+    assert await receive(node, wish=wish) == await receive(node, wish=wish) != []
+
+
+async def test_extend(node: Node) -> None:
+    await put(node)
+    (got,) = await receive(node)
+    answer = await node.ask("POST", "/v1/leases:extend", {"leases": [got["lease"]], "lease": "1m"})
+    assert answer.json["results"][0]["outcome"] == "extended"
+
+
+async def test_defaults_of_a_poll(node: Node) -> None:
+    await receive(node)
+    await receive(node)
+    first, second = node.service.polls
+    assert (first.max, first.wait_ms, first.lease_ms, first.consumer) == (10, 0, None, "anonymous")
+    assert len(first.request_id) == 16
+    assert first.request_id != second.request_id
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/v1/topics/orders/receive", {"max": 0}, 400, "max"),
+        ("/v1/topics/orders/receive", {"max": 1001}, 400, "1000"),
+        ("/v1/topics/orders/receive", {"max": "many"}, 400, "$.max"),
+        ("/v1/topics/orders/receive", {"wait": "61s"}, 400, "60000"),
+        ("/v1/topics/orders/receive", {"wait": -1}, 400, "negative"),
+        ("/v1/topics/orders/receive", {"lease": 0}, 400, "lease"),
+        ("/v1/topics/orders/receive", {"lease": "13h"}, 400, "lease"),
+        ("/v1/topics/orders/receive", {"consumer": ""}, 400, "consumer"),
+        ("/v1/topics/orders/receive", {"consumer": "a\nb"}, 400, "consumer"),
+        ("/v1/topics/orders/receive", {"request_id": "x" * 65}, 400, "request_id"),
+        ("/v1/topics/orders/receive", {"wiat": 1}, 400, "did you mean 'wait'"),
+        ("/v1/topics/orders/receive", {"tags": ["a"]}, 422, "not in this version"),
+        ("/v1/topics/a%2fb/receive", {}, 400, "topic"),
+        ("/v1/topics//receive", {}, 400, "empty"),
+        ("/v1/receive", {}, 400, "topics"),
+        ("/v1/receive", {"topics": []}, 400, "topics"),
+        ("/v1/receive", {"topics": ["a/b"]}, 400, "only"),
+        ("/v1/receive", [], 400, "object"),
+        ("/v1/topics/orders/receive?wait=1s", {}, 400, "wait"),
+        ("/v1/topics/orders/receive?redirect=maybe", {}, 400, "redirect"),
+        ("/v1/leases:ack", {}, 400, "leases"),
+        ("/v1/leases:ack", {"leases": ["x"], "delay": 1}, 400, "delay"),
+        ("/v1/leases:ack", {"leases": ["x"] * 10_001}, 400, "10000"),
+        ("/v1/leases:nack", {"leases": ["x"], "delay": "900d"}, 422, "max_delay"),
+        ("/v1/leases:extend", {"leases": ["x"]}, 400, "lease"),
+        ("/v1/leases:extend", {"leases": ["x"], "lease": "13h"}, 400, "lease"),
+    ],
+)
+async def test_wrong_wishes(node: Node, path: str, body: Any, status: int, words: str) -> None:
+    answer = await node.ask("POST", path, body)
+    assert answer.status == status, answer.json
+    assert words in answer.json["detail"]
+
+
+@pytest.mark.parametrize("data", [b"{", b"\xff", b'{"max":1', b"[" * 10_000, b"null", b'"x"'])
+async def test_broken_json(node: Node, data: bytes) -> None:
+    answer = await node.ask("POST", "/v1/topics/orders/receive", data, Content_Type="application/json")
+    assert answer.status == 400
+    assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+async def test_media_types(node: Node) -> None:
+    path = "/v1/topics/orders/receive"
+    assert (await node.ask("POST", path, b"<x/>", Content_Type="text/xml")).status == 415
+    assert (await node.ask("POST", path, b"", Content_Type="text/xml")).status == 200
+    curl = await node.ask("POST", path, b'{"max":1}', Content_Type="application/x-www-form-urlencoded")
+    assert curl.status == 200
+
+
+# ---- where the leader is
+
+
+async def test_a_follower_sends_consumers_to_the_leader(make_node: Make) -> None:
+    follower, leader = await make_node(), await make_node()
+    await put(leader)
+    follower.service.node, follower.service.leader_name = "n2", "n1"
+    follower.service.leader = Leader("n1", leader.url, False)
+    wish = {"max": 1, "consumer": "c"}
+    answer = await follower.ask("POST", "/v1/topics/orders/receive", wish)
+    assert answer.status == 307
+    assert answer.headers["Location"] == leader.url + "/v1/topics/orders/receive"
+    assert (answer.headers["Hadelay-Node"], answer.headers["Hadelay-Leader"]) == ("n2", "n1")
+    relayed = await follower.ask("POST", "/v1/topics/orders/receive?redirect=false", wish, Accept_Body="text")
+    assert relayed.status == 200
+    assert len(relayed.json["messages"]) == 1
+    assert relayed.headers["Hadelay-Node"] == "n2"
+    assert leader.service.polls[0].consumer == "c"
+
+
+async def test_a_leader_that_cannot_be_reached(node: Node) -> None:
+    node.service.leader = Leader("n2", "http://127.0.0.1:1", False)
+    answer = await node.ask("POST", "/v1/topics/orders/receive?redirect=false")
+    assert answer.status == 503
+    assert answer.json["retry_after_ms"] > 0
+
+
+async def test_no_leader(node: Node) -> None:
+    node.service.leader = None
+    node.service.leader_name = None
+    answer = await node.ask("POST", "/v1/topics/orders/receive")
+    assert answer.status == 503
+    assert (answer.json["type"], answer.json["retryable"]) == ("no-leader", True)
+    assert "Hadelay-Leader" not in answer.headers
+    assert (await node.ask("GET", "/readyz")).status == 503
+    assert (await node.ask("GET", "/livez")).status == 200
+
+
+async def test_a_leader_deposed_while_a_poll_waits(node: Node) -> None:
+    node.service.fail = NoLeader("deposed")
+    answer = await node.ask("POST", "/v1/topics/orders/receive", {"wait": "5s"})
+    assert answer.status == 503
+    assert len(node.service.polls) > 1
+
+
+# ---- messages
+
+
+async def test_cancel(node: Node) -> None:
+    message_id = await put(node, query="?delay=1h")
+    for _ in range(2):
+        answer = await node.ask("DELETE", f"/v1/messages/{message_id}")
+        assert (answer.status, answer.json) == (200, {"outcome": "cancelled"})
+    held = await put(node)
+    await receive(node)
+    answer = await node.ask("DELETE", f"/v1/messages/{held}")
+    assert (answer.status, answer.json["outcome"], answer.json["type"]) == (409, "leased", "conflict")
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_ids_that_never_were(node: Node, method: str) -> None:
+    unknown = await node.ask(method, f"/v1/messages/{encode_id(2**63)}")
+    assert (unknown.status, unknown.json["type"]) == (404, "not-found")
+    for malformed in ("x", "Z" * 13, "0" * 14, "%00" * 13):
+        assert (await node.ask(method, f"/v1/messages/{malformed}")).status == 400
+
+
+async def test_stale_reads_say_how_stale(node: Node) -> None:
+    message_id = await put(node)
+    assert (await node.ask("GET", f"/v1/messages/{message_id}?stale=true")).headers["Hadelay-Applied"] == "7"
+    assert "Hadelay-Applied" not in (await node.ask("GET", f"/v1/messages/{message_id}")).headers
+
+
+# ---- topics, due
+
+
+async def test_topics(node: Node) -> None:
+    made = await node.ask("PUT", "/v1/topics/orders", {"lease": "1m"})
+    assert made.json == {
+        "topic": "orders", "lease_ms": 60_000, "scheduled": 0, "ready": 0, "leased": 0, "dead": 0,
+        "oldest_ready_age_ms": None,
+    }  # fmt: skip
+    await put(node, query="?delay=1h")
+    await put(node)
+    topic = (await node.ask("GET", "/v1/topics/orders")).json
+    assert (topic["scheduled"], topic["ready"]) == (1, 1)
+    assert [t["topic"] for t in (await node.ask("GET", "/v1/topics")).json["topics"]] == ["orders"]
+    assert (await node.ask("DELETE", "/v1/topics/orders")).status == 409
+    assert (await node.ask("DELETE", "/v1/topics/orders?force=true")).status == 204
+    assert (await node.ask("GET", "/v1/topics/orders")).status == 404
+    assert (await node.ask("PUT", "/v1/topics/orders")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"leese": 1}, 400, "did you mean 'lease'"),
+        ({"max_attempts": 3}, 422, "not in this version"),
+        ({"webhook": {"url": "http://x"}}, 422, "not in this version"),
+        ({"lease": 0}, 400, "lease"),
+        ({"lease": "1y"}, 400, "not a duration"),
+    ],
+)
+async def test_wrong_topic_settings(node: Node, body: Any, status: int, words: str) -> None:
+    answer = await node.ask("PUT", "/v1/topics/orders", body)
+    assert answer.status == status
+    assert words in answer.json["detail"]
+
+
+async def test_due(node: Node) -> None:
+    for at in (1_900_000_000_000, 1_900_000_000_999, 1_900_000_060_000):
+        await put(node, query=f"?deliver_at={at}")
+    query = "?from=1900000000000&to=2030-03-17T18:46:40Z&step="
+    answer = await node.ask("GET", "/v1/due" + query + "1s")
+    assert answer.json == {
+        "buckets": [
+            {"from": format_instant(1_900_000_000_000), "count": 2},
+            {"from": format_instant(1_900_000_060_000), "count": 1},
+        ]
+    }
+    answer = await node.ask("GET", "/v1/topics/orders/due" + query + "1h")
+    assert [b["count"] for b in answer.json["buckets"]] == [3]
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("/v1/due", "from=1900000000000&to=1900000060000&step=500ms"),
+        ("/v1/due", "from=1900000000000&to=1900000060000&step=1500ms"),
+        ("/v1/topics/orders/due", "from=1900000000000&to=1900000060000&step=30s"),
+        ("/v1/due", "from=1900000000000&to=1900000000000&step=1s"),
+        ("/v1/due", "from=1900000000000&to=1900100000000&step=1s"),
+        ("/v1/due", "from=1900000000&to=1900000060&step=1s"),
+        ("/v1/due", "to=1900000060000&step=1s"),
+        ("/v1/due", "from=1900000000000&to=1900000060000&step=0"),
+    ],
+)
+async def test_wrong_histograms(node: Node, path: str, query: str) -> None:
+    assert (await node.ask("GET", f"{path}?{query}")).status == 400
+
+
+# ---- cluster, files, health
+
+
+async def test_cluster(node: Node) -> None:
+    answer = await node.ask("GET", "/v1/cluster")
+    assert answer.json["leader"] == "n1"
+    assert set(answer.json) == {"cluster_id", "leader", "term", "applied_index", "time", "dispatch", "members"}
+    assert set(answer.json["dispatch"]) == {"hour", "second", "local_index", "sync"}
+    answer = await node.ask("POST", "/v1/cluster:transfer-leader", {"to": "n2"})
+    assert answer.json == {"leader": "n2"}
+    assert (await node.ask("POST", "/v1/cluster:transfer-leader")).status == 200
+    assert (await node.ask("POST", "/v1/cluster:transfer-leader", {"to": "n9"})).status == 404
+
+
+async def test_hours_and_names(node: Node) -> None:
+    await put(node)
+    (hour,) = (await node.ask("GET", "/v1/hours")).json["hours"]
+    assert hour == {
+        "hour": "2026051008", "sealed": True, "mapped": False,
+        "log": {"entries": 3, "bytes": "5000", "crc32c": "00000001"},
+        "idx": {"entries": 3, "bytes": "192", "crc32c": "00000002"},
+        "dsp": {"entries": 1, "bytes": "32", "crc32c": "00000003"},
+    }  # fmt: skip
+    assert (await node.ask("GET", "/v1/names")).json["topics"] == {"orders": 0}
+
+
+@pytest.mark.parametrize(
+    ("header", "status", "start", "end"),
+    [
+        (None, 200, 0, 5000), ("bytes=0-99", 206, 0, 100), ("bytes=4990-", 206, 4990, 5000),
+        ("bytes=-10", 206, 4990, 5000), ("bytes=10-99999", 206, 10, 5000), ("bytes=-9999", 200, 0, 5000),
+        ("bytes=0-1,3-4", 200, 0, 5000), ("lines=1-2", 200, 0, 5000), ("bytes=5000-", 416, 0, 0),
+        ("bytes=9-3", 416, 0, 0), ("bytes=-0", 416, 0, 0),
+    ],
+)  # fmt: skip
+async def test_ranges(node: Node, header: str | None, status: int, start: int, end: int) -> None:
+    answer = await node.ask("GET", HOUR_FILE, **({"Range": header} if header else {}))
+    assert answer.status == status
+    if status < 400:
+        assert answer.body == node.service.hour_bytes[start:end]
+        assert answer.headers.get("Content-Range") == (f"bytes {start}-{end - 1}/5000" if status == 206 else None)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/hours/2026051007/log", 404), ("/v1/hours/20260510/log", 400), (HOUR_FILE + "x", 404)]
+)
+async def test_files_that_are_not(node: Node, path: str, status: int) -> None:
+    assert (await node.ask("GET", path)).status == status
+
+
+async def test_health(node: Node) -> None:
+    assert (await node.ask("GET", "/livez")).json == {"status": "ok", "checks": []}
+    verbose = await node.ask("GET", "/readyz?verbose")
+    assert [c["name"] for c in verbose.json["checks"]] == ["leader", "disk"]
+    node.service.leader = None
+    failing = await node.ask("GET", "/readyz")
+    assert failing.status == 503
+    assert failing.json["checks"][0] == {"name": "leader", "ok": False, "detail": "no leader is known"}
+    assert (await node.ask("GET", "/readyz?exclude=leader")).status == 200
+
+
+async def test_metrics(node: Node) -> None:
+    await put(node)
+    await put(node)
+    text = (await node.ask("GET", "/metrics")).body.decode()
+    for line in (
+        "hadelay_raft_term 3.0",
+        "hadelay_sweeper_found_total 0.0",
+        'hadelay_messages{state="scheduled"} 1.0',
+        'hadelay_delivery_lateness_seconds_bucket{le="0.01"} 4.0',
+        'hadelay_delivery_lateness_seconds_bucket{le="+Inf"} 4.0',
+        "hadelay_delivery_lateness_seconds_sum 0.012",
+        "hadelay_delivery_lateness_seconds_count 4.0",
+        'hadelay_http_requests_total{code="201",route="publish"} 2.0',
+        "hadelay_http_connections 1.0",
+    ):
+        assert line in text, text
+
+
+# ---- what all refuse alike
+
+
+async def test_methods(node: Node) -> None:
+    answer = await node.ask("PATCH", "/v1/topics/orders")
+    assert (answer.status, answer.headers["Allow"]) == (405, "DELETE, GET, PUT")
+    assert (await node.ask("GET", "/v1/topics/orders/messages")).status == 405
+    head = await node.ask("HEAD", HOUR_FILE)
+    assert (head.status, head.headers["Content-Length"], head.body) == (200, "5000", b"")
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/topics/orders/", "/console", "/v1/messages/x/y"])
+async def test_unknown_routes(node: Node, path: str) -> None:
+    answer = await node.ask("GET", path)
+    assert (answer.status, answer.json["type"]) == (404, "not-found")
+    assert answer.headers["Hadelay-Node"] == "n1"
+
+
+GETS = [r.path for r in ROUTES.all if r.method == "GET" and "{" not in r.path]
+
+
+@pytest.mark.parametrize("path", GETS)
+async def test_unknown_parameters_and_headers(node: Node, path: str) -> None:
+    assert (await node.ask("GET", path + "?stael=true")).status == 400
+    assert (await node.ask("GET", path, Hadelay_Stale="true")).status == 400
+
+
+def test_openapi_describes_every_route(make_node: Make) -> None:
+    from hadelay.http.openapi import document
+
+    spec = msgspec.json.decode(document(ROUTES.all))
+    assert spec["openapi"] == "3.1.0"
+    described = {(m.upper(), path) for path, methods in spec["paths"].items() for m in methods}
+    assert described == {(r.method, r.path) for r in ROUTES.all}
+    references = set(_references(spec))
+    assert references <= {f"#/components/schemas/{name}" for name in spec["components"]["schemas"]}
+    assert spec["components"]["schemas"]["Receive"]["additionalProperties"] is False
+    ids = [op["operationId"] for methods in spec["paths"].values() for op in methods.values()]
+    assert len(ids) == len(set(ids))
+
+
+def _references(node: Any) -> Any:
+    if isinstance(node, dict):
+        if "$ref" in node:
+            yield node["$ref"]
+        for value in node.values():
+            yield from _references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _references(value)
