@@ -150,7 +150,7 @@ def _ready_line(process: subprocess.Popen[bytes]) -> dict[str, Any]:
     return ready
 
 
-# --- what the kernel says about a process ------------------------------------------------------------------------------
+# --- what the kernel says about a process ---
 
 
 def rss_anon_mb(pid: int) -> float:

@@ -1,0 +1,24 @@
+"""Every row of the table, by the name it is selected with. Each takes a Setup and returns its Row (or several)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.result import Row, Setup
+from bench.rows import deliver, failure, publish, size
+
+ROWS: dict[str, Callable[[Setup], list[Row]]] = {
+    "single": publish.single,
+    "s4": publish.s4,
+    "batch": publish.batch,
+    "follower": publish.follower,
+    "slowdisk": publish.slowdisk,
+    "peers": publish.others,
+    "e2e": deliver.end_to_end,
+    "burst": deliver.burst,
+    "lateness": deliver.lateness,
+    "memory": size.memory,
+    "failover": failure.failover,
+    "restart": size.restart,
+    "idle": size.idle,
+}

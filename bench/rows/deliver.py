@@ -1,0 +1,151 @@
+"""Delivering: end to end, a hundred thousand in one second, lateness at a steady rate."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import uvloop
+
+from bench.cluster import Cluster, Void
+from bench.load import Session, Tally, consume, now_ms, publish, until
+from bench.result import Row, Setup, Target
+
+#: Published and not yet acked, at most: producers wait for consumers, or the run would measure a backlog.
+WINDOW = 20_000
+
+
+def leader_first(cluster: Cluster) -> list[str]:
+    leader = cluster.leader()
+    return [leader.http, *(node.http for node in cluster.nodes if node is not leader)]
+
+
+def nothing_early(tally: Tally, *, duplicates: bool = True) -> None:
+    if tally.early or (duplicates and tally.duplicates):
+        raise Void(f"{tally.early} early, {tally.duplicates} handed out twice")
+
+
+async def gather_until_stopped(tasks: list[asyncio.Task[None]], stop: asyncio.Event) -> None:
+    """A task that fails ends the run with its own error."""
+    stop.set()
+    await asyncio.gather(*tasks)
+
+
+async def flow(cluster: Cluster, seconds: float) -> Tally:
+    """Due at once, in batches of 100; consumers take and ack 100 at a time."""
+    addresses, tally, stop, end = leader_first(cluster), Tally(), asyncio.Event(), time.monotonic() + seconds
+
+    async def produce() -> None:
+        session = Session(addresses)
+        while time.monotonic() < end:
+            if tally.published - tally.acked > WINDOW:
+                await asyncio.sleep(0.002)
+                continue
+            await publish(session, tally, [now_ms()] * 100)
+
+    consumers = [asyncio.create_task(consume(Session(addresses), tally, stop)) for _ in range(16)]
+    producers = [asyncio.create_task(produce()) for _ in range(8)]
+    await asyncio.gather(*producers)
+    await until(lambda: tally.acked >= tally.published or any(t.done() for t in consumers), 30)
+    await gather_until_stopped(consumers, stop)
+    return tally
+
+
+def end_to_end(setup: Setup) -> list[Row]:
+    row = Row(
+        "e2e",
+        "end to end: publish in batches of 100, deliver, ack, commit mode, 60 s",
+        [Target("rate", 15_000, 25_000)],
+    )
+    seconds = setup.seconds(60)
+    for number in range(setup.rounds):
+        setup.say(f"e2e, round {number + 1}")
+        with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+            began = time.monotonic()
+            tally = uvloop.run(flow(cluster, seconds))
+            took = time.monotonic() - began
+            cluster.account(["bench"], tally.published, tally.acked)
+            nothing_early(tally)
+            row.add("rate", tally.acked / took, "msg/s")
+            row.add("lateness p50", tally.late(0.5), "ms")
+            row.add("lateness p99", tally.late(0.99), "ms")
+    return [row]
+
+
+async def all_at_once(cluster: Cluster, count: int) -> tuple[Tally, int]:
+    """`count` messages due within one second; the start of that second."""
+    addresses, tally, stop = leader_first(cluster), Tally(), asyncio.Event()
+    second = (now_ms() // 1000 + 15) * 1000
+    session = Session(addresses)
+    for start in range(0, count, 1000):
+        await publish(session, tally, [second + random.randrange(1000) for _ in range(min(1000, count - start))])
+    if now_ms() > second - 3000:
+        raise Void("publishing took longer than the delay")
+    consumers = [
+        asyncio.create_task(consume(Session(addresses), tally, stop, most=1000, wait="30s")) for _ in range(16)
+    ]
+    await until(lambda: tally.acked >= count or any(t.done() for t in consumers), 60)
+    stop.set()
+    for task in consumers:
+        task.cancel()
+    await asyncio.gather(*consumers, return_exceptions=True)
+    return tally, second
+
+
+def burst(setup: Setup) -> list[Row]:
+    row = Row(
+        "burst", "100,000 messages due in one second: all handed out within", [Target("seconds", 5, 3, at_most=True)]
+    )
+    for number in range(setup.rounds):
+        setup.say(f"burst, round {number + 1}")
+        with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+            tally, second = uvloop.run(all_at_once(cluster, setup.many(100_000, 20_000)))
+            cluster.account(["bench"], tally.published, tally.acked)
+            nothing_early(tally)
+            if len(tally.seen) != tally.published:
+                raise Void(f"{tally.published - len(tally.seen)} were never handed out")
+            row.add("seconds", (tally.last_at - second) / 1000, "s")
+    return [row]
+
+
+async def steady(cluster: Cluster, rate: int, seconds: float, addresses: list[str] | None = None) -> Tally:
+    """Published in small batches at `rate`, due 1 to 4 s later; runs until the last one is acked."""
+    addresses = addresses or leader_first(cluster)
+    tally, stop = Tally(), asyncio.Event()
+    consumers = [asyncio.create_task(consume(Session(addresses), tally, stop, wait="2s")) for _ in range(8)]
+    sessions = [Session(addresses) for _ in range(4)]
+    tick, began = 0.01, time.monotonic()
+    running: set[asyncio.Task[None]] = set()
+    for step in range(int(seconds / tick)):
+        await asyncio.sleep(max(0.0, began + step * tick - time.monotonic()))
+        due = [now_ms() + random.randrange(1000, 4000) for _ in range(max(1, int(rate * tick)))]
+        # One request at a time per session: when all are busy, this tick waits for one of them.
+        while len(running) >= len(sessions):
+            _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        session = sessions.pop()
+        task = asyncio.create_task(publish(session, tally, due))
+        task.add_done_callback(lambda _, session=session: sessions.append(session))
+        running.add(task)
+    await asyncio.gather(*running)
+    await until(lambda: tally.acked >= tally.published or any(t.done() for t in consumers), 30)
+    await gather_until_stopped(consumers, stop)
+    nothing_early(tally)
+    return tally
+
+
+def lateness(setup: Setup) -> list[Row]:
+    row = Row(
+        "lateness",
+        "lateness at 2,000 msg/s, commit mode",
+        [Target("p50", 5, 2, at_most=True), Target("p99", 50, 15, at_most=True)],
+    )
+    for number in range(setup.rounds):
+        setup.say(f"lateness, round {number + 1}")
+        with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+            tally = uvloop.run(steady(cluster, 2_000, setup.seconds(30)))
+            cluster.account(["bench"], tally.published, tally.acked)
+            row.add("p50", tally.late(0.5), "ms")
+            row.add("p99", tally.late(0.99), "ms")
+            row.add("max", max(tally.late_ms), "ms")
+    return [row]

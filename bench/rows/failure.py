@@ -1,0 +1,73 @@
+"""SIGKILL of the leader under load, again and again: how long until a message that fell due afterwards is delivered."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+
+import uvloop
+
+from bench.cluster import Cluster, Void
+from bench.load import Session, Tally, consume, now_ms, publish, until
+from bench.result import Row, Setup, Target
+
+
+async def _kill_and_watch(cluster: Cluster, tally: Tally, kills: int, row: Row) -> None:
+    for number in range(kills):
+        leader = await asyncio.to_thread(cluster.leader)
+        await asyncio.sleep(0.5 + random.random())
+        killed_at = time.time() * 1000
+        await asyncio.to_thread(cluster.end, leader, signal.SIGKILL)
+
+        def next_delivery(since: float = killed_at) -> float | None:
+            recent = tally.deliveries[-20_000:]
+            return next((at for at, due in recent if due >= since and at >= since), None)
+
+        if not await until(lambda: next_delivery() is not None, 20):
+            raise Void(f"no delivery within 20 s of kill {number + 1}")
+        row.add("next delivery", (next_delivery() or 0) - killed_at, "ms")
+        await asyncio.to_thread(cluster.restart, leader)
+
+
+async def _under_load(cluster: Cluster, kills: int, row: Row) -> Tally:
+    addresses = [node.http for node in cluster.nodes]
+    tally, stop, end = Tally(), asyncio.Event(), asyncio.Event()
+    consumers = [asyncio.create_task(consume(Session(addresses, i), tally, stop, wait="2s")) for i in range(6)]
+
+    async def produce(i: int) -> None:
+        session = Session(addresses, i)
+        while not end.is_set():
+            await publish(session, tally, [now_ms() + random.randrange(500, 2500) for _ in range(10)])
+            await asyncio.sleep(0.02)
+
+    producers = [asyncio.create_task(produce(i)) for i in range(2)]
+    try:
+        await _kill_and_watch(cluster, tally, kills, row)
+    finally:
+        end.set()
+    await asyncio.gather(*producers)
+    await until(lambda: tally.acked >= tally.published, 60)
+    stop.set()
+    await asyncio.gather(*consumers)
+    return tally
+
+
+def failover(setup: Setup) -> list[Row]:
+    row = Row(
+        "failover",
+        "SIGKILL of the leader under load, 50 times: next due delivery",
+        [Target("next delivery", 600, 300, at_most=True), Target("worst", 1_500, at_most=True)],
+    )
+    kills = setup.many(50, 5)
+    setup.say(f"failover, {kills} kills")
+    with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+        tally = uvloop.run(_under_load(cluster, kills, row))
+        cluster.account(["bench"], tally.published, tally.acked)
+        if tally.early or tally.duplicates or len(tally.seen) != tally.published:
+            lost = tally.published - len(tally.seen)
+            raise Void(f"{tally.early} early, {tally.duplicates} duplicated, {lost} lost in commit mode")
+    row.add("worst", max(row.samples["next delivery"]), "ms")
+    row.notes.append(f"{tally.published:,} messages: 0 lost, 0 early, 0 duplicated")
+    return [row]
