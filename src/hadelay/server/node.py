@@ -13,7 +13,7 @@ from typing import Any
 from hadelay.config import Config
 from hadelay.core.clustertime import ClusterClock
 from hadelay.core.commands import Command, Draft, encode_entry, encode_incarnation, encode_settings
-from hadelay.core.formats import FEATURE_LEVEL
+from hadelay.core.formats import FEATURE_LEVEL, INDEX_SIZE
 from hadelay.core.results import Refused
 from hadelay.core.state import DelayState
 from hadelay.errors import DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
@@ -27,6 +27,7 @@ from hadelay.server.batcher import Batcher, Done
 from hadelay.server.checkpoints import Checkpoints
 from hadelay.server.dispatcher import LeaderDispatcher
 from hadelay.server.link import Link, Reply
+from hadelay.server.mending import Mender
 from hadelay.server.peers import Peer, Peers, local_peer
 from hadelay.storage.disk import Disk
 from hadelay.storage.store import Storage
@@ -48,12 +49,10 @@ class Node:
         storage: Storage,
         journal: Journal,
     ) -> None:
-        self.config, self.disk, self.runtime, self.storage = config, disk, runtime, storage
+        self.config, self.disk, self.runtime = config, disk, runtime
         self.name = config.node.name
         self.on_fatal = on_fatal
-        self.state = DelayState(config.cluster.group, storage.hours, storage.tables, storage.names)
-        if storage.core_blob:
-            self.state.load(storage.core_blob, storage.hour_blobs())
+        self._load(storage)
         self.clock = ClusterClock(
             self.name,
             config.members,
@@ -89,14 +88,8 @@ class Node:
             leaderless_wait_s=config.http.no_leader_wait_ms / 1000,
             commit_timeout_s=config.limits.commit_timeout_ms / 1000,
         )
-        self.dispatcher = LeaderDispatcher(
-            state=self.state,
-            store=storage.hours,
-            runtime=runtime,
-            clock=self.clock,
-            propose=self.batcher.propose,
-            config=config,
-        )
+        self._make_dispatcher()
+        self.mender = Mender(self)
         self.checkpoints = Checkpoints(self)
 
     def __repr__(self) -> str:
@@ -214,6 +207,35 @@ class Node:
         return self.checkpoints.install(manifest)
 
     # inside
+
+    def _load(self, storage: Storage) -> None:
+        self.storage = storage
+        self.state = DelayState(self.config.cluster.group, storage.hours, storage.tables, storage.names)
+        if storage.core_blob:
+            self.state.load(storage.core_blob, storage.hour_blobs())
+
+    def _make_dispatcher(self) -> None:
+        self.dispatcher = LeaderDispatcher(
+            state=self.state,
+            store=self.storage.hours,
+            runtime=self.runtime,
+            clock=self.clock,
+            propose=self.batcher.propose,
+            config=self.config,
+            on_damage=self._damaged,
+        )
+
+    def _damaged(self, hour: int, index: int, what: str) -> None:
+        """A second's chain is broken at that entry: have it mended, then walk on."""
+        place = (hour, ".idx", index * INDEX_SIZE, INDEX_SIZE)
+        self.mender.mend(*place, lambda data: data and self.dispatcher.repaired(hour))
+
+    def reload(self, storage: Storage) -> None:
+        """A snapshot was installed: go on from its state. Only a follower installs, so nothing waits here."""
+        self.dispatcher.on_follower()
+        self._load(storage)
+        self._make_dispatcher()
+        self.clock.raise_floor(self.state.now_ms)
 
     def _me(self) -> Peer:
         return local_peer(

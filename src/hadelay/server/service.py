@@ -41,7 +41,7 @@ from hadelay.server.batcher import refusal
 from hadelay.server.counting import due_counts
 from hadelay.server.metrics import node_metrics
 from hadelay.server.node import Node
-from hadelay.server.records import Records, split_record
+from hadelay.server.records import read_records, split_record
 
 _CANCELLED = {
     CancelOutcome.CANCELLED: "cancelled",
@@ -59,7 +59,6 @@ class NodeService:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.node = node.name
-        self._records = Records(node)
 
     @property
     def leader_name(self) -> str | None:
@@ -143,7 +142,7 @@ class NodeService:
             node.config.cluster.group, handed.term, handed.seq, handed.positions, handed.hours, handed.indexes
         )
         rows = handed.rows
-        bodies = await self._records.read(handed.hours, rows)
+        bodies = await read_records(node, handed.hours, rows)
         now, topics = handed.now_ms, node.state.topics.all
         columns = zip(
             rows["first_id"].tolist(),

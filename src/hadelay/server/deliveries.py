@@ -1,0 +1,89 @@
+"""Putting together what a consumer gets, and how late it was."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.core.dispatch import LATENESS_BUCKETS_MS, Delivery, Offer
+from hadelay.core.formats import INDEX
+from hadelay.core.held import HeldGrant
+from hadelay.core.results import GrantResult
+from hadelay.core.tokens import LEASE
+
+_BOUNDS = np.array(LATENESS_BUCKETS_MS)
+
+
+def empty(now_ms: int) -> Delivery:
+    """Nothing came in time."""
+    u4 = np.zeros(0, np.uint32)
+    return Delivery(
+        0, 0, np.zeros(0, np.uint16), u4, u4, np.zeros(0, np.uint16), np.zeros(0, INDEX), np.zeros(0, np.int64),
+        np.zeros(0, np.bool_), now_ms,
+    )  # fmt: skip
+
+
+def first_time(term: int, offer: Offer, result: GrantResult, suspect_ms: int, now_ms: int) -> Delivery:
+    """What apply granted of an offer. suspect_ms: whatever was due by then may have been handed out before, by a
+    leader that fell before it could say so (interval mode)."""
+    granted = result.granted
+    if granted.all():
+        positions = np.arange(len(granted), dtype=np.uint16)
+        hours, indexes, rows, attempts = offer.hours, offer.indexes, offer.rows, result.attempts
+    else:
+        positions = np.flatnonzero(granted).astype(np.uint16)
+        hours, indexes, rows = offer.hours[granted], offer.indexes[granted], offer.rows[granted]
+        attempts = result.attempts[granted]
+    return Delivery(
+        term,
+        offer.seq,
+        positions,
+        hours,
+        indexes,
+        attempts,
+        rows,
+        np.full(len(positions), result.until_ms, np.int64),
+        (attempts > 1) | (rows["deliver_at_ms"] <= suspect_ms),
+        now_ms,
+    )
+
+
+def again(grant: HeldGrant, store: object) -> tuple[Delivery, NDArray[np.void]]:
+    """What is still held of a grant, and the LEASE rows that name it."""
+    positions = np.flatnonzero(grant.rows["open"] == 1)
+    held = grant.rows[positions]
+    rows = np.zeros(len(held), INDEX)
+    for hour in np.unique(held["hour"]).tolist():
+        mine = held["hour"] == hour
+        rows[mine] = store.entries(hour, held["index"][mine])  # type: ignore[attr-defined]
+    leases = np.zeros(len(held), LEASE)
+    leases["term"], leases["seq"], leases["pos"] = grant.term, grant.seq, positions
+    leases["hour"], leases["index"] = held["hour"], held["index"]
+    delivery = Delivery(
+        grant.term,
+        grant.seq,
+        positions.astype(np.uint16),
+        held["hour"].copy(),
+        held["index"].copy(),
+        held["attempt"].copy(),
+        rows,
+        held["until_ms"].copy(),
+        np.ones(len(held), np.bool_),
+        0,
+    )
+    return delivery, leases
+
+
+class Lateness:
+    """A histogram of how long after its deliver_at a message was handed out."""
+
+    def __init__(self) -> None:
+        #: Not cumulative; one more bucket than bounds, for what is above the last.
+        self.counts = [0] * (len(_BOUNDS) + 1)
+        self.sum_ms = 0
+
+    def count(self, delivery: Delivery) -> None:
+        late = np.maximum(delivery.now_ms - delivery.rows["deliver_at_ms"], 0)
+        self.sum_ms += int(late.sum())
+        for bucket in _BOUNDS.searchsorted(late).tolist():
+            self.counts[bucket] += 1

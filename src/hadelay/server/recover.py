@@ -1,0 +1,113 @@
+"""Opening a node's directories: as a founder, as who it was, or as a new incarnation that the cluster has to admit.
+
+    data_dir/g<group>/      hours, index, names, checkpoint (storage.store)
+    journal_dir/g<group>/   the Raft journal (raft.journal); journal_dir is data_dir/raft unless the configuration says
+
+Both carry cluster, group, node and incarnation. One without the other, or of different incarnations, means that a disk
+was lost, exchanged or put back from a copy: such a node may have promised what it no longer knows. It starts empty, as
+a new incarnation, which neither votes nor counts until a majority without it has admitted it (architecture §6). What
+was found is put aside under another name, never deleted. A cluster of one has nobody to learn from: it refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from hadelay.config import Config
+from hadelay.errors import ConfigError
+from hadelay.raft.journal import Journal, JournalConfig
+from hadelay.raft.network import Network
+from hadelay.raft.ports import FOUNDING
+from hadelay.runtime import Runtime
+from hadelay.server.node import Node
+from hadelay.storage.disk import Disk
+from hadelay.storage.identity import Identity, read_identity
+from hadelay.storage.store import Storage
+from hadelay.storage.tables import Backend
+
+log = structlog.get_logger("hadelay")
+
+
+def open_node(
+    config: Config,
+    disk: Disk,
+    network: Network,
+    runtime: Runtime,
+    on_fatal: Callable[[BaseException], None],
+    *,
+    backend: Callable[[str], Backend] | None = None,
+) -> Node:
+    """A recovered node, not yet started. ConfigError in words for directories that are not this node's, DamagedFile
+    for bytes that do not verify. `backend` makes the table store of a path (LMDB by default)."""
+    data = f"{config.node.data_dir}/g{config.cluster.group}"
+    journal_dir = f"{config.journal_dir}/g{config.cluster.group}"
+    disk.makedirs(data)
+    disk.makedirs(journal_dir)
+    incarnation, journal = _who_am_i(config, disk, runtime, data, journal_dir)
+    storage = Storage(
+        disk,
+        data,
+        runtime,
+        Identity(config.cluster.id, config.cluster.group, config.node.name, incarnation),
+        backend=backend,
+        far_buffer_bytes=config.storage.far_buffer_bytes,
+    )
+    journal = journal or _create_journal(config, disk, runtime, journal_dir, incarnation)
+    return Node(config, disk, network, runtime, on_fatal, storage=storage, journal=journal)
+
+
+def _who_am_i(
+    config: Config, disk: Disk, runtime: Runtime, data: str, journal_dir: str
+) -> tuple[int, Journal | None]:
+    """This node's incarnation, and its journal if it has one. Puts aside what can't be trusted."""
+    identity = read_identity(disk, data)
+    has_journal = Journal.exists(disk, journal_dir)
+    if identity is None and not has_journal:
+        if config.cluster.init:
+            return FOUNDING, None
+        if len(config.members) == 1:
+            raise ConfigError(
+                f"{config.node.data_dir} is empty: start once with cluster.init = true (serve --init) to found a "
+                "cluster, or name the directory that holds it"
+            )
+        return _new_incarnation(runtime), None
+    if identity is not None and has_journal:
+        journal = Journal.open(disk, journal_dir, runtime, config=_settings(config), **_owner(config))
+        if journal.incarnation == identity.incarnation:
+            return journal.incarnation, journal
+        journal.close()
+    lost = data if identity is None else journal_dir
+    if len(config.members) == 1:
+        raise ConfigError(
+            f"{lost} is not what the other directory of this node belongs to, and there is no other node to learn "
+            "from: put back both directories as they were at one time"
+        )
+    aside = _new_incarnation(runtime)
+    for directory in (data, journal_dir):
+        disk.rename(directory, f"{directory}.lost-{aside}")
+        disk.sync_dir(directory.rpartition("/")[0])
+        disk.makedirs(directory)
+    log.warning("lost_disk", node=config.node.name, lost=lost, kept=f".lost-{aside}", incarnation=aside)
+    return aside, None
+
+
+def _new_incarnation(runtime: Runtime) -> int:
+    """Above every earlier one: they were taken from earlier times."""
+    return max(FOUNDING + 1, runtime.wall_ms())
+
+
+def _create_journal(config: Config, disk: Disk, runtime: Runtime, directory: str, incarnation: int) -> Journal:
+    return Journal.create(
+        disk, directory, runtime, incarnation=incarnation, config=_settings(config), **_owner(config)
+    )
+
+
+def _settings(config: Config) -> JournalConfig:
+    return JournalConfig(segment_bytes=config.raft.segment_bytes)
+
+
+def _owner(config: Config) -> dict[str, Any]:
+    return {"cluster_id": config.cluster.id, "group": config.cluster.group, "node": config.node.name}
