@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from hadelay.core.state import DelayState
     from hadelay.core.topics import Topic
 
-__all__ = ["DONE", "PROPOSED", "WAITING", "Delivery", "Dispatcher", "Offer", "Owed", "Poll"]
+#: Upper bounds of hadelay_delivery_lateness_seconds, in ms.
+LATENESS_BUCKETS_MS = (1, 2, 5, 10, 15, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 60_000, 600_000)
+
+__all__ = ["DONE", "LATENESS_BUCKETS_MS", "PROPOSED", "WAITING", "Delivery", "Dispatcher", "Offer", "Owed", "Poll"]
 
 #: Messages in loaded seconds. Beyond it a second is loaded only when it is the next one to run.
 PRELOAD_ROWS = 1 << 20
@@ -371,6 +374,15 @@ class Dispatcher:
         for hour in np.unique(rows["hour"]).tolist():
             leased = self._leased.setdefault(hour, BitMap())
             leased |= bitmap(rows["index"][rows["hour"] == hour])
+
+    def oldest_ready_ms(self, number: int) -> int:
+        """When the oldest ready message of the topic fell due; to the second if it is not in memory."""
+        queue = self.ready.queue(number)
+        if queue.places and (queue.mark is None or queue.places[0] >> 32 <= queue.mark // SECONDS_PER_HOUR):
+            place = queue.places[0]
+            if self.store.count(place >> 32):
+                return int(self.store.entries(place >> 32, np.array([place & 0xFFFFFFFF]))["deliver_at_ms"][0])
+        return self.tick_ms if queue.mark is None else queue.mark * 1000
 
     def _count_ready(self, number: int, count: int) -> None:
         self.ready_counts[number] += count

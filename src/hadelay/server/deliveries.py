@@ -74,6 +74,22 @@ def again(grant: HeldGrant, store: object) -> tuple[Delivery, NDArray[np.void]]:
     return delivery, leases
 
 
+def still_held(delivery: Delivery, held: NDArray[np.bool_], until_ms: int, now_ms: int) -> Delivery:
+    """Those of a delivery whose leases were extended."""
+    return Delivery(
+        delivery.term,
+        delivery.seq,
+        delivery.positions[held],
+        delivery.hours[held],
+        delivery.indexes[held],
+        delivery.attempts[held],
+        delivery.rows[held],
+        np.full(np.count_nonzero(held), until_ms, np.int64),
+        delivery.redelivered[held],
+        now_ms,
+    )
+
+
 class Lateness:
     """A histogram of how long after its deliver_at a message was handed out."""
 

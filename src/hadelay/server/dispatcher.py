@@ -31,7 +31,7 @@ from hadelay.core.state import DelayState
 from hadelay.errors import Conflict, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.runtime import Runtime
 from hadelay.server.alarm import Alarm
-from hadelay.server.deliveries import Lateness, again, empty, first_time
+from hadelay.server.deliveries import Lateness, again, empty, first_time, still_held
 from hadelay.server.expiry import Expiry
 from hadelay.server.janitor import Janitor
 
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 Done = Callable[[Any, HadelayError | None], None]
 #: After a proposal that could not be made.
 _BACKOFF_S = 0.02
+#: Timers have limits; to wake once an hour costs nothing.
+_LONGEST_SLEEP_S = 3_600.0
 #: Slices of backlog the sweeper looks at each time.
 _SWEEP_SLICES = 4
 #: Deadlines of polls that were answered are dropped when they are this many more than those that wait.
@@ -150,8 +152,8 @@ class LeaderDispatcher:
             held()
 
     def _proposed_polls(self) -> list[Poll]:
-        flying = [self._current(offer.poll) for offer in self._offers.values()]
-        return [poll for poll in [*flying, *self._extending] if poll.phase == PROPOSED]
+        asked = [*(offer.poll for offer in self._offers.values()), *self._extending]
+        return [poll for poll in map(self._current, asked) if poll.phase == PROPOSED]
 
     def _fail_deposed(self, poll: Poll) -> None:
         unknown = poll.phase == PROPOSED
@@ -300,7 +302,7 @@ class LeaderDispatcher:
         if aligned and core.busy:
             self._turn_soon()
         mono = self.runtime.monotonic()
-        self._due.at(mono + self.clock.delay_s(next_ms, mono))
+        self._due.at(mono + min(self.clock.delay_s(next_ms, mono), _LONGEST_SLEEP_S))
 
     def _hand_out(self, core: Dispatcher) -> None:
         mono = self.runtime.monotonic()
@@ -409,10 +411,7 @@ class LeaderDispatcher:
         if (result.until_ms - now) * 2 < poll.lease_ms:
             self._answer(poll, None, Overloaded("the commit took longer than the lease lasts", retry_after_ms=1000))
             return
-        columns = (column[held] for column in delivery[2:9])
-        delivery = Delivery(delivery.term, delivery.seq, *columns, now)
-        delivery.until_ms[:] = result.until_ms
-        self._answer(poll, delivery)
+        self._answer(poll, still_held(delivery, held, result.until_ms, now))
 
     # ---- interval mode
 
@@ -496,7 +495,7 @@ class LeaderDispatcher:
         if core is not self._core:
             return
         self._cursor_busy = False
-        if error is None:
+        if error is None or self._holding:
             self._cursor_sent = cursor
         self._check_held(core)
         self._turn_soon()

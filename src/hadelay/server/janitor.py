@@ -76,6 +76,6 @@ class Janitor:
         return None
 
     def _can_carry(self, hour: int) -> bool:
-        """There are entries that CARRY has not looked at; what is left open otherwise is leased, and moves by itself."""
+        """There are entries that CARRY has not looked at. What is open besides is leased, and moves by itself."""
         hour_state = self._state.hours.get(hour)
         return hour_state is None or hour_state.carried < self._state.store.count(hour)
