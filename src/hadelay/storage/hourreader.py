@@ -121,6 +121,11 @@ class HourReader:
             raise DamagedFile(self.path(hour) + ".log", offset, what)
         return data
 
+    def read_file(self, hour: int, suffix: str, offset: int, length: int) -> bytes:
+        """Bytes of the hour's "log", "idx" or "dsp", as they stand, within what `lengths` says."""
+        self._write_out(hour)
+        return self._handles.get(f"{self.path(hour)}.{suffix}").pread(length, offset)
+
     def _far_entries(self, hour: int, indexes: npt.NDArray[np.integer] | slice) -> Rows:
         self._write_out(hour)
         n = self.count(hour)
