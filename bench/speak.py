@@ -123,7 +123,7 @@ class RabbitMq(_Stream):
         self._send(1, 20, 10, b"\x00")
         await self._method(20, 11)
         await self._declare("due", {"x-queue-type": "quorum"})
-        delay = {"x-queue-type": "quorum", "x-message-ttl": 3_600_000}
+        delay: dict[str, str | int] = {"x-queue-type": "quorum", "x-message-ttl": 3_600_000}
         await self._declare("delay", {**delay, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "due"})
         self._send(1, 85, 10, b"\x00")
         await self._method(85, 11)

@@ -124,14 +124,17 @@ async def steady(cluster: Cluster, rate: int, seconds: float, addresses: list[st
         while len(running) >= len(sessions):
             _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         session = sessions.pop()
-        task = asyncio.create_task(publish(session, tally, due))
-        task.add_done_callback(lambda _, session=session: sessions.append(session))
-        running.add(task)
+        running.add(asyncio.create_task(_publish_and_return(session, tally, due, sessions)))
     await asyncio.gather(*running)
     await until(lambda: tally.acked >= tally.published or any(t.done() for t in consumers), 30)
     await gather_until_stopped(consumers, stop)
     nothing_early(tally)
     return tally
+
+
+async def _publish_and_return(session: Session, tally: Tally, due: list[int], idle: list[Session]) -> None:
+    await publish(session, tally, due)
+    idle.append(session)
 
 
 def lateness(setup: Setup) -> list[Row]:
