@@ -10,10 +10,10 @@ import aiohttp
 import msgspec
 import pytest
 import yarl
+from tests.http.memory_service import MemoryService
 
 from hadelay.config import HttpConfig
 from hadelay.http.app import HttpServer
-from tests.http.memory_service import MemoryService
 
 MAX_DELAY_MS = 730 * 86_400_000
 
@@ -39,8 +39,6 @@ class Node:
         if isinstance(data, dict | list):
             data = msgspec.json.encode(data)
             names.setdefault("Content-Type", "application/json")
-        import yarl
-
         if isinstance(data, bytes) and len(data) >= 1 << 20:
             data = io.BytesIO(data)  # aiohttp warns about large bytes
         async with self.session.request(
@@ -66,7 +64,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]
 
 async def until(condition: Callable[[], bool]) -> None:
     """Lets the loop run until it is so; a test that waits in vain ends by its timeout."""
-    while not condition():
+    while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
 

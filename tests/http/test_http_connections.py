@@ -1,0 +1,329 @@
+"""What happens between the bytes: pieces, pipelines, hang-ups, slow readers, crowds, and the end of a node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from itertools import pairwise
+
+import pytest
+from tests.http.conftest import Make, Node, read_answer, until
+
+from hadelay.errors import ConfigError, HadelayError
+
+POST = b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\n"
+
+
+def publish(body: bytes, extra: bytes = b"") -> bytes:
+    return POST + extra + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+POLL = b'{"wait":"60s"}'
+RECEIVE = b"POST /v1/topics/empty/receive HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(POLL), POLL)
+
+
+async def open_warm(node: Node) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """The first request of a connection may go by aiohttp; those after it do not."""
+    reader, writer = await node.raw()
+    writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await read_answer(reader))[0] == 200
+    return reader, writer
+
+
+def bodies(node: Node) -> list[bytes]:
+    return [bytes(draft.body) for draft in node.service.published]
+
+
+@pytest.mark.parametrize("cut", [1, 5, 30, 60, 90, -1])
+async def test_a_request_in_two_pieces(node: Node, cut: int) -> None:
+    reader, writer = await open_warm(node)
+    for n in range(4):
+        request = publish(b"body %d" % n)
+        writer.write(request[:cut])
+        await writer.drain()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        writer.write(request[cut:])
+        assert (await read_answer(reader))[0] == 201
+        writer.write(publish(b"whole %d" % n))
+        assert (await read_answer(reader))[0] == 201
+    assert len(bodies(node)) == 8
+    assert bodies(node)[6:] == [b"body 3", b"whole 3"]
+
+
+async def test_a_large_body_and_then_small_ones(node: Node) -> None:
+    reader, writer = await open_warm(node)
+    for body in (b"x" * 900_000, b"a", b"y" * 900_000, b"b"):
+        writer.write(publish(body))
+        assert (await read_answer(reader))[0] == 201
+    assert [len(body) for body in bodies(node)] == [900_000, 1, 900_000, 1]
+
+
+async def test_pipelined_requests_are_answered_in_order(node: Node) -> None:
+    reader, writer = await open_warm(node)
+    node.service.hold()
+    gets = b"GET /v1/topics/none HTTP/1.1\r\nHost: x\r\n\r\n"
+    writer.write(publish(b"0") + publish(b"1") + gets + publish(b"2") + publish(b"3", b"Expect: 100-continue\r\n"))
+    await until(lambda: bool(node.service.held))
+    writer.write(publish(b"4") * 3)
+    await asyncio.sleep(0.01)
+    assert len(node.service.held or ()) == 1  # one at a time, so that the answers keep the order
+    node.service.release()
+    statuses = []
+    while len(statuses) < 9:
+        status, _, _ = await read_answer(reader)
+        statuses.append(status)
+    assert statuses == [201, 201, 404, 201, 100, 201, 201, 201, 201]
+    assert bodies(node) == [b"0", b"1", b"2", b"3", b"4", b"4", b"4"]
+
+
+async def test_a_thousand_pipelined(node: Node) -> None:
+    reader, writer = await open_warm(node)
+    writer.write(b"".join(publish(b"%d" % n) for n in range(1000)))
+    ids = []
+    for _ in range(1000):
+        status, headers, _ = await read_answer(reader)
+        assert status == 201
+        ids.append(headers["location"])
+    assert bodies(node) == [b"%d" % n for n in range(1000)]
+    assert all(a < b for a, b in pairwise(ids))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: 1\r\nContent-Length: 2\r\n",
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Content-Length: +5\r\n",
+        b"Content-Length: 5\r\n folded: x\r\n",
+        b"Content-Length : 5\r\n",
+        b"Content-Length: 5\r\nBad\x00Name: 1\r\n",
+        b"Content-Length: -1\r\n",
+    ],
+)
+async def test_heads_that_could_mean_two_things(node: Node, head: bytes) -> None:
+    """Request smuggling: whatever it is, it publishes at most what stands before the next request."""
+    reader, writer = await open_warm(node)
+    writer.write(POST + head + b"\r\n" + b"hello" + publish(b"smuggled"))
+    status, headers, _ = await read_answer(reader)
+    assert status == 400
+    assert headers["content-type"] == "application/problem+json"
+    assert headers["hadelay-node"] == "n1"
+    assert not node.service.published
+
+
+async def test_what_is_not_http(node: Node) -> None:
+    reader, writer = await node.raw()
+    writer.write(b"\x16\x03\x01 hello there\r\n\r\n")
+    status, headers, body = await read_answer(reader)
+    assert status == 400
+    assert headers["content-type"] == "application/problem+json"
+    assert b"retryable" in body
+    assert await reader.read() == b""
+
+
+async def test_http_10_and_connection_close(node: Node) -> None:
+    for head in (b"Connection: close\r\n",):
+        reader, writer = await open_warm(node)
+        writer.write(publish(b"x", head))
+        assert (await read_answer(reader))[0] == 201
+        assert await reader.read() == b""
+
+
+async def test_a_repeated_head_is_known_but_its_body_is_not(node: Node) -> None:
+    reader, writer = await open_warm(node)
+    for body in (b"one", b"two", b"six"):
+        writer.write(publish(body))
+        await read_answer(reader)
+    assert bodies(node) == [b"one", b"two", b"six"]
+    assert publish(b"")[: -len(b"0\r\n\r\n")] + b"3\r\n\r\n" in node.server.heads.recent
+
+
+async def test_remembered_heads_are_bounded(node: Node) -> None:
+    node.server.heads.capacity = 10
+    reader, writer = await open_warm(node)
+    for n in range(50):
+        writer.write(publish(b"x", b"Hadelay-Delay: %d\r\n" % n) + publish(b"x", b"Idempotency-Key: k%d\r\n" % n))
+        assert (await read_answer(reader))[0] == 201
+        assert (await read_answer(reader))[0] == 201
+    assert len(node.server.heads.recent) <= 10
+    assert not any(b"Idempotency" in head for head in node.server.heads.recent)
+
+
+# ---- hang-ups
+
+
+async def test_hang_up_in_the_middle_of_a_request(node: Node) -> None:
+    for cut in (10, 60, -2):
+        _, writer = await open_warm(node)
+        writer.write(publish(b"never whole")[:cut])
+        writer.close()
+        await writer.wait_closed()
+    assert (await node.ask("GET", "/livez")).status == 200
+    assert not node.service.published
+
+
+async def test_hang_up_while_a_publish_is_under_way(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    for extra in (b"", b"Accept: a\r\nTE: trailers\r\n"):
+        _, writer = await open_warm(node)
+        node.service.hold()
+        writer.write(publish(b"x", extra))
+        await until(lambda: bool(node.service.held))
+        writer.transport.abort()
+        await until(lambda: len(node.server._server.connections) == 0)  # type: ignore[union-attr]
+        node.service.release()
+    assert len(node.service.published) == 2
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+async def test_hang_up_while_a_poll_waits_withdraws_it(node: Node) -> None:
+    _, writer = await node.raw()
+    writer.write(RECEIVE)
+    await until(lambda: node.server.waiting == 1)
+    writer.close()
+    await until(lambda: node.service.withdrawn == 1)
+    assert node.server.waiting == 0
+
+
+async def test_a_body_that_does_not_arrive(make_node: Make) -> None:
+    node = await make_node(io_timeout_ms=50)
+    reader, writer = await open_warm(node)
+    writer.write(POST + b"Content-Length: 10\r\n\r\nhalf")
+    status, _, body = await read_answer(reader)
+    assert status == 408
+    assert b'"retryable":true' in body
+    writer.close()
+
+
+async def test_an_idle_connection_is_closed(make_node: Make) -> None:
+    node = await make_node(idle_timeout_ms=100)
+    reader, writer = await open_warm(node)
+    writer.write(publish(b"x"))
+    await read_answer(reader)
+    assert await reader.read() == b""
+    half, writer = await node.raw()
+    writer.write(b"POST /v1/top")
+    assert await half.read() == b""
+
+
+async def test_a_slow_commit_is_not_an_idle_connection(make_node: Make) -> None:
+    node = await make_node(idle_timeout_ms=30)
+    reader, writer = await open_warm(node)
+    node.service.hold()
+    writer.write(publish(b"x"))
+    await until(lambda: bool(node.service.held))
+    await asyncio.sleep(0.1)
+    node.service.release()
+    assert (await read_answer(reader))[0] == 201
+
+
+async def test_a_slow_reader_is_dropped(make_node: Make) -> None:
+    node = await make_node(io_timeout_ms=100)
+    node.service.hour_bytes = b"x" * (64 << 20)
+    reader, writer = await node.raw()
+    writer.write(b"GET /v1/hours/2026051008/log HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    await until(lambda: len(node.server._server.connections) == 0)  # type: ignore[union-attr]
+    assert (await node.ask("GET", "/livez")).status == 200
+
+
+async def test_a_pipelining_client_that_never_reads_is_held_back(make_node: Make) -> None:
+    node = await make_node(io_timeout_ms=200)
+    _, writer = await open_warm(node)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    request = publish(b"x") * 1000
+    sent = 0
+    try:
+        while sent < 2_000_000:
+            writer.write(request)
+            await writer.drain()
+            sent += 1000
+    except ConnectionError:
+        pass
+    assert sent < 2_000_000  # it was held back, then dropped, before it could fill our memory
+    assert (await node.ask("GET", "/livez")).status == 200
+
+
+# ---- crowds
+
+
+async def test_ten_thousand_waiting_polls(make_node: Make) -> None:
+    node = await make_node(max_waiting=10_000, max_wait_ms=60_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 21_000
+    if soft < wanted:
+        if hard < wanted:
+            pytest.skip(f"needs {wanted} open files, the limit is {hard}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    try:
+        await _crowd(node)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def _crowd(node: Node) -> None:
+    connections = []
+    for _ in range(100):
+        group = await asyncio.gather(*(node.raw() for _ in range(100)))
+        for _, writer in group:
+            writer.write(RECEIVE)
+        connections += group
+        wanted = len(connections)
+        await until(lambda wanted=wanted: node.server.waiting == wanted)  # type: ignore[misc]
+    one_more = await node.ask("POST", "/v1/topics/empty/receive", POLL)
+    assert (one_more.status, one_more.json["type"]) == (429, "limit-reached")
+    assert int(one_more.headers["Retry-After"]) >= 1
+    assert (await node.ask("POST", "/v1/topics/orders/messages", b"x")).status == 201
+    for _, writer in connections:
+        writer.transport.abort()
+    await until(lambda: node.server.waiting == 0)
+
+
+# ---- the end
+
+
+async def test_draining_finishes_publishes_and_sends_polls_away(node: Node) -> None:
+    reader, writer = await open_warm(node)
+    poll_reader, poll_writer = await node.raw()
+    idle_reader, _ = await open_warm(node)
+    poll_writer.write(RECEIVE)
+    await until(lambda: node.server.waiting == 1)
+    node.service.hold()
+    writer.write(publish(b"x"))
+    await until(lambda: bool(node.service.held))
+    stopping = asyncio.create_task(node.server.stop(5))
+    status, headers, body = await read_answer(poll_reader)
+    assert (status, headers["connection"]) == (503, "close")
+    assert b"shutting down" in body
+    assert b'"retryable":true' in body
+    assert await idle_reader.read() == b""
+    assert not stopping.done()
+    node.service.release()
+    assert (await read_answer(reader))[0] == 201
+    assert await reader.read() == b""
+    await stopping
+    with pytest.raises(ConnectionError):
+        await node.raw()
+
+
+async def test_a_port_in_use_is_named(node: Node, make_node: Make) -> None:
+    with pytest.raises(ConfigError, match=f"{node.server.address} is in use"):
+        await make_node(listen=node.server.address)
+
+
+async def test_a_bug_is_a_problem_too(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(node.service, "publish", broken)
+    monkeypatch.setattr(node.service, "names", broken)
+    await node.ask("GET", "/livez")
+    for answer in (
+        await node.ask("POST", "/v1/topics/orders/messages", b"x"),
+        await node.ask("GET", "/v1/names"),
+    ):
+        assert answer.status == 500
+        assert answer.json["type"] == HadelayError.type
+        assert b"secret" not in answer.body
+        assert answer.headers["Hadelay-Node"] == "n1"
