@@ -19,19 +19,20 @@ _FEW = 48
 def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
     """CRC32C of any bytes, continuing from `crc`, without copying them."""
     if type(data) is bytes:
-        return google_crc32c.extend(crc, data)
+        return int(google_crc32c.extend(crc, data))
     if not len(data):
         return crc
     array = np.frombuffer(data, np.uint8)
     array.flags.writeable = False  # the C function takes nothing that could change under it
-    return google_crc32c.extend(crc, array)  # type: ignore[arg-type]
+    return int(google_crc32c.extend(crc, array))
 
 
 class RowCrc:
     """Checksums of rows whose last four bytes are the CRC32C of the `covered` bytes before them."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
-        assert dtype.names is not None and dtype.names[-1].endswith("crc")
+        assert dtype.names is not None
+        assert dtype.names[-1].endswith("crc")
         self.covered = covered = dtype.itemsize - 4
         zeroes = google_crc32c.value(bytes(covered))
         table = np.zeros((covered, 256), np.uint32)
@@ -51,7 +52,8 @@ class RowCrc:
             data, step, value = rows.tobytes(), covered + 4, google_crc32c.value
             return np.array([value(data[i : i + covered]) for i in range(0, n * step, step)], np.uint32)
         places = rows.view(np.uint8).reshape(n, covered + 4)[:, :covered] + self._positions
-        return np.bitwise_xor.reduce(self._table.take(places, mode="clip"), axis=1)
+        crcs: npt.NDArray[np.uint32] = np.bitwise_xor.reduce(self._table.take(places, mode="clip"), axis=1)
+        return crcs
 
     def seal(self, rows: npt.NDArray[np.void]) -> None:
         """Write the CRC of each row into it."""

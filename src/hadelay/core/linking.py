@@ -24,10 +24,10 @@ _FEW = 12
 
 
 class Heads(NamedTuple):
-    """Of every second of an hour: globalIndex of its last entry (NONE32 if none), and how many it has. u4[3600] each."""
+    """Per second of an hour: globalIndex of its last entry (NONE32 if none), and how many it has. u4[3600] each."""
 
     last: npt.NDArray[np.uint32]
-    count: npt.NDArray[np.uint32]
+    count: npt.NDArray[np.uint32]  # type: ignore[assignment]  # shadows tuple.count, which nobody needs
 
 
 class Groups(NamedTuple):

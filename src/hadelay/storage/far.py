@@ -43,7 +43,7 @@ class Generation:
         self.tail = np.full(slots, -1, np.int32)
 
     @property
-    def bytes(self) -> int:
+    def used_bytes(self) -> int:
         return self.n * ROW_COST + self._used
 
     def fits(self, rows: int, size: int) -> bool:

@@ -68,7 +68,7 @@ class FarWriter:
         if frozen is None:
             return True
         start, n = self._next, len(self._order)
-        rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES * n // frozen.bytes))
+        rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES * n // frozen.used_bytes))
         hour = bisect_right(self._firsts, start) + _BATCH_HOURS - 1
         end = min(start + rows, self._firsts[hour] if hour < len(self._firsts) else n)
         self._write(frozen, self._order[start:end], self._slots[start:end])
@@ -77,13 +77,16 @@ class FarWriter:
             self._frozen = self._sample = None
         return end == n
 
+    def write_rest(self) -> None:
+        """Write what is frozen, now."""
+        while not self.write_some():
+            pass
+
     def spill(self) -> None:
         """Write everything that waits, now."""
-        while not self.write_some():
-            pass
+        self.write_rest()
         self.freeze(None)
-        while not self.write_some():
-            pass
+        self.write_rest()
 
     def write_out(self, slot: int) -> None:
         """Write what waits for one hour, in the order it came."""
@@ -95,9 +98,7 @@ class FarWriter:
                 positions = generation.of(slot, int(table.written[slot]))
                 self._write(generation, positions, np.full(len(positions), slot, np.uint32))
 
-    def _write(
-        self, generation: Generation, positions: npt.NDArray[np.integer], slots: npt.NDArray[np.uint32]
-    ) -> None:
+    def _write(self, generation: Generation, positions: npt.NDArray[np.integer], slots: npt.NDArray[np.uint32]) -> None:
         """positions: the next unwritten rows of some hours, ordered by slot. Those that `write_out` took are passed
         over."""
         rows, starts = generation.get(positions)
@@ -110,7 +111,7 @@ class FarWriter:
         touched, firsts, counts = np.unique(slots, return_index=True, return_counts=True)
         self._link(touched, firsts, counts, rows)
         INDEX_CRC.seal(rows)
-        sizes, offsets, entries = rows["size"].tolist(), rows["offset"].tolist(), memoryview(rows.view(np.uint8))
+        sizes, offsets, entries = rows["size"].tolist(), rows["offset"].tolist(), rows.view(np.uint8).data
         for slot, first, count in zip(touched.tolist(), firsts.tolist(), counts.tolist(), strict=True):
             end = first + count
             records = generation.records(starts[first:end], sizes[first:end])

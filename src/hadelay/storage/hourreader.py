@@ -64,7 +64,11 @@ class HourReader:
         slot, table = self._table.find(hour), self._table
         if slot < 0:
             return 0, 0, 0
-        return int(table.log_bytes[slot]), int(table.entries[slot]) * INDEX_SIZE, int(table.events[slot]) * DISPATCH_SIZE
+        return (
+            int(table.log_bytes[slot]),
+            int(table.entries[slot]) * INDEX_SIZE,
+            int(table.events[slot]) * DISPATCH_SIZE,
+        )
 
     def mapped(self, hour: int) -> bool:
         return hour in self._near
@@ -87,7 +91,8 @@ class HourReader:
         """One INDEX row. IndexError beyond the applied length; DamagedFile when its CRC does not hold."""
         if not 0 <= index < self.count(hour):
             raise IndexError(f"hour {hour_name(hour)} has no entry {index}")
-        return self.entries(hour, slice(index, index + 1))[0]
+        row: np.void = self.entries(hour, slice(index, index + 1))[0]
+        return row
 
     def index_view(self, hour: int) -> Rows:
         """All INDEX rows of an hour, not verified: zero-copy and read-only when mapped, read from disk otherwise."""
@@ -97,7 +102,7 @@ class HourReader:
     def pre_view(self, hour: int) -> memoryview:
         """The index as a memoryview of u4, for walking: entry n's preGlobalIndex is `view[n * 16 + 11]`."""
         near = self._near.get(hour)
-        return near.words() if near is not None else memoryview(self._far_entries(hour, slice(None)).view(np.uint32))
+        return near.words() if near is not None else self._far_entries(hour, slice(None)).view(np.uint32).data
 
     def heads(self, hour: int) -> Heads:
         """Of a mapped hour they are live: they change as entries are appended."""
@@ -121,10 +126,12 @@ class HourReader:
             raise DamagedFile(self.path(hour) + ".log", offset, what)
         return data
 
-    def read_file(self, hour: int, suffix: str, offset: int, length: int) -> bytes:
-        """Bytes of the hour's "log", "idx" or "dsp", as they stand, within what `lengths` says."""
+    def read_file(self, hour: int, suffix: str, offset: int, size: int) -> bytes:
+        """Bytes of the hour's "log", "idx" or "dsp", within the applied length."""
         self._write_out(hour)
-        return self._handles.get(f"{self.path(hour)}.{suffix}").pread(length, offset)
+        length = self.lengths(hour)[("log", "idx", "dsp").index(suffix)]
+        size = min(size, length - offset)
+        return self._handles.get(f"{self.path(hour)}.{suffix}").pread(size, offset) if size > 0 else b""
 
     def _far_entries(self, hour: int, indexes: npt.NDArray[np.integer] | slice) -> Rows:
         self._write_out(hour)

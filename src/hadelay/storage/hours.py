@@ -26,7 +26,6 @@ from hadelay.storage.hourtable import DSP, IDX, LOG
 from hadelay.storage.near import NearHour
 from hadelay.storage.repair import checked
 
-
 #: What one call to append may bring, records and rows: an entry of the journal is at most 4 MiB.
 _LARGEST_APPEND = 16 << 20
 
@@ -43,7 +42,7 @@ class HourStore(HourReader):
     @property
     def far_bytes(self) -> int:
         """Waiting for far hours since the last checkpoint began; the server starts one at `far_buffer_bytes`."""
-        return self._far.fresh.bytes
+        return self._far.fresh.used_bytes
 
     # -- filing
 
@@ -101,7 +100,7 @@ class HourStore(HourReader):
         INDEX_CRC.seal(rows)
         near.append(rows, blob)
         derived.entries = first + n
-        table.idx_crc[slot] = crc32c(rows.view(np.uint8), int(table.idx_crc[slot]))
+        table.idx_crc[slot] = crc32c(rows.view(np.uint8).data, int(table.idx_crc[slot]))
         table.log_bytes[slot] += size
         table.entries[slot] = table.written[slot] = first + n
         table.changed[slot] = True
@@ -204,7 +203,7 @@ class HourStore(HourReader):
         self._heads.release(hour)
 
     def retire(self, hour: int) -> None:
-        """Forget an hour now; its files go after the next durable checkpoint, when no pin is left."""
+        """Forget an hour now; its files go after the next durable checkpoint that finds no pin left."""
         slot = self._table.find(hour)
         if slot < 0 or not self._table.entries[slot]:
             return
@@ -223,18 +222,6 @@ class HourStore(HourReader):
 
     def unpin(self, token: object) -> None:
         self._pins.discard(token)
-        self._unlink_doomed()
-
-    def _unlink_doomed(self) -> None:
-        if self._pins:
-            return
-        for hour in self._doomed:
-            for suffix in (".log", ".idx", ".dsp", ".heads"):
-                path = self.path(hour) + suffix
-                self._handles.forget(path)
-                if self._disk.exists(path):
-                    self._disk.unlink(path)
-        self._doomed.clear()
 
     def _slot(self, hour: int) -> int:
         if not self._table.covers(hour, hour):
@@ -253,6 +240,7 @@ class HourStore(HourReader):
     def sample(self) -> Sample:
         """What changed since the last sample, as of now. `write_some` has to finish before the CRCs in it are right."""
         table = self._table
+        self._far.write_rest()
         slots = np.flatnonzero(table.changed)
         sample = Sample(slots + table.base, table.rows(slots), self._retired)
         self._retired = []
@@ -273,11 +261,22 @@ class HourStore(HourReader):
         table.unsynced[:] = 0
         return paths
 
-    def committed(self, sample: Sample) -> None:
-        """The sample is durable: what it no longer names may go."""
+    def freeze(self) -> None:
+        """Let `write_some` write what waits now, without a sample."""
+        self._far.write_rest()
+        self._far.freeze(None)
+
+    def committed(self, sample: Sample) -> list[str]:
+        """The sample is durable. Returns the files of retired hours that may be unlinked now."""
         self._doomed += sample.gone
-        self._unlink_doomed()
         self._heads.save(limit=8)
+        if self._pins:
+            return []
+        doomed, self._doomed = self._doomed, []
+        paths = [self.path(hour) + suffix for hour in doomed for suffix in (".log", ".idx", ".dsp", ".heads")]
+        for path in paths:
+            self._handles.forget(path)
+        return [path for path in paths if self._disk.exists(path)]
 
     def load(self, hours: npt.NDArray[np.int64], rows: Rows) -> None:
         """Start from what the last checkpoint says."""

@@ -1,21 +1,99 @@
-"""(signatures; implementation follows)"""
+"""Numbers for topic, consumer and node names: the hour files hold numbers only. One append-only file, all in memory."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from hadelay.core.checksums import crc32c
+from hadelay.core.formats import NAME, NAME_SIZE
+from hadelay.errors import DamagedFile
+from hadelay.storage.disk import Disk
+
 TOPIC, CONSUMER, NODE = 1, 2, 3
+KINDS = {TOPIC: "topic", CONSUMER: "consumer", NODE: "node"}
+
+
+class Name(NamedTuple):
+    offset: int
+    kind: int
+    number: int
+    name: str
+
+
+def encode_name(kind: int, number: int, name: str) -> bytes:
+    text = name.encode()
+    head = np.zeros(1, NAME)
+    head[0] = (kind, 0, len(text), number, 0)
+    head["crc"] = crc32c(text, crc32c(head.tobytes()[:-4]))
+    return head.tobytes() + text
+
+
+def decode_names(data: bytes, path: str) -> Iterator[Name]:
+    """Every record. DamagedFile at the first that does not verify."""
+    at = 0
+    while at < len(data):
+        head = np.frombuffer(data[at : at + NAME_SIZE].ljust(NAME_SIZE, b"\0"), NAME)[0]
+        text = data[at + NAME_SIZE : at + NAME_SIZE + int(head["size"])]
+        if crc32c(text, crc32c(data[at : at + NAME_SIZE - 4])) != head["crc"] or len(text) != head["size"]:
+            raise DamagedFile(path, at, "the name's CRC does not hold")
+        yield Name(at, int(head["kind"]), int(head["number"]), text.decode())
+        at += NAME_SIZE + len(text)
 
 
 class Names:
-    """Numbers for topic, consumer and node names: the hour files hold numbers only. Numbers count from 0 per kind."""
+    """Numbers count from 0 per kind."""
+
+    def __init__(self, disk: Disk, path: str, length: int = 0, crc: int = 0) -> None:
+        """Load the first `length` bytes, whose checksum has to be `crc`. Cutting what follows is recovery's job."""
+        self.path, self.length, self.crc = path, length, crc
+        self.unsynced = False
+        self._disk = disk
+        self._numbers: dict[int, dict[str, int]] = {kind: {} for kind in KINDS}
+        self._names: dict[int, list[str]] = {kind: [] for kind in KINDS}
+        if not length:
+            return
+        file = disk.open(path)
+        data = file.pread(length, 0)
+        file.close()
+        for name in decode_names(data, path):
+            if name.number != self._add(name.kind, name.name):
+                raise DamagedFile(path, name.offset, "the name has another number than its place says")
+        if len(data) < length or crc32c(data) != crc:
+            raise DamagedFile(path, len(data), "the names are not those of the checkpoint")
 
     def number(self, kind: int, name: str) -> int:
         """KeyError if it was never registered."""
-        raise NotImplementedError
+        return self._numbers[kind][name]
 
     def name(self, kind: int, number: int) -> str:
         """KeyError if there is none."""
-        raise NotImplementedError
+        names = self._names[kind]
+        if not 0 <= number < len(names):
+            raise KeyError(number)
+        return names[number]
+
+    def all(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+        """name → number of topics, consumers and nodes."""
+        return self._numbers[TOPIC].copy(), self._numbers[CONSUMER].copy(), self._numbers[NODE].copy()
 
     def register(self, kind: int, name: str) -> int:
         """The number of `name`, given now if it has none yet. Only from apply."""
-        raise NotImplementedError
+        found = self._numbers[kind].get(name)
+        if found is not None:
+            return found
+        data = encode_name(kind, len(self._names[kind]), name)
+        file = self._disk.open(self.path, create=True)
+        file.pwrite(data, self.length)
+        file.close()
+        self.length += len(data)
+        self.crc = crc32c(data, self.crc)
+        self.unsynced = True
+        return self._add(kind, name)
+
+    def _add(self, kind: int, name: str) -> int:
+        number = self._numbers[kind][name] = len(self._names[kind])
+        self._names[kind].append(name)
+        return number

@@ -70,7 +70,7 @@ class NearHour:
             log.length += len(records)
         if idx.reserve(idx.length + rows.nbytes):
             self._view_rows()
-        idx.file.pwrite(memoryview(rows.view(np.uint8)), idx.length)
+        idx.file.pwrite(rows.view(np.uint8).data, idx.length)
         idx.length += rows.nbytes
         self.entries += len(rows)
 

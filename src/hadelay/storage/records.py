@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hadelay.core.checksums import crc32c
 from hadelay.core.formats import RECORD_CRC_AT, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION
@@ -35,9 +35,9 @@ class Record(NamedTuple):
 
 def decode_record(data: bytes) -> Record:
     """`data` starts with a record whose header verifies (`check_record`)."""
-    header = _HEADER.unpack_from(data)
+    header: tuple[Any, ...] = _HEADER.unpack_from(data)
     body_at = RECORD_SIZE + header[3]
-    return Record(*header, data[RECORD_SIZE:body_at], data[body_at : body_at + header[4]])
+    return Record._make((*header, data[RECORD_SIZE:body_at], data[body_at : body_at + header[4]]))
 
 
 def check_record(data: bytes, size: int | None = None) -> str | None:

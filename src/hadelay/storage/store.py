@@ -1,72 +1,243 @@
-"""(signatures; implementation follows)"""
+"""One group's data directory, and the checkpoint that ties everything in it to one applied index.
+
+    directory/  identity  lock  names  state.mdb  hours/<hour>.{log,idx,dsp,heads}  [export/  incoming/]
+
+A checkpoint: sample what changed, at one applied index; write what waits for far hours, in slices on the loop; sync
+those files, then commit one transaction with the applied index, the lengths of the files, core's state and the changes
+of the tables, both in a thread. Only then does any of it count: recovery cuts back to the last one that committed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
+import msgpack
+
+from hadelay.core.formats import FORMAT_VERSION, HOUR_ROW
+from hadelay.errors import DamagedFile
 from hadelay.runtime import Runtime
 from hadelay.storage.disk import Disk
+from hadelay.storage.farwriter import Sample
 from hadelay.storage.hours import HourStore
+from hadelay.storage.identity import Identity, check_identity, lock_directory, write_identity
+from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.names import Names
-from hadelay.storage.tables import Backend, Tables
+from hadelay.storage.recovery import WAY_OUT, cut_file, cut_hours
+from hadelay.storage.snapshot import Exports, Installer, Manifest, clear, roll_forward
+from hadelay.storage.tables import CHECKPOINT, CORE, HOUR_STATES, HOURS, ROW, Backend, Put, Tables, hour_rows, scan_all
+
+_LANE = "disk"
+
+Done = Callable[[BaseException | None], None]
 
 
 class Storage:
-    """One group's data directory: hours, names, tables and the checkpoint that ties them to an applied index.
+    """Everything is called on the loop.
 
-    directory/ identity  lock  names  state.mdb  hours/…
+    applied_index, applied_term: of the last durable checkpoint; replay starts after it.
+    core_blob: what core gave to it; b"" for a new directory.
     """
-
-    hours: HourStore
-    tables: Tables
-    names: Names
-    #: Of the last durable checkpoint: where replay starts after it.
-    applied_index: int
-    applied_term: int
-    #: What core gave to that checkpoint: b"" for a new directory.
-    core_blob: bytes
 
     def __init__(
         self,
         disk: Disk,
         directory: str,
         runtime: Runtime,
-        identity: Any,  # storage.identity.Identity(cluster_id, group, node)
+        identity: Identity,
         *,
-        backend: Callable[[str], Backend] | None = None,  # path of state.mdb → Backend; LmdbBackend by default
+        backend: Callable[[str], Backend] = LmdbBackend,
         far_buffer_bytes: int = 64 << 20,
     ) -> None:
-        """Lock, check identity, recover to the last checkpoint (cut what came after it). DamagedFile, ConfigError."""
-        raise NotImplementedError
+        """Lock the directory, check that it is ours (ConfigError), recover to its last checkpoint (DamagedFile).
+
+        backend: opens the tables at a path.
+        """
+        self.disk, self.directory, self._runtime = disk, directory, runtime
+        self._make_backend, self._far_buffer_bytes = backend, far_buffer_bytes
+        disk.makedirs(f"{directory}/hours")
+        self._lock = lock_directory(disk, directory)
+        self.identity = check_identity(disk, directory, identity)
+        roll_forward(disk, directory)
+        disk.sync_dir(directory)
+        self.checkpointing = False
+        self.tables = Tables(backend(f"{directory}/state.mdb"))
+        disk.sync_dir(directory)
+        self._recover()
+        self._exports = Exports(self)
+
+    def _recover(self) -> None:
+        disk, directory, get = self.disk, self.directory, self.tables.backend.get
+        row = msgpack.unpackb(get(CHECKPOINT, ROW) or msgpack.packb(_first_row(self.identity)))
+        if (row["cluster_id"], row["group"]) != (self.identity.cluster_id, self.identity.group):
+            raise DamagedFile(f"{directory}/state.mdb", 0, f"its checkpoint is of another cluster or group; {WAY_OUT}")
+        self.applied_index, self.applied_term = row["index"], row["term"]
+        self.core_blob = get(CHECKPOINT, CORE) or b""
+        hours, rows = hour_rows(self.tables.backend)
+        cut_hours(disk, f"{directory}/hours", hours, rows)
+        names = f"{directory}/names"
+        cut_file(disk, names, disk.sizes(directory).get("names", 0), row["names_length"])
+        self.names = Names(disk, names, row["names_length"], row["names_crc"])
+        group, far_buffer_bytes = self.identity.group, self._far_buffer_bytes
+        self.hours = HourStore(disk, f"{directory}/hours", group, far_buffer_bytes=far_buffer_bytes)
+        self.hours.load(hours, rows)
+        clear(disk, f"{directory}/export")
 
     def hour_blobs(self) -> dict[int, bytes]:
         """What core gave per hour to the checkpoints so far."""
-        raise NotImplementedError
+        return {int.from_bytes(key, "big"): value for key, value in scan_all(self.tables.backend, HOUR_STATES)}
 
     def checkpoint(
-        self,
-        applied_index: int,
-        applied_term: int,
-        core_blob: bytes,
-        hour_blobs: dict[int, bytes],
-        done: Callable[[BaseException | None], None],
+        self, applied_index: int, applied_term: int, core_blob: bytes, hour_blobs: dict[int, bytes], done: Done
     ) -> None:
-        """Sample now, write in slices, sync in a thread, commit; then `done`. One at a time (assert).
+        """Make the present durable, then `done(None)`; `done(error)` ends the node: never try again after it.
 
-        hour_blobs: only hours whose blob changed since the last call (b"" forgets one)."""
-        raise NotImplementedError
+        applied_index: at most what this node's own journal has synced. hour_blobs: those that changed since the last
+        call; b"" forgets one. One checkpoint at a time.
+        """
+        assert not self.checkpointing, "one checkpoint at a time"
+        self.checkpointing = True
+        sample = self.hours.sample()
+        row = _first_row(self.identity) | {
+            "index": applied_index,
+            "term": applied_term,
+            "names_length": self.names.length,
+            "names_crc": self.names.crc,
+        }
+        layer = self.tables.freeze()
 
-    @property
-    def checkpointing(self) -> bool:
-        raise NotImplementedError
+        def puts() -> Iterator[Put]:
+            yield CHECKPOINT, ROW, msgpack.packb(row)
+            yield CHECKPOINT, CORE, core_blob
+            yield from _hour_puts(sample)
+            for hour in sorted(hour_blobs):
+                yield HOUR_STATES, hour.to_bytes(4, "big"), hour_blobs[hour] or None
+            yield from layer.puts()
 
-    def manifest(self) -> dict[str, Any]:
-        """{applied, term, files: [{name, length, crc}]} of the last durable checkpoint; names are relative paths."""
-        raise NotImplementedError
+        def write() -> None:
+            try:
+                written = self.hours.write_some()
+            except OSError as error:
+                done(error)
+                return
+            if not written:
+                self._runtime.call_soon(write)
+                return
+            paths = self.hours.unsynced() + ([self.names.path] if self.names.unsynced else [])
+            self.names.unsynced = False
+            self._runtime.in_thread(_LANE, lambda: self._make_durable(paths, layer.dropped, puts()), finish)
+
+        def finish(_: Any, error: BaseException | None) -> None:
+            if error is None:
+                self.tables.committed()
+                self.applied_index, self.applied_term = applied_index, applied_term
+                self.checkpointing = False
+                self._remove(self.hours.committed(sample))
+            done(error)
+
+        write()
+
+    def _make_durable(self, paths: list[str], dropped: set[bytes], puts: Iterator[Put]) -> None:
+        if paths:
+            self.disk.sync_files(paths, self.directory)
+        self.tables.backend.commit(sorted(dropped), puts)
+
+    def _remove(self, paths: list[str]) -> None:
+        # In the thread: giving back the blocks of a large file takes long. If it fails, recovery does it.
+        def unlink() -> None:
+            for path in paths:
+                self.disk.unlink(path)
+
+        if paths:
+            self._runtime.in_thread(_LANE, unlink, lambda *_: None)
+
+    def write_out(self, done: Done) -> None:
+        """Write what waits for far hours, in slices; then `checksums` has nothing left to write."""
+
+        def write() -> None:
+            try:
+                written = self.hours.write_some()
+            except OSError as error:
+                done(error)
+                return
+            if written:
+                done(None)
+            else:
+                self._runtime.call_soon(write)
+
+        if not self.checkpointing:
+            self.hours.freeze()
+        write()
+
+    def set_identity(self, *, incarnation: int | None = None, feature_level: int | None = None) -> None:
+        """Durable when it returns; rare."""
+        self.identity = replace(
+            self.identity,
+            incarnation=self.identity.incarnation if incarnation is None else incarnation,
+            feature_level=self.identity.feature_level if feature_level is None else feature_level,
+        )
+        write_identity(self.disk, self.directory, self.identity)
+
+    # -- snapshots
+
+    def manifest(self) -> Manifest | None:
+        """The last durable checkpoint as files, which stay until `release`. None: there is none yet, or its tables are
+        being exported in the thread; ask again soon."""
+        return self._exports.manifest()
+
+    def release(self, manifest: Manifest) -> None:
+        self._exports.release(manifest)
 
     def read_chunk(self, name: str, offset: int, size: int) -> bytes:
-        raise NotImplementedError
+        """Bytes of a manifest's file. FileNotFoundError when it was released."""
+        return self._exports.read(name, offset, size)
+
+    def install(self, manifest: Manifest, installed: Callable[[], None]) -> Installer:
+        """Take in another node's manifest. When its `finish` has switched, this object is closed, and `installed` is
+        called: `reopen` then gives the new one."""
+
+        def switch() -> None:
+            self.close()
+            roll_forward(self.disk, self.directory)
+            installed()
+
+        return Installer(self.disk, self.directory, self._runtime, self._make_backend, manifest, switch)
+
+    def reopen(self) -> Storage:
+        """Open the directory anew, after `close`."""
+        return Storage(
+            self.disk,
+            self.directory,
+            self._runtime,
+            self.identity,
+            backend=self._make_backend,
+            far_buffer_bytes=self._far_buffer_bytes,
+        )
 
     def close(self) -> None:
-        raise NotImplementedError
+        """Without a checkpoint: the journal has the rest."""
+        self.hours.close()
+        self.tables.backend.close()
+        self._lock.close()
+
+
+def _first_row(identity: Identity) -> dict[str, Any]:
+    return {
+        "format_version": FORMAT_VERSION,
+        "cluster_id": identity.cluster_id,
+        "group": identity.group,
+        "index": 0,
+        "term": 0,
+        "names_length": 0,
+        "names_crc": 0,
+    }
+
+
+def _hour_puts(sample: Sample) -> Iterator[Put]:
+    data, size = sample.rows.tobytes(), HOUR_ROW.itemsize
+    for hour in sample.gone:
+        yield HOURS, hour.to_bytes(4, "big"), None
+        yield HOUR_STATES, hour.to_bytes(4, "big"), None
+    for n, hour in enumerate(sample.hours.tolist()):
+        yield HOURS, hour.to_bytes(4, "big"), data[n * size : (n + 1) * size]

@@ -1,0 +1,97 @@
+"""Whose data directory this is: a small file that is read before anything else, and refuses in words.
+
+identity := magic "HDID" | size u32 | crc32c u32 (of the map) | msgpack map
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import msgpack
+
+from hadelay.core.checksums import crc32c
+from hadelay.core.formats import FEATURE_LEVEL, FORMAT_VERSION
+from hadelay.errors import ConfigError, DamagedFile
+from hadelay.storage.disk import Disk, Lock
+
+_HEAD = struct.Struct("<4sII")
+_MAGIC = b"HDID"
+
+
+@dataclass(frozen=True)
+class Identity:
+    cluster_id: str
+    group: int
+    node: str
+    #: Of this copy of the data: a node that lost or rewound its disk comes back as a new one (architecture §6).
+    incarnation: int = 1
+    format_version: int = FORMAT_VERSION
+    #: Highest level the cluster has switched on; files may hold what belongs to it.
+    feature_level: int = FEATURE_LEVEL
+
+
+def encode_identity(identity: Identity) -> bytes:
+    body: bytes = msgpack.packb(asdict(identity))
+    return _HEAD.pack(_MAGIC, len(body), crc32c(body)) + body
+
+
+def decode_identity(data: bytes, path: str) -> dict[str, Any]:
+    """The map. DamagedFile unless every byte verifies."""
+    if len(data) < _HEAD.size:
+        raise DamagedFile(path, len(data), "the file ends too early")
+    magic, size, crc = _HEAD.unpack_from(data)
+    body = data[_HEAD.size : _HEAD.size + size]
+    if magic != _MAGIC or len(body) < size or crc32c(body) != crc:
+        raise DamagedFile(path, 0, "the identity does not verify; take the node's directory away and let it start anew")
+    found: dict[str, Any] = msgpack.unpackb(body)
+    return found
+
+
+def write_identity(disk: Disk, directory: str, identity: Identity) -> None:
+    """Durable when it returns."""
+    path = f"{directory}/identity"
+    file = disk.open(path + ".new", create=True)
+    file.truncate(0)
+    file.pwrite(encode_identity(identity), 0)
+    file.sync()
+    file.close()
+    disk.rename(path + ".new", path)
+    disk.sync_dir(directory)
+
+
+def read_identity(disk: Disk, directory: str) -> Identity | None:
+    """None: nobody lives here. ConfigError for a newer format."""
+    path = f"{directory}/identity"
+    if not disk.exists(path):
+        return None
+    file = disk.open(path)
+    found = decode_identity(file.pread(file.size(), 0), path)
+    file.close()
+    for key, known in (("format_version", FORMAT_VERSION), ("feature_level", FEATURE_LEVEL)):
+        if found[key] > known:
+            what = key.replace("_", " ")
+            raise ConfigError(f"{directory} has {what} {found[key]}; this program knows {known}: use a newer hadelay")
+    return Identity(**{key: found[key] for key in Identity.__dataclass_fields__})
+
+
+def check_identity(disk: Disk, directory: str, expected: Identity) -> Identity:
+    """What stands in the directory; an empty one becomes `expected`. ConfigError when it is somebody else's."""
+    found = read_identity(disk, directory)
+    if found is None:
+        write_identity(disk, directory, expected)
+        return expected
+    for key, what in (("cluster_id", "cluster"), ("group", "group"), ("node", "node")):
+        theirs, ours = getattr(found, key), getattr(expected, key)
+        if theirs != ours:
+            raise ConfigError(f"{directory} belongs to {what} {theirs!r}, and this is {what} {ours!r}: check data_dir")
+    return replace(found, format_version=FORMAT_VERSION)
+
+
+def lock_directory(disk: Disk, directory: str) -> Lock:
+    """ConfigError when another process has it."""
+    try:
+        return disk.lock(f"{directory}/lock")
+    except BlockingIOError as error:
+        raise ConfigError(f"another node runs in {directory}: stop it, or choose another data_dir") from error

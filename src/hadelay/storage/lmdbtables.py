@@ -1,0 +1,88 @@
+"""LMDB behind `Tables`. The only importer of lmdb; its errors become OSError here."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lmdb
+
+from hadelay.storage.tables import Put
+
+#: Named tables that may exist at once.
+_MAX_TABLES = 64
+_GIB = 1 << 30
+
+
+class LmdbBackend:
+    """One file, synced on every commit, never written through its map: a bug elsewhere cannot scribble on it, and a
+    full disk is an error instead of a signal.
+
+    map_bytes is address space and the most it can ever hold, not memory and not disk.
+    """
+
+    def __init__(self, path: str, *, map_bytes: int = 64 * _GIB, readonly: bool = False) -> None:
+        self.path = path
+        with _as_os_error(path):
+            self._env = lmdb.open(
+                path, map_size=map_bytes, max_dbs=_MAX_TABLES, subdir=False, readonly=readonly, lock=not readonly,
+                sync=True, metasync=True, writemap=False, map_async=False, readahead=False,
+            )  # fmt: skip
+            with self._env.begin() as txn:
+                names = [bytes(key) for key in txn.cursor().iternext(values=False)]
+            self._tables: dict[bytes, Any] = {name: self._env.open_db(name, create=False) for name in names}
+
+    def get(self, table: bytes, key: bytes) -> bytes | None:
+        db = self._tables.get(table)
+        if db is None:
+            return None
+        with _as_os_error(self.path), self._env.begin(db) as txn:
+            return txn.get(key)
+
+    def scan(self, table: bytes, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        db, found = self._tables.get(table), []
+        if db is None:
+            return []
+        with _as_os_error(self.path), self._env.begin(db) as txn, txn.cursor() as cursor:
+            if cursor.set_range(start):
+                for pair in cursor:
+                    found.append(pair)
+                    if len(found) >= limit:
+                        break
+        return found
+
+    def tables(self) -> list[bytes]:
+        return sorted(self._tables)
+
+    def commit(self, dropped: Iterable[bytes], puts: Iterable[Put]) -> None:
+        tables = dict(self._tables)
+        with _as_os_error(self.path), self._env.begin(write=True) as txn:
+            for table in dropped:
+                db = tables.pop(table, None)
+                if db is not None:
+                    txn.drop(db, delete=True)
+            for table, key, value in puts:
+                db = tables.get(table)
+                if db is None:
+                    db = tables[table] = self._env.open_db(table, txn=txn)
+                if value is None:
+                    txn.delete(key, db=db)
+                else:
+                    txn.put(key, value, db=db)
+        self._tables = tables
+
+    def close(self) -> None:
+        self._env.close()
+
+
+@contextmanager
+def _as_os_error(path: str) -> Iterator[None]:
+    try:
+        yield
+    except lmdb.MapFullError as full:
+        raise OSError(errno.ENOSPC, "the tables have reached storage.map_bytes: raise it", path) from full
+    except lmdb.Error as error:
+        number = errno.ENOSPC if isinstance(error, lmdb.DiskError) else errno.EIO
+        raise OSError(number, f"LMDB: {error}", path) from error
