@@ -33,7 +33,7 @@ def serve(
     """
     printing = printing or Printing()
     founding = ("cluster.init=true",) if init or file is None else ()
-    path = file and str(file)
+    path = None if file is None else str(file)
     return run_node(load(path, os.environ, (*founding, *settings)), printing)
 
 
@@ -59,7 +59,7 @@ def config_check(file: Path | None = None, /, *, settings: Settings = (), printi
     settings
         KEY=VALUE, over the file.
     """
-    config = load(file and str(file), os.environ, settings)
+    config = load(None if file is None else str(file), os.environ, settings)
     if printing and printing.output == "json":
         emit_json(config)
         return

@@ -1,0 +1,168 @@
+"""`hadelay bench`: load on a cluster that runs, a first answer to "how fast is it here". The harness is in bench/."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from hadelay.cli.output import Remote, note, show
+from hadelay.cli.remote import call
+from hadelay.errors import BadRequest, HadelayError
+
+
+class _Load:
+    def __init__(self, remote: Remote, count: int, batch: int, size: int, delay: str) -> None:
+        self.remote, self.left, self.batch, self.delay = remote, count, batch, delay
+        self.topic, self.body = f"bench-{secrets.token_hex(3)}", "x" * size
+        self.lock = threading.Lock()
+        self.published = self.acked = 0
+        self.publish_ms: list[float] = []
+        self.late_ms: list[float] = []
+        self.failure: Exception | None = None
+
+    def take(self) -> int:
+        with self.lock:
+            some = min(self.batch, self.left)
+            self.left -= some
+            return some
+
+    def produce(self) -> None:
+        while (some := self.take()) and self.failure is None:
+            items = [{"topic": self.topic, "body": self.body, "delay": self.delay}] * some
+            began = time.perf_counter()
+            call(self.remote, "POST", "/v1/messages:batch", items, headers={"Idempotency-Key": secrets.token_hex(16)})
+            with self.lock:
+                self.published += some
+                self.publish_ms.append((time.perf_counter() - began) * 1000)
+
+    def consume(self, total: int) -> None:
+        consumer = f"bench-{secrets.token_hex(4)}"
+        while self.acked < total and self.failure is None:
+            wish = {"max": 100, "wait": "1s", "consumer": consumer, "request_id": secrets.token_hex(8)}
+            messages = call(self.remote, "POST", f"/v1/topics/{self.topic}/receive", wish, timeout_s=30)["messages"]
+            if not messages:
+                continue
+            results = call(self.remote, "POST", "/v1/leases:ack", {"leases": [m["lease"] for m in messages]})["results"]
+            with self.lock:
+                self.acked += sum(result["outcome"] == "acked" for result in results)
+                self.late_ms += [message["late_ms"] for message in messages]
+
+
+def bench(
+    *,
+    count: int = 10_000,
+    batch: int = 100,
+    size: int = 200,
+    delay: str = "2s",
+    threads: int = 4,
+    remote: Remote | None = None,
+) -> None:
+    """Publish, receive and ack messages on a running cluster, and print what it managed.
+
+    One Python process makes the load, so this is a floor; `make bench` in a checkout measures the cluster itself.
+    Its topic is deleted afterwards.
+
+    Parameters
+    ----------
+    count
+        Messages.
+    batch
+        Per request.
+    size
+        Bytes of each payload.
+    delay
+        Of every message.
+    threads
+        Producers, and as many consumers.
+    """
+    remote = remote or Remote()
+    if min(count, batch, threads) < 1 or size < 0:
+        raise BadRequest("--count, --batch and --threads are at least 1")
+    load = _Load(remote, count, batch, size, delay)
+    began = time.perf_counter()
+    try:
+        with _progress(load, count):
+            publish_s = _run(load, [load.produce] * threads, [lambda: load.consume(count)] * threads)
+    finally:
+        with contextlib.suppress(HadelayError, OSError):
+            call(remote, "DELETE", f"/v1/topics/{load.topic}", query={"force": "true"})
+    took = time.perf_counter() - began
+    found: dict[str, Any] = {
+        "published": load.published,
+        "acked": load.acked,
+        "published_per_s": round(load.published / publish_s),
+        "end_to_end_s": round(took, 2),
+        **_quantiles("request_ms", load.publish_ms),
+        **_quantiles("late_ms", load.late_ms),
+    }
+    show(found, remote)
+
+
+def _run(load: _Load, producers: list[Any], consumers: list[Any]) -> float:
+    """Seconds until everything was published; returns when everything is acked. Raises the first failure."""
+
+    def guarded(work: Any) -> None:
+        try:
+            work()
+        except Exception as error:
+            load.failure = load.failure or error
+
+    began = time.perf_counter()
+    making = [threading.Thread(target=guarded, args=(work,), daemon=True) for work in producers]
+    taking = [threading.Thread(target=guarded, args=(work,), daemon=True) for work in consumers]
+    for thread in [*making, *taking]:
+        thread.start()
+    for thread in making:
+        thread.join()
+    published_s = time.perf_counter() - began
+    for thread in taking:
+        thread.join()
+    if load.failure is not None:
+        raise load.failure
+    return published_s
+
+
+@contextlib.contextmanager
+def _progress(load: _Load, count: int) -> Iterator[None]:
+    """Bars on stderr while it runs; silent when nobody watches."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        note(f"{count:,} messages on topic {load.topic}")
+        yield
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    ended = threading.Event()
+    with Progress(*columns, console=console) as bars:
+        published, acked = bars.add_task("published", total=count), bars.add_task("acked", total=count)
+
+        def update() -> None:
+            while not ended.wait(0.1):
+                bars.update(published, completed=load.published)
+                bars.update(acked, completed=load.acked)
+
+        painter = threading.Thread(target=update, daemon=True)
+        painter.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            painter.join()
+            bars.update(published, completed=load.published)
+            bars.update(acked, completed=load.acked)
+
+
+def _quantiles(name: str, values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    if not ordered:
+        return {}
+    return {
+        f"{name}_p50": round(ordered[len(ordered) // 2], 1),
+        f"{name}_p99": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], 1),
+    }

@@ -1,0 +1,39 @@
+"""`hadelay cluster`: status, transfer."""
+
+from __future__ import annotations
+
+from hadelay.cli.output import Remote, emit_json, fields, show, table
+from hadelay.cli.remote import call
+
+_MEMBERS = ("name", "role", "http", "raft", "applied_index", "lag", "version", "clock_skew_ms")
+
+
+def status(*, stale: bool = False, remote: Remote | None = None) -> None:
+    """Members, leader, lag, and the dispatch cursor.
+
+    Parameters
+    ----------
+    stale
+        What the asked node believes; works without a leader.
+    """
+    remote = remote or Remote()
+    found = call(remote, "GET", "/v1/cluster", query={"stale": "true" if stale else None})
+    if remote.output == "json":
+        emit_json(found)
+        return
+    members = found.pop("members")
+    fields(found)
+    table(members, _MEMBERS)
+
+
+def transfer(to: str | None = None, /, *, remote: Remote | None = None) -> None:
+    """Hand leadership over, without a gap in the hand-outs.
+
+    Parameters
+    ----------
+    to
+        A node's name; without it, the follower that has most.
+    """
+    remote = remote or Remote()
+    wish = {} if to is None else {"to": to}
+    show(call(remote, "POST", "/v1/cluster:transfer-leader", wish, timeout_s=30), remote)

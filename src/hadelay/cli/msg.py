@@ -1,0 +1,174 @@
+"""`hadelay msg`: put, get, cancel, receive."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from hadelay.cli.output import Remote, emit_json, fields, note, show, table
+from hadelay.cli.remote import call, segment
+from hadelay.errors import BadRequest, HadelayError
+
+_HISTORY = ("event", "at", "attempt", "consumer", "node")
+
+
+def put(
+    topic: str,
+    body: str | None = None,
+    /,
+    *,
+    delay: str | None = None,
+    deliver_at: str | None = None,
+    file: Annotated[Path | None, Parameter(name=("--file", "-f"))] = None,
+    content_type: str | None = None,
+    meta: tuple[str, ...] = (),
+    idempotency_key: str | None = None,
+    remote: Remote | None = None,
+) -> None:
+    """Publish one message, and print its id.
+
+    Parameters
+    ----------
+    topic
+        Where to. It appears when it is first published to.
+    body
+        The payload. Without it, and without --file, it is read from standard input.
+    delay
+        Until it is due: 250ms, 15m, 2h30m, 7d.
+    deliver_at
+        Or when: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
+    file
+        Read the payload from a file.
+    content_type
+        Kept, and given to the consumer.
+    meta
+        NAME=VALUE that travels with the message. May be repeated.
+    idempotency_key
+        Makes a repetition of this command harmless. Made up when not given.
+    """
+    remote = remote or Remote()
+    if body is not None and file is not None:
+        raise BadRequest("a body and --file: give one of them")
+    payload = body.encode() if body is not None else file.read_bytes() if file else sys.stdin.buffer.read()
+    headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
+    headers["Content-Type"] = content_type or ("text/plain; charset=utf-8" if body else "application/octet-stream")
+    for pair in meta:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise BadRequest(f"--meta {pair}: expected NAME=VALUE")
+        headers[f"Hadelay-Meta-{name}"] = value
+    query = {"delay": delay, "deliver_at": deliver_at}
+    show(call(remote, "POST", f"/v1/topics/{segment(topic)}/messages", payload, query=query, headers=headers), remote)
+
+
+def get(id: str, /, *, body: bool = False, stale: bool = False, remote: Remote | None = None) -> None:
+    """Show a message: its state, its times, what happened to it.
+
+    Parameters
+    ----------
+    id
+        The 13 characters that publishing gave.
+    body
+        Its payload too; alone, as bytes, on stdout.
+    stale
+        What the asked node knows, without confirming it with the leader.
+    """
+    remote = remote or Remote()
+    query = {"body": "true" if body else None, "stale": "true" if stale else None}
+    found = call(remote, "GET", f"/v1/messages/{segment(id)}", query=query)
+    if remote.output == "json":
+        emit_json(found)
+    elif body:
+        sys.stdout.buffer.write(base64.b64decode(found["body_base64"]))
+        sys.stdout.buffer.flush()
+    else:
+        history = found.pop("history", [])
+        fields(found)
+        if history:
+            table(history, _HISTORY)
+
+
+def cancel(*ids: str, remote: Remote | None = None) -> int:
+    """Cancel messages that have not been handed out. Ends with 1 when one was too late.
+
+    Parameters
+    ----------
+    ids
+        One or more.
+    """
+    remote = remote or Remote()
+    if not ids:
+        raise BadRequest("name at least one id")
+    code, done = 0, []
+    for id in ids:
+        try:
+            done.append({"id": id, **call(remote, "DELETE", f"/v1/messages/{segment(id)}")})
+        except HadelayError as error:
+            if len(ids) == 1:
+                raise
+            code = 1
+            done.append({"id": id, "outcome": error.type, "detail": error.detail})
+    show(done, remote, ("id", "outcome", "detail"))
+    return code
+
+
+def receive(
+    *topics: str,
+    most: Annotated[int, Parameter(name=("--max", "-n"))] = 10,
+    wait: str = "0s",
+    lease: str | None = None,
+    keep: bool = False,
+    remote: Remote | None = None,
+) -> int:
+    """Take due messages, print them, and ack them. Ends with 3 when there was none.
+
+    Parameters
+    ----------
+    topics
+        One or more.
+    most
+        At most so many.
+    wait
+        How long to wait for the first one: 30s, at most 60s.
+    lease
+        How long the messages are held.
+    keep
+        Do not ack: print the leases, and let them end.
+    """
+    remote = remote or Remote()
+    if not topics:
+        raise BadRequest("name at least one topic")
+    wish: dict[str, Any] = {"topics": list(topics), "max": most, "wait": wait, "request_id": secrets.token_hex(8)}
+    if lease is not None:
+        wish["lease"] = lease
+    messages = call(remote, "POST", "/v1/receive", wish, timeout_s=75)["messages"]
+    for message in messages:
+        _print(message, remote, keep)
+    if messages and not keep:
+        leases = {"leases": [message["lease"] for message in messages]}
+        outcomes = call(remote, "POST", "/v1/leases:ack", leases)["results"]
+        lost = [result["lease"] for result in outcomes if result["outcome"] == "lease_lost"]
+        if lost:
+            raise HadelayError(f"{len(lost)} of {len(messages)} leases had ended before the ack: they come again")
+    if not messages:
+        note("nothing is due")
+    return 0 if messages else 3
+
+
+def _print(message: dict[str, Any], remote: Remote, keep: bool) -> None:
+    if remote.output == "json":
+        emit_json(message)
+        return
+    data = base64.b64decode(message["body_base64"])
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = f"{len(data):,} bytes"
+    again = " again" if message["redelivered"] else ""
+    lease = f"  lease {message['lease']}" if keep else ""
+    print(f"{message['id']}  {message['topic']}  late {message['late_ms']:,} ms{again}{lease}  {text}")

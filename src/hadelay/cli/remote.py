@@ -1,0 +1,102 @@
+"""One request to a cluster, for commands that make one and end.
+
+Standard library only: a command should answer before a client library is imported. Servers are tried in turn; what
+is sent more than once carries an Idempotency-Key, a request_id, or is harmless to repeat.
+"""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from hadelay import errors
+from hadelay.cli.output import Remote
+from hadelay.errors import HadelayError
+
+#: How long a node may take to accept a connection; the answer has as long as the request may need.
+_CONNECT_S = 3.0
+_KINDS = {
+    kind.type: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, HadelayError) and kind is not errors.DamagedFile
+}
+
+
+def call(
+    remote: Remote,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    query: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 15.0,
+) -> Any:
+    """The decoded JSON answer. `body`: bytes as they are, anything else as JSON. Raises errors.* for what is refused."""
+    asked = {key: value for key, value in (query or {}).items() if value is not None}
+    target = f"{path}?{urlencode(asked)}" if asked else path
+    sent = dict(headers or {})
+    if body is not None and not isinstance(body, bytes):
+        body = msgspec.json.encode(body)
+        sent["Content-Type"] = "application/json"
+    problem: Exception = ConnectionError("no server was named: --servers")
+    for url in remote.addresses():
+        try:
+            status, answer = _exchange(url, method, target, body, sent, timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            problem = _unreachable(url, error)
+            continue
+        if 200 <= status < 300:
+            return msgspec.json.decode(answer) if answer else None
+        problem = _refusal(status, answer)
+        if status not in (503, 504):
+            break
+    raise problem
+
+
+def segment(text: str) -> str:
+    """`text` as one segment of a path, slashes and all."""
+    return quote(text, safe="")
+
+
+def _exchange(
+    url: str, method: str, target: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
+) -> tuple[int, bytes]:
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme != "http" or not parts.hostname:
+        raise errors.BadRequest(f"{url!r}: expected a URL such as http://127.0.0.1:8400 (--servers, HADELAY_SERVERS)")
+    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=_CONNECT_S)
+    try:
+        connection.connect()
+        connection.sock.settimeout(timeout_s)
+        connection.request(method, target, body, dict(headers))
+        answer = connection.getresponse()
+        if answer.status == 307 and (location := answer.getheader("Location")):
+            answer.read()
+            there = urlsplit(location)
+            path = there.path + (f"?{there.query}" if there.query else "")
+            return _exchange(f"http://{there.netloc}", method, path, body, headers, timeout_s)
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def _unreachable(url: str, error: Exception) -> Exception:
+    if isinstance(error, TimeoutError):
+        return TimeoutError(f"{url} did not answer in time")
+    return ConnectionError(f"{url}: {getattr(error, 'strerror', None) or error or type(error).__name__}")
+
+
+def _refusal(status: int, answer: bytes) -> HadelayError:
+    """The problem document as the error it was made from."""
+    try:
+        problem = msgspec.json.decode(answer, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return HadelayError(f"status {status}: {answer[:200].decode(errors='replace')}")
+    name = str(problem.get("type", "")).rpartition("/")[2]
+    kind = _KINDS.get(name) or next((k for k in _KINDS.values() if k.http_status == status), HadelayError)
+    return kind(problem.get("detail") or problem.get("title") or f"status {status}")

@@ -1,0 +1,22 @@
+"""`hadelay sim`: the simulator's seeds, from the command line."""
+
+from __future__ import annotations
+
+
+def sim(*, seed: int = 1, count: int = 1, jobs: int = 0, verbose: bool = False) -> int:
+    """Run seeds of the simulator: real nodes, simulated disks, network and clocks. One that fails ends with 1.
+
+    Parameters
+    ----------
+    seed
+        The first one. The same seed gives the same run.
+    count
+        How many, counting up.
+    jobs
+        Processes; 0 is one per core.
+    verbose
+        A line per seed.
+    """
+    from hadelay.testing.cli import main
+
+    return main(seed, count, jobs, verbose)
