@@ -17,7 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hadelay.errors import DamagedFile, FatalError
+from hadelay.raft.ports import FOUNDING
 from hadelay.raft.records import (
+    ADMITTED,
     ENTRY,
     INSTALL,
     MARK,
@@ -74,7 +76,8 @@ class Journal:
         #: The newest entries, contiguous up to last_index.
         self._tail: list[Entry] = []
         self._tail_bytes = 0
-        self._appended = self._synced = 0
+        #: Records queued, records durable, and how many were queued when term and vote last changed.
+        self._appended = self._synced = self._voted = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._dirty: list[Segment] = []
         self._garbage: list[Segment] = []
@@ -97,6 +100,8 @@ class Journal:
         self.identity = newest
         self.term, self.voted_for = newest.term, newest.vote or None
         self.incarnation, self.installing = newest.incarnation, newest.installing
+        #: This incarnation votes and counts.
+        self.admitted = newest.admitted
         self._find_ends()
         self.synced_index = self.last_index
 
@@ -124,7 +129,11 @@ class Journal:
         incarnation: int,
         config: JournalConfig | None = None,
     ) -> Journal:
-        """An empty journal, synced. The directory must not hold one."""
+        """An empty journal, synced. The directory must not hold one.
+
+        `incarnation`: FOUNDING for a member of a cluster that begins now; for one that lost its disk something larger
+        than it ever had (wall-clock ms): it has to be admitted.
+        """
         if cls.exists(disk, directory):
             raise FatalError(f"{directory} already holds a journal")
         disk.makedirs(directory)
@@ -135,6 +144,7 @@ class Journal:
             term=0,
             vote="",
             incarnation=incarnation,
+            admitted=incarnation == FOUNDING,
             cluster_id=cluster_id,
             group=group,
             node=node,
@@ -204,6 +214,7 @@ class Journal:
             vote=self.voted_for or "",
             incarnation=self.incarnation,
             installing=self.installing,
+            admitted=self.admitted,
             durable=(self._number, 0),
             **{"reset": False, **changes},  # type: ignore[arg-type]
         )
@@ -281,11 +292,20 @@ class Journal:
         """Queue the current term and whom this node votes for in it."""
         self.term, self.voted_for = term, voted_for
         self._append_record(VOTE, 0, term, (voted_for or "").encode())
+        self._voted = self._appended
 
     def note_install(self, index: int, term: int) -> None:
         """Queue the intention to take a snapshot's files: after a crash the checkpoint may be ahead of this journal."""
         self.installing = index
         self._append_record(INSTALL, index, term, b"")
+
+    def note_admitted(self) -> None:
+        """Queue that the log has admitted this incarnation, and that everything up to there is here."""
+        self._append_record(ADMITTED, 0, self.term, b"")
+        self.when_synced(self._set_admitted)
+
+    def _set_admitted(self) -> None:
+        self.admitted = True
 
     def _append_record(self, kind: int, index: int, term: int, payload: bytes) -> None:
         record = encode_record(kind, index, term, payload)
@@ -330,6 +350,7 @@ class Journal:
             vote=self.voted_for or "",
             incarnation=self.incarnation,
             installing=self.installing,
+            admitted=self.admitted,
             durable=self._durable,
             reset=False,
         )
@@ -375,6 +396,11 @@ class Journal:
     @property
     def all_synced(self) -> bool:
         return self._appended == self._synced
+
+    @property
+    def term_is_durable(self) -> bool:
+        """Whether this disk has `term` and `voted_for`: before that, nothing may be answered in it."""
+        return self._voted <= self._synced
 
     def when_synced(self, fn: Callable[[], None]) -> None:
         """Call `fn` when everything queued so far is durable: now, if it is."""
@@ -502,7 +528,7 @@ class Journal:
 
     def become(self, incarnation: int) -> None:
         """This disk is not what it was: go on under another incarnation. Blocks for a sync."""
-        self.incarnation = incarnation
+        self.incarnation, self.admitted = incarnation, False
         self._write_all()
         self._adopt(self.last_index + 1, self.last_term, [])
 
@@ -629,6 +655,8 @@ def _recover(disk: Disk, directory: str) -> tuple[list[Segment], SegmentHeader, 
                 state = replace(state, term=record.term, vote=record.payload.decode())
             elif record.kind == INSTALL:
                 state = replace(state, installing=record.index)
+            elif record.kind == ADMITTED:
+                state = replace(state, admitted=True)
             elif record.kind == MARK:
                 durable = max(durable, (record.term, record.index))
         kept.append(segment)

@@ -1,114 +1,422 @@
-"""RaftNode: one member of one group, and the only face that the rest of hadelay sees of Raft."""
+"""RaftNode: one member of one group, and the only face that the rest of hadelay sees of Raft.
+
+It holds the parts together and lets events in: frames, timers, proposals, finished syncs. Each part has its own file:
+library (PySyncObj), leader, follower, election, apply, reads, snapshot, admission; journal and network stand below.
+Whatever unexpected is raised anywhere stops the node: a missing replica is better than a wrong one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from typing import Any
 
+from hadelay.errors import DiskFull, FatalError, NoLeader, OutcomeUnknown, Overloaded, TooLarge
+from hadelay.raft import messages
+from hadelay.raft.admission import Admission
+from hadelay.raft.apply import Applier
+from hadelay.raft.election import Elections, Transfers
+from hadelay.raft.follower import Follower
+from hadelay.raft.journal import Journal
+from hadelay.raft.leader import Leader
+from hadelay.raft.library import Core
 from hadelay.raft.network import Buffer, Network
+from hadelay.raft.peer import Peer
 from hadelay.raft.ports import Done, Finished, Machine, RaftConfig, RaftStats
+from hadelay.raft.reads import Reads
+from hadelay.raft.records import RECORD_OVERHEAD, SEGMENT_HEADER_BYTES
+from hadelay.raft.snapshot import Snapshots
 from hadelay.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+_HOUSEKEEPING_S = 0.25
+_SYNC_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, float("inf"))
 
 
 class RaftNode:
     """Construct, `set_applied` to what the checkpoint holds, then `start`. Everything happens on the loop."""
 
-    #: This node's name.
-    name: str
-    stats: RaftStats
-
     def __init__(
         self,
         name: str,
-        peers: Mapping[str, str] | list[str],
+        peers: Iterable[str],
         group: int,
         cluster_id: str,
-        journal: object,
+        journal: Journal,
         network: Network,
         runtime: Runtime,
         machine: Machine,
         config: RaftConfig,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """`peers`: the names of the *other* members (a mapping's addresses are the network's business).
+        """`peers`: the names of the *other* members; their addresses are the network's business.
 
-        `journal`: an opened `hadelay.raft.journal.Journal`. `on_fatal` is called at most once; the node does nothing any
-        more afterwards, and the process has to end.
+        `on_fatal` is called at most once; the node does nothing any more afterwards, and the process has to end.
         """
-        raise NotImplementedError
+        identity = journal.identity
+        if (identity.node, identity.group, identity.cluster_id) != (name, group, cluster_id):
+            raise FatalError(f"the journal belongs to {identity.node}, group {identity.group}, {identity.cluster_id}")
+        if journal.config.segment_bytes < config.max_entry_bytes + RECORD_OVERHEAD + SEGMENT_HEADER_BYTES:
+            raise FatalError("a journal segment has no room for the largest entry: raise segment_bytes")
+        self.name, self.journal, self.network, self.runtime = name, journal, network, runtime
+        self.machine, self.config, self._on_fatal = machine, config, on_fatal
+        self.peers = {peer: Peer(peer) for peer in sorted(peers)}
+        self.majority = (len(self.peers) + 1) // 2 + 1
+        self.stats = RaftStats(sync_buckets=dict.fromkeys(_SYNC_BUCKETS_S, 0))
+        self.stopped = self._started = False
+        self._flushing = False
+        #: The term whose `on_leader` was called, or 0.
+        self._announced = 0
+        self.leader_role = Leader(self)
+        self.follower = Follower(self)
+        self.applier = Applier(self)
+        self.elections = Elections(self)
+        self.transfers = Transfers(self)
+        self.reads = Reads(self)
+        self.snapshots = Snapshots(self)
+        self.admission = Admission(self)
+        self.core = Core(name, list(self.peers), journal, self)
+        journal.on_fatal = self.fatal
+        journal.on_synced = self._on_synced
+        self._handlers: dict[int, Callable[[Peer, bytes], None]] = {
+            messages.APPEND: lambda peer, data: self.follower.on_append(peer.name, data),
+            messages.APPEND_REPLY: lambda peer, data: self.leader_role.on_reply(
+                peer, messages.decode_append_reply(data)
+            ),
+            messages.PRE_VOTE: self.elections.on_pre_vote,
+            messages.PRE_VOTE_REPLY: self.elections.on_pre_vote_reply,
+            messages.VOTE: self.elections.on_vote,
+            messages.VOTE_REPLY: self.elections.on_vote_reply,
+            messages.TIMEOUT_NOW: self.elections.on_timeout_now,
+            messages.READ: self.reads.on_read,
+            messages.READ_REPLY: self.reads.on_read_reply,
+            messages.SNAPSHOT: self.snapshots.on_snapshot,
+            messages.CHUNK: self.snapshots.on_chunk,
+            messages.CHUNK_REPLY: self.snapshots.on_chunk_reply,
+            messages.SNAPSHOT_DONE: self.snapshots.on_done,
+            messages.SEEN: self.admission.on_seen,
+        }
 
     def set_applied(self, index: int, term: int) -> None:
-        """Before `start`: the machine already holds everything up to this entry (1, 0 when it is empty)."""
-        raise NotImplementedError
+        """Before `start`: the machine already holds everything up to this entry ((1, 0) when it is empty)."""
+        journal = self.journal
+        if index < journal.base_index:
+            raise FatalError(
+                f"the journal begins after entry {journal.base_index}, and the data ends at {index}: "
+                "they are not of one time; put both directories back as they were, or start with neither"
+            )
+        if index > journal.last_index or journal.term_at(index) != term:
+            if journal.installing < index:
+                raise FatalError(
+                    f"the data holds entry {index} of term {term}, which the journal does not: it was rewound; "
+                    "start with neither directory: the node then joins as a new incarnation"
+                )
+            journal.reset(index, term)
+        self.core.jump(index)
+        self.applier.jump(index, term)
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        if self.applier.applied < self.journal.base_index:
+            self.set_applied(self.journal.base_index, self.journal.base_term)
+        self._started = True
+        self.journal.want_spare()
+        self.elections.start()
+        self.network.start(self)
+        self.call_later(_HOUSEKEEPING_S, self._housekeeping)
 
     def stop(self) -> None:
         """No more timers, frames or callbacks; what still waits is answered `OutcomeUnknown` now. Closes the journal."""
+        if self.stopped:
+            return
+        self.stopped = True
+        self.network.close()
+        self.applier.end(OutcomeUnknown("the node stopped"))
+        self.journal.close()
 
-    # -- what it knows ------------------------------------------------------------------------------------------------
+    def fatal(self, error: BaseException) -> None:
+        """The first unexpected thing is the last: nothing more leaves this node."""
+        if not self.stopped:
+            self.stopped = True
+            log.critical("fatal", exc_info=error)
+            self.journal.closed = True
+            self.network.close()
+            self._on_fatal(error)
+
+    # -- what it knows
     @property
     def is_leader(self) -> bool:
         """What this node believes: another may have been elected. Only committed entries are proof."""
-        raise NotImplementedError
+        return self.leader_role.active
 
     @property
     def leader(self) -> str | None:
-        raise NotImplementedError
+        return self.core.leader
 
     @property
     def term(self) -> int:
-        raise NotImplementedError
+        return int(self.core.raftCurrentTerm)
 
     @property
     def commit_index(self) -> int:
-        raise NotImplementedError
+        return int(self.core.raftCommitIndex)
 
     @property
     def applied_index(self) -> int:
-        raise NotImplementedError
+        return self.applier.applied
 
     @property
     def applied_term(self) -> int:
-        raise NotImplementedError
+        return self.applier.applied_term
 
     @property
     def last_index(self) -> int:
-        raise NotImplementedError
+        return self.journal.last_index
 
     @property
     def synced_index(self) -> int:
         """The last entry on this node's own disk. Nothing beyond it is ever applied here."""
-        raise NotImplementedError
+        return self.journal.synced_index
+
+    def connected(self, peer: str) -> bool:
+        return self.peers[peer].up
 
     def status(self) -> dict[str, object]:
-        """For /v1/cluster: role, term, leader, indexes, and per peer {up, match, incarnation, admitted, lag}."""
-        raise NotImplementedError
+        """For people: role, term, indexes, and per peer what is known of it (match and lag on the leader only)."""
+        return {
+            "role": "leader" if self.is_leader else "installing" if self.snapshots.installing else "follower",
+            "term": self.term,
+            "leader": self.leader,
+            "commit_index": self.commit_index,
+            "applied_index": self.applied_index,
+            "last_index": self.last_index,
+            "synced_index": self.synced_index,
+            "incarnation": self.journal.incarnation,
+            "admitted": self.journal.admitted,
+            "peers": {
+                peer.name: {
+                    "up": peer.up,
+                    "incarnation": peer.incarnation,
+                    "admitted": peer.admitted,
+                    "match": peer.match if self.is_leader else None,
+                    "lag": max(0, self.commit_index - peer.match) if self.is_leader else None,
+                    "rtt_ms": round(peer.rtt * 1000, 3),
+                }
+                for peer in self.peers.values()
+            },
+        }
 
-    # -- what it does -------------------------------------------------------------------------------------------------
+    # -- what it does
     def propose(self, command: bytes, done: Done) -> None:
         """One call, one entry of 2 bytes to max_entry_bytes. done(result of apply, None) once applied here, else an error:
 
-        NoLeader (nothing happened), Overloaded, TooLarge, DiskFull (nothing happened), OutcomeUnknown.
+        NoLeader, Overloaded, TooLarge, DiskFull (nothing happened), OutcomeUnknown.
         """
-        raise NotImplementedError
+        config = self.config
+        if not self.is_leader or self.stopped:
+            done(None, NoLeader("this node does not lead", retry_after_ms=50))
+        elif not 2 <= len(command) <= config.max_entry_bytes:
+            done(None, TooLarge(f"an entry of {len(command)} bytes; {config.max_entry_bytes} are allowed"))
+        elif self.transfers.under_way:
+            self.transfers.hold(command, done)
+        elif self.applier.waiting >= config.max_waiting:
+            done(None, Overloaded("too many proposals wait for their commit", retry_after_ms=100))
+        elif not self.journal.has_space and self.journal.room < len(command) + (64 << 10):
+            done(None, DiskFull("the Raft journal has no space left", retry_after_ms=1_000))
+        else:
+            self.stats.proposals += 1
+            deadline = self.runtime.monotonic() + config.propose_timeout_ms / 1000
+            self.applier.wait(self.journal.last_index + 1, self.term, done, deadline)
+            self._guarded(self.core.propose, command)
+            self.flush_soon()
 
     def read_index(self, done: Finished) -> None:
         """done(None) when this node has applied everything that was committed anywhere before this call (any node)."""
-        raise NotImplementedError
+        self.reads.read(done)
 
     def transfer(self, to: str | None, done: Finished) -> None:
         """Hand leadership to `to` (None: whoever is furthest). Proposals wait meanwhile, at most transfer_ms."""
-        raise NotImplementedError
+        self.transfers.begin(to, done)
 
     def compact(self, index: int, term: int) -> None:
-        """A checkpoint of everything up to `index` is durable: whole segments before it may go."""
-        raise NotImplementedError
+        """A checkpoint of everything up to `index` is durable: whole segments before it may go.
+
+        What a connected follower still needs stays, up to four times journal_keep_bytes; beyond that it gets files.
+        """
+        del term
+        keep = self.config.journal_keep_bytes
+        if self.is_leader:
+            for peer in self.peers.values():
+                if peer.manifest is not None:
+                    index = min(index, peer.manifest.index)
+                elif peer.up and self.journal.size_bytes < 4 * keep:
+                    index = min(index, max(peer.match, self.journal.base_index))
+        self.journal.compact(index, keep)
 
     def send(self, peer: str, kind: int, payload: Buffer) -> bool:
         """The node's own traffic, `kind` 64 to 255. False, and nothing sent, when the peer is not linked or too slow."""
-        raise NotImplementedError
+        assert messages.FIRST_APP_KIND <= kind <= 255
+        return self.peers[peer].up and self.network.send(peer, [bytes((kind,)), payload])
 
-    def connected(self, peer: str) -> bool:
-        raise NotImplementedError
+    # -- events: frames (network.Receiver)
+    def link_up(self, peer: str) -> None:
+        if peer in self.peers:
+            self.admission.greet(self.peers[peer])
 
+    def link_down(self, peer: str, reset: bool) -> None:
+        self._guarded(self._link_down, peer, reset)
 
+    def _link_down(self, name: str, reset: bool) -> None:
+        peer = self.peers.get(name)
+        if peer is None or self.stopped:
+            return
+        self.admission.remember(peer)
+        was_up, peer.up = peer.up, False
+        self.snapshots.release(peer)
+        self.snapshots.link_lost(name)
+        if not was_up:
+            return
+        self.core.link(name, False)
+        if self.is_leader:
+            peer.probe(peer.match + 1)
+        elif self.core.leader == name:
+            self.reads.leader_lost()
+            if reset:
+                self.elections.leader_lost()
+        self.machine.on_link(name, False)
+
+    def link_ready(self, peer: Peer) -> None:
+        """Its greeting is accepted: from here on its frames count."""
+        if not peer.up:
+            peer.up = True
+            self.core.link(peer.name, True)
+            self.machine.on_link(peer.name, True)
+            if self.is_leader:
+                self.leader_role.send_entries(peer)
+
+    def frame(self, peer: str, data: bytes) -> None:
+        self._guarded(self._frame, peer, data)
+
+    def _frame(self, name: str, data: bytes) -> None:
+        peer = self.peers.get(name)
+        if peer is None or self.stopped:
+            return
+        kind = data[0]
+        try:
+            if not peer.up:
+                if kind == messages.GREETING:
+                    self.admission.on_greeting(peer, data)
+                elif kind == messages.REWOUND:
+                    self.admission.on_rewound(peer, data)
+            elif kind >= messages.FIRST_APP_KIND:
+                self.machine.on_message(name, kind, data[1:])
+            elif kind == messages.GREETING:
+                self.admission.on_greeting(peer, data)
+            elif kind == messages.REWOUND:
+                self.admission.on_rewound(peer, data)
+            else:
+                handler = self._handlers.get(kind)
+                if handler is not None:  # else: of a later version, which knows that we may not know it
+                    handler(peer, data)
+        except ValueError as error:
+            # Not what the protocol says: nothing of it was used. A new link starts from a known state.
+            log.warning("bad_frame", extra={"peer": name, "kind": kind, "error": str(error)})
+            self.network.disconnect(name)
+
+    # -- events: syncs and timers
+    def flush_soon(self) -> None:
+        """Write and sync what was queued: once for everything that this turn of the loop brings, after its frames."""
+        if not self._flushing:
+            self._flushing = True
+            self.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self.journal.kick()
+
+    def _on_synced(self, seconds: float) -> None:
+        self._guarded(self._synced, seconds)
+
+    def _synced(self, seconds: float) -> None:
+        stats = self.stats
+        stats.syncs += 1
+        stats.sync_seconds += seconds
+        stats.sync_buckets[_SYNC_BUCKETS_S[bisect_left(_SYNC_BUCKETS_S, seconds)]] += 1
+        if not self._started or self.stopped:
+            return
+        if self.is_leader:
+            self.leader_role.synced()
+        else:
+            self.follower.synced()
+        self.applier.run()
+
+    def _housekeeping(self) -> None:
+        self.applier.expire(self.runtime.monotonic())
+        self.journal.want_spare()
+        self.call_later(_HOUSEKEEPING_S, self._housekeeping)
+
+    def advance(self) -> None:
+        """The library was told of something: let it move its commit index, and apply."""
+        before = self.core.raftCommitIndex
+        self.core.tick()
+        if self.core.raftCommitIndex != before:
+            self.leader_role.committed()
+            self.applier.run()
+        if self.transfers.under_way:
+            self.transfers.progress()
+
+    def applied(self) -> None:
+        """Something was applied, or could have been."""
+        if self.is_leader and self._announced != self.term and self.applier.applied >= self.leader_role.no_op:
+            self._announced = self.term
+            self.machine.on_leader(self.term)
+        if not self.journal.admitted:
+            self.admission.applied()
+
+    def agreed(self, peers: Iterable[Peer]) -> bool:
+        """Whether these, with this node, are a majority (of members, counting none that is not admitted)."""
+        return self.journal.admitted + sum(peer.admitted for peer in peers) >= self.majority
+
+    # -- the library's Outbox
+    def send_vote_request(self, peer: str, term: int, last_index: int, last_term: int) -> None:
+        self.elections.send_vote_request(peer, term, last_index, last_term)
+
+    def send_vote(self, peer: str, term: int) -> None:
+        self.elections.send_vote(peer, term)
+
+    def pump(self) -> None:
+        self.leader_role.pump()
+
+    def on_state(self, leads: bool) -> None:
+        """From inside the library: only our own state changes here, others hear of it when the loop comes round."""
+        if leads:
+            log.info("leads", extra={"term": self.term})
+            self.stats.leader_changes += 1
+            self.leader_role.begin()
+        else:
+            log.info("deposed", extra={"term": self.term})
+            self.leader_role.active = False
+            self.call_soon(self._deposed)
+
+    def _deposed(self) -> None:
+        self._announced = 0
+        self.leader_role.end()
+        self.transfers.deposed()
+        self.applier.deposed()
+        self.machine.on_follower()
+
+    # -- the loop, guarded
+    def _guarded(self, fn: Callable[..., None], *args: Any) -> None:
+        if self.stopped:
+            return
+        try:
+            fn(*args)
+        except Exception as error:
+            self.fatal(error)
+
+    def call_soon(self, fn: Callable[..., None], *args: Any) -> None:
+        self.runtime.call_soon(self._guarded, fn, *args)
+
+    def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> None:
+        self.runtime.call_later(delay_s, self._guarded, fn, *args)

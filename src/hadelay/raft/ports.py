@@ -13,7 +13,7 @@ Done = Callable[[Any, HadelayError | None], None]
 #: done(error): None when it went well.
 Finished = Callable[[HadelayError | None], None]
 
-#: The incarnation of the nodes a cluster was founded with: admitted from the first entry on.
+#: The incarnation of the nodes a cluster was founded with: admitted from the first entry on. Later ones are larger.
 FOUNDING = 1
 
 

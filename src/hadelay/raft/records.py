@@ -36,12 +36,14 @@ VOTE = int.from_bytes(b"VOTE", "little")
 MARK = int.from_bytes(b"MARK", "little")
 #: A snapshot of (`index`, `term`) is about to replace the state machine's files. No payload.
 INSTALL = int.from_bytes(b"INST", "little")
-_KINDS = frozenset((ENTRY, VOTE, MARK, INSTALL))
+#: The log has admitted this incarnation, and everything up to there is in this journal. No payload.
+ADMITTED = int.from_bytes(b"ADMT", "little")
+_KINDS = frozenset((ENTRY, VOTE, MARK, INSTALL, ADMITTED))
 
 #: magic, version, feature level, flags, segment number, first index, term before it, current term, incarnation,
 #: durable segment, durable offset, installing index, group, cluster id, node, vote.
 _SEGMENT = struct.Struct("<8sHHIQQQQQQQQI64s64s64s")
-_RESET = 1
+_RESET, _ADMITTED = 1, 2
 
 
 class Record(NamedTuple):
@@ -73,6 +75,7 @@ class SegmentHeader:
     installing: int = 0
     #: Segments before this one are void (a snapshot took their place).
     reset: bool = False
+    admitted: bool = False
     feature: int = 1
 
     def encode(self) -> bytes:
@@ -80,7 +83,7 @@ class SegmentHeader:
             MAGIC,
             VERSION,
             self.feature,
-            _RESET if self.reset else 0,
+            _RESET * self.reset | _ADMITTED * self.admitted,
             self.seq,
             self.first_index,
             self.prev_term,
@@ -122,6 +125,7 @@ def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
         node=node,
         vote=vote,
         reset=bool(f[3] & _RESET),
+        admitted=bool(f[3] & _ADMITTED),
         feature=f[2],
     )
 

@@ -1,0 +1,177 @@
+"""Incarnations: who may vote and count (architecture §6).
+
+A node that lost or rewound its disk may have promised what it no longer knows. So it is a new *incarnation*: it follows,
+but neither votes, campaigns nor counts, until a leader has committed {node, incarnation} without it and it holds
+everything up to that entry. Founding members are admitted from the start.
+
+A node cannot see by itself that its disk is an old copy. Its peers can: they remember (term, index) that each
+incarnation once answered for, tell each other, and refuse a greeting that falls short of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from hadelay.raft import messages
+from hadelay.raft.peer import Peer
+from hadelay.raft.ports import FOUNDING
+
+if TYPE_CHECKING:
+    from hadelay.errors import HadelayError
+    from hadelay.raft.node import RaftNode
+
+log = logging.getLogger(__name__)
+
+#: How often a leader tells what it remembers, and proposes an admission again, in signs of life.
+_TELL_EVERY = 16
+FEATURE_LEVEL = 1
+
+
+class Seen(NamedTuple):
+    """What a node has answered for: in `term`, everything up to `index`. `boot` numbers its process."""
+
+    incarnation: int
+    boot: int
+    term: int
+    index: int
+
+
+class Admission:
+    def __init__(self, node: RaftNode) -> None:
+        self.node = node
+        self.boot = node.runtime.random.getrandbits(62)
+        self._start = (node.journal.term, node.journal.last_index)
+        self._seen: dict[str, Seen] = {}
+        self._told: dict[str, Seen] = {}
+        self._beats = 0
+        self._renewing = False
+
+    # -- greetings
+    def greet(self, peer: Peer) -> None:
+        node, journal = self.node, self.node.journal
+        frame = messages.encode(
+            messages.GREETING,
+            FEATURE_LEVEL,
+            journal.incarnation,
+            journal.admitted,
+            self.boot,
+            *self._start,
+        )
+        node.network.send(peer.name, frame, True)
+
+    def on_greeting(self, peer: Peer, data: bytes) -> None:
+        node = self.node
+        _, incarnation, admitted, boot, term, index = messages.decode(data, int, int, bool, int, int, int)
+        self.remember(peer)
+        seen = self._seen.get(peer.name)
+        known = node.machine.incarnation(peer.name) or FOUNDING
+        had = Seen(known, 0, 0, 0)
+        if incarnation < known or (seen is not None and self._is_rewound(seen, incarnation, boot, term, index)):
+            had = seen or had
+            log.warning("rewound_peer", extra={"peer": peer.name, "incarnation": incarnation, "had": tuple(had)})
+            frame = messages.encode(messages.REWOUND, max(known, had.incarnation), had.term, had.index)
+            node.network.send(peer.name, frame, True)
+            return
+        if (peer.incarnation, peer.boot) != (incarnation, boot) or not peer.up:
+            peer.incarnation, peer.boot = incarnation, boot
+            peer.begin(node.journal.last_index + 1, node.runtime.monotonic())
+        peer.admitted = admitted
+        node.link_ready(peer)
+
+    @staticmethod
+    def _is_rewound(seen: Seen, incarnation: int, boot: int, term: int, index: int) -> bool:
+        if incarnation != seen.incarnation:
+            return incarnation < seen.incarnation
+        # Within one term a log never loses what it answered for, and a term is never forgotten.
+        return boot != seen.boot and (term < seen.term or (term == seen.term and index < seen.index))
+
+    def on_rewound(self, peer: Peer, data: bytes) -> None:
+        """A peer remembers more of this node than its disk does: go on as somebody new."""
+        incarnation, term, index = messages.decode(data, int, int, int)
+        node, journal = self.node, self.node.journal
+        if self._renewing or incarnation < journal.incarnation:
+            return
+        self._renewing = True
+        log.error("disk_rewound", extra={"peer": peer.name, "term": term, "index": index})
+        node.core.step_down()
+
+        def renew() -> None:
+            journal.become(max(node.runtime.wall_ms(), incarnation + 1))
+            self._renewing = False
+            for name in node.peers:
+                node.network.disconnect(name)  # to be greeted anew
+
+        journal.when_synced(renew)
+        node.flush_soon()
+
+    # -- memory
+    def remember(self, peer: Peer) -> None:
+        """Before a leader's view of a peer is forgotten."""
+        if self.node.leader_role.active and peer.match:
+            self._raise(peer.name, Seen(peer.incarnation, peer.boot, self.node.term, peer.match))
+
+    def _raise(self, name: str, seen: Seen) -> None:
+        old = self._seen.get(name)
+        if old is None or (old.incarnation, old.term, old.index) < (seen.incarnation, seen.term, seen.index):
+            self._seen[name] = seen
+
+    def tell(self) -> None:
+        """Leader: let the followers know what each member has answered for, so that any of them can refuse a rewind."""
+        node, journal = self.node, self.node.journal
+        self._seen[node.name] = Seen(journal.incarnation, self.boot, node.term, journal.synced_index)
+        if self._seen != self._told:
+            self._told = dict(self._seen)
+            frame = messages.encode(messages.SEEN, {name: list(seen) for name, seen in self._seen.items()})
+            for peer in node.peers.values():
+                if peer.up:
+                    node.network.send(peer.name, frame)
+
+    def on_seen(self, peer: Peer, data: bytes) -> None:
+        (table,) = messages.decode(data, dict)
+        for name, fields in table.items():
+            if name in self.node.peers:
+                self._raise(name, Seen(*map(int, fields)))
+
+    # -- admitting
+    def beat(self) -> None:
+        """Leader, at each sign of life: admit members that have caught up."""
+        self._beats += 1
+        if self._beats % _TELL_EVERY:
+            return
+        node = self.node
+        for peer in node.peers.values():
+            if peer.up:
+                self.remember(peer)
+                if not peer.admitted and peer.match >= node.core.raftCommitIndex >= node.leader_role.no_op:
+                    self._admit(peer)
+        self.tell()
+
+    def _admit(self, peer: Peer) -> None:
+        if peer.admission == (self.node.term, peer.incarnation):
+            return
+        peer.admission = (self.node.term, peer.incarnation)
+        log.info("admitting", extra={"peer": peer.name, "incarnation": peer.incarnation})
+
+        def done(result: object, error: HadelayError | None) -> None:
+            if error is not None:
+                peer.admission = None
+
+        self.node.propose(self.node.machine.incarnation_command(peer.name, peer.incarnation), done)
+
+    def applied(self) -> None:
+        """The log may have admitted this node."""
+        node, journal = self.node, self.node.journal
+        if journal.admitted or self._renewing or node.machine.incarnation(node.name) != journal.incarnation:
+            return
+        self._renewing = True
+
+        def admitted() -> None:
+            self._renewing = False
+            log.info("admitted", extra={"incarnation": journal.incarnation})
+            for peer in node.peers.values():
+                self.greet(peer)
+
+        journal.note_admitted()
+        journal.when_synced(admitted)
+        node.flush_soon()

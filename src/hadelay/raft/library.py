@@ -1,0 +1,268 @@
+"""The only door to PySyncObj 0.3.17: the library's consensus core, driven by us, with its holes closed from outside.
+
+What stays the library's: terms, states, who may have a vote, counting votes, appending on leader and follower, match
+indexes and the commit rule. What does not (docs/adr/0010): its clock (timeouts are set beyond all time, and an election
+begins when we set the deadline into the past), its sender, its journal, its apply loop, its pickles.
+
+Every private name that we touch is in this file, each with the reason; tests/raft/test_library.py fails when an upgrade
+moves one. PySyncObj is MIT-licensed; nothing of it is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from pysyncobj import SyncObj, SyncObjConf, syncobj
+from pysyncobj.journal import Journal as LibraryJournal
+from pysyncobj.node import Node
+from pysyncobj.transport import Transport
+
+from hadelay.raft.journal import Journal
+from hadelay.raft.segment import Entry
+
+#: What the library itself puts into the log when a term begins. Proposals are longer (RaftNode.propose sees to it).
+NO_OP = b"\x01"
+#: A node of its own, in a cluster of one: its disk, which has to agree like any other.
+DISK = "its disk"
+
+_FOLLOWER, _LEADER = 0, 2
+#: Seconds; the library's own timers never fire.
+_NEVER = 1e9
+
+
+class Outbox(Protocol):
+    """What the library's messages turn into."""
+
+    def send_vote_request(self, peer: str, term: int, last_index: int, last_term: int) -> None: ...
+
+    def send_vote(self, peer: str, term: int) -> None: ...
+
+    def pump(self) -> None:
+        """The leader has something to send, or may have."""
+        ...
+
+    def on_state(self, leads: bool) -> None:
+        """Became leader (before its no-op is in the log), or stopped being it."""
+        ...
+
+
+class _Log(LibraryJournal):  # type: ignore[misc]
+    """Our journal, as far as the library looks into it: terms and indexes, never commands."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def add(self, command: bytes, idx: int, term: int, record: memoryview | None = None) -> None:
+        self._journal.append(command, idx, term, record)
+
+    def __getitem__(self, at: int | slice) -> Any:
+        journal = self._journal
+        if at == -1:
+            return b"", journal.last_index, journal.last_term
+        if isinstance(at, int):
+            index = journal.base_index + at
+            return b"", index, journal.term_at(index)
+        # A slice is asked for one term (the commit rule) or for whether anything follows an index (append_entries).
+        first = journal.base_index + at.start
+        last = journal.last_index if at.stop is None else min(journal.last_index, journal.base_index + at.stop - 1)
+        return [(b"", index, journal.term_at(index)) for index in range(first, min(last, first + 1) + 1)]
+
+    def __len__(self) -> int:
+        return self._journal.last_index - self._journal.base_index + 1
+
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
+        self._journal.vote(term, votedForNodeId)
+
+    def getCurrentTerm(self) -> int:  # noqa: N802
+        return self._journal.term
+
+    def getVotedForNodeId(self) -> str | None:  # noqa: N802
+        return self._journal.voted_for
+
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
+        """Not kept: the checkpoint's applied index and the next leader say it again."""
+
+    def getRaftCommitIndex(self) -> int:  # noqa: N802
+        return self._journal.base_index
+
+    def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803
+        raise AssertionError("conflicts are cut before the library sees the message")
+
+    def deleteEntriesTo(self, entryTo: int) -> None:  # noqa: N802, N803
+        raise AssertionError("the library never compacts")
+
+    clear = _destroy = lambda self: None  # noqa: E731
+
+
+class _Transport(Transport):  # type: ignore[misc]
+    """The library's other seam. Incoming messages are put in by `Core.message` when they are fit for it."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__(None, None, None)
+        self.outbox = outbox
+
+    def send(self, node: Node, message: dict[str, Any]) -> bool:
+        kind = message["type"]
+        if kind == "request_vote":
+            self.outbox.send_vote_request(
+                node.id, message["term"], message["last_log_index"], message["last_log_term"]
+            )
+        elif kind == "response_vote":
+            self.outbox.send_vote(node.id, message["term"])
+        # next_node_idx: the follower's answer is ours, when its disk has it.
+        return True
+
+    def destroy(self) -> None:
+        pass
+
+
+class _Idle:
+    """Stands in for the library's poller and pipe: there is nothing to poll, the loop calls us."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def poll(self, timeout: float) -> None: ...
+
+    def notify(self) -> None: ...
+
+
+@contextmanager
+def _seams(journal: Journal) -> Iterator[None]:
+    """The library takes these by module-level name, while it constructs itself."""
+    names = {
+        "createJournal": lambda _: _Log(journal),
+        "createPoller": _Idle,
+        "PipeNotifier": _Idle,
+    }
+    saved = {name: getattr(syncobj, name) for name in names}
+    try:
+        for name, value in names.items():
+            setattr(syncobj, name, value)
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(syncobj, name, value)
+
+
+class Core(SyncObj):  # type: ignore[misc]
+    def __init__(self, name: str, peers: list[str], journal: Journal, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self.members = {peer: Node(peer) for peer in (peers or [DISK])}
+        conf = SyncObjConf(
+            autoTick=False,
+            useFork=False,
+            appendEntriesUseBatch=False,
+            appendEntriesPeriod=_NEVER / 1000,
+            raftMinTimeout=_NEVER,
+            raftMaxTimeout=2 * _NEVER,
+            connectionTimeout=4 * _NEVER,
+            leaderFallbackTimeout=_NEVER,
+            logCompactionMinEntries=1 << 62,
+            logCompactionMinTime=_NEVER,
+            commandsQueueSize=0,
+            onStateChanged=self._state_changed,
+        )
+        transport = _Transport(outbox)
+        with _seams(journal):
+            super().__init__(Node(name), list(self.members.values()), conf, transport=transport)
+        self._to_library: Callable[[Node, dict[str, Any]], None] = transport._onMessageReceived
+        if not peers:
+            self.link(DISK, True)
+
+    def _state_changed(self, old: int, new: int) -> None:
+        if _LEADER in (old, new):
+            self._outbox.on_state(new == _LEADER)
+
+    # -- what it says
+    @property
+    def leader(self) -> str | None:
+        node = self._getLeader()
+        return None if node is None else str(node.id)
+
+    def match(self, peer: str) -> int:
+        # No public name. For tests and status.
+        return int(self._SyncObj__raftMatchIndex.get(self.members[peer], 0))
+
+    # -- what it is told
+    def link(self, peer: str, up: bool) -> None:
+        """It campaigns only when it is connected to anyone."""
+        transport = self._SyncObj__transport  # no public name
+        (transport._onNodeConnected if up else transport._onNodeDisconnected)(self.members[peer])
+
+    def tick(self) -> None:
+        """Advance the commit index by what has been acknowledged; begin an election if `campaign` asked for one."""
+        self._onTick(0.0)
+
+    def campaign(self) -> None:
+        # No public name: the only way to say that the election timeout is over.
+        self._SyncObj__raftElectionDeadline = -1.0
+        self.tick()
+
+    def step_down(self, term: int = 0) -> None:
+        """Stop leading or campaigning; go to `term` if it is a higher one."""
+        # No public names: a follower without a leader, and a term heard of in a message that is ours.
+        if term > self.raftCurrentTerm:
+            self._SyncObj__setCurrentTerm(term, None)
+        self._SyncObj__setState(_FOLLOWER)
+        self._SyncObj__raftLeader = None
+
+    def propose(self, command: bytes) -> None:
+        self._applyCommand(command, None)
+        self._checkCommandsToApply()
+
+    def vote_requested(self, peer: str, term: int, last_index: int, last_term: int) -> None:
+        self._to_library(
+            self.members[peer],
+            {"type": "request_vote", "term": term, "last_log_index": last_index, "last_log_term": last_term},
+        )
+
+    def voted(self, peer: str, term: int) -> None:
+        self._to_library(self.members[peer], {"type": "response_vote", "term": term})
+
+    def heard(self, peer: str, term: int, commit_index: int) -> None:
+        """`peer` leads `term`, and what this node holds up to `commit_index` is committed."""
+        self._to_library(
+            self.members[peer], {"type": "append_entries", "term": term, "commit_index": commit_index}
+        )
+
+    def append(self, peer: str, term: int, commit_index: int, entries: list[tuple[Any, ...]]) -> None:
+        """The same, with entries that follow directly on the last one here."""
+        last = self._SyncObj__raftLog[-1]  # no public name
+        self._to_library(
+            self.members[peer],
+            {
+                "type": "append_entries",
+                "term": term,
+                "commit_index": commit_index,
+                "prevLogIdx": last[1],
+                "prevLogTerm": last[2],
+                "entries": entries,
+            },
+        )
+
+    def acknowledged(self, peer: str, index: int) -> None:
+        """`peer` holds everything up to `index` on its disk, and so does this node. Never lowers anything."""
+        self._to_library(
+            self.members[peer],
+            {"type": "next_node_idx", "next_node_idx": index + 1, "reset": False, "success": True},
+        )
+
+    def jump(self, index: int) -> None:
+        """Everything up to `index` is in the state machine (checkpoint or snapshot), hence committed."""
+        # No public names: the library knows no start but an empty one or its own pickled dump.
+        self._SyncObj__raftCommitIndex = index
+        self._SyncObj__raftLastApplied = index
+
+    # -- what we take out of its hands
+    def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
+        """Row 18: its sender slices the whole tail for each follower and knows no window."""
+        self._outbox.pump()
+
+    def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
+        """Row 10: its apply loop retries for ever, and lets callbacks apply twice. Ours is raft/apply.py."""
+        return False
+
+
+__all__ = ["DISK", "NO_OP", "Core", "Entry", "Outbox"]

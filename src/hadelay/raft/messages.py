@@ -1,0 +1,109 @@
+"""Frames on the node link (docs/spec/node-link.md): one kind byte, then a fixed struct or msgpack. Never a pickle."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+import msgpack
+
+GREETING = 2
+APPEND = 3
+APPEND_REPLY = 4
+PRE_VOTE = 5
+PRE_VOTE_REPLY = 6
+VOTE = 7
+VOTE_REPLY = 8
+TIMEOUT_NOW = 9
+READ = 10
+READ_REPLY = 11
+SNAPSHOT = 12
+CHUNK = 13
+CHUNK_REPLY = 14
+SNAPSHOT_DONE = 15
+SEEN = 16
+REWOUND = 17
+#: From here on the frames are the node's own.
+FIRST_APP_KIND = 64
+
+#: kind, flags, length of info, leader's round trip in ms, term, prev index, prev term, commit index, round.
+_APPEND = struct.Struct("<BBHIQQQQQ")
+#: kind, status, term, match, hint, round.
+_APPEND_REPLY = struct.Struct("<BBQQQQ")
+APPEND_HEADER_BYTES = _APPEND.size
+
+#: APPEND flags
+NO_REPLY = 1
+#: APPEND_REPLY statuses
+OK, MISMATCH, HIGHER_TERM, INSTALLING = range(4)
+
+
+class Append(NamedTuple):
+    flags: int
+    info: bytes
+    rtt_ms: int
+    term: int
+    #: 0: nothing to compare, nothing appended (a sign of life).
+    prev_index: int
+    prev_term: int
+    commit_index: int
+    round: int
+    #: Where the records begin in the frame.
+    records: int
+
+
+def encode_append(
+    term: int,
+    prev_index: int,
+    prev_term: int,
+    commit_index: int,
+    round: int,
+    *,
+    info: bytes = b"",
+    rtt_ms: int = 0,
+    flags: int = 0,
+) -> bytes:
+    """Everything but the records, which follow as they are."""
+    return _APPEND.pack(APPEND, flags, len(info), rtt_ms, term, prev_index, prev_term, commit_index, round) + info
+
+
+def decode_append(data: bytes) -> Append:
+    _, flags, info, rtt_ms, term, prev_index, prev_term, commit_index, round = _APPEND.unpack_from(data)
+    at = APPEND_HEADER_BYTES + info
+    return Append(
+        flags, data[APPEND_HEADER_BYTES:at], rtt_ms, term, prev_index, prev_term, commit_index, round, at
+    )
+
+
+class AppendReply(NamedTuple):
+    status: int
+    #: The term of the append it answers; with HIGHER_TERM the sender's.
+    term: int
+    #: Synced here, and verified against the leader's log.
+    match: int
+    #: With MISMATCH: the entry to try next.
+    hint: int
+    round: int
+
+
+def encode_append_reply(status: int, term: int, match: int, hint: int, round: int) -> bytes:
+    return _APPEND_REPLY.pack(APPEND_REPLY, status, term, match, hint, round)
+
+
+def decode_append_reply(data: bytes) -> AppendReply:
+    return AppendReply(*_APPEND_REPLY.unpack(data)[1:])
+
+
+def encode(kind: int, *fields: Any) -> bytes:
+    return bytes((kind,)) + msgpack.packb(fields)
+
+
+def decode(data: bytes, *types: type) -> list[Any]:
+    """The fields of a frame, checked against `types`. ValueError if they are not that."""
+    try:
+        fields = msgpack.unpackb(memoryview(data)[1:])
+    except Exception as error:  # msgpack raises a family of them
+        raise ValueError(f"frame {data[0]}: {error}") from error
+    if type(fields) is not list or [type(field) for field in fields] != list(types):
+        raise ValueError(f"frame {data[0]}: fields are not {[t.__name__ for t in types]}")
+    return fields
