@@ -19,9 +19,16 @@ from hadelay.core.linking import INDEX_CRC
 from hadelay.core.ports import Heads
 from hadelay.model import NONE32
 
+#: Of an hour that is not mapped, a walk reads so many entries around the one it is at, and goes in shorter slices:
+#: its entries may lie anywhere in the file.
+_BLOCK = 64
+_UNMAPPED_SLICE = 1_024
 _STRIDE = INDEX_SIZE // 4
 _PRE = INDEX.fields["pre"][1] // 4  # type: ignore[index]
 NO_ROWS = np.zeros(0, INDEX)
+
+#: Of a damage that was not found by walking.
+NO_SECOND = 0xFFFF
 
 
 class Damage(NamedTuple):
@@ -41,7 +48,11 @@ class IndexStore(Protocol):
 
     def heads(self, hour: int) -> Heads: ...
 
-    def entries(self, hour: int, indexes: NDArray[np.integer] | slice) -> NDArray[np.void]: ...
+    def entries(
+        self, hour: int, indexes: NDArray[np.integer] | slice, *, verify: bool = True
+    ) -> NDArray[np.void]: ...
+
+    def mapped(self, hour: int) -> bool: ...
 
     def pre_view(self, hour: int) -> memoryview: ...
 
@@ -68,8 +79,10 @@ class ChainWalk:
         """Up to `limit` more INDEX rows, verified, newest first; none when done."""
         if self.done:
             return NO_ROWS
+        if not self.store.mapped(self.hour):
+            limit = min(limit, _UNMAPPED_SLICE)
         indexes = self._follow(min(limit, self.left))
-        rows = self.store.entries(self.hour, np.array(indexes, np.int64))
+        rows = self.store.entries(self.hour, np.array(indexes, np.int64), verify=False)
         good = self._verified(rows, indexes)
         if good < len(rows):
             self._break(indexes[good], "the entry does not verify (number, second, localIndex or CRC)", good)
@@ -84,19 +97,29 @@ class ChainWalk:
 
     def _follow(self, limit: int) -> list[int]:
         # The loop that every message passes through once: nothing but a list and a typed memoryview.
-        view = self.store.pre_view(self.hour)
         at = self._next
         found = [at]
         append = found.append
+        base, view = self._view(at)
         for _ in range(limit - 1):
-            before = view[at * _STRIDE + _PRE]
+            before = view[(at - base) * _STRIDE + _PRE]
             if before >= at:  # NONE32 is greater than any
                 self._next = before
                 return found
             append(before)
             at = before
-        self._next = view[at * _STRIDE + _PRE]
+            if at < base:
+                base, view = self._view(at)
+        self._next = view[(at - base) * _STRIDE + _PRE]
         return found
+
+    def _view(self, at: int) -> tuple[int, memoryview]:
+        """(number of the first entry, words) of a piece of the index that has entry `at`: the whole of it if mapped."""
+        if self.store.mapped(self.hour):
+            return 0, self.store.pre_view(self.hour)
+        base = max(0, at - _BLOCK + 1)
+        rows = self.store.entries(self.hour, slice(base, at + 1), verify=False)
+        return base, memoryview(np.ascontiguousarray(rows).view(np.uint32))
 
     def _verified(self, rows: NDArray[np.void], indexes: list[int]) -> int:
         """How many of `rows`, from the first, are what they should be."""

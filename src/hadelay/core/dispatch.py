@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from hadelay.core.backlog import SLICE, Backlog, split
-from hadelay.core.chain import ChainWalk, Damage
+from hadelay.core.chain import NO_SECOND, ChainWalk, Damage
 from hadelay.core.formats import INDEX, SECONDS_PER_HOUR
 from hadelay.core.hourstate import bitmap, indexes_of
+from hadelay.core.linking import INDEX_CRC
 from hadelay.core.ports import TOPIC
 from hadelay.core.ready import DONE, PROPOSED, WAITING, Delivery, Offer, Poll, Ready
 from hadelay.core.topics import by_topic
@@ -56,6 +57,8 @@ class Owed:
 
     def __init__(self, state: DelayState, store: Any) -> None:
         self.state, self.store = state, store
+        #: Told (hour, indexes) of entries in a window that do not verify any more.
+        self.on_spoiled: Callable[[int, NDArray[np.uint32]], None] = lambda hour, indexes: None
 
     def mask(self, hour: int, rows: NDArray[np.void]) -> NDArray[np.bool_]:
         """Which of these INDEX rows are neither settled nor leased, nor of a deleted topic."""
@@ -76,7 +79,16 @@ class Owed:
         if not self.store.count(hour):
             # Retired: everything was settled, or carried away, while it stood in a window.
             return np.zeros(len(indexes), INDEX), np.zeros(len(indexes), np.bool_)
-        rows = self.store.entries(hour, indexes)
+        rows = self.store.entries(hour, indexes, verify=False)
+        bad = INDEX_CRC.bad(rows)
+        if len(bad):
+            # It was good when its second was loaded. Proposing it would make apply read it, and stop.
+            self.on_spoiled(hour, indexes[bad])
+            fine = np.ones(len(rows), np.bool_)
+            fine[bad] = False
+            rows = rows.copy()
+            rows["topic"][bad] = 0
+            return rows, self.mask(hour, rows) & fine
         return rows, self.mask(hour, rows)
 
     def next_second(self, second: int, now_ms: int) -> int | None:
@@ -124,12 +136,14 @@ class Dispatcher:
         self.ready = Ready(window, lambda number: state.names.name(TOPIC, number))
         self.backlog = Backlog(self.owed, self.ready, self._damaged)
         self.backlog.on_found = self._count_ready
+        self.owed.on_spoiled = self._spoiled
         self.wake = wake
         #: Due, not leased, not settled: per topic number.
         self.ready_counts: Counter[int] = Counter()
         #: (second since 1970, how many of its messages were made ready): the cursor.
         self.reached = (0, 0)
         self.damages: dict[tuple[int, int], Damage] = {}
+        self._bad_places: dict[int, list[int]] = {}
         #: Nothing is handed out before this: where the previous leader's wheels stood.
         self.resume_ms = 0
         self.tick_ms = 0
@@ -410,9 +424,11 @@ class Dispatcher:
         rows = offer.rows[~granted]
         for hour in np.unique(offer.hours[~granted]).tolist():
             mine = rows[offer.hours[~granted] == hour]
-            mine = mine[self.owed.mask(hour, mine)]
-            for number, places in split(hour, mine["index"], mine["topic"]) if len(mine) else ():
-                self.ready.refill(self.ready.queue(number), places)
+            self._refill(hour, mine[self.owed.mask(hour, mine)])
+
+    def _refill(self, hour: int, rows: NDArray[np.void]) -> None:
+        for number, places in split(hour, rows["index"], rows["topic"]) if len(rows) else ():
+            self.ready.refill(self.ready.queue(number), places)
 
     # ---- damage
 
@@ -422,8 +438,16 @@ class Dispatcher:
             self.damages[key] = damage
             self._on_damage(damage)
 
+    def _spoiled(self, hour: int, indexes: NDArray[np.uint32]) -> None:
+        self._bad_places.setdefault(hour, []).extend(indexes.tolist())
+        for index in indexes.tolist():
+            self._on_damage(Damage(hour, NO_SECOND, index, 1, "the entry's CRC does not hold"))
+
     def repaired(self, hour: int) -> None:
         """Damaged entries of the hour are good again: reach what lay behind them."""
+        if bad := self._bad_places.pop(hour, None):
+            rows, owed = self.owed.look(hour, np.array(bad, np.uint32))
+            self._refill(hour, rows[owed])
         for key in [key for key in self.damages if key[0] == hour]:
             del self.damages[key]
             self.backlog.recover(*key)

@@ -94,7 +94,12 @@ class MemoryHours:
         row["crc"] = crc32c(row.tobytes()[:60])
         file.idx.append(row.copy())
 
-    def entries(self, hour: int, indexes: NDArray[np.integer] | slice) -> NDArray[np.void]:
+    def mapped(self, hour: int) -> bool:
+        return True
+
+    def entries(
+        self, hour: int, indexes: NDArray[np.integer] | slice, *, verify: bool = True
+    ) -> NDArray[np.void]:
         rows = self.files[hour].idx
         some = rows[indexes] if isinstance(indexes, slice) else [rows[n] for n in indexes.tolist()]
         return np.array(some, INDEX)

@@ -1,0 +1,219 @@
+"""No single clock moves cluster time, and no step of a clock ever shows in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hadelay.core.clustertime import ClusterClock
+
+T0 = 1_795_197_600_000
+NODES = ["a", "b", "c"]
+
+
+class Cluster:
+    """Wall clocks with offsets, one monotonic time, and the clock of node a."""
+
+    def __init__(self, *, floor: int = 0, nodes: list[str] = NODES) -> None:
+        self.mono = 1_000.0
+        self.clock = ClusterClock("a", nodes, floor_ms=floor)
+        self.offset = dict.fromkeys(nodes, 0)
+
+    @property
+    def true_ms(self) -> int:
+        return T0 + round((self.mono - 1_000.0) * 1000)
+
+    def tell(self, *nodes: str) -> None:
+        for node in nodes or self.offset:
+            self.clock.observe_wall(node, self.true_ms + self.offset[node], self.mono)
+
+    def run(self, seconds: float, *nodes: str) -> None:
+        for _ in range(round(seconds)):
+            self.mono += 1.0
+            self.tell(*nodes)
+
+    def read(self) -> int:
+        return self.clock.read(self.mono)
+
+    @property
+    def error_ms(self) -> int:
+        return self.read() - self.true_ms
+
+
+def started(**how: object) -> Cluster:
+    cluster = Cluster(**how)  # type: ignore[arg-type]
+    cluster.clock.lead(0, cluster.mono)
+    cluster.tell()
+    assert cluster.clock.ready
+    return cluster
+
+
+def test_a_cold_start_waits_for_a_majority() -> None:
+    cluster = Cluster(floor=T0 - 5_000)
+    cluster.clock.lead(T0 - 5_000, cluster.mono)
+    cluster.tell("a")
+    assert not cluster.clock.ready
+    assert cluster.read() == T0 - 5_000
+    assert "no_majority" in cluster.clock.alarms
+    cluster.tell("b")
+    assert cluster.clock.ready
+    assert cluster.error_ms == 0
+
+
+def test_a_cold_start_ignores_the_one_that_is_wrong() -> None:
+    cluster = Cluster()
+    cluster.offset["a"] = 3_600_000
+    cluster.clock.lead(0, cluster.mono)
+    cluster.tell()
+    assert cluster.error_ms == 0
+    assert cluster.clock.alarms == {"skew:a"}
+
+
+def test_a_cold_start_without_agreement_is_not_ready() -> None:
+    cluster = Cluster()
+    cluster.offset.update(b=10_000, c=-10_000)
+    cluster.clock.lead(0, cluster.mono)
+    cluster.run(20)
+    assert not cluster.clock.ready
+    cluster.offset["c"] = 100  # somebody sets it right
+    cluster.run(5)
+    assert cluster.clock.ready
+    assert abs(cluster.error_ms - 50) <= 1
+
+
+def test_a_follower_is_never_started_cold() -> None:
+    cluster = Cluster()
+    cluster.tell()
+    assert not cluster.clock.ready
+
+
+def test_a_new_leader_goes_on_from_the_last_one() -> None:
+    cluster = Cluster()
+    cluster.clock.observe_leader(T0 - 700, cluster.mono)  # the cluster is 0.7 s behind, and agrees on that
+    cluster.mono += 2.5
+    cluster.clock.lead(T0, cluster.mono)
+    assert cluster.read() == T0 + 1_800
+
+
+def test_a_delayed_heartbeat_does_not_take_it_back() -> None:
+    cluster = Cluster()
+    cluster.clock.observe_leader(T0, cluster.mono)
+    cluster.mono += 5.0
+    cluster.clock.observe_leader(T0 + 100, cluster.mono)  # it was 4.9 s on its way
+    assert cluster.read() >= T0 + 4_990
+
+
+def test_time_is_never_below_what_was_stamped() -> None:
+    cluster = Cluster()
+    cluster.clock.observe_leader(T0, cluster.mono)
+    cluster.clock.raise_floor(T0 + 900)
+    assert cluster.read() == T0 + 900
+    cluster.mono += 0.5
+    assert cluster.read() == T0 + 900
+    cluster.mono += 0.5
+    assert cluster.read() == T0 + 1_000
+
+
+@pytest.mark.parametrize("step_ms", [3_600_000, -3_600_000])
+def test_a_step_of_one_wall_clock_changes_nothing(step_ms: int) -> None:
+    cluster = started()
+    cluster.run(10)
+    cluster.offset["a"] = step_ms  # the leader's own
+    for _ in range(600):
+        cluster.run(1)
+        assert abs(cluster.error_ms) <= 1
+    assert cluster.clock.alarms == {"skew:a"}
+
+
+@pytest.mark.parametrize("step_ms", [5_000, -5_000])
+def test_a_step_of_all_wall_clocks_is_slewed(step_ms: int) -> None:
+    cluster = started()
+    cluster.offset = dict.fromkeys(NODES, step_ms)
+    before = cluster.read()
+    for _ in range(120):
+        cluster.run(1)
+        now = cluster.read()
+        assert abs(now - before - 1_000) <= 1, "at most 500 ppm"
+        before = now
+    assert cluster.clock.alarms == {"skew:a", "skew:b", "skew:c"}
+    assert 50 <= abs(cluster.error_ms) <= 61
+    cluster.run(11_000)
+    assert abs(cluster.error_ms - step_ms) <= 1
+    assert not cluster.clock.alarms
+
+
+def test_without_a_majority_it_runs_on_alone() -> None:
+    cluster = started()
+    cluster.offset.update(b=20_000, c=-20_000)
+    cluster.run(300)
+    assert abs(cluster.error_ms) <= 1
+    assert "no_majority" in cluster.clock.alarms
+
+
+def test_silence_of_the_others_is_no_majority() -> None:
+    cluster = started()
+    cluster.offset["a"] = 2_000
+    cluster.run(60, "a")
+    assert "no_majority" in cluster.clock.alarms
+    # Only while the others' last words counted were there two against one.
+    assert abs(cluster.error_ms) <= 5
+
+
+def test_two_of_three_are_enough() -> None:
+    cluster = Cluster()
+    cluster.clock.observe_leader(T0 + 40, cluster.mono)
+    cluster.clock.lead(0, cluster.mono)
+    cluster.run(120, "a", "b")
+    assert abs(cluster.error_ms) <= 1
+    assert not cluster.clock.alarms
+
+
+def test_a_single_node_slews_and_alarms() -> None:
+    cluster = started(nodes=["a"])
+    cluster.offset["a"] = -60_000
+    before = cluster.read()
+    for _ in range(60):
+        cluster.run(1)
+        assert 999 <= cluster.read() - before <= 1_001
+        before = cluster.read()
+    assert cluster.clock.alarms == {"skew:a"}
+
+
+def test_a_clock_behind_the_checkpoint_waits_for_it() -> None:
+    cluster = Cluster(floor=T0 + 3_000, nodes=["a"])
+    cluster.clock.lead(T0 + 3_000, cluster.mono)
+    cluster.run(2)
+    assert not cluster.clock.ready
+    assert cluster.read() == T0 + 3_000
+    assert cluster.clock.alarms == {"behind_checkpoint"}
+    cluster.run(2)
+    assert cluster.clock.ready
+    assert cluster.error_ms == 0
+    assert not cluster.clock.alarms
+
+
+def test_a_restarted_node_learns_the_time_from_any_peer() -> None:
+    cluster = Cluster()
+    cluster.offset = dict.fromkeys(NODES, 90_000)  # all stepped, and the cluster is slewing
+    cluster.clock.observe_wall("b", cluster.true_ms + 90_000, cluster.mono, now_ms=T0 + 5)
+    cluster.clock.lead(T0, cluster.mono)
+    cluster.tell()
+    assert cluster.read() == T0 + 5
+
+
+def test_a_timer_set_by_it_is_never_early() -> None:
+    cluster = started()
+    cluster.offset = dict.fromkeys(NODES, 10_000)
+    cluster.run(5)
+    for at in (1, 999, 10_007, 3_600_000):
+        due = cluster.read() + at
+        wait = cluster.clock.delay_s(due, cluster.mono)
+        assert cluster.clock.read(cluster.mono + wait + 1e-6) == due
+        assert cluster.clock.read(cluster.mono + wait - 0.001) < due
+
+
+def test_skews_are_told() -> None:
+    cluster = started()
+    cluster.offset.update(b=80, c=-30)
+    cluster.run(4)
+    skews = cluster.clock.skews(cluster.mono)
+    assert [round(skews[n]) for n in NODES] == [0, 80, -30]
