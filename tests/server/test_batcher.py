@@ -69,7 +69,10 @@ class Wire:
 
     def commit(self, batch: int, **columns: Any) -> None:
         commands, done = self.sent[batch]
-        done([published(n, **columns) for n in self.rows(batch)] + [Done()] * (len(commands) - len(self.rows(batch))), None)
+        done(
+            [published(n, **columns) for n in self.rows(batch)] + [Done()] * (len(commands) - len(self.rows(batch))),
+            None,
+        )
 
 
 def published(n: int, codes: list[int] | None = None, duplicate: list[bool] | None = None) -> PublishResult:

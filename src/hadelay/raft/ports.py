@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hadelay.errors import ConfigError, HadelayError
+from hadelay.storage.snapshot import Manifest, SnapshotFile
+
+__all__ = ["Done", "Finished", "FOUNDING", "Installer", "Machine", "Manifest", "RaftConfig", "RaftStats", "SnapshotFile"]
 
 #: done(result, error): exactly one of them is not None (a result may itself be None); called once, on the loop.
 Done = Callable[[Any, HadelayError | None], None]
@@ -15,23 +18,6 @@ Finished = Callable[[HadelayError | None], None]
 
 #: The incarnation of the nodes a cluster was founded with: admitted from the first entry on. Later ones are larger.
 FOUNDING = 1
-
-
-@dataclass(frozen=True)
-class SnapshotFile:
-    name: str
-    length: int
-    crc: int  # crc32c of the whole file
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """One durable checkpoint, as files. `blob` is for the machine (opaque here)."""
-
-    index: int
-    term: int
-    files: list[SnapshotFile]
-    blob: bytes = b""
 
 
 class Installer(Protocol):

@@ -174,9 +174,7 @@ class Batcher:
         room = self.max_entry_bytes - sum(p.bytes for p in publishes)
         commands = _take(self._commands, room) if room > 0 or not publishes else []
         groups = _group(publishes)
-        encoded = [
-            encode_publish(self.node, [d for p in group for d in p.drafts], group[0].key) for group in groups
-        ]
+        encoded = [encode_publish(self.node, [d for p in group for d in p.drafts], group[0].key) for group in groups]
         encoded += [c.command for c in commands]
         self.inflight += 1
         self.batches += 1
@@ -246,7 +244,8 @@ class _Batch:
             for command in self.commands:
                 command.done(None, error)
             return
-        assert results is not None and len(results) == len(self.groups) + len(self.commands)
+        assert results is not None
+        assert len(results) == len(self.groups) + len(self.commands)
         for group, result in zip(self.groups, results, strict=False):
             _answer(group, result)
         for command, result in zip(self.commands, results[len(self.groups) :], strict=True):
@@ -258,7 +257,7 @@ _One = TypeVar("_One", _Publish, _Command)
 
 def _take(queue: deque[_One], room: int) -> list[_One]:
     """The head of the queue, as much as fits into one entry and at least one."""
-    taken: list[One] = []
+    taken: list[_One] = []
     while queue and len(taken) < _MAX_COMMANDS and (queue[0].bytes <= room or not taken):
         taken.append(queue.popleft())
         room -= taken[-1].bytes

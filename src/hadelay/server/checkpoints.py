@@ -71,7 +71,8 @@ class Checkpoints:
         return self.node.storage.install(manifest, self._installed)
 
     def _installed(self) -> None:
-        self.node.reload()
+        self.bytes_since = 0
+        self.node.reload(self.node.storage.reopen())
 
     def _tick(self) -> None:
         node = self.node

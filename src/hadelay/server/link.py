@@ -76,9 +76,7 @@ class Link:
             if error is None:
                 self._send(peer, REPLY, _pack([number, result]))
             else:
-                self._send(
-                    peer, REFUSAL, _pack([number, error.type, error.detail, error.retry_after_ms, error.extra])
-                )
+                self._send(peer, REFUSAL, _pack([number, error.type, error.detail, error.retry_after_ms, error.extra]))
 
         handler = self.handlers.get(op)
         if handler is None:

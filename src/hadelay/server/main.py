@@ -45,7 +45,6 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
     loop = asyncio.get_running_loop()
     runtime = AsyncioRuntime(loop)
     ending = asyncio.Event()
-    code = 0
 
     def fatal(error: BaseException) -> None:
         log.critical("fatal", error=repr(error), node=config.node.name, exc_info=error)
@@ -62,7 +61,7 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
     network = AsyncioNetwork.from_config(config, runtime)
     node = open_node(config, RealDisk(), network, runtime, fatal)
     service = NodeService(node)
-    http = HttpServer(service, config.http)
+    http = HttpServer(service, config.http, config.limits.max_delay_ms)
     await http.start()
     node.start()
     try:
@@ -77,21 +76,21 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
         node.stop()
         runtime.close()
     log.info("stopped", node=node.name)
-    return code
+    return 0
 
 
 async def _ready(node: Node, ending: asyncio.Event) -> None:
     """Until this node serves: a leader is known, and what it had committed is applied here."""
-    while not ending.is_set() and not node.serves():
+    while not ending.is_set() and not node.serves():  # noqa: ASYNC110 (the conditions are five, none an event)
         await asyncio.sleep(0.02)
 
 
 async def _hand_over(node: Node) -> None:
     if not node.leading or len(node.config.members) == 1:
         return
-    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    node.transfer(None, lambda error: over.done() or over.set_result(None))
+    over = asyncio.Event()
+    node.transfer(None, lambda error: over.set())
     try:
-        await asyncio.wait_for(over, _HAND_OVER_S)
+        await asyncio.wait_for(over.wait(), _HAND_OVER_S)
     except TimeoutError:
         log.warning("hand_over_failed", node=node.name, hint="the others elect a leader by themselves")

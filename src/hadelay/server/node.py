@@ -228,7 +228,12 @@ class Node:
     def _damaged(self, hour: int, index: int, what: str) -> None:
         """A second's chain is broken at that entry: have it mended, then walk on."""
         place = (hour, ".idx", index * INDEX_SIZE, INDEX_SIZE)
-        self.mender.mend(*place, lambda data: data and self.dispatcher.repaired(hour))
+
+        def mended(data: bytes | None) -> None:
+            if data is not None:
+                self.dispatcher.repaired(hour)
+
+        self.mender.mend(*place, mended)
 
     def reload(self, storage: Storage) -> None:
         """A snapshot was installed: go on from its state. Only a follower installs, so nothing waits here."""
@@ -281,7 +286,6 @@ class Node:
                 gather.take(n, Refused("disk_full", _NO_SPACE), None)
             else:
                 self.batcher.propose(command, lambda result, error, n=n: gather.take(n, result, error))  # type: ignore[misc]
-
 
     def _on_ready(self, peer: str, payload: Any, reply: Reply) -> None:
         if self.leading:

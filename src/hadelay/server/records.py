@@ -29,7 +29,12 @@ async def read_records(node: Node, hours: NDArray[np.integer], rows: NDArray[np.
 
 async def _mended(node: Node, hour: int, offset: int, size: int, damage: DamagedFile) -> bytes:
     future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-    node.mender.mend(hour, ".log", offset, size, lambda data: future.done() or future.set_result(data))  # type: ignore[func-returns-value]
+
+    def mended(data: bytes | None) -> None:
+        if not future.done():
+            future.set_result(data)
+
+    node.mender.mend(hour, ".log", offset, size, mended)
     data = await future
     if data is None:
         raise damage

@@ -25,6 +25,7 @@ from hadelay.runtime import Runtime
 from hadelay.server.node import Node
 from hadelay.storage.disk import Disk
 from hadelay.storage.identity import Identity, read_identity
+from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.store import Storage
 from hadelay.storage.tables import Backend
 
@@ -38,10 +39,10 @@ def open_node(
     runtime: Runtime,
     on_fatal: Callable[[BaseException], None],
     *,
-    backend: Callable[[str], Backend] | None = None,
+    backend: Callable[[str], Backend] = LmdbBackend,
 ) -> Node:
     """A recovered node, not yet started. ConfigError in words for directories that are not this node's, DamagedFile
-    for bytes that do not verify. `backend` makes the table store of a path (LMDB by default)."""
+    for bytes that do not verify. `backend` makes the table store at a path."""
     data = f"{config.node.data_dir}/g{config.cluster.group}"
     journal_dir = f"{config.journal_dir}/g{config.cluster.group}"
     disk.makedirs(data)
@@ -59,9 +60,7 @@ def open_node(
     return Node(config, disk, network, runtime, on_fatal, storage=storage, journal=journal)
 
 
-def _who_am_i(
-    config: Config, disk: Disk, runtime: Runtime, data: str, journal_dir: str
-) -> tuple[int, Journal | None]:
+def _who_am_i(config: Config, disk: Disk, runtime: Runtime, data: str, journal_dir: str) -> tuple[int, Journal | None]:
     """This node's incarnation, and its journal if it has one. Puts aside what can't be trusted."""
     identity = read_identity(disk, data)
     has_journal = Journal.exists(disk, journal_dir)
@@ -100,9 +99,7 @@ def _new_incarnation(runtime: Runtime) -> int:
 
 
 def _create_journal(config: Config, disk: Disk, runtime: Runtime, directory: str, incarnation: int) -> Journal:
-    return Journal.create(
-        disk, directory, runtime, incarnation=incarnation, config=_settings(config), **_owner(config)
-    )
+    return Journal.create(disk, directory, runtime, incarnation=incarnation, config=_settings(config), **_owner(config))
 
 
 def _settings(config: Config) -> JournalConfig:

@@ -210,7 +210,7 @@ class NodeService:
             if name is not None and name != node.name and node.peers.peers[name].http:
                 return Leader(name, node.peers.peers[name].http, False)
             if node.runtime.monotonic() >= deadline:
-                raise NoLeader("no majority of the cluster can be reached; try again, or another node", retry_after_ms=500)
+                raise NoLeader("no majority can be reached; try again, or another node", retry_after_ms=500)
             await asyncio.sleep(0.01)
 
     async def cluster(self, *, stale: bool) -> ClusterView:

@@ -34,9 +34,7 @@ def message(node: Node, message_id: int, body: bool) -> MessageView | None:
     found = node.state.describe(message_id, node.clock.read(node.runtime.monotonic()))
     if found is None:
         return None
-    history = [
-        HistoryEvent(Event(h.event).name.lower(), h.at_ms, h.attempt, h.consumer, h.node) for h in found.history
-    ]
+    history = [HistoryEvent(Event(h.event).name.lower(), h.at_ms, h.attempt, h.consumer, h.node) for h in found.history]
     return MessageView(
         found.id,
         found.topic,
@@ -104,7 +102,7 @@ def hours(node: Node) -> HoursView:
     found = []
     for hour in store.hours():
         log_bytes, idx_bytes, dsp_bytes = store.lengths(hour)
-        crcs = [sums.get(f"{hour_name(hour)}.{suffix}", (0, 0))[1] for suffix in ("log", "idx", "dsp")]
+        log_crc, idx_crc, dsp_crc = (sums.get(f"{hour_name(hour)}.{s}", (0, 0))[1] for s in ("log", "idx", "dsp"))
         found.append(
             HourView(
                 hour,
@@ -113,7 +111,9 @@ def hours(node: Node) -> HoursView:
                 log_bytes,
                 idx_bytes,
                 dsp_bytes,
-                *crcs,
+                log_crc,
+                idx_crc,
+                dsp_crc,
                 # Late messages are filed under the running hour, so an hour that is over gets no more entries.
                 sealed=hour < running,
                 mapped=store.mapped(hour),
@@ -123,8 +123,7 @@ def hours(node: Node) -> HoursView:
 
 
 def names(node: Node) -> NamesView:
-    topics, consumers, nodes = node.storage.names.all()
-    return NamesView(topics, consumers, nodes)
+    return NamesView(*node.storage.names.all())
 
 
 def ready_checks(node: Node) -> list[Check]:
