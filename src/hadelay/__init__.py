@@ -1,7 +1,7 @@
 """hadelay: a replicated cluster that keeps delay messages and hands them out on time.
 
-`hadelay.Client` and `hadelay.AsyncClient` talk to one. Both are imported when first used, so that the command line
-does not pay for them.
+`AsyncClient` and `Client` are what users import; they are loaded when first named, so that `import hadelay.…` of a
+node, a tool or a reader of files does not pay for them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any
 from hadelay.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from hadelay.client import AsyncClient, Client
+    from hadelay.client import AsyncClient, Client, Message, Put, Receipt
+    from hadelay.errors import HadelayError
 
-__all__ = ["AsyncClient", "Client", "__version__"]
+__all__ = ["AsyncClient", "Client", "HadelayError", "Message", "Put", "Receipt", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("AsyncClient", "Client"):
-        import hadelay.client
+    if name not in __all__:
+        raise AttributeError(f"module 'hadelay' has no attribute {name!r}")
+    if name == "HadelayError":
+        from hadelay.errors import HadelayError
 
-        return getattr(hadelay.client, name)
-    raise AttributeError(f"module 'hadelay' has no attribute {name!r}")
+        return HadelayError
+    import hadelay.client
+
+    return getattr(hadelay.client, name)

@@ -1,0 +1,421 @@
+"""The asynchronous client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from hadelay.client.consumer import Consumer, Leased
+from hadelay.client.transport import Answer, Transport, error_of
+from hadelay.client.types import (
+    Body,
+    Bucket,
+    ClusterInfo,
+    Delay,
+    Health,
+    HoursInfo,
+    Message,
+    MessageInfo,
+    Names,
+    Put,
+    PutResult,
+    Receipt,
+    TopicInfo,
+    When,
+)
+from hadelay.errors import HadelayError
+
+T = TypeVar("T")
+Topics = str | Sequence[str]
+Leases = str | Message | Iterable[str | Message]
+
+_MSGPACK = "application/msgpack"
+#: put_many sends this many at once: enough that a request costs nothing, little enough that none waits for it.
+_BATCH_ITEMS, _BATCH_BYTES = 1_000, 8 << 20
+#: A poll is given up this much after its wait: the node, or the way to it, is gone.
+_POLL_GRACE_S = 5.0
+
+
+class _Result(msgspec.Struct):
+    id: str = ""
+    deliver_at: datetime | None = None
+    duplicate: bool = False
+    error: dict[str, Any] | None = None
+
+
+class _Results(msgspec.Struct):
+    results: list[_Result]
+
+
+class _Messages(msgspec.Struct):
+    messages: list[Message]
+
+
+class _Outcome(msgspec.Struct):
+    outcome: str
+
+
+class _Outcomes(msgspec.Struct):
+    results: list[_Outcome]
+
+
+class _Topics(msgspec.Struct):
+    topics: list[TopicInfo]
+
+
+class _Buckets(msgspec.Struct):
+    buckets: list[Bucket]
+
+
+class _Leader(msgspec.Struct):
+    leader: str
+
+
+_decode_results = msgspec.msgpack.Decoder(_Results).decode
+_decode_messages = msgspec.msgpack.Decoder(_Messages).decode
+
+
+class AsyncClient:
+    """Talks to a cluster through any of its nodes.
+
+        async with AsyncClient("http://n1:8400,http://n2:8400") as client:
+            await client.put("orders", {"id": 7}, delay="15m")
+            async for message in client.consume("orders", concurrency=20):
+                async with message:              # ack on a clean exit, nack on an exception
+                    handle(message.json())
+
+    Requests fail over between the addresses and are retried, with backoff, for up to `timeout` seconds; every publish
+    carries an Idempotency-Key and every receive a request_id, so a retry never makes a second message. Refusals are
+    raised as the classes of `hadelay.errors`. One client serves any number of tasks of one event loop.
+    """
+
+    def __init__(
+        self, urls: str | Sequence[str] = "http://127.0.0.1:8400", token: str | None = None, *, timeout: float = 30.0
+    ) -> None:
+        self._transport = Transport(urls, token, timeout)
+        self._consumers: set[Consumer] = set()
+        #: Who this client says it is when it consumes, unless told otherwise.
+        self.consumer = f"py-{os.getpid()}-{os.urandom(4).hex()}"
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends its consumers (what they hold unhandled goes back at once) and its connections."""
+        for consumer in list(self._consumers):
+            await consumer.close()
+        await self._transport.close()
+
+    # ---- publishing
+
+    async def put(
+        self,
+        topic: str,
+        body: Body = b"",
+        *,
+        delay: Delay | None = None,
+        at: When | None = None,
+        content_type: str | None = None,
+        meta: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Publish one message, due after `delay` or at `at`, or now."""
+        data, kind = _payload(body, content_type)
+        headers = {"Content-Type": kind, "Idempotency-Key": idempotency_key or _new_key()}
+        if delay is not None:
+            headers["Hadelay-Delay"] = str(_delay(delay))
+        if at is not None:
+            headers["Hadelay-Deliver-At"] = str(_when(at))
+        for name, value in (meta or {}).items():
+            headers[f"Hadelay-Meta-{name}"] = value
+        answer = await self._transport.request(
+            "POST", f"/v1/topics/{_quoted(topic)}/messages", data=data, headers=headers, timeout_s=timeout
+        )
+        return _decode(answer, Receipt)
+
+    async def put_many(
+        self, puts: Iterable[Put], *, idempotency_key: str | None = None, timeout: float | None = None
+    ) -> list[PutResult]:
+        """Publish many, in order: a receipt each, or the error that refused it. More than 1,000 go in several commits.
+
+        Raises only when a whole request failed. A key of your own covers the call, also when it is repeated.
+        """
+        results: list[PutResult] = []
+        key = idempotency_key or _new_key()
+        for n, items in enumerate(_batches(puts)):
+            headers = {"Content-Type": _MSGPACK, "Accept": _MSGPACK, "Idempotency-Key": f"{key}.{n}"}
+            data = msgspec.msgpack.encode(items)
+            answer = await self._transport.request(
+                "POST", "/v1/messages:batch", data=data, headers=headers, timeout_s=timeout
+            )
+            for item, result in zip(items, _decode_results(answer.body).results, strict=True):
+                if result.error is not None:
+                    results.append(error_of(result.error, result.error.get("status", 500)))
+                else:
+                    assert result.deliver_at is not None
+                    results.append(Receipt(result.id, result.deliver_at, item["topic"], result.duplicate))
+        return results
+
+    # ---- messages
+
+    async def get(self, message_id: str, *, body: bool = False, stale: bool = False) -> MessageInfo:
+        """State and history of a message."""
+        query = _query(body=body, stale=stale)
+        return _decode(await self._get(f"/v1/messages/{_quoted(message_id)}{query}"), MessageInfo)
+
+    async def cancel(self, message_id: str) -> str:
+        """`cancelled`, again too. Raises Conflict, with the state in `extra["outcome"]`, when it is too late."""
+        answer = await self._transport.request("DELETE", f"/v1/messages/{_quoted(message_id)}")
+        return _decode(answer, _Outcome).outcome
+
+    # ---- consuming
+
+    async def receive(
+        self,
+        topics: Topics,
+        *,
+        max: int = 10,
+        wait: Delay = 0,
+        lease: Delay | None = None,
+        consumer: str | None = None,
+        request_id: str | None = None,
+        timeout: float | None = None,
+    ) -> list[Message]:
+        """Lease up to `max` messages that are due, waiting for the first for up to `wait`."""
+        wish: dict[str, Any] = {
+            "topics": [topics] if isinstance(topics, str) else list(topics),
+            "max": max,
+            "wait": _delay(wait),
+            "consumer": consumer or self.consumer,
+            "request_id": request_id or _new_key(),
+        }
+        if lease is not None:
+            wish["lease"] = _delay(lease)
+        wait_s = _seconds(wait)
+        answer = await self._transport.request(
+            "POST",
+            "/v1/receive",
+            data=msgspec.msgpack.encode(wish),
+            headers={"Content-Type": _MSGPACK, "Accept": _MSGPACK},
+            timeout_s=wait_s + (self._transport.timeout_s if timeout is None else timeout),
+            answer_within_s=wait_s + _POLL_GRACE_S,
+            to_leader=True,
+        )
+        return _decode_messages(answer.body).messages
+
+    async def ack(self, leases: Leases) -> list[str]:
+        """Done: `acked`, `already_acked` or `lease_lost` for each."""
+        return await self._settle("ack", leases, {})
+
+    async def nack(self, leases: Leases, *, delay: Delay | None = None) -> list[str]:
+        """Not done, hand out again: `nacked`, `already_acked` or `lease_lost` for each."""
+        return await self._settle("nack", leases, {} if delay is None else {"delay": _delay(delay)})
+
+    async def extend(self, leases: Leases, *, lease: Delay) -> list[str]:
+        """Hold on for `lease` from now: `extended`, `already_acked` or `lease_lost` for each."""
+        return await self._settle("extend", leases, {"lease": _delay(lease)})
+
+    async def _settle(self, verb: str, leases: Leases, options: dict[str, Any]) -> list[str]:
+        given = [leases] if isinstance(leases, str | Message) else leases
+        tokens = [lease.lease if isinstance(lease, Message) else lease for lease in given]
+        if not tokens:
+            return []
+        answer = await self._send_json("POST", f"/v1/leases:{verb}", {"leases": tokens, **options})
+        return [result.outcome for result in _decode(answer, _Outcomes).results]
+
+    def consume(
+        self,
+        topics: Topics,
+        *,
+        concurrency: int = 10,
+        lease: Delay = 30,
+        wait: Delay = 20,
+        consumer: str | None = None,
+    ) -> Consumer:
+        """Messages as they fall due, at most `concurrency` unsettled at a time, their leases extended meanwhile."""
+        return Consumer(
+            self, topics, concurrency, _seconds(lease), _seconds(wait), consumer or self.consumer, self._consumers
+        )
+
+    async def work(
+        self,
+        topics: Topics,
+        handler: Callable[[Leased], Awaitable[object]],
+        *,
+        concurrency: int = 10,
+        lease: Delay = 30,
+        on_error: Callable[[Leased, Exception], object] | None = None,
+    ) -> None:
+        """Run `handler` for every message, `concurrency` at a time, until cancelled. An exception nacks its message."""
+
+        async def run(message: Leased) -> None:
+            try:
+                async with message:
+                    await handler(message)
+            except Exception as error:
+                if on_error is not None:
+                    on_error(message, error)
+
+        async with asyncio.TaskGroup() as tasks:
+            async for message in self.consume(topics, concurrency=concurrency, lease=lease):
+                tasks.create_task(run(message))
+
+    # ---- topics and what is due
+
+    async def topics(self, *, stale: bool = False) -> list[TopicInfo]:
+        return _decode(await self._get(f"/v1/topics{_query(stale=stale)}"), _Topics).topics
+
+    async def topic(self, name: str, *, stale: bool = False) -> TopicInfo:
+        return _decode(await self._get(f"/v1/topics/{_quoted(name)}{_query(stale=stale)}"), TopicInfo)
+
+    async def put_topic(self, name: str, *, lease: Delay | None = None) -> TopicInfo:
+        settings = {} if lease is None else {"lease": _delay(lease)}
+        return _decode(await self._send_json("PUT", f"/v1/topics/{_quoted(name)}", settings), TopicInfo)
+
+    async def delete_topic(self, name: str, *, force: bool = False) -> None:
+        """Raises Conflict while messages are pending, unless `force`: then they are cancelled."""
+        await self._transport.request("DELETE", f"/v1/topics/{_quoted(name)}{_query(force=force)}")
+
+    async def due(
+        self, start: When, end: When, step: Delay, *, topic: str | None = None, stale: bool = False
+    ) -> list[Bucket]:
+        """How many messages are due when, over all topics or in one; empty buckets are left out."""
+        path = "/v1/due" if topic is None else f"/v1/topics/{_quoted(topic)}/due"
+        query = {"from": str(_when(start)), "to": str(_when(end)), "step": str(_delay(step))}
+        if stale:
+            query["stale"] = "true"
+        return _decode(await self._get(f"{path}?{urlencode(query)}"), _Buckets).buckets
+
+    # ---- the cluster
+
+    async def cluster(self, *, stale: bool = False) -> ClusterInfo:
+        return _decode(await self._get(f"/v1/cluster{_query(stale=stale)}"), ClusterInfo)
+
+    async def transfer_leader(self, to: str | None = None) -> str:
+        """Hand leadership to the node named, or to the one that has most; returns its name."""
+        answer = await self._send_json("POST", "/v1/cluster:transfer-leader", {"to": to}, retry=False)
+        return _decode(answer, _Leader).leader
+
+    async def hours(self) -> HoursInfo:
+        """Files of the node that answers: give the client one address to know which."""
+        return _decode(await self._get("/v1/hours"), HoursInfo)
+
+    async def names(self) -> Names:
+        return _decode(await self._get("/v1/names"), Names)
+
+    async def ready(self) -> Health:
+        """Whether the node that answers can serve. Not ready is an answer, not an exception."""
+        try:
+            return _decode(await self._transport.request("GET", "/readyz?verbose", retry=False), Health)
+        except HadelayError as error:
+            if "checks" not in error.extra:
+                raise
+            return msgspec.convert({"status": "failing", "checks": error.extra["checks"]}, Health)
+
+    # ---- plumbing
+
+    async def _get(self, path: str) -> Answer:
+        return await self._transport.request("GET", path)
+
+    async def _send_json(self, method: str, path: str, value: Any, *, retry: bool = True) -> Answer:
+        return await self._transport.request(
+            method, path, data=msgspec.json.encode(value), headers={"Content-Type": "application/json"}, retry=retry
+        )
+
+
+def _decode(answer: Answer, kind: type[T]) -> T:
+    return msgspec.json.decode(answer.body, type=kind)
+
+
+def _new_key() -> str:
+    return os.urandom(16).hex()
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _query(**flags: bool) -> str:
+    given = [f"{name}=true" for name, value in flags.items() if value]
+    return "?" + "&".join(given) if given else ""
+
+
+def _delay(delay: Delay) -> str | float:
+    return delay.total_seconds() if isinstance(delay, timedelta) else delay
+
+
+def _seconds(delay: Delay) -> float:
+    """What the client itself has to know of a duration: how long it waits for an answer."""
+    if isinstance(delay, timedelta):
+        return delay.total_seconds()
+    if isinstance(delay, int | float):
+        return float(delay)
+    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
+    total, number, unit = 0.0, "", ""
+    for char in delay + "0":
+        if (char.isdigit() or char == ".") and unit:
+            total, number, unit = total + float(number) * units[unit], "", ""
+        if char.isdigit() or char == ".":
+            number += char
+        else:
+            unit += char
+    return total
+
+
+def _when(at: When) -> str | int:
+    if not isinstance(at, datetime):
+        return at
+    if at.tzinfo is None:
+        raise ValueError(f"{at!r} has no time zone, so it could be any of 24 hours: use datetime.now(UTC), for one")
+    return at.isoformat()
+
+
+def _payload(body: Body, content_type: str | None) -> tuple[bytes, str]:
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body), content_type or "application/octet-stream"
+    if isinstance(body, str):
+        return body.encode(), content_type or "text/plain; charset=utf-8"
+    return msgspec.json.encode(body), content_type or "application/json"
+
+
+def _batches(puts: Iterable[Put]) -> Iterable[list[dict[str, Any]]]:
+    items: list[dict[str, Any]] = []
+    size = 0
+    for put in puts:
+        item = _item(put)
+        if items and (len(items) == _BATCH_ITEMS or size + len(item["body"]) > _BATCH_BYTES):
+            yield items
+            items, size = [], 0
+        items.append(item)
+        size += len(item["body"])
+    if items:
+        yield items
+
+
+def _item(put: Put) -> dict[str, Any]:
+    body, kind = _payload(put.body, put.content_type)
+    item: dict[str, Any] = {"topic": put.topic, "body": body}
+    if put.content_type or not isinstance(put.body, bytes):
+        item["content_type"] = kind
+    if put.delay is not None:
+        item["delay"] = _delay(put.delay)
+    if put.at is not None:
+        item["deliver_at"] = _when(put.at)
+    if put.meta:
+        item["meta"] = dict(put.meta)
+    if put.idempotency_key:
+        item["idempotency_key"] = put.idempotency_key
+    return item

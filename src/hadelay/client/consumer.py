@@ -1,0 +1,217 @@
+"""`client.consume`: messages as they fall due, with their leases looked after.
+
+Three small loops share one table of what is held: one polls while there is room, one extends what is half through its
+lease, one settles. Acks and nacks that come while a request is under way leave together in the next one, so a fast
+consumer costs a request per round trip, not per message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from hadelay.client.types import Delay, Message
+from hadelay.errors import HadelayError
+
+if TYPE_CHECKING:
+    from hadelay.client.aio import AsyncClient
+
+log = logging.getLogger(__name__)
+
+#: After a poll that failed even with all its retries.
+_PAUSE_S = 1.0
+_MAX_POLL = 1_000
+
+
+class Leased(Message, kw_only=True):
+    """A message in the hands of a consumer. Leave `async with` cleanly to ack it, by an exception to nack it."""
+
+    _consumer: Any = None
+    _settled: bool = False
+
+    async def ack(self) -> str:
+        """`acked`, `already_acked`, or `lease_lost`: somebody else may have it now."""
+        return await self._consumer.settle(self, "ack", None)  # type: ignore[no-any-return]
+
+    async def nack(self, delay: Delay | None = None) -> str:
+        """Back to waiting, for `delay`, or for what the topic says."""
+        return await self._consumer.settle(self, "nack", delay)  # type: ignore[no-any-return]
+
+    async def extend(self, lease: Delay) -> str:
+        """Beyond what the consumer does by itself."""
+        return (await self._consumer.client.extend([self], lease=lease))[0]  # type: ignore[no-any-return]
+
+    async def __aenter__(self) -> Leased:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._settled:
+            await (self.ack() if error is None else self.nack())
+
+
+class Consumer:
+    """Iterate it once, with `async for`. Leaving the loop gives back what was fetched and not handed out."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        topics: str | Sequence[str],
+        concurrency: int,
+        lease_s: float,
+        wait_s: float,
+        name: str,
+        registry: set[Consumer],
+    ) -> None:
+        if concurrency < 1:
+            raise ValueError("concurrency: at least 1")
+        self.client = client
+        self.topics = [topics] if isinstance(topics, str) else list(topics)
+        self.concurrency = concurrency
+        self.lease_s, self.wait_s = lease_s, wait_s
+        self.name = name
+        #: lease token → what is unsettled: waiting in the queue, or in the hands of the user
+        self.held: dict[str, Leased] = {}
+        self._queue: asyncio.Queue[Leased | Exception] = asyncio.Queue()
+        self._room = asyncio.Event()
+        self._orders: dict[tuple[str, Delay | None], dict[str, asyncio.Future[str]]] = {}
+        self._ordered = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._registry = registry
+        self._closed = False
+
+    async def __aiter__(self) -> AsyncIterator[Leased]:
+        if self._tasks or self._closed:
+            raise RuntimeError("a consumer is iterated once; call consume again")
+        self._registry.add(self)
+        self._tasks = [asyncio.create_task(loop()) for loop in (self._poll, self._keep, self._settle_all)]
+        try:
+            while not self._closed:
+                item = await self._queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item.lease in self.held:
+                    yield item
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Ends the loops; what nobody has been handed yet goes back to waiting at once."""
+        if self._closed:
+            return
+        self._closed = True
+        self._registry.discard(self)
+        poll, keep, settle = self._tasks
+        for task in (poll, keep):
+            task.cancel()
+        unhandled = []
+        while not self._queue.empty():
+            item = self._queue.get_nowait()
+            if isinstance(item, Leased):
+                unhandled.append(item)
+        self._queue.put_nowait(StopAsyncIteration())
+        with contextlib.suppress(HadelayError):
+            await self.client.nack(unhandled, delay=0)
+        self._ordered.set()
+        await asyncio.gather(poll, keep, settle, return_exceptions=True)
+
+    # ---- the loops
+
+    async def _poll(self) -> None:
+        request_id = ""
+        while True:
+            room = self.concurrency - len(self.held)
+            if room <= 0:
+                self._room.clear()
+                await self._room.wait()
+                continue
+            # The same id until there was an answer: a grant whose answer was lost is answered again.
+            request_id = request_id or os.urandom(12).hex()
+            try:
+                messages = await self.client.receive(
+                    self.topics,
+                    max=min(room, _MAX_POLL),
+                    wait=self.wait_s,
+                    lease=self.lease_s,
+                    consumer=self.name,
+                    request_id=request_id,
+                )
+            except HadelayError as error:
+                if not error.retryable:
+                    self._queue.put_nowait(error)
+                    return
+                log.warning("poll_failed", extra={"error": str(error)})
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            request_id = ""
+            for message in messages:
+                leased = Leased(**{name: getattr(message, name) for name in Message.__struct_fields__})
+                leased._consumer = self
+                self.held[leased.lease] = leased
+                self._queue.put_nowait(leased)
+
+    async def _keep(self) -> None:
+        """Extends everything held, every third of a lease: two may fail before one is lost."""
+        while True:
+            await asyncio.sleep(self.lease_s / 3)
+            if not self.held:
+                continue
+            held = list(self.held.values())
+            try:
+                outcomes = await self.client.extend(held, lease=self.lease_s)
+            except HadelayError as error:
+                log.warning("extend_failed", extra={"error": str(error)})
+                continue
+            for message, outcome in zip(held, outcomes, strict=True):
+                if outcome == "lease_lost" and not message._settled:
+                    log.warning("lease_lost", extra={"message_id": message.id})
+                    self._drop(message)
+
+    async def settle(self, message: Leased, verb: str, delay: Delay | None) -> str:
+        future = asyncio.get_running_loop().create_future()
+        self._orders.setdefault((verb, delay), {})[message.lease] = future
+        message._settled = True
+        self._ordered.set()
+        if self._closed and self._tasks[2].done():
+            await self._settle_once()
+        outcome: str = await future
+        return outcome
+
+    async def _settle_all(self) -> None:
+        while not self._closed or self._orders:
+            self._ordered.clear()
+            if self._orders:
+                await self._settle_once()
+            elif not self._closed:
+                await self._ordered.wait()
+
+    async def _settle_once(self) -> None:
+        orders, self._orders = self._orders, {}
+        for (verb, delay), futures in orders.items():
+            leases = list(futures)
+            try:
+                ask = self.client.ack(leases) if verb == "ack" else self.client.nack(leases, delay=delay)
+                outcomes: list[str] | HadelayError = await ask
+            except HadelayError as error:
+                outcomes = error
+            for n, (lease, future) in enumerate(futures.items()):
+                if future.done():
+                    pass
+                elif isinstance(outcomes, HadelayError):
+                    future.set_exception(outcomes)
+                else:
+                    future.set_result(outcomes[n])
+                self._forget(lease)
+
+    def _drop(self, message: Leased) -> None:
+        self._forget(message.lease)
+
+    def _forget(self, lease: str) -> None:
+        if self.held.pop(lease, None) is not None:
+            self._room.set()

@@ -1,0 +1,171 @@
+"""The blocking twin: the same methods, run on one background event loop.
+
+A method is declared once, on AsyncClient; `_Blocking` gives it here with the same parameters, types and docstring.
+The loop's thread is shared by all clients of a process and started again after a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from hadelay.client.aio import AsyncClient, Topics
+from hadelay.client.consumer import Consumer, Leased
+from hadelay.client.types import Delay, Message
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_lock = threading.Lock()
+_background: tuple[int, asyncio.AbstractEventLoop] | None = None
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    global _background
+    with _lock:
+        if _background is None or _background[0] != os.getpid():
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, daemon=True, name="hadelay-client").start()
+            _background = os.getpid(), loop
+        return _background[1]
+
+
+def _wait(coroutine: Coroutine[Any, Any, R]) -> R:
+    future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
+    try:
+        return future.result()
+    except BaseException:  # Ctrl-C while waiting: the request is given up too
+        future.cancel()
+        raise
+
+
+class _Blocking(Generic[P, R]):
+    def __init__(self, method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]) -> None:
+        self.method = method
+        functools.update_wrapper(self, method)  # type: ignore[arg-type]
+
+    @overload
+    def __get__(self, client: None, owner: type[Client]) -> _Blocking[P, R]: ...
+    @overload
+    def __get__(self, client: Client, owner: type[Client]) -> Callable[P, R]: ...
+    def __get__(self, client: Client | None, owner: type[Client]) -> _Blocking[P, R] | Callable[P, R]:
+        if client is None:
+            return self
+
+        @functools.wraps(self.method)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return _wait(self.method(client._async(), *args, **kwargs))
+
+        return call
+
+
+class Delivered:
+    """A message of `Client.consume`: everything a Message has, and `with` to ack it or, on an exception, nack it."""
+
+    def __init__(self, leased: Leased) -> None:
+        self.message: Message = leased
+        self._leased = leased
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.message, name)
+
+    def ack(self) -> str:
+        return _wait(self._leased.ack())
+
+    def nack(self, delay: Delay | None = None) -> str:
+        return _wait(self._leased.nack(delay))
+
+    def extend(self, lease: Delay) -> str:
+        return _wait(self._leased.extend(lease))
+
+    def __enter__(self) -> Message:
+        return self.message
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _wait(self._leased.__aexit__(kind, error, trace))
+
+
+class Client:
+    """AsyncClient without the await: same arguments, same answers, same exceptions. Any thread may use it.
+
+    with Client("http://127.0.0.1:8400") as client:
+        client.put("orders", {"id": 7}, delay="15m")
+        for message in client.consume("orders"):
+            with message as m:
+                handle(m.json())
+    """
+
+    def __init__(
+        self, urls: str | Sequence[str] = "http://127.0.0.1:8400", token: str | None = None, *, timeout: float = 30.0
+    ) -> None:
+        self._arguments = (urls, token, timeout)
+        AsyncClient(urls, token, timeout=timeout)  # refuse wrong addresses here and now
+        self._clients: dict[int, AsyncClient] = {}
+
+    def _async(self) -> AsyncClient:
+        """The client of this process: sockets do not survive a fork."""
+        pid = os.getpid()
+        with _lock:
+            if pid not in self._clients:
+                urls, token, timeout = self._arguments
+                self._clients = {pid: AsyncClient(urls, token, timeout=timeout)}
+            return self._clients[pid]
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    put = _Blocking(AsyncClient.put)
+    put_many = _Blocking(AsyncClient.put_many)
+    get = _Blocking(AsyncClient.get)
+    cancel = _Blocking(AsyncClient.cancel)
+    receive = _Blocking(AsyncClient.receive)
+    ack = _Blocking(AsyncClient.ack)
+    nack = _Blocking(AsyncClient.nack)
+    extend = _Blocking(AsyncClient.extend)
+    topics = _Blocking(AsyncClient.topics)
+    topic = _Blocking(AsyncClient.topic)
+    put_topic = _Blocking(AsyncClient.put_topic)
+    delete_topic = _Blocking(AsyncClient.delete_topic)
+    due = _Blocking(AsyncClient.due)
+    cluster = _Blocking(AsyncClient.cluster)
+    transfer_leader = _Blocking(AsyncClient.transfer_leader)
+    hours = _Blocking(AsyncClient.hours)
+    names = _Blocking(AsyncClient.names)
+    ready = _Blocking(AsyncClient.ready)
+    close = _Blocking(AsyncClient.close)
+
+    def consume(
+        self,
+        topics: Topics,
+        *,
+        concurrency: int = 10,
+        lease: Delay = 30,
+        wait: Delay = 20,
+        consumer: str | None = None,
+    ) -> Iterator[Delivered]:
+        """Messages as they fall due, their leases extended in the background until they are settled."""
+
+        async def start() -> Consumer:
+            return self._async().consume(topics, concurrency=concurrency, lease=lease, wait=wait, consumer=consumer)
+
+        messages = _wait(start()).__aiter__()
+        try:
+            while True:
+                try:
+                    yield Delivered(_wait(messages.__anext__()))  # type: ignore[arg-type]
+                except StopAsyncIteration:
+                    return
+        finally:
+            _wait(messages.aclose())  # type: ignore[attr-defined]

@@ -1,0 +1,209 @@
+"""One request to a cluster of several addresses: fail-over, retries, and the server's errors as exceptions.
+
+Whatever is sent here may be sent twice: publishes carry an Idempotency-Key, receives a request_id, and the rest is
+idempotent by itself. So a request whose outcome is unknown (the connection broke, 504) is simply asked again, at the
+next address, until its time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+import yarl
+
+from hadelay import errors
+from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
+from hadelay.version import VERSION
+
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.05, 2.0
+#: Bodies above are streamed: aiohttp warns about large bytes.
+_STREAMED_BYTES = 1 << 20
+_MAX_REDIRECTS = 3
+
+
+class Unreachable(NoLeader):
+    """None of the addresses answers; nothing happened."""
+
+    type, title = "unreachable", "No node answers"
+
+
+def _all_errors(kind: type[HadelayError]) -> Iterator[type[HadelayError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _all_errors(child)
+
+
+_BY_TYPE = {kind.type: kind for kind in _all_errors(HadelayError)}
+_BY_STATUS = {kind.http_status: kind for kind in reversed(list(_all_errors(HadelayError)))}
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def error_of(document: Mapping[str, Any], status: int) -> HadelayError:
+    """The exception that a problem document stands for; for a type this client does not know, by its status."""
+    kind = _BY_TYPE.get(document.get("type", "")) or _BY_STATUS.get(status, HadelayError)
+    known = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
+    if issubclass(kind, errors.DamagedFile):
+        kind = HadelayError
+    extra = {name: value for name, value in document.items() if name not in known}
+    error = kind(document.get("detail", ""), retry_after_ms=document.get("retry_after_ms"), **extra)
+    # The server knows better than our table what may be retried.
+    for name in ("retryable", "outcome_known"):
+        if name in document:
+            setattr(error, name, bool(document[name]))
+    return error
+
+
+def addresses(urls: str | Sequence[str]) -> list[str]:
+    """ "http://a:8400,http://b:8400", or a list; without a scheme it is http. Raises ValueError in words."""
+    found = []
+    for url in urls.split(",") if isinstance(urls, str) else urls:
+        text = url.strip().rstrip("/")
+        text = text if "://" in text else f"http://{text}"
+        parts = urlsplit(text)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or parts.query:
+            raise ValueError(f"{url!r}: expected an address such as http://127.0.0.1:8400")
+        found.append(text)
+    if not found:
+        raise ValueError("no address given")
+    return found
+
+
+class Transport:
+    """Opened lazily, on the loop that first uses it."""
+
+    def __init__(self, urls: str | Sequence[str], token: str | None, timeout_s: float) -> None:
+        self.urls = addresses(urls)
+        self.timeout_s = timeout_s
+        #: Where the leader was when a node last told us; receives go there first.
+        self.leader: str | None = None
+        self._at = random.randrange(len(self.urls))
+        self._headers = {"User-Agent": f"hadelay-python/{VERSION}"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30),
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=None),
+                auto_decompress=False,
+            )
+        return self._session
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        data: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        answer_within_s: float | None = None,
+        to_leader: bool = False,
+        retry: bool = True,
+    ) -> Answer:
+        """2xx, or an exception. `timeout_s`: all tries together; `answer_within_s`: one try, then the next address."""
+        total_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + total_s
+        backoff_s = _FIRST_BACKOFF_S
+        failures = 0
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                within_s = min(left_s, answer_within_s or left_s)
+                return await self._try(method, path, data, headers or {}, within_s, to_leader)
+            except HadelayError as error:
+                wait_s = (error.retry_after_ms or 0) / 1000
+                left_s = deadline - time.monotonic()
+                if not retry or not _worth_retrying(error) or wait_s > left_s or left_s <= 0:
+                    raise
+                # The other addresses first, at once; only when none of them could, with a pause.
+                failures += 1
+                if failures % len(self.urls) == 0 or wait_s:
+                    await asyncio.sleep(min(left_s, max(wait_s, backoff_s * random.uniform(0.5, 1.0))))
+                    backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    async def _try(
+        self, method: str, path: str, data: bytes, headers: Mapping[str, str], within_s: float, to_leader: bool
+    ) -> Answer:
+        """One try at one address, redirects included."""
+        base = self.leader if to_leader and self.leader else self.urls[self._at]
+        url = base + path
+        session = self._open()
+        connected = False
+        try:
+            async with asyncio.timeout(within_s):
+                for _ in range(_MAX_REDIRECTS):
+                    body = data if len(data) < _STREAMED_BYTES else io.BytesIO(data)
+                    async with session.request(
+                        method, yarl.URL(url, encoded=True), data=body or None, headers=headers, allow_redirects=False
+                    ) as response:
+                        connected = True
+                        if response.status == 307 and "Location" in response.headers:
+                            url = response.headers["Location"]
+                            base = self.leader = url.removesuffix(path)
+                            connected = False
+                            continue
+                        content = await response.read()
+                        answer = Answer(response.status, response.headers, content)
+                    if answer.status >= 400:
+                        raise _error(answer)
+                    return answer
+                raise NoLeader(f"the leader moves: {_MAX_REDIRECTS} redirects and no answer", retry_after_ms=100)
+        except HadelayError as error:
+            if isinstance(error, NoLeader | errors.Overloaded):
+                self._turn(base)
+            raise
+        except aiohttp.ClientConnectorError as error:
+            self._turn(base)
+            raise Unreachable(f"{base}: {error.strerror or error}; is a node running there?") from None
+        except (aiohttp.ClientError, TimeoutError, ConnectionError, asyncio.IncompleteReadError) as error:
+            self._turn(base)
+            words = "no answer in time" if isinstance(error, TimeoutError) else f"the connection broke: {error}"
+            if method in ("GET", "HEAD"):
+                raise Unreachable(f"{base}: {words}") from None
+            told = "; it had begun to answer" if connected else ""
+            raise OutcomeUnknown(f"{base}: {words}{told}. Retry with the same key") from None
+
+    def _turn(self, failed: str) -> None:
+        """On to the next address, unless another request did so already."""
+        if failed == self.leader:
+            self.leader = None
+        if failed == self.urls[self._at]:
+            self._at = (self._at + 1) % len(self.urls)
+
+
+def _worth_retrying(error: HadelayError) -> bool:
+    # A full disk is retryable, but not within the patience of one call.
+    return (error.retryable or not error.outcome_known) and not isinstance(error, errors.DiskFull)
+
+
+def _error(answer: Answer) -> HadelayError:
+    try:
+        document = msgspec.json.decode(answer.body, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        # Not from a node: a proxy in between.
+        document = {"detail": f"HTTP {answer.status}: {answer.body[:200].decode('utf-8', 'replace')}"}
+        if answer.status in (502, 503, 504):
+            document |= {"type": "outcome-unknown"}
+    return error_of(document, answer.status)
