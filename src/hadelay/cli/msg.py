@@ -26,7 +26,7 @@ def put(
     deliver_at: str | None = None,
     file: Annotated[Path | None, Parameter(name=("--file", "-f"))] = None,
     content_type: str | None = None,
-    meta: tuple[str, ...] = (),
+    meta: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
     idempotency_key: str | None = None,
     remote: Remote | None = None,
 ) -> None:

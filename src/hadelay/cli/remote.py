@@ -36,7 +36,7 @@ def call(
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 15.0,
 ) -> Any:
-    """The decoded JSON answer. `body`: bytes as they are, anything else as JSON. Raises errors.* for what is refused."""
+    """The decoded JSON answer. `body`: bytes as they are, anything else as JSON. Refusals are raised as errors.*"""
     asked = {key: value for key, value in (query or {}).items() if value is not None}
     target = f"{path}?{urlencode(asked)}" if asked else path
     sent = dict(headers or {})

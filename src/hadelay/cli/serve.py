@@ -12,7 +12,7 @@ from hadelay.cli.output import Printing, emit_json, note
 from hadelay.config import Config
 from hadelay.configload import load
 
-Settings = Annotated[tuple[str, ...], Parameter(name="--set")]
+Settings = Annotated[tuple[str, ...], Parameter(name="--set", show_default=False)]
 
 
 def serve(

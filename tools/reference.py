@@ -1,0 +1,123 @@
+"""Write docs/reference/config.md and docs/reference/cli.md from the code: `make docs`. A test compares them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from cyclopts import App
+from rich.console import Console
+
+import hadelay.cli.app
+import hadelay.config
+from hadelay.cli.app import COMMANDS, build
+from hadelay.config import Config
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs" / "reference"
+HEAD = "<!-- Made by `make docs`; change the code instead. -->\n"
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """What the `#:` lines before each field say."""
+    lines = inspect.getsource(kind).splitlines()
+    node = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(node, ast.ClassDef)
+    found = {}
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            said: list[str] = []
+            for line in reversed(lines[: item.lineno - 1]):
+                if not line.strip().startswith("#:"):
+                    break
+                said.insert(0, line.strip().removeprefix("#:").strip())
+            found[item.target.id] = " ".join(said)
+    # A wrapped comment starts with `#:` once and goes on with `#`.
+    return {name: text or _wrapped(lines, name) for name, text in found.items()}
+
+
+def _wrapped(lines: list[str], name: str) -> str:
+    at = next(i for i, line in enumerate(lines) if line.strip().startswith(f"{name}:"))
+    said: list[str] = []
+    for line in reversed(lines[:at]):
+        text = line.strip()
+        if not text.startswith("#"):
+            break
+        said.insert(0, text.lstrip("#:").strip())
+        if text.startswith("#:"):
+            break
+    return " ".join(said)
+
+
+def _default(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "empty"
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", "_") + _readable(name, value)
+    return f'"{value}"'
+
+
+def _readable(name: str, value: int) -> str:
+    units: tuple[tuple[int, str], ...] = ()
+    if name.endswith("_ms"):
+        units = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"))
+    elif name.endswith("_bytes"):
+        units = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+    return next((f" ({value // size}{unit})" for size, unit in units if value and value % size == 0), "")
+
+
+def config_page() -> str:
+    text = [HEAD, "# Configuration", ""]
+    text += [(inspect.getdoc(hadelay.config) or "").partition("\n\n")[0].replace("\n", " "), ""]
+    text += [
+        "A `_ms` key also takes a duration (`15m`, `2h30m`, `7d`), a `_bytes` key a size (`64MiB`). A key that does "
+        "not exist is refused, with its line and the one that was probably meant; `hadelay config check FILE` says "
+        "everything that is wrong at once. Flags go over the environment, the environment over the file.",
+        "",
+    ]
+    default = Config()
+    for section in msgspec.structs.fields(Config):
+        text += [f"## [{section.name}]", "", inspect.getdoc(section.type) or "", ""]
+        text += ["| Key | Default | |", "|---|---|---|"]
+        docs = field_docs(section.type)
+        for leaf in msgspec.structs.fields(section.type):
+            value = getattr(getattr(default, section.name), leaf.name)
+            text.append(f"| `{leaf.name}` | `{_default(leaf.name, value)}` | {docs[leaf.name]} |")
+        text.append("")
+    return "\n".join(text)
+
+
+def cli_page() -> str:
+    codes = next(part for part in (inspect.getdoc(hadelay.cli.app) or "").split("\n\n") if "0 done" in part)
+    text = [HEAD, "# Command line", ""]
+    text += ["Results go to stdout, everything else to stderr; `-o json` (or `HADELAY_OUTPUT`) prints JSON.", ""]
+    text += ["Exit codes:", ""]
+    text += ["```text", *(line.strip() for line in codes.splitlines()), "```", ""]
+    app = build()
+    for command in COMMANDS:
+        text += [f"## hadelay {command.path}", "", "```text", *_help(app, command.path.split()), "```", ""]
+    return "\n".join(text)
+
+
+def _help(app: App, words: list[str]) -> Iterator[str]:
+    output = io.StringIO()
+    app.help_print(words, console=Console(file=output, width=100, color_system=None))
+    for line in output.getvalue().splitlines():
+        yield line.rstrip()
+
+
+def main() -> None:
+    PAGES.mkdir(parents=True, exist_ok=True)
+    (PAGES / "config.md").write_text(config_page())
+    (PAGES / "cli.md").write_text(cli_page())
+
+
+if __name__ == "__main__":
+    main()
