@@ -123,25 +123,31 @@ class Transport:
         retry: bool = True,
     ) -> Answer:
         """2xx, or an exception. `timeout_s`: all tries together; `answer_within_s`: one try, then the next address."""
-        total_s = self.timeout_s if timeout_s is None else timeout_s
-        deadline = time.monotonic() + total_s
+        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         backoff_s = _FIRST_BACKOFF_S
         failures = 0
+        unknown: HadelayError | None = None
         while True:
-            left_s = deadline - time.monotonic()
+            left_s = max(deadline - time.monotonic(), 0.001)
             try:
                 within_s = min(left_s, answer_within_s or left_s)
                 return await self._try(method, path, data, headers or {}, within_s, to_leader)
             except HadelayError as error:
-                wait_s = (error.retry_after_ms or 0) / 1000
-                left_s = deadline - time.monotonic()
-                if not retry or not _worth_retrying(error) or wait_s > left_s or left_s <= 0:
-                    raise
-                # The other addresses first, at once; only when none of them could, with a pause.
+                if not error.outcome_known:
+                    unknown = error
                 failures += 1
-                if failures % len(self.urls) == 0 or wait_s:
-                    await asyncio.sleep(min(left_s, max(wait_s, backoff_s * random.uniform(0.5, 1.0))))
+                pause_s = (error.retry_after_ms or 0) / 1000
+                # The other addresses first, at once; only when none of them could, with a pause.
+                if failures % len(self.urls) == 0 or pause_s:
+                    pause_s = max(pause_s, backoff_s * random.uniform(0.5, 1.0))
                     backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+                if not retry or not _worth_retrying(error) or time.monotonic() + pause_s >= deadline:
+                    if unknown is not None and error.retryable and error.outcome_known:
+                        # "Nothing happened" is true of the last try, and not of an earlier one.
+                        raise unknown from error
+                    raise
+            if pause_s:
+                await asyncio.sleep(pause_s)
 
     async def _try(
         self, method: str, path: str, data: bytes, headers: Mapping[str, str], within_s: float, to_leader: bool

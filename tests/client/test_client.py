@@ -1,0 +1,511 @@
+"""The client against real servers over a service in memory: what it sends, retries, follows and gives back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import msgspec
+import pytest
+from tests.http.conftest import MAX_DELAY_MS, Make, Node, until
+from tests.http.memory_service import MemoryService
+
+import hadelay
+from hadelay.client import AsyncClient, Client, Put, Receipt, Unreachable
+from hadelay.client.transport import addresses, error_of
+from hadelay.config import HttpConfig
+from hadelay.errors import (
+    BadRequest,
+    Conflict,
+    DiskFull,
+    HadelayError,
+    Impossible,
+    NoLeader,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+)
+from hadelay.http.app import HttpServer
+from hadelay.server.api import Leader
+
+
+def test_what_users_import() -> None:
+    assert hadelay.AsyncClient is AsyncClient
+    assert hadelay.Client is Client
+    assert hadelay.HadelayError is HadelayError
+    with pytest.raises(AttributeError):
+        _ = hadelay.Nothing
+
+
+@pytest.mark.parametrize(
+    ("urls", "expected"),
+    [
+        ("http://a:1, b:2/", ["http://a:1", "http://b:2"]),
+        (["https://[::1]:3"], ["https://[::1]:3"]),
+        ("http://a:1/path", None), ("ftp://a", None), ("", None), ([], None),
+    ],
+)  # fmt: skip
+def test_addresses(urls: Any, expected: list[str] | None) -> None:
+    if expected is None:
+        with pytest.raises(ValueError, match="address"):
+            addresses(urls)
+    else:
+        assert addresses(urls) == expected
+
+
+async def test_a_message_from_put_to_ack(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        receipt = await client.put("orders", {"id": 7}, meta={"trace": "ä"})
+        assert receipt.deliver_at.tzinfo is not None
+        (message,) = await client.receive("orders", wait=1, lease="10s")
+        assert message.json() == {"id": 7}
+        assert message.json(dict[str, int])["id"] == 7
+        assert (message.id, message.content_type, message.meta, message.attempt) == (
+            receipt.id, "application/json", {"trace": "ä"}, 1,
+        )  # fmt: skip
+        assert await client.extend(message, lease=timedelta(minutes=1)) == ["extended"]
+        assert await client.ack([message, message.lease]) == ["acked", "already_acked"]
+        assert await client.ack([]) == []
+        info = await client.get(receipt.id, body=True)
+        assert (info.state, info.body, info.history[0].event) == ("acked", b'{"id":7}', "leased")
+        assert await client.receive("orders") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (0, True)),
+        ({"delay": "15m"}, (900_000, True)),
+        ({"delay": 0.25}, (250, True)),
+        ({"delay": timedelta(hours=1)}, (3_600_000, True)),
+        ({"at": datetime(2026, 11, 20, 18, tzinfo=UTC)}, (1_795_197_600_000, False)),
+        ({"at": datetime(2026, 11, 20, 18, 0, 0, 1500, timezone(timedelta(hours=8)))}, (1_795_168_800_002, False)),
+        ({"at": "2026-11-20T18:00:00+08:00"}, (1_795_168_800_000, False)),
+        ({"at": 1_795_168_800_000}, (1_795_168_800_000, False)),
+    ],
+)
+async def test_when(node: Node, options: dict[str, Any], expected: tuple[int, bool]) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put("orders", "one", **options)
+        (result,) = await client.put_many([Put(topic="orders", body="many", **options)])
+        assert isinstance(result, Receipt)
+        with pytest.raises(ValueError, match="time zone"):
+            await client.put("orders", at=datetime(2026, 1, 1))
+    assert [d[1:3] for d in node.service.published] == [expected, expected]
+
+
+async def test_put_many(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        puts = [Put(topic="a", body=b"%d" % n) for n in range(2500)]
+        results = await client.put_many(puts)
+        assert len({r.id for r in results if isinstance(r, Receipt)}) == 2500
+        assert [d.body for d in node.service.published] == [put.body for put in puts]
+        mixed = await client.put_many([
+            Put(topic="a", body="text", meta={"k": "v"}, idempotency_key="i"), Put(topic="a/b"), Put(topic="b"),
+        ])  # fmt: skip
+        assert isinstance(mixed[1], BadRequest)
+        assert (mixed[0].topic, mixed[2].topic) == ("a", "b")  # type: ignore[union-attr]
+        assert msgspec.msgpack.decode(node.service.published[-2].meta)["meta"] == {"k": "v"}
+        assert node.service.published[-2].idem == b"i"
+        again = await client.put_many(puts[:3], idempotency_key="mine")
+        same = await client.put_many(puts[:3], idempotency_key="mine")
+        assert [r.id for r in same] == [r.id for r in again]  # type: ignore[union-attr]
+        assert all(r.duplicate for r in same)  # type: ignore[union-attr]
+
+
+async def test_a_large_body(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put("orders", b"x" * (1 << 20))
+    assert len(node.service.published[0].body) == 1 << 20
+
+
+async def test_topics_due_cluster(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        assert (await client.put_topic("orders", lease="1m")).lease_ms == 60_000
+        receipt = await client.put("orders", delay="1h")
+        assert (await client.topic("orders")).scheduled == 1
+        assert [t.topic for t in await client.topics()] == ["orders"]
+        day = timedelta(days=1)
+        for topic in (None, "orders"):
+            buckets = await client.due(receipt.deliver_at - day, receipt.deliver_at + day, "1h", topic=topic)
+            assert [b.count for b in buckets] == [1]
+        with pytest.raises(Conflict):
+            await client.delete_topic("orders")
+        assert await client.cancel(receipt.id) == "cancelled"
+        await client.delete_topic("orders")
+        with pytest.raises(NotFound):
+            await client.topic("orders")
+        cluster = await client.cluster()
+        assert (cluster.leader, cluster.members[0].role, cluster.dispatch.sync) == ("n1", "leader", "commit")
+        assert await client.transfer_leader("n2") == "n2"
+        assert (await client.hours()).hours[0].log.entries == 3
+        assert "anonymous" in (await client.names()).consumers
+        assert (await client.ready()).status == "ok"
+        node.service.leader = None
+        failing = await client.ready()
+        assert (failing.status, failing.checks[0].name) == ("failing", "leader")
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind"),
+    [
+        (lambda c: c.put("a/b", b""), BadRequest),
+        (lambda c: c.put("a", delay="900d"), Impossible),
+        (lambda c: c.put("a", delay=-1), BadRequest),
+        (lambda c: c.get("0000000000000"), NotFound),
+        (lambda c: c.get("x/y"), BadRequest),
+        (lambda c: c.receive([]), BadRequest),
+        (lambda c: c.topic("none"), NotFound),
+        (lambda c: c.transfer_leader("n9"), NotFound),
+    ],
+)
+async def test_refusals_are_raised_at_once(node: Node, ask: Any, kind: type[HadelayError]) -> None:
+    async with AsyncClient(node.url) as client:
+        with pytest.raises(kind) as caught:
+            await asyncio.wait_for(ask(client), 5)
+    assert type(caught.value) is kind
+    assert caught.value.detail
+    assert not caught.value.retryable
+
+
+async def test_what_a_conflict_is_about(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        receipt = await client.put("a")
+        await client.receive("a")
+        with pytest.raises(Conflict) as caught:
+            await client.cancel(receipt.id)
+    assert caught.value.extra["outcome"] == "leased"
+
+
+def test_errors_of_servers_that_know_more() -> None:
+    error = error_of({"type": "brand-new", "detail": "d", "retryable": True, "outcome_known": False}, 409)
+    assert isinstance(error, Conflict)
+    assert (error.retryable, error.outcome_known) == (True, False)
+    assert type(error_of({"type": "brand-new"}, 418)) is HadelayError
+    assert type(error_of({"type": "damaged-file", "detail": "f"}, 500)) is HadelayError
+
+
+# ---- fail-over and retries
+
+
+class Failing(MemoryService):
+    """Refuses the first `times` publishes with `error`."""
+
+    times = 2
+    error: HadelayError = NoLeader("elections are on", retry_after_ms=20)
+
+    def publish(self, drafts: Any, request_key: Any, done: Any) -> None:
+        if self.times:
+            self.times -= 1
+            if not self.error.outcome_known:  # it did happen
+                super().publish(drafts, request_key, lambda *_: None)
+            done(None, self.error)
+        else:
+            super().publish(drafts, request_key, done)
+
+
+@pytest.mark.parametrize(
+    "error", [NoLeader("x", retry_after_ms=20), Overloaded("x", retry_after_ms=20), OutcomeUnknown("x")]
+)
+async def test_retried_until_it_works(error: HadelayError) -> None:
+    service = Failing()
+    service.error = error
+    server = HttpServer(service, HttpConfig(listen="127.0.0.1:0"), MAX_DELAY_MS)
+    url = await server.start()
+    async with AsyncClient(url) as client:
+        receipt = await client.put("a", b"x")
+    assert service.times == 0
+    assert len(service.published) == 1  # the key made the repetition harmless
+    assert receipt.duplicate is (not error.outcome_known)
+    await server.stop(0)
+
+
+async def test_patience_ends(node: Node) -> None:
+    node.service.fail = NoLeader("elections are on", retry_after_ms=20)
+    async with AsyncClient(node.url, timeout=0.1) as client:
+        with pytest.raises(NoLeader, match="elections"):
+            await client.put("a")
+        node.service.fail = Overloaded("full", retry_after_ms=60_000)
+        with pytest.raises(Overloaded):
+            await client.put("a", timeout=30)  # not worth waiting: it would be too late
+        node.service.fail = DiskFull("full")
+        with pytest.raises(DiskFull):
+            await client.put("a", timeout=30)
+
+
+async def test_a_node_that_does_not_answer(node: Node) -> None:
+    node.service.hold()
+    async with AsyncClient(node.url, timeout=0.1) as client:
+        with pytest.raises(OutcomeUnknown):
+            await client.put("a")
+    node.service.release()
+
+
+async def test_an_unknown_outcome_stays_unknown(node: Node) -> None:
+    """The first try may have published; that a later one finds nobody does not make it certain that nothing did."""
+    node.service.hold()
+    async with AsyncClient(node.url, timeout=0.5) as client:
+        putting = asyncio.create_task(client.put("a"))
+        await until(lambda: bool(node.service.held))
+        node.service.held = None
+        node.service.fail = NoLeader("elections are on")
+        for connection in list(node.server._server.connections):  # type: ignore[union-attr]
+            connection.transport.abort()  # type: ignore[union-attr]
+        with pytest.raises(OutcomeUnknown):
+            await putting
+
+
+async def test_nobody_there() -> None:
+    async with AsyncClient("127.0.0.1:1", timeout=0.1) as client:
+        with pytest.raises(Unreachable, match="is a node running there"):
+            await client.put("a")
+
+
+async def test_fail_over_to_the_next_address(make_node: Make) -> None:
+    node = await make_node()
+    async with AsyncClient(f"127.0.0.1:1,{node.url},127.0.0.1:2") as client:
+        for _ in range(5):
+            await client.put("a")
+    assert len(node.service.published) == 5
+
+
+async def test_a_node_that_dies_in_the_middle(make_node: Make) -> None:
+    first, second = await make_node(), await make_node()
+    second.service.keys = first.service.keys  # one cluster, as far as keys go
+    first.service.hold()
+    async with AsyncClient([first.url, second.url]) as client:
+        client._transport._at = 0
+        putting = asyncio.create_task(client.put("a", b"x"))
+        await until(lambda: bool(first.service.held))
+        for connection in list(first.server._server.connections):  # type: ignore[union-attr]
+            connection.transport.abort()  # type: ignore[union-attr]
+        await putting
+        assert len(second.service.published) == 1
+        first.service.held = None
+
+
+async def test_receives_follow_the_leader(make_node: Make) -> None:
+    follower, leader = await make_node(), await make_node()
+    follower.service.leader = Leader("n2", leader.url, False)
+    async with AsyncClient(follower.url) as client:
+        await client.receive("a")
+        await client.receive("a")
+        assert len(leader.service.polls) == 2
+        assert follower.server.metrics.requests["receive_topics", 307] == 1  # it remembered
+        # Leadership moves back; the old leader is gone.
+        await leader.server.stop(0)
+        follower.service.leader = Leader("n1", "", True)
+        await client.receive("a")
+    assert len(follower.service.polls) == 1
+    assert len({p.request_id for p in leader.service.polls}) == 2
+
+
+async def test_a_poll_cut_off_is_asked_again_under_the_same_id(make_node: Make) -> None:
+    first, second = await make_node(), await make_node()
+    async with AsyncClient([first.url, second.url]) as client:
+        client._transport._at = 0
+        polling = asyncio.create_task(client.receive("a", wait=30))
+        await until(lambda: first.server.waiting == 1)
+        await first.server.stop(0)
+        await until(lambda: second.server.waiting == 1)
+        await second.ask("POST", "/v1/topics/a/messages", b"x")
+        assert len(await polling) == 1
+    assert first.service.polls[0].request_id == second.service.polls[0].request_id
+
+
+# ---- consuming
+
+
+async def test_consume_acks_and_nacks(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put_many([Put(topic="a", body=b"%d" % n) for n in range(30)])
+        bodies: list[bytes] = []
+        async for message in client.consume("a", concurrency=4):
+            bodies.append(message.body)
+            try:
+                async with message:
+                    if message.body == b"7" and message.attempt == 1:
+                        raise RuntimeError("once")
+            except RuntimeError:
+                continue
+            if len(bodies) == 31:
+                break
+    assert sorted(bodies, key=int) == sorted([*(b"%d" % n for n in range(30)), b"7"], key=int)
+    assert {m.state for m in node.service.messages.values()} == {"acked"}
+    assert max(poll.max for poll in node.service.polls) == 4
+
+
+async def test_no_more_than_concurrency_are_held(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put_many([Put(topic="a")] * 20)
+        running = peak = done = 0
+
+        async def handle(message: Any) -> None:
+            nonlocal running, peak, done
+            running += 1
+            peak = max(peak, running)
+            await asyncio.sleep(0.005)
+            running -= 1
+            done += 1
+
+        working = asyncio.create_task(client.work("a", handle, concurrency=3))
+        await until(lambda: done == 20)
+        await until(lambda: all(m.state == "acked" for m in node.service.messages.values()))
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+    assert peak == 3
+
+
+async def test_work_goes_on_after_a_failure(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put("a", b"bad")
+        await client.put("a", b"good")
+        failures: list[str] = []
+
+        async def handle(message: Any) -> None:
+            if message.body == b"bad" and message.attempt == 1:
+                raise ValueError("bad")
+
+        working = asyncio.create_task(
+            client.work("a", handle, on_error=lambda message, error: failures.append(repr(error)))
+        )
+        await until(lambda: all(m.state == "acked" for m in node.service.messages.values()))
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+    assert failures == ["ValueError('bad')"]
+
+
+async def test_leases_are_extended_while_work_goes_on(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        receipt = await client.put("a")
+        async for message in client.consume("a", lease=0.15):
+            async with message:
+                await asyncio.sleep(0.5)
+                assert (await client.get(receipt.id)).attempt == 1
+                (stored,) = node.service.messages.values()
+                assert stored.until_ms > node.service.now_ms()
+            break
+    assert stored.state == "acked"
+    assert stored.attempt == 1
+
+
+async def test_leaving_the_loop_gives_the_rest_back(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put_many([Put(topic="a")] * 10)
+        consumer = client.consume("a", concurrency=10)
+        async for message in consumer:
+            async with message:
+                break
+        await consumer.close()
+        assert sorted(m.state for m in node.service.messages.values()) == ["acked"] + ["scheduled"] * 9
+
+
+async def test_closing_the_client_ends_its_consumers(node: Node) -> None:
+    client = AsyncClient(node.url)
+
+    async def consume() -> int:
+        count = 0
+        async for message in client.consume("a", wait=30):
+            await message.ack()
+            count += 1
+        return count
+
+    consuming = asyncio.create_task(consume())
+    await client.put("a")
+    await until(lambda: bool(node.service.messages) and all(m.state == "acked" for m in node.service.messages.values()))
+    await until(lambda: node.server.waiting == 1)
+    await client.close()
+    assert await asyncio.wait_for(consuming, 5) == 1
+    await until(lambda: node.server.waiting == 0)
+
+
+async def test_a_consumer_that_can_never_work_says_so(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        with pytest.raises(BadRequest):
+            async for _ in client.consume("a/b"):
+                pass
+        with pytest.raises(ValueError, match="concurrency"):
+            client.consume("a", concurrency=0)
+
+
+async def test_acks_leave_together(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put_many([Put(topic="a")] * 100)
+        outcomes = []
+        tasks = []
+        async for message in client.consume("a", concurrency=100):
+            tasks.append(asyncio.create_task(message.ack()))
+            if len(tasks) == 100:
+                outcomes = await asyncio.gather(*tasks)
+                break
+    assert outcomes == ["acked"] * 100
+    assert node.server.metrics.requests["ack", 200] < 50
+
+
+# ---- the blocking twin
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A server in a thread of its own, since these tests block."""
+    loop = asyncio.new_event_loop()
+    server = HttpServer(MemoryService(), HttpConfig(listen="127.0.0.1:0"), MAX_DELAY_MS)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(server.stop(0), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_the_blocking_twin(url: str) -> None:
+    with Client(url) as client:
+        receipt = client.put("a", {"n": 1})
+        assert client.get(receipt.id).state == "ready"
+        (message,) = client.receive("a", max=1)
+        assert client.ack(message) == ["acked"]
+        assert isinstance(client.put_many([Put(topic="a", body="two")])[0], Receipt)
+        with pytest.raises(BadRequest):
+            client.put("a/b")
+        seen = []
+        for message in client.consume("a"):
+            seen.append((message.text(), message.attempt))
+            with pytest.raises(RuntimeError), message:
+                raise RuntimeError
+            if len(seen) == 2:
+                break
+        assert seen == [("two", 1), ("two", 2)]
+
+
+def test_it_has_every_method_of_the_other() -> None:
+    public = {name for name in vars(AsyncClient) if not name.startswith("_")} - {"consumer"}
+    assert public - set(vars(Client)) == {"work"}
+    assert Client.put.__doc__ == AsyncClient.put.__doc__
+
+
+def test_wrong_addresses_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="expected an address"):
+        Client("http://a/b")
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_it_survives_a_fork(url: str) -> None:
+    client = Client(url)
+    client.put("a")
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if client.put("a").id else 1)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    client.put("a")
+    client.close()
