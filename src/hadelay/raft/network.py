@@ -1,4 +1,4 @@
-"""The node link: whole frames between named nodes. `Network` is what Raft asks for; `AsyncioNetwork` is the real one.
+"""The node link: whole frames between named nodes. `Network` is what Raft asks for; `raft/tcp.py` is the real one.
 
 A link is one ordered connection per pair of nodes. Frames arrive whole, in order and once, or the link goes down;
 what was on its way when it went down is lost. `urgent` frames (heartbeats, votes, replies) may overtake others that

@@ -77,7 +77,8 @@ class Segment:
         entries: list[Entry] = []
         room = max_bytes
         data, base = b"", offset
-        while index <= self.last_index:
+        # What is not in the file yet is in the journal's tail.
+        while index <= self.last_index and (offset < self.written or not entries):
             try:
                 record = decode_record(data, offset - base)
             except Torn:

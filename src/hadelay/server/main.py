@@ -17,7 +17,7 @@ import structlog
 import uvloop
 
 from hadelay.config import Config
-from hadelay.raft.network import AsyncioNetwork
+from hadelay.raft.tcp import AsyncioNetwork
 from hadelay.runtime import AsyncioRuntime
 from hadelay.server.logs import set_up_logs
 from hadelay.server.node import Node

@@ -1,0 +1,331 @@
+"""`AsyncioNetwork`: the node link over TCP (docs/spec/node-link.md).
+
+One connection per pair of nodes; the later name dials, and keeps trying. Both sides say who they are first (HELLO), and
+refuse a stranger in words. A frame is a length of four bytes and as many bytes; what is not understood ends the
+connection, and nothing from the wire is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+from hadelay.errors import ConfigError
+from hadelay.raft import messages
+from hadelay.raft.network import MAX_FRAME, Buffer, Receiver
+from hadelay.runtime import AsyncioRuntime
+
+if TYPE_CHECKING:
+    from hadelay.config import Config
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = "hadelay-raft"
+VERSION = 1
+HELLO, REFUSED = 1, 0
+#: Before HELLO nobody gets to fill our memory.
+_MAX_HELLO = 4096
+_HELLO_TIMEOUT_S = 5.0
+_RETRY_S = (0.05, 1.0)
+_REFUSED_RETRY_S = 5.0
+#: Bytes given to the kernel at a time; the rest waits here, where urgent frames can overtake it.
+_WRITE_HIGH = 256 << 10
+_SOCKET_BUFFER = 512 << 10
+#: Refuse to queue more than this for one peer.
+_MAX_QUEUED = 32 << 20
+_JOIN_BYTES = 64 << 10
+
+
+class _Link(asyncio.Protocol):
+    def __init__(self, network: AsyncioNetwork, dialled: str | None) -> None:
+        self.network = network
+        #: Whom we called; and who it is, once HELLO is accepted.
+        self.dialled, self.peer = dialled, ""
+        self.closed: asyncio.Future[None] = network.loop.create_future()
+        self.refused = False
+        self._buffer = bytearray()
+        self._paused = False
+        self._queues: tuple[deque[bytes], deque[bytes]] = (deque(), deque())
+        self._queued = 0
+
+    # -- coming and going
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        sock = transport.get_extra_info("socket")
+        for level, option, value in _SOCKET_OPTIONS:
+            sock.setsockopt(level, option, value)
+        self.network.links.add(self)
+        hello = messages.encode(HELLO, PROTOCOL, VERSION, *self.network.identity)
+        self.transport.write(len(hello).to_bytes(4, "little") + hello)
+        self._timeout = self.network.loop.call_later(_HELLO_TIMEOUT_S, self._no_hello)
+
+    def _no_hello(self) -> None:
+        if not self.peer:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timeout.cancel()
+        self.network.links.discard(self)
+        if not self.closed.done():
+            self.closed.set_result(None)
+        # A clean end or a reset: the process on the other side closed it, or is gone. Anything else is silence.
+        self.network.lost(self, exc is None or isinstance(exc, (ConnectionResetError, BrokenPipeError)))
+
+    # -- reading
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        if buffer:
+            buffer += data
+            data = bytes(buffer) if len(buffer) >= 4 and len(buffer) - 4 >= _length(buffer, 0) else b""
+            if not data:
+                self._check_length(buffer)
+                return
+            buffer.clear()
+        start, size = 0, len(data)
+        while size - start >= 4:
+            end = start + 4 + _length(data, start)
+            if end > size:
+                break
+            self._frame(data[start + 4 : end])
+            start = end
+            if self.transport.is_closing():
+                return
+        if start < size:
+            buffer += data[start:] if start else data
+            self._check_length(buffer)
+
+    def _check_length(self, buffer: bytearray) -> None:
+        if len(buffer) >= 4 and _length(buffer, 0) > (MAX_FRAME if self.peer else _MAX_HELLO):
+            log.warning("frame_too_long", extra={"peer": self.peer or "unknown", "bytes": _length(buffer, 0)})
+            self.transport.abort()
+
+    def _frame(self, frame: bytes) -> None:
+        if not frame:
+            self.transport.abort()
+        elif self.peer:
+            self.network.deliver(self.peer, frame)
+        elif frame[0] == REFUSED:
+            self.refused = True
+            log.error("link_refused", extra={"peer": self.dialled, "reason": frame[1:500].decode(errors="replace")})
+            self.transport.abort()
+        else:
+            self._on_hello(frame)
+
+    def _on_hello(self, frame: bytes) -> None:
+        try:
+            if len(frame) > _MAX_HELLO or frame[0] != HELLO:
+                raise ValueError("the first frame is not a HELLO")
+            protocol, version, cluster_id, group, name, _feature = messages.decode(
+                frame, str, int, str, int, str, int
+            )
+        except ValueError:
+            self._refuse("this is the node link of a hadelay cluster, and that was no HELLO")
+            return
+        reason = self.network.refusal(protocol, version, cluster_id, group, name, self.dialled)
+        if reason:
+            self._refuse(reason)
+        else:
+            self.peer = name
+            self.network.linked(self)
+
+    def _refuse(self, reason: str) -> None:
+        log.error("link_refused", extra={"peer": self.dialled or "unknown", "reason": reason})
+        self.refused = True
+        frame = bytes((REFUSED,)) + reason.encode()
+        self.transport.write(len(frame).to_bytes(4, "little") + frame)
+        self.transport.close()
+
+    # -- writing
+    @property
+    def buffered(self) -> int:
+        return self._queued + self.transport.get_write_buffer_size()
+
+    def write(self, parts: list[Buffer], size: int, urgent: bool) -> None:
+        if not self._paused:
+            if size <= _JOIN_BYTES:
+                self.transport.write(b"".join(parts))
+            else:
+                self.transport.writelines(parts)
+        else:
+            self._queues[0 if urgent else 1].append(b"".join(parts))
+            self._queued += size
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        for queue in self._queues:
+            while queue and not self._paused:
+                frame = queue.popleft()
+                self._queued -= len(frame)
+                self.transport.write(frame)
+
+
+class AsyncioNetwork:
+    def __init__(
+        self,
+        name: str,
+        listen: str,
+        peers: Mapping[str, str],
+        *,
+        cluster_id: str,
+        group: int,
+        runtime: AsyncioRuntime,
+        feature_level: int = 1,
+    ) -> None:
+        """`peers`: name → host:port of the other members (this node among them is ignored)."""
+        self.name, self.listen = name, listen
+        self.peers = {peer: address for peer, address in peers.items() if peer != name}
+        self.loop = runtime.loop
+        #: What HELLO says.
+        self.identity = (cluster_id, group, name, feature_level)
+        self.links: set[_Link] = set()
+        self._up: dict[str, _Link] = {}
+        self._receiver: Receiver | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: asyncio.Server | None = None
+        self._closed = False
+
+    @classmethod
+    def from_config(cls, config: Config, runtime: AsyncioRuntime) -> AsyncioNetwork:
+        return cls(
+            config.node.name,
+            config.raft.listen,
+            config.members,
+            cluster_id=config.cluster.id,
+            group=config.cluster.group,
+            runtime=runtime,
+        )
+
+    # -- Network
+    def start(self, receiver: Receiver) -> None:
+        """ConfigError if the address can't be listened on."""
+        self._receiver = receiver
+        if not self.peers:
+            return
+        host, _, port = self.listen.rpartition(":")
+        try:
+            sock = socket.create_server((host.strip("[]"), int(port)), family=_family(host), backlog=64)
+        except OSError as error:
+            raise ConfigError(f"raft.listen: cannot listen on {self.listen}: {error.strerror or error}") from error
+        sock.setblocking(False)
+        self._tasks.append(self.loop.create_task(self._serve(sock)))
+        for peer in self.peers:
+            if peer < self.name:
+                self._tasks.append(self.loop.create_task(self._dial(peer)))
+
+    def send(self, peer: str, frame: Buffer | Sequence[Buffer], urgent: bool = False) -> bool:
+        link = self._up.get(peer)
+        if link is None or link.transport.is_closing():
+            return False
+        if isinstance(frame, (bytes, bytearray, memoryview)):
+            size = len(frame)
+            parts: list[Buffer] = [size.to_bytes(4, "little"), frame]
+        else:
+            size = sum(map(len, frame))
+            parts = [size.to_bytes(4, "little"), *frame]
+        if size > MAX_FRAME or (link.buffered + size > _MAX_QUEUED and not urgent):
+            return False
+        link.write(parts, size + 4, urgent)
+        return True
+
+    def buffered(self, peer: str) -> int:
+        link = self._up.get(peer)
+        return link.buffered if link is not None else 0
+
+    def disconnect(self, peer: str) -> None:
+        link = self._up.get(peer)
+        if link is not None:
+            link.transport.abort()
+
+    def close(self) -> None:
+        self._closed = True
+        self._receiver = None
+        for task in self._tasks:
+            task.cancel()
+        if self._server is not None:
+            self._server.close()
+        for link in list(self.links):
+            link.transport.abort()
+
+    # -- connections
+    async def _serve(self, sock: socket.socket) -> None:
+        self._server = await self.loop.create_server(lambda: _Link(self, None), sock=sock)
+
+    async def _dial(self, peer: str) -> None:
+        host, _, port = self.peers[peer].rpartition(":")
+        wait = _RETRY_S[0]
+        while True:
+            try:
+                _, link = await self.loop.create_connection(lambda: _Link(self, peer), host.strip("[]"), int(port))
+            except OSError:
+                wait = min(wait * 2, _RETRY_S[1])
+            else:
+                await link.closed
+                wait = _REFUSED_RETRY_S if link.refused else _RETRY_S[0]
+            await asyncio.sleep(wait)
+
+    def refusal(
+        self, protocol: str, version: int, cluster_id: str, group: int, name: str, dialled: str | None
+    ) -> str:
+        """Why a connection is not wanted, in words for the operator of the other side; empty if it is."""
+        if protocol != PROTOCOL or version != VERSION:
+            return f"{self.name} speaks {PROTOCOL} {VERSION}, you speak {protocol} {version}"
+        if cluster_id != self.identity[0]:
+            return f"{self.name} is of cluster {self.identity[0]!r}, you are of {cluster_id!r}"
+        if group != self.identity[1]:
+            return f"{self.name} is of group {self.identity[1]}, you are of {group}"
+        if name == self.name:
+            return f"{self.name} is my own name: two nodes must not share it"
+        if name not in self.peers:
+            return f"{self.name} has no member {name!r} in its configuration"
+        if dialled not in (None, name):
+            return f"{self.peers[dialled]} should be {dialled}, and answers as {name}"
+        return ""
+
+    def linked(self, link: _Link) -> None:
+        old = self._up.pop(link.peer, None)
+        if old is not None:
+            # The other side began anew: what it had sent on the old one it has forgotten.
+            old.transport.abort()
+            if self._receiver is not None:
+                self._receiver.link_down(link.peer, False)
+        self._up[link.peer] = link
+        if self._receiver is not None:
+            self._receiver.link_up(link.peer)
+
+    def lost(self, link: _Link, reset: bool) -> None:
+        if link.peer and self._up.get(link.peer) is link:
+            del self._up[link.peer]
+            if self._receiver is not None:
+                self._receiver.link_down(link.peer, reset)
+
+    def deliver(self, peer: str, frame: bytes) -> None:
+        if self._receiver is not None:
+            self._receiver.frame(peer, frame)
+
+
+def _length(data: bytes | bytearray, at: int) -> int:
+    return int.from_bytes(data[at : at + 4], "little")
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+_SOCKET_OPTIONS = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER),
+    # A peer that vanished without a word is noticed within about five seconds.
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5_000),
+]
