@@ -210,6 +210,10 @@ class RealDisk:
         return s.f_bavail * s.f_frsize, s.f_blocks * s.f_frsize
 
     def lock(self, path: str) -> Lock:
-        file = open(path, "a")  # noqa: SIM115 (held for the life of the process)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file = open(path, "a")  # noqa: SIM115 (held until closed)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise
         return file

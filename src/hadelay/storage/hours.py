@@ -24,7 +24,7 @@ from hadelay.storage.farwriter import Sample
 from hadelay.storage.hourreader import HourReader, Rows
 from hadelay.storage.hourtable import DSP, IDX, LOG
 from hadelay.storage.near import NearHour
-from hadelay.storage.repair import checked
+from hadelay.storage.repair import check_repair
 
 #: What one call to append may bring, records and rows: an entry of the journal is at most 4 MiB.
 _LARGEST_APPEND = 16 << 20
@@ -292,16 +292,15 @@ class HourStore(HourReader):
 
     def repair(self, hour: int, suffix: str, offset: int, data: bytes) -> None:
         """Write bytes from a peer over a damaged place of ".log", ".idx" or ".dsp". BadRequest unless they verify as
-        what has to stand there: a whole record, or whole entries."""
-        size = {".log": 0, ".idx": 1, ".dsp": 2}
-        assert offset + len(data) <= self.lengths(hour)[size[suffix]]
+        what has to stand there: a whole record of this place, or whole entries."""
+        place, bit = {".log": (0, LOG), ".idx": (1, IDX), ".dsp": (2, DSP)}[suffix]
+        check_repair(suffix, offset, data, self.lengths(hour)[place], self.index_view(hour))
         near = self._near.get(hour)
         if near is not None and suffix != ".dsp":
-            near.overwrite(suffix, checked(suffix, offset, data), offset)
+            near.overwrite(suffix, data, offset)
         else:
-            self._handles.get(self.path(hour) + suffix).pwrite(checked(suffix, offset, data), offset)
-        slot = self._slot(hour)
-        self._table.unsynced[slot] |= {".log": LOG, ".idx": IDX, ".dsp": DSP}[suffix]
+            self._handles.get(self.path(hour) + suffix).pwrite(data, offset)
+        self._table.unsynced[self._slot(hour)] |= bit
 
     def close(self) -> None:
         for hour in list(self._near):

@@ -58,13 +58,21 @@ class Storage:
         self._make_backend, self._far_buffer_bytes = backend, far_buffer_bytes
         disk.makedirs(f"{directory}/hours")
         self._lock = lock_directory(disk, directory)
-        self.identity = check_identity(disk, directory, identity)
-        roll_forward(disk, directory)
-        disk.sync_dir(directory)
         self.checkpointing = False
-        self.tables = Tables(backend(f"{directory}/state.mdb"))
-        disk.sync_dir(directory)
-        self._recover()
+        try:
+            self.identity = check_identity(disk, directory, identity)
+            roll_forward(disk, directory)
+            self.tables = Tables(backend(f"{directory}/state.mdb"))
+        except BaseException:
+            self._lock.close()
+            raise
+        try:
+            disk.sync_dir(directory)
+            self._recover()
+        except BaseException:
+            self.tables.backend.close()
+            self._lock.close()
+            raise
         self._exports = Exports(self)
 
     def _recover(self) -> None:

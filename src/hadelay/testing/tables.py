@@ -59,6 +59,9 @@ class SimBackend:
         first = bisect_left(keys, start)
         return [(key, rows[key]) for key in keys[first : first + limit]]
 
+    def tables(self) -> list[bytes]:
+        return sorted(name for name, rows in self._tables.items() if rows)
+
     def commit(self, dropped: Iterable[bytes], puts: Iterable[tuple[bytes, bytes, bytes | None]]) -> None:
         change = (list(dropped), [(bytes(t), bytes(k), None if v is None else bytes(v)) for t, k, v in puts])
         body = pickle.dumps(change, protocol=4)

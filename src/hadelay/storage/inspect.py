@@ -1,0 +1,173 @@
+"""Rows to print for any file of a data directory (`hadelay inspect FILE`); the journal's are decoded in raft/.
+
+Decoders read what is there and judge it: a row whose bytes do not verify is printed with the key `damage`, and reading
+goes on where the format allows it. The end of what is used is the first entry of zeroes (space allocated ahead).
+docs/spec/on-disk-format.md describes what they print.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from hadelay.core.checksums import RowCrc
+from hadelay.core.formats import DISPATCH, HOUR_ROW, INDEX, RECORD_SIZE, SECONDS_PER_HOUR
+from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
+from hadelay.errors import BadRequest, DamagedFile
+from hadelay.model import NONE32, Event, encode_id, hour_from_name, hour_name
+from hadelay.storage.disk import Disk, File, RealDisk
+from hadelay.storage.heads import decode_heads
+from hadelay.storage.identity import decode_identity
+from hadelay.storage.lmdbtables import LmdbBackend
+from hadelay.storage.names import KINDS, decode_names
+from hadelay.storage.records import check_record, decode_record
+from hadelay.storage.tables import CHECKPOINT, CORE, HOURS, scan_all
+
+Row = dict[str, Any]
+_CHUNK_ROWS = 4096
+
+
+def inspect(path: str, disk: Disk | None = None) -> Iterator[Row]:
+    """Rows of the file at `path`. BadRequest when its name is not that of any file we write."""
+    name = os.path.basename(path)
+    suffix = os.path.splitext(name)[1]
+    if name == "state.mdb":
+        return _tables(path)
+    decode = _BY_NAME.get(name) or _BY_SUFFIX.get(suffix)
+    if decode is None:
+        known = ", ".join(["state.mdb", *_BY_NAME, *(f"<hour>{suffix}" for suffix in _BY_SUFFIX)])
+        raise BadRequest(f"{name} is not a file of a data directory: {known}")
+    return _closing((disk or RealDisk()).open(path), path, decode)
+
+
+def _closing(file: File, path: str, decode: Callable[[File, str], Iterator[Row]]) -> Iterator[Row]:
+    try:
+        yield from decode(file, path)
+    finally:
+        file.close()
+
+
+def _log(file: File, path: str) -> Iterator[Row]:
+    at, end = 0, file.size()
+    while at < end:
+        head = file.pread(RECORD_SIZE, at)
+        if not any(head):
+            return
+        size = RECORD_SIZE
+        if len(head) == RECORD_SIZE:
+            size += int.from_bytes(head[4:8], "little") + int.from_bytes(head[8:12], "little")
+        data = file.pread(min(size, end - at), at)
+        damage = check_record(data)
+        if damage and "payload" not in damage:
+            yield {"offset": at, "damage": damage}
+            return  # without a sound header nobody knows where the next record starts
+        record = decode_record(data)
+        row: Row = {"offset": at, "size": record.size} | record._asdict()
+        row |= {"first_id": encode_id(record.first_id), "meta": _unpacked(record.meta)}
+        yield row | ({"damage": damage} if damage else {})
+        at += record.size
+
+
+def _entries(dtype: np.dtype[Any], crc: RowCrc, show: Callable[[Row], Row]) -> Callable[[File, str], Iterator[Row]]:
+    def decode(file: File, path: str) -> Iterator[Row]:
+        names, size = dtype.names or (), dtype.itemsize
+        at, end = 0, file.size()
+        while at < end:
+            data = file.pread(_CHUNK_ROWS * size, at)
+            rows = np.frombuffer(data, dtype, len(data) // size)
+            bad = set(crc.bad(rows).tolist())
+            for n, values in enumerate(rows.tolist()):
+                if not any(values):
+                    return
+                row = show({"n": at // size + n} | dict(zip(names, values, strict=True)))
+                yield row | ({"damage": "the CRC does not hold"} if n in bad else {})
+            if len(data) % size:
+                yield {"n": (at + len(data)) // size, "damage": "the entry is cut off"}
+            at += len(data)
+
+    return decode
+
+
+def _show_entry(row: Row) -> Row:
+    pre = row["pre"]
+    return row | {"first_id": encode_id(row["first_id"]), "pre": None if pre == NONE32 else pre}
+
+
+def _show_event(row: Row) -> Row:
+    event, previous, hour = row["event"], row["previous"], row["other_hour"]
+    return row | {
+        "event": Event(event).name.lower() if event in list(Event) else event,
+        "previous": None if previous == NONE32 else previous,
+        "other_hour": None if hour == NONE32 else hour_name(hour),
+    }
+
+
+def _heads(file: File, path: str) -> Iterator[Row]:
+    hour = hour_from_name(os.path.basename(path).partition(".")[0])
+    derived = decode_heads(file.pread(file.size(), 0), hour)
+    if derived is None:
+        yield {"damage": "it does not verify; it is a cache, and will be made anew"}
+        return
+    last, count = derived.heads
+    yield {"hour": hour_name(hour), "entries": derived.entries, "counted": derived.counted}
+    for second in range(SECONDS_PER_HOUR):
+        if count[second]:
+            yield {"second": second, "last": int(last[second]), "count": int(count[second])}
+    for topic, minute, n in derived.counters.tolist():
+        yield {"topic": topic, "minute": minute, "count": n}
+
+
+def _names(file: File, path: str) -> Iterator[Row]:
+    try:
+        for name in decode_names(file.pread(file.size(), 0), path):
+            yield name._asdict() | {"kind": KINDS.get(name.kind, name.kind)}
+    except DamagedFile as damage:
+        yield {"offset": damage.offset, "damage": str(damage)}
+
+
+def _identity(file: File, path: str) -> Iterator[Row]:
+    try:
+        yield decode_identity(file.pread(file.size(), 0), path)
+    except DamagedFile as damage:
+        yield {"offset": damage.offset, "damage": str(damage)}
+
+
+def _tables(path: str) -> Iterator[Row]:
+    backend = LmdbBackend(path, readonly=True)
+    try:
+        for table in backend.tables():
+            for key, value in scan_all(backend, table):
+                yield {"table": table.decode(errors="replace")} | _table_row(table, key, value)
+    finally:
+        backend.close()
+
+
+def _table_row(table: bytes, key: bytes, value: bytes) -> Row:
+    if table == HOURS:
+        names = HOUR_ROW.names or ()
+        row: npt.NDArray[np.void] = np.frombuffer(value, HOUR_ROW)
+        return {"hour": hour_name(int.from_bytes(key, "big"))} | dict(zip(names, row[0].tolist(), strict=True))
+    if table == CHECKPOINT and key != CORE:
+        return {"key": key.decode()} | _unpacked(value)
+    return {"key": key.hex(), "value_bytes": len(value), "value": value[:64].hex()}
+
+
+def _unpacked(data: bytes) -> Any:
+    try:
+        return msgpack.unpackb(data, strict_map_key=False) if data else {}
+    except ValueError:
+        return data.hex()
+
+
+_BY_NAME = {"names": _names, "identity": _identity}
+_BY_SUFFIX = {
+    ".log": _log,
+    ".idx": _entries(INDEX, INDEX_CRC, _show_entry),
+    ".dsp": _entries(DISPATCH, DISPATCH_CRC, _show_event),
+    ".heads": _heads,
+}

@@ -1,0 +1,107 @@
+"""Messages and a loop for storage tests."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hadelay.core.checksums import crc32c
+from hadelay.core.formats import DISPATCH, INDEX, RECORD, RECORD_SIZE
+from hadelay.model import HOUR_MS, NONE32
+from hadelay.storage.disk import Disk
+from hadelay.storage.identity import Identity
+from hadelay.storage.lmdbtables import LmdbBackend
+from hadelay.storage.store import Storage
+from hadelay.storage.tables import Backend
+
+NOW = 490_000  # an hour in November 2025
+IDENTITY = Identity("test", 3, "n1")
+
+
+class Loop:
+    """A Runtime whose threads run when nothing else is left to do."""
+
+    def __init__(self) -> None:
+        self.random = random.Random(1)
+        self._soon: deque[Callable[[], None]] = deque()
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def wall_ms(self) -> int:
+        return 0
+
+    def call_soon(self, fn: Callable[..., None], *args: Any) -> None:
+        self._soon.append(lambda: fn(*args))
+
+    def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> Any:
+        raise NotImplementedError
+
+    def in_thread(self, lane: str, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        def run() -> None:
+            try:
+                result = fn()
+            except Exception as error:
+                done(None, error)
+            else:
+                done(result, None)
+
+        self._soon.append(run)
+
+    def run(self) -> None:
+        while self._soon:
+            self._soon.popleft()()
+
+
+def messages(hours: Any, *, sizes: list[int], seed: int = 0, topic: int = 1) -> tuple[Any, ...]:
+    """Arguments of HourStore.append: payloads of `sizes` bytes, due somewhere in `hours` (one, or one each)."""
+    n, rng = len(sizes), np.random.default_rng(seed)
+    rows, headers = np.zeros(n, INDEX), np.zeros(n, RECORD)
+    rows["second"] = rng.integers(0, 3600, n)
+    rows["deliver_at_ms"] = np.asarray(hours) * HOUR_MS + rows["second"] * 1000 + rng.integers(0, 1000, n)
+    rows["topic"] = headers["topic"] = topic
+    rows["size"] = np.array(sizes) + RECORD_SIZE
+    headers["body_size"] = sizes
+    headers["deliver_at_ms"] = rows["deliver_at_ms"]
+    headers["published_at_ms"] = NOW * HOUR_MS
+    blob = bytearray()
+    for i, size in enumerate(sizes):
+        payload = rng.bytes(size)
+        headers["payload_crc"][i] = crc32c(payload)
+        blob += bytes(RECORD_SIZE) + payload
+    return hours, rows, blob, headers
+
+
+def events(indexes: list[int], event: int = 1) -> np.ndarray[Any, Any]:
+    rows = np.zeros(len(indexes), DISPATCH)
+    rows["index"], rows["event"] = indexes, event
+    rows["previous"] = rows["other_hour"] = NONE32
+    return rows
+
+
+def open_storage(
+    disk: Disk,
+    directory: str,
+    runtime: Any,
+    *,
+    identity: Identity = IDENTITY,
+    backend: Callable[[str], Backend] = LmdbBackend,
+    far_buffer_bytes: int = 1 << 20,
+) -> Storage:
+    storage = Storage(disk, directory, runtime, identity, backend=backend, far_buffer_bytes=far_buffer_bytes)
+    storage.hours.set_clock(NOW)
+    return storage
+
+
+def checkpoint(storage: Storage, loop: Loop, index: int, **kw: Any) -> None:
+    """Take one, and raise what it ends with."""
+    outcome: list[BaseException | None] = []
+    storage.checkpoint(index, 1, kw.get("core", b"core %d" % index), kw.get("hours", {}), outcome.append)
+    loop.run()
+    assert outcome, "the checkpoint did not end"
+    if outcome[0] is not None:
+        raise outcome[0]

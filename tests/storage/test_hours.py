@@ -1,0 +1,226 @@
+"""Filing and reading: the same answers and the same bytes as a model in plain lists, whenever things are written."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import NOW, events, messages
+
+from hadelay.core.formats import INDEX
+from hadelay.model import NONE32, hour_name, pack_id
+from hadelay.storage.disk import RealDisk
+from hadelay.storage.hours import HourStore
+from hadelay.storage.records import check_record
+from hadelay.testing.disk import SimDisk
+from hadelay.testing.memory import MemoryHours
+
+HOURS = [NOW - 1, NOW, NOW + 2, NOW + 3, NOW + 40, NOW + 41, NOW + 17_000]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> HourStore:
+    found = HourStore(RealDisk(), str(tmp_path), 3, far_buffer_bytes=1 << 20)
+    found.set_clock(NOW)
+    return found
+
+
+def write_all(store: HourStore) -> None:
+    store.sample()
+    while not store.write_some():
+        pass
+
+
+action = st.one_of(
+    st.tuples(st.just("file"), st.lists(st.sampled_from(HOURS), min_size=1, max_size=40)),
+    st.tuples(st.just("again"), st.sampled_from(HOURS)),
+    st.tuples(st.just("write"), st.none()),
+    st.tuples(st.just("sample"), st.none()),
+    st.tuples(st.just("some"), st.none()),
+    st.tuples(st.just("read"), st.sampled_from(HOURS)),
+    st.tuples(st.just("clock"), st.integers(NOW, NOW + 3)),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(action, max_size=14), st.integers(0, 99))
+def test_whatever_the_timing_files_are_those_of_the_model(actions: list[tuple], seed: int) -> None:
+    disk = SimDisk(random.Random(1))
+    disk.makedirs("/hours")
+    store, model = HourStore(disk, "/hours", 3, far_buffer_bytes=1 << 16), MemoryHours(3)
+    store.set_clock(NOW)
+    for step, (what, arg) in enumerate(actions):
+        if what == "file":
+            hours = np.array(arg, np.int64)
+            sizes = [(seed + i * 7) % 90 for i in range(len(arg))]
+            mine, theirs = (messages(hours, sizes=sizes, seed=seed + step) for _ in range(2))
+            assert store.append(*mine).tolist() == model.append(*theirs).tolist()
+            assert (mine[1]["first_id"] == theirs[1]["first_id"]).all()
+        elif what == "again" and model.count(arg):
+            again = model.entries(arg, slice(0, 3))
+            again["attempt"], again["second"] = 1, 1800
+            assert store.append_again(arg, again.copy()) == model.append_again(arg, again.copy())
+        elif what == "write":
+            write_all(store)
+        elif what == "sample":
+            store.sample()
+        elif what == "some":
+            store.write_some()
+        elif what == "read" and model.count(arg):
+            assert store.entries(arg, slice(None)).tobytes() == model.entries(arg, slice(None)).tobytes()
+        elif what == "clock":
+            store.set_clock(arg)
+    sums = store.checksums()
+    assert store.hours() == model.hours()
+    for hour in model.hours():
+        path = f"/hours/{hour_name(hour)}"
+        log_bytes, idx_bytes, _ = store.lengths(hour)
+        assert disk.open(path + ".log").pread(log_bytes, 0) == bytes(model.files[hour].log)
+        assert disk.open(path + ".idx").pread(idx_bytes, 0) == np.array(model.files[hour].idx, INDEX).tobytes()
+        assert (store.heads(hour).last == model.heads(hour).last).all()
+        assert (store.heads(hour).count == model.heads(hour).count).all()
+        assert sums[hour_name(hour) + ".log"][0] == log_bytes
+
+
+@pytest.mark.parametrize("hour", [NOW, NOW + 30])
+def test_ids_name_the_place_and_records_verify(store: HourStore, hour: int) -> None:
+    _, rows, blob, headers = messages(hour, sizes=[0, 10, 300])
+    indexes = store.append(hour, rows, blob, headers)
+    assert indexes.tolist() == [0, 1, 2]
+    assert rows["first_id"].tolist() == [pack_id(3, hour, i) for i in range(3)]
+    for row in store.entries(hour, indexes):
+        assert check_record(store.record(hour, int(row["offset"]), int(row["size"]), verify=True)) is None
+    assert store.count(hour) == 3
+    assert store.counts(np.array([hour, hour + 1, 5])).tolist() == [3, 0, 0]
+
+
+def test_a_record_copied_to_another_hour_keeps_its_bytes(store: HourStore) -> None:
+    store.append(*messages(NOW, sizes=[50]))
+    row = store.entries(NOW, slice(0, 1))
+    record = store.record(NOW, 0, int(row["size"][0]))
+    row["attempt"] = 1
+    store.append(NOW + 9, row, bytearray(record))
+    moved = store.entry(NOW + 9, 0)
+    assert store.record(NOW + 9, int(moved["offset"]), int(moved["size"]), verify=True) == record
+    assert moved["first_id"] == pack_id(3, NOW, 0)
+
+
+@pytest.mark.parametrize("hour", [NOW, NOW + 30])
+def test_reading_beyond_the_end_is_refused(store: HourStore, hour: int) -> None:
+    store.append(*messages(hour, sizes=[5] * 4))
+    for index in (4, -1):
+        with pytest.raises(IndexError):
+            store.entry(hour, index)
+    with pytest.raises(IndexError):
+        store.entries(hour, np.array([4]))
+    assert len(store.entries(hour, np.array([], np.int64))) == 0
+    assert len(store.entries(NOW + 99, slice(None))) == 0
+    with pytest.raises(IndexError):
+        store.events(hour, np.array([0]))
+
+
+def test_scattered_reads_of_a_long_far_hour(store: HourStore) -> None:
+    store.append(*messages(NOW + 30, sizes=[3] * 5000))
+    indexes = np.array([4999, 0, 17, 2500])
+    assert store.entries(NOW + 30, indexes)["index"].tolist() == indexes.tolist()
+    assert store.entries(NOW + 30, slice(10, 40, 10))["index"].tolist() == [10, 20, 30]
+
+
+def test_only_four_hours_are_mapped_and_the_kernel_agrees(store: HourStore, tmp_path: Path) -> None:
+    for hour in range(NOW - 1, NOW + 6):
+        store.append(*messages(hour, sizes=[20]))
+    store.set_clock(NOW + 1)
+    maps = Path("/proc/self/maps").read_text()
+    for hour in range(NOW - 1, NOW + 6):
+        assert store.mapped(hour) == (f"{hour_name(hour)}.idx" in maps) == (NOW <= hour <= NOW + 3)
+        assert store.entry(hour, 0)["index"] == 0
+    store.close()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_view_outlives_growth_and_unmapping(store: HourStore) -> None:
+    store.append(*messages(NOW, sizes=[20] * 10))
+    view, words = store.index_view(NOW), store.pre_view(NOW)
+    before = view.tobytes()
+    for seed in range(8):
+        store.append(*messages(NOW, sizes=[200] * 1000, seed=seed))
+    store.set_clock(NOW + 10)
+    assert view.tobytes() == before
+    assert words[11] == NONE32
+    assert store.entries(NOW, slice(0, 10)).tobytes() == before
+
+
+def test_pre_view_walks_the_chain_of_a_second(store: HourStore) -> None:
+    _, rows, blob, headers = messages(NOW, sizes=[8] * 500)
+    rows["second"] %= 7
+    store.append(NOW, rows, blob, headers)
+    words, at, found = store.pre_view(NOW), int(store.heads(NOW).last[3]), []
+    while at != NONE32:
+        found.append(at)
+        at = words[at * 16 + 11]
+    assert found[::-1] == np.flatnonzero(rows["second"] == 3).tolist()
+
+
+def test_events_are_numbered_and_read_back(store: HourStore) -> None:
+    store.append(*messages(NOW + 30, sizes=[8] * 5))
+    assert store.append_events(NOW + 30, events([0, 1])) == 0
+    assert store.append_events(NOW + 30, events([4], 6)) == 2
+    assert store.event_count(NOW + 30) == 3
+    assert store.events(NOW + 30)["index"].tolist() == [0, 1, 4]
+    assert store.events(NOW + 30, np.array([2, 0]))["event"].tolist() == [6, 1]
+    assert store.lengths(NOW + 30)[2] == 96
+
+
+@pytest.mark.parametrize("hour", [NOW, NOW + 30])
+def test_topic_minutes_count_what_is_filed(store: HourStore, hour: int) -> None:
+    total = 0
+    for topic in (2, 1, 2):
+        _, rows, blob, headers = messages(hour, sizes=[8] * 100, topic=topic, seed=total)
+        store.append(hour, rows, blob, headers)
+        total += 100
+        counted = store.topic_minutes(hour)
+        assert counted["count"].sum() == total
+    rows = store.entries(hour, slice(None))
+    for topic, minute, count in counted.tolist():
+        assert count == ((rows["topic"] == topic) & (rows["second"] // 60 == minute)).sum()
+    assert counted.tolist() == sorted(counted.tolist())
+
+
+def test_a_full_buffer_writes_itself_out(tmp_path: Path) -> None:
+    store = HourStore(RealDisk(), str(tmp_path), 3, far_buffer_bytes=1 << 16)
+    store.set_clock(NOW)
+    for seed in range(30):
+        store.append(*messages(NOW + 50, sizes=[100_000] * 10, seed=seed))
+        assert store.far_bytes < 20 << 20
+    assert store.count(NOW + 50) == 300
+    assert store.entries(NOW + 50, slice(None))["index"].tolist() == list(range(300))
+
+
+def test_memory_of_far_hours_is_given_back(store: HourStore) -> None:
+    rng = np.random.default_rng(1)
+    store.append(*messages(rng.integers(NOW + 5, NOW + 9000, 3000), sizes=[40] * 3000))
+    assert store.far_bytes > 3000 * 40
+    write_all(store)
+    assert store.far_bytes == 0
+    assert len(store._handles._open) <= 128
+
+
+def test_heads_files_are_used_and_survive_being_wrong(store: HourStore, tmp_path: Path) -> None:
+    hour = NOW + 30
+    store.append(*messages(hour, sizes=[1] * 20_000))
+    expected = [column.copy() for column in store.heads(hour)]
+    store._heads.save(1)
+    path = tmp_path / f"{hour_name(hour)}.heads"
+    for damage in (False, True):
+        store._heads.forget(hour)
+        if damage:
+            data = bytearray(path.read_bytes())
+            data[5000] ^= 1
+            path.write_bytes(data)
+        assert store._heads.get(hour, 20_000).on_disk == (0 if damage else 20_000)
+        assert (store.heads(hour).last == expected[0]).all()
+        assert (store.heads(hour).count == expected[1]).all()

@@ -1,0 +1,98 @@
+"""Linking against a model too simple to be wrong: dicts and a loop."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import google_crc32c
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hadelay.core.checksums import RowCrc, crc32c
+from hadelay.core.formats import DISPATCH, INDEX, RECORD
+from hadelay.core.linking import Heads, catch_up, chain, link, no_heads, place
+from hadelay.model import NONE32
+
+seconds = st.lists(st.integers(0, 5) | st.integers(0, 3599), min_size=1, max_size=60)
+
+
+def model(all_seconds: list[int]) -> list[tuple[int, int]]:
+    """(local, pre) of each."""
+    seen: dict[int, list[int]] = defaultdict(list)
+    links = []
+    for index, second in enumerate(all_seconds):
+        links.append((len(seen[second]), seen[second][-1] if seen[second] else NONE32))
+        seen[second].append(index)
+    return links
+
+
+def rows_of(batch: list[int], first: int) -> np.ndarray:
+    rows = np.zeros(len(batch), INDEX)
+    rows["second"], rows["index"] = batch, np.arange(first, first + len(batch))
+    return rows
+
+
+@given(st.lists(seconds, min_size=1, max_size=5))
+def test_links_in_batches_as_one_by_one(batches: list[list[int]]) -> None:
+    heads, linked, n = no_heads(), [], 0
+    for batch in batches:
+        rows = rows_of(batch, n)
+        link(rows, heads)
+        linked += list(zip(rows["local"].tolist(), rows["pre"].tolist(), strict=True))
+        n += len(batch)
+    everything = [second for batch in batches for second in batch]
+    assert linked == model(everything)
+    for second in range(3600):
+        assert heads.count[second] == everything.count(second)
+
+
+@given(seconds, st.integers(0, 60))
+def test_heads_are_rebuilt_from_any_point(everything: list[int], known: int) -> None:
+    rows = rows_of(everything, 0)
+    whole = no_heads()
+    link(rows, whole)
+    rebuilt = no_heads()
+    link(rows_of(everything[:known], 0), rebuilt) if everything[:known] else None
+    rest = rows[known:]
+    catch_up(rest["second"], rest["index"], *rebuilt)
+    assert (rebuilt.last == whole.last).all()
+    assert (rebuilt.count == whole.count).all()
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 99)), min_size=1, max_size=50))
+def test_things_are_placed_one_after_another_per_file(things: list[tuple[int, int]]) -> None:
+    ends = np.arange(10, dtype=np.int64) * 1000
+    expected, model_ends = [], ends.tolist()
+    for key, size in things:
+        expected.append(model_ends[key])
+        model_ends[key] += size
+    keys, sizes = (np.array(column, np.int64) for column in zip(*things, strict=True))
+    assert place(keys, sizes, ends).tolist() == expected
+    assert ends.tolist() == model_ends
+
+
+def test_chain_keeps_numbers_in_their_dtype() -> None:
+    heads = Heads(np.full(4, NONE32, np.uint32), np.zeros(4, np.uint32))
+    rank, previous = chain(np.array([1, 1, 2]), np.array([7, 8, 9], np.uint32), *heads)
+    assert rank.dtype == previous.dtype == np.uint32
+    assert (rank.tolist(), previous.tolist()) == ([0, 1, 0], [NONE32, 7, NONE32])
+
+
+@pytest.mark.parametrize("dtype", [INDEX, DISPATCH, RECORD])
+@pytest.mark.parametrize("n", [1, 47, 48, 300])
+def test_row_crcs_are_crc32c_of_the_bytes_before(dtype: np.dtype, n: int) -> None:
+    crc = RowCrc(dtype)
+    rows = np.frombuffer(np.random.default_rng(n).bytes(n * dtype.itemsize), dtype).copy()
+    crc.seal(rows)
+    name = dtype.names[-1]
+    assert [google_crc32c.value(row.tobytes()[:-4]) for row in rows] == rows[name].tolist()
+    assert not len(crc.bad(rows))
+    rows.view(np.uint8)[n // 2 * dtype.itemsize + 5] ^= 4
+    assert crc.bad(rows).tolist() == [n // 2]
+
+
+@given(st.binary(max_size=200), st.integers(0, 200))
+def test_crc_goes_on_over_any_kind_of_bytes(data: bytes, at: int) -> None:
+    assert crc32c(bytearray(data[at:]), crc32c(memoryview(data)[:at])) == google_crc32c.value(data)

@@ -1,0 +1,131 @@
+"""The overlay over either backend, against one dict."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hadelay.storage.lmdbtables import LmdbBackend
+from hadelay.storage.tables import Backend, Tables
+from hadelay.testing.disk import SimDisk
+from hadelay.testing.tables import SimBackend
+
+Open = Callable[[], Backend]
+
+
+@pytest.fixture(params=["lmdb", "sim"])
+def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    disk = SimDisk(random.Random(1))
+    if request.param == "sim":
+        return lambda: SimBackend(disk, "/state.mdb")
+    return lambda: LmdbBackend(str(tmp_path / "state.mdb"))
+
+
+def commit(tables: Tables) -> None:
+    layer = tables.freeze()
+    tables.backend.commit(sorted(layer.dropped), layer.puts())
+    tables.committed()
+
+
+key = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
+table = st.sampled_from([b"t", b"u"])
+step = st.one_of(
+    st.tuples(st.just("put"), table, key, st.binary(max_size=3)),
+    st.tuples(st.just("delete"), table, key),
+    st.tuples(st.just("drop"), table),
+    st.tuples(st.just("commit")),
+    st.tuples(st.just("freeze")),
+    st.tuples(st.just("scan"), table, key, st.integers(1, 4)),
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(step, max_size=25))
+def test_layers_read_as_one_dict(steps: list[tuple]) -> None:
+    tables = Tables(SimBackend(SimDisk(random.Random(1)), "/state.mdb"))
+    model: dict[bytes, dict[bytes, bytes]] = {b"t": {}, b"u": {}}
+    frozen = None
+    for what, *args in steps:
+        if what == "put":
+            tables.put(*args)
+            model[args[0]][args[1]] = args[2]
+        elif what == "delete":
+            tables.delete(*args)
+            model[args[0]].pop(args[1], None)
+        elif what == "drop":
+            tables.drop_table(*args)
+            model[args[0]].clear()
+        elif what == "scan":
+            name, start, limit = args
+            assert tables.scan(name, start, limit) == sorted(p for p in model[name].items() if p[0] >= start)[:limit]
+        elif frozen is None:
+            frozen = tables.freeze()
+        else:
+            tables.backend.commit(sorted(frozen.dropped), frozen.puts())
+            tables.committed()
+            frozen = None
+        for name, rows in model.items():
+            assert {k: v for k in b"abcde" if (v := tables.get(name, k.to_bytes()))} == {k[0]: v for k, v in rows.items() if v}
+
+
+def test_what_was_committed_is_there_after_opening_again(open_backend: Open) -> None:
+    tables = Tables(open_backend())
+    for i in range(3000):
+        tables.put(b"numbers", i.to_bytes(4, "big"), b"%d" % i)
+    tables.put(b"other", b"k", b"v")
+    assert tables.overlay_bytes > 3000 * 8
+    commit(tables)
+    assert tables.overlay_bytes == 0
+    tables.put(b"numbers", bytes(4), b"never committed")
+    tables.backend.close()
+    tables = Tables(open_backend())
+    assert tables.backend.tables() == [b"numbers", b"other"]
+    assert tables.get(b"numbers", bytes(4)) == b"0"
+    assert tables.get(b"numbers", b"none") is None
+    assert tables.get(b"no table", b"k") is None
+    assert [v for _, v in tables.scan(b"numbers", (2998).to_bytes(4, "big"))] == [b"2998", b"2999"]
+    assert len(tables.scan(b"numbers", limit=10)) == 10
+    tables.backend.close()
+
+
+def test_tables_come_and_go_for_ever(open_backend: Open) -> None:
+    tables = Tables(open_backend())
+    for epoch in range(200):
+        tables.put(b"epoch:%d" % epoch, b"k", b"%d" % epoch)
+        if epoch >= 2:
+            tables.drop_table(b"epoch:%d" % (epoch - 2))
+            assert tables.get(b"epoch:%d" % (epoch - 2), b"k") is None
+        commit(tables)
+    assert tables.get(b"epoch:199", b"k") == b"199"
+    assert len(tables.backend.tables()) == 2
+    tables.backend.close()
+
+
+def test_a_dropped_table_can_be_filled_in_the_same_commit(open_backend: Open) -> None:
+    tables = Tables(open_backend())
+    tables.put(b"t", b"old", b"1")
+    commit(tables)
+    tables.drop_table(b"t")
+    tables.put(b"t", b"new", b"2")
+    commit(tables)
+    assert tables.scan(b"t") == [(b"new", b"2")]
+    tables.backend.close()
+
+
+def test_a_full_map_is_a_full_disk(tmp_path: Path) -> None:
+    tables = Tables(LmdbBackend(str(tmp_path / "state.mdb"), map_bytes=1 << 20))
+    tables.put(b"t", b"k", b"kept")
+    commit(tables)
+    tables.put(b"t", b"big", bytes(2 << 20))
+    layer = tables.freeze()
+    with pytest.raises(OSError, match="map_bytes") as caught:
+        tables.backend.commit([], layer.puts())
+    assert caught.value.errno == errno.ENOSPC
+    assert tables.backend.get(b"t", b"k") == b"kept"
+    tables.backend.close()
