@@ -78,7 +78,8 @@ class Consumer:
         self.name = name
         #: lease token → what is unsettled: waiting in the queue, or in the hands of the user
         self.held: dict[str, Leased] = {}
-        self._queue: asyncio.Queue[Leased | Exception] = asyncio.Queue()
+        #: None: the end
+        self._queue: asyncio.Queue[Leased | Exception | None] = asyncio.Queue()
         self._room = asyncio.Event()
         self._orders: dict[tuple[str, Delay | None], dict[str, asyncio.Future[str]]] = {}
         self._ordered = asyncio.Event()
@@ -92,8 +93,7 @@ class Consumer:
         self._registry.add(self)
         self._tasks = [asyncio.create_task(loop()) for loop in (self._poll, self._keep, self._settle_all)]
         try:
-            while not self._closed:
-                item = await self._queue.get()
+            while not self._closed and (item := await self._queue.get()) is not None:
                 if isinstance(item, Exception):
                     raise item
                 if item.lease in self.held:
@@ -107,6 +107,8 @@ class Consumer:
             return
         self._closed = True
         self._registry.discard(self)
+        if not self._tasks:
+            return
         poll, keep, settle = self._tasks
         for task in (poll, keep):
             task.cancel()
@@ -115,7 +117,7 @@ class Consumer:
             item = self._queue.get_nowait()
             if isinstance(item, Leased):
                 unhandled.append(item)
-        self._queue.put_nowait(StopAsyncIteration())
+        self._queue.put_nowait(None)
         with contextlib.suppress(HadelayError):
             await self.client.nack(unhandled, delay=0)
         self._ordered.set()
@@ -171,7 +173,7 @@ class Consumer:
             for message, outcome in zip(held, outcomes, strict=True):
                 if outcome == "lease_lost" and not message._settled:
                     log.warning("lease_lost", extra={"message_id": message.id})
-                    self._drop(message)
+                    self._forget(message.lease)
 
     async def settle(self, message: Leased, verb: str, delay: Delay | None) -> str:
         future = asyncio.get_running_loop().create_future()
@@ -208,9 +210,6 @@ class Consumer:
                 else:
                     future.set_result(outcomes[n])
                 self._forget(lease)
-
-    def _drop(self, message: Leased) -> None:
-        self._forget(message.lease)
 
     def _forget(self, lease: str) -> None:
         if self.held.pop(lease, None) is not None:

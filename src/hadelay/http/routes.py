@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
 
 JSON, MSGPACK, NDJSON = "application/json", "application/msgpack", "application/x-ndjson"
-#: What clients send for JSON when they do not think about it (curl -d).
-_JSON_ENOUGH = frozenset((JSON, "", "text/json", "text/plain", "application/x-www-form-urlencoded"))
+#: What clients send for JSON when they do not think about it (curl -d, raw bytes).
+_JSON_ENOUGH = frozenset(
+    (JSON, "", "text/json", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream")
+)
 _MSGPACK_NAMES = frozenset((MSGPACK, "application/x-msgpack", "application/vnd.msgpack"))
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `(.*)`)?$")
 
