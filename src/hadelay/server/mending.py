@@ -13,7 +13,7 @@ import structlog
 
 from hadelay.errors import BadRequest, DamagedFile, HadelayError
 from hadelay.server.link import Reply
-from hadelay.storage.repair import checked
+from hadelay.storage.repair import check_repair
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
@@ -67,8 +67,8 @@ class Mender:
             if suffix not in _SUFFIXES or not 0 < size <= _MAX_BYTES:
                 raise BadRequest("no such bytes")
             store = self.node.storage.hours
-            if offset + size > store.lengths(hour)[_SUFFIXES.index(suffix)]:
-                raise BadRequest("not applied here yet")
-            reply(checked(suffix, offset, store.read_file(hour, suffix[1:], offset, size)), None)
+            data = store.read_file(hour, suffix[1:], offset, size)
+            check_repair(suffix, offset, data, store.lengths(hour)[_SUFFIXES.index(suffix)], store.index_view(hour))
+            reply(data, None)
         except (BadRequest, DamagedFile, OSError, TypeError, ValueError) as error:
             reply(None, BadRequest(f"no good copy here: {error}"))

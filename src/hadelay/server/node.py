@@ -17,7 +17,7 @@ from hadelay.core.formats import FEATURE_LEVEL, INDEX_SIZE
 from hadelay.core.results import Refused
 from hadelay.core.state import DelayState
 from hadelay.errors import DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
-from hadelay.raft.journal import Journal
+from hadelay.raft.journal import FIRST, Journal
 from hadelay.raft.network import Network
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import Installer, Manifest, RaftConfig
@@ -75,7 +75,7 @@ class Node:
             raft_config(config),
             on_fatal,
         )
-        self.raft.set_applied(max(1, storage.applied_index), storage.applied_term)
+        self.raft.set_applied(*(storage.applied_index, storage.applied_term) if storage.applied_index else FIRST)
         self.link = Link(runtime, self.raft.send)
         self.link.handlers |= {"submit": self._on_submit, "ready": self._on_ready, "transfer": self._on_transfer}
         self.peers = Peers(list(config.members), runtime, self.link, self.clock, self._me, self._clock_changed)
@@ -361,5 +361,7 @@ def raft_config(config: Config) -> RaftConfig:
         election_max_ms=raft.election_max_ms,
         heartbeat_ms=raft.heartbeat_ms,
         slow_sync_ms=raft.max_sync_ms,
+        # A batch is closed once it is over max_entry_bytes: by one publish, at most as large again.
+        max_entry_bytes=min(4 << 20, raft.segment_bytes // 4),
         window_bytes=raft.max_inflight_bytes,
     )
