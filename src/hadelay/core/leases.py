@@ -206,7 +206,7 @@ def _late_ack(state: DelayState, lease: np.void, node: int) -> LeaseOutcome:
         return LeaseOutcome.LEASE_LOST
     leased = state.store.entries(hour, slice(index, index + 1))
     place = locate(state, int(leased["first_id"][0]))
-    if place is None or not state.topics.alive(place.rows)[0]:
+    if place is None:
         return LeaseOutcome.LEASE_LOST
     ended, is_leased = state.fate(place.hour, place.index)
     attempts = int(place.rows["attempt"][0]) - int(leased["attempt"][0])
@@ -222,7 +222,7 @@ def _late_ack(state: DelayState, lease: np.void, node: int) -> LeaseOutcome:
     now_at = state.hour_state(place.hour)
     if place.index in now_at.late:
         return LeaseOutcome.ALREADY_ACKED
-    if ended is not None or is_leased:
+    if ended is not None or is_leased or not state.topics.alive(place.rows)[0]:
         return LeaseOutcome.LEASE_LOST
     now_at.late.add(place.index)
     log_events(

@@ -11,7 +11,7 @@ from hadelay.core.hourstate import bitmap, indexes_of
 from hadelay.core.lifecycle import PLACE, PLACE_KEY, PLACE_VALUE, move
 from hadelay.core.places import cancel_entries
 from hadelay.core.results import Progress, Refused
-from hadelay.model import NONE32, Event, pack_id
+from hadelay.model import NONE32, pack_id
 
 if TYPE_CHECKING:
     from hadelay.core.commands import Slice
@@ -113,11 +113,9 @@ def _forget_places(state: DelayState, hour: int, start: int, end: int) -> int:
     rows = state.store.entries(hour, slice(start, end))
     own = np.arange(start, end, dtype=np.uint64) + np.uint64(pack_id(state.group, hour, 0))
     returned = rows[rows["first_id"] != own]
-    moved = state.hour_state(hour).others.get(Event.MOVED, ())
     for first_id, index in zip(returned["first_id"].tolist(), returned["index"].tolist(), strict=True):
-        if index in moved:
-            continue  # it went on from here: the place names another entry
         key = PLACE_KEY.pack(first_id)
+        # Unless it went on from here.
         if state.tables.get(PLACE, key) == PLACE_VALUE.pack(hour, index):
             state.tables.delete(PLACE, key)
     return len(returned)
