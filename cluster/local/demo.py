@@ -128,8 +128,10 @@ def _conduct(
     console: Any, directory: Path, children: list[subprocess.Popen[bytes]], sync: str, messages: int
 ) -> Outcome:
     console.print(f"Three nodes, each a process of its own ({sync} mode) …")
-    cluster = _spawn(children, *_hadelay("dev", "--nodes", "3", "--port-base", str(_free_ports(6))),
-                     "--data-dir", str(directory / "cluster"), "--dispatch-sync", sync, "-o", "json", output=True)  # fmt: skip
+    data = ["--data-dir", str(directory / "cluster"), "-o", "json"]
+    base = str(_free_ports(6))
+    command = _hadelay("dev", "--nodes", "3", "--port-base", base, "--dispatch-sync", sync, *data)
+    cluster = _spawn(children, *command, output=True)
     nodes = _ready(cluster)
     for node in nodes:
         console.print(f"  {node['name']}  {node['http']}  pid {node['pid']}")
@@ -152,8 +154,7 @@ def _conduct(
     os.kill(leader["pid"], signal.SIGKILL)
     console.print(f"[bold red]kill -9[/] {leader['name']}, the leader, while {_unsettled(directory)} …")
     _sleep_until(start_ms + RESTART_S * 1000)
-    _ready(_spawn(children, *_hadelay("dev", "--data-dir", str(directory / "cluster"), "--start", leader["name"]),
-                  "-o", "json", output=True))  # fmt: skip
+    _ready(_spawn(children, *_hadelay("dev", "--start", leader["name"], *data), output=True))
     console.print(f"{leader['name']} is back, and catches up …")
 
     end = start_ms / 1000 + FIRST_DUE_S + SPAN_S
