@@ -18,7 +18,7 @@ import structlog
 
 from hadelay.config import Config
 from hadelay.errors import ConfigError
-from hadelay.raft.journal import Journal, JournalConfig
+from hadelay.raft.journal import FIRST, Journal, JournalConfig
 from hadelay.raft.network import Network
 from hadelay.raft.ports import FOUNDING
 from hadelay.runtime import Runtime
@@ -48,16 +48,24 @@ def open_node(
     disk.makedirs(data)
     disk.makedirs(journal_dir)
     incarnation, journal = _who_am_i(config, disk, runtime, data, journal_dir)
-    storage = Storage(
-        disk,
-        data,
-        runtime,
-        Identity(config.cluster.id, config.cluster.group, config.node.name, incarnation),
-        backend=backend,
-        far_buffer_bytes=config.storage.far_buffer_bytes,
-    )
-    journal = journal or _create_journal(config, disk, runtime, journal_dir, incarnation)
+    storage = _open_storage(config, disk, runtime, data, incarnation, backend)
+    if journal is not None and not _of_one_time(journal, storage):
+        journal.close()
+        storage.close()
+        journal, incarnation = None, _start_over(config, disk, runtime, data, journal_dir, journal_dir)
+        storage = _open_storage(config, disk, runtime, data, incarnation, backend)
+    if journal is None:
+        settings, owner = _settings(config), _owner(config)
+        journal = Journal.create(disk, journal_dir, runtime, incarnation=incarnation, config=settings, **owner)
     return Node(config, disk, network, runtime, on_fatal, storage=storage, journal=journal)
+
+
+def _open_storage(
+    config: Config, disk: Disk, runtime: Runtime, data: str, incarnation: int, backend: Callable[[str], Backend]
+) -> Storage:
+    identity = Identity(config.cluster.id, config.cluster.group, config.node.name, incarnation)
+    far_buffer_bytes = config.storage.far_buffer_bytes
+    return Storage(disk, data, runtime, identity, backend=backend, far_buffer_bytes=far_buffer_bytes)
 
 
 def _who_am_i(config: Config, disk: Disk, runtime: Runtime, data: str, journal_dir: str) -> tuple[int, Journal | None]:
@@ -79,6 +87,11 @@ def _who_am_i(config: Config, disk: Disk, runtime: Runtime, data: str, journal_d
             return journal.incarnation, journal
         journal.close()
     lost = data if identity is None else journal_dir
+    return _start_over(config, disk, runtime, data, journal_dir, lost), None
+
+
+def _start_over(config: Config, disk: Disk, runtime: Runtime, data: str, journal_dir: str, lost: str) -> int:
+    """Put both directories aside and become a new incarnation. ConfigError where there is nobody to learn from."""
     if len(config.members) == 1:
         raise ConfigError(
             f"{lost} is not what the other directory of this node belongs to, and there is no other node to learn "
@@ -90,16 +103,21 @@ def _who_am_i(config: Config, disk: Disk, runtime: Runtime, data: str, journal_d
         disk.sync_dir(directory.rpartition("/")[0])
         disk.makedirs(directory)
     log.warning("lost_disk", node=config.node.name, lost=lost, kept=f".lost-{aside}", incarnation=aside)
-    return aside, None
+    return aside
+
+
+def _of_one_time(journal: Journal, storage: Storage) -> bool:
+    """False: one of them was put back from an older copy, or lost its end. A checkpoint never goes beyond what the
+    journal has synced, and the journal is never cut beyond the checkpoint."""
+    index, term = (storage.applied_index, storage.applied_term) if storage.applied_index else FIRST
+    if journal.installing >= index > journal.last_index:
+        return True  # a snapshot was installed, and the journal's new beginning is still to be written
+    return journal.base_index <= index <= journal.last_index and journal.term_at(index) == term
 
 
 def _new_incarnation(runtime: Runtime) -> int:
     """Above every earlier one: they were taken from earlier times."""
     return max(FOUNDING + 1, runtime.wall_ms())
-
-
-def _create_journal(config: Config, disk: Disk, runtime: Runtime, directory: str, incarnation: int) -> Journal:
-    return Journal.create(disk, directory, runtime, incarnation=incarnation, config=_settings(config), **_owner(config))
 
 
 def _settings(config: Config) -> JournalConfig:
