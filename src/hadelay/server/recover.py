@@ -48,15 +48,15 @@ def open_node(
     disk.makedirs(data)
     disk.makedirs(journal_dir)
     incarnation, journal = _who_am_i(config, disk, runtime, data, journal_dir)
+    # The journal first: one that holds nothing yet has promised nothing, so dying in between does no harm.
+    journal = journal or _create_journal(config, disk, runtime, journal_dir, incarnation)
     storage = _open_storage(config, disk, runtime, data, incarnation, backend)
-    if journal is not None and not _of_one_time(journal, storage):
+    if not _of_one_time(journal, storage):
         journal.close()
         storage.close()
-        journal, incarnation = None, _start_over(config, disk, runtime, data, journal_dir, journal_dir)
+        incarnation = _start_over(config, disk, runtime, data, journal_dir, journal_dir)
+        journal = _create_journal(config, disk, runtime, journal_dir, incarnation)
         storage = _open_storage(config, disk, runtime, data, incarnation, backend)
-    if journal is None:
-        settings, owner = _settings(config), _owner(config)
-        journal = Journal.create(disk, journal_dir, runtime, incarnation=incarnation, config=settings, **owner)
     return Node(config, disk, network, runtime, on_fatal, storage=storage, journal=journal)
 
 
@@ -81,9 +81,10 @@ def _who_am_i(config: Config, disk: Disk, runtime: Runtime, data: str, journal_d
                 "cluster, or name the directory that holds it"
             )
         return _new_incarnation(runtime), None
-    if identity is not None and has_journal:
+    if has_journal:
         journal = Journal.open(disk, journal_dir, runtime, config=_settings(config), **_owner(config))
-        if journal.incarnation == identity.incarnation:
+        new = (journal.last_index, journal.term) == FIRST
+        if journal.incarnation == identity.incarnation if identity is not None else new:
             return journal.incarnation, journal
         journal.close()
     lost = data if identity is None else journal_dir
@@ -118,6 +119,10 @@ def _of_one_time(journal: Journal, storage: Storage) -> bool:
 def _new_incarnation(runtime: Runtime) -> int:
     """Above every earlier one: they were taken from earlier times."""
     return max(FOUNDING + 1, runtime.wall_ms())
+
+
+def _create_journal(config: Config, disk: Disk, runtime: Runtime, directory: str, incarnation: int) -> Journal:
+    return Journal.create(disk, directory, runtime, incarnation=incarnation, config=_settings(config), **_owner(config))
 
 
 def _settings(config: Config) -> JournalConfig:
