@@ -56,9 +56,9 @@ def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
         grid.add_column(column.replace("_", " "), overflow="fold")
     for row in rows:
         grid.add_row(*(cell(row.get(column)) for column in columns))
-    console = Console(highlight=False)
     # A file or a pipe has no width of its own: never fold an id because of a guess of 80 columns.
-    console.print(grid, width=None if console.is_terminal else 240, markup=False)
+    width = None if sys.stdout.isatty() else 400
+    Console(highlight=False, markup=False, width=width).print(grid)
 
 
 def fields(value: Mapping[str, Any]) -> None:
@@ -75,6 +75,8 @@ def cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.2f}"
     if isinstance(value, Mapping):
         return " ".join(f"{k}={cell(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
