@@ -9,13 +9,13 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.core.world import START_HOUR, START_MS, World, draft, leases
 
 from hadelay.core import commands
 from hadelay.core.commands import Grant
 from hadelay.core.results import CancelOutcome, LeaseOutcome, Progress, RowCode
 from hadelay.core.settings import Settings
 from hadelay.model import HOUR_MS
-from tests.core.world import START_HOUR, START_MS, World, draft, leases
 
 DONE, ACKED, LOST = LeaseOutcome.DONE, LeaseOutcome.ALREADY_ACKED, LeaseOutcome.LEASE_LOST
 TOPICS = ("orders", "refunds")
@@ -106,7 +106,9 @@ class StateAgainstModel(RuleBasedStateMachine):
     # messages
 
     @rule(
-        delays=st.lists(st.sampled_from([-1, 0, 0, 400, 1_500, 30_000, HOUR_MS // 2, 2 * HOUR_MS]), min_size=1, max_size=3),
+        delays=st.lists(
+            st.sampled_from([-1, 0, 0, 400, 1_500, 30_000, HOUR_MS // 2, 2 * HOUR_MS]), min_size=1, max_size=3
+        ),
         topic=st.sampled_from(TOPICS),
         key=st.sampled_from([None, None, b"a", b"b"]),
         body=st.sampled_from([b"x", b"hello"]),
@@ -156,9 +158,7 @@ class StateAgainstModel(RuleBasedStateMachine):
         places = [self.world.place(m.id) for m in chosen]
         self.world.seq += 1
         key = (self.world.term, self.world.seq)
-        offered = [
-            Token((*key, n, *places[n]), m, m.attempts, m.filing) for n, m in enumerate(chosen)
-        ]
+        offered = [Token((*key, n, *places[n]), m, m.attempts, m.filing) for n, m in enumerate(chosen)]
         if not replicated:  # interval mode: handed out, then the leader fell
             self.model.tokens += offered
             return
@@ -284,7 +284,9 @@ class StateAgainstModel(RuleBasedStateMachine):
 
     @rule(topic=st.sampled_from(TOPICS), force=st.booleans())
     def delete(self, topic: str, force: bool) -> None:
-        mine = [m for m in self.model.messages if m.topic == topic and m.state in ("waiting", "leased") and not m.doomed]
+        mine = [
+            m for m in self.model.messages if m.topic == topic and m.state in ("waiting", "leased") and not m.doomed
+        ]
         result = self.world.one(commands.encode_topic_delete(topic, force))
         if topic not in self.model.exists:
             assert result.code == "no_topic"

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.core.world import START_HOUR, START_MS, World, draft, leases
 
 from hadelay.core import commands
 from hadelay.core.results import CancelOutcome, LeaseOutcome, Progress, Refused, RowCode
 from hadelay.model import HOUR_MS
-from tests.core.world import START_HOUR, START_MS, World, draft, leases
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS, "d": 24 * HOUR_MS}
@@ -105,11 +105,11 @@ class Player:
         )
         if result.existing:
             return f"{label}: still held, {result.existing[0]}/{result.existing[1]}"
-        self.grants[label] = {
-            name: (result.term, result.seq, n, *places[n]) for n, name in enumerate(messages)
-        }
+        self.grants[label] = {name: (result.term, result.seq, n, *places[n]) for n, name in enumerate(messages)}
         return [
-            f"{name}: attempt {result.attempts[n]}, until {clock(result.until_ms)}" if result.granted[n] else f"{name}: no"
+            f"{name}: attempt {result.attempts[n]}, until {clock(result.until_ms)}"
+            if result.granted[n]
+            else f"{name}: no"
             for n, name in enumerate(messages)
         ]
 
@@ -118,7 +118,8 @@ class Player:
         label, *messages = names
         self.world.seq += 1
         self.grants[label] = {
-            name: (self.world.term, self.world.seq, n, *self.world.place(self.names[name])) for n, name in enumerate(messages)
+            name: (self.world.term, self.world.seq, n, *self.world.place(self.names[name]))
+            for n, name in enumerate(messages)
         }
         return []
 
@@ -135,7 +136,11 @@ class Player:
         outcomes = apply(rows)
         if isinstance(outcomes, Refused):
             return self._said(outcomes)
-        words = {LeaseOutcome.DONE: done, LeaseOutcome.ALREADY_ACKED: "already_acked", LeaseOutcome.LEASE_LOST: "lease_lost"}
+        words = {
+            LeaseOutcome.DONE: done,
+            LeaseOutcome.ALREADY_ACKED: "already_acked",
+            LeaseOutcome.LEASE_LOST: "lease_lost",
+        }
         return [f"{name}: {words[LeaseOutcome(o)]}" for name, o in zip(called, outcomes, strict=True)]
 
     def do_ack(self, names: list[str], options: dict[str, str]) -> list[str] | str:

@@ -20,7 +20,9 @@ START_MS = 1_795_197_600_000
 START_HOUR = START_MS // HOUR_MS
 
 
-def draft(topic: str = "t", in_ms: int = 0, body: bytes = b"x", *, idem: bytes | None = None, at: int | None = None) -> Draft:
+def draft(
+    topic: str = "t", in_ms: int = 0, body: bytes = b"x", *, idem: bytes | None = None, at: int | None = None
+) -> Draft:
     if at is not None:
         return Draft(topic, START_MS + at, False, 0, 0, b"", body, idem)
     return Draft(topic, in_ms, True, 0, 0, b"", body, idem)

@@ -1,0 +1,165 @@
+"""Commands there and back, and decoders that meet any bytes at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.world import START_HOUR, START_MS, World, draft, leases
+
+from hadelay.core import commands, invariants
+from hadelay.core.commands import Command, Draft, Grant, Malformed, decode, decode_entry, encode_entry
+from hadelay.core.results import Done, Refused
+from hadelay.errors import FatalError
+
+LEASES = leases((1, 2, 3, START_HOUR, 5), (6, 7, 8, START_HOUR, 10))
+EXAMPLES = [
+    commands.encode_noop(),
+    commands.encode_publish(
+        "n1", [draft("a", 5, b"body"), Draft("b", 7, False, 3, 9, b"\x80", b"", b"key")], b"request"
+    ),
+    commands.encode_grant(Grant(1, 2, 30_000, "c", b"r", "n1", [START_HOUR, START_HOUR + 1], [0, 9])),  # type: ignore[arg-type]
+    commands.encode_ack("n1", LEASES),
+    commands.encode_nack("n1", LEASES, 500),
+    commands.encode_extend("n1", LEASES, 500),
+    commands.encode_expire([(1, 2), (3, 4)]),
+    commands.encode_cancel("n1", [1, 2**64 - 1]),
+    commands.encode_cursor(START_HOUR, 3599, 2**32 - 1),
+    commands.encode_topic_put("t", {"lease_ms": 1}),
+    commands.encode_topic_delete("t", True),
+    commands.encode_sweep(),
+    commands.encode_carry(START_HOUR - 1),
+    commands.encode_retire(START_HOUR - 5),
+    commands.encode_feature(1),
+    commands.encode_incarnation("n2", 7),
+    commands.encode_settings({"max_topics": 5}),
+]
+
+
+def decoded(encoded: bytes) -> Any:
+    ((kind, body),) = decode_entry(encode_entry(0, [encoded]))[2]
+    return decode(kind, body)
+
+
+def test_every_command_has_an_example() -> None:
+    kinds = [decode_entry(encode_entry(0, [e]))[2][0][0] for e in EXAMPLES]
+    assert kinds == sorted(Command)
+
+
+def test_an_entry_keeps_its_commands_apart_and_in_order() -> None:
+    level, now_ms, found = decode_entry(encode_entry(START_MS, EXAMPLES, level=1))
+    assert (level, now_ms, [kind for kind, _ in found]) == (1, START_MS, sorted(Command))
+
+
+def test_publish_there_and_back() -> None:
+    drafts = [
+        Draft("a", -5, True, 2**64 - 1, 9, b"\x81", b"body", None),
+        Draft("b", 2**62, False, 0, 0, b"", b"", b"k"),
+    ]
+    found = decoded(commands.encode_publish("n1", drafts, b"r"))
+    assert (found.node, found.topics) == ("n1", ["a", "b"])
+    assert found.rows["when_ms"].tolist() == [-5, 2**62]
+    assert found.rows["flags"].tolist() == [1, 0]
+    assert found.rows["topic"].tolist() == [0, 1]
+    assert found.rows["tag_mask"].tolist() == [2**64 - 1, 0]
+    bodies = [
+        bytes(found.blob[s + 48 : s + n]) for s, n in zip(found.starts.tolist(), found.sizes.tolist(), strict=True)
+    ]
+    assert bodies == [b"\x81body", b""]
+    assert [(k["first"], k["count"]) for k in found.keys] == [(1, 1), (0, 2)]
+
+
+def test_the_fingerprint_covers_payload_options_and_topic() -> None:
+    variants = [
+        draft(body=b"a"), draft(body=b"b"), draft("u", body=b"a"), draft(in_ms=1, body=b"a"), draft(at=0, body=b"a"),
+        Draft("t", 0, True, 1, 0, b"", b"a"), Draft("t", 0, True, 0, 1, b"", b"a"),
+    ]  # fmt: skip
+    prints = [decoded(commands.encode_publish("n", [d._replace(idem=b"k")])).keys["fingerprint"][0] for d in variants]
+    assert len(set(prints)) == len(variants)
+    assert commands.hash_key(b"row", b"k") != commands.hash_key(b"request", b"k")
+
+
+def test_grant_and_leases_there_and_back() -> None:
+    grant = Grant(2**32 - 1, 7, 30_000, "consumer-é", b"r" * 64, "n1", np.array([1, 2]), np.array([3, 2**32 - 2]))
+    found = decoded(commands.encode_grant(grant))
+    assert found[:6] == grant[:6]
+    assert (found.hours.tolist(), found.indexes.tolist()) == ([1, 2], [3, 2**32 - 2])
+    nack = decoded(commands.encode_nack("n1", LEASES, -1))
+    assert (nack.node, nack.value_ms, nack.rows.tolist()) == ("n1", -1, LEASES.tolist())
+
+
+@pytest.mark.parametrize("cut", [1, 4, 9])
+@pytest.mark.parametrize("encoded", EXAMPLES[1:], ids=lambda e: Command(e[0]).name)
+def test_a_body_that_is_too_short_or_too_long_is_malformed(encoded: bytes, cut: int) -> None:
+    kind, body = encoded[0], memoryview(encoded)[5:]
+    with pytest.raises(Malformed):
+        decode(kind, body[:-cut])
+    with pytest.raises(Malformed):
+        decode(kind, memoryview(bytes(body) + b"\xc1" * cut))
+
+
+@settings(max_examples=300, deadline=None)
+@given(kind=st.integers(0, 255), body=st.binary(max_size=200))
+def test_decoders_raise_malformed_and_nothing_else(kind: int, body: bytes) -> None:
+    try:
+        decode(kind, memoryview(body))
+    except Malformed:
+        pass
+    try:
+        decode_entry(body)
+    except Malformed:
+        pass
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_apply_survives_any_entry(data: st.DataObject) -> None:
+    """Valid commands with bytes changed here and there: whatever still decodes is refused or done, and all adds up."""
+    world = World()
+    ids = world.ids(draft(), draft(), draft(in_ms=5_000))
+    world.lease(ids[0])
+    entry = bytearray(encode_entry(START_MS + 1_000, data.draw(st.lists(st.sampled_from(EXAMPLES), max_size=4))))
+    for _ in range(data.draw(st.integers(0, 3))):
+        entry[data.draw(st.integers(2, len(entry) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        world.state.apply(9, 1, bytes(entry))
+    except FatalError as error:
+        assert "feature level" in str(error)
+    invariants.check(world.state)
+
+
+def test_unknown_commands_and_broken_entries_are_refused() -> None:
+    world = World()
+    (result,) = world.apply(b"\xfe\x00\x00\x00\x00")
+    assert result == Refused("malformed", "no command has the number 254")
+    (result,) = world.state.apply(2, 1, b"\x01\x01\xff")
+    assert result.code == "malformed"
+    assert world.state.applied == 2
+
+
+def test_what_only_a_newer_version_understands_stops_the_node() -> None:
+    world = World()
+    with pytest.raises(FatalError, match="version 2"):
+        world.state.apply(1, 1, b"\x02" + encode_entry(0, [])[1:])
+    with pytest.raises(FatalError, match="feature level 9"):
+        world.state.apply(1, 1, encode_entry(0, [], level=9))
+    with pytest.raises(FatalError, match="feature level 9"):
+        world.one(commands.encode_feature(9))
+
+
+def test_small_commands() -> None:
+    world = World()
+    assert world.one(commands.encode_cursor(5, 1, 0)) == Done(True)
+    assert world.one(commands.encode_cursor(5, 0, 9)) == Done(False)
+    assert world.state.cursor == (5, 1, 0)
+    assert world.one(commands.encode_incarnation("n1", 3)) == Done(True)
+    assert world.one(commands.encode_incarnation("n1", 2)) == Done(False)
+    assert world.state.incarnations == {"n1": 3}
+    assert world.one(commands.encode_feature(1)) == Done(False)
+    assert world.one(commands.encode_settings({"max_topics": 1})) == Done(True)
+    assert world.publish(draft("a"), draft("b")).codes.tolist() == [0, 5]
+    world.restart()
+    assert world.state.settings.max_topics == 1
