@@ -49,16 +49,12 @@ def node_metrics(node: Node) -> MetricsView:
             "delivery_lateness_seconds": Histogram(
                 [ms / 1000 for ms in LATENESS_BUCKETS_MS], dispatcher.lateness_counts, dispatcher.lateness_sum_ms / 1000
             ),
-            "log_fsync_duration_seconds": _plain(syncs, raft.stats.syncs, raft.stats.sync_seconds),
+            "log_fsync_duration_seconds": _plain(syncs, raft.stats.sync_seconds),
         },
     )
 
 
-def _plain(cumulative: dict[float, int], total: int, seconds: float) -> Histogram:
-    """A Histogram out of `bound → how many took no longer`."""
-    bounds = sorted(cumulative)
-    counts, before = [], 0
-    for bound in bounds:
-        counts.append(cumulative[bound] - before)
-        before = cumulative[bound]
-    return Histogram(bounds, [*counts, total - before], seconds)
+def _plain(counts: dict[float, int], seconds: float) -> Histogram:
+    """A Histogram out of `bound → how many took no longer, and longer than the bound before`; the last is infinite."""
+    *bounds, beyond = sorted(counts)
+    return Histogram(bounds, [counts[bound] for bound in (*bounds, beyond)], seconds)
