@@ -35,7 +35,7 @@ def long_log(seed: int, steps: int = 250) -> list[bytes]:
             draft(
                 t, rng.choice([0, 900, 60_000, HOUR_MS, 700 * HOUR_MS]), b"x" * rng.randint(0, 300), idem=b"%d" % step
             )
-            for t in topics
+            for n, t in enumerate(topics)
         ]
         known += [i for i in world.ids(*drafts) if i]
         due = [i for i in rng.sample(known, min(len(known), 30)) if world.state.find(i)]

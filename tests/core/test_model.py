@@ -37,6 +37,10 @@ class Message:
     lease: tuple[int, int, int] | None = None
     until: int = 0
 
+    @property
+    def is_open(self) -> bool:
+        return self.state in ("waiting", "leased")
+
     def refile(self, due: int, now: int) -> None:
         self.due, self.hour, self.state, self.lease = due, hour_at(max(due, now)), "waiting", None
         self.filing += 1
@@ -284,9 +288,7 @@ class StateAgainstModel(RuleBasedStateMachine):
 
     @rule(topic=st.sampled_from(TOPICS), force=st.booleans())
     def delete(self, topic: str, force: bool) -> None:
-        mine = [
-            m for m in self.model.messages if m.topic == topic and m.state in ("waiting", "leased") and not m.doomed
-        ]
+        mine = [m for m in self.model.messages if m.topic == topic and m.is_open and not m.doomed]
         result = self.world.one(commands.encode_topic_delete(topic, force))
         if topic not in self.model.exists:
             assert result.code == "no_topic"
@@ -337,7 +339,7 @@ class StateAgainstModel(RuleBasedStateMachine):
     def retire(self, back: int, limit: int) -> None:
         hour = hour_at(self.time) - back
         mine = [m for m in self.model.messages if m.hour == hour]
-        is_open = any(m.state in ("waiting", "leased") or not m.swept for m in mine)
+        is_open = any(m.is_open or not m.swept for m in mine)
         existed = self.world.store.count(hour) > 0
         result = self.world.one(commands.encode_retire(hour, limit))
         if not existed:
@@ -366,7 +368,7 @@ class StateAgainstModel(RuleBasedStateMachine):
             if expected == "waiting":
                 expected = "ready" if m.due <= self.time else "scheduled"
             assert (found.state, found.hour) == (expected, m.hour)
-            if m.state in ("waiting", "leased"):
+            if m.is_open:
                 assert found.deliver_at_ms == START_MS + m.due
                 assert found.attempt == m.attempts + (m.state == "leased")
         for name in TOPICS:

@@ -2,9 +2,10 @@
 
     pytest tests/core --rewrite      accepts what is answered now; then read the diff
 
-Lines: `at 18:00:05.5` · `term 2` · `publish A B in=5s|on=19:00:00 topic=… key=… body=…` · `grant G A B lease=30s consumer=…
-request=…` · `ack|nack|extend G:A … in=… lease=…` (without :A, all of G) · `expire G` · `cancel A` · `get A` · `topic t` ·
-`put t lease=30s` · `delete t force=1` · `sweep|carry|retire [hour] limit=…` · `hours` · `settings key=value` · `restart`
+Lines: `at 18:00:05.5` · `term 2` · `publish A B in=5s|on=19:00:00 topic=… key=… request=… body=…` · `grant G A B lease=30s
+consumer=… request=…` · `handout G A` (a grant that was never replicated) · `ack|nack|extend G:A … in=… lease=…` (without
+:A, all of G) · `expire G` · `cancel A` · `get A` · `topic t` · `put t lease=30s` · `delete t force=1` ·
+`sweep|carry|retire [hour] limit=…` · `hours` · `settings key=value` · `restart`
 """
 
 from __future__ import annotations
@@ -171,7 +172,8 @@ class Player:
                 continue
             where = f"hour {found.hour - START_HOUR:+}" if found.hour != START_HOUR else "hour 0"
             said.append(
-                f"{name}: {found.state}, due {clock(found.deliver_at_ms)}, attempt {found.attempt}, {where}, entry {found.index}"
+                f"{name}: {found.state}, due {clock(found.deliver_at_ms)}, attempt {found.attempt}, "
+                f"{where}, entry {found.index}"
             )
             for event in found.history:
                 by = " ".join(filter(None, (event.consumer, f"at {event.node}" if event.node else "")))
@@ -217,7 +219,8 @@ class Player:
             acked = len(state.settled) - sum(ended.values()) if state else 0
             parts = [f"{n} {what}" for what, n in ({"acked": acked} | ended).items() if n]
             first = state.oldest_open_second() if state else None
-            text = f"hour {hour - START_HOUR:+}: {self.world.store.count(hour)} entries, {self.world.state.open_entries(hour)} open"
+            entries, still_open = self.world.store.count(hour), self.world.state.open_entries(hour)
+            text = f"hour {hour - START_HOUR:+}: {entries} entries, {still_open} open"
             text += "".join(f", {part}" for part in parts)
             said.append(text + (f"; oldest open second {first}" if first is not None else ""))
         return said
