@@ -91,9 +91,11 @@ def open_storage(
     identity: Identity = IDENTITY,
     backend: Callable[[str], Backend] = LmdbBackend,
     far_buffer_bytes: int = 1 << 20,
+    mapped: bool = True,
 ) -> Storage:
     storage = Storage(disk, directory, runtime, identity, backend=backend, far_buffer_bytes=far_buffer_bytes)
-    storage.hours.set_clock(NOW)
+    if mapped:
+        storage.hours.set_clock(NOW)
     return storage
 
 

@@ -71,7 +71,9 @@ def test_layers_read_as_one_dict(steps: list[tuple]) -> None:
             tables.committed()
             frozen = None
         for name, rows in model.items():
-            assert {k: v for k in b"abcde" if (v := tables.get(name, k.to_bytes()))} == {k[0]: v for k, v in rows.items() if v}
+            assert {k: v for k in b"abcde" if (v := tables.get(name, k.to_bytes()))} == {
+                k[0]: v for k, v in rows.items() if v
+            }
 
 
 def test_what_was_committed_is_there_after_opening_again(open_backend: Open) -> None:

@@ -32,7 +32,7 @@ _SIZES = struct.Struct("<III")
 _CHUNK = 1 << 20
 #: Rows per commit while the receiver builds its tables.
 _COMMIT_ROWS = 50_000
-#: What a directory is switched by, in this order.
+#: What a switch replaces.
 _SWITCHED = ("hours", "names", "state.mdb")
 
 
@@ -261,25 +261,27 @@ def _row_at(buffer: bytes, at: int) -> tuple[Put, int] | None:
 
 
 def roll_forward(disk: Disk, directory: str) -> None:
-    """Finish a switch to `incoming/`, if one was decided: every step may be the one after which the power fails."""
+    """Finish a switch to `incoming/`, if one was decided: every step may be the one after which the power fails, and
+    of renames that are not synced any may be lost."""
     incoming, outgoing = f"{directory}/incoming", f"{directory}/outgoing"
     if disk.exists(f"{incoming}/complete"):
-        disk.makedirs(outgoing)
+        if disk.exists(f"{incoming}/hours") and disk.exists(f"{directory}/hours"):
+            disk.makedirs(outgoing)
+            clear(disk, f"{outgoing}/hours")
+            disk.rename(f"{directory}/hours", f"{outgoing}/hours")
+            _sync_dirs(disk, outgoing, directory)
         for name in _SWITCHED:
-            if not disk.exists(f"{incoming}/{name}"):
-                continue
-            if disk.exists(f"{directory}/{name}"):
-                if name == "hours":
-                    clear(disk, f"{outgoing}/{name}")
-                disk.rename(f"{directory}/{name}", f"{outgoing}/{name}")
-            disk.rename(f"{incoming}/{name}", f"{directory}/{name}")
-        disk.sync_dir(incoming)
-        disk.sync_dir(outgoing)
-        disk.sync_dir(directory)
+            if disk.exists(f"{incoming}/{name}"):
+                disk.rename(f"{incoming}/{name}", f"{directory}/{name}")
+        _sync_dirs(disk, incoming, directory)
         disk.unlink(f"{incoming}/complete")
         disk.sync_dir(incoming)
     clear(disk, f"{outgoing}/hours")
-    clear(disk, outgoing)
+
+
+def _sync_dirs(disk: Disk, *paths: str) -> None:
+    for path in paths:
+        disk.sync_dir(path)
 
 
 def clear(disk: Disk, directory: str) -> None:

@@ -56,12 +56,13 @@ class Storage:
         """
         self.disk, self.directory, self._runtime = disk, directory, runtime
         self._make_backend, self._far_buffer_bytes = backend, far_buffer_bytes
-        disk.makedirs(f"{directory}/hours")
+        disk.makedirs(directory)
         self._lock = lock_directory(disk, directory)
         self.checkpointing = False
         try:
             self.identity = check_identity(disk, directory, identity)
             roll_forward(disk, directory)
+            disk.makedirs(f"{directory}/hours")
             self.tables = Tables(backend(f"{directory}/state.mdb"))
         except BaseException:
             self._lock.close()

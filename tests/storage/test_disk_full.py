@@ -1,0 +1,90 @@
+"""A full disk is an OSError where it is met, never a signal and never a half-truth: the last checkpoint stands."""
+
+from __future__ import annotations
+
+import errno
+import random
+
+import pytest
+from support import NOW, Loop, checkpoint, messages, open_storage
+
+from hadelay.storage.store import Storage
+from hadelay.testing.disk import SimDisk
+from hadelay.testing.tables import SimBackend
+
+FAR = NOW + 50
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    disk = SimDisk(random.Random(1), capacity=8 << 20)
+    disk.makedirs("/")
+    return disk
+
+
+def start(disk: SimDisk, loop: Loop) -> Storage:
+    return open_storage(disk, "/data", loop, backend=lambda path: SimBackend(disk, path), far_buffer_bytes=16 << 20)
+
+
+def test_filing_into_a_near_hour(disk: SimDisk) -> None:
+    loop = Loop()
+    storage = start(disk, loop)
+    storage.hours.append(*messages(NOW, sizes=[1000] * 100))
+    checkpoint(storage, loop, 1)
+    with pytest.raises(OSError) as caught:
+        for seed in range(100):
+            storage.hours.append(*messages(NOW, sizes=[1000] * 100, seed=seed))
+    assert caught.value.errno == errno.ENOSPC
+    disk.kill()
+    disk.capacity *= 4
+    storage = start(disk, loop)
+    assert storage.hours.count(NOW) == 100
+    storage.hours.append(*messages(NOW, sizes=[1000] * 100))
+    checkpoint(storage, loop, 2)
+
+
+def test_writing_far_hours_at_a_checkpoint(disk: SimDisk) -> None:
+    loop = Loop()
+    storage = start(disk, loop)
+    storage.hours.append(*messages(FAR, sizes=[1000] * 100))
+    checkpoint(storage, loop, 1)
+    for seed in range(100):
+        storage.hours.append(*messages(FAR + seed, sizes=[1000] * 100, seed=seed))
+    with pytest.raises(OSError) as caught:
+        checkpoint(storage, loop, 2)
+    assert caught.value.errno == errno.ENOSPC
+    assert storage.checkpointing, "a failed checkpoint is never tried again"
+    disk.kill()
+    storage = start(disk, loop)
+    assert (storage.applied_index, storage.hours.hours()) == (1, [FAR])
+    assert storage.hours.count(FAR) == 100
+
+
+@pytest.mark.parametrize("which", range(6))
+def test_a_failed_sync_ends_the_checkpoint(disk: SimDisk, which: int) -> None:
+    loop = Loop()
+    storage = start(disk, loop)
+    storage.hours.append(*messages(FAR, sizes=[100] * 10))
+    checkpoint(storage, loop, 1)
+    storage.hours.append(*messages(FAR, sizes=[100] * 10, seed=1))
+    storage.hours.append(*messages(NOW, sizes=[100] * 10, seed=2))
+    syncs = 0
+
+    def fail_the_nth(step: str, path: str) -> None:
+        nonlocal syncs
+        if step == "sync":
+            disk.fail_syncs = int(syncs == which)
+            syncs += 1
+
+    disk.watch = fail_the_nth
+    try:
+        checkpoint(storage, loop, 2)
+    except OSError as error:
+        assert error.errno == errno.EIO
+        assert storage.applied_index == 1
+        disk.watch, disk.fail_syncs = None, 0
+        disk.power_cut()
+        # Never less than what was promised; the failed commit itself may have reached the platter.
+        assert start(disk, loop).applied_index in (1, 2)
+    else:
+        assert which >= syncs
