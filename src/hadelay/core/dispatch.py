@@ -198,6 +198,12 @@ class Dispatcher:
         return self._next_ms()
 
     @property
+    def past_first(self) -> bool:
+        """Call `work`, and neither `advance` nor `match`, as long as this is True: what fell due while nobody led
+        comes before what falls due now."""
+        return self.backlog.first
+
+    @property
     def busy(self) -> bool:
         """Call `work` soon, then `advance`."""
         return bool(self._loading) or self.backlog.busy

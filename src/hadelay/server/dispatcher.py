@@ -290,12 +290,16 @@ class LeaderDispatcher:
         core = self._core
         if core is None:
             return
-        now = self._now()
-        aligned = now >= core.resume_ms
+        if self._holding:
+            self._answer_late_polls(core)
+            return  # the wheels stand still, too: their tick is what is handed over
+        aligned = self._now() >= core.resume_ms
         if aligned and core.busy:
             core.work()
-            now = self._now()
-        next_ms = core.advance(now)
+            if core.past_first:
+                self._turn_soon()
+                return
+        next_ms = core.advance(self._now())
         self._hand_out(core)
         self._answer_late_polls(core)
         self._watch_cursor(core)
@@ -538,13 +542,13 @@ class LeaderDispatcher:
         if core is None:
             return
         before = core.backlog.swept
+        self._turn_soon()  # the wheels may have stood still for long: it looks at what they have passed
         if slices and not core.busy and not core.backlog.sweep():
             self.runtime.call_soon(self._sweep, slices - 1)
         else:
             self._arm_sweeper()
         if core.backlog.swept > before:
             log.error("messages_forgotten", extra={"found": core.backlog.swept - before})
-            self._turn_soon()
 
     # ---- what others ask
 
