@@ -2,10 +2,10 @@
 
     pytest tests/core --rewrite      accepts what is answered now; then read the diff
 
-Lines: `at 18:00:05.5` · `term 2` · `publish A B in=5s|on=19:00:00 topic=… key=… request=… body=…` · `grant G A B lease=30s
-consumer=… request=…` · `handout G A` (a grant that was never replicated) · `ack|nack|extend G:A … in=… lease=…` (without
-:A, all of G) · `expire G` · `cancel A` · `get A` · `topic t` · `put t lease=30s` · `delete t force=1` ·
-`sweep|carry|retire [hour] limit=…` · `hours` · `settings key=value` · `restart`
+Lines: `at 18:00:05.5` · `term 2` · `publish A B in=5s|on=19:00:00 topic=… key=… request=… body=…` ·
+`grant G A B lease=30s consumer=… request=…` · `handout G A` (a grant that was never replicated) ·
+`ack|nack|extend G:A … in=… lease=…` (without :A, all of G) · `expire G` · `cancel A` · `get A` · `topic t` ·
+`put t lease=30s` · `delete t force=1` · `sweep|carry|retire [hour] limit=…` · `hours` · `settings key=value` · `restart`
 """
 
 from __future__ import annotations
