@@ -98,6 +98,15 @@ async def test_when(node: Node, options: dict[str, Any], expected: tuple[int, bo
     assert [d[1:3] for d in node.service.published] == [expected, expected]
 
 
+async def test_waits_in_every_form(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        for wait in ("10ms", "0.01", 0.01, timedelta(milliseconds=10), "0s10ms"):
+            assert await client.receive("a", wait=wait) == []
+        assert [poll.wait_ms for poll in node.service.polls] == [10] * 5
+        with pytest.raises(ValueError, match="not a duration"):
+            await client.receive("a", wait="soon")
+
+
 async def test_put_many(node: Node) -> None:
     async with AsyncClient(node.url) as client:
         puts = [Put(topic="a", body=b"%d" % n) for n in range(2500)]

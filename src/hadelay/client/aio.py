@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -39,6 +40,9 @@ Leases = str | Message | Iterable[str | Message]
 _MSGPACK = "application/msgpack"
 #: put_many sends this many at once: enough that a request costs nothing, little enough that none waits for it.
 _BATCH_ITEMS, _BATCH_BYTES = 1_000, 8 << 20
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
+_DURATION = re.compile(r"[0-9.]+|([0-9.]+(ms|s|m|h|d))+")
+_PART = re.compile(r"([0-9.]+)(ms|s|m|h|d|)")
 #: A poll is given up this much after its wait: the node, or the way to it, is gone.
 _POLL_GRACE_S = 5.0
 
@@ -363,16 +367,9 @@ def _seconds(delay: Delay) -> float:
         return delay.total_seconds()
     if isinstance(delay, int | float):
         return float(delay)
-    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
-    total, number, unit = 0.0, "", ""
-    for char in delay + "0":
-        if (char.isdigit() or char == ".") and unit:
-            total, number, unit = total + float(number) * units[unit], "", ""
-        if char.isdigit() or char == ".":
-            number += char
-        else:
-            unit += char
-    return total
+    if not _DURATION.fullmatch(delay):
+        raise ValueError(f'{delay!r} is not a duration: "250ms", "15m", "2h30m", "7d", or a number of seconds')
+    return sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(delay))
 
 
 def _when(at: When) -> str | int:
