@@ -283,7 +283,7 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
     named += [(f"raft.peers.{name}", address) for name, address in config.raft.peers.items()]
     for key, address in named:
         try:
-            exposed = key.endswith(".listen") and not is_loopback(address)
+            exposed = not is_loopback(address) and key.endswith(".listen")
         except ValueError as error:
             yield key, str(error)
             continue

@@ -31,6 +31,8 @@ class Setting(NamedTuple):
 
     value: Any
     origin: str
+    #: Where the entries of a table (raft.peers) stand, by their own keys.
+    inner: Mapping[str, str] = {}
 
 
 def load(path: str | None = None, environ: Mapping[str, str] | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -59,9 +61,10 @@ def keys() -> dict[str, Any]:
 
 def _origin(settings: Mapping[str, Setting], key: str) -> str:
     """Where `key` was set; for a default, where its nearest relative was (`raft.peers.n2` → `raft.peers`)."""
+    asked = key
     while key:
         if key in settings:
-            return settings[key].origin
+            return settings[key].inner.get(asked, settings[key].origin)
         key = key.rpartition(".")[0]
     return "default"
 
@@ -79,7 +82,11 @@ def _from_file(path: str) -> dict[str, Setting]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     lines = _lines(text)
-    return {key: Setting(value, f"{path}:{_line(lines, key)}") for key, value in _leaves(tree)}
+    found = {}
+    for key, value in _leaves(tree):
+        inner = {k: f"{path}:{n}" for k, n in lines.items() if k.startswith(f"{key}.")}
+        found[key] = Setting(value, f"{path}:{_line(lines, key)}", inner)
+    return found
 
 
 def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -156,7 +163,7 @@ def _build(settings: Mapping[str, Setting]) -> tuple[Config | None, list[str]]:
     known = keys()
     tree: dict[str, dict[str, Any]] = {}
     complaints = []
-    for key, (value, origin) in settings.items():
+    for key, (value, origin, _) in settings.items():
         if key not in known:
             complaints.append(f"{origin}: {key}: {_unknown(key, known)}")
             continue

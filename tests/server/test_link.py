@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from test_batcher import Timers
+from tests.server.test_batcher import Timers
 
 from hadelay.core.results import Done, PublishResult, Refused
 from hadelay.errors import Conflict, HadelayError, NoLeader, OutcomeUnknown

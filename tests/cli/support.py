@@ -1,0 +1,95 @@
+"""Real clusters for tests, by `hadelay dev`, and the command line as a shell sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Ours without any HADELAY_ of the developer, so that a test means the same everywhere."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("HADELAY_")}
+    return {**clean, "PYTHONPATH": str(SOURCE), "COLUMNS": "200", **more}
+
+
+def hadelay(*words: object, stdin: bytes = b"", **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hadelay", *map(str, words)]
+    done = subprocess.run(command, input=stdin, capture_output=True, timeout=60, env=environment(**variables))
+    return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` free ports in a row; spread by process, since tests may run side by side."""
+    for base in range(20_000 + os.getpid() * 16 % 8_000, 32_000, 16):
+        with contextlib.ExitStack() as held:
+            try:
+                for port in range(base, base + count):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return base
+    raise RuntimeError("no free ports")
+
+
+@dataclass
+class Dev:
+    """A `hadelay dev` in the background."""
+
+    process: subprocess.Popen[bytes]
+    directory: Path
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+
+    def run(self, *words: object, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+        return hadelay(*words, stdin=stdin, HADELAY_SERVERS=self.servers)
+
+    @property
+    def servers(self) -> str:
+        return ",".join(node["http"] for node in self.nodes)
+
+    def line(self) -> dict[str, Any]:
+        """The next line of its output; the test's own time limit is the limit."""
+        assert self.process.stdout is not None
+        found: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return found
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(40)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+def start(directory: Path, *words: object, errors: Any = None) -> Dev:
+    command = [sys.executable, "-m", "hadelay", "dev", "--data-dir", str(directory), "-o", "json", *map(str, words)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=errors, env=environment(), start_new_session=True
+    )
+    dev = Dev(process, directory)
+    try:
+        dev.nodes = dev.line()["nodes"]
+    except ValueError:
+        dev.end()
+        raise
+    return dev
+
+
+@contextlib.contextmanager
+def cluster(directory: Path, *words: object) -> Iterator[Dev]:
+    dev = start(directory, "--port-base", free_ports(6), *words)
+    try:
+        yield dev
+    finally:
+        dev.end()

@@ -1,0 +1,252 @@
+"""The command line against a real cluster: results on stdout, the rest on stderr, and the documented exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hadelay.version import VERSION
+from tests.cli.support import Dev, cluster, hadelay, start
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+    with cluster(tmp_path_factory.mktemp("dev")) as running:
+        yield running
+
+
+def test_version_is_quick() -> None:
+    began = time.perf_counter()
+    done = hadelay("--version")
+    assert (done.returncode, done.stdout) == (0, f"{VERSION}\n")
+    # Far above what it takes: this is about never importing the tree, on a machine that is busy.
+    assert time.perf_counter() - began < 1.0
+
+
+def test_help_lists_every_command() -> None:
+    done = hadelay("--help")
+    assert done.returncode == 0
+    for word in ("serve", "dev", "msg", "topic", "cluster", "inspect", "check", "config", "bench", "sim"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize("words", [["frobnicate"], ["msg", "put"], ["dev", "--nodes", "three"], ["msg", "get"]])
+def test_usage_errors_end_with_2(words: list[str]) -> None:
+    done = hadelay(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr
+
+
+def test_nobody_there_ends_with_5() -> None:
+    done = hadelay("topic", "list", "--servers", "http://127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "hadelay dev" in done.stderr
+
+
+def test_a_message_from_put_to_ack(dev: Dev) -> None:
+    receipt = json.loads(dev.run("msg", "put", "cli", "hello", "--delay", "50ms", "-o", "json").stdout)
+    received = json.loads(dev.run("msg", "receive", "cli", "--wait", "10s", "-o", "json").stdout)
+    assert received["id"] == receipt["id"]
+    told = dev.run("msg", "get", receipt["id"])
+    assert told.returncode == 0
+    assert "acked" in told.stdout
+    assert dev.run("msg", "get", receipt["id"], "--body").stdout == "hello"
+    empty = dev.run("msg", "receive", "cli")
+    assert (empty.returncode, empty.stdout) == (3, "")
+
+
+def test_put_from_stdin_and_with_meta(dev: Dev) -> None:
+    done = dev.run("msg", "put", "cli2", "--meta", "Trace=abc", "-o", "json", stdin=b"\x00\xff raw")
+    id = json.loads(done.stdout)["id"]
+    message = json.loads(dev.run("msg", "receive", "cli2", "--wait", "10s", "-o", "json").stdout)
+    assert message["id"] == id
+    assert {key.lower(): value for key, value in message["meta"].items()} == {"trace": "abc"}
+
+
+def test_the_same_key_twice_is_one_message(dev: Dev) -> None:
+    words = ("msg", "put", "cli3", "x", "--delay", "1h", "--idempotency-key", "k1", "-o", "json")
+    first, second = json.loads(dev.run(*words).stdout), json.loads(dev.run(*words).stdout)
+    assert first["id"] == second["id"]
+    assert second["duplicate"] is True
+
+
+def test_cancel_and_its_refusals(dev: Dev) -> None:
+    id = json.loads(dev.run("msg", "put", "cli4", "x", "--delay", "1h", "-o", "json").stdout)["id"]
+    assert dev.run("msg", "cancel", id).returncode == 0
+    assert dev.run("msg", "cancel", id).returncode == 0
+    assert dev.run("msg", "cancel", "0000000000000").returncode == 3
+    assert dev.run("msg", "cancel", "nonsense").returncode == 2
+    both = dev.run("msg", "cancel", id, "0000000000000", "-o", "json")
+    assert both.returncode == 1
+    assert [row["outcome"] for row in json.loads(both.stdout)] == ["cancelled", "not-found"]
+
+
+def test_refused_ends_with_1(dev: Dev) -> None:
+    done = dev.run("msg", "put", "cli5", "x", "--delay", "800d")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "max_delay" in done.stderr or "later" in done.stderr or "delay" in done.stderr
+
+
+def test_topics(dev: Dev) -> None:
+    assert dev.run("topic", "put", "tidy", "--lease", "5s").returncode == 0
+    assert json.loads(dev.run("topic", "get", "tidy", "-o", "json").stdout)["lease_ms"] == 5000
+    assert "tidy" in dev.run("topic", "list").stdout
+    dev.run("msg", "put", "tidy", "x", "--delay", "1h")
+    assert dev.run("topic", "delete", "tidy").returncode == 1
+    assert dev.run("topic", "delete", "tidy", "--force").returncode == 0
+    assert dev.run("topic", "get", "tidy").returncode == 3
+
+
+def test_cluster_status_and_transfer(dev: Dev) -> None:
+    status = json.loads(dev.run("cluster", "status", "-o", "json").stdout)
+    assert {member["name"] for member in status["members"]} == {"n1", "n2", "n3"}
+    to = next(name for name in ("n1", "n2", "n3") if name != status["leader"])
+    assert json.loads(dev.run("cluster", "transfer", to, "-o", "json").stdout) == {"leader": to}
+    assert dev.run("cluster", "status").stdout.count("follower") == 2
+
+
+def test_replicas_are_identical(dev: Dev) -> None:
+    dev.run("msg", "put", "replicas", "x", "--delay", "3h")
+    done = dev.run("check", "replicas", "-o", "json")
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout)["differences"] == []
+    assert "all identical" in done.stderr
+
+
+def test_inspect_reads_every_kind_of_file(dev: Dev) -> None:
+    dev.run("msg", "put", "inspect-me", "look at this", "--delay", "200ms")
+    dev.run("msg", "receive", "inspect-me", "--wait", "10s")
+    node = dev.directory / "n1"
+    kinds = {path.suffix or path.name: path for path in node.rglob("*") if path.is_file() and path.stat().st_size}
+    seen = {}
+    for kind in (".log", ".idx", ".dsp", ".seg", "names", "identity", ".mdb"):
+        done = hadelay("inspect", kinds[kind], "-o", "json")
+        assert done.returncode == 0, done.stderr
+        seen[kind] = [json.loads(line) for line in done.stdout.splitlines()]
+        assert hadelay("inspect", kinds[kind], "--verify").returncode == 0
+    assert {"acked", "leased"} <= {row["event"] for row in seen[".dsp"]}
+    assert "inspect-me" in {row["name"] for row in seen["names"]}
+    assert seen["identity"][0]["node"] == "n1"
+    assert hadelay("inspect", kinds[".idx"], "--limit", 1).returncode == 0
+
+
+def test_inspect_says_where_a_byte_is_wrong(dev: Dev, tmp_path: Path) -> None:
+    source = next(path for path in (dev.directory / "n1").rglob("*.idx") if path.stat().st_size)
+    damaged = tmp_path / source.name
+    data = bytearray(source.read_bytes())
+    data[17] ^= 1
+    damaged.write_bytes(data)
+    done = hadelay("inspect", damaged, "--verify", "-o", "json")
+    assert done.returncode == 1
+    assert "CRC" in json.loads(done.stdout.splitlines()[0])["damage"]
+
+
+def test_inspect_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("hello")
+    assert hadelay("inspect", tmp_path / "x.txt").returncode == 2
+    assert hadelay("inspect", tmp_path / "nothing").returncode == 3
+
+
+def test_bench_on_a_running_cluster(dev: Dev) -> None:
+    done = dev.run("bench", "--count", 500, "--delay", "100ms", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["acked"] == 500
+
+
+def test_config_check(tmp_path: Path) -> None:
+    (tmp_path / "n.toml").write_text('[node]\nname = "n7"\n')
+    done = hadelay("config", "check", tmp_path / "n.toml")
+    assert done.returncode == 0
+    assert "n7" in done.stdout
+    (tmp_path / "n.toml").write_text('[node]\nnane = "n7"\n')
+    done = hadelay("config", "check", tmp_path / "n.toml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "n.toml:2: node.nane: unknown key; did you mean node.name?" in done.stderr
+
+
+def test_dev_reports_a_death_starts_it_again_and_ends_clean(tmp_path: Path) -> None:
+    with cluster(tmp_path / "d") as dev:
+        base = int(dev.nodes[0]["http"].rpartition(":")[2])
+        for i, node in enumerate(dev.nodes):
+            assert node["name"] == f"n{i + 1}"
+            assert node["http"] == f"http://127.0.0.1:{base + i}"
+            assert node["raft"] == f"127.0.0.1:{base + 3 + i}"
+        victim = dev.nodes[1]
+        os.kill(victim["pid"], signal.SIGKILL)
+        died = dev.line()["died"]
+        assert (died["name"], died["pid"], died["exit_code"]) == ("n2", victim["pid"], -signal.SIGKILL)
+        assert dev.run("msg", "put", "after", "x").returncode == 0
+        again = start(dev.directory, "--start", "n2")
+        assert again.nodes[0]["name"] == "n2"
+        assert again.nodes[0]["pid"] == again.process.pid
+        assert dev.run("check", "replicas").returncode == 0
+        assert again.end() == 0
+        assert dev.end(signal.SIGINT) == 0
+        for node in dev.nodes:
+            assert not Path(f"/proc/{node['pid']}").exists()
+        # And the same data again, by the same command.
+        dev = start(dev.directory)
+        assert dev.run("msg", "receive", "after", "--wait", "10s").returncode == 0
+        assert dev.end() == 0
+
+
+def test_dev_refuses_in_words(tmp_path: Path) -> None:
+    with cluster(tmp_path / "d", "--nodes", 1) as dev:
+        port = dev.nodes[0]["http"].rpartition(":")[2]
+        taken = hadelay("dev", "--data-dir", tmp_path / "e", "--port-base", port)
+        assert taken.returncode == 1
+        assert "another --port-base" in taken.stderr
+        other = hadelay("dev", "--data-dir", tmp_path / "d", "--nodes", 3)
+        assert other.returncode == 1
+        assert "holds a cluster of 1 nodes" in other.stderr
+    assert hadelay("dev", "--data-dir", tmp_path / "nowhere", "--start", "n1").returncode == 3
+    assert hadelay("dev", "--data-dir", tmp_path / "d", "--start", "n9").returncode == 3
+
+
+def test_dev_says_why_a_node_did_not_start(tmp_path: Path) -> None:
+    done = hadelay("dev", "--data-dir", tmp_path, "--port-base", 1024, "--set", "http.max_tags=-1")
+    assert done.returncode == 1
+    assert "max_tags" in done.stderr
+    assert "must be at least" in done.stderr
+
+
+def test_serve_with_nothing_is_a_node_on_loopback(tmp_path: Path) -> None:
+    from tests.cli.support import environment, free_ports
+
+    port = free_ports(2)
+    variables = {"HADELAY_HTTP__LISTEN": f"127.0.0.1:{port}", "HADELAY_RAFT__LISTEN": f"127.0.0.1:{port + 1}"}
+    import sys
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "hadelay", "serve", "-o", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment(**variables),
+        cwd=tmp_path,
+    ) as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        url = ready["nodes"][0]["http"]
+        assert hadelay("msg", "put", "alone", "x", "--servers", url).returncode == 0
+        assert hadelay("msg", "receive", "alone", "--wait", "10s", "--servers", url).returncode == 0
+        second = subprocess.run(
+            [sys.executable, "-m", "hadelay", "serve"],
+            capture_output=True,
+            env=environment(HADELAY_HTTP__LISTEN="127.0.0.1:0", HADELAY_RAFT__LISTEN=f"127.0.0.1:{free_ports(1)}"),
+            cwd=tmp_path,
+            timeout=60,
+            check=False,
+        )
+        assert second.returncode == 2
+        assert b"another node runs in" in second.stderr
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0

@@ -1,0 +1,90 @@
+"""Configuration: every source, every kind of mistake, named with where it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hadelay.config import Config, problems
+from hadelay.configload import keys, load
+from hadelay.errors import ConfigError
+
+
+def complaint(tmp_path: Path, text: str, **environ: str) -> str:
+    path = tmp_path / "n.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(str(path), environ)
+    return str(caught.value).replace(f"{path}:", "")
+
+
+def test_defaults_are_sound() -> None:
+    assert list(problems(Config())) == []
+    assert Config().members == {"n1": "127.0.0.1:8500"}
+
+
+def test_flags_go_over_environment_over_file(tmp_path: Path) -> None:
+    path = tmp_path / "n.toml"
+    path.write_text('[http]\nmax_tags = 1\nmax_waiting = 1\nmax_receive = 11\n[node]\nname = "a"\n')
+    environ = {"HADELAY_HTTP__MAX_WAITING": "2", "HADELAY_HTTP__MAX_RECEIVE": "12", "PATH": "/bin"}
+    config = load(str(path), environ, ["http.max_receive=13"])
+    assert (config.http.max_tags, config.http.max_waiting, config.http.max_receive) == (1, 2, 13)
+    assert config.node.name == "a"
+
+
+def test_durations_sizes_and_peers_in_words() -> None:
+    config = load(None, {"HADELAY_RAFT__PEERS": "n1=127.0.0.1:1, n2=127.0.0.1:2"}, [
+        "limits.max_delay_ms=2h30m", "http.max_body_bytes=2MiB", "cluster.init=true",
+    ])  # fmt: skip
+    assert config.limits.max_delay_ms == 9_000_000
+    assert config.http.max_body_bytes == 2 << 20
+    assert config.raft.peers == {"n1": "127.0.0.1:1", "n2": "127.0.0.1:2"}
+    assert config.cluster.init
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('[http]\n\nlisen = "x"', "3: http.lisen: unknown key; did you mean http.listen?"),
+        ("[https]\nlisten = 1", "2: https.listen: unknown key; did you mean http.listen?"),
+        ("[frobnicate]\nx = 1", "2: frobnicate.x: unknown key; the sections are node,"),
+        ("listen = 1", "1: listen: unknown key; did you mean http.listen?"),
+        ("[http]\nmax_tags = true", "2: http.max_tags: True: Expected `int`, got `bool`"),
+        ('[http]\nmax_wait_ms = "soon"', "2: http.max_wait_ms: 'soon': expected milliseconds or a duration"),
+        ('[http]\nmax_body_bytes = "1MB"', "2: http.max_body_bytes: '1MB': expected bytes or a size"),
+        ("[http]\nmax_waiting = 0", "2: http.max_waiting: is 0; must be at least 1"),
+        ('[dispatch]\nsync = "never"', "2: dispatch.sync: 'never': Invalid enum value"),
+        ('[http]\nlisten = "8400"', '2: http.listen: expected "host:port"'),
+        ('[http]\nlisten = "0.0.0.0:8400"', "2: http.listen: 0.0.0.0:8400 can be reached from other machines"),
+        ('[raft.peers]\nn2 = "127.0.0.1:1"', "1: raft.peers: lists every member, but not this node (n1)"),
+        ('[raft.peers]\nn1 = "127.0.0.1:1"\nn2 = "x"', '3: raft.peers.n2: expected "host:port"'),
+        ("[raft]\nheartbeat_ms = 90", "2: raft.heartbeat_ms: is 90; must be at most a third"),
+        ("[http]\nlisten = ", "not TOML"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in complaint(tmp_path, text)
+
+
+def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+    said = complaint(tmp_path, "[http]\nlisen = 1\n[nod]\nname = 2", HADELAY_HTP__X="1")
+    assert len(said.splitlines()) == 3
+    assert "environment variable HADELAY_HTP__X" in said
+
+
+def test_insecure_in_so_many_words(tmp_path: Path) -> None:
+    path = tmp_path / "n.toml"
+    path.write_text('[http]\nlisten = "0.0.0.0:8400"\n[security]\ninsecure = true\n')
+    assert load(str(path)).http.listen == "0.0.0.0:8400"
+
+
+def test_a_missing_file() -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load("/nonexistent/hadelay.toml")
+
+
+def test_every_key_has_its_unit_or_needs_none() -> None:
+    plain = {"max_batch_items", "max_receive", "default_receive", "max_waiting", "max_tags", "group", "ready_window"}
+    numbers = {key.partition(".")[2] for key, kind in keys().items() if kind is int}
+    assert {name for name in numbers if not name.endswith(("_ms", "_bytes"))} == plain | {"idempotency_keys"}
