@@ -55,9 +55,13 @@ class Node:
     def seen(self) -> tuple[Any, ...]:
         storage = self.storage
         return (
-            storage.applied_index, storage.tables.backend.get(CHECKPOINT, CORE), storage.hour_blobs(), storage.hours.checksums(),
-            storage.names.all(), storage.tables.scan(b"keys", limit=100_000),
-        )  # fmt: skip
+            storage.applied_index,
+            storage.tables.backend.get(CHECKPOINT, CORE),
+            storage.hour_blobs(),
+            storage.hours.checksums(),
+            storage.names.all(),
+            storage.tables.scan(b"keys", limit=100_000),
+        )
 
 
 def pull(source: Node, target: Node, manifest: Manifest, *, stop_after: int | None = None) -> list[Any]:

@@ -28,7 +28,7 @@ def test_a_torn_end_is_cut_to_the_checkpoint(tmp_path: Path, hour: int, tail: by
     storage.close()
     paths = {tmp_path / "hours" / name: size for name, size in whole.items()} | {tmp_path / "names": names}
     before = {path: path.read_bytes()[:size] for path, size in paths.items()}
-    for path, size in paths.items():
+    for path in paths:
         path.write_bytes(before[path] + tail)
     # An hour that began after the checkpoint, and heads that saw what is now cut off.
     (tmp_path / "hours" / f"{hour_name(FAR + 1)}.log").write_bytes(tail)

@@ -153,7 +153,7 @@ def _table_row(table: bytes, key: bytes, value: bytes) -> Row:
         row: npt.NDArray[np.void] = np.frombuffer(value, HOUR_ROW)
         return {"hour": hour_name(int.from_bytes(key, "big"))} | dict(zip(names, row[0].tolist(), strict=True))
     if table == CHECKPOINT and key != CORE:
-        return {"key": key.decode()} | _unpacked(value)
+        return {"key": key.decode(), **_unpacked(value)}
     return {"key": key.hex(), "value_bytes": len(value), "value": value[:64].hex()}
 
 
