@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.world import START_HOUR, START_MS, World, draft, leases
 
 from hadelay.core import commands, invariants
 from hadelay.core.commands import Command, Draft, Grant, Malformed, decode, decode_entry, encode_entry
 from hadelay.core.results import Done, Refused
+from hadelay.core.tokens import encode_leases
 from hadelay.errors import FatalError
+from hadelay.model import pack_id
+from tests.core.world import START_HOUR, START_MS, World, draft, leases
 
 LEASES = leases((1, 2, 3, START_HOUR, 5), (6, 7, 8, START_HOUR, 10))
 EXAMPLES = [
@@ -158,3 +162,35 @@ def test_small_commands() -> None:
     assert world.publish(draft("a"), draft("b")).codes.tolist() == [0, 5]
     world.restart()
     assert world.state.settings.max_topics == 1
+
+
+def spec_examples() -> dict[str, str]:
+    """The fenced blocks of docs/spec/commands.md that carry a name, without spaces."""
+    text = (Path(__file__).parents[2] / "docs/spec/commands.md").read_text()
+    return {name: "".join(body.split()) for name, body in re.findall(r"```([A-Z_]+)\n(.*?)```", text, re.S)}
+
+
+def test_the_examples_of_the_specification() -> None:
+    lease = leases((7, 21, 0, 498665, 42))
+    place = np.array([498665]), np.array([42])
+    encoded = {
+        "PUBLISH": commands.encode_publish("n1", [Draft("orders", 900_000, True, 0, 0, b"\x80", b"hello", b"k1")]),
+        "GRANT": commands.encode_grant(Grant(7, 21, 30_000, "w1", b"r1", "n1", *place)),
+        "ACK": commands.encode_ack("n1", lease),
+        "NACK": commands.encode_nack("n1", lease, 5_000),
+        "EXTEND": commands.encode_extend("n1", lease, 60_000),
+        "EXPIRE": commands.encode_expire([(7, 21)]),
+        "CANCEL": commands.encode_cancel("n1", [pack_id(0, 498665, 42)]),
+        "CURSOR": commands.encode_cursor(498665, 1801, 3),
+        "TOPIC_PUT": commands.encode_topic_put("orders", {"lease_ms": 30_000}),
+        "TOPIC_DELETE": commands.encode_topic_delete("orders", True),
+        "SWEEP": commands.encode_sweep(),
+        "CARRY": commands.encode_carry(498640),
+        "RETIRE": commands.encode_retire(498640),
+        "FEATURE": commands.encode_feature(1),
+        "INCARNATION": commands.encode_incarnation("n2", 3),
+        "SETTINGS": commands.encode_settings({"max_topics": 1_000}),
+    }
+    expected = spec_examples()
+    assert expected.pop("TOKEN") == encode_leases(0, 7, 21, [0], [498665], [42])[0]
+    assert {name: body.hex() for name, body in encoded.items()} == expected

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.core.world import World, draft
 
 from hadelay.core import commands, invariants
 from hadelay.core.state import DelayState
@@ -19,6 +18,7 @@ from hadelay.model import HOUR_MS, hour_name
 from hadelay.storage.disk import RealDisk
 from hadelay.storage.hours import HourStore
 from hadelay.testing.memory import MemoryNames, MemoryTables
+from tests.core.world import World, draft
 
 
 def long_log(seed: int, steps: int = 250) -> list[bytes]:

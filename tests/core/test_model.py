@@ -9,13 +9,13 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.core.world import START_HOUR, START_MS, World, draft, leases
 
 from hadelay.core import commands
 from hadelay.core.commands import Grant
 from hadelay.core.results import CancelOutcome, LeaseOutcome, Progress, RowCode
 from hadelay.core.settings import Settings
 from hadelay.model import HOUR_MS
+from tests.core.world import START_HOUR, START_MS, World, draft, leases
 
 DONE, ACKED, LOST = LeaseOutcome.DONE, LeaseOutcome.ALREADY_ACKED, LeaseOutcome.LEASE_LOST
 TOPICS = ("orders", "refunds")

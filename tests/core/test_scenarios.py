@@ -5,7 +5,9 @@
 Lines: `at 18:00:05.5` · `term 2` · `publish A B in=5s|on=19:00:00 topic=… key=… request=… body=…` ·
 `grant G A B lease=30s consumer=… request=…` · `handout G A` (a grant that was never replicated) ·
 `ack|nack|extend G:A … in=… lease=…` (without :A, all of G) · `expire G` · `cancel A` · `get A` · `topic t` ·
-`put t lease=30s` · `delete t force=1` · `sweep|carry|retire [hour] limit=…` · `hours` · `settings key=value` · `restart`
+`put t lease=30s` · `delete t force=1` ·
+`sweep|carry|retire [hour] limit=…` · `hours` ·
+`settings key=value` · `restart`
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.core.world import START_HOUR, START_MS, World, draft, leases
 
 from hadelay.core import commands
 from hadelay.core.results import CancelOutcome, LeaseOutcome, Progress, Refused, RowCode
 from hadelay.model import HOUR_MS
+from tests.core.world import START_HOUR, START_MS, World, draft, leases
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS, "d": 24 * HOUR_MS}
