@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hadelay.core.formats import DISPATCH, RECORD, RECORD_SIZE
+from hadelay.core.formats import RECORD, RECORD_SIZE
 from hadelay.core.places import Place, locate, state_of
 from hadelay.core.ports import CONSUMER, NODE
 from hadelay.model import NONE32, Event, State, unpack_id
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
 #: A history is cut here: a message nacked for ever is still answered in no time.
 MAX_EVENTS = 1_000
+#: Dispatch log entries looked at in one go, 2 MiB.
+_CHUNK = 65_536
 
 
 @dataclass(slots=True)
@@ -96,13 +97,23 @@ def _history(state: DelayState, message_id: int, place: Place) -> tuple[list[Hap
     return happened, attempts
 
 
-def _events_of(state: DelayState, hour: int, index: int) -> NDArray[np.void]:
+def _events_of(state: DelayState, hour: int, index: int) -> list[np.void]:
+    """Events of one entry, the first one first: its last one is looked for from the end, the others hang on it."""
     hour_state = state.hours.get(hour)
     if hour_state is None or (index not in hour_state.settled and index not in hour_state.leased):
-        return np.empty(0, DISPATCH)  # nothing has happened to it: no need to look through the hour
-    events = state.store.events(hour)
-    mine: NDArray[np.void] = events[events["index"] == index]
-    return mine
+        return []  # nothing has happened to it: no need to look through the hour
+    end, last = state.store.event_count(hour), NONE32
+    while end and last == NONE32:
+        start = max(0, end - _CHUNK)
+        found = np.flatnonzero(state.store.events(hour, slice(start, end))["index"] == index)
+        if len(found):
+            last = start + int(found[-1])
+        end = start
+    events: list[np.void] = []
+    while last != NONE32:
+        events.append(state.store.events(hour, slice(last, last + 1))[0])
+        last = int(events[-1]["previous"])
+    return events[::-1]
 
 
 def _happened(state: DelayState, event: np.void, kind: Event) -> Happened:
