@@ -1,0 +1,13 @@
+"""The generated pages are those that the code would generate now (`make docs`)."""
+
+from __future__ import annotations
+
+from tools import reference
+
+
+def test_config_page_is_up_to_date() -> None:
+    assert (reference.PAGES / "config.md").read_text() == reference.config_page()
+
+
+def test_command_line_page_is_up_to_date() -> None:
+    assert (reference.PAGES / "cli.md").read_text() == reference.cli_page()
