@@ -105,15 +105,17 @@ def _events_of(state: DelayState, hour: int, index: int) -> list[np.void]:
     end, last = state.store.event_count(hour), NONE32
     while end and last == NONE32:
         start = max(0, end - _CHUNK)
-        found = np.flatnonzero(state.store.events(hour, slice(start, end))["index"] == index)
+        # Unverified: what counts is read again below, by its number.
+        events = state.store.events(hour, slice(start, end), verify=False)
+        found = np.flatnonzero(events["index"] == index)
         if len(found):
             last = start + int(found[-1])
         end = start
-    events: list[np.void] = []
+    mine: list[np.void] = []
     while last != NONE32:
-        events.append(state.store.events(hour, slice(last, last + 1))[0])
-        last = int(events[-1]["previous"])
-    return events[::-1]
+        mine.append(state.store.events(hour, slice(last, last + 1))[0])
+        last = int(mine[-1]["previous"])
+    return mine[::-1]
 
 
 def _happened(state: DelayState, event: np.void, kind: Event) -> Happened:

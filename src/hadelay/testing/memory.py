@@ -97,9 +97,7 @@ class MemoryHours:
     def mapped(self, hour: int) -> bool:
         return True
 
-    def entries(
-        self, hour: int, indexes: NDArray[np.integer] | slice, *, verify: bool = True
-    ) -> NDArray[np.void]:
+    def entries(self, hour: int, indexes: NDArray[np.integer] | slice, *, verify: bool = True) -> NDArray[np.void]:
         rows = self.files[hour].idx
         some = rows[indexes] if isinstance(indexes, slice) else [rows[n] for n in indexes.tolist()]
         return np.array(some, INDEX)
@@ -133,7 +131,9 @@ class MemoryHours:
             file.dsp.append(row)
         return first
 
-    def events(self, hour: int, numbers: NDArray[np.integer] | slice = slice(None)) -> NDArray[np.void]:
+    def events(
+        self, hour: int, numbers: NDArray[np.integer] | slice = slice(None), *, verify: bool = True
+    ) -> NDArray[np.void]:
         rows = self.files[hour].dsp
         some = rows[numbers] if isinstance(numbers, slice) else [rows[n] for n in numbers.tolist()]
         return np.array(some, DISPATCH)
