@@ -1,4 +1,4 @@
-"""Write docs/reference/config.md and docs/reference/cli.md from the code: `make docs`. A test compares them."""
+"""Write docs/reference/config.md and cli.md from the code, and the list of decisions: `make docs`. A test compares."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from hadelay.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "reference"
+DECISIONS = ROOT / "docs" / "adr"
 HEAD = "<!-- Made by `make docs`; change the code instead. -->\n"
 
 
@@ -113,10 +114,21 @@ def _help(app: App, words: list[str]) -> Iterator[str]:
         yield line.rstrip()
 
 
+def decisions_page() -> str:
+    text = [HEAD, "# Decisions", ""]
+    text += ["A page each: context, decision, consequences. Superseded by a later one, never edited.", ""]
+    for page in sorted(DECISIONS.glob("[0-9]*.md")):
+        title = page.read_text().partition("\n")[0].lstrip("# ")
+        title = title.removeprefix("ADR ").removeprefix(page.name[:4]).lstrip(" :.·-–—")
+        text.append(f"- [{page.name[:4]}: {title}]({page.name})")
+    return "\n".join(text) + "\n"
+
+
 def main() -> None:
     PAGES.mkdir(parents=True, exist_ok=True)
     (PAGES / "config.md").write_text(config_page())
     (PAGES / "cli.md").write_text(cli_page())
+    (DECISIONS / "index.md").write_text(decisions_page())
 
 
 if __name__ == "__main__":

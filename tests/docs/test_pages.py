@@ -101,7 +101,12 @@ def test_console(page: Path, dev: Dev, shell: dict[str, str]) -> None:
 def test_python(page: Path, dev: Dev, shell: dict[str, str]) -> None:
     for block in blocks(page, "python"):
         done = subprocess.run(
-            [sys.executable, "-c", on_our_ports(block, dev)], capture_output=True, text=True, env=shell, timeout=60, check=False
+            [sys.executable, "-c", on_our_ports(block, dev)],
+            capture_output=True,
+            text=True,
+            env=shell,
+            timeout=60,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout

@@ -11,3 +11,7 @@ def test_config_page_is_up_to_date() -> None:
 
 def test_command_line_page_is_up_to_date() -> None:
     assert (reference.PAGES / "cli.md").read_text() == reference.cli_page()
+
+
+def test_every_decision_is_listed() -> None:
+    assert (reference.DECISIONS / "index.md").read_text() == reference.decisions_page()
