@@ -69,8 +69,9 @@ class Follower:
         if node.is_leader and term == node.term:
             raise FatalError(f"{name} claims to lead term {term}, which this node leads")
         node.core.heard(name, term, 0)
-        self._leader, self.verified, self._owed = (name, term), 0, None
-        node.stats.leader_changes += 1
+        if (name, term) != self._leader:  # else heard again after a silence: what was verified still is
+            self._leader, self.verified, self._owed = (name, term), 0, None
+            node.stats.leader_changes += 1
 
     def reset(self) -> None:
         """The log was replaced by a snapshot: nothing is verified but what the snapshot holds."""

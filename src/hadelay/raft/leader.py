@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hadelay.errors import HadelayError, NoLeader
+from hadelay.errors import HadelayError
 from hadelay.raft import messages
 from hadelay.raft.library import DISK
 from hadelay.raft.messages import encode_append
@@ -59,7 +59,8 @@ class Leader:
         self._beats += 1
         node.call_later(0.0, self._beat, self._beats, now)
 
-    def end(self) -> None:
+    def end(self) -> list[ReadDone]:
+        """Called by the library's change of state. Returns the reads that nobody can confirm any more."""
         for peer in self.node.peers.values():
             self.node.admission.remember(peer)
         self.active = False
@@ -67,10 +68,9 @@ class Leader:
         reads = [done for _, _, done in self._reads] + self._early_reads
         self._reads.clear()
         self._early_reads = []
-        for done in reads:
-            done(0, NoLeader("this node stopped leading", retry_after_ms=50))
         for peer in self.node.peers.values():
             self.node.snapshots.release(peer)
+        return reads
 
     # -- sending
     def pump(self) -> None:
@@ -183,6 +183,8 @@ class Leader:
         elif reply.status == messages.MISMATCH:
             peer.probe(min(peer.next, reply.hint))
             self.send_entries(peer)
+        elif peer.manifest is None:
+            peer.probe(peer.next)  # what it was sent it dropped: again at the next sign of life
 
     def _measure(self, peer: Peer, now: float) -> None:
         for round, sent in self._round_sent:

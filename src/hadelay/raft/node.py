@@ -19,7 +19,7 @@ from hadelay.raft.apply import Applier
 from hadelay.raft.election import Elections, Transfers
 from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
-from hadelay.raft.leader import Leader
+from hadelay.raft.leader import Leader, ReadDone
 from hadelay.raft.library import Core
 from hadelay.raft.network import Buffer, Network
 from hadelay.raft.peer import Peer
@@ -396,15 +396,15 @@ class RaftNode:
             self.leader_role.begin()
         else:
             log.info("deposed", extra={"term": self.term})
-            self.leader_role.active = False
-            self.call_soon(self._deposed)
+            self._announced = 0
+            self.applier.deposed()
+            self.call_soon(self._deposed, self.leader_role.end())
 
-    def _deposed(self) -> None:
-        self._announced = 0
-        self.leader_role.end()
-        self.transfers.deposed()
-        self.applier.deposed()
+    def _deposed(self, reads: list[ReadDone]) -> None:
         self.machine.on_follower()
+        self.transfers.deposed()
+        for done in reads:
+            done(0, NoLeader("this node stopped leading", retry_after_ms=50))
 
     # -- the loop, guarded
     def _guarded(self, fn: Callable[..., None], *args: Any) -> None:
