@@ -26,6 +26,7 @@ from hadelay.config import (
 )
 from hadelay.core.commands import decode_entry
 from hadelay.errors import HadelayError
+from hadelay.raft.journal import Journal
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.testing.clients import Door
@@ -149,7 +150,7 @@ class SimCluster:
             node=NodeConfig(name=name, data_dir="/data"),
             cluster=ClusterConfig(id="sim", init=not machine.founded, group=self.group),
             http=HttpConfig(no_leader_wait_ms=1000),
-            raft=RaftConfig(peers={n: f"{n}:1" for n in self.names}, segment_bytes=256 << 10, max_entry_bytes=32 << 10),
+            raft=RaftConfig(peers={n: f"{n}:1" for n in self.names}, segment_bytes=256 << 10, max_entry_bytes=16 << 10),
             dispatch=DispatchConfig(sync=self.sync, sweep_ms=2000, preload_ms=3000),  # type: ignore[arg-type]
             limits=LimitsConfig(commit_timeout_ms=3000),
             storage=StorageConfig(
@@ -264,6 +265,8 @@ class SimCluster:
         """The disk is replaced by an empty one."""
         self.kill(name)
         self.machines[name].disk.wipe()
+        self.terms.pop(name, None)
+        self.votes = {key: vote for key, vote in self.votes.items() if key[0] != name}
 
     def step_clock(self, name: str, stepped_ms: int) -> None:
         """From now on its wall clock is off by this much (besides its own small error)."""
@@ -324,23 +327,20 @@ class SimCluster:
             if process is None or process.node is None or process.runtime.crashed:
                 continue
             raft, name = process.node.raft, machine.name
-            if raft.term < self.terms.get(name, 0):
-                self.violate(Violation("I13 log safety", f"the term of {name} went back to {raft.term}", who=name))
-            self.terms[name] = raft.term
             if raft.is_leader and self.leaders.setdefault(raft.term, name) != name:
                 other = self.leaders[raft.term]
                 self.violate(Violation("I13 log safety", f"{name} and {other} both lead term {raft.term}", who=name))
             if raft.commit_index < process.commit_index:
                 self.violate(Violation("I13 log safety", f"the commit index of {name} went back", who=name))
             process.commit_index = raft.commit_index
-            vote = self.votes.setdefault((name, journal_term(process.node)), journal_vote(process.node))
-            if vote and journal_vote(process.node) != vote:
-                self.violate(Violation("I13 log safety", f"{name} voted twice in term {raft.term}", who=name))
+            self._watch_votes(name, raft.journal)
 
-
-def journal_term(node: Node) -> int:
-    return node.raft.journal.term
-
-
-def journal_vote(node: Node) -> str:
-    return node.raft.journal.voted_for or ""
+    def _watch_votes(self, name: str, journal: Journal) -> None:
+        """What is durable: a term or vote that never reached the disk has not left the node either."""
+        if not journal.all_synced:
+            return
+        if journal.term < self.terms.get(name, 0):
+            self.violate(Violation("I13 log safety", f"the term of {name} went back to {journal.term}", who=name))
+        self.terms[name] = journal.term
+        if journal.voted_for and self.votes.setdefault((name, journal.term), journal.voted_for) != journal.voted_for:
+            self.violate(Violation("I13 log safety", f"{name} voted twice in term {journal.term}", who=name))

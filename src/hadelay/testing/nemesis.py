@@ -25,6 +25,8 @@ FAMILIES = {
     "stop": 0.2,
     "full_disk": 0.1,
 }
+#: These take two nodes, or another one to learn from.
+_NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe"}
 
 
 class Nemesis:
@@ -35,7 +37,9 @@ class Nemesis:
         self.cluster, self.world, self.random, self.until = cluster, cluster.world, cluster.world.random, until
         chances = FAMILIES if families is None else families
         self.faults: list[tuple[str, Callable[[], None]]] = [
-            (name, getattr(self, name)) for name, chance in chances.items() if self.random.random() < chance
+            (name, getattr(self, name))
+            for name, chance in chances.items()
+            if self.random.random() < chance and (len(cluster.names) > 1 or name not in _NOT_ALONE)
         ]
         self.pace_s = self.random.choice((0.4, 1.0, 2.0))
         self.wiped = False

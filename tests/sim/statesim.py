@@ -1,0 +1,226 @@
+"""State machine and storage alone, on a disk that dies at any step: one life that is never interrupted beside one that
+is, fed the same entries. After every recovery and replay both have equal state and equal bytes."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import numpy as np
+
+from hadelay.core import commands as c
+from hadelay.core.state import DelayState
+from hadelay.core.tokens import LEASE
+from hadelay.storage.identity import Identity
+from hadelay.storage.store import Storage
+from hadelay.testing.disk import SimDisk
+from hadelay.testing.invariants import state_parts
+from hadelay.testing.runtime import SimRuntime, SimWorld
+from hadelay.testing.tables import SimBackend
+
+HOUR = 3_600_000
+START = 494_579 * HOUR - 20_000
+
+
+class Entries:
+    """An endless log: what clients and a leader might have proposed, from one seed. Kept, for replay."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(f"entries {seed}")
+        self.log: list[bytes] = [b"", b""]
+        self.now = START
+        self.ids: list[int] = []
+        self.filed: list[tuple[int, int]] = []
+        self.seq = 0
+        self.leases: list[tuple[int, ...]] = []
+
+    def next(self, state: DelayState) -> bytes:
+        """Made from what the uninterrupted state looks like."""
+        rng = self.random
+        self.now += rng.choice((0, 1, 30, 400, 400, 3000, 3000, 20_000, 900_000 if rng.random() < 0.2 else 0))
+        kinds = [self._publish, self._publish, self._grant, self._grant, self._settle, self._settle, self._cancel, self._other]
+        made = [m for kind in rng.sample(kinds, rng.randint(1, 3)) for m in [kind(state)] if m]
+        entry = c.encode_entry(self.now, made or [c.encode_noop()])
+        self.log.append(entry)
+        return entry
+
+    def _publish(self, state: DelayState) -> bytes:
+        rng = self.random
+        drafts = []
+        for _ in range(rng.choice((1, 2, 10, 60))):
+            relative = rng.random() < 0.6
+            delay = rng.choice((-5, 0, 10, 2000, 30_000, 2 * HOUR, rng.randrange(30 * HOUR), 800 * 24 * HOUR))
+            key = b"k%d" % rng.randrange(400) if rng.random() < 0.2 else None
+            body = rng.randbytes(rng.choice((0, 10, 200, 2000)))
+            drafts.append(c.Draft(rng.choice(("a", "b", "ccc")), delay if relative else self.now + delay, relative, 0, 0, b"", body, key))
+        return c.encode_publish(rng.choice(("n1", "n2")), drafts, b"r%d" % rng.randrange(300) if rng.random() < 0.3 else None)
+
+    def _grant(self, state: DelayState) -> bytes | None:
+        rng = self.random
+        hours = [h for h in state.store.hours() if state.store.count(h)]
+        if not hours:
+            return None
+        hour = rng.choice(hours[:3])
+        count = state.store.count(hour)
+        indexes = sorted(rng.sample(range(count), min(count, rng.randint(1, 20))))
+        self.seq += 1
+        rows = np.array(indexes, np.uint32)
+        for pos, index in enumerate(indexes):
+            self.leases.append((1, self.seq, pos, hour, index))
+        return c.encode_grant(
+            c.Grant(1, self.seq, rng.choice((100, 3000, 60_000)), rng.choice(("x", "y")), rng.choice((b"", b"q%d" % self.seq)), "n1",
+                    np.full(len(rows), hour, np.uint32), rows)
+        )
+
+    def _settle(self, state: DelayState) -> bytes | None:
+        rng = self.random
+        if not self.leases:
+            return None
+        rows = np.array(rng.sample(self.leases[-200:], min(len(self.leases[-200:]), rng.randint(1, 15))), LEASE)
+        kind = rng.random()
+        if kind < 0.5:
+            return c.encode_ack("n1", rows)
+        if kind < 0.7:
+            return c.encode_nack("n2", rows, rng.choice((-1, 0, 500, 3 * HOUR)))
+        if kind < 0.8:
+            return c.encode_extend("n1", rows, 5000)
+        return c.encode_expire(sorted(state.grants)[: rng.randint(1, 10)])
+
+    def _cancel(self, state: DelayState) -> bytes | None:
+        rng = self.random
+        hours = state.store.hours()
+        if not hours:
+            return None
+        hour = rng.choice(hours)
+        return c.encode_cancel("n1", [hour << 32 | rng.randrange(state.store.count(hour) + 2) for _ in range(rng.randint(1, 8))])
+
+    def _other(self, state: DelayState) -> bytes:
+        rng = self.random
+        hours = [h for h in state.store.hours() if h < self.now // HOUR] or [0]
+        return rng.choice((
+            c.encode_topic_put("a", {"lease_ms": rng.randrange(1, 5000)}),
+            c.encode_topic_delete(rng.choice(("b", "ccc")), True),
+            c.encode_sweep(50),
+            c.encode_carry(rng.choice(hours), 20),
+            c.encode_retire(rng.choice(hours), 100),
+            c.encode_cursor(self.now // HOUR, self.now // 1000 % 3600, 0),
+        ))  # fmt: skip
+
+
+class Replica:
+    def __init__(self, seed: int, name: str, entries: Entries) -> None:
+        self.world = SimWorld(seed)
+        self.world.on_crash = self._died
+        self.disk = SimDisk(random.Random(f"{seed} {name}"))
+        self.entries = entries
+        self.open()
+
+    def open(self) -> None:
+        self.runtime = SimRuntime(self.world, "n1", self.disk)
+        self.dead, self.ready = False, False
+        self.runtime.call_soon(self._open)
+        self.world.run_for(0.01)
+
+    def _died(self, runtime: SimRuntime) -> None:
+        self.dead = True
+        runtime.crash()
+
+    def _open(self) -> None:
+        self.disk.makedirs("/data/g0")
+        self.storage = Storage(
+            self.disk, "/data/g0", self.runtime, Identity("c", 0, "n1", 1),
+            backend=lambda path: SimBackend(self.disk, path), far_buffer_bytes=20_000,
+        )  # fmt: skip
+        self.state = DelayState(0, self.storage.hours, self.storage.tables, self.storage.names)
+        if self.storage.core_blob:
+            self.state.load(self.storage.core_blob, self.storage.hour_blobs())
+        self.next = max(2, self.storage.applied_index + 1)
+        self.ready = True
+
+    def catch_up(self) -> None:
+        """Apply everything there is, with a checkpoint now and then."""
+        self.runtime.call_soon(self._apply_all)
+        self.world.run_for(0.0)
+
+    def _apply_all(self) -> None:
+        while self.next < len(self.entries.log):
+            self.state.apply(self.next, 1, self.entries.log[self.next])
+            self.next += 1
+
+    def checkpoint(self) -> None:
+        self.runtime.call_soon(self._checkpoint)
+
+    def _checkpoint(self) -> None:
+        if not self.storage.checkpointing and self.next > 2:
+            blob, hours = self.state.dump()
+            self.storage.checkpoint(self.next - 1, 1, blob, hours, self._done)
+
+    def _done(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._died(self.runtime)
+
+
+def run(seed: int, steps: int = 150) -> str:
+    rng = random.Random(seed)
+    entries = Entries(seed)
+    steady, mortal = Replica(seed, "steady", entries), Replica(seed, "mortal", entries)
+    lives = 1
+    try:
+        for step in range(steps):
+            entries.next(steady.state)
+            steady.catch_up()
+            if mortal.ready and not mortal.dead:
+                mortal.catch_up()
+                if rng.random() < 0.1:
+                    mortal.checkpoint()
+                mortal.world.run_for(rng.choice((0.0, 0.0003, 0.01)))
+                if rng.random() < 0.05:
+                    mortal.disk.crash_in = rng.randint(1, 60)
+                if rng.random() < 0.02:
+                    mortal.disk.fail_syncs = 1
+            if mortal.dead or rng.random() < 0.06:
+                mortal.runtime.crash()
+                mortal.disk.fail_syncs = 0
+                mortal.disk.power_cut() if rng.random() < 0.6 else mortal.disk.kill()
+                lives += 1
+                mortal.open()
+                if mortal.dead or not mortal.ready:
+                    continue
+                mortal.catch_up()
+                if rng.random() < 0.3:
+                    compare(steady, mortal)
+        if mortal.dead or not mortal.ready:
+            mortal.disk.kill()
+            mortal.open()
+            mortal.catch_up()
+        compare(steady, mortal)
+    except Exception as error:
+        if count_mode:
+            return f"seed {seed}: step {step}, life {lives}: {type(error).__name__}: {error}"
+        raise
+    return ""
+
+
+count_mode = True
+
+
+def compare(one: Replica, two: Replica) -> None:
+    two.disk.crash_in = two.disk.fail_syncs = 0
+    if two.dead or not two.ready or two.next != one.next:
+        return
+    a, b = state_parts(one.state, one.storage), state_parts(two.state, two.storage)
+    for part in {**a, **b}:
+        assert a.get(part) == b.get(part), f"{part} differs: {a.get(part)!r:.300} {b.get(part)!r:.300}"
+
+
+def main() -> Any:
+    global count_mode
+    first, count = int(sys.argv[1]), int(sys.argv[2])
+    count_mode = count > 1
+    bad = [text for text in map(run, range(first, first + count)) if text]
+    print("\n".join(bad), f"\n{len(bad)} of {count} failed")
+
+
+if __name__ == "__main__":
+    main()
