@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def decisions_page() -> str:
     text += ["A page each: context, decision, consequences. Superseded by a later one, never edited.", ""]
     for page in sorted(DECISIONS.glob("[0-9]*.md")):
         title = page.read_text().partition("\n")[0].lstrip("# ")
-        title = title.removeprefix("ADR ").removeprefix(page.name[:4]).lstrip(" :.·-–—")
+        title = re.sub(r"^(ADR )?[0-9]+[ :.·–—-]+", "", title)
         text.append(f"- [{page.name[:4]}: {title}]({page.name})")
     return "\n".join(text) + "\n"
 

@@ -73,11 +73,12 @@ async def consume(urls: str, notes: Path) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
     async def work(file: Any) -> None:
+        async def handle(message: Any) -> None:
+            at, due = now_ms(), message.deliver_at.timestamp() * 1000
+            file.write(json.dumps({"id": message.id, "at": at, "due": due, "again": message.redelivered}) + "\n")
+
         async with AsyncClient(urls, timeout=GIVE_UP_S) as client:
-            async for message in client.consume(TOPIC, concurrency=100, wait=5):
-                at, due = now_ms(), message.deliver_at.timestamp() * 1000
-                file.write(json.dumps({"id": message.id, "at": at, "due": due, "again": message.redelivered}) + "\n")
-                await message.ack()
+            await client.work(TOPIC, handle, concurrency=100)
 
     with open(notes, "w", buffering=1) as file:
         working = asyncio.create_task(work(file))
@@ -154,7 +155,9 @@ def _conduct(
     os.kill(leader["pid"], signal.SIGKILL)
     console.print(f"[bold red]kill -9[/] {leader['name']}, the leader, while {_unsettled(directory)} …")
     _sleep_until(start_ms + RESTART_S * 1000)
-    _ready(_spawn(children, *_hadelay("dev", "--start", leader["name"], *data), output=True))
+    again = _hadelay("dev", "--start", leader["name"], *data)
+    with open(directory / "cluster" / f"{leader['name']}.log", "ab") as log:
+        _ready(_spawn(children, *again, output=True, errors=log))
     console.print(f"{leader['name']} is back, and catches up …")
 
     end = start_ms / 1000 + FIRST_DUE_S + SPAN_S
@@ -221,9 +224,12 @@ def _self(*words: object) -> list[str]:
     return [sys.executable, __file__, *map(str, words)]
 
 
-def _spawn(children: list[subprocess.Popen[bytes]], *command: str, output: bool = False) -> subprocess.Popen[bytes]:
+def _spawn(
+    children: list[subprocess.Popen[bytes]], *command: str, output: bool = False, errors: Any = None
+) -> subprocess.Popen[bytes]:
     # A session of its own: Ctrl-C reaches this process, which ends the others in order.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE if output else None, start_new_session=True)
+    stdout = subprocess.PIPE if output else None
+    process = subprocess.Popen(command, stdout=stdout, stderr=errors, start_new_session=True)
     children.append(process)
     return process
 
