@@ -174,6 +174,18 @@ def test_nothing_happened_is_tried_again(world: World) -> None:
     assert answers[0].ids == [1]
 
 
+def test_an_outlet_that_refuses_at_once_is_not_asked_again_in_the_same_turn(world: World) -> None:
+    """Found by the simulator: the node span here for ever."""
+    timers, wire, batcher = world
+    wire.send = lambda commands, done: (wire.sent.append((commands, done)), done(None, NoLeader("gone")))  # type: ignore[method-assign]
+    batcher.publish([draft()], None, Answers())
+    timers.turn()
+    assert len(wire.sent) == 1
+    timers.timers = [t for t in timers.timers if t[0] < 1]
+    timers.later()
+    assert len(wire.sent) == 2
+
+
 def test_without_a_leader_the_answer_is_a_definite_503_and_the_queue_is_empty(world: World) -> None:
     timers, wire, batcher = world
     wire.up = False

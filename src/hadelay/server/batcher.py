@@ -96,7 +96,7 @@ class Batcher:
         self.held = False
         self._publishes: deque[_Publish] = deque()
         self._commands: deque[_Command] = deque()
-        self._scheduled = False
+        self._scheduled = self._resting = False
         self._leaderless: Handle | None = None
 
     def __repr__(self) -> str:
@@ -163,7 +163,12 @@ class Batcher:
 
     def _flush(self) -> None:
         self._scheduled = False
-        while not self.held and self.inflight < _MAX_INFLIGHT and (self._publishes or self._commands):
+        # An outlet may refuse at once: then it rests, or this loop would never end.
+        while (
+            not (self.held or self._resting)
+            and self.inflight < _MAX_INFLIGHT
+            and (self._publishes or self._commands)
+        ):
             if not self.outlet.ready():
                 self._wait_for_leader()
                 return
@@ -187,12 +192,18 @@ class Batcher:
             self._publishes.extendleft(reversed(publishes))
             self._commands.extendleft(reversed(commands))
             self._wait_for_leader()
-            self.runtime.call_later(_RETRY_S, self.kick)
+            if not self._resting:
+                self._resting = True
+                self.runtime.call_later(_RETRY_S, self._rested)
             return
         self.queued_bytes -= sum(p.bytes for p in publishes)
         if self._leaderless is not None:
             self._leaderless.cancel()
             self._leaderless = None
+        self.kick()
+
+    def _rested(self) -> None:
+        self._resting = False
         self.kick()
 
     def _wait_for_leader(self) -> None:
