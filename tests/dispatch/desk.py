@@ -3,6 +3,7 @@ every proposal `commit_ms` later, stamped when it was proposed. Times are millis
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,8 @@ from hadelay.testing.runtime import SimRuntime, SimWorld
 #: 2026-11-20T18:00:00Z, the beginning of an hour
 START_MS = 1_795_197_600_000
 START_HOUR = START_MS // HOUR_MS
+
+Done = Callable[[Any, HadelayError | None], None]
 
 
 class Received:
@@ -63,7 +66,7 @@ class Desk:
         self.refuse_with: HadelayError | None = None
         #: Commits nothing while set; what was proposed waits.
         self.stuck = False
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: deque[tuple[int, bytes, Done]] = deque()
         self.term = 1
         self.index = 0
         #: (commit time, command type) of everything that went through the log.
@@ -122,29 +125,30 @@ class Desk:
 
     # the log
 
-    def propose(self, command: bytes, done: Callable[[Any, HadelayError | None], None]) -> None:
+    def propose(self, command: bytes, done: Done) -> None:
         if self.refuse_with is not None:
             self.runtime.call_soon(done, None, self.refuse_with)
             return
         stamp = self.clock.read(self.runtime.monotonic())
-        if self.stuck:
-            self._waiting.append(lambda: self._commit(stamp, command, done))
-        elif self.commit_ms:
-            self.runtime.call_later(self.commit_ms / 1000, self._commit, stamp, command, done)
-        else:
-            self.runtime.call_soon(self._commit, stamp, command, done)
+        self._waiting.append((stamp, command, done))
+        if not self.stuck:
+            self.runtime.call_later(self.commit_ms / 1000, self._commit_first)
+
+    def _commit_first(self) -> None:
+        if self._waiting and not self.stuck:
+            self._commit(*self._waiting.popleft())
 
     def unstick(self) -> None:
         self.stuck = False
-        waiting, self._waiting = self._waiting, []
-        for commit in waiting:
-            commit()
+        while self._waiting:
+            self._commit_first()
 
     def forget_waiting(self) -> None:
         """What was proposed never reaches a majority."""
-        self.stuck, self._waiting = False, []
+        self.stuck = False
+        self._waiting.clear()
 
-    def _commit(self, stamp: int, command: bytes, done: Callable[[Any, HadelayError | None], None] | None) -> Any:
+    def _commit(self, stamp: int, command: bytes, done: Done | None) -> Any:
         self.index += 1
         self.log.append((self.now, Command(command[0])))
         (result,) = self.state.apply(self.index, self.term, encode_entry(stamp, [command]))
@@ -156,8 +160,10 @@ class Desk:
         return result
 
     def do(self, command: bytes) -> Any:
-        """Propose, commit and apply at this instant."""
+        """Propose, commit and apply at this instant, after what was proposed before (unless that is stuck)."""
         self.dispatcher.before_settlement()
+        for _ in range(len(self._waiting)):
+            self._commit_first()
         return self._commit(self.clock.read(self.runtime.monotonic()), command, None)
 
     def kinds(self, since: float = 0.0) -> list[Command]:

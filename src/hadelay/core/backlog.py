@@ -177,7 +177,7 @@ class Backlog:
         found = self.owed.next_second(second, self.tick_ms)
         if found is not None and self._catch_up <= found < self._catch_up_end:
             found = self.owed.next_second(self._catch_up_end, self.tick_ms)
-        return found
+        return found if found is not None and found * 1000 <= self.tick_ms else None
 
     def _unheld(self, hour: int, rows: NDArray[np.void], queue: TopicQueue) -> NDArray[np.bool_]:
         """Which rows are neither in the window nor proposed."""
@@ -212,7 +212,7 @@ class Backlog:
             queue = self.ready.queue(number)
             if queue.mark is not None and queue.mark <= second:
                 continue
-            mine = rows[rows["topic"] == number]
+            mine = rows[rows["topic"] == number][::-1]  # in the order of publishing
             lost = mine[self._unheld(hour, mine, queue)]
             if len(lost):
                 count += len(lost)

@@ -154,6 +154,8 @@ class Dispatcher:
         #: Seconds of which not everything fitted into memory.
         self._spilled: dict[int, Counter[int]] = {}
         self._leased: dict[int, BitMap] = {}
+        #: Entries of open hours that were cancelled before they were due; some of them are loaded.
+        self._gone: dict[int, BitMap] = {}
         self._on_damage = on_damage
 
     # ---- taking over
@@ -225,6 +227,7 @@ class Dispatcher:
         running = self.tick_ms // HOUR_MS
         for hour in [h for h, wheel in self._wheels.items() if h < running and wheel.first() is None]:
             del self._wheels[hour]
+            self._gone.pop(hour, None)
 
     def _open(self, hour: int, from_second: int) -> None:
         if hour not in self._wheels:
@@ -273,8 +276,14 @@ class Dispatcher:
 
     def _run(self, second: Second) -> None:
         batch = second.take(self.tick_ms)
-        if batch is not None and len(batch.indexes):
-            self._make_ready(second.hour, second.second, batch.indexes, batch.topics)
+        if batch is not None:
+            indexes, topics = batch.indexes, batch.topics
+            gone = self._gone.get(second.hour)
+            if gone and gone.intersect(bits := bitmap(indexes)):
+                owed = ~np.isin(indexes, indexes_of(gone & bits))
+                indexes, topics = indexes[owed], topics[owed]
+            if len(indexes):
+                self._make_ready(second.hour, second.second, indexes, topics)
         if second.overflow:
             self._spilled.setdefault(second.second, Counter()).update(second.overflow)
             second.overflow = Counter()
@@ -349,8 +358,10 @@ class Dispatcher:
         if wheel.waits(slot):
             return  # they will be found by walking: the second is loaded up to its length at that time
         at = wheel.hour * SECONDS_PER_HOUR + slot
+        # A second that the tick has not reached goes by the wheel, even with what is overdue: nothing is ever made
+        # ready of a second that scans would take for the future.
         later = rows["deliver_at_ms"] > self.tick_ms
-        if not later.all():
+        if at * 1000 <= self.tick_ms and not later.all():
             now = rows[~later]
             self._make_ready(wheel.hour, at, now["index"], now["topic"])
             rows = rows[later]
@@ -378,9 +389,12 @@ class Dispatcher:
                 del self._leased[hour]
             return
         # It was waiting: cancelled, expired, or carried away. In a window it stays until it is looked at.
-        rows = self.store.entries(hour, indexes)
-        due = rows[(rows["deliver_at_ms"] <= self.tick_ms) & self.state.topics.alive(rows)]
-        self.ready_counts.subtract(due["topic"].tolist())
+        rows = self.store.entries(hour, indexes, verify=False)
+        due = rows["deliver_at_ms"] <= self.tick_ms
+        self.ready_counts.subtract(rows["topic"][due & self.state.topics.alive(rows)].tolist())
+        if hour in self._wheels and not due.all():
+            gone = self._gone.setdefault(hour, BitMap())
+            gone |= bitmap(indexes)
 
     def on_topic(self, topic: Topic) -> None:
         if not topic.exists:
@@ -401,7 +415,8 @@ class Dispatcher:
         if queue.places and (queue.mark is None or queue.places[0] >> 32 <= queue.mark // SECONDS_PER_HOUR):
             place = queue.places[0]
             if self.store.count(place >> 32):
-                return int(self.store.entries(place >> 32, np.array([place & 0xFFFFFFFF]))["deliver_at_ms"][0])
+                row = self.store.entries(place >> 32, np.array([place & 0xFFFFFFFF]), verify=False)
+                return int(row["deliver_at_ms"][0])
         return self.tick_ms if queue.mark is None else queue.mark * 1000
 
     def _count_ready(self, number: int, count: int) -> None:
