@@ -132,6 +132,7 @@ class DelayState:
     def load(self, main: bytes, hours: dict[int, bytes]) -> None:
         """Become the state of that dump: the store, tables and names must be those of the same applied index."""
         checkpoint.load(self, main, hours)
+        self._touched = set()
 
     # ---- for the modules that apply one kind of command each
 
