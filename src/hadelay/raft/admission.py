@@ -109,7 +109,7 @@ class Admission:
     def remember(self, peer: Peer) -> None:
         """Before a leader's view of a peer is forgotten."""
         if self.node.leader_role.active and peer.match:
-            self._raise(peer.name, Seen(peer.incarnation, peer.boot, self.node.term, peer.match))
+            self._raise(peer.name, Seen(peer.incarnation, peer.boot, self.node.leader_role.term, peer.match))
 
     def _raise(self, name: str, seen: Seen) -> None:
         old = self._seen.get(name)

@@ -32,6 +32,8 @@ class Leader:
     def __init__(self, node: RaftNode) -> None:
         self.node = node
         self.active = False
+        #: The term it leads, or led last: the node's own may already be a later one when it learns that it is over.
+        self.term = 0
         #: Index of the no-op that began this term.
         self.no_op = 0
         #: Number of the last sign of life; an answer to it says who led when it was sent.
@@ -50,7 +52,7 @@ class Leader:
     def begin(self) -> None:
         """Called by the library's change of state, before the no-op is in the log."""
         node = self.node
-        self.active, self._doubt = True, False
+        self.active, self.term, self._doubt = True, node.term, False
         self.no_op = node.journal.last_index + 1
         self._told_commit = 0
         now = node.runtime.monotonic()
