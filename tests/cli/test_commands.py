@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hadelay.version import VERSION
-from tests.cli.support import Dev, cluster, hadelay, start
+from tests.cli.support import Dev, cluster, environment, free_ports, hadelay, start
 
 pytestmark = pytest.mark.processes
 
@@ -199,6 +200,14 @@ def test_dev_reports_a_death_starts_it_again_and_ends_clean(tmp_path: Path) -> N
         assert dev.end() == 0
 
 
+def test_nodes_end_with_a_supervisor_that_was_killed(tmp_path: Path) -> None:
+    with cluster(tmp_path / "d") as dev:
+        dev.end(signal.SIGKILL)
+        end = time.monotonic() + 30
+        while any(Path(f"/proc/{node['pid']}/cmdline").exists() for node in dev.nodes):
+            assert time.monotonic() < end, "a node outlived its supervisor"
+
+
 def test_dev_refuses_in_words(tmp_path: Path) -> None:
     with cluster(tmp_path / "d", "--nodes", 1) as dev:
         port = dev.nodes[0]["http"].rpartition(":")[2]
@@ -220,12 +229,8 @@ def test_dev_says_why_a_node_did_not_start(tmp_path: Path) -> None:
 
 
 def test_serve_with_nothing_is_a_node_on_loopback(tmp_path: Path) -> None:
-    from tests.cli.support import environment, free_ports
-
     port = free_ports(2)
     variables = {"HADELAY_HTTP__LISTEN": f"127.0.0.1:{port}", "HADELAY_RAFT__LISTEN": f"127.0.0.1:{port + 1}"}
-    import sys
-
     with subprocess.Popen(
         [sys.executable, "-m", "hadelay", "serve", "-o", "json"],
         stdout=subprocess.PIPE,
