@@ -30,6 +30,7 @@ class HourReader:
 
     def __init__(self, disk: Disk, directory: str, far_capacity: int) -> None:
         self._disk, self._directory = disk, directory
+        self._days: dict[int, str] = {}
         self._table = HourTable()
         self._handles = Handles(disk)
         self._near: dict[int, NearHour] = {}
@@ -40,7 +41,11 @@ class HourReader:
 
     def path(self, hour: int) -> str:
         """Of an hour's files, without suffix."""
-        return f"{self._directory}/{hour_name(hour)}"
+        day, n = divmod(hour, 24)
+        start = self._days.get(day)
+        if start is None:  # a checkpoint asks for tens of thousands of paths, and dates are slow
+            start = self._days[day] = f"{self._directory}/{hour_name(day * 24)[:-2]}"
+        return f"{start}{n:02}"
 
     def count(self, hour: int) -> int:
         """Entries applied, 0 for an hour without any."""
