@@ -97,7 +97,9 @@ class Admission:
         node.core.step_down()
 
         def renew() -> None:
-            journal.become(max(node.runtime.wall_ms(), incarnation + 1))
+            fresh = max(node.runtime.wall_ms(), incarnation + 1)
+            node.machine.on_incarnation(fresh)  # first: a crash in between leaves two that differ, a lost disk
+            journal.become(fresh)
             self._renewing = False
             for name in node.peers:
                 node.network.disconnect(name)  # to be greeted anew

@@ -61,6 +61,10 @@ class Machine(Protocol):
         """An entry which, when applied, makes `incarnation(node)` answer `incarnation`."""
         ...
 
+    def on_incarnation(self, incarnation: int) -> None:
+        """A peer has shown that this disk was rewound: this node goes on as another incarnation. Note it durably."""
+        ...
+
     def heartbeat_info(self) -> bytes:
         """Rides in every heartbeat of this leader (cluster time); at most 1 KiB."""
         ...

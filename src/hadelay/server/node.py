@@ -177,6 +177,9 @@ class Node:
     def incarnation_command(self, node: str, incarnation: int) -> bytes:
         return encode_entry(self.clock.read(self.runtime.monotonic()), [encode_incarnation(node, incarnation)])
 
+    def on_incarnation(self, incarnation: int) -> None:
+        self.storage.set_identity(incarnation=incarnation)
+
     def heartbeat_info(self) -> bytes:
         return _TIME.pack(self.clock.read(self.runtime.monotonic())) if self.clock.ready else b""
 
