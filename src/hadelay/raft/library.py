@@ -10,6 +10,7 @@ moves one. PySyncObj is MIT-licensed; nothing of it is copied.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -146,10 +147,17 @@ def _seams(journal: Journal) -> Iterator[None]:
             setattr(syncobj, name, value)
 
 
+class _Member(Node):  # type: ignore[misc]
+    """Row 19: the library iterates sets of nodes, and vote requests would leave in another order in every process."""
+
+    def __hash__(self) -> int:
+        return zlib.crc32(str(self.id).encode())
+
+
 class Core(SyncObj):  # type: ignore[misc]
     def __init__(self, name: str, peers: list[str], journal: Journal, outbox: Outbox) -> None:
         self._outbox = outbox
-        self.members = {peer: Node(peer) for peer in (peers or [DISK])}
+        self.members = {peer: _Member(peer) for peer in (peers or [DISK])}
         conf = SyncObjConf(
             autoTick=False,
             useFork=False,
@@ -166,7 +174,7 @@ class Core(SyncObj):  # type: ignore[misc]
         )
         transport = _Transport(outbox)
         with _seams(journal):
-            super().__init__(Node(name), list(self.members.values()), conf, transport=transport)
+            super().__init__(_Member(name), list(self.members.values()), conf, transport=transport)
         self._to_library: Callable[[Node, dict[str, Any]], None] = transport._onMessageReceived
         if not peers:
             self.link(DISK, True)
