@@ -13,7 +13,7 @@ from hadelay.config import Config, DispatchConfig, RetentionConfig
 from hadelay.core import commands, invariants
 from hadelay.core.clustertime import ClusterClock
 from hadelay.core.commands import Command, Draft, encode_entry
-from hadelay.core.dispatch import Delivery, Poll
+from hadelay.core.dispatch import Delivery, Dispatcher, Poll
 from hadelay.core.state import DelayState
 from hadelay.core.tokens import LEASE
 from hadelay.errors import HadelayError
@@ -51,8 +51,8 @@ class Received:
 class Desk:
     def __init__(
         self, *, commit_ms: float = 2.0, sync: str = "commit", window: int = 65_536, start_ms: int = 0,
-        preload_ms: int = 10_000, retention: RetentionConfig | None = None, sweep_ms: int = 10_000, checking: bool = True,
-        store: Any = None,
+        preload_ms: int = 10_000, retention: RetentionConfig | None = None, sweep_ms: int = 10_000,
+        checking: bool = True, store: Any = None,
     ) -> None:  # fmt: skip
         self.world = SimWorld(1, epoch_ms=START_MS + start_ms)
         self.runtime = SimRuntime(self.world, "n1")
@@ -120,6 +120,13 @@ class Desk:
         self.dispatcher.on_follower()
         self.clock.follow(self.runtime.monotonic())
 
+    @property
+    def core(self) -> Dispatcher:
+        """Of the leader that there is."""
+        term = self.dispatcher._term
+        assert term is not None
+        return term.core
+
     def cluster_ms(self) -> int:
         return self.clock.read(self.runtime.monotonic()) - START_MS
 
@@ -140,7 +147,7 @@ class Desk:
 
     def unstick(self) -> None:
         self.stuck = False
-        while self._waiting:
+        for _ in range(len(self._waiting)):
             self._commit_first()
 
     def forget_waiting(self) -> None:
@@ -171,7 +178,9 @@ class Desk:
 
     # what users do
 
-    def publish(self, *names: str, topic: str = "t", at: float | None = None, delay: int = 0, body: bytes = b"x") -> None:
+    def publish(
+        self, *names: str, topic: str = "t", at: float | None = None, delay: int = 0, body: bytes = b"x"
+    ) -> None:
         if at is None:
             drafts = [Draft(topic, delay, True, 0, 0, b"", body)] * len(names)
         else:

@@ -16,8 +16,7 @@ def small_slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 def window(desk: Desk) -> int:
-    core = desk.dispatcher._core
-    assert core is not None
+    core = desk.core
     return max((len(queue.places) for queue in core.ready.by_number.values()), default=0)
 
 
@@ -44,7 +43,7 @@ def test_a_window_that_runs_over_while_it_is_drained() -> None:
     desk.lead()
     desk.consume(max=5)
     ids: list[int] = []
-    for step in range(60):
+    for _ in range(60):
         ids += desk.publish_many(40, at=desk.now)
         ids += desk.publish_many(20, at=desk.now, spread_ms=700)
         desk.run(50)
@@ -106,8 +105,7 @@ def test_the_sweeper_finds_what_a_bug_forgot(caplog: pytest.LogCaptureFixture) -
     desk.lead()
     desk.publish("a", "b", "c", at=1_000)
     desk.run_to(2_000)
-    core = desk.dispatcher._core
-    assert core is not None
+    core = desk.core
     core.ready.queue(0).places.clear()  # the bug
     core.ready.size = 0
     poll = desk.poll()
@@ -199,8 +197,7 @@ def test_many_topics_share_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> 
     for topic in range(30):
         ids += desk.publish_many(60, topic=f"t{topic}", at=1_000)
     desk.run_to(2_500)
-    core = desk.dispatcher._core
-    assert core is not None
+    core = desk.core
     assert core.ready.size <= 300 + 60
     for topic in range(30):
         desk.consume(f"t{topic}", max=7)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from hadelay.core.commands import Command
@@ -297,7 +299,7 @@ def test_the_cursor_is_proposed_while_it_changes_and_then_no_more(desk: Desk) ->
     assert local in (55, 56)
     desk.run_to(3_500)
     sent = [at for at, kind in desk.log if kind == Command.CURSOR]
-    assert all(b - a >= 49 for a, b in zip(sent, sent[1:], strict=False))
+    assert all(b - a >= 49 for a, b in pairwise(sent))
     assert 18 <= len(sent) <= 22
     assert desk.state.cursor == (hour, 2, 100)
     written = desk.index
@@ -372,4 +374,5 @@ def test_answered_polls_leave_no_deadlines_behind() -> None:
     desk.lead()
     for _ in range(5_000):
         desk.dispatcher.cancel_poll(desk.poll())
-    assert len(desk.dispatcher._deadlines) <= 1_100
+    polls = desk.dispatcher._term.polls  # type: ignore[union-attr]
+    assert len(polls._deadlines) <= 1_100

@@ -93,8 +93,7 @@ class Dispatching(RuleBasedStateMachine):
 
     @rule()
     def hang_up(self) -> None:
-        core = self.desk.dispatcher._core
-        assert core is not None
+        core = self.desk.core
         for poll in core.ready.polls()[:2]:
             self.desk.dispatcher.cancel_poll(poll)
 

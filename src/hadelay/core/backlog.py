@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.core.chain import ChainWalk, Damage
 from hadelay.core.formats import SECONDS_PER_HOUR
+from hadelay.core.owed import Owed
 from hadelay.core.ready import Ready, TopicQueue
 from hadelay.core.wheel import Second
-
-if TYPE_CHECKING:
-    from hadelay.core.dispatch import Owed
 
 #: Rows looked at in one go: two to three milliseconds.
 SLICE = 8_192

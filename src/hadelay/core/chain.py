@@ -9,7 +9,7 @@ what lies behind it is out of reach until the entry is repaired.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,7 +119,8 @@ class ChainWalk:
             return 0, self.store.pre_view(self.hour)
         base = max(0, at - _BLOCK + 1)
         rows = self.store.entries(self.hour, slice(base, at + 1), verify=False)
-        return base, memoryview(np.ascontiguousarray(rows).view(np.uint32))
+        words: Any = np.ascontiguousarray(rows).view(np.uint32)
+        return base, memoryview(words)
 
     def _verified(self, rows: NDArray[np.void], indexes: list[int]) -> int:
         """How many of `rows`, from the first, are what they should be."""

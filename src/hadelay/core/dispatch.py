@@ -13,7 +13,6 @@ Law 4: nothing assumes that a second that has passed no longer grows; but what i
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -24,9 +23,9 @@ from pyroaring import BitMap
 
 from hadelay.core.backlog import SLICE, Backlog, split
 from hadelay.core.chain import NO_SECOND, ChainWalk, Damage
-from hadelay.core.formats import INDEX, SECONDS_PER_HOUR
+from hadelay.core.formats import SECONDS_PER_HOUR
 from hadelay.core.hourstate import bitmap, indexes_of
-from hadelay.core.linking import INDEX_CRC
+from hadelay.core.owed import Owed
 from hadelay.core.ports import TOPIC
 from hadelay.core.ready import DONE, PROPOSED, WAITING, Delivery, Offer, Poll, Ready
 from hadelay.core.topics import by_topic
@@ -48,73 +47,6 @@ PRELOAD_ROWS = 1 << 20
 _LAST_MOMENT_MS = 1_000
 #: Messages offered and not yet granted.
 OFFERED = 1 << 16
-#: Below this many, asking the bitmaps one by one is quicker than making a bitmap.
-_FEW = 64
-
-
-class Owed:
-    """What the state says is owed: the only place that combines index, bitmaps and topics."""
-
-    def __init__(self, state: DelayState, store: Any) -> None:
-        self.state, self.store = state, store
-        #: Told (hour, indexes) of entries in a window that do not verify any more.
-        self.on_spoiled: Callable[[int, NDArray[np.uint32]], None] = lambda hour, indexes: None
-
-    def mask(self, hour: int, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Which of these INDEX rows are neither settled nor leased, nor of a deleted topic."""
-        owed = self.state.topics.alive(rows)
-        hour_state = self.state.hours.get(hour)
-        if hour_state is None:
-            return owed
-        settled, leased = hour_state.settled, hour_state.leased
-        indexes = rows["index"]
-        if len(indexes) < _FEW:
-            taken = [i in settled or i in leased for i in indexes.tolist()]
-            return owed & ~np.array(taken, np.bool_) if any(taken) else owed
-        bits = bitmap(indexes)
-        gone = (bits & settled) | (bits & leased)
-        return owed & ~np.isin(indexes, indexes_of(gone)) if gone else owed
-
-    def look(self, hour: int, indexes: NDArray[np.uint32]) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-        if not self.store.count(hour):
-            # Retired: everything was settled, or carried away, while it stood in a window.
-            return np.zeros(len(indexes), INDEX), np.zeros(len(indexes), np.bool_)
-        rows = self.store.entries(hour, indexes, verify=False)
-        bad = INDEX_CRC.bad(rows)
-        if len(bad):
-            # It was good when its second was loaded. Proposing it would make apply read it, and stop.
-            self.on_spoiled(hour, indexes[bad])
-            fine = np.ones(len(rows), np.bool_)
-            fine[bad] = False
-            rows = rows.copy()
-            rows["topic"][bad] = 0
-            return rows, self.mask(hour, rows) & fine
-        return rows, self.mask(hour, rows)
-
-    def next_second(self, second: int, now_ms: int) -> int | None:
-        """The first second from this one on that has something open, of hours that have begun."""
-        hour, slot = divmod(second, SECONDS_PER_HOUR)
-        found = self._open_second(hour, slot)
-        if found is not None:
-            return found
-        later = [h for h, s in self.state.hours.items() if h > hour and s.open_seconds is not None]
-        if now_ms // HOUR_MS > self.state.now_hour:
-            # Hours that began while nothing was committed: apply has not counted them yet.
-            hours = self.store.hours()
-            first = max(hour, self.state.now_hour) + 1
-            later += hours[bisect_left(hours, first) : bisect_right(hours, now_ms // HOUR_MS)]
-        return next((at for h in sorted(set(later)) if (at := self._open_second(h, 0)) is not None), None)
-
-    def _open_second(self, hour: int, slot: int) -> int | None:
-        hour_state = self.state.hours.get(hour)
-        counts = hour_state.open_seconds if hour_state is not None else None
-        if counts is None:
-            if hour <= self.state.now_hour or not self.store.count(hour):
-                return None
-            counts = self.store.heads(hour).count
-        used = counts[slot:] > 0
-        at = int(used.argmax())
-        return hour * SECONDS_PER_HOUR + slot + at if used[at] else None
 
 
 class Dispatcher:

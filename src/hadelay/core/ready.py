@@ -77,6 +77,8 @@ class Offer:
     indexes: U32
     rows: NDArray[np.void]
     seq: int = 0
+    #: Which round of proposals it belongs to.
+    round: int = 0
 
 
 class TopicQueue:

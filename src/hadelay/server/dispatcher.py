@@ -1,8 +1,8 @@
 """The dispatcher's hands: timers, proposals, and answers to polls. core/dispatch.py decides what is due and for whom.
 
-commit (default): a hand-out is a grant that is proposed, decided by apply, and only then answered. Many are in flight;
-the batcher commits them together. Nothing is waited for: a message that falls due is proposed in the same
-millisecond.
+commit (default): a hand-out is a grant that is proposed, decided by apply, and only then answered. What falls due is
+proposed in the same millisecond; while two rounds of grants are on their way (the batcher has no more entries in
+flight either) what falls due joins the next.
 interval (S2): handed out at once and proposed within half an interval; while the oldest hand-out that is not committed
 is an interval old, nothing more is handed out, so that a crash repeats at most the last 50 ms. After a take-over
 everything that was due before is marked as redelivered, on suspicion.
@@ -12,7 +12,6 @@ Works between on_leader, when the no-op of the term is applied, and on_follower,
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -23,17 +22,19 @@ import numpy as np
 from hadelay.config import Config
 from hadelay.core.chain import Damage
 from hadelay.core.clustertime import ClusterClock
-from hadelay.core.commands import Grant, encode_cursor, encode_extend, encode_grant
-from hadelay.core.dispatch import DONE, PROPOSED, WAITING, Delivery, Dispatcher, Offer, Poll
+from hadelay.core.commands import Grant, encode_extend, encode_grant
+from hadelay.core.dispatch import DONE, PROPOSED, Delivery, Dispatcher, Offer, Poll
 from hadelay.core.ports import NoListener
 from hadelay.core.results import GrantResult, LeaseOutcome, LeaseResult
 from hadelay.core.state import DelayState
-from hadelay.errors import Conflict, HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.errors import DamagedFile, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.runtime import Runtime
 from hadelay.server.alarm import Alarm
+from hadelay.server.cursor import CursorKeeper
 from hadelay.server.deliveries import Lateness, again, empty, first_time, still_held
 from hadelay.server.expiry import Expiry
 from hadelay.server.janitor import Janitor
+from hadelay.server.polls import Polls
 
 log = logging.getLogger(__name__)
 
@@ -41,17 +42,52 @@ log = logging.getLogger(__name__)
 Done = Callable[[Any, HadelayError | None], None]
 #: After a proposal that could not be made.
 _BACKOFF_S = 0.02
+#: Rounds of grants on their way at once (commit mode).
+_MAX_ROUNDS = 2
 #: Timers have limits; to wake once an hour costs nothing.
 _LONGEST_SLEEP_S = 3_600.0
 #: Slices of backlog the sweeper looks at each time.
 _SWEEP_SLICES = 4
-#: Deadlines of polls that were answered are dropped when they are this many more than those that wait.
-_STALE = 1_024
+
+
+class _Term:
+    """What exists only while this node leads."""
+
+    def __init__(self, term: int, core: Dispatcher, polls: Polls, cursor: CursorKeeper, expiry: Expiry) -> None:
+        self.number, self.core, self.polls, self.cursor, self.expiry = term, core, polls, cursor, expiry
+        self.seq = 0
+        #: What was due by then may have been handed out before, unrecorded (interval mode).
+        self.suspect_ms = 0
+        #: No new proposals before this.
+        self.resting_until = 0.0
+        #: Offers on their way, by seq; how many of them each round still has.
+        self.offers: dict[int, Offer] = {}
+        self.rounds: dict[int, int] = {}
+        #: Polls that wait for leases to be renewed.
+        self.renewing: set[Poll] = set()
+        #: interval mode: not proposed yet; and when each that is not committed was handed out, in order.
+        self.unsent: list[tuple[Offer, bytes]] = []
+        self.handed_at: dict[int, float] = {}
+        #: A planned transfer: nothing is handed out; whom to tell when the dispatch state is committed.
+        self.holding = False
+        self.held: Callable[[], None] | None = None
+        self.cursor_tried = False
+
+    def unanswered(self) -> list[Poll]:
+        """Polls whose grant or renewal is on its way."""
+        asked = [*(offer.poll for offer in self.offers.values()), *self.renewing]
+        return [poll for poll in map(self.polls.current, asked) if poll.phase == PROPOSED]
+
+    def landed(self, offer: Offer) -> None:
+        del self.offers[offer.seq]
+        if offer.round in self.rounds:
+            self.rounds[offer.round] -= 1
+            if not self.rounds[offer.round]:
+                del self.rounds[offer.round]
 
 
 class LeaderDispatcher:
-    """Runs on every node, works only between on_leader and on_follower. It is also `state.listener` (set by
-    on_leader, cleared by on_follower)."""
+    """Runs on every node, works only between on_leader and on_follower. Its core is `state.listener` meanwhile."""
 
     def __init__(
         self,
@@ -70,109 +106,74 @@ class LeaderDispatcher:
         self.propose, self.config, self.on_damage = propose, config, on_damage
         self.interval = config.dispatch.sync == "interval"
         self.interval_s = config.dispatch.interval_ms / 1000.0
-        self.term = 0
         #: Plain ints for /metrics.
         self.handed_out = 0
         self.damaged_links = 0
         self.lateness = Lateness()
         self._swept_before = 0
-        self._core: Dispatcher | None = None
-        self._reset()
-
-    def _reset(self) -> None:
-        self._seq = 0
+        self._term: _Term | None = None
         self._turning = False
-        self._suspect_ms = 0
-        self._resting_until = 0.0
-        self._held: Callable[[], None] | None = None
-        self._holding = False
-        #: Offers on their way, by seq.
-        self._offers: dict[int, Offer] = {}
-        #: interval mode: not proposed yet, and when each that is not committed was handed out (in order).
-        self._unsent: list[tuple[Offer, bytes]] = []
-        self._handed_at: dict[int, float] = {}
-        #: Polls that wait for a proposal, by what would replace them.
-        self._requests: dict[tuple[str, bytes], Poll] = {}
-        self._successors: dict[Poll, Poll] = {}
-        self._extending: set[Poll] = set()
-        self._deadlines: list[tuple[float, int, Poll]] = []
-        self._polls = 0
-        self._cursor_sent = (0, 0, 0)
-        self._cursor_at = 0.0
-        self._cursor_busy = False
-        self._due = Alarm(self.runtime, self._turn_soon)
-        self._late_polls = Alarm(self.runtime, self._turn_soon)
-        self._cursor_alarm = Alarm(self.runtime, self._send_cursor)
-        self._flush_alarm = Alarm(self.runtime, self.flush)
-        self._sweep_alarm = Alarm(self.runtime, self._sweep)
+        self._alarms = [Alarm(runtime, ring) for ring in (self._turn_soon, self.flush, self._sweep)]
+        self._due, self._flush_alarm, self._sweep_alarm = self._alarms
 
     # ---- leading
 
     def on_leader(self, term: int) -> None:
         """The no-op of `term` is applied, clock.lead was called, and the clock is ready."""
         self.on_follower()
-        now = self._now()
-        self.term = term
-        core = self._core = Dispatcher(
+        now, dispatch = self._now(), self.config.dispatch
+        core = Dispatcher(
             self.state,
             self.store,
-            preload_ms=self.config.dispatch.preload_ms,
-            window=self.config.dispatch.ready_window,
+            preload_ms=dispatch.preload_ms,
+            window=dispatch.ready_window,
             wake=self._turn_soon,
             on_damage=self._damaged,
         )
         core.start(now)
         self.state.listener = core
-        self._suspect_ms = now if self.interval else 0
-        self._cursor_sent = core.cursor
-        self._expiry = Expiry(
-            self.state, self.runtime, self.clock, self.propose, now + self.config.limits.max_clock_skew_ms
+        self._term = _Term(
+            term,
+            core,
+            Polls(core.ready, self.runtime.monotonic),
+            CursorKeeper(core, self.runtime, self.propose, self.interval_s, self._cursor_settled),
+            Expiry(self.state, self.runtime, self.clock, self.propose, now + self.config.limits.max_clock_skew_ms),
         )
+        self._term.suspect_ms = now if self.interval else 0
         self._janitor = Janitor(self.state, self.runtime, self._now, self.propose, self.config.retention)
         self._arm_sweeper()
         self._turn_soon()
 
     def on_follower(self) -> None:
         """Stop at once, answer every poll, clear what only a leader knows."""
-        core = self._core
-        if core is None:
+        term, self._term = self._term, None
+        if term is None:
             return
         self.state.listener = NoListener()
-        self._core = None
-        self._expiry.stop()
+        term.expiry.stop()
+        term.cursor.stop()
         self._janitor.stop()
-        for alarm in (self._due, self._late_polls, self._cursor_alarm, self._flush_alarm, self._sweep_alarm):
+        for alarm in self._alarms:
             alarm.cancel()
-        self._swept_before += core.backlog.swept
-        polls, held = [*core.ready.polls(), *self._proposed_polls()], self._held
-        self._reset()
-        for poll in polls:
-            self._fail_deposed(poll)
-        if held is not None:
-            held()
-
-    def _proposed_polls(self) -> list[Poll]:
-        asked = [*(offer.poll for offer in self._offers.values()), *self._extending]
-        return [poll for poll in map(self._current, asked) if poll.phase == PROPOSED]
-
-    def _fail_deposed(self, poll: Poll) -> None:
-        unknown = poll.phase == PROPOSED
-        poll.phase = DONE
-        if unknown:
-            poll.done(None, OutcomeUnknown("the leader changed; ask again with the same request_id"))
-        else:
-            poll.done(None, NoLeader("the leader changed; nothing was handed out", retry_after_ms=100))
+        self._swept_before += term.core.backlog.swept
+        unknown = OutcomeUnknown("the leader changed; ask again with the same request_id")
+        for poll in term.unanswered():
+            term.polls.answer(poll, None, unknown)
+        for poll in term.core.ready.polls():
+            term.polls.answer(poll, None, NoLeader("the leader changed; nothing was handed out", retry_after_ms=100))
+        if term.held is not None:
+            term.held()
 
     def clock_changed(self) -> None:
         """The clock was slewed: timers that were set by it are set again."""
-        if self._core is not None:
+        if self._term is not None:
             self._due.cancel()
             self._turn_soon()
 
     def repaired(self, hour: int) -> None:
         """Damaged entries of the hour were repaired: walk its broken seconds again."""
-        if self._core is not None:
-            self._core.repaired(hour)
+        if self._term is not None:
+            self._term.core.repaired(hour)
 
     def _damaged(self, damage: Damage) -> None:
         self.damaged_links += 1
@@ -187,111 +188,70 @@ class LeaderDispatcher:
 
     def poll(self, poll: Poll) -> None:
         """Only on the leader (else done(None, NoLeader) at once)."""
-        core = self._core
-        if core is None:
+        term = self._term
+        if term is None:
             poll.phase = DONE
             poll.done(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
             return
-        poll.phase = WAITING
         poll.deadline = self.runtime.monotonic() + poll.wait_ms / 1000.0
-        if poll.request_id and self._is_repeated(poll):
-            return
-        core.ready.wait(poll)
-        self._polls += 1
-        heapq.heappush(self._deadlines, (poll.deadline, self._polls, poll))
-        if len(self._deadlines) > 2 * core.ready.waiting + _STALE:
-            self._deadlines = [item for item in self._deadlines if item[2].phase == WAITING]
-            heapq.heapify(self._deadlines)
-        self._turn_soon()
+        if not poll.request_id or not self._is_repeated(term, poll):
+            term.polls.wait(poll)
+            self._turn_soon()
 
-    def _is_repeated(self, poll: Poll) -> bool:
+    def _is_repeated(self, term: _Term, poll: Poll) -> bool:
         """Idempotent receive: the same {consumer, request_id} takes the place of a waiting poll, or gets what it was
         granted before. True if there is nothing more to do now."""
-        key = (poll.consumer, poll.request_id)
-        before = self._requests.get(key)
-        self._requests[key] = poll
-        if before is not None and before.phase == PROPOSED:
-            self._successors[before] = poll
-            poll.phase, before.phase = PROPOSED, DONE
-            before.done(None, _replaced())
+        if term.polls.replace(poll):
             return True
-        if before is not None and before.phase == WAITING:
-            self._core_or_die().ready.unwait(before)
-            before.phase = DONE
-            before.done(None, _replaced())
-        for offer in self._offers.values() if self.interval else ():
-            if (offer.poll.consumer, offer.poll.request_id) == key:
+        for offer in term.offers.values() if self.interval else ():
+            if (offer.poll.consumer, offer.poll.request_id) == (poll.consumer, poll.request_id):
                 # Handed out, not committed yet: what became of it is known in a moment.
-                self._successors[offer.poll] = poll
-                poll.phase = PROPOSED
+                term.polls.succeed(offer.poll, poll)
                 self.flush()
                 return True
         held = self.state.held_by(poll.consumer, poll.request_id)
         if held is not None:
-            self._hand_out_again(poll, held.key)
+            self._hand_out_again(term, poll, held.key)
         return held is not None
 
     def cancel_poll(self, poll: Poll) -> None:
         """The consumer is gone: unless a grant is proposed for it already, it gets none. `done` is not called."""
-        if poll.phase == WAITING and self._core is not None:
-            self._core.ready.unwait(poll)
-        self._close(poll)
-
-    def _current(self, poll: Poll) -> Poll:
-        """The poll, or the one that took its place while its grant was on its way."""
-        while poll in self._successors:
-            poll = self._successors.pop(poll)
-        return poll
-
-    def _close(self, poll: Poll) -> None:
+        if self._term is not None:
+            self._term.polls.cancel(poll)
         poll.phase = DONE
-        key = (poll.consumer, poll.request_id)
-        if self._requests.get(key) is poll:
-            del self._requests[key]
 
-    def _answer(self, poll: Poll, delivery: Delivery | None, error: HadelayError | None = None) -> None:
-        if poll.phase != DONE:
-            self._close(poll)
-            poll.done(delivery, error)
-
-    def _wait_on(self, poll: Poll) -> None:
+    def _wait_on(self, term: _Term, poll: Poll) -> None:
         """Its grant came to nothing: it is the next in line, unless it has waited long enough."""
         if poll.phase == DONE:
             return
         if poll.deadline <= self.runtime.monotonic():
-            self._answer(poll, empty(self._now()))
+            term.polls.answer(poll, empty(self._now()))
             return
-        poll.phase = WAITING
-        self._core_or_die().ready.wait_again(poll)
-        self._polls += 1
-        heapq.heappush(self._deadlines, (poll.deadline, self._polls, poll))
+        term.polls.wait(poll, first=True)
         self._turn_soon()
 
-    def _answer_late_polls(self, core: Dispatcher) -> None:
-        mono = self.runtime.monotonic()
-        deadlines = self._deadlines
-        while deadlines and (deadlines[0][0] <= mono or deadlines[0][2].phase != WAITING):
-            poll = heapq.heappop(deadlines)[2]
-            if poll.phase == WAITING:
-                core.ready.unwait(poll)
-                self._answer(poll, empty(self._now()))
-        if deadlines:
-            self._late_polls.at(deadlines[0][0])
+    def _answer_late_polls(self, term: _Term) -> None:
+        for poll in term.polls.take_late():
+            term.polls.answer(poll, empty(self._now()))
+        deadline = term.polls.next_deadline()
+        if deadline is not None:
+            self._due.at(deadline)
 
     # ---- one turn: what is due, who gets it, when to look again
 
     def _turn_soon(self) -> None:
-        if not self._turning and self._core is not None:
+        if not self._turning and self._term is not None:
             self._turning = True
             self.runtime.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._turning = False
-        core = self._core
-        if core is None:
+        term = self._term
+        if term is None:
             return
-        if self._holding:
-            self._answer_late_polls(core)
+        core = term.core
+        if term.holding:
+            self._answer_late_polls(term)
             return  # the wheels stand still, too: their tick is what is handed over
         aligned = self._now() >= core.resume_ms
         if aligned and core.busy:
@@ -300,236 +260,209 @@ class LeaderDispatcher:
                 self._turn_soon()
                 return
         next_ms = core.advance(self._now())
-        self._hand_out(core)
-        self._answer_late_polls(core)
-        self._watch_cursor(core)
+        self._hand_out(term)
+        self._answer_late_polls(term)
+        term.cursor.watch()
         if aligned and core.busy:
             self._turn_soon()
         mono = self.runtime.monotonic()
         self._due.at(mono + min(self.clock.delay_s(next_ms, mono), _LONGEST_SLEEP_S))
 
-    def _hand_out(self, core: Dispatcher) -> None:
+    def _hand_out(self, term: _Term) -> None:
         mono = self.runtime.monotonic()
-        if self._holding or mono < self._resting_until or self._is_stalled(mono):
+        if mono < term.resting_until or len(term.rounds) >= _MAX_ROUNDS or self._is_stalled(term, mono):
             return
-        for offer in core.match():
-            self._seq += 1
-            offer.seq = self._seq
-            self._offers[offer.seq] = offer
-            poll = offer.poll
-            command = encode_grant(
-                Grant(
-                    self.term,
-                    offer.seq,
-                    poll.lease_ms,
-                    poll.consumer,
-                    poll.request_id,
-                    self.config.node.name,
-                    offer.hours,
-                    offer.indexes,
-                )
-            )
+        offers = term.core.match()
+        if offers and not self.interval:
+            term.rounds[term.seq] = len(offers)
+        this_round = term.seq
+        for offer in offers:
+            term.seq += 1
+            offer.seq, offer.round = term.seq, this_round
+            term.offers[offer.seq] = offer
+            command = self._grant(term, offer)
             if self.interval:
-                self._hand_out_at_once(offer, command)
+                self._hand_out_at_once(term, offer, command)
             else:
-                self.propose(command, partial(self._decided, core, offer))
+                self.propose(command, partial(self._decided, term, offer))
 
-    def _decided(self, core: Dispatcher, offer: Offer, result: Any, error: HadelayError | None) -> None:
+    def _grant(self, term: _Term, offer: Offer) -> bytes:
+        poll = offer.poll
+        return encode_grant(
+            Grant(
+                term.number, offer.seq, poll.lease_ms, poll.consumer, poll.request_id, self.config.node.name,
+                offer.hours, offer.indexes,
+            )
+        )  # fmt: skip
+
+    def _decided(self, term: _Term, offer: Offer, result: Any, error: HadelayError | None) -> None:
         """commit mode: what apply made of a grant."""
-        if core is not self._core:
+        if term is not self._term:
             return
-        del self._offers[offer.seq]
-        poll = self._current(offer.poll)
-        if error is None and isinstance(result, GrantResult) and result.existing is None:
-            core.settle_offer(offer, put_back=False)
-            self._granted(core, offer, result, poll)
+        term.landed(offer)
+        poll = term.polls.current(offer.poll)
+        granted = error is None and isinstance(result, GrantResult) and result.existing is None
+        term.core.settle_offer(offer, put_back=not granted)
+        if granted:
+            self._granted(term, offer, result, poll)
+        elif isinstance(result, GrantResult) and result.existing is not None:
+            self._hand_out_again(term, poll, result.existing)
         else:
-            core.settle_offer(offer, put_back=True)
-            if error is None and isinstance(result, GrantResult):
-                assert result.existing is not None
-                self._hand_out_again(poll, result.existing)
+            term.resting_until = self.runtime.monotonic() + _BACKOFF_S
+            self._due.at(term.resting_until)
+            if error is None or isinstance(error, OutcomeUnknown):
+                term.polls.answer(poll, None, error or HadelayError(f"the grant was refused: {result}"))
             else:
-                self._rest()
-                if error is None or isinstance(error, OutcomeUnknown):
-                    self._answer(poll, None, error or HadelayError(f"the grant was refused: {result}"))
-                else:
-                    self._wait_on(poll)
-        self._check_held(core)
+                self._wait_on(term, poll)
+        self._check_held(term)
         self._turn_soon()
 
-    def _granted(self, core: Dispatcher, offer: Offer, result: GrantResult, poll: Poll) -> None:
-        granted = result.granted
-        if not granted.all():
-            core.refused(offer, granted)
-            if not granted.any():
-                self._wait_on(poll)
+    def _granted(self, term: _Term, offer: Offer, result: GrantResult, poll: Poll) -> None:
+        if not result.granted.all():
+            term.core.refused(offer, result.granted)
+            if not result.granted.any():
+                self._wait_on(term, poll)
                 return
-        self._expiry.add(result.until_ms, (self.term, offer.seq))
+        term.expiry.add(result.until_ms, (term.number, offer.seq))
         now = self._now()
         if poll.phase == DONE:
             return  # it hung up after the proposal: the lease has to run out
         if (result.until_ms - now) * 2 < poll.lease_ms:
             # Too little of the lease is left to be worth an answer: a whole one, or nothing.
-            self._hand_out_again(poll, (self.term, offer.seq))
+            self._hand_out_again(term, poll, (term.number, offer.seq))
             return
-        delivery = first_time(self.term, offer, result, self._suspect_ms, now)
-        self._count(delivery)
-        self._answer(poll, delivery)
+        self._deliver(term, poll, first_time(term.number, offer, result, term.suspect_ms, now))
 
-    def _count(self, delivery: Delivery) -> None:
+    def _deliver(self, term: _Term, poll: Poll, delivery: Delivery) -> None:
         self.handed_out += len(delivery.indexes)
         self.lateness.count(delivery)
+        term.polls.answer(poll, delivery)
 
-    def _rest(self) -> None:
-        self._resting_until = self.runtime.monotonic() + _BACKOFF_S
-        self._due.at(self._resting_until)
-
-    def _hand_out_again(self, poll: Poll, key: tuple[int, int]) -> None:
+    def _hand_out_again(self, term: _Term, poll: Poll, key: tuple[int, int]) -> None:
         """A grant that is held already: its leases are extended, which also proves that this node still leads, and
         what is left of it is answered."""
         grant = self.state.grants.get(key)
         if grant is None or poll.phase == DONE:
-            self._wait_on(poll)
+            self._wait_on(term, poll)
             return
         poll.phase = PROPOSED
-        delivery, leases = again(grant, self.store)
-        self._extending.add(poll)
+        try:
+            delivery, leases = again(grant, self.store)
+        except DamagedFile as damage:
+            term.polls.answer(poll, None, damage)
+            return
+        term.renewing.add(poll)
         command = encode_extend(self.config.node.name, leases, poll.lease_ms)
-        self.propose(command, partial(self._extended, self._core, poll, delivery))
+        self.propose(command, partial(self._renewed, term, poll, delivery))
 
-    def _extended(
-        self, core: Dispatcher | None, asked: Poll, delivery: Delivery, result: Any, error: HadelayError | None
+    def _renewed(
+        self, term: _Term, asked: Poll, delivery: Delivery, result: Any, error: HadelayError | None
     ) -> None:
-        if core is not self._core:
+        if term is not self._term:
             return
-        self._extending.discard(asked)
-        poll = self._current(asked)
-        if error is not None or not isinstance(result, LeaseResult):
-            self._answer(poll, None, error or Overloaded("the lease could not be renewed", retry_after_ms=100))
-            return
-        held = result.outcomes == LeaseOutcome.DONE
-        if not held.any():
-            self._wait_on(poll)
-            return
+        term.renewing.discard(asked)
+        poll = term.polls.current(asked)
         now = self._now()
-        if (result.until_ms - now) * 2 < poll.lease_ms:
-            self._answer(poll, None, Overloaded("the commit took longer than the lease lasts", retry_after_ms=1000))
-            return
-        self._answer(poll, still_held(delivery, held, result.until_ms, now))
+        if error is not None or not isinstance(result, LeaseResult):
+            term.polls.answer(poll, None, error or Overloaded("the lease could not be renewed", retry_after_ms=100))
+        elif not (held := result.outcomes == LeaseOutcome.DONE).any():
+            self._wait_on(term, poll)
+        elif (result.until_ms - now) * 2 < poll.lease_ms:
+            late = Overloaded("the commit took longer than half of the lease", retry_after_ms=1_000)
+            term.polls.answer(poll, None, late)
+        else:
+            term.polls.answer(poll, still_held(delivery, held, result.until_ms, now))
+        self._check_held(term)
 
     # ---- interval mode
 
-    def _is_stalled(self, mono: float) -> bool:
+    def _is_stalled(self, term: _Term, mono: float) -> bool:
         """An interval's worth of hand-outs is not committed: no more until it is."""
-        oldest = next(iter(self._handed_at.values()), mono)
-        return mono - oldest >= self.interval_s
+        return mono - next(iter(term.handed_at.values()), mono) >= self.interval_s
 
-    def _hand_out_at_once(self, offer: Offer, command: bytes) -> None:
+    def _hand_out_at_once(self, term: _Term, offer: Offer, command: bytes) -> None:
         mono, now = self.runtime.monotonic(), self._now()
-        self._handed_at[offer.seq] = mono
-        self._unsent.append((offer, command))
+        term.handed_at[offer.seq] = mono
+        term.unsent.append((offer, command))
         # Half an interval leaves the other half for the commit, so that handing out does not stop in between.
         self._flush_alarm.at(mono + self.interval_s / 2)
-        count = len(offer.indexes)
         expected = GrantResult(
-            self.term, offer.seq, np.ones(count, np.bool_), offer.rows["attempt"] + np.uint16(1),
+            term.number, offer.seq, np.ones(len(offer.rows), np.bool_), offer.rows["attempt"] + np.uint16(1),
             now + offer.poll.lease_ms,
         )  # fmt: skip
-        delivery = first_time(self.term, offer, expected, self._suspect_ms, now)
-        self._count(delivery)
-        self._answer(offer.poll, delivery)
-
-    def flush(self) -> None:
-        """Propose what was handed out since the last time."""
-        self._flush_alarm.cancel()
-        unsent, self._unsent = self._unsent, []
-        for offer, command in unsent:
-            self.propose(command, partial(self._recorded, self._core, offer, command))
+        self._deliver(term, offer.poll, first_time(term.number, offer, expected, term.suspect_ms, now))
 
     def before_settlement(self) -> None:
         """Call before proposing any ack, nack, extend or cancel: in interval mode hand-outs go first."""
-        if self._unsent:
+        if self._term is not None and self._term.unsent:
             self.flush()
 
+    def flush(self) -> None:
+        """Propose what was handed out since the last time."""
+        term = self._term
+        if term is None:
+            return
+        self._flush_alarm.cancel()
+        unsent, term.unsent = term.unsent, []
+        for offer, command in unsent:
+            self.propose(command, partial(self._recorded, term, offer, command))
+
     def _recorded(
-        self, core: Dispatcher | None, offer: Offer, command: bytes, result: Any, error: HadelayError | None
+        self, term: _Term, offer: Offer, command: bytes, result: Any, error: HadelayError | None
     ) -> None:
-        if core is None or core is not self._core:
+        if term is not self._term:
             return
         if error is not None:
             # It was handed out and has to be recorded; meanwhile handing out stops by itself. If it was committed
             # after all, apply says that the grant exists.
-            self._unsent.append((offer, command))
+            term.unsent.append((offer, command))
             self._flush_alarm.at(self.runtime.monotonic() + _BACKOFF_S)
             return
-        del self._offers[offer.seq], self._handed_at[offer.seq]
-        core.settle_offer(offer, put_back=False)
+        term.landed(offer)
+        del term.handed_at[offer.seq]
+        term.core.settle_offer(offer, put_back=False)
         if isinstance(result, GrantResult) and not result.granted.all():
-            core.refused(offer, result.granted)
-        key = (self.term, offer.seq)
+            term.core.refused(offer, result.granted)
+        key = (term.number, offer.seq)
         grant = self.state.grants.get(key)
         if grant is not None:
-            self._expiry.add(grant.next_until_ms(), key)
-        if offer.poll in self._successors:
-            self._hand_out_again(self._current(offer.poll), key)
-        self._check_held(core)
-        self._turn_soon()
-
-    # ---- the cursor (S2: the tick of both wheels and the localIndex, every 50 ms while it changes)
-
-    def _watch_cursor(self, core: Dispatcher) -> None:
-        if core.cursor == self._cursor_sent or self._cursor_busy:
-            return
-        at = self._cursor_at + self.interval_s
-        if at <= self.runtime.monotonic():
-            self._send_cursor()
-        else:
-            self._cursor_alarm.at(at)
-
-    def _send_cursor(self) -> None:
-        core = self._core
-        if core is None or self._cursor_busy:
-            return
-        cursor = core.cursor
-        self._cursor_at = self.runtime.monotonic()
-        self._cursor_busy = True
-        self.propose(encode_cursor(*cursor), partial(self._cursor_done, core, cursor))
-
-    def _cursor_done(self, core: Dispatcher, cursor: tuple[int, int, int], result: Any, error: Any) -> None:
-        if core is not self._core:
-            return
-        self._cursor_busy = False
-        if error is None or self._holding:
-            self._cursor_sent = cursor
-        self._check_held(core)
+            term.expiry.add(grant.next_until_ms(), key)
+        if term.polls.has_successor(offer.poll):
+            self._hand_out_again(term, term.polls.current(offer.poll), key)
+        self._check_held(term)
         self._turn_soon()
 
     # ---- planned transfer
 
     def hold(self, done: Callable[[], None]) -> None:
         """A planned transfer: hand out nothing more, commit the dispatch state, then done()."""
-        core = self._core
-        if core is None:
+        term = self._term
+        if term is None:
             done()
             return
-        self._holding = True
-        self._held = done
+        term.holding, term.held = True, done
         self.flush()
-        self._check_held(core)
+        self._check_held(term)
 
     def resume(self) -> None:
         """Nobody took over: go on."""
-        self._holding = False
-        self._held = None
-        self._turn_soon()
+        if self._term is not None:
+            self._term.holding, self._term.held, self._term.cursor_tried = False, None, False
+            self._turn_soon()
 
-    def _check_held(self, core: Dispatcher) -> None:
-        if self._held is None or self._offers or self._extending or self._cursor_busy:
+    def _cursor_settled(self) -> None:
+        if self._term is not None:
+            self._check_held(self._term)
+            self._turn_soon()
+
+    def _check_held(self, term: _Term) -> None:
+        if term.held is None or term.offers or term.renewing or term.cursor.busy:
             return
-        if core.cursor != self._cursor_sent:
-            self._send_cursor()
+        if term.cursor.changed and not term.cursor_tried:
+            term.cursor_tried = True
+            term.cursor.send()
             return
-        held, self._held = self._held, None
+        held, term.held = term.held, None
         held()
 
     # ---- to be sure
@@ -538,11 +471,11 @@ class LeaderDispatcher:
         self._sweep_alarm.at(self.runtime.monotonic() + self.config.dispatch.sweep_ms / 1000.0)
 
     def _sweep(self, slices: int = _SWEEP_SLICES) -> None:
-        core = self._core
-        if core is None:
+        if self._term is None:
             return
-        before = core.backlog.swept
         self._turn_soon()  # the wheels may have stood still for long: it looks at what they have passed
+        core = self._term.core
+        before = core.backlog.swept
         if slices and not core.busy and not core.backlog.sweep():
             self.runtime.call_soon(self._sweep, slices - 1)
         else:
@@ -564,26 +497,18 @@ class LeaderDispatcher:
     @property
     def sweeper_found(self) -> int:
         """Messages that were owed and forgotten, since this process started. A bug unless 0."""
-        return self._swept_before + (self._core.backlog.swept if self._core is not None else 0)
+        return self._swept_before + (self._term.core.backlog.swept if self._term is not None else 0)
 
     def cursor(self) -> tuple[int, int, int]:
         """(hour tick, second tick, localIndex): of the wheels here, or as replicated."""
-        return self._core.cursor if self._core is not None else self.state.cursor
+        return self._term.core.cursor if self._term is not None else self.state.cursor
 
     def waiting_polls(self) -> int:
-        return self._core.ready.waiting if self._core is not None else 0
+        return self._term.core.ready.waiting if self._term is not None else 0
 
     def ready_counts(self) -> dict[int, tuple[int, int]]:
         """Per topic number: how many messages are due, not leased and not settled, and when the oldest fell due."""
-        core = self._core
-        if core is None:
+        if self._term is None:
             return {}
+        core = self._term.core
         return {number: (n, core.oldest_ready_ms(number)) for number, n in core.ready_counts.items() if n > 0}
-
-    def _core_or_die(self) -> Dispatcher:
-        assert self._core is not None
-        return self._core
-
-
-def _replaced() -> Conflict:
-    return Conflict("another receive with the same consumer and request_id took this one's place")
