@@ -242,6 +242,7 @@ class NodeService:
         return self._node.storage.hours.read_file(hour, file, offset, length)
 
     async def names(self) -> NamesView:
+        await self._confirm(False)
         return views.names(self._node)
 
     # health
