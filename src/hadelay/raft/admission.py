@@ -1,8 +1,8 @@
 """Incarnations: who may vote and count (architecture §6).
 
-A node that lost or rewound its disk may have promised what it no longer knows. So it is a new *incarnation*: it follows,
-but neither votes, campaigns nor counts, until a leader has committed {node, incarnation} without it and it holds
-everything up to that entry. Founding members are admitted from the start.
+A node that lost or rewound its disk may have promised what it no longer knows. So it is a new *incarnation*: it
+follows, but neither votes, campaigns nor counts, until a leader has committed {node, incarnation} without it and it
+holds everything up to that entry. Founding members are admitted from the start.
 
 A node cannot see by itself that its disk is an old copy. Its peers can: they remember (term, index) that each
 incarnation once answered for, tell each other, and refuse a greeting that falls short of it.
@@ -34,7 +34,7 @@ class Seen(NamedTuple):
     incarnation: int
     boot: int
     term: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuple has a method of that name
 
 
 class Admission:
@@ -132,8 +132,10 @@ class Admission:
     def on_seen(self, peer: Peer, data: bytes) -> None:
         (table,) = messages.decode(data, dict)
         for name, fields in table.items():
+            if not isinstance(fields, list) or [type(field) for field in fields] != [int] * len(Seen._fields):
+                raise messages.BadFrame("seen: a member is not [incarnation, boot, term, index]")
             if name in self.node.peers:
-                self._raise(name, Seen(*map(int, fields)))
+                self._raise(name, Seen(*fields))
 
     # -- admitting
     def beat(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hadelay.errors import FatalError
 from hadelay.raft import messages
-from hadelay.raft.messages import Append, encode_append_reply
+from hadelay.raft.messages import Append, BadFrame, encode_append_reply
 from hadelay.raft.records import decode_entries
 from hadelay.raft.segment import Entry
 
@@ -95,12 +95,16 @@ class Follower:
 
     def _take(self, name: str, m: Append, data: bytes) -> None:
         node, journal = self.node, self.node.journal
-        self.verified = max(self.verified, m.prev_index)
-        if len(data) == m.records:
+        if len(data) <= m.records:
+            self.verified = max(self.verified, m.prev_index)
             return
-        entries = list(decode_entries(data, m.records))
+        try:
+            entries: list[Entry] = list(decode_entries(data, m.records))
+        except ValueError as error:
+            raise BadFrame(f"append: {error}") from error
         if entries[0][1] != m.prev_index + 1 or entries[-1][1] != m.prev_index + len(entries):
-            raise ValueError("entries do not follow on the index that the frame names")
+            raise BadFrame("append: entries do not follow on the index that the frame names")
+        self.verified = max(self.verified, m.prev_index)
         if m.prev_index < journal.last_index:
             entries = self._skip_known(entries)
         if entries:

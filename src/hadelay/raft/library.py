@@ -73,28 +73,28 @@ class _Log(LibraryJournal):  # type: ignore[misc]
     def __len__(self) -> int:
         return self._journal.last_index - self._journal.base_index + 1
 
-    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
         self._journal.vote(term, votedForNodeId)
 
-    def getCurrentTerm(self) -> int:  # noqa: N802
+    def getCurrentTerm(self) -> int:
         return self._journal.term
 
-    def getVotedForNodeId(self) -> str | None:  # noqa: N802
+    def getVotedForNodeId(self) -> str | None:
         return self._journal.voted_for
 
-    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
         """Not kept: the checkpoint's applied index and the next leader say it again."""
 
-    def getRaftCommitIndex(self) -> int:  # noqa: N802
+    def getRaftCommitIndex(self) -> int:
         return self._journal.base_index
 
-    def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803
+    def deleteEntriesFrom(self, entryFrom: int) -> None:
         raise AssertionError("conflicts are cut before the library sees the message")
 
-    def deleteEntriesTo(self, entryTo: int) -> None:  # noqa: N802, N803
+    def deleteEntriesTo(self, entryTo: int) -> None:
         raise AssertionError("the library never compacts")
 
-    clear = _destroy = lambda self: None  # noqa: E731
+    clear = _destroy = lambda self: None
 
 
 class _Transport(Transport):  # type: ignore[misc]
@@ -107,9 +107,7 @@ class _Transport(Transport):  # type: ignore[misc]
     def send(self, node: Node, message: dict[str, Any]) -> bool:
         kind = message["type"]
         if kind == "request_vote":
-            self.outbox.send_vote_request(
-                node.id, message["term"], message["last_log_index"], message["last_log_term"]
-            )
+            self.outbox.send_vote_request(node.id, message["term"], message["last_log_index"], message["last_log_term"])
         elif kind == "response_vote":
             self.outbox.send_vote(node.id, message["term"])
         # next_node_idx: the follower's answer is ours, when its disk has it.
@@ -231,9 +229,7 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def heard(self, peer: str, term: int, commit_index: int) -> None:
         """`peer` leads `term`, and what this node holds up to `commit_index` is committed."""
-        self._to_library(
-            self.members[peer], {"type": "append_entries", "term": term, "commit_index": commit_index}
-        )
+        self._to_library(self.members[peer], {"type": "append_entries", "term": term, "commit_index": commit_index})
 
     def append(self, peer: str, term: int, commit_index: int, entries: list[tuple[Any, ...]]) -> None:
         """The same, with entries that follow directly on the last one here."""
@@ -264,11 +260,11 @@ class Core(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftLastApplied = index
 
     # -- what we take out of its hands
-    def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
+    def _SyncObj__sendAppendEntries(self) -> None:
         """Row 18: its sender slices the whole tail for each follower and knows no window."""
         self._outbox.pump()
 
-    def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
+    def _SyncObj__applyLogEntries(self) -> bool:
         """Row 10: its apply loop retries for ever, and lets callbacks apply twice. Ours is raft/apply.py."""
         return False
 

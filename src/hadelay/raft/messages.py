@@ -38,6 +38,10 @@ NO_REPLY = 1
 OK, MISMATCH, HIGHER_TERM, INSTALLING = range(4)
 
 
+class BadFrame(Exception):
+    """A frame that is not what docs/spec/node-link.md says. Nothing of it was used; the link is dropped."""
+
+
 class Append(NamedTuple):
     flags: int
     info: bytes
@@ -68,11 +72,12 @@ def encode_append(
 
 
 def decode_append(data: bytes) -> Append:
-    _, flags, info, rtt_ms, term, prev_index, prev_term, commit_index, round = _APPEND.unpack_from(data)
+    try:
+        _, flags, info, rtt_ms, term, prev_index, prev_term, commit_index, round = _APPEND.unpack_from(data)
+    except struct.error as error:
+        raise BadFrame(f"append: {error}") from error
     at = APPEND_HEADER_BYTES + info
-    return Append(
-        flags, data[APPEND_HEADER_BYTES:at], rtt_ms, term, prev_index, prev_term, commit_index, round, at
-    )
+    return Append(flags, data[APPEND_HEADER_BYTES:at], rtt_ms, term, prev_index, prev_term, commit_index, round, at)
 
 
 class AppendReply(NamedTuple):
@@ -91,19 +96,23 @@ def encode_append_reply(status: int, term: int, match: int, hint: int, round: in
 
 
 def decode_append_reply(data: bytes) -> AppendReply:
-    return AppendReply(*_APPEND_REPLY.unpack(data)[1:])
+    try:
+        return AppendReply(*_APPEND_REPLY.unpack(data)[1:])
+    except struct.error as error:
+        raise BadFrame(f"append reply: {error}") from error
 
 
 def encode(kind: int, *fields: Any) -> bytes:
-    return bytes((kind,)) + msgpack.packb(fields)
+    body: bytes = msgpack.packb(fields)
+    return bytes((kind,)) + body
 
 
 def decode(data: bytes, *types: type) -> list[Any]:
-    """The fields of a frame, checked against `types`. ValueError if they are not that."""
+    """The fields of a frame, checked against `types`."""
     try:
         fields = msgpack.unpackb(memoryview(data)[1:])
     except Exception as error:  # msgpack raises a family of them
-        raise ValueError(f"frame {data[0]}: {error}") from error
+        raise BadFrame(f"kind {data[0]}: {error}") from error
     if type(fields) is not list or [type(field) for field in fields] != list(types):
-        raise ValueError(f"frame {data[0]}: fields are not {[t.__name__ for t in types]}")
+        raise BadFrame(f"kind {data[0]}: the fields are not {[t.__name__ for t in types]}")
     return fields

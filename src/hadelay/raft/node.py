@@ -127,7 +127,7 @@ class RaftNode:
         self.call_later(_HOUSEKEEPING_S, self._housekeeping)
 
     def stop(self) -> None:
-        """No more timers, frames or callbacks; what still waits is answered `OutcomeUnknown` now. Closes the journal."""
+        """No more timers, frames or callbacks; what still waits is answered `OutcomeUnknown`. Closes the journal."""
         if self.stopped:
             return
         self.stopped = True
@@ -209,8 +209,7 @@ class RaftNode:
 
     # -- what it does
     def propose(self, command: bytes, done: Done) -> None:
-        """One call, one entry of 2 bytes to max_entry_bytes. done(result of apply, None) once applied here, else an error:
-
+        """One call, one entry of 2 bytes to max_entry_bytes. done(result of apply, None) once applied here, or an error:
         NoLeader, Overloaded, TooLarge, DiskFull (nothing happened), OutcomeUnknown.
         """
         config = self.config
@@ -255,7 +254,7 @@ class RaftNode:
         self.journal.compact(index, keep)
 
     def send(self, peer: str, kind: int, payload: Buffer) -> bool:
-        """The node's own traffic, `kind` 64 to 255. False, and nothing sent, when the peer is not linked or too slow."""
+        """The node's own traffic, `kind` 64 to 255. False, and nothing sent, if the peer is not linked or too slow."""
         assert messages.FIRST_APP_KIND <= kind <= 255
         return self.peers[peer].up and self.network.send(peer, [bytes((kind,)), payload])
 
@@ -319,8 +318,8 @@ class RaftNode:
                 handler = self._handlers.get(kind)
                 if handler is not None:  # else: of a later version, which knows that we may not know it
                     handler(peer, data)
-        except ValueError as error:
-            # Not what the protocol says: nothing of it was used. A new link starts from a known state.
+        except messages.BadFrame as error:
+            # A new link starts from a known state.
             log.warning("bad_frame", extra={"peer": name, "kind": kind, "error": str(error)})
             self.network.disconnect(name)
 

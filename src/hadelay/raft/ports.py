@@ -9,7 +9,17 @@ from typing import Any, Protocol
 from hadelay.errors import ConfigError, HadelayError
 from hadelay.storage.snapshot import Manifest, SnapshotFile
 
-__all__ = ["Done", "Finished", "FOUNDING", "Installer", "Machine", "Manifest", "RaftConfig", "RaftStats", "SnapshotFile"]
+__all__ = [
+    "FOUNDING",
+    "Done",
+    "Finished",
+    "Installer",
+    "Machine",
+    "Manifest",
+    "RaftConfig",
+    "RaftStats",
+    "SnapshotFile",
+]
 
 #: done(result, error): exactly one of them is not None (a result may itself be None); called once, on the loop.
 Done = Callable[[Any, HadelayError | None], None]

@@ -48,7 +48,7 @@ _RESET, _ADMITTED = 1, 2
 
 class Record(NamedTuple):
     kind: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuple has a method of that name
     term: int
     payload: bytes
     offset: int

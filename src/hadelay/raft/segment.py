@@ -19,7 +19,8 @@ from hadelay.raft.records import (
 )
 from hadelay.storage.disk import File
 
-Entry = tuple[bytes, int, int, bytes | None]
+#: (command, index, term, the record's bytes where they are at hand)
+Entry = tuple[bytes, int, int, bytes | memoryview | None]
 #: Distance between two places whose index is remembered: what a read by index may have to skip.
 _PLACE_BYTES = 64 << 10
 

@@ -92,9 +92,7 @@ class Snapshots:
             log.error("snapshot_unreadable", extra={"file": name, "offset": offset, "error": str(error)})
             self.release(peer)
             return
-        node.network.send(
-            peer.name, messages.encode(messages.CHUNK_REPLY, index, name, offset, crc32c(chunk), chunk)
-        )
+        node.network.send(peer.name, messages.encode(messages.CHUNK_REPLY, index, name, offset, crc32c(chunk), chunk))
 
     def on_done(self, peer: Peer, data: bytes) -> None:
         """It holds the snapshot (and so everything up to its index), or gave up (0)."""
@@ -223,8 +221,8 @@ class Snapshots:
 
 def _file(fields: object) -> SnapshotFile:
     if not isinstance(fields, list) or [type(field) for field in fields] != [str, int, int]:
-        raise ValueError("a manifest names files as [name, length, crc]")
+        raise messages.BadFrame("a manifest names files as [name, length, crc]")
     name, length, crc = fields
     if name.startswith("/") or ".." in name.split("/") or length < 0:
-        raise ValueError(f"a manifest names the file {name!r}")
+        raise messages.BadFrame(f"a manifest names the file {name!r}")
     return SnapshotFile(name, length, crc)

@@ -119,11 +119,9 @@ class _Link(asyncio.Protocol):
     def _on_hello(self, frame: bytes) -> None:
         try:
             if len(frame) > _MAX_HELLO or frame[0] != HELLO:
-                raise ValueError("the first frame is not a HELLO")
-            protocol, version, cluster_id, group, name, _feature = messages.decode(
-                frame, str, int, str, int, str, int
-            )
-        except ValueError:
+                raise messages.BadFrame("the first frame is not a HELLO")
+            protocol, version, cluster_id, group, name, _feature = messages.decode(frame, str, int, str, int, str, int)
+        except messages.BadFrame:
             self._refuse("this is the node link of a hadelay cluster, and that was no HELLO")
             return
         reason = self.network.refusal(protocol, version, cluster_id, group, name, self.dialled)
@@ -271,9 +269,7 @@ class AsyncioNetwork:
                 wait = _REFUSED_RETRY_S if link.refused else _RETRY_S[0]
             await asyncio.sleep(wait)
 
-    def refusal(
-        self, protocol: str, version: int, cluster_id: str, group: int, name: str, dialled: str | None
-    ) -> str:
+    def refusal(self, protocol: str, version: int, cluster_id: str, group: int, name: str, dialled: str | None) -> str:
         """Why a connection is not wanted, in words for the operator of the other side; empty if it is."""
         if protocol != PROTOCOL or version != VERSION:
             return f"{self.name} speaks {PROTOCOL} {VERSION}, you speak {protocol} {version}"

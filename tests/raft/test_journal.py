@@ -1,0 +1,364 @@
+"""The journal: what was synced is there, what was torn is cut, what is damaged is refused.
+
+Crashes between any two steps of it, seeded: tests/sim/test_journal_torture.py.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hadelay.errors import DamagedFile, FatalError
+from hadelay.raft.journal import FIRST, Journal, JournalConfig
+from hadelay.raft.records import END, RECORD_OVERHEAD, SEGMENT_HEADER_BYTES
+from hadelay.testing.disk import SimDisk
+from hadelay.testing.runtime import SimRuntime, SimWorld
+
+WHO = {"cluster_id": "test", "group": 3, "node": "n1"}
+CONFIG = JournalConfig(segment_bytes=8192, tail_bytes=2000)
+DIRECTORY = "/raft"
+
+
+class Rig:
+    def __init__(self, config: JournalConfig = CONFIG) -> None:
+        self.config = config
+        self.world = SimWorld(1)
+        self.disk = SimDisk(random.Random(1))
+        self.start()
+        self.journal = Journal.create(self.disk, DIRECTORY, self.runtime, incarnation=1, config=config, **WHO)
+
+    def start(self) -> None:
+        self.runtime = SimRuntime(self.world, "n1", self.disk)
+
+    def append(self, count: int, term: int = 1, size: int = 100) -> None:
+        for _ in range(count):
+            index = self.journal.last_index + 1
+            self.journal.append((b"%d:" % index * size)[:size], index, term)
+
+    def sync(self) -> None:
+        self.journal.kick()
+        self.world.run_for(0.01)
+        assert self.journal.all_synced
+
+    def reopen(self) -> Journal:
+        """After kill -9: nothing was closed."""
+        self.runtime.crash()
+        self.disk.kill()
+        self.start()
+        self.journal = Journal.open(self.disk, DIRECTORY, self.runtime, config=self.config, **WHO)
+        return self.journal
+
+    def segments(self) -> list[str]:
+        return [f"{DIRECTORY}/{name}" for name in self.disk.listdir(DIRECTORY) if name.endswith(".seg")]
+
+    def contents(self) -> list[tuple[int, int, bytes]]:
+        journal, found = self.journal, []
+        while journal.base_index + len(found) < journal.last_index:
+            found += journal.entries(journal.base_index + len(found) + 1, 700)
+        return [(index, term, bytes(command)) for command, index, term, _ in found]
+
+
+def test_an_empty_journal_stands_on_the_empty_state():
+    rig = Rig()
+    for journal in (rig.journal, rig.reopen()):
+        assert (journal.base_index, journal.base_term) == FIRST == (1, 0)
+        assert (journal.last_index, journal.last_term, journal.synced_index) == (1, 0, 1)
+        assert (journal.term, journal.voted_for, journal.incarnation, journal.admitted) == (0, None, 1, True)
+
+
+def test_entries_terms_and_vote_come_back_over_many_segments():
+    rig = Rig()
+    rig.append(150, term=1)
+    rig.append(150, term=4)
+    rig.journal.vote(7, "n3")
+    rig.sync()
+    before = rig.contents()
+    assert len(rig.segments()) > 3
+    journal = rig.reopen()
+    assert rig.contents() == before
+    assert [journal.term_at(i) for i in (1, 2, 151, 152, 301)] == [0, 1, 1, 4, 4]
+    assert (journal.term, journal.voted_for) == (7, "n3")
+    with pytest.raises(FatalError):
+        journal.entries(1, 100)
+
+
+def test_memory_holds_a_bounded_tail_and_the_disk_the_rest():
+    rig = Rig()
+    for _ in range(40):
+        rig.append(10)
+        rig.sync()
+    assert sum(len(entry[0]) for entry in rig.journal._tail) <= CONFIG.tail_bytes + 1000
+    assert [index for index, _, _ in rig.contents()] == list(range(2, 402))
+    assert len(rig.journal.entries(2, 1000)) == 10
+    assert len(rig.journal.entries(2, 1)) == 1, "one entry is always given, whatever its size"
+
+
+def test_one_sync_for_all_that_waits():
+    rig = Rig()
+    order = []
+    rig.append(1)
+    rig.journal.when_synced(lambda: order.append("first"))
+    rig.journal.kick()
+    rig.append(50)
+    rig.journal.when_synced(lambda: order.append("second"))
+    rig.journal.kick()
+    syncs = rig.disk.syncs
+    rig.journal.on_synced = lambda seconds: order.append(rig.journal.synced_index)
+    rig.world.run_for(0.02)
+    assert order == ["first", 2, "second", 52]
+    assert rig.disk.syncs - syncs <= 4
+    rig.journal.when_synced(lambda: order.append("at once"))
+    assert order[-1] == "at once"
+
+
+def test_a_failing_sync_is_final():
+    rig = Rig()
+    errors, answered = [], []
+    rig.journal.on_fatal = errors.append
+    rig.disk.fail_syncs = 1
+    rig.append(1)
+    rig.journal.when_synced(lambda: answered.append(1))
+    rig.journal.kick()
+    rig.world.run_for(1.0)
+    rig.journal.kick()
+    rig.world.run_for(1.0)
+    assert len(errors) == 1
+    assert isinstance(errors[0], OSError)
+    assert not answered
+
+
+def test_the_end_is_cut_and_stays_cut():
+    rig = Rig()
+    rig.append(20, term=1)
+    rig.sync()
+    rig.journal.truncate(15)
+    assert (rig.journal.last_index, rig.journal.synced_index) == (14, 14)
+    rig.append(2, term=5, size=50)
+    rig.sync()
+    rig.reopen()
+    assert [(index, term) for index, term, _ in rig.contents()][-4:] == [(13, 1), (14, 1), (15, 5), (16, 5)]
+
+
+def test_a_sync_that_was_under_way_says_nothing_of_what_replaced_its_entries():
+    rig = Rig()
+    rig.disk.sync_delay_s = 0.1
+    rig.append(5)
+    rig.journal.kick()
+    rig.world.run_for(0.01)
+    rig.journal.truncate(4)
+    rig.append(2, term=2)
+    rig.journal.on_synced = lambda seconds: seen.append(rig.journal.synced_index)
+    seen: list[int] = []
+    rig.world.run_for(1.0)
+    assert seen == [3, 5]
+
+
+def test_whole_segments_go_from_the_front():
+    rig = Rig()
+    rig.append(300)
+    rig.sync()
+    many = len(rig.segments())
+    rig.journal.compact(200, 0)
+    rig.world.run_for(0.1)
+    assert len(rig.segments()) < many
+    assert 150 < rig.journal.base_index <= 200
+    assert rig.journal.base_term == 1
+    base = rig.journal.base_index
+    rig.journal.compact(301, 5000)
+    assert rig.journal.size_bytes >= 5000
+    journal = rig.reopen()
+    assert journal.base_index >= base
+    assert journal.last_index == 301
+
+
+def test_it_begins_anew_behind_a_snapshot():
+    rig = Rig()
+    rig.append(30)
+    rig.journal.vote(3, "n2")
+    rig.journal.note_install(1000, 3)
+    rig.sync()
+    assert rig.reopen().installing == 1000
+    rig.journal.reset(1000, 3)
+    rig.append(2, term=4)
+    rig.sync()
+    journal = rig.reopen()
+    assert (journal.base_index, journal.base_term, journal.last_index, journal.installing) == (1000, 3, 1002, 0)
+    assert (journal.term, journal.voted_for) == (3, "n2"), "a promise outlives the log"
+    assert len(rig.segments()) <= 2
+
+
+def test_a_new_incarnation_keeps_the_log_and_has_to_be_admitted():
+    rig = Rig()
+    rig.append(5)
+    rig.journal.become(77)
+    journal = rig.reopen()
+    assert (journal.incarnation, journal.admitted, journal.last_index) == (77, False, 6)
+    journal.note_admitted()
+    assert not journal.admitted
+    rig.sync()
+    assert journal.admitted
+    assert rig.reopen().admitted
+
+
+def test_idle_it_grows_by_one_mark_and_no_more():
+    rig = Rig()
+    rig.append(1)
+    rig.sync()
+    rig.world.run_for(1.0)
+    size, syncs = rig.journal.size_bytes, rig.disk.syncs
+    rig.world.run_for(3600.0)
+    assert (rig.journal.size_bytes, rig.disk.syncs) == (size, syncs)
+
+
+def test_no_space_for_a_further_segment_is_known_before_it_is_needed():
+    rig = Rig()
+    rig.journal.want_spare()
+    rig.world.run_for(0.1)
+    assert rig.journal.has_space
+    assert rig.journal.room > CONFIG.segment_bytes
+    rig.disk.capacity = rig.disk.used
+    rig.append(90)
+    rig.world.run_for(0.1)
+    assert not rig.journal.has_space
+    rig.sync()
+
+
+# -- torn ends and damage
+
+
+def torn_rig() -> tuple[Rig, str, int, int]:
+    """Entries 2..6 synced and known to be, then 7 and 8 written, as one write: (rig, path, its begin, its end)."""
+    rig = Rig()
+    rig.append(5)
+    rig.sync()
+    rig.append(2)
+    segment = rig.journal._segments[-1]
+    start = segment.written
+    rig.journal.kick()
+    return rig, segment.file.path, start, segment.written
+
+
+def tear(rig: Rig, path: str, offset: int, end: int) -> None:
+    file = rig.disk.open(path)
+    file.pwrite(bytes(end - offset), offset)
+    file.sync()
+
+
+def test_a_torn_end_is_cut_at_every_byte():
+    _, _, start, end = torn_rig()
+    for offset in range(start, end):
+        rig, path, _, _ = torn_rig()
+        tear(rig, path, offset, end)
+        journal = rig.reopen()
+        assert journal.last_index in (6, 7), f"torn at {offset}"
+        assert (journal.last_index == 7) == (offset >= start + 2 * RECORD_OVERHEAD + 100)
+        rig.append(1)
+        rig.sync()
+        rig.reopen()
+        assert len(rig.contents()) == journal.last_index - 1
+
+
+def test_lost_sectors_of_an_unsynced_write_are_cut():
+    rig = Rig()
+    rig.append(2)
+    rig.sync()
+    rig.append(3, size=2400)
+    segment = rig.journal._segments[-1]
+    start = segment.written
+    rig.journal.kick()
+    for sector in range(start // 512 + 1, segment.written // 512):
+        again = Rig()
+        again.append(2)
+        again.sync()
+        again.append(3, size=2400)
+        again.journal.kick()
+        tear(again, again.journal._segments[-1].file.path, sector * 512, sector * 512 + 512)
+        assert 3 <= again.reopen().last_index < 6
+
+
+def test_every_flipped_byte_of_what_was_synced_is_refused():
+    rig = Rig()
+    rig.append(3, size=40)
+    rig.journal.vote(2, "n2")
+    rig.sync()
+    rig.world.run_for(0.2)  # the mark that says so
+    path = rig.segments()[-1]
+    end = rig.journal._segments[-1].position
+    marked = end - RECORD_OVERHEAD
+    before = rig.contents()
+    for offset in range(marked):
+        again = Rig()
+        again.append(3, size=40)
+        again.journal.vote(2, "n2")
+        again.sync()
+        again.world.run_for(0.2)
+        again.disk.flip_bit(path, offset, bit=offset % 8)
+        with pytest.raises(DamagedFile) as refused:
+            again.reopen()
+        assert refused.value.path == path
+        assert refused.value.offset <= offset
+    rig.reopen()
+    assert rig.contents() == before
+
+
+def test_a_flipped_byte_in_the_last_record_is_refused_without_a_mark():
+    """Killed right after the answer: nothing was written behind it, but it has all its bytes."""
+    _, _, start, end = torn_rig()
+    for offset in range(start, end):
+        rig, path, _, _ = torn_rig()
+        rig.disk.sync_everything()
+        rig.disk.flip_bit(path, offset, bit=3)
+        file = rig.disk.open(path)
+        if file.pread(1, end - 1) == END and offset != end - 1:
+            with pytest.raises(DamagedFile):
+                pytest.fail(f"flipped at {offset - start}: {rig.reopen().last_index}")
+
+
+def test_a_missing_segment_is_damage():
+    rig = Rig()
+    rig.append(300)
+    rig.sync()
+    rig.world.run_for(0.2)
+    rig.disk.unlink(rig.segments()[1])
+    with pytest.raises(DamagedFile):
+        rig.reopen()
+
+
+def test_a_newer_format_is_refused():
+    rig = Rig()
+    file = rig.disk.open(rig.segments()[0])
+    file.pwrite(b"\x09", 8)
+    with pytest.raises(DamagedFile):
+        rig.reopen()
+
+
+def test_what_may_not_have_been_synced_is_written_again_before_anything_leaves():
+    rig = Rig()
+    rig.append(5)
+    rig.sync()
+    rig.append(5)
+    rig.journal._segments[-1].write()  # in the page cache only
+    rig.reopen()
+    rig.disk.power_cut()
+    rig.start()
+    journal = Journal.open(rig.disk, DIRECTORY, rig.runtime, config=CONFIG, **WHO)
+    assert journal.last_index == 11
+
+
+@pytest.mark.parametrize("other", [{"cluster_id": "prod"}, {"group": 4}, {"node": "n2"}])
+def test_a_journal_of_others_is_refused(other):
+    rig = Rig()
+    with pytest.raises(FatalError, match="is the journal of"):
+        Journal.open(rig.disk, DIRECTORY, rig.runtime, config=CONFIG, **(WHO | other))
+
+
+def test_reading_back_finds_damage_too():
+    rig = Rig()
+    for _ in range(20):
+        rig.append(10)
+        rig.sync()
+    path = rig.segments()[0]
+    rig.disk.flip_bit(path, SEGMENT_HEADER_BYTES + 500)
+    with pytest.raises(DamagedFile):
+        rig.journal.entries(2, 1 << 20)
