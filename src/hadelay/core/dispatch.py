@@ -61,8 +61,10 @@ class Dispatcher:
         window: int = 65_536,
         wake: Callable[[], None] = lambda: None,
         on_damage: Callable[[Damage], None] = lambda damage: None,
+        on_lease: Callable[[HeldGrant], None] = lambda grant: None,
     ) -> None:
-        """store: the HourStore of `state`. wake: something changed, so call `advance` soon."""
+        """store: the HourStore of `state`. wake: something changed, so call `advance` soon. on_lease: a grant was
+        applied, whether or not whoever proposed it still waits for that."""
         self.state, self.store, self.preload_ms = state, store, preload_ms
         self.owed = Owed(state, store)
         self.ready = Ready(window, lambda number: state.names.name(TOPIC, number))
@@ -74,6 +76,8 @@ class Dispatcher:
         self.ready_counts: Counter[int] = Counter()
         #: (second since 1970, how many of its messages were made ready): the cursor.
         self.reached = (0, 0)
+        #: The same, of what this leader made ready: it may have begun in the middle of a second.
+        self._counted = (0, 0)
         self.damages: dict[tuple[int, int], Damage] = {}
         self._bad_places: dict[int, list[int]] = {}
         #: Nothing is handed out before this: where the previous leader's wheels stood.
@@ -88,7 +92,7 @@ class Dispatcher:
         self._leased: dict[int, BitMap] = {}
         #: Entries of open hours that were cancelled before they were due; some of them are loaded.
         self._gone: dict[int, BitMap] = {}
-        self._on_damage = on_damage
+        self._on_damage, self._on_lease = on_damage, on_lease
 
     # ---- taking over
 
@@ -226,11 +230,10 @@ class Dispatcher:
         for number, places in split(hour, indexes, topics):
             self.ready_counts[number] += len(places)
             self.ready.add(number, second, places)
-        reached, local = self.reached
-        if second > reached:
-            self.reached = (second, len(indexes))
-        elif second == reached:
-            self.reached = (second, local + len(indexes))
+        counted, local = self._counted
+        if second >= counted:
+            self._counted = (second, len(indexes) + (local if second == counted else 0))
+            self.reached = max(self.reached, self._counted)
 
     def _leave_spilled(self) -> None:
         """A second of which not everything fitted has passed: the rest is due, and behind its topics' marks now."""
@@ -306,6 +309,7 @@ class Dispatcher:
 
     def on_granted(self, grant: HeldGrant) -> None:
         self._note_leased(grant)
+        self._on_lease(grant)
         for number, count in by_topic(grant.rows["topic"][grant.rows["open"] == 1]):
             self.ready_counts[number] -= count
 
