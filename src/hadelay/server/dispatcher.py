@@ -24,6 +24,7 @@ from hadelay.core.chain import Damage
 from hadelay.core.clustertime import ClusterClock
 from hadelay.core.commands import Grant, encode_extend, encode_grant
 from hadelay.core.dispatch import DONE, PROPOSED, Delivery, Dispatcher, Offer, Poll
+from hadelay.core.held import HeldGrant
 from hadelay.core.ports import NoListener
 from hadelay.core.results import GrantResult, LeaseOutcome, LeaseResult
 from hadelay.core.state import DelayState
@@ -129,6 +130,7 @@ class LeaderDispatcher:
             window=dispatch.ready_window,
             wake=self._turn_soon,
             on_damage=self._damaged,
+            on_lease=self._leased,
         )
         core.start(now)
         self.state.listener = core
@@ -317,13 +319,17 @@ class LeaderDispatcher:
         self._check_held(term)
         self._turn_soon()
 
+    def _leased(self, grant: HeldGrant) -> None:
+        """Also of a grant whose proposal was given up as unknown: it may be committed later, and has to run out."""
+        if self._term is not None:
+            self._term.expiry.add(grant.next_until_ms(), grant.key)
+
     def _granted(self, term: _Term, offer: Offer, result: GrantResult, poll: Poll) -> None:
         if not result.granted.all():
             term.core.refused(offer, result.granted)
             if not result.granted.any():
                 self._wait_on(term, poll)
                 return
-        term.expiry.add(result.until_ms, (term.number, offer.seq))
         now = self._now()
         if poll.phase == DONE:
             return  # it hung up after the proposal: the lease has to run out
@@ -424,9 +430,6 @@ class LeaderDispatcher:
         if isinstance(result, GrantResult) and not result.granted.all():
             term.core.refused(offer, result.granted)
         key = (term.number, offer.seq)
-        grant = self.state.grants.get(key)
-        if grant is not None:
-            term.expiry.add(grant.next_until_ms(), key)
         if term.polls.has_successor(offer.poll):
             self._hand_out_again(term, term.polls.current(offer.poll), key)
         self._check_held(term)
