@@ -11,6 +11,7 @@ import pickle
 import random
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +31,7 @@ from hadelay.raft.journal import Journal
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.testing.clients import Door
-from hadelay.testing.disk import SimDisk
+from hadelay.testing.disk import SimCrash, SimDisk
 from hadelay.testing.history import History
 from hadelay.testing.network import NetworkProfile, SimNet, SimNetwork
 from hadelay.testing.runtime import SimRuntime, SimWorld
@@ -136,8 +137,11 @@ class SimCluster:
         self.leaders: dict[int, str] = {}
         self.votes: dict[tuple[str, int], str] = {}
         self.terms: dict[str, int] = {}
-        #: (true seconds, now_ms) of the newest entry, for the clock's check.
+        #: When an entry (by its crc) was proposed; (true seconds, now_ms) of those that were committed.
+        self.proposed: dict[int, float] = {}
         self.stamps: list[tuple[float, int]] = []
+        #: When cluster time was taken from the wall clocks, because no node knew it any more.
+        self.cold_starts: list[float] = []
         self.violations: list[Violation] = []
         self.on_boot: list[Callable[[Node], None]] = []
         self.world.after(_WATCH_S, self._watch)
@@ -212,8 +216,7 @@ class SimCluster:
         self.note(f"ends itself: {error!r}", process.name)
         self.history.count("fatal")
         if not machine.excused:
-            self.violate(Violation("fail-stop", f"{process.name} ended itself: {error!r}", who=process.name))
-        machine.excused = False
+            self.violate(Violation("I17 fail-stop", f"{process.name} ended itself: {error!r}", who=process.name))
         if machine.process is process:
             # Not from inside its own call: the stack below still belongs to it.
             process.runtime.crash()
@@ -258,7 +261,8 @@ class SimCluster:
         process = self.machines[name].process
         if process is not None:
             if process.node is not None:
-                process.node.stop()
+                with suppress(SimCrash, OSError):
+                    process.node.stop()
             self.kill(name)
 
     def wipe(self, name: str) -> None:
@@ -313,11 +317,32 @@ class SimCluster:
                 what = "another entry" if first[:2] != mark[:2] else "other results"
                 self.violate(Violation("I12 divergence", f"{node.name} applied {what} at {index}", who=node.name))
             elif first is mark:
-                _, now_ms, commands = decode_entry(command)
-                self.stamps.append((self.world.now, now_ms))
+                self._stamped(command)
             return results
 
         node.apply = observed  # type: ignore[method-assign]
+        propose = node.raft.propose
+
+        def proposed(command: bytes, done: Any) -> None:
+            self.proposed[zlib.crc32(command)] = self.world.now
+            propose(command, done)
+
+        node.raft.propose = proposed  # type: ignore[method-assign]
+        start_cold = node.clock._start_cold
+
+        def started(agreed: float | None, mono: float) -> None:
+            start_cold(agreed, mono)
+            if node.clock.ready:
+                self.note(f"takes cluster time from the wall clocks: {node.clock.exact(mono):.1f}", node.name)
+                self.cold_starts.append(self.world.now)
+
+        node.clock._start_cold = started  # type: ignore[method-assign]
+
+    def _stamped(self, command: bytes) -> None:
+        """An entry that counts, and when its leader wrote cluster time into it."""
+        at = self.proposed.get(zlib.crc32(command))
+        if at is not None:
+            self.stamps.append((at, decode_entry(command)[1]))
 
     def _watch(self) -> None:
         """I13, log safety, on everything that is up."""

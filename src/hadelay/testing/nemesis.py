@@ -203,8 +203,10 @@ class Nemesis:
         self._later(0.2, 3.0, self._mend_disk, name)
 
     def _mend_disk(self, name: str) -> None:
-        disk = self.cluster.machines[name].disk
-        disk.sync_delay_s, disk.fail_syncs, disk.capacity = 0.0004, 0, 1 << 30
+        machine = self.cluster.machines[name]
+        machine.disk.sync_delay_s, machine.disk.fail_syncs, machine.disk.capacity = 0.0004, 0, 1 << 30
+        # What the disk did may come out a little later.
+        self._later(0.5, 0.5, setattr, machine, "excused", False)
 
     def failed_sync(self) -> None:
         name = self._node()
@@ -213,6 +215,7 @@ class Nemesis:
             self.note(f"the next sync of {name} fails")
             machine.disk.fail_syncs = 1
             machine.excused = True
+            self._later(1.0, 3.0, self._mend_disk, name)
 
     def full_disk(self) -> None:
         name = self._node()
