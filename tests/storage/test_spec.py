@@ -161,7 +161,7 @@ def test_inspect_prints_what_was_written(directory: str) -> None:
     ]
     assert next(inspect(f"{directory}/identity"))["cluster_id"] == "demo"
     tables = list(inspect(f"{directory}/state.mdb"))
-    assert [row for row in tables if row["table"] == "hours"][0]["entries"] == 2
+    assert next(row for row in tables if row["table"] == "hours")["entries"] == 2
     assert not [row for path in Path(directory).rglob("*.*") for row in _rows(path) if "damage" in row]
 
 
