@@ -217,3 +217,15 @@ def test_skews_are_told() -> None:
     cluster.run(4)
     skews = cluster.clock.skews(cluster.mono)
     assert [round(skews[n]) for n in NODES] == [0, 80, -30]
+
+
+def test_what_the_leader_before_said_does_not_count_once_another_was_heard() -> None:
+    """Or a third leader, going by the first, would end early what the second stamped while it was behind."""
+    cluster = Cluster()
+    cluster.clock.observe_leader(T0, cluster.mono, 1)
+    cluster.clock.observe_leader(T0 - 300, cluster.mono, 2)  # it had heard the first one 300 ms late
+    assert cluster.error_ms == -300
+    cluster.clock.observe_leader(T0, cluster.mono, 1)  # a late frame
+    assert cluster.error_ms == -300
+    cluster.clock.observe_leader(T0 - 280, cluster.mono, 2)
+    assert cluster.error_ms == -280

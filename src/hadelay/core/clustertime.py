@@ -46,6 +46,7 @@ class ClusterClock:
         #: Names of what is wrong, for logs and metrics: no_majority, behind_checkpoint, skew:<node>.
         self.alarms: set[str] = set()
         self._floor = float(floor_ms)
+        self._leader_term = 0
         self._base_ms = 0.0
         self._base_mono = 0.0
         self._rate = 1.0
@@ -83,15 +84,20 @@ class ClusterClock:
 
     # following
 
-    def observe_leader(self, now_ms: int, mono: float) -> None:
-        """A heartbeat of the leader carried now_ms. It was that late at least when it left."""
-        if self.leading:
+    def observe_leader(self, now_ms: int, mono: float, term: int = 0) -> None:
+        """A heartbeat of the leader of `term` carried now_ms. It was that late at least when it left.
+
+        What earlier leaders said counts no more then: this one may have heard them late and be behind. A third one
+        that still went by the first would take time forward again, and end early what the second had stamped.
+        """
+        if self.leading or term < self._leader_term:
             return
         seen = now_ms - mono * 1000.0
-        if self.ready:
+        if self.ready and term == self._leader_term:
             held = self._base_ms - self._base_mono * 1000.0
             sunk = held - max(0.0, mono - self._base_mono) * 1000.0 * _SINK_PER_MS
             seen = max(seen, sunk)
+        self._leader_term = term
         self._anchor(seen + mono * 1000.0, mono)
 
     def follow(self, mono: float) -> None:

@@ -32,7 +32,8 @@ from hadelay.server.peers import Peer, Peers, local_peer
 from hadelay.storage.disk import Disk
 from hadelay.storage.store import Storage
 
-_TIME = struct.Struct("<q")
+#: Cluster time, and the term of the leader who says it.
+_TIME = struct.Struct("<qQ")
 
 
 class Node:
@@ -181,11 +182,12 @@ class Node:
         self.storage.set_identity(incarnation=incarnation)
 
     def heartbeat_info(self) -> bytes:
-        return _TIME.pack(self.clock.read(self.runtime.monotonic())) if self.clock.ready else b""
+        return _TIME.pack(self.clock.read(self.runtime.monotonic()), self.raft.term) if self.clock.ready else b""
 
     def on_heartbeat_info(self, info: bytes) -> None:
         if len(info) == _TIME.size:
-            self.clock.observe_leader(_TIME.unpack(info)[0], self.runtime.monotonic())
+            now_ms, term = _TIME.unpack(info)
+            self.clock.observe_leader(now_ms, self.runtime.monotonic(), term)
 
     def on_message(self, peer: str, kind: int, payload: bytes) -> None:
         self.link.on_message(peer, kind, payload)
