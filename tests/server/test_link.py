@@ -95,3 +95,21 @@ def test_nonsense_and_unknown_calls_end_nothing() -> None:
     answers = pair.call("never heard of", None)
     pair.timers.turn()
     assert answers[0][1] is not None
+
+
+def test_an_answer_meant_for_the_process_before_is_not_taken_for_ours() -> None:
+    """Found by the simulator (seed 47): a restarted node told its client the id of another message."""
+    pair = Pair()
+    kept: list[Any] = []
+    pair.b.handlers["x"] = lambda peer, payload, reply: kept.append(reply)
+    pair.call("x", "before")
+    pair.timers.turn()
+    pair.a = Link(pair.timers, pair._sender("a", "b"))  # a restarted
+    answers = pair.call("x", "after")
+    pair.timers.turn()
+    kept[0]("the old answer", None)
+    pair.timers.turn()
+    assert answers == []
+    kept[1]("the new answer", None)
+    pair.timers.turn()
+    assert answers == [("the new answer", None)]

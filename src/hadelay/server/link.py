@@ -37,7 +37,8 @@ class Link:
         self.runtime = runtime
         self.handlers: dict[str, Handler] = {}
         self._send = send
-        self._numbers = count(1)
+        # Not from 1: the answer to a call of this node's last process may still come, and must not fit one of ours.
+        self._numbers = count(1 + runtime.random.getrandbits(62))
         self._waiting: dict[int, tuple[str, Reply, Handle]] = {}
 
     def call(self, peer: str, op: str, payload: Any, timeout_s: float, done: Reply) -> None:
