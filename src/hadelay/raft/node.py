@@ -209,7 +209,7 @@ class RaftNode:
 
     # -- what it does
     def propose(self, command: bytes, done: Done) -> None:
-        """One call, one entry of 2 bytes to max_entry_bytes. done(result of apply, None) once applied here, or an error:
+        """One call, one entry, 2 bytes to max_entry_bytes. done(result of apply, None) once applied here, or an error:
         NoLeader, Overloaded, TooLarge, DiskFull (nothing happened), OutcomeUnknown.
         """
         config = self.config

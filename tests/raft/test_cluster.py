@@ -1,0 +1,390 @@
+"""Three nodes in a simulated world: elections, transfers, reads, incarnations, files, a slow disk."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from hadelay.errors import FatalError, HadelayError, NoLeader, Overloaded, TooLarge
+from hadelay.raft import messages
+from hadelay.raft.ports import RaftConfig
+from tests.raft.rig import CONFIG, Cluster, Lone, one_lags_behind_the_journal
+
+
+def outcome(call) -> list[HadelayError | None]:
+    answers: list[HadelayError | None] = []
+    call(answers.append)
+    return answers
+
+
+# -- proposals
+
+
+def test_limits_are_answered_in_words():
+    cluster = Cluster()
+    leader, answers = cluster.leader(), []
+
+    def done(result, error):
+        answers.append(error)
+
+    leader.propose(b"x" * 8001, done)
+    leader.propose(b"x", done)
+    cluster.nodes[cluster.followers()[0]].propose(b"xx", done)
+    assert [type(error) for error in answers] == [TooLarge, TooLarge, NoLeader]
+    assert all(str(error) for error in answers)
+
+
+def test_waiting_proposals_are_bounded():
+    cluster = Cluster(config=RaftConfig(max_entry_bytes=8000, max_waiting=10))
+    answers = []
+    for n in range(15):
+        cluster.leader().propose(b"%02d" % n, lambda result, error: answers.append(error))
+    assert [type(error) for error in answers] == [Overloaded] * 5
+    cluster.until(lambda: len(answers) == 15)
+    assert answers[5:] == [None] * 10
+
+
+def test_one_node_alone_commits_when_its_disk_has_it():
+    cluster = Cluster(count=1)
+    leader = cluster.leader()
+    cluster.disks["n1"].sync_delay_s = 0.1
+    answers = []
+    leader.propose(b"alone", lambda result, error: answers.append(result))
+    cluster.run(0.04)
+    assert (answers, leader.commit_index) == ([], leader.last_index - 1)
+    cluster.until(lambda: answers)
+    assert leader.synced_index == leader.commit_index == leader.last_index
+
+
+def test_applied_once_in_order_after_restarts_of_all():
+    cluster = Cluster()
+    sent = []
+    for round in range(4):
+        for n in range(10):
+            sent.append(b"%d %d" % (round, n))
+        cluster.commit(*sent[-10:])
+        for name in cluster.names:
+            if round % 2:
+                cluster.machines[name].take_checkpoint()
+            cluster.kill(name, power=bool(round % 2))
+        for name in cluster.names:
+            cluster.start(name)
+        cluster.leader()
+    cluster.settle()
+    assert all(machine.items == sent for machine in cluster.machines.values())
+
+
+def test_heartbeats_carry_the_leaders_info_and_idle_costs_nothing_else():
+    cluster = Cluster()
+    cluster.commit(b"something")
+    cluster.run(1.0)
+    sizes = {name: node.journal.size_bytes for name, node in cluster.nodes.items()}
+    syncs = {name: disk.syncs for name, disk in cluster.disks.items()}
+    frames, events = cluster.net.frames, cluster.world.events
+    cluster.run(10.0)
+    assert sizes == {name: node.journal.size_bytes for name, node in cluster.nodes.items()}
+    assert syncs == {name: disk.syncs for name, disk in cluster.disks.items()}
+    beats = 10_000 / CONFIG.heartbeat_ms
+    assert cluster.net.frames - frames < beats * 4 * 1.1
+    assert cluster.world.events - events < beats * 20
+    for name in cluster.followers():
+        assert b"time" in cluster.machines[name].infos
+
+
+def test_the_nodes_own_traffic_uses_the_same_link():
+    cluster = Cluster()
+    leader = cluster.leader()
+    other = cluster.followers()[0]
+    assert leader.send(other, 64, b"hello")
+    cluster.run(0.1)
+    assert cluster.machines[other].messages == [(leader.name, 64, b"hello")]
+    cluster.kill(other)
+    cluster.run(0.1)
+    assert not leader.send(other, 64, b"hello")
+    assert not leader.connected(other)
+
+
+# -- transfers
+
+
+def test_a_transfer_under_load_loses_nothing():
+    cluster = Cluster()
+    old, to = cluster.leader(), cluster.followers()[1]
+    answers = []
+    for n in range(50):
+        old.propose(b"before %d" % n, lambda result, error: answers.append(error))
+    handed = outcome(lambda done: old.transfer(to, done))
+    for n in range(20):
+        old.propose(b"during %d" % n, lambda result, error: answers.append(error))
+    took = cluster.until(lambda: handed and cluster.nodes[to].is_leader)
+    assert handed == [None]
+    assert took < CONFIG.transfer_ms / 1000
+    cluster.until(lambda: len(answers) == 70)
+    assert answers[:50].count(None) + sum(isinstance(e, NoLeader) for e in answers) == 70
+    cluster.settle()
+    assert len(cluster.machines[to].items) == answers.count(None)
+
+
+def test_a_transfer_that_nobody_takes_ends_and_proposals_go_on():
+    cluster = Cluster()
+    leader, to = cluster.leader(), cluster.followers()[0]
+    cluster.runtimes[to].pause()
+    handed = outcome(lambda done: leader.transfer(to, done))
+    again = outcome(lambda done: leader.transfer(to, done))
+    answers = []
+    leader.propose(b"held back", lambda result, error: answers.append(error))
+    took = cluster.until(lambda: handed)
+    assert isinstance(handed[0], Overloaded)
+    assert isinstance(again[0], Overloaded)
+    assert took == pytest.approx(CONFIG.transfer_ms / 1000, abs=0.02)
+    cluster.until(lambda: answers)
+    assert answers == [None]
+
+
+def test_only_a_leader_hands_over_and_only_to_a_member_that_is_there():
+    cluster = Cluster()
+    follower = cluster.nodes[cluster.followers()[0]]
+    assert isinstance(outcome(lambda done: follower.transfer(None, done))[0], NoLeader)
+    assert isinstance(outcome(lambda done: cluster.leader().transfer("n9", done))[0], Overloaded)
+
+
+def test_a_leader_whose_disk_hangs_hands_over():
+    cluster = Cluster()
+    old = cluster.leader()
+    cluster.disks[old.name].sync_delay_s = 30.0
+    old.propose(b"stuck", lambda result, error: None)
+    took = cluster.until(lambda: any(node.is_leader for node in cluster.nodes.values() if node is not old))
+    assert 1.0 <= took < 2.0
+    cluster.commit(b"goes on without it")
+
+
+# -- elections
+
+
+def test_a_leader_that_dies_without_a_word_is_replaced_within_its_timeout():
+    for seed in range(10):
+        cluster = Cluster(seed=seed)
+        old = cluster.leader()
+        cluster.isolate(old.name)
+        others = [node for node in cluster.nodes.values() if node is not old]
+        assert cluster.until(lambda others=others: any(node.is_leader for node in others)) < 1.0
+
+
+def test_a_node_that_slept_reads_its_mail_before_it_campaigns():
+    cluster = Cluster()
+    leader = cluster.leader()
+    sleeper = cluster.followers()[0]
+    elections = cluster.nodes[sleeper].stats.elections
+    for _ in range(10):
+        cluster.runtimes[sleeper].pause()
+        cluster.run(0.7)
+        cluster.runtimes[sleeper].resume()
+        cluster.run(0.2)
+    assert cluster.nodes[sleeper].stats.elections == elections
+    assert leader.is_leader
+
+
+def test_a_vote_is_given_once_per_term():
+    lone = Lone()
+    lone.run(1.0)
+    lone.wire.sent.clear()
+    for peer in ("n2", "n3", "n2"):
+        lone.node.frame(peer, messages.encode(messages.VOTE, 20, 9, 9, True))
+    lone.run(0.1)
+    assert [peer for peer, _ in lone.wire.take(messages.VOTE_REPLY)] == ["n2"]
+
+
+def test_pre_votes_go_to_those_whose_log_is_not_behind_and_only_without_a_leader():
+    lone = Lone()
+    lone.append([(2, 3, b"xx")], term=3, prev=(1, 0))
+
+    def asked(term: int, index: int, last_term: int) -> bool:
+        lone.wire.sent.clear()
+        lone.node.frame("n3", messages.encode(messages.PRE_VOTE, term, index, last_term))
+        return messages.decode(lone.wire.take(messages.PRE_VOTE_REPLY)[0][1], int, bool, int)[1]
+
+    assert not asked(4, 9, 9), "a leader was heard just now"
+    lone.run(CONFIG.election_min_ms / 1000 + 0.001)
+    assert asked(4, 2, 3)
+    assert not asked(3, 2, 3), "not for a term that is here already"
+    assert not asked(4, 1, 3)
+    assert not asked(4, 50, 2)
+    assert lone.node.term == 3, "asking changes nothing"
+
+
+# -- reads
+
+
+@pytest.mark.parametrize("who", ["leader", "follower"])
+def test_a_read_sees_everything_committed_before_it(who):
+    cluster = Cluster()
+    for n in range(20):
+        cluster.commit(b"write %d" % n)
+        name = cluster.leader().name if who == "leader" else cluster.followers()[n % 2]
+        answers = outcome(cluster.nodes[name].read_index)
+        cluster.until(lambda answers=answers: answers)
+        assert answers == [None]
+        assert len(cluster.machines[name].items) == n + 1
+
+
+def test_a_cut_off_leader_confirms_no_read():
+    cluster = Cluster()
+    old = cluster.leader()
+    cluster.isolate(old.name)
+    answers = outcome(old.read_index)
+    follower = next(name for name in cluster.names if name != old.name)
+    theirs = outcome(cluster.nodes[follower].read_index)
+    cluster.until(lambda: answers and theirs)
+    assert isinstance(answers[0], NoLeader)
+    assert isinstance(theirs[0], NoLeader)
+
+
+def test_reads_share_one_round():
+    cluster = Cluster()
+    leader = cluster.leader()
+    cluster.run(0.1)
+    before = leader.leader_role.round
+    answers = []
+    for _ in range(500):
+        leader.read_index(answers.append)
+    cluster.until(lambda: len(answers) == 500)
+    assert leader.leader_role.round - before <= 3
+
+
+# -- incarnations
+
+
+def test_a_wiped_node_is_admitted_before_it_votes():
+    cluster = Cluster()
+    cluster.commit(*[b"%d" % n * 5 for n in range(30)])
+    wiped = cluster.followers()[0]
+    other = cluster.followers()[1]
+    cluster.kill(wiped)
+    cluster.disks[wiped].wipe()
+    cluster.start(wiped, incarnation=1_790_000_000_000)
+    node = cluster.nodes[wiped]
+    # Between the two that are left and the one that forgot, the log must not be lost.
+    cluster.isolate(cluster.leader().name)
+    cluster.run(3.0)
+    assert not cluster.nodes[other].is_leader
+    assert not node.elections.eligible
+    cluster.net.heal()
+    cluster.until(lambda: node.journal.admitted)
+    assert node.applied_index >= 31
+    cluster.settle()
+    assert len(cluster.machines[wiped].items) == 30
+    assert cluster.machines[other].incarnations == {wiped: 1_790_000_000_000}
+    # Now it counts: the cluster lives with it and without the other.
+    cluster.kill(other)
+    cluster.commit(b"with the new one")
+
+
+def test_an_old_copy_put_back_is_noticed_and_admitted_anew():
+    cluster = Cluster()
+    restored = cluster.followers()[0]
+    cluster.commit(*[b"early %d" % n for n in range(10)])
+    cluster.settle()
+    copy = cluster.disks[restored].copy()
+    cluster.commit(*[b"late %d" % n for n in range(10)])
+    cluster.run(1.0)
+    cluster.kill(restored)
+    cluster.disks[restored].restore(copy)
+    node = cluster.start(restored)
+    assert node.journal.admitted, "it cannot know"
+    cluster.until(lambda: node.journal.incarnation != 1)
+    assert not node.journal.admitted
+    cluster.until(lambda: node.journal.admitted)
+    cluster.settle()
+    assert len(cluster.machines[restored].items) == 20
+
+
+def test_after_all_have_restarted_admitted_ones_still_vote():
+    """Their checkpoints may be older than their admissions: the journal itself remembers."""
+    cluster = Cluster()
+    cluster.commit(b"something")
+    for name in cluster.followers():
+        cluster.kill(name)
+        cluster.disks[name].wipe()
+        cluster.start(name, incarnation=1000 + int(name[1:]))
+        cluster.until(lambda name=name: cluster.nodes[name].journal.admitted)
+        cluster.settle()
+    for name in cluster.names:
+        cluster.kill(name)
+        cluster.checkpoints[name] = None
+    for name in cluster.names:
+        cluster.start(name)
+    cluster.commit(b"and on")
+
+
+def test_data_ahead_of_the_journal_is_refused():
+    cluster = Cluster()
+    name = cluster.followers()[0]
+    copy = cluster.disks[name].copy()
+    cluster.commit(*[b"%d!" % n for n in range(10)])
+    cluster.settle()
+    cluster.machines[name].take_checkpoint()
+    cluster.kill(name)
+    cluster.disks[name].restore(copy)
+    with pytest.raises(FatalError, match="it was rewound"):
+        cluster.start(name)
+
+
+# -- files
+
+
+def test_a_follower_behind_the_journal_gets_files_and_the_rest_from_the_log():
+    cluster, lagging = one_lags_behind_the_journal()
+    leader = cluster.leader()
+    node, machine = cluster.nodes[lagging], cluster.machines[lagging]
+    cluster.until(lambda: node.snapshots.installing)
+    assert not node.elections.eligible
+    assert machine.items == []
+    cluster.until(lambda: len(machine.items) == 61, seconds=30)
+    cluster.settle()
+    assert machine.items == cluster.machines[leader.name].items
+    assert (node.stats.snapshots_installed, leader.stats.snapshots_sent) == (1, 1)
+    assert node.journal.base_index > 2
+    cluster.kill(lagging)
+    cluster.start(lagging)
+    cluster.commit(b"and on")
+    cluster.settle()
+    assert len(cluster.machines[lagging].items) == 62
+
+
+def test_a_pull_outlives_the_leader_it_began_with():
+    cluster, lagging = one_lags_behind_the_journal()
+    node = cluster.nodes[lagging]
+    cluster.until(lambda: node.snapshots.installing)
+    cluster.leader().transfer(None, lambda error: None)
+    cluster.until(lambda: len(cluster.machines[lagging].items) == 61, seconds=60)
+    cluster.settle()
+
+
+@pytest.mark.parametrize("steps", range(1, 24))
+def test_a_crash_at_any_step_of_an_installation(steps):
+    cluster, lagging = one_lags_behind_the_journal()
+    cluster.until(lambda: cluster.nodes[lagging].snapshots.installing)
+    cluster.disks[lagging].crash_in = steps
+    cluster.run(2.0)
+    if lagging not in cluster.nodes:
+        cluster.disks[lagging].power_cut()
+        cluster.start(lagging)
+    cluster.until(lambda: len(cluster.machines[lagging].items) == 61, seconds=30)
+    cluster.settle()
+
+
+def test_a_manifest_that_names_files_outside_is_a_bad_frame():
+    lone = Lone()
+    lone.append([], term=1, prev=(0, 0))
+    for files in ([["../../etc/passwd", 1, 1]], [["/etc/passwd", 1, 1]], [[1, 2, 3]], ["x"]):
+        lone.wire.dropped.clear()
+        lone.node.frame("n2", messages.encode(messages.SNAPSHOT, 1, 50, 1, b"", files))
+        assert lone.wire.dropped == ["n2"]
+    assert not lone.node.snapshots.installing
+    assert not lone.fatal
+
+
+def test_frames_of_kinds_that_nobody_knows_yet_are_passed_over():
+    lone = Lone()
+    lone.node.frame("n2", bytes((40,)) + msgpack.packb(["from", "the future"]))
+    assert not lone.wire.dropped
