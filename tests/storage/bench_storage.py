@@ -1,7 +1,7 @@
 """What filing, reading and checkpoints cost: `python tests/storage/bench_storage.py DIRECTORY [hours] [messages]`.
 
 First it files messages of 222 bytes over that many hours, through checkpoints, and opens the directory again; RssAnon
-is against the start. Then medians of one call each, in µs of CPU (of both, the kernel's included). DIRECTORY is emptied.
+is against the start. Then medians of one call each, in µs of CPU (the kernel's included). DIRECTORY is emptied.
 """
 
 from __future__ import annotations

@@ -172,9 +172,7 @@ class HourReader:
         if slot >= 0:
             self._far.write_out(slot)
 
-    def events(
-        self, hour: int, numbers: npt.NDArray[np.integer] | slice = slice(None), *, verify: bool = True
-    ) -> Rows:
+    def events(self, hour: int, numbers: npt.NDArray[np.integer] | slice = slice(None), *, verify: bool = True) -> Rows:
         """A copy of those DISPATCH rows. DamagedFile when a CRC does not hold."""
         n = self.event_count(hour)
         if isinstance(numbers, slice):

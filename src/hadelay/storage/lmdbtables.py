@@ -38,8 +38,11 @@ class LmdbBackend:
         db = self._tables.get(table)
         if db is None:
             return None
-        with _as_os_error(self.path), self._env.begin(db) as txn:
-            return txn.get(key)
+        try:
+            with self._env.begin(db) as txn:
+                return txn.get(key)
+        except lmdb.Error as error:  # not the context manager: it would cost twice as much as the look-up
+            raise _os_error(error, self.path) from error
 
     def scan(self, table: bytes, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         db, found = self._tables.get(table), []
@@ -81,8 +84,11 @@ class LmdbBackend:
 def _as_os_error(path: str) -> Iterator[None]:
     try:
         yield
-    except lmdb.MapFullError as full:
-        raise OSError(errno.ENOSPC, "the tables have reached storage.map_bytes: raise it", path) from full
     except lmdb.Error as error:
-        number = errno.ENOSPC if isinstance(error, lmdb.DiskError) else errno.EIO
-        raise OSError(number, f"LMDB: {error}", path) from error
+        raise _os_error(error, path) from error
+
+
+def _os_error(error: Exception, path: str) -> OSError:
+    if isinstance(error, lmdb.MapFullError):
+        return OSError(errno.ENOSPC, "the tables have reached storage.map_bytes: raise it", path)
+    return OSError(errno.ENOSPC if isinstance(error, lmdb.DiskError) else errno.EIO, f"LMDB: {error}", path)
