@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 #: How often the free space is looked at, and the timer trigger is considered.
 _TICK_S = 1.0
+#: … and after how much that was applied: at full speed, a second is far beyond any mark.
+_SPACE_BYTES = 4 << 20
 
 
 class Checkpoints:
@@ -20,6 +22,7 @@ class Checkpoints:
         self.node = node
         self.config = node.config.storage
         self.bytes_since = 0
+        self._unchecked = 0
         self._last = node.runtime.monotonic()
         self._space = True
         self.count = 0
@@ -32,6 +35,9 @@ class Checkpoints:
 
     def applied(self, size: int) -> None:
         self.bytes_since += size
+        self._unchecked += size
+        if self._unchecked >= _SPACE_BYTES:
+            self._look_for_space()
         storage, config = self.node.storage, self.config
         if (
             self.bytes_since >= config.checkpoint_bytes
@@ -74,13 +80,19 @@ class Checkpoints:
         self.bytes_since = 0
         self.node.reload(self.node.storage.reopen())
 
+    def _look_for_space(self) -> None:
+        node = self.node
+        self._unchecked = 0
+        free = min(node.disk.free(d)[0] for d in (node.config.node.data_dir, node.config.journal_dir))
+        if self._space != (free >= self.config.min_free_bytes):
+            self._space = not self._space
+            node.peers.tell()
+
     def _tick(self) -> None:
         node = self.node
         if node.stopped:
             return
-        self._space = min(node.disk.free(d)[0] for d in (node.config.node.data_dir, node.config.journal_dir)) >= (
-            self.config.min_free_bytes
-        )
+        self._look_for_space()
         if node.runtime.monotonic() - self._last >= self.config.checkpoint_interval_ms / 1000:
             self.begin()
         node.runtime.call_later(_TICK_S, self._tick)

@@ -65,7 +65,8 @@ class Peers:
         """A link came up: introduce this node at once."""
         self._send(name)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Everybody, now."""
         mono = self.runtime.monotonic()
         me = self.me()
         me.heard = mono
@@ -74,6 +75,9 @@ class Peers:
         for name in self.peers:
             if name != me.name:
                 self._send(name)
+
+    def _tell(self) -> None:
+        self.tell()
         self.changed()
         self.runtime.call_later(_INTERVAL_S if self.clock.ready else _IMPATIENT_S, self._tell)
 

@@ -34,8 +34,12 @@ class Mapped:
         if length <= self._mapped:
             return False
         step = min(max(self._mapped, _STEP_MIN), _STEP_MAX)
-        size = -(-max(length, self._mapped + step) // _PAGE) * _PAGE
-        self.file.allocate(size)
+        size = _pages(max(length, self._mapped + step))
+        try:
+            self.file.allocate(size)
+        except OSError:
+            size = _pages(length)  # a disk that is nearly full has no room for steps, but perhaps for this
+            self.file.allocate(size)
         self.view = self.file.map(size)
         self._mapped = size
         return True
@@ -46,6 +50,10 @@ class Mapped:
             self.view.release()
             self.file.truncate(self.length)
         self.file.close()
+
+
+def _pages(length: int) -> int:
+    return -(-length // _PAGE) * _PAGE
 
 
 class NearHour:

@@ -1,0 +1,236 @@
+"""Disks that are wiped, put back from a copy, left behind, or full."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.cluster import Cluster, hadelay, until
+from tests.system.conftest import Make
+
+#: Journals are cut soon: a checkpoint each second, small segments.
+SMALL = ("storage.checkpoint_bytes=1MiB", "storage.checkpoint_interval_ms=1s", "raft.segment_bytes=8MiB")
+
+
+def fill(cluster: Cluster, topic: str, through: str, count: int = 300) -> list[str]:
+    """Messages now, in an hour and in a year, some of them settled."""
+    ids = cluster.publish_many(through, topic, ["now"] * count)
+    ids += cluster.publish_many(through, topic, ["soon"] * count, delay="1h")
+    ids += cluster.publish_many(through, topic, ["far"] * 20, delay="365d")
+    got = cluster.drain(topic, count)
+    cluster.settle(through, "ack", got[: count // 2])
+    cluster.settle(through, "nack", got[count // 2 : count // 2 + 20], delay="2h")
+    return ids
+
+
+def assert_equal_and_alive(cluster: Cluster, back: str, topic: str) -> None:
+    """`back` has what the others have, and counts: with it and one other there is a majority."""
+    cluster.assert_identical(*cluster.names)
+    servers = ",".join(cluster.urls.values())
+    done = hadelay("check", "replicas", "--servers", servers)
+    assert done.returncode == 0, done.stderr
+    other = next(name for name in cluster.names if name not in (back, cluster.leader()))
+    if other != back:
+        cluster.kill(other)
+    cluster.publish(back, topic)
+    assert cluster.topic(back, topic)["leased"] > 0
+
+
+@pytest.mark.parametrize("lost", ["all", "data", "journal"])
+def test_a_wiped_node_is_admitted_again(make_cluster: Make, lost: str) -> None:
+    cluster = make_cluster(settings=SMALL if lost == "all" else ())
+    fill(cluster, "wiped", "n1")
+    back = cluster.followers()[0] if lost == "data" else cluster.leader()
+    cluster.kill(back)
+    gone = {"all": cluster.directory / back, "data": cluster.data(back), "journal": cluster.journal(back)}[lost]
+    shutil.rmtree(gone)
+    cluster.publish(cluster.leader(), "wiped")
+    cluster.restart(back)
+    cluster.publish(back, "wiped")
+    assert_equal_and_alive(cluster, back, "wiped")
+
+
+def test_a_wiped_node_has_no_vote_before_it_is_admitted(make_cluster: Make) -> None:
+    """Two of three lost: the one that remembers is no majority with an amnesiac. Its word must not be overruled."""
+    cluster = make_cluster()
+    sent = cluster.publish("n1", "memory", query="?delay=1h")
+    leader, (wiped, other) = cluster.leader(), cluster.followers()
+    cluster.kill(wiped, other, leader)
+    shutil.rmtree(cluster.directory / wiped)
+    # The wiped one and one that has the log: together two of three, and yet no quorum that may elect.
+    with pytest.raises(AssertionError, match="not ready"):
+        _restart_within(cluster, 8, wiped, other)
+    for name in (wiped, other):
+        answer = cluster.ask(name, "POST", "/v1/topics/memory/messages", b"x")
+        assert answer.status == 503, answer
+    cluster.kill(wiped, other)
+    cluster.restart(*cluster.names)
+    assert cluster.describe(wiped, sent)["state"] == "scheduled"
+    cluster.assert_identical(*cluster.names)
+
+
+def _restart_within(cluster: Cluster, seconds: float, *names: str) -> None:
+    import tests.system.cluster as harness
+
+    patience, harness.PATIENCE_S = harness.PATIENCE_S, seconds
+    try:
+        cluster.restart(*names)
+    finally:
+        harness.PATIENCE_S = patience
+
+
+@pytest.mark.parametrize("what", ["all", "data"])
+def test_a_node_put_back_from_an_old_copy_is_admitted_again(make_cluster: Make, what: str, tmp_path: Path) -> None:
+    cluster = make_cluster(settings=("storage.checkpoint_interval_ms=1s",))
+    fill(cluster, "copy", "n1", 50)
+    back = cluster.leader()
+    until(lambda: cluster.metric(back, "checkpoints_total") >= 1, "a checkpoint")
+    cluster.kill(back)
+    origin = cluster.directory / back if what == "all" else cluster.data(back)
+    shutil.copytree(origin, tmp_path / "copy")
+    cluster.restart(back)
+    fill(cluster, "newer", "n2", 200)
+    until(lambda: cluster.metric(back, "checkpoints_total") >= 1, "another checkpoint")
+    cluster.kill(back)
+    shutil.rmtree(origin)
+    shutil.copytree(tmp_path / "copy", origin)
+    cluster.restart(back)
+    assert_equal_and_alive(cluster, back, "newer")
+
+
+def test_a_node_that_missed_compacted_entries_catches_up_by_files(make_cluster: Make) -> None:
+    cluster = make_cluster(settings=SMALL)
+    fill(cluster, "behind", "n1", 50)
+    leader, (back, _) = cluster.leader(), cluster.followers()
+    cluster.kill(back)
+    body = "x" * 20_000
+
+    def cut() -> bool:
+        """More than any segment holds, until the first one is gone."""
+        cluster.publish_many(leader, "behind", [body] * 200, delay="1h")
+        return not (cluster.journal(leader) / f"{1:016d}.seg").exists()
+
+    until(cut, "the leader's journal is cut")
+    cluster.restart(back)
+    until(lambda: cluster.hours(back)["applied_index"] == cluster.hours(leader)["applied_index"], "it caught up")
+    cluster.publish(back, "behind", query="?delay=2h")
+    assert_equal_and_alive(cluster, back, "behind")
+    cluster.restart(*(name for name in cluster.names if name not in cluster.living))
+    # And what came by files survives like anything else.
+    cluster.kill(*cluster.names)
+    cluster.restart(*cluster.names)
+    cluster.assert_identical(*cluster.names)
+
+
+def test_publishing_stops_at_the_mark_and_consuming_goes_on(make_cluster: Make) -> None:
+    """Nothing is really full: one node says that less than storage.min_free_bytes is free."""
+    cluster = make_cluster()
+    kept = cluster.publish_many("n1", "full", ["x"] * 20)
+    full = cluster.followers()[0]
+    cluster.kill(full)
+    cluster.restart(full, settings=("storage.min_free_bytes=900TiB",))
+    _refuses_publishes(cluster)
+    got = cluster.drain("full", len(kept))
+    assert set(cluster.settle(full, "ack", got[:10])) == {"acked"}
+    assert set(cluster.settle("n1", "nack", got[10:], delay="0s")) == {"nacked"}
+    assert {m["attempt"] for m in cluster.drain("full", 10)} == {2}
+    cluster.kill(full)
+    cluster.restart(full)
+    until(lambda: cluster.ask("n1", "POST", "/v1/topics/full/messages", b"x").status == 201, "space again")
+
+
+def _refuses_publishes(cluster: Cluster) -> None:
+    for name in cluster.names:
+        path = "/v1/topics/full/messages"
+        answer = until(lambda n=name: (a := cluster.ask(n, "POST", path, b"x")).status != 201 and a, "a refusal")  # type: ignore[misc]
+        assert answer.status == 507, answer
+        assert (answer.json["retryable"], answer.json["outcome_known"]) == (True, True)
+        items = cluster.ask(name, "POST", "/v1/messages:batch", [{"topic": "full", "body": "x"}])
+        assert items.status == 507 or items.json["results"][0]["error"]["status"] == 507, items
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 96 MiB. Needs root."""
+    path = tmp_path / "tiny"
+    path.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "none", path], capture_output=True).returncode:
+        pytest.skip("this kernel does not let us mount a tmpfs")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+def test_a_disk_that_really_fills_up(make_cluster: Make, tiny_disk: Path) -> None:
+    """Published to until it is refused, then emptied by consuming; nothing that was acknowledged is missing."""
+    marks = ("storage.min_free_bytes=32MiB", "storage.reserve_free_bytes=16MiB", *SMALL)
+    cluster = make_cluster(settings=marks)
+    tight = cluster.followers()[0]
+    cluster.kill(tight)
+    shutil.copytree(cluster.directory / tight, tiny_disk / tight)
+    shutil.rmtree(cluster.directory / tight)
+    (cluster.directory / tight).symlink_to(tiny_disk / tight)
+    cluster.restart(tight)
+    ids: list[str] = []
+    body = "x" * 10_000
+
+    def filled() -> bool:
+        answer = cluster.ask("n1", "POST", "/v1/messages:batch", [{"topic": "full", "body": body}] * 100)
+        if answer.status == 507:
+            return True
+        assert answer.status == 200, answer
+        results = answer.json["results"]
+        ids.extend(result["id"] for result in results if "id" in result)
+        return any(result.get("error", {}).get("status") == 507 for result in results)
+
+    until(filled, "507", every=0.005)
+    assert len(ids) > 500
+    got = cluster.drain("full", len(ids))
+    assert {m["id"] for m in got} == set(ids)
+    for n in range(0, len(got), 1000):
+        assert set(cluster.settle(cluster.names[n % 3], "ack", got[n : n + 1000])) == {"acked"}
+    # Space comes back, and so does publishing; whatever the node did meanwhile, it is as the others are.
+    (tiny_disk / "ballast").unlink(missing_ok=True)
+    subprocess.run(["mount", "-o", "remount,size=400m", tiny_disk], check=True)
+    if tight not in cluster.living:
+        cluster.restart(tight)
+    until(lambda: cluster.ask("n1", "POST", "/v1/topics/full/messages", b"x").status == 201, "space again")
+    cluster.assert_identical(*cluster.names)
+
+
+def test_a_disk_that_somebody_else_fills_ends_one_node_and_no_promise(make_cluster: Make, tiny_disk: Path) -> None:
+    """Not a byte is left, whatever the marks say: the node ends itself rather than forget; the others go on."""
+    cluster = make_cluster(settings=("storage.min_free_bytes=1MiB", "storage.reserve_free_bytes=0", *SMALL))
+    tight = cluster.leader()
+    cluster.kill(tight)
+    shutil.move(cluster.directory / tight, tiny_disk / tight)
+    (cluster.directory / tight).symlink_to(tiny_disk / tight)
+    cluster.restart(tight)
+    ballast = tiny_disk / "ballast"
+    with open(ballast, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, os.statvfs(tiny_disk).f_bavail * os.statvfs(tiny_disk).f_frsize)
+    ids = []
+    body = b"x" * 100_000
+    end = time.monotonic() + 20
+    other = next(name for name in cluster.names if name != tight)
+    while len(ids) < 400 and time.monotonic() < end:
+        answer = cluster.ask(other, "POST", "/v1/topics/full/messages", body)
+        if answer.status == 507:
+            break
+        ids += [answer.json["id"]] if answer.status == 201 else []
+    assert "SIGBUS" not in (cluster.directory / "dev.err").read_text()
+    ballast.unlink()
+    if tight not in cluster.living:
+        cluster.restart(tight)
+    until(lambda: cluster.ask(other, "POST", "/v1/topics/full/messages", b"x").status == 201, "space again")
+    assert {m["id"] for m in cluster.drain("full", len(ids))} >= set(ids)
+    cluster.assert_identical(*cluster.names)
