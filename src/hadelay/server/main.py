@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -24,6 +25,7 @@ from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.server.service import NodeService
 from hadelay.storage.disk import RealDisk
+from hadelay.storage.lmdbtables import LmdbBackend
 
 #: EX_SOFTWARE: the node ended itself because going on could have broken a promise.
 FATAL = 70
@@ -59,7 +61,8 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     network = AsyncioNetwork.from_config(config, runtime)
-    node = open_node(config, RealDisk(), network, runtime, fatal)
+    backend = partial(LmdbBackend, map_bytes=config.storage.map_bytes)
+    node = open_node(config, RealDisk(), network, runtime, fatal, backend=backend)
     service = NodeService(node)
     http = HttpServer(service, config.http, config.limits.max_delay_ms)
     await http.start()

@@ -230,6 +230,10 @@ class NodeService:
         return (await self.find_leader()).name
 
     async def hours(self) -> HoursView:
+        # What waits for far hours is written first, in slices: the checksums would do it in one go otherwise.
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._node.storage.write_out(_settle_future(future, with_result=False))
+        await future
         return views.hours(self._node)
 
     async def hour_file_length(self, hour: int, file: HourFile) -> int:
