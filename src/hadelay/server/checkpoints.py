@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hadelay.raft.ports import Installer, Manifest
@@ -47,9 +48,11 @@ class Checkpoints:
             # Not inside apply: the entry is not counted as applied yet.
             self.node.runtime.call_soon(self.begin)
 
-    def begin(self) -> None:
+    def begin(self, then: Callable[[], None] = lambda: None) -> None:
+        """`then` is called when it is durable, or at once when there is nothing to do or one is under way."""
         node, storage = self.node, self.node.storage
         if node.stopped or storage.checkpointing or not self.bytes_since:
+            then()
             return
         self.bytes_since = 0
         self._last = node.runtime.monotonic()
@@ -64,6 +67,7 @@ class Checkpoints:
                 return
             self.count += 1
             node.raft.compact(index, term)
+            then()
 
         storage.checkpoint(index, term, blob, hours, done)
 

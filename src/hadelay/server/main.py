@@ -31,6 +31,8 @@ from hadelay.storage.lmdbtables import LmdbBackend
 FATAL = 70
 #: How long a leader may take to hand over before it simply stops.
 _HAND_OVER_S = 3.0
+#: How long the last checkpoint may take. Without it the next start replays more of the journal.
+_CHECKPOINT_S = 10.0
 
 log = structlog.get_logger("hadelay")
 
@@ -74,6 +76,7 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
             ready({"name": node.name, "pid": os.getpid(), "http": config.advertise, "raft": config.raft.listen})
         await ending.wait()
         await _hand_over(node)
+        await _within(_CHECKPOINT_S, node.checkpoints.begin, "checkpoint_unfinished", node)
     finally:
         await http.stop()
         node.stop()
@@ -91,9 +94,14 @@ async def _ready(node: Node, ending: asyncio.Event) -> None:
 async def _hand_over(node: Node) -> None:
     if not node.leading or len(node.config.members) == 1:
         return
+    await _within(_HAND_OVER_S, lambda over: node.transfer(None, lambda error: over()), "hand_over_failed", node)
+
+
+async def _within(seconds: float, start: Callable[[Callable[[], None]], None], failure: str, node: Node) -> None:
+    """Start something that calls back, and wait so long for it. Neither is needed for safety: only for a quick return."""
     over = asyncio.Event()
-    node.transfer(None, lambda error: over.set())
+    start(over.set)
     try:
-        await asyncio.wait_for(over.wait(), _HAND_OVER_S)
+        await asyncio.wait_for(over.wait(), seconds)
     except TimeoutError:
-        log.warning("hand_over_failed", node=node.name, hint="the others elect a leader by themselves")
+        log.warning(failure, node=node.name, after_s=seconds)
