@@ -98,7 +98,7 @@ async def _hand_over(node: Node) -> None:
 
 
 async def _within(seconds: float, start: Callable[[Callable[[], None]], None], failure: str, node: Node) -> None:
-    """Start something that calls back, and wait so long for it. Neither is needed for safety: only for a quick return."""
+    """Start something that calls back, and wait so long for it: neither is for safety, only for a quick return."""
     over = asyncio.Event()
     start(over.set)
     try:
