@@ -212,6 +212,15 @@ class Leader:
             node.advance()
 
     # -- still leading?
+    @property
+    def confirmed_at(self) -> float:
+        """When the newest sign of life left here that a majority has answered: nobody else led before that."""
+        node = self.node
+        for round, sent in reversed(self._round_sent):
+            if node.agreed(peer for peer in node.peers.values() if peer.round >= round):
+                return sent
+        return float("-inf")
+
     def _check_quorum(self, now: float) -> None:
         """Row 13: without a majority for one election timeout this node leads no longer, and says so."""
         node = self.node

@@ -234,6 +234,14 @@ class RaftNode:
         """done(None) when this node has applied everything that was committed anywhere before this call (any node)."""
         self.reads.read(done)
 
+    def surely_leads(self) -> bool:
+        """Nobody else can lead yet, as far as clocks run alike and no link was reset: a majority has answered within the
+        least time that its nodes wait before they elect another. Committed entries prove more, and take longer."""
+        if not self.is_leader:
+            return False
+        age_s = self.runtime.monotonic() - self.leader_role.confirmed_at
+        return not self.peers or age_s < self.config.election_min_ms / 1000
+
     def transfer(self, to: str | None, done: Finished) -> None:
         """Hand leadership to `to` (None: whoever is furthest). Proposals wait meanwhile, at most transfer_ms."""
         self.transfers.begin(to, done)
