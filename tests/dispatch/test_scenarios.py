@@ -3,10 +3,10 @@
     pytest tests/core tests/dispatch --rewrite      accepts what happens now; then read the diff
 
 Times count from 18:00:00, in ms (`1500`), or as h:mm:ss.ms. Lines: `with sync=interval window=100 commit=2 start=…`
-(first) · `lead` · `fall lost=1` (what was proposed never commits) · `run 100` · `to 2500` · `publish a b in=5000|at=… topic=…` ·
-`poll P topics=a,b max=… wait=… lease=… consumer=… request=…` · `hangup P` · `ack|nack P a b … in=…` · `extend P
-lease=…` · `cancel a` · `stick` · `unstick` · `hold` · `resume` · `cursor` · `ready` · `log` (what was committed since the last
-`log`)
+(first) · `lead` · `fall lost=1` (what was proposed never commits) · `run 100` · `to 2500` ·
+`publish a b in=5000|at=… topic=…` · `poll P topics=a,b max=… wait=… lease=… consumer=… request=…` · `hangup P` ·
+`ack|nack P a b … in=…` · `extend P lease=…` · `cancel a` · `stick` · `unstick` · `hold` · `resume` · `cursor` ·
+`ready` · `log` (what was committed since the last `log`)
 """
 
 from __future__ import annotations

@@ -409,4 +409,3 @@ class Dispatcher:
             del self.damages[key]
             self.backlog.recover(*key)
         self.wake()
-

@@ -100,11 +100,13 @@ class LeaderDispatcher:
         propose: Callable[[bytes, Done], None],
         config: Config,
         on_damage: Callable[[int, int, str], None] | None = None,
+        surely_leads: Callable[[], bool] = lambda: True,
     ) -> None:
         """propose: the batcher's. on_damage(hour, index, what): a chain is broken at that entry; after the repair
-        call `repaired(hour)`."""
+        call `repaired(hour)`. surely_leads: no other node can be leading yet (interval mode hands out on that)."""
         self.state, self.store, self.runtime, self.clock = state, store, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
+        self.surely_leads = surely_leads
         self.interval = config.dispatch.sync == "interval"
         self.interval_s = config.dispatch.interval_ms / 1000.0
         #: Plain ints for /metrics.
@@ -141,7 +143,8 @@ class LeaderDispatcher:
             CursorKeeper(core, self.runtime, self.propose, self.interval_s, self._cursor_settled),
             Expiry(self.state, self.runtime, self.clock, self.propose, now + self.config.limits.max_clock_skew_ms),
         )
-        self._term.suspect_ms = now if self.interval else 0
+        # What the leader before still hands out while it may believe in itself was due by then.
+        self._term.suspect_ms = now + self.config.raft.election_min_ms if self.interval else 0
         self._janitor = Janitor(self.state, self.runtime, self._now, self.propose, self.config.retention)
         self._arm_sweeper()
         self._turn_soon()
@@ -274,6 +277,9 @@ class LeaderDispatcher:
         mono = self.runtime.monotonic()
         if mono < term.resting_until or len(term.rounds) >= _MAX_ROUNDS or self._is_stalled(term, mono):
             return
+        if self.interval and not self.surely_leads():
+            self._due.at(mono + _BACKOFF_S)
+            return
         offers = term.core.match()
         if offers and not self.interval:
             term.rounds[term.seq] = len(offers)
@@ -361,9 +367,7 @@ class LeaderDispatcher:
         command = encode_extend(self.config.node.name, leases, poll.lease_ms)
         self.propose(command, partial(self._renewed, term, poll, delivery))
 
-    def _renewed(
-        self, term: _Term, asked: Poll, delivery: Delivery, result: Any, error: HadelayError | None
-    ) -> None:
+    def _renewed(self, term: _Term, asked: Poll, delivery: Delivery, result: Any, error: HadelayError | None) -> None:
         if term is not self._term:
             return
         term.renewing.discard(asked)
@@ -413,9 +417,7 @@ class LeaderDispatcher:
         for offer, command in unsent:
             self.propose(command, partial(self._recorded, term, offer, command))
 
-    def _recorded(
-        self, term: _Term, offer: Offer, command: bytes, result: Any, error: HadelayError | None
-    ) -> None:
+    def _recorded(self, term: _Term, offer: Offer, command: bytes, result: Any, error: HadelayError | None) -> None:
         if term is not self._term:
             return
         if error is not None:
