@@ -376,3 +376,21 @@ def test_answered_polls_leave_no_deadlines_behind() -> None:
         desk.dispatcher.cancel_poll(desk.poll())
     polls = desk.dispatcher._term.polls  # type: ignore[union-attr]
     assert len(polls._deadlines) <= 1_100
+
+
+def test_a_grant_that_is_committed_after_it_was_given_up_runs_out(desk: Desk) -> None:
+    """Found by the simulator (seed 17): nobody waited for it any more, so nobody watched its lease."""
+    desk.stuck = True
+    poll = desk.poll(lease=500)
+    desk.publish("a")
+    desk.run(50)
+    (stamp, command, done), *_ = list(desk._waiting)
+    desk._waiting.clear()
+    done(None, OutcomeUnknown("no majority in time"))
+    desk.stuck = False
+    desk._commit(stamp, command, None)
+    assert len(desk.state.grants) == 1
+    desk.run(2_000)
+    assert not desk.state.grants
+    assert Command.EXPIRE in desk.kinds()
+    assert isinstance(desk.answer(poll).error, OutcomeUnknown)

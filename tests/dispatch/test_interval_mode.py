@@ -176,3 +176,16 @@ def test_a_planned_transfer_repeats_nothing(desk: Desk) -> None:
     desk.consume(ack=False)
     desk.run(1_000)
     assert before + desk.delivered() == [f"m{n}" for n in range(50)]
+
+
+def test_nothing_is_handed_out_at_once_while_another_may_lead(desk: Desk) -> None:
+    """Found by the simulator (seed 76): a leader that had been paused handed out what its successor had, unmarked."""
+    sure = False
+    desk.dispatcher.surely_leads = lambda: sure
+    poll = desk.poll()
+    desk.publish("a")
+    desk.run(200)
+    assert desk.answer(poll) is None
+    sure = True
+    desk.run(50)
+    assert desk.answer(poll).names == ["a"]

@@ -160,7 +160,9 @@ class Installer:
 
 
 class RaftSim:
-    def __init__(self, seed: int, *, size: int = 3, seconds: float = 20.0, faults: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self, seed: int, *, size: int = 3, seconds: float = 20.0, faults: tuple[str, ...] | None = None
+    ) -> None:
         self.seed, self.seconds = seed, seconds
         self.world = SimWorld(seed)
         self.rng = self.world.random
@@ -179,9 +181,27 @@ class RaftSim:
         self.number = 0
         self.wiped = False
         self.log: list[str] = []
-        every = ("reset", "cut", "oneway", "pause", "kill", "io", "power", "power_all", "slow", "fail", "wipe", "transfer", "slow_link")
+        every = (
+            "reset",
+            "cut",
+            "oneway",
+            "pause",
+            "kill",
+            "io",
+            "power",
+            "power_all",
+            "slow",
+            "fail",
+            "wipe",
+            "transfer",
+            "slow_link",
+        )
         self.faults = faults or tuple(self.rng.sample(every, self.rng.randint(2, 7)))
-        self.config = RaftConfig(max_entry_bytes=8000, journal_keep_bytes=self.rng.choice((0, 4000, 1 << 20)), append_bytes=self.rng.choice((300, 1 << 20)))
+        self.config = RaftConfig(
+            max_entry_bytes=8000,
+            journal_keep_bytes=self.rng.choice((0, 4000, 1 << 20)),
+            append_bytes=self.rng.choice((300, 1 << 20)),
+        )
 
     def note(self, text: str) -> None:
         self.log.append(f"{self.world.now:9.4f} {text}")
@@ -192,7 +212,9 @@ class RaftSim:
 
     def start(self, name: str) -> None:
         if name not in self.nodes and name not in self.runtimes:
-            runtime = self.runtimes[name] = SimRuntime(self.world, name, self.disks[name], drift=self.rng.uniform(-5e-5, 5e-5))
+            runtime = self.runtimes[name] = SimRuntime(
+                self.world, name, self.disks[name], drift=self.rng.uniform(-5e-5, 5e-5)
+            )
             runtime.call_soon(self._boot, name, runtime)
 
     def _boot(self, name: str, runtime: SimRuntime) -> None:
@@ -204,11 +226,21 @@ class RaftSim:
                 journal = Journal.open(disk, "/data/raft", runtime, node=name, config=config, **WHO)
             else:
                 incarnation = 1 if name not in self.founded else self.rng.randrange(2, 1 << 40)
-                journal = Journal.create(disk, "/data/raft", runtime, node=name, incarnation=incarnation, config=config, **WHO)
+                journal = Journal.create(
+                    disk, "/data/raft", runtime, node=name, incarnation=incarnation, config=config, **WHO
+                )
             self.founded.add(name)
             node = RaftNode(
-                name, [n for n in self.names if n != name], 0, "c", journal, self.net.network(name, runtime), runtime,
-                machine, self.config, lambda error: self.fatal(name, error),
+                name,
+                [n for n in self.names if n != name],
+                0,
+                "c",
+                journal,
+                self.net.network(name, runtime),
+                runtime,
+                machine,
+                self.config,
+                lambda error: self.fatal(name, error),
             )
             node.set_applied(machine.index, machine.term)
             machine.raft = node
@@ -254,7 +286,9 @@ class RaftSim:
         end = self.world.now + 12.0
         while self.world.now < end and not self.converged():
             self.world.run_for(0.2)
-        assert self.converged(), "I15: " + str({n: (x.applied_index, x.last_index, x.term, x.leader) for n, x in self.nodes.items()})
+        assert self.converged(), "I15: " + str(
+            {n: (x.applied_index, x.last_index, x.term, x.leader) for n, x in self.nodes.items()}
+        )
         items = {n: m.items for n, m in self.machines.items()}
         first = items[self.names[0]]
         assert all(i == first for i in items.values()), "I12: states differ"

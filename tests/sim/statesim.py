@@ -39,7 +39,16 @@ class Entries:
         """Made from what the uninterrupted state looks like."""
         rng = self.random
         self.now += rng.choice((0, 1, 30, 400, 400, 3000, 3000, 20_000, 900_000 if rng.random() < 0.2 else 0))
-        kinds = [self._publish, self._publish, self._grant, self._grant, self._settle, self._settle, self._cancel, self._other]
+        kinds = [
+            self._publish,
+            self._publish,
+            self._grant,
+            self._grant,
+            self._settle,
+            self._settle,
+            self._cancel,
+            self._other,
+        ]
         made = [m for kind in rng.sample(kinds, rng.randint(1, 3)) for m in [kind(state)] if m]
         entry = c.encode_entry(self.now, made or [c.encode_noop()])
         self.log.append(entry)
@@ -53,8 +62,21 @@ class Entries:
             delay = rng.choice((-5, 0, 10, 2000, 30_000, 2 * HOUR, rng.randrange(30 * HOUR), 800 * 24 * HOUR))
             key = b"k%d" % rng.randrange(400) if rng.random() < 0.2 else None
             body = rng.randbytes(rng.choice((0, 10, 200, 2000)))
-            drafts.append(c.Draft(rng.choice(("a", "b", "ccc")), delay if relative else self.now + delay, relative, 0, 0, b"", body, key))
-        return c.encode_publish(rng.choice(("n1", "n2")), drafts, b"r%d" % rng.randrange(300) if rng.random() < 0.3 else None)
+            drafts.append(
+                c.Draft(
+                    rng.choice(("a", "b", "ccc")),
+                    delay if relative else self.now + delay,
+                    relative,
+                    0,
+                    0,
+                    b"",
+                    body,
+                    key,
+                )
+            )
+        return c.encode_publish(
+            rng.choice(("n1", "n2")), drafts, b"r%d" % rng.randrange(300) if rng.random() < 0.3 else None
+        )
 
     def _grant(self, state: DelayState) -> bytes | None:
         rng = self.random
@@ -69,8 +91,16 @@ class Entries:
         for pos, index in enumerate(indexes):
             self.leases.append((1, self.seq, pos, hour, index))
         return c.encode_grant(
-            c.Grant(1, self.seq, rng.choice((100, 3000, 60_000)), rng.choice(("x", "y")), rng.choice((b"", b"q%d" % self.seq)), "n1",
-                    np.full(len(rows), hour, np.uint32), rows)
+            c.Grant(
+                1,
+                self.seq,
+                rng.choice((100, 3000, 60_000)),
+                rng.choice(("x", "y")),
+                rng.choice((b"", b"q%d" % self.seq)),
+                "n1",
+                np.full(len(rows), hour, np.uint32),
+                rows,
+            )
         )
 
     def _settle(self, state: DelayState) -> bytes | None:
@@ -93,7 +123,9 @@ class Entries:
         if not hours:
             return None
         hour = rng.choice(hours)
-        return c.encode_cancel("n1", [hour << 32 | rng.randrange(state.store.count(hour) + 2) for _ in range(rng.randint(1, 8))])
+        return c.encode_cancel(
+            "n1", [hour << 32 | rng.randrange(state.store.count(hour) + 2) for _ in range(rng.randint(1, 8))]
+        )
 
     def _other(self, state: DelayState) -> bytes:
         rng = self.random

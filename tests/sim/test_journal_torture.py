@@ -49,9 +49,7 @@ class Life:
             journal = Journal.open(self.disk, "/data/raft", self.runtime, config=CONFIG, **WHO)
         else:
             assert not self.created, "the journal is gone"
-            journal = Journal.create(
-                self.disk, "/data/raft", self.runtime, incarnation=1, config=CONFIG, **WHO
-            )
+            journal = Journal.create(self.disk, "/data/raft", self.runtime, incarnation=1, config=CONFIG, **WHO)
             self.created = True
         journal.on_fatal = lambda error: self._died(self.runtime)
         self.journal = journal

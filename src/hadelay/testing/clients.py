@@ -149,7 +149,7 @@ class Producer(Client):
             message.id, message.deliver_at_ms = receipts.ids[n], receipts.deliver_at_ms[n]
             message.stored = self.world.now
             self.note(
-                f"message {message.number} stored through {process.name} as {message.id:x}, due {message.deliver_at_ms}",
+                f"message {message.number} stored via {process.name} as {message.id:x}, due {message.deliver_at_ms}",
                 message.id,
             )
             if self.random.random() < self.cluster.workload.cancels:
@@ -201,7 +201,9 @@ class Consumer(Client):
             b"%d" % self.requests, topics, rng.randint(1, 10), lease_ms, rng.choice((0, 500, 1500)), rng.randint(0, 4)
         )
 
-    def _ask(self, request_id: bytes, topics: tuple[str, ...], most: int, lease_ms: int, wait_ms: int, retries: int) -> None:
+    def _ask(
+        self, request_id: bytes, topics: tuple[str, ...], most: int, lease_ms: int, wait_ms: int, retries: int
+    ) -> None:
         process = self.cluster.process(self.leader) or self.cluster.any_process()
         if process is None:
             self._next(0.3)
@@ -252,8 +254,10 @@ class Consumer(Client):
             handed.append(hand_out)
             self.history.hand_outs.append(hand_out)
             self.history.count("handed out")
+            again = ", redelivered" if hand_out.redelivered else ""
             self.note(
-                f"gets {hand_out.id:x} (message {number_of(hand_out.body)}) attempt {hand_out.attempt} from {node.name}, "
+                f"gets {hand_out.id:x} (message {number_of(hand_out.body)}) attempt {hand_out.attempt} from {node.name}"
+                f"{again}, "
                 f"grant {delivery.term}.{delivery.seq}, request {request_id.decode()}, until {hand_out.until_ms}",
                 hand_out.id,
             )
@@ -291,12 +295,14 @@ class Consumer(Client):
             hand_out.nack_invoked = hand_out.nack_invoked or self.world.now
         else:
             command = encode_extend(process.name, rows, value_ms)
+            hand_out.extend_invoked = hand_out.extend_invoked or self.world.now
 
         def replied(result: LeaseResult | None, error: HadelayError | None) -> None:
             if error is not None or result is None:
                 self.history.count(f"{kind} {error.type if error else 'nothing'}")
                 if retries:
-                    self.world.after(self.random.uniform(0.05, 0.4), self._settle, kind, hand_out, value_ms, retries - 1)
+                    again = self.random.uniform(0.05, 0.4)
+                    self.world.after(again, self._settle, kind, hand_out, value_ms, retries - 1)
                 return
             outcome = LeaseOutcome(int(result.outcomes[0]))
             self.history.count(f"{kind} {outcome.name}")

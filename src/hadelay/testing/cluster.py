@@ -60,8 +60,6 @@ class Machine:
     wall_offset_ms: int
     #: Added by the nemesis.
     stepped_ms: int = 0
-    #: A failing disk was injected: the process may end itself.
-    excused: bool = False
     process: Process | None = None
     founded: bool = False
 
@@ -134,12 +132,16 @@ class SimCluster:
         }
         #: What each index was applied as, by whoever was first: (term, crc of entry, crc of results).
         self.applied: dict[int, tuple[int, int, int]] = {}
+        #: The entries themselves: when they were first applied, where, and what.
+        self.entries: dict[int, tuple[float, str, bytes]] = {}
         self.leaders: dict[int, str] = {}
         self.votes: dict[tuple[str, int], str] = {}
         self.terms: dict[str, int] = {}
         #: When an entry (by its crc) was proposed; (true seconds, now_ms) of those that were committed.
         self.proposed: dict[int, float] = {}
         self.stamps: list[tuple[float, int]] = []
+        #: When a new leader was first seen.
+        self.elected: list[float] = []
         #: When cluster time was taken from the wall clocks, because no node knew it any more.
         self.cold_starts: list[float] = []
         self.violations: list[Violation] = []
@@ -215,7 +217,8 @@ class SimCluster:
         machine = self.machines[process.name]
         self.note(f"ends itself: {error!r}", process.name)
         self.history.count("fatal")
-        if not machine.excused:
+        # A SimDisk fails only when it was made to.
+        if not isinstance(error, OSError):
             self.violate(Violation("I17 fail-stop", f"{process.name} ended itself: {error!r}", who=process.name))
         if machine.process is process:
             # Not from inside its own call: the stack below still belongs to it.
@@ -317,6 +320,7 @@ class SimCluster:
                 what = "another entry" if first[:2] != mark[:2] else "other results"
                 self.violate(Violation("I12 divergence", f"{node.name} applied {what} at {index}", who=node.name))
             elif first is mark:
+                self.entries[index] = (self.world.now, node.name, bytes(command))
                 self._stamped(command)
             return results
 
@@ -352,6 +356,8 @@ class SimCluster:
             if process is None or process.node is None or process.runtime.crashed:
                 continue
             raft, name = process.node.raft, machine.name
+            if raft.is_leader and raft.term not in self.leaders:
+                self.elected.append(self.world.now)
             if raft.is_leader and self.leaders.setdefault(raft.term, name) != name:
                 other = self.leaders[raft.term]
                 self.violate(Violation("I13 log safety", f"{name} and {other} both lead term {raft.term}", who=name))

@@ -10,8 +10,6 @@ import struct
 from collections import deque
 from dataclasses import dataclass, field
 
-#: Lines of a story.
-_STORY = 60
 _NUMBER = struct.Struct("<I")
 
 
@@ -74,6 +72,7 @@ class HandOut:
     ack_invoked: float | None = None
     #: The ack was answered `acked` or `already_acked`.
     acked: float | None = None
+    extend_invoked: float | None = None
     extend_until_ms: int = 0
 
 
@@ -92,12 +91,3 @@ class History:
 
     def note(self, at: float, who: str, text: str, ids: frozenset[int] = frozenset()) -> None:
         self.notes.append((at, who, text, ids))
-
-    def story(self, ids: frozenset[int] = frozenset(), who: str = "") -> list[str]:
-        """The last lines that concern these message ids, or this node, among what the nemesis did."""
-        chosen = [
-            f"{at:10.4f}  {actor:<9} {text}"
-            for at, actor, text, about in self.notes
-            if actor == "nemesis" or (about & ids if ids else not who or actor == who)
-        ]
-        return chosen[-_STORY:]

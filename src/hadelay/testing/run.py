@@ -9,6 +9,7 @@ from hadelay.testing import invariants
 from hadelay.testing.clients import Consumer, Producer
 from hadelay.testing.cluster import HOUR_S, SimCluster, Violation
 from hadelay.testing.nemesis import Nemesis
+from hadelay.testing.story import tell
 
 #: Simulated seconds under faults.
 FAULTS_S = 18.0
@@ -65,10 +66,10 @@ def drive(cluster: SimCluster, nemesis: Nemesis) -> Report:
         check(cluster)
     except Violation as violation:
         report.invariant, report.failure = violation.invariant, str(violation)
-        report.story = cluster.history.story(violation.ids, violation.who)
+        report.story = tell(cluster, violation)
     except Exception as error:
         report.invariant, report.failure = "error", repr(error)
-        report.story = [*cluster.history.story(), *_traceback(error)]
+        report.story = [*tell(cluster, Violation("error", "")), *_traceback(error)]
     world = cluster.world
     report.counts, report.trace, report.simulated_s = cluster.history.counts, world.trace, world.now
     report.messages, report.hand_outs = len(cluster.history.messages), len(cluster.history.hand_outs)
