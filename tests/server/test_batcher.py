@@ -54,10 +54,14 @@ class Wire:
 
     def __init__(self) -> None:
         self.up = True
+        self.leads = 0
         self.sent: list[tuple[list[bytes], Callable[..., None]]] = []
 
     def ready(self) -> bool:
         return self.up
+
+    def term(self) -> int:
+        return self.leads
 
     def send(self, commands: list[bytes], done: Callable[..., None]) -> None:
         self.sent.append((commands, done))
@@ -231,6 +235,20 @@ def test_rows_are_refused_in_their_place(world: World) -> None:
     assert isinstance(first[0].problems[1], Impossible)
     assert second[0].problems == {}
     assert second[0].duplicates == frozenset({0})
+
+
+def test_a_command_of_a_term_that_is_over_goes_nowhere(world: World) -> None:
+    timers, wire, batcher = world
+    wire.leads = 4
+    grant, ack = Answers(), Answers()
+    batcher.propose(encode_noop(), grant, term=4)
+    batcher.propose(encode_noop(), ack)
+    wire.leads = 5
+    timers.turn()
+    assert isinstance(grant[0], NoLeader)
+    assert len(wire.sent[0][0]) == 1
+    wire.commit(0)
+    assert len(ack) == 1
 
 
 def test_held_during_a_transfer_then_sent(world: World) -> None:

@@ -46,6 +46,10 @@ class Outlet(Protocol):
         """Somebody is there to take a batch now."""
         ...
 
+    def term(self) -> int:
+        """The term this node leads, 0 when it does not."""
+        ...
+
     def send(self, commands: list[bytes], done: Callable[[Sequence[Any] | None, HadelayError | None], None]) -> None:
         """`done` gets a result per command. Its NoLeader means: nothing happened, try again."""
         ...
@@ -64,10 +68,10 @@ class _Publish:
 
 
 class _Command:
-    __slots__ = ("bytes", "command", "done")
+    __slots__ = ("bytes", "command", "done", "term")
 
-    def __init__(self, command: bytes, done: Done) -> None:
-        self.command, self.bytes, self.done = command, len(command), done
+    def __init__(self, command: bytes, done: Done, term: int) -> None:
+        self.command, self.bytes, self.done, self.term = command, len(command), done, term
 
     def fail(self, error: HadelayError) -> None:
         self.done(None, error)
@@ -122,9 +126,10 @@ class Batcher:
         if not self._scheduled:
             self._schedule()
 
-    def propose(self, command: bytes, done: Done) -> None:
-        """Commands keep their order. They are few and small: no limit but the callers' own."""
-        self._commands.append(_Command(command, done))
+    def propose(self, command: bytes, done: Done, term: int = 0) -> None:
+        """Commands keep their order. They are few and small: no limit but the callers' own. With a `term`, only this
+        node as its leader may propose it, then or never: NoLeader as soon as that is over."""
+        self._commands.append(_Command(command, done, term))
         if not self._scheduled:
             self._schedule()
 
@@ -178,6 +183,14 @@ class Batcher:
         publishes = _take(self._publishes, self.max_entry_bytes)
         room = self.max_entry_bytes - sum(p.bytes for p in publishes)
         commands = _take(self._commands, room) if room > 0 or not publishes else []
+        term = self.outlet.term()
+        stale = [c for c in commands if c.term not in (0, term)]
+        if stale:
+            commands = [c for c in commands if c.term in (0, term)]
+        for command in stale:
+            command.fail(NoLeader("the term it was meant for is over"))
+        if not publishes and not commands:
+            return
         groups = _group(publishes)
         encoded = [encode_publish(self.node, [d for p in group for d in p.drafts], group[0].key) for group in groups]
         encoded += [c.command for c in commands]

@@ -29,7 +29,7 @@ from hadelay.server.dispatcher import LeaderDispatcher
 from hadelay.server.link import Link, Reply
 from hadelay.server.mending import Mender
 from hadelay.server.peers import Peer, Peers, local_peer
-from hadelay.storage.disk import Disk
+from hadelay.storage.disk import Disk, Lock
 from hadelay.storage.store import Storage
 
 #: Cluster time, and the term of the leader who says it.
@@ -64,6 +64,8 @@ class Node:
         self.leading = 0
         self._elected = 0
         self.stopped = False
+        #: What keeps other processes out of this node's directories.
+        self.locks: Sequence[Lock] = ()
         self.raft = RaftNode(
             self.name,
             [name for name in config.members if name != self.name],
@@ -107,6 +109,8 @@ class Node:
         self.dispatcher.on_follower()
         self.raft.stop()
         self.storage.close()
+        for lock in self.locks:
+            lock.close()
 
     # what users ask for
 
@@ -225,10 +229,18 @@ class Node:
             store=self.storage.hours,
             runtime=self.runtime,
             clock=self.clock,
-            propose=self.batcher.propose,
+            propose=self._propose_as_leader,
             config=self.config,
             on_damage=self._damaged,
+            surely_leads=self.raft.surely_leads,
         )
+
+    def _propose_as_leader(self, command: bytes, done: Done) -> None:
+        """The dispatcher's: a grant of a term that is over must not reach the next leader, for nobody waits for it."""
+        if self.leading:
+            self.batcher.propose(command, done, self.leading)
+        else:
+            self.runtime.call_soon(done, None, NoLeader("this node does not lead (any more)"))
 
     def _damaged(self, hour: int, index: int, what: str) -> None:
         """A second's chain is broken at that entry: have it mended, then walk on."""
@@ -346,6 +358,9 @@ class _Outlet:
             return True
         leader = node.raft.leader
         return leader is not None and leader != node.name and node.raft.connected(leader)
+
+    def term(self) -> int:
+        return self.node.leading
 
     def send(self, commands: list[bytes], done: Callable[[Sequence[Any] | None, HadelayError | None], None]) -> None:
         node = self.node
