@@ -5,7 +5,8 @@ follows, but neither votes, campaigns nor counts, until a leader has committed {
 holds everything up to that entry. Founding members are admitted from the start.
 
 A node cannot see by itself that its disk is an old copy. Its peers can: they remember (term, index) that each
-incarnation once answered for, tell each other, and refuse a greeting that falls short of it.
+incarnation once answered for, tell each other, and refuse a greeting that falls short of it. And when all of them were
+down meanwhile, a founder whose log is empty knows by the first peer that comes with entries that it founds nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from hadelay.raft import messages
+from hadelay.raft.journal import FIRST
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import FOUNDING
 
@@ -64,6 +66,11 @@ class Admission:
         node = self.node
         _, incarnation, admitted, boot, term, index = messages.decode(data, int, int, bool, int, int, int)
         self.remember(peer)
+        journal = node.journal
+        if index > FIRST[0] >= journal.last_index and journal.incarnation == FOUNDING and not journal.term:
+            log.error("cluster_exists", extra={"peer": peer.name, "term": term, "index": index})
+            self._renew(FOUNDING)
+            return
         seen = self._seen.get(peer.name)
         known = node.machine.incarnation(peer.name) or FOUNDING
         had = Seen(known, 0, 0, 0)
@@ -89,11 +96,16 @@ class Admission:
     def on_rewound(self, peer: Peer, data: bytes) -> None:
         """A peer remembers more of this node than its disk does: go on as somebody new."""
         incarnation, term, index = messages.decode(data, int, int, int)
+        if incarnation >= self.node.journal.incarnation:
+            log.error("disk_rewound", extra={"peer": peer.name, "term": term, "index": index})
+            self._renew(incarnation)
+
+    def _renew(self, incarnation: int) -> None:
+        """Become somebody new, above that incarnation."""
         node, journal = self.node, self.node.journal
-        if self._renewing or incarnation < journal.incarnation:
+        if self._renewing:
             return
         self._renewing = True
-        log.error("disk_rewound", extra={"peer": peer.name, "term": term, "index": index})
         node.core.step_down()
 
         def renew() -> None:

@@ -1,0 +1,76 @@
+"""A disk that comes back empty, whatever `cluster.init` says: nothing that was acknowledged goes with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hadelay.config import Config
+from hadelay.core.commands import Draft
+from hadelay.errors import HadelayError
+from hadelay.testing.cluster import SimCluster
+
+
+class AlwaysInit(SimCluster):
+    """Every node is started with --init each time, as a service file might have it."""
+
+    def config(self, name: str) -> Config:
+        self.machines[name].founded = False
+        return super().config(name)
+
+
+def publish(cluster: SimCluster, body: bytes) -> list[int]:
+    """Publish at the leader, and wait for its answer."""
+    answers: list[tuple[Any, HadelayError | None]] = []
+    leader = cluster.leader()
+    assert leader is not None
+    draft = Draft("orders", 3_600_000, True, 0, 0, b"", body)
+    leader.publish([draft], None, lambda result, error: answers.append((result, error)))
+    cluster.world.run_until(cluster.world.now + 3.0, stop=lambda: bool(answers))
+    (result, error), = answers
+    assert error is None
+    return list(result.ids)
+
+
+def wait_for_leader(cluster: SimCluster) -> None:
+    cluster.world.run_until(cluster.world.now + 5.0, stop=lambda: cluster.leader() is not None)
+    assert cluster.leader() is not None
+
+
+def test_a_wiped_node_that_is_told_to_found_a_cluster_does_not_vote_for_one_that_lags() -> None:
+    cluster = AlwaysInit(1, restart=False)
+    cluster.start_all()
+    wait_for_leader(cluster)
+    publish(cluster, b"all have this")
+    leader = cluster.leader()
+    assert leader is not None
+    lagging, wiped = [name for name in cluster.names if name != leader.name]
+    cluster.world.run_for(1.0)
+    cluster.kill(lagging)
+    (kept,) = publish(cluster, b"two of three have this")
+    cluster.power_cut(*cluster.names)
+    cluster.wipe(wiped)
+    cluster.start(lagging)
+    cluster.start(wiped)
+    cluster.world.run_for(5.0)
+    cluster.start(leader.name)
+    cluster.world.run_for(5.0)
+    wait_for_leader(cluster)
+    assert [node.name for node in cluster.nodes() if node.state.find(kept) is None] == []
+    assert not cluster.violations
+    publish(cluster, b"and on it goes")
+
+
+def test_founding_members_that_start_one_after_another_all_come_to_count() -> None:
+    cluster = AlwaysInit(2, restart=False)
+    first, second, late = cluster.names
+    cluster.start(first)
+    cluster.start(second)
+    wait_for_leader(cluster)
+    publish(cluster, b"before the third is there")
+    cluster.power_cut(first)
+    cluster.start(first)
+    wait_for_leader(cluster)
+    cluster.start(late)
+    cluster.world.run_for(5.0)
+    assert all(node.raft.journal.admitted for node in cluster.nodes())
+    assert len(cluster.nodes()) == 3
