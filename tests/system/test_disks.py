@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.system.cluster import Cluster, hadelay, until
+from tests.system.cluster import Answer, Cluster, hadelay, until
 from tests.system.conftest import Make
 
 #: Journals are cut soon: a checkpoint each second, small segments.
@@ -27,6 +30,10 @@ def fill(cluster: Cluster, topic: str, through: str, count: int = 300) -> list[s
     cluster.settle(through, "ack", got[: count // 2])
     cluster.settle(through, "nack", got[count // 2 : count // 2 + 20], delay="2h")
     return ids
+
+
+def identity(cluster: Cluster, name: str) -> Any:
+    return json.loads(hadelay("inspect", cluster.data(name) / "identity", "-o", "json").stdout)
 
 
 def assert_equal_and_alive(cluster: Cluster, back: str, topic: str) -> None:
@@ -101,6 +108,13 @@ def test_a_node_put_back_from_an_old_copy_is_admitted_again(make_cluster: Make, 
     shutil.rmtree(origin)
     shutil.copytree(tmp_path / "copy", origin)
     cluster.restart(back)
+    until(lambda: identity(cluster, back)["incarnation"] > 1, "it is somebody new")
+    cluster.assert_identical(*cluster.names)
+    # Once is enough: it is known again from now on.
+    now = identity(cluster, back)
+    cluster.kill(back)
+    cluster.restart(back)
+    assert identity(cluster, back) == now
     assert_equal_and_alive(cluster, back, "newer")
 
 
@@ -146,9 +160,12 @@ def test_publishing_stops_at_the_mark_and_consuming_goes_on(make_cluster: Make) 
 
 
 def _refuses_publishes(cluster: Cluster) -> None:
+    def refused(name: str) -> Answer | None:
+        answer = cluster.ask(name, "POST", "/v1/topics/full/messages", b"x")
+        return None if answer.status == 201 else answer
+
     for name in cluster.names:
-        path = "/v1/topics/full/messages"
-        answer = until(lambda n=name: (a := cluster.ask(n, "POST", path, b"x")).status != 201 and a, "a refusal")  # type: ignore[misc]
+        answer = until(partial(refused, name), f"a refusal by {name}")
         assert answer.status == 507, answer
         assert (answer.json["retryable"], answer.json["outcome_known"]) == (True, True)
         items = cluster.ask(name, "POST", "/v1/messages:batch", [{"topic": "full", "body": "x"}])
@@ -199,7 +216,6 @@ def test_a_disk_that_really_fills_up(make_cluster: Make, tiny_disk: Path) -> Non
     for n in range(0, len(got), 1000):
         assert set(cluster.settle(cluster.names[n % 3], "ack", got[n : n + 1000])) == {"acked"}
     # Space comes back, and so does publishing; whatever the node did meanwhile, it is as the others are.
-    (tiny_disk / "ballast").unlink(missing_ok=True)
     subprocess.run(["mount", "-o", "remount,size=400m", tiny_disk], check=True)
     if tight not in cluster.living:
         cluster.restart(tight)

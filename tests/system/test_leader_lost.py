@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from concurrent.futures import Future
+from itertools import pairwise
 from threading import Event
 from typing import Any
 
@@ -182,7 +183,7 @@ def test_a_terminated_leader_hands_over_first(make_cluster: Make, sync: str) -> 
     assert set(times.values()) == {1}
     # Something falls due every 100 ms: the longest silence is the gap. Half a second of it is this machine's.
     moments = sorted(at for at, _ in handed)
-    gap = max(b - a for a, b in zip(moments, moments[1:], strict=False))
+    gap = max(b - a for a, b in pairwise(moments))
     assert gap < 1.5, f"{gap:.2f} s without a delivery"
     assert "hand_over_failed" not in cluster.log(leader)
 

@@ -171,14 +171,8 @@ class Journal:
         cache of a disk that failed a sync looks clean. Blocks: nothing else runs yet.
         """
         config = config or JournalConfig()
-        segments, header, number = _recover(disk, directory)
-        for name, theirs, ours in (
-            ("cluster", header.cluster_id, cluster_id),
-            ("group", header.group, group),
-            ("node", header.node, node),
-        ):
-            if theirs != ours:
-                raise FatalError(f"{directory} is the journal of {name} {theirs!r}, not of {ours!r}")
+        owner = {"cluster": cluster_id, "group": group, "node": node}
+        segments, header, number = _recover(disk, directory, owner)
         journal = cls(disk, directory, runtime, segments, number, config)
         journal._look_at(header)
         journal._begin_anew(header.durable)
@@ -618,11 +612,19 @@ def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
     return counting[::-1], dropped
 
 
-def _recover(disk: Disk, directory: str) -> tuple[list[Segment], SegmentHeader, int]:
+def _refuse_strangers(header: SegmentHeader, owner: dict[str, object], directory: str) -> None:
+    for name, theirs in (("cluster", header.cluster_id), ("group", header.group), ("node", header.node)):
+        if theirs != owner[name]:
+            raise FatalError(f"{directory} is the journal of {name} {theirs!r}, not of {owner[name]!r}")
+
+
+def _recover(
+    disk: Disk, directory: str, owner: dict[str, object]
+) -> tuple[list[Segment], SegmentHeader, int]:
     """The segments that count, the newest header with term, vote and `durable` brought up to date, the last number."""
     found: list[Segment] = []
     number = 0
-    for name in disk.listdir(directory):
+    for name in disk.listdir(directory):  # segments come first: nothing is touched before they are known to be ours
         if not name.endswith(_SUFFIX):
             if name in (_SPARE, _NEW):
                 disk.unlink(f"{directory}/{name}")
@@ -631,6 +633,7 @@ def _recover(disk: Disk, directory: str) -> tuple[list[Segment], SegmentHeader, 
         file = disk.open(f"{directory}/{name}")
         header = decode_segment_header(file.pread(SEGMENT_HEADER_BYTES, 0), file.path)
         if header is not None:
+            _refuse_strangers(header, owner, directory)
             found.append(Segment(file, header))
     if not found:
         raise DamagedFile(directory, 0, f"no segment has a whole header; {WAY_OUT}")

@@ -24,7 +24,7 @@ from hadelay.raft.ports import FOUNDING
 from hadelay.runtime import Runtime
 from hadelay.server.node import Node
 from hadelay.storage.disk import Disk
-from hadelay.storage.identity import Identity, read_identity
+from hadelay.storage.identity import Identity, lock_directory, read_identity, refuse_strangers
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.store import Storage
 from hadelay.storage.tables import Backend
@@ -47,6 +47,28 @@ def open_node(
     journal_dir = f"{config.journal_dir}/g{config.cluster.group}"
     disk.makedirs(data)
     disk.makedirs(journal_dir)
+    # Beside the directories, which may be put aside, and before anything in them is touched.
+    locks = [lock_directory(disk, directory, f"{directory}.lock") for directory in sorted({data, journal_dir})]
+    try:
+        node = _open(config, disk, network, runtime, on_fatal, data, journal_dir, backend)
+    except BaseException:
+        for lock in locks:
+            lock.close()
+        raise
+    node.locks = locks
+    return node
+
+
+def _open(
+    config: Config,
+    disk: Disk,
+    network: Network,
+    runtime: Runtime,
+    on_fatal: Callable[[BaseException], None],
+    data: str,
+    journal_dir: str,
+    backend: Callable[[str], Backend],
+) -> Node:
     incarnation, journal = _who_am_i(config, disk, runtime, data, journal_dir)
     # The journal first: one that holds nothing yet has promised nothing, so dying in between does no harm.
     journal = journal or _create_journal(config, disk, runtime, journal_dir, incarnation)
@@ -63,14 +85,20 @@ def open_node(
 def _open_storage(
     config: Config, disk: Disk, runtime: Runtime, data: str, incarnation: int, backend: Callable[[str], Backend]
 ) -> Storage:
-    identity = Identity(config.cluster.id, config.cluster.group, config.node.name, incarnation)
+    identity = _identity(config, incarnation)
     far_buffer_bytes = config.storage.far_buffer_bytes
     return Storage(disk, data, runtime, identity, backend=backend, far_buffer_bytes=far_buffer_bytes)
+
+
+def _identity(config: Config, incarnation: int) -> Identity:
+    return Identity(config.cluster.id, config.cluster.group, config.node.name, incarnation)
 
 
 def _who_am_i(config: Config, disk: Disk, runtime: Runtime, data: str, journal_dir: str) -> tuple[int, Journal | None]:
     """This node's incarnation, and its journal if it has one. Puts aside what can't be trusted."""
     identity = read_identity(disk, data)
+    if identity is not None:
+        refuse_strangers(data, identity, _identity(config, identity.incarnation))
     has_journal = Journal.exists(disk, journal_dir)
     if identity is None and not has_journal:
         if config.cluster.init:

@@ -82,16 +82,21 @@ def check_identity(disk: Disk, directory: str, expected: Identity) -> Identity:
     if found is None:
         write_identity(disk, directory, expected)
         return expected
+    refuse_strangers(directory, found, expected)
+    return replace(found, format_version=FORMAT_VERSION)
+
+
+def refuse_strangers(directory: str, found: Identity, expected: Identity) -> None:
+    """ConfigError unless both are of one node."""
     for key, what in (("cluster_id", "cluster"), ("group", "group"), ("node", "node")):
         theirs, ours = getattr(found, key), getattr(expected, key)
         if theirs != ours:
             raise ConfigError(f"{directory} belongs to {what} {theirs!r}, and this is {what} {ours!r}: check data_dir")
-    return replace(found, format_version=FORMAT_VERSION)
 
 
-def lock_directory(disk: Disk, directory: str) -> Lock:
-    """ConfigError when another process has it."""
+def lock_directory(disk: Disk, directory: str, path: str = "") -> Lock:
+    """ConfigError when another process has it. `path`: of the lock, if it is not to be in the directory."""
     try:
-        return disk.lock(f"{directory}/lock")
+        return disk.lock(path or f"{directory}/lock")
     except BlockingIOError as error:
         raise ConfigError(f"another node runs in {directory}: stop it, or choose another data_dir") from error

@@ -1,0 +1,184 @@
+"""Directories, ports and configurations that a node must not start with: it says why, and touches nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from hadelay.core.checksums import crc32c
+from tests.system.cluster import Cluster, end, free_ports, hadelay, ready_line, spawn, until
+
+
+def digest(directory: Path) -> dict[str, bytes]:
+    """Every file of a directory, but for locks, which are taken and given back."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).digest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and "lock" not in path.name
+    }
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    """What a cluster of one left behind: its directory is copied by whoever wants to spoil it."""
+    with Cluster(tmp_path_factory.mktemp("ended") / "cluster", nodes=1) as cluster:
+        cluster.publish("n1", "kept", query="?delay=1h")
+    return cluster
+
+
+@pytest.fixture
+def left(ended: Cluster, tmp_path: Path) -> Path:
+    shutil.copytree(ended.directory / "n1", tmp_path / "n1")
+    return tmp_path / "n1"
+
+
+def serve(directory: Path, *settings: str, cluster_id: str | None = None, name: str = "n1") -> tuple[str, ...]:
+    base = free_ports(2)
+    options = (
+        f"node.data_dir={directory}",
+        f"node.name={name}",
+        f"http.listen=127.0.0.1:{base}",
+        f"raft.listen=127.0.0.1:{base + 1}",
+        *([f"cluster.id={cluster_id}"] if cluster_id else []),
+        *settings,
+    )
+    return ("serve", *(word for option in options for word in ("--set", option)), "-o", "json")
+
+
+def refused(*words: str) -> str:
+    done = hadelay(*words, timeout=30)
+    assert done.returncode != 0, "it started and ended again"
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stderr
+
+
+def cluster_id(ended: Cluster) -> str:
+    line = next(line for line in (ended.directory / "n1.toml").read_text().splitlines() if line.startswith("id = "))
+    return line.split('"')[1]
+
+
+def test_of_another_cluster(left: Path, ended: Cluster) -> None:
+    before = digest(left)
+    said = refused(*serve(left, cluster_id="strangers"))
+    assert cluster_id(ended) in said
+    assert "strangers" in said
+    assert str(left) in said
+    assert digest(left) == before
+
+
+def test_of_another_node(left: Path, ended: Cluster) -> None:
+    before = digest(left)
+    said = refused(*serve(left, cluster_id=cluster_id(ended), name="n9"))
+    assert "n9" in said
+    assert str(left) in said
+    assert digest(left) == before
+
+
+def test_of_a_newer_format(left: Path, ended: Cluster) -> None:
+    path = left / "g0" / "identity"
+    data = path.read_bytes()
+    found = msgpack.unpackb(data[12:])
+    found["format_version"] += 1
+    body = msgpack.packb(found)
+    path.write_bytes(data[:4] + len(body).to_bytes(4, "little") + crc32c(body).to_bytes(4, "little") + body)
+    before = digest(left)
+    said = refused(*serve(left, cluster_id=cluster_id(ended)))
+    assert "format version 2" in said
+    assert "newer hadelay" in said
+    assert digest(left) == before
+
+
+def test_an_empty_one_does_not_found_a_cluster_by_itself(tmp_path: Path) -> None:
+    config = tmp_path / "n1.toml"
+    base = free_ports(2)
+    config.write_text(
+        f'[node]\ndata_dir = "{tmp_path}/data"\n[http]\nlisten = "127.0.0.1:{base}"\n'
+        f'[raft]\nlisten = "127.0.0.1:{base + 1}"\n'
+    )
+    said = refused("serve", str(config))
+    assert "--init" in said
+    assert "is empty" in said
+
+
+def test_two_nodes_on_one_directory(left: Path, ended: Cluster, tmp_path: Path) -> None:
+    errors = tmp_path / "first.err"
+    first = spawn(*serve(left, cluster_id=cluster_id(ended)), errors=errors)
+    try:
+        ready_line(first, errors)
+        before = until(lambda: (found := digest(left)) == digest(left) and found, "the first one comes to rest")
+        base = free_ports(16) + 8
+        options = (f"http.listen=127.0.0.1:{base}", f"raft.listen=127.0.0.1:{base + 1}")
+        said = refused(*serve(left, *options, cluster_id=cluster_id(ended)))
+        assert "another node runs in" in said
+        assert str(left) in said
+        assert first.poll() is None
+        assert digest(left) == before
+        # Another journal directory does not make it another node.
+        said = refused(*serve(left, *options, f"node.journal_dir={tmp_path}/other", cluster_id=cluster_id(ended)))
+        assert "another node runs in" in said
+        assert digest(left) == before
+    finally:
+        end(first)
+
+
+@pytest.mark.parametrize("key", ["http.listen", "raft.listen"])
+def test_a_port_in_use(left: Path, ended: Cluster, key: str) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        peers = (f"raft.peers=n1={address},n2=127.0.0.1:1",)  # a node alone has no links
+        said = refused(*serve(left, f"{key}={address}", *peers, cluster_id=cluster_id(ended)))
+    assert key in said
+    assert address in said
+    assert "in use" in said
+
+
+def test_a_typo_in_the_configuration(tmp_path: Path) -> None:
+    config = tmp_path / "n1.toml"
+    config.write_text('[node]\nname = "n1"\n\n[http]\nlissten = "127.0.0.1:1"\n')
+    said = refused("serve", str(config))
+    assert "line 5" in said or ":5" in said
+    assert "http.lissten" in said
+    assert "listen" in said
+    assert not (tmp_path / "hadelay-data").exists()
+
+
+def test_a_limit_that_makes_no_sense(tmp_path: Path) -> None:
+    config = tmp_path / "n1.toml"
+    config.write_text('[raft]\nheartbeat_ms = "a while"\nelection_min_ms = 3\n')
+    said = refused("serve", str(config))
+    assert "raft.heartbeat_ms" in said
+    assert "2" in said
+
+
+def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        (tmp_path / "file").write_text("")
+        target = tmp_path / "file" / "data"  # root may write anywhere but below a file
+    else:
+        target = tmp_path / "closed" / "data"
+        target.parent.mkdir(mode=0o500)
+    said = refused(*serve(target, "cluster.init=true"))
+    assert str(target.parent) in said
+
+
+def test_signals_end_a_node_in_order(left: Path, ended: Cluster, tmp_path: Path) -> None:
+    errors = tmp_path / "err"
+    node = spawn(*serve(left, cluster_id=cluster_id(ended)), errors=errors)
+    try:
+        ready_line(node, errors)
+        node.terminate()
+        assert node.wait(20) == 0
+    except subprocess.TimeoutExpired:
+        pytest.fail("it does not end")
+    finally:
+        end(node)
+    assert "stopped" in errors.read_text()
