@@ -84,8 +84,7 @@ class Exports:
             if manifest is None:  # no snapshot this time: the disk may be full; the node itself is well
                 hours.unpin(pin)
                 return
-            for old in [old for old, users in self._users.items() if not users]:
-                self._drop(old)
+            self.forget_older()
             self._made[index], self._users[index], self._pins[index] = manifest, 0, pin
 
         # A checkpoint that begins meanwhile commits after this job: the thread's lane is in order.
@@ -115,6 +114,11 @@ class Exports:
         self._users[manifest.index] -= 1
         if not self._users[manifest.index] and manifest.index != self._storage.applied_index:
             self._drop(manifest.index)
+
+    def forget_older(self) -> None:
+        """There is a newer checkpoint. While an export stays, no file of a retired hour goes."""
+        for index in [i for i, users in self._users.items() if not users and i != self._storage.applied_index]:
+            self._drop(index)
 
     def _drop(self, index: int) -> None:
         del self._made[index], self._users[index]
@@ -150,7 +154,7 @@ class Installer:
 
     def __init__(
         self, disk: Disk, directory: str, runtime: Runtime, backend: Callable[[str], Backend], manifest: Manifest,
-        switch: Callable[[], None],
+        switch: Callable[[Callable[[], None]], None],
     ) -> None:  # fmt: skip
         self._disk, self._runtime, self._backend, self._switch = disk, runtime, backend, switch
         self._incoming = f"{directory}/incoming"
@@ -181,8 +185,7 @@ class Installer:
 
         def finished(_: object, error: BaseException | None) -> None:
             if error is None:
-                self._switch()
-                done(None)
+                self._switch(lambda: done(None))
             else:
                 done(error if isinstance(error, HadelayError) else FatalError(f"installing a snapshot: {error}"))
 

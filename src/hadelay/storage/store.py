@@ -59,6 +59,8 @@ class Storage:
         disk.makedirs(directory)
         self._lock = lock_directory(disk, directory)
         self.checkpointing = False
+        #: A switch to a snapshot that waits for the checkpoint under way.
+        self._switch: Callable[[], None] | None = None
         try:
             self.identity = check_identity(disk, directory, identity)
             roll_forward(disk, directory)
@@ -142,8 +144,11 @@ class Storage:
                 self.tables.committed()
                 self.applied_index, self.applied_term = applied_index, applied_term
                 self.checkpointing = False
+                self._exports.forget_older()
                 self._remove(self.hours.committed(sample))
             done(error)
+            if error is None and self._switch is not None:
+                self._switch()
 
         write()
 
@@ -206,10 +211,14 @@ class Storage:
         """Take in another node's manifest. When its `finish` has switched, this object is closed, and `installed` is
         called: `reopen` then gives the new one."""
 
-        def switch() -> None:
+        def switch(switched: Callable[[], None]) -> None:
+            if self.checkpointing:  # it writes to what is about to be replaced
+                self._switch = lambda: switch(switched)
+                return
             self.close()
             roll_forward(self.disk, self.directory)
             installed()
+            switched()
 
         return Installer(self.disk, self.directory, self._runtime, self._make_backend, manifest, switch)
 

@@ -1,0 +1,70 @@
+"""Switching to a snapshot beside a checkpoint that is under way, and what a finished export still holds on to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support import NOW, events, messages
+from test_snapshot import FAR, Node
+
+from hadelay.storage.snapshot import Installer
+
+
+def pulled(source: Node, target: Node) -> Installer:
+    """Everything is there; nothing is switched."""
+    manifest = source.manifest()
+    installer = target.storage.install(manifest, target.start)
+    for file in manifest.files:
+        installer.write(file.name, 0, source.storage.read_chunk(file.name, 0, file.length))
+    return installer
+
+
+def begin_checkpoint(node: Node, index: int) -> list[BaseException | None]:
+    storage, outcome = node.storage, []
+    for hour in range(FAR, FAR + 40):  # more than one slice
+        storage.hours.append(*messages(hour, sizes=[30] * 50, seed=index))
+    storage.hours.append_events(NOW, events([index]))
+    storage.tables.put(b"keys", b"left over", b"")
+    storage.checkpoint(index, 1, b"core", {NOW: b"mine"}, outcome.append)
+    return outcome
+
+
+def test_a_checkpoint_that_has_begun_ends_before_the_switch() -> None:
+    source, target = Node("n1"), Node("n2")
+    source.fill(9)
+    target.fill(7)
+    outcome: list[Any] = []
+    installer = pulled(source, target)
+    checkpoint = begin_checkpoint(target, 8)
+    installer.finish(outcome.append)
+    target.loop.run()
+    assert checkpoint == [None]
+    assert outcome == [None]
+    assert target.seen() == source.seen()
+
+
+def test_a_checkpoint_that_begins_while_files_are_verified_ends_before_the_switch() -> None:
+    source, target = Node("n1"), Node("n2")
+    source.fill(9)
+    target.fill(7)
+    outcome: list[Any] = []
+    installer = pulled(source, target)
+    installer.finish(outcome.append)
+    checkpoint = begin_checkpoint(target, 8)
+    target.loop.run()
+    assert checkpoint == [None]
+    assert outcome == [None]
+    assert target.seen() == source.seen()
+
+
+def test_an_export_that_nobody_uses_any_more_holds_no_retired_hour() -> None:
+    node = Node("n1")
+    node.fill(1)
+    manifest = node.manifest()
+    node.storage.release(manifest)
+    node.storage.hours.retire(FAR + 1)
+    node.fill(2)
+    assert not [path for path in node.disk.copy() if f"/{manifest.files[0].name}" in path]
+    node.fill(3)
+    gone = node.storage.hours.path(FAR + 1).rpartition("/")[2]
+    assert not [path for path in node.disk.copy() if f"/{gone}." in path]
