@@ -336,7 +336,7 @@ def _problem(code: RowCode, topic: str) -> HadelayError:
 
 
 class _Gather:
-    """Puts the receipts of a split batch together; the first error answers for all, as unknown once a part is in."""
+    """Puts the receipts of a split batch together; an error answers for all: unknown once a part is or may be in."""
 
     def __init__(self, parts: int, done: PublishDone) -> None:
         self.receipts: list[Receipts | None] = [None] * parts
@@ -347,7 +347,8 @@ class _Gather:
     def part(self, n: int) -> PublishDone:
         def finished(receipts: Receipts | None, error: HadelayError | None) -> None:
             self.receipts[n] = receipts
-            self.error = self.error or error
+            if self.error is None or isinstance(error, OutcomeUnknown):
+                self.error = error
             self.missing -= 1
             if not self.missing:
                 self._answer()

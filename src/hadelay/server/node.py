@@ -63,6 +63,7 @@ class Node:
         #: The term this node leads and may propose in: cluster time is known, and everything before it is applied.
         self.leading = 0
         self._elected = 0
+        self._transferring = False
         self.stopped = False
         #: What keeps other processes out of this node's directories.
         self.locks: Sequence[Lock] = ()
@@ -130,12 +131,17 @@ class Node:
         if not self.leading:
             done(NoLeader("this node does not lead"))
             return
+        if self._transferring:
+            done(Overloaded("a transfer is already under way", retry_after_ms=1_000))
+            return
+        self._transferring = True
 
         def held() -> None:
             self.batcher.hold(True)
             self.raft.transfer(to, over)
 
         def over(error: HadelayError | None) -> None:
+            self._transferring = False
             self.batcher.hold(False)
             if self.leading:
                 self.dispatcher.resume()
@@ -192,6 +198,7 @@ class Node:
         if len(info) == _TIME.size:
             now_ms, term = _TIME.unpack(info)
             self.clock.observe_leader(now_ms, self.runtime.monotonic(), term)
+        self.batcher.kick()  # it may be the first sign of a new leader
 
     def on_message(self, peer: str, kind: int, payload: bytes) -> None:
         self.link.on_message(peer, kind, payload)

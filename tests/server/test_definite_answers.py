@@ -1,0 +1,78 @@
+"""Answers that would be wrong rather than late: a batch in parts, a transfer asked for twice, a follower that waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hadelay.core.commands import Draft
+from hadelay.core.dispatch import Poll
+from hadelay.errors import DiskFull, HadelayError, OutcomeUnknown, Overloaded
+from hadelay.server.batcher import Batcher
+from hadelay.testing.cluster import SimCluster
+from tests.server.test_batcher import Timers, Wire
+from tests.server.test_lost_disks import wait_for_leader
+
+Answers = list[tuple[Any, HadelayError | None]]
+
+
+def draft(size: int) -> Draft:
+    return Draft("orders", 0, True, 0, 0, b"", bytes(size))
+
+
+def test_a_batch_of_which_one_part_is_unknown_is_unknown() -> None:
+    timers, wire = Timers(), Wire()
+    batcher = Batcher(
+        "n1", timers, wire,  # type: ignore[arg-type]
+        max_entry_bytes=2000, max_queue_bytes=100_000, leaderless_wait_s=2.0, commit_timeout_s=5.0,
+    )  # fmt: skip
+    answers: Answers = []
+    batcher.publish([draft(1500), draft(1500)], b"key", lambda result, error: answers.append((result, error)))
+    timers.turn()
+    assert len(wire.sent) == 2
+    wire.sent[0][1](None, DiskFull("nothing of this part was stored"))
+    wire.sent[1][1](None, OutcomeUnknown("the link broke"))
+    ((_, error),) = answers
+    assert isinstance(error, OutcomeUnknown)
+
+
+def test_a_second_transfer_is_refused_and_the_first_is_answered() -> None:
+    cluster = SimCluster(3, restart=False)
+    cluster.start_all()
+    wait_for_leader(cluster)
+    cluster.world.run_for(1.0)
+    leader = cluster.leader()
+    assert leader is not None
+    leader.publish([draft(10)], None, lambda result, error: None)
+    leader.dispatcher.poll(Poll("me", b"1", ("orders",), 1, 5000, 5000, lambda delivery, error: None))
+    term = leader.dispatcher._term
+    assert term is not None
+    cluster.world.run_until(cluster.world.now + 1.0, stop=lambda: bool(term.offers))
+    first: list[HadelayError | None] = []
+    second: list[HadelayError | None] = []
+    leader.transfer(None, first.append)
+    leader.transfer(None, second.append)
+    assert [type(error) for error in second] == [Overloaded]
+    cluster.world.run_for(2.0)
+    assert first == [None]
+    assert not leader.batcher.held
+
+
+@pytest.mark.parametrize("seed", range(4, 10))
+def test_what_waits_at_a_follower_goes_to_a_new_leader_as_soon_as_there_is_one(seed: int) -> None:
+    cluster = SimCluster(seed, restart=False)
+    cluster.start_all()
+    wait_for_leader(cluster)
+    cluster.world.run_for(1.0)
+    leader = cluster.leader()
+    assert leader is not None
+    cluster.kill(leader.name)
+    followers = cluster.nodes()
+    cluster.world.run_until(cluster.world.now + 1.0, stop=lambda: all(f.raft.leader is None for f in followers))
+    asked, answered = cluster.world.now, []
+    for follower in followers:
+        follower.publish([draft(10)], None, lambda result, error: answered.append(error))
+    cluster.world.run_until(asked + 3.0, stop=lambda: len(answered) == 2)
+    assert answered == [None, None]
+    assert cluster.world.now - asked < 0.9
