@@ -64,7 +64,7 @@ class Dispatcher:
         on_lease: Callable[[HeldGrant], None] = lambda grant: None,
     ) -> None:
         """store: the HourStore of `state`. wake: something changed, so call `advance` soon. on_lease: a grant was
-        applied, whether or not whoever proposed it still waits for that."""
+        applied or extended, whether or not whoever proposed that still waits for it."""
         self.state, self.store, self.preload_ms = state, store, preload_ms
         self.owed = Owed(state, store)
         self.ready = Ready(window, lambda number: state.names.name(TOPIC, number))
@@ -314,7 +314,7 @@ class Dispatcher:
             self.ready_counts[number] -= count
 
     def on_extended(self, grant: HeldGrant) -> None:
-        pass
+        self._on_lease(grant)  # an extension may end sooner than what it extends
 
     def on_settled(self, hour: int, indexes: NDArray[np.uint32], event: Event) -> None:
         leased = self._leased.get(hour)

@@ -302,6 +302,9 @@ def apply_expire(state: DelayState, command: list[tuple[int, int]]) -> ExpireRes
         grant = state.grants.get(key)
         if grant is None:
             continue
+        if room < 0:
+            result.held.append(key)
+            continue
         over = np.flatnonzero((grant.rows["open"] == 1) & (grant.rows["until_ms"] <= state.now_ms))
         over, room = _fitting(state, grant, over, room)
         if len(over):

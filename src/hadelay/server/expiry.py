@@ -1,7 +1,7 @@
 """Leases that run out, on the leader: a heap of grants by the time of their earliest lease.
 
-The heap only says when to look. Apply judges every position against state.now, and an extended lease is noticed when
-its grant comes up: nothing here has to be told about acks, nacks or extensions.
+The heap only says when to look. Apply judges every position against state.now, and what became of a grant is noticed
+when it comes up: nothing here has to be told about acks and nacks, and of extensions only because they may shorten.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ Key = tuple[int, int]
 #: Grants named in one EXPIRE, and looked at in one go after a take-over.
 _BATCH = 512
 _RETRY_MS = 100
+#: Entries of grants that are over are dropped when there are this many more than grants.
+_STALE = 1_024
 
 
 class Expiry:
@@ -52,6 +54,9 @@ class Expiry:
 
     def add(self, until_ms: int, key: Key) -> None:
         heapq.heappush(self._heap, (until_ms, key))
+        if len(self._heap) > 2 * len(self._state.grants) + _STALE:
+            first = {key: until for until, key in sorted(self._heap, reverse=True) if key in self._state.grants}
+            self._heap = sorted((until, key) for key, until in first.items())
         self._arm()
 
     def _take_over(self, keys: Iterator[Key]) -> None:

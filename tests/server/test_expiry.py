@@ -1,0 +1,68 @@
+"""Leases that run out: also those that were shortened; and what is over costs no memory until its time comes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hadelay.core import commands
+from tests.core.world import World, draft
+from tests.dispatch.desk import Desk
+
+HOUR_MS = 3_600_000
+
+
+def test_a_lease_that_was_shortened_runs_out_when_it_says() -> None:
+    desk = Desk(checking=False)
+    desk.lead()
+    desk.publish("a", at=1_000)
+    poll = desk.poll(lease=HOUR_MS)
+    desk.until(lambda: desk.answer(poll) is not None)
+    received = desk.answer(poll)
+    assert received is not None
+    assert received.names == ["a"]
+    desk.extend(received, 2_000)
+    again = desk.poll(wait=10_000)
+    desk.run(5_000)
+    received = desk.answer(again)
+    assert received is not None
+    assert received.names == ["a"]
+
+
+def test_long_leases_that_ended_with_an_ack_are_forgotten_at_once() -> None:
+    desk = Desk(checking=False)
+    desk.lead()
+    desk.publish_many(5_000, at=1_000)
+    desk.run_to(2_000)
+    for _ in range(5_000):
+        poll = desk.poll(max=1, lease=12 * HOUR_MS)
+        desk.until(lambda poll=poll: desk.answer(poll) is not None)  # type: ignore[misc]
+        received = desk.answer(poll)
+        assert received is not None
+        desk.ack(received)
+    assert not desk.state.grants
+    term = desk.dispatcher._term
+    assert term is not None
+    assert len(term.expiry) < 1_500
+
+
+def test_however_many_large_messages_run_out_at_once_an_entry_copies_a_bounded_part() -> None:
+    world = World()
+    world.checking = False
+    for _ in range(40):
+        world.publish(draft(body=bytes(1 << 20)))
+    hour = world.state.now_hour
+    for index in range(40):
+        world.one(grant(index, hour))
+    world.now += 2 * HOUR_MS
+    passes = 0
+    while world.state.grants:
+        result = world.one(commands.encode_expire(list(world.state.grants)))
+        assert result.returned <= 17
+        passes += 1
+    assert world.store.count(world.state.now_hour) == 40
+    assert passes == 3
+
+
+def grant(index: int, hour: int) -> bytes:
+    places = np.array([hour], np.uint32), np.array([index], np.uint32)
+    return commands.encode_grant(commands.Grant(1, index + 1, 1_000, "c", b"", "n1", *places))
