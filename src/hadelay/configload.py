@@ -164,6 +164,11 @@ def _build(settings: Mapping[str, Setting]) -> tuple[Config | None, list[str]]:
     tree: dict[str, dict[str, Any]] = {}
     complaints = []
     for key, (value, origin, _) in settings.items():
+        table, _, member = key.rpartition(".")
+        if table == "raft.peers":
+            peers = tree.setdefault("raft", {}).get("peers", {})
+            tree["raft"]["peers"] = {**peers, member: str(value)}
+            continue
         if key not in known:
             complaints.append(f"{origin}: {key}: {_unknown(key, known)}")
             continue

@@ -73,6 +73,13 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
     assert "environment variable HADELAY_HTP__X" in said
 
 
+def test_one_peer_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "n.toml"
+    path.write_text('[raft.peers]\nn1 = "127.0.0.1:1"\nn2 = "127.0.0.1:2"\n')
+    config = load(str(path), {"HADELAY_RAFT__PEERS__N3": "127.0.0.1:3"}, ["raft.peers.n2=127.0.0.1:9"])
+    assert config.raft.peers == {"n1": "127.0.0.1:1", "n2": "127.0.0.1:9", "n3": "127.0.0.1:3"}
+
+
 def test_insecure_in_so_many_words(tmp_path: Path) -> None:
     path = tmp_path / "n.toml"
     path.write_text('[http]\nlisten = "0.0.0.0:8400"\n[security]\ninsecure = true\n')
