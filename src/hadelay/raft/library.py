@@ -148,8 +148,12 @@ def _seams(journal: Journal) -> Iterator[None]:
 class _Member(Node):  # type: ignore[misc]
     """Row 19: the library iterates sets of nodes, and vote requests would leave in another order in every process."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._hash = zlib.crc32(name.encode())
+
     def __hash__(self) -> int:
-        return zlib.crc32(str(self.id).encode())
+        return self._hash
 
 
 class Core(SyncObj):  # type: ignore[misc]

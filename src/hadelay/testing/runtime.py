@@ -27,18 +27,13 @@ class Livelock(AssertionError):
 class Event:
     """One scheduled call; also the Handle that `call_later` gives."""
 
-    __slots__ = ("args", "at", "fn", "owner", "seq")
+    __slots__ = ("args", "fn", "owner")
 
-    def __init__(
-        self, at: float, seq: int, owner: SimRuntime | None, fn: Callable[..., None] | None, args: tuple[Any, ...]
-    ) -> None:
-        self.at, self.seq, self.owner, self.fn, self.args = at, seq, owner, fn, args
+    def __init__(self, owner: SimRuntime | None, fn: Callable[..., None] | None, args: tuple[Any, ...]) -> None:
+        self.owner, self.fn, self.args = owner, fn, args
 
     def cancel(self) -> None:
         self.fn, self.args = None, ()
-
-    def __lt__(self, other: Event) -> bool:
-        return self.at < other.at if self.at != other.at else self.seq < other.seq
 
 
 class SimWorld:
@@ -50,12 +45,11 @@ class SimWorld:
         self.now = 0.0
         #: The true wall clock at now = 0.
         self.epoch_ms = epoch_ms
-        self.events = 0
         #: CRC over everything that crossed a seam (frames, disk writes): equal for equal runs.
         self.trace = 0
         #: Told when a crash-at-I/O hook fires inside a node: (runtime) -> None.
         self.on_crash: Callable[[SimRuntime], None] = lambda runtime: None
-        self._queue: list[Event] = []
+        self._queue: list[tuple[float, int, Event]] = []
         self._seq = 0
         self._at_instant = 0
 
@@ -68,8 +62,8 @@ class SimWorld:
 
     def at(self, when: float, fn: Callable[..., None], *args: Any, owner: SimRuntime | None = None) -> Event:
         self._seq += 1
-        event = Event(max(when, self.now), self._seq, owner, fn, args)
-        heapq.heappush(self._queue, event)
+        event = Event(owner, fn, args)
+        heapq.heappush(self._queue, (when if when > self.now else self.now, self._seq, event))
         return event
 
     def after(self, delay_s: float, fn: Callable[..., None], *args: Any, owner: SimRuntime | None = None) -> Event:
@@ -78,8 +72,10 @@ class SimWorld:
     def run_until(self, when: float, stop: Callable[[], bool] | None = None) -> None:
         """Run events up to `when` (or until `stop()` holds), then set the time to it."""
         queue = self._queue
-        while queue and queue[0].at <= when:
-            self._run_one(heapq.heappop(queue))
+        while queue and queue[0][0] <= when:
+            at, _, event = heapq.heappop(queue)
+            if event.fn is not None:
+                self._run_one(at, event)
             if stop is not None and stop():
                 return
         self.now = max(self.now, when)
@@ -87,13 +83,11 @@ class SimWorld:
     def run_for(self, seconds: float) -> None:
         self.run_until(self.now + seconds)
 
-    def _run_one(self, event: Event) -> None:
+    def _run_one(self, at: float, event: Event) -> None:
         fn = event.fn
-        if fn is None:
-            return
-        if event.at > self.now:
-            self.now, self._at_instant = event.at, 0
-        self.events += 1
+        assert fn is not None
+        if at > self.now:
+            self.now, self._at_instant = at, 0
         self._at_instant += 1
         if self._at_instant > _MAX_EVENTS_PER_INSTANT:
             raise Livelock(f"{self._at_instant} events at t={self.now:.6f}, the last one {fn!r}")
