@@ -1,0 +1,218 @@
+"""Deliberate bugs, switched on one at a time: each has to be noticed by the check named beside it.
+
+A check that cannot fail is no check. Each mutation breaks the shipped classes in place for the time of a run; `faults`
+are the families that give it a chance to matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hadelay.core import leases
+from hadelay.core.clustertime import ClusterClock
+from hadelay.raft.follower import Follower
+from hadelay.raft.journal import Journal
+from hadelay.raft.leader import Leader
+from hadelay.server import batcher
+from hadelay.server.dispatcher import LeaderDispatcher
+from hadelay.testing.disk import SimDisk, SimFile
+
+
+@dataclass(frozen=True)
+class Mutation:
+    what: str
+    #: Beginnings of the invariants' names, any of which counts.
+    caught_by: tuple[str, ...]
+    faults: tuple[str, ...]
+    apply: Callable[[], Iterator[None]]
+
+
+@contextmanager
+def broken(name: str) -> Iterator[Mutation]:
+    """While this context is open, the bug is in."""
+    mutation = MUTATIONS[name]
+    with contextmanager(mutation.apply)():
+        yield mutation
+
+
+@contextmanager
+def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    saved = owner.__dict__[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, saved)
+
+
+def _no_sync() -> Iterator[None]:
+    with _patched(SimDisk, "sync", lambda disk, settle: None):
+        yield
+
+
+def _swallowed_sync_error() -> Iterator[None]:
+    sync = SimFile.sync
+
+    def careless(file: SimFile) -> None:
+        try:
+            sync(file)
+        except OSError:
+            return
+
+    with _patched(SimFile, "sync", careless):
+        yield
+
+
+def _answer_before_sync() -> Iterator[None]:
+    """A follower's yes leaves before its disk has the entries."""
+
+    def answer(follower: Follower, message: Any) -> None:
+        journal = follower.node.journal
+        journal.synced_index = max(journal.synced_index, follower.verified)
+        follower._send_ok(message.round)
+
+    with _patched(Follower, "_answer", answer):
+        yield
+
+
+def _commit_alone() -> Iterator[None]:
+    """The leader counts every peer as soon as its own disk has the entry."""
+
+    def synced(leader: Leader) -> None:
+        node = leader.node
+        for peer in node.peers.values():
+            node.core.acknowledged(peer.name, node.journal.synced_index)
+        node.advance()
+
+    with _patched(Leader, "synced", synced):
+        yield
+
+
+def _plain_truncation() -> Iterator[None]:
+    """Row 1: whatever follows the first entry of a message is cut, even where it matches."""
+
+    def take_all(follower: Follower, entries: list[Any]) -> list[Any]:
+        journal = follower.node.journal
+        if entries[0][1] > journal.base_index and entries[0][1] <= journal.last_index:
+            journal.truncate(entries[0][1])
+        return entries
+
+    with _patched(Follower, "_skip_known", take_all):
+        yield
+
+
+def _forgotten_vote() -> Iterator[None]:
+    vote = Journal.vote
+
+    def forget(journal: Journal, term: int, voted_for: str | None) -> None:
+        vote(journal, term, None)
+        journal.voted_for = voted_for
+
+    with _patched(Journal, "vote", forget):
+        yield
+
+
+def _dispatch_before_commit() -> Iterator[None]:
+    """Commit mode hands out like interval mode."""
+    become = LeaderDispatcher.on_leader
+
+    def at_once(dispatcher: LeaderDispatcher, term: int) -> None:
+        dispatcher.interval = True
+        become(dispatcher, term)
+
+    with _patched(LeaderDispatcher, "on_leader", at_once):
+        yield
+
+
+def _five_ms_early() -> Iterator[None]:
+    encode = batcher.encode_publish
+
+    def early(node: str, drafts: Any, key: bytes | None = None) -> bytes:
+        sooner = [d._replace(when_ms=d.when_ms - 5) if d.relative else d for d in drafts]
+        return encode(node, sooner, key)
+
+    with _patched(batcher, "encode_publish", early):
+        yield
+
+
+def _wall_clock_stamps() -> Iterator[None]:
+    """Every node follows its own wall clock whenever it leads."""
+    observe = ClusterClock.observe_wall
+
+    def believe(clock: ClusterClock, node: str, wall_ms: int, mono: float, now_ms: int | None = None) -> None:
+        observe(clock, node, wall_ms, mono, now_ms)
+        if clock.leading and node == clock.node:
+            clock._anchor(float(wall_ms), mono)
+
+    with _patched(ClusterClock, "observe_wall", believe):
+        yield
+
+
+def _reused_attempt() -> Iterator[None]:
+    """What returns to waiting keeps its attempt number."""
+    lease = leases._lease
+
+    def again(state: Any, hour: int, rows: Any, consumer: int, node: int) -> None:
+        lease(state, hour, rows, consumer, node)
+        rows["attempt"] = 1
+
+    with _patched(leases, "_lease", again):
+        yield
+
+
+def _dropped_ack() -> Iterator[None]:
+    """An ack is answered and, one time in ten, forgotten."""
+    settle = leases.settle
+    count = [0]
+
+    def forget(*args: Any, **more: Any) -> Any:
+        count[0] += 1
+        return None if count[0] % 10 == 0 else settle(*args, **more)
+
+    with _patched(leases, "settle", forget):
+        yield
+
+
+def _wiped_node_votes() -> Iterator[None]:
+    note = Journal.create.__func__  # type: ignore[attr-defined]
+
+    def trusted(cls: type[Journal], *args: Any, **more: Any) -> Journal:
+        journal: Journal = note(cls, *args, **more)
+        journal.admitted = True
+        return journal
+
+    with _patched(Journal, "create", classmethod(trusted)):
+        yield
+
+
+_CRASHES = ("kill", "power_cut", "power_cut_all", "reset", "partition")
+#: A journal that lost what it promised may notice by itself, and stop.
+_LOG = ("I1", "I12", "I13", "I17")
+
+MUTATIONS: dict[str, Mutation] = {
+    "no_sync": Mutation("no sync reaches the disk", _LOG, ("power_cut_all", "kill"), _no_sync),
+    "swallowed_sync_error": Mutation(
+        "an error of fdatasync is ignored", _LOG, ("failed_sync", "power_cut_all"), _swallowed_sync_error
+    ),
+    "answer_before_sync": Mutation(
+        "a follower acknowledges before its disk has it", _LOG, ("power_cut_all", "slow_sync"), _answer_before_sync
+    ),
+    "commit_alone": Mutation("the leader commits without a majority", _LOG, _CRASHES, _commit_alone),
+    "plain_truncation": Mutation(
+        "row 1 of PySyncObj: matching entries are cut", _LOG, ("reset", "kill", "one_way"), _plain_truncation
+    ),
+    "forgotten_vote": Mutation("a vote is not written down", ("I13", "I12", "I1"), _CRASHES, _forgotten_vote),
+    "dispatch_before_commit": Mutation(
+        "hand-outs precede their commit", ("I6",), ("partition", "pause", "kill"), _dispatch_before_commit
+    ),
+    "five_ms_early": Mutation("delays are 5 ms short", ("I9",), (), _five_ms_early),
+    "wall_clock_stamps": Mutation("cluster time follows one wall clock", ("I9",), ("clock_step",), _wall_clock_stamps),
+    "reused_attempt": Mutation("attempt numbers are used again", ("I6",), (), _reused_attempt),
+    "dropped_ack": Mutation("an acked message is not settled", ("I5", "I6", "I15", "error"), (), _dropped_ack),
+    "wiped_node_votes": Mutation(
+        "a node with an empty disk votes at once", _LOG, ("wipe", "kill", "partition"), _wiped_node_votes
+    ),
+}
