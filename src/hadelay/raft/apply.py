@@ -53,10 +53,10 @@ class Applier:
 
     def run(self) -> None:
         """Apply what may be applied: at most a slice now, the rest when the loop comes round."""
-        if self._running or self._scheduled:
+        node = self.node
+        if self._running or self._scheduled or node.snapshots.installing:
             return
         self._running = True
-        node = self.node
         monotonic = node.runtime.monotonic
         end = monotonic() + node.config.apply_slice_ms / 1000
         limit = min(node.core.raftCommitIndex, node.journal.synced_index)
