@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -33,6 +34,8 @@ def main() -> int:
     unknown = [name for name in chosen.rows if name not in ROWS]
     if unknown:
         parser.error(f"no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    # Ended from outside, it ends its clusters and peers: SystemExit passes through their `with` blocks.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     data = Path(tempfile.mkdtemp(prefix="hadelay-bench-", dir=chosen.data))
     setup = Setup(
         1 if chosen.quick else chosen.rounds, chosen.quick, data, _port(), lambda text: print(text, flush=True)

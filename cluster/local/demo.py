@@ -316,6 +316,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--sync", choices=("commit", "interval"), default="commit", help="how hand-outs are replicated")
     parser.add_argument("--messages", type=int, default=6000, help="published in all")
     chosen = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return run(chosen.sync, chosen.messages)
     except KeyboardInterrupt:
