@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import pytest
 
 from hadelay.core.commands import Draft
 from hadelay.core.dispatch import Poll
 from hadelay.errors import DiskFull, HadelayError, OutcomeUnknown, Overloaded
 from hadelay.server.batcher import Batcher
+from hadelay.server.link import REPLY
 from hadelay.testing.cluster import SimCluster
 from tests.server.test_batcher import Timers, Wire
+from tests.server.test_link import Pair
 from tests.server.test_lost_disks import wait_for_leader
 
 Answers = list[tuple[Any, HadelayError | None]]
@@ -76,3 +79,14 @@ def test_what_waits_at_a_follower_goes_to_a_new_leader_as_soon_as_there_is_one(s
     cluster.world.run_until(asked + 3.0, stop=lambda: len(answered) == 2)
     assert answered == [None, None]
     assert cluster.world.now - asked < 0.9
+
+
+@pytest.mark.parametrize("result", [["OfALaterVersion", 1], []], ids=["unknown", "empty"])
+def test_a_result_that_this_version_does_not_know_ends_no_node(result: list[Any]) -> None:
+    pair = Pair()
+    answers = pair.call("submit", [b"x"])
+    pair.a.on_message("b", REPLY, msgpack.packb([1, [msgpack.ExtType(2, msgpack.packb(result))]]))
+    pair.a.on_message("b", REPLY, msgpack.packb([]))
+    pair.a.link_down("b")
+    ((_, error),) = answers
+    assert isinstance(error, OutcomeUnknown)
