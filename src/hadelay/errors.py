@@ -106,13 +106,16 @@ class DiskFull(HadelayError):
 
 
 class DamagedFile(HadelayError):
-    """Bytes that were once synced do not verify. The message names the file, the offset and the way out."""
+    """Bytes that were once synced do not verify. The message names the file, the offset and the way out.
+
+    size: of the record or entry at that offset, when it is one: what to ask a peer for. 0 otherwise.
+    """
 
     type, title = "damaged-file", "Damaged file"
 
-    def __init__(self, path: str, offset: int, what: str) -> None:
+    def __init__(self, path: str, offset: int, what: str, *, size: int = 0) -> None:
         super().__init__(f"{path}, offset {offset}: {what}")
-        self.path, self.offset = path, offset
+        self.path, self.offset, self.size = path, offset, size
 
 
 class ConfigError(HadelayError):

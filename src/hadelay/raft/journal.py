@@ -618,9 +618,7 @@ def _refuse_strangers(header: SegmentHeader, owner: dict[str, object], directory
             raise FatalError(f"{directory} is the journal of {name} {theirs!r}, not of {owner[name]!r}")
 
 
-def _recover(
-    disk: Disk, directory: str, owner: dict[str, object]
-) -> tuple[list[Segment], SegmentHeader, int]:
+def _recover(disk: Disk, directory: str, owner: dict[str, object]) -> tuple[list[Segment], SegmentHeader, int]:
     """The segments that count, the newest header with term, vote and `durable` brought up to date, the last number."""
     found: list[Segment] = []
     number = 0

@@ -1,18 +1,23 @@
-"""Reading records for consumers, and having the damaged ones mended before anybody sees them."""
+"""Reading for consumers and other askers, and having what is damaged mended before anybody sees it."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import PurePath
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.core.formats import RECORD_SIZE
 from hadelay.errors import DamagedFile
+from hadelay.model import hour_from_name
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
+
+T = TypeVar("T")
 
 
 async def read_records(node: Node, hours: NDArray[np.integer], rows: NDArray[np.void]) -> list[bytes]:
@@ -23,18 +28,33 @@ async def read_records(node: Node, hours: NDArray[np.integer], rows: NDArray[np.
         try:
             found.append(node.storage.hours.record(hour, offset, size, verify=True))
         except DamagedFile as damage:
-            found.append(await _mended(node, hour, offset, size, damage))
+            found.append(await _mended(node, damage))
     return found
 
 
-async def _mended(node: Node, hour: int, offset: int, size: int, damage: DamagedFile) -> bytes:
+async def read_mended(node: Node, read: Callable[[], T]) -> T:
+    """What `read` gives, once everything that it meets is sound. DamagedFile when that cannot be had."""
+    places: set[tuple[str, int]] = set()
+    while True:
+        try:
+            return read()
+        except DamagedFile as damage:
+            place = damage.path, damage.offset
+            if not damage.size or place in places:
+                raise
+            places.add(place)
+            await _mended(node, damage)
+
+
+async def _mended(node: Node, damage: DamagedFile) -> bytes:
+    path = PurePath(damage.path)
     future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
 
     def mended(data: bytes | None) -> None:
         if not future.done():
             future.set_result(data)
 
-    node.mender.mend(hour, ".log", offset, size, mended)
+    node.mender.mend(hour_from_name(path.stem), path.suffix, damage.offset, damage.size, mended)
     data = await future
     if data is None:
         raise damage

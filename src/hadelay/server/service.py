@@ -41,7 +41,7 @@ from hadelay.server.batcher import refusal
 from hadelay.server.counting import due_counts
 from hadelay.server.metrics import node_metrics
 from hadelay.server.node import Node
-from hadelay.server.records import read_records, split_record
+from hadelay.server.records import read_mended, read_records, split_record
 
 _CANCELLED = {
     CancelOutcome.CANCELLED: "cancelled",
@@ -167,7 +167,7 @@ class NodeService:
 
     async def describe(self, message_id: int, *, body: bool, stale: bool) -> MessageView:
         await self._confirm(stale)
-        view = views.message(self._node, message_id, body)
+        view = await read_mended(self._node, lambda: views.message(self._node, message_id, body))
         if view is None:
             raise NotFound("no such message: never issued, or past its retention")
         return view

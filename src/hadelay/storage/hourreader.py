@@ -89,7 +89,7 @@ class HourReader:
             rows = self._far_entries(hour, indexes)
         if verify and len(rows) and len(bad := INDEX_CRC.bad(rows)):
             at = int(np.arange(self.count(hour))[indexes][bad[0]]) * INDEX_SIZE
-            raise DamagedFile(self.path(hour) + ".idx", at, "the entry's CRC does not hold")
+            raise DamagedFile(self.path(hour) + ".idx", at, "the entry's CRC does not hold", size=INDEX_SIZE)
         return rows
 
     def entry(self, hour: int, index: int) -> np.void:
@@ -128,7 +128,7 @@ class HourReader:
             self._write_out(hour)
             data = self._handles.get(self.path(hour) + ".log").pread(size, offset)
         if verify and (what := check_record(data, size)):
-            raise DamagedFile(self.path(hour) + ".log", offset, what)
+            raise DamagedFile(self.path(hour) + ".log", offset, what, size=size)
         return data
 
     def read_file(self, hour: int, suffix: str, offset: int, size: int) -> bytes:
@@ -191,5 +191,5 @@ class HourReader:
         rows = rows[::step] if isinstance(numbers, slice) else rows.take(numbers - first)
         if verify and len(bad := DISPATCH_CRC.bad(np.ascontiguousarray(rows))):
             at = np.arange(n)[numbers][bad[0]]
-            raise DamagedFile(path, int(at) * DISPATCH_SIZE, "the event's CRC does not hold")
+            raise DamagedFile(path, int(at) * DISPATCH_SIZE, "the event's CRC does not hold", size=DISPATCH_SIZE)
         return rows

@@ -1,19 +1,29 @@
-"""LMDB behind `Tables`. The only importer of lmdb; its errors become OSError here."""
+"""LMDB behind `Tables`. The only importer of lmdb; its errors become OSError or DamagedFile here.
+
+LMDB has no checksums, and the checkpoint must not come back with a wrong bit in it: behind every value stands the
+CRC32C of its key and of itself.
+"""
 
 from __future__ import annotations
 
 import errno
+import mmap
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import lmdb
 
+from hadelay.core.checksums import crc32c
+from hadelay.errors import DamagedFile
+from hadelay.storage.recovery import WAY_OUT
 from hadelay.storage.tables import Put
 
 #: Named tables that may exist at once.
 _MAX_TABLES = 64
 _GIB = 1 << 30
+_CRC_SIZE = 4
 
 
 class LmdbBackend:
@@ -32,6 +42,10 @@ class LmdbBackend:
             )  # fmt: skip
             with self._env.begin() as txn:
                 names = [bytes(key) for key in txn.cursor().iternext(values=False)]
+                pages = self._env.info()["last_pgno"] + 1
+            if not readonly and os.path.getsize(path) < pages * self._env.stat()["psize"]:
+                # A file that lost its end reads as zeroes there, which do not verify; touching nothing is a SIGBUS.
+                os.truncate(path, pages * self._env.stat()["psize"])
             self._tables: dict[bytes, Any] = {name: self._env.open_db(name, create=False) for name in names}
 
     def get(self, table: bytes, key: bytes) -> bytes | None:
@@ -40,9 +54,18 @@ class LmdbBackend:
             return None
         try:
             with self._env.begin(db) as txn:
-                return txn.get(key)
+                data = txn.get(key)
         except lmdb.Error as error:  # not the context manager: it would cost twice as much as the look-up
             raise _os_error(error, self.path) from error
+        return None if data is None else self._verified(key, data)
+
+    def _verified(self, key: bytes, data: bytes) -> bytes:
+        value = data[:-_CRC_SIZE]
+        if crc32c(value, crc32c(key)).to_bytes(_CRC_SIZE, "little") != data[-_CRC_SIZE:]:
+            with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+                at = max(0, whole.find(data))
+            raise DamagedFile(self.path, at, f"a value of the tables, of key {key[:32]!r}, does not verify; {WAY_OUT}")
+        return value
 
     def scan(self, table: bytes, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         db, found = self._tables.get(table), []
@@ -50,8 +73,8 @@ class LmdbBackend:
             return []
         with _as_os_error(self.path), self._env.begin(db) as txn, txn.cursor() as cursor:
             if cursor.set_range(start):
-                for pair in cursor:
-                    found.append(pair)
+                for key, data in cursor:
+                    found.append((key, self._verified(key, data)))
                     if len(found) >= limit:
                         break
         return found
@@ -73,7 +96,7 @@ class LmdbBackend:
                 if value is None:
                     txn.delete(key, db=db)
                 else:
-                    txn.put(key, value, db=db)
+                    txn.put(key, value + crc32c(value, crc32c(key)).to_bytes(_CRC_SIZE, "little"), db=db)
         self._tables = tables
 
     def close(self) -> None:
@@ -88,7 +111,9 @@ def _as_os_error(path: str) -> Iterator[None]:
         raise _os_error(error, path) from error
 
 
-def _os_error(error: Exception, path: str) -> OSError:
+def _os_error(error: Exception, path: str) -> OSError | DamagedFile:
+    if isinstance(error, lmdb.CorruptedError | lmdb.InvalidError | lmdb.PageNotFoundError):
+        return DamagedFile(path, 0, f"LMDB: {error}; {WAY_OUT}")
     if isinstance(error, lmdb.MapFullError):
         return OSError(errno.ENOSPC, "the tables have reached storage.map_bytes: raise it", path)
     return OSError(errno.ENOSPC if isinstance(error, lmdb.DiskError) else errno.EIO, f"LMDB: {error}", path)
