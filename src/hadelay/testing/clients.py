@@ -144,6 +144,8 @@ class Producer(Client):
                 message.refused = True
                 self.note(f"message {message.number} refused: {receipts.problems[n]}")
                 continue
+            if n in receipts.duplicates:
+                self.history.count("duplicate receipt")
             if message.id is not None and message.id != receipts.ids[n]:
                 self.history.second_ids.append((message.number, message.id, receipts.ids[n]))
             message.id, message.deliver_at_ms = receipts.ids[n], receipts.deliver_at_ms[n]
@@ -254,6 +256,7 @@ class Consumer(Client):
             handed.append(hand_out)
             self.history.hand_outs.append(hand_out)
             self.history.count("handed out")
+            self.history.count("redelivered", hand_out.redelivered)
             again = ", redelivered" if hand_out.redelivered else ""
             self.note(
                 f"gets {hand_out.id:x} (message {number_of(hand_out.body)}) attempt {hand_out.attempt} from {node.name}"

@@ -12,7 +12,7 @@ import random
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hadelay.config import (
@@ -121,6 +121,8 @@ class SimCluster:
         self.door = Door(self)
         self.restart = restart
         rng = self.world.random
+        #: Small: whoever lags gets files, not entries.
+        self.journal_keep_bytes = rng.choice((0, 30_000, 1 << 30))
         self.machines = {
             name: Machine(
                 name,
@@ -156,7 +158,7 @@ class SimCluster:
             node=NodeConfig(name=name, data_dir="/data"),
             cluster=ClusterConfig(id="sim", init=not machine.founded, group=self.group),
             http=HttpConfig(no_leader_wait_ms=1000),
-            raft=RaftConfig(peers={n: f"{n}:1" for n in self.names}, segment_bytes=256 << 10, max_entry_bytes=16 << 10),
+            raft=RaftConfig(peers={n: f"{n}:1" for n in self.names}, segment_bytes=64 << 10, max_entry_bytes=4 << 10),
             dispatch=DispatchConfig(sync=self.sync, sweep_ms=2000, preload_ms=3000),  # type: ignore[arg-type]
             limits=LimitsConfig(commit_timeout_ms=3000),
             storage=StorageConfig(
@@ -206,6 +208,7 @@ class SimCluster:
             self._fatal(process, error)
             return
         machine.founded = True
+        node.raft.config = replace(node.raft.config, journal_keep_bytes=self.journal_keep_bytes)
         self._observe(process, node)
         for hook in self.on_boot:
             hook(node)
@@ -238,6 +241,7 @@ class SimCluster:
             self.world.after(self.world.random.uniform(0.05, 2.0), self.start, name)
 
     def _end(self, machine: Machine, process: Process) -> None:
+        self.count_node(process)
         process.runtime.crash()
         process.network.close()
         for call in list(process.calls):
@@ -290,6 +294,12 @@ class SimCluster:
         """Some node that a client may try: it may be paused, cut off, or only starting."""
         running = [m.process for m in self.machines.values() if m.process is not None]
         return self.world.random.choice(running) if running else None
+
+    def count_node(self, process: Process) -> None:
+        """What only the node knows, added to the history's counts."""
+        if process.node is not None:
+            self.history.count("snapshot installed", process.node.raft.stats.snapshots_installed)
+            self.history.count("checkpoint", process.node.checkpoints.count)
 
     def nodes(self) -> list[Node]:
         return [m.process.node for m in self.machines.values() if m.process is not None and m.process.node is not None]

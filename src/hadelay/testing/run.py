@@ -71,6 +71,9 @@ def drive(cluster: SimCluster, nemesis: Nemesis) -> Report:
         report.invariant, report.failure = "error", repr(error)
         report.story = [*tell(cluster, Violation("error", "")), *_traceback(error)]
     world = cluster.world
+    for machine in cluster.machines.values():
+        if machine.process is not None:
+            cluster.count_node(machine.process)
     report.counts, report.trace, report.simulated_s = cluster.history.counts, world.trace, world.now
     report.messages, report.hand_outs = len(cluster.history.messages), len(cluster.history.hand_outs)
     report.entries, report.terms = len(cluster.applied), max(cluster.leaders, default=0)

@@ -45,6 +45,8 @@ class SimWorld:
         self.now = 0.0
         #: The true wall clock at now = 0.
         self.epoch_ms = epoch_ms
+        #: How many ran so far.
+        self.events = 0
         #: CRC over everything that crossed a seam (frames, disk writes): equal for equal runs.
         self.trace = 0
         #: Told when a crash-at-I/O hook fires inside a node: (runtime) -> None.
@@ -88,6 +90,7 @@ class SimWorld:
         assert fn is not None
         if at > self.now:
             self.now, self._at_instant = at, 0
+        self.events += 1
         self._at_instant += 1
         if self._at_instant > _MAX_EVENTS_PER_INSTANT:
             raise Livelock(f"{self._at_instant} events at t={self.now:.6f}, the last one {fn!r}")
