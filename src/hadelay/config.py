@@ -149,8 +149,9 @@ class StorageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     #: Appends to hours that are not near wait in memory up to this much, then a checkpoint writes them.
     far_buffer_bytes: int = 64 * MIB
-    #: Journal written since the last checkpoint that causes the next one. Smaller: quicker restart, more writing.
-    checkpoint_bytes: int = 256 * MIB
+    #: Journal written since the last checkpoint that causes the next one, an entry counting as 8 KiB at least. Smaller:
+    #: quicker restart, more writing.
+    checkpoint_bytes: int = 64 * MIB
     #: A checkpoint is also made after this time, if anything changed.
     checkpoint_interval_ms: int = MINUTE
     #: Largest size of the LMDB map: address space, not memory or disk.

@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 #: Between a deadline and acting on it: one round of the loop, with its reads, comes in between.
 _SECOND_LOOK_S = 0.004
 _NEVER = float("-inf")
+#: A node with more entries than this still to apply would lead, but serve nobody, until it has: others go first ...
+_BACKLOG = 500
+#: ... for so long.
+_GIVE_WAY_S = 1.0
 
 
 class Elections:
@@ -40,6 +44,8 @@ class Elections:
         self._votes: tuple[int, set[str]] = (0, set())
         #: The term in which this node campaigns because the leader asked it to.
         self._called = 0
+        #: Since when this node would have campaigned, and gives way.
+        self._waiting_since: float | None = None
 
     # -- deadlines
     def start(self) -> None:
@@ -58,7 +64,7 @@ class Elections:
 
     def heard_leader(self) -> None:
         self._heard = self.node.runtime.monotonic()
-        self._asking = None
+        self._asking = self._waiting_since = None
         if not self._called:
             self._postpone()
 
@@ -118,7 +124,7 @@ class Elections:
         # Asking disturbs nobody: again soon, and not in step with the others.
         again = config.election_min_ms / 1000 * node.runtime.random.uniform(0.25, 1.0)
         self._deadline = node.runtime.monotonic() + again
-        if not self.eligible:
+        if not self.eligible or self._gives_way():
             return
         term = node.term + 1
         self._asking = (term, set())
@@ -126,6 +132,15 @@ class Elections:
         for peer in node.peers.values():
             if peer.up:
                 node.network.send(peer.name, frame, True)
+
+    def _gives_way(self) -> bool:
+        node = self.node
+        if node.last_index - node.applied_index <= _BACKLOG:
+            return False
+        now = node.runtime.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        return now - self._waiting_since < _GIVE_WAY_S
 
     def on_pre_vote(self, peer: Peer, data: bytes) -> None:
         node = self.node

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: How often the free space is looked at, and the timer trigger is considered.
 _TICK_S = 1.0
+#: What an entry counts at least: to replay a small one takes as long as this much of a large one.
+_ENTRY_BYTES = 8 << 10
 #: … and after how much that was applied: at full speed, a second is far beyond any mark.
 _SPACE_BYTES = 4 << 20
 
@@ -35,7 +37,7 @@ class Checkpoints:
         return self._space
 
     def applied(self, size: int) -> None:
-        self.bytes_since += size
+        self.bytes_since += max(size, _ENTRY_BYTES)
         self._unchecked += size
         if self._unchecked >= _SPACE_BYTES:
             self._look_for_space()

@@ -86,8 +86,14 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
 
 
 async def _ready(node: Node, ending: asyncio.Event) -> None:
-    """Until this node serves: a leader is known, and what it had committed is applied here."""
-    while not ending.is_set() and not node.serves():  # noqa: ASYNC110 (the conditions are five, none an event)
+    """Until this node serves: a leader is known, and what was committed before now is applied here. A node that has
+    just started knows neither by itself, so it asks (ReadIndex)."""
+    while not ending.is_set():
+        if node.serves():
+            caught_up: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            node.raft.read_index(lambda error, asked=caught_up: asked.set_result(error is None))  # type: ignore[misc]
+            if await caught_up:
+                return
         await asyncio.sleep(0.02)
 
 
