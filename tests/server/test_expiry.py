@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from hadelay.core import commands
@@ -66,3 +68,37 @@ def test_however_many_large_messages_run_out_at_once_an_entry_copies_a_bounded_p
 def grant(index: int, hour: int) -> bytes:
     places = np.array([hour], np.uint32), np.array([index], np.uint32)
     return commands.encode_grant(commands.Grant(1, index + 1, 1_000, "c", b"", "n1", *places))
+
+
+def test_one_entry_holds_one_expire_however_many_leases_run_out_at_once() -> None:
+    desk = Desk(checking=False, commit_ms=50)
+    desk.lead()
+    desk.publish_many(3_000, at=1_000)
+    for _ in range(3_000):
+        desk.poll(max=1, lease=30_000)
+    desk.run_to(5_000)
+    assert len(desk.state.grants) == 3_000
+    under_way, most = 0, 0
+    propose = desk.dispatcher.propose
+
+    def counted(command: bytes, done: Any) -> None:
+        nonlocal under_way, most
+        if command[0] != commands.Command.EXPIRE:
+            propose(command, done)
+            return
+        under_way += 1
+        most = max(most, under_way)
+
+        def settled(result: Any, error: Any) -> None:
+            nonlocal under_way
+            under_way -= 1
+            done(result, error)
+
+        propose(command, settled)
+
+    term = desk.dispatcher._term
+    assert term is not None
+    term.expiry._propose = counted
+    desk.run_to(40_000)
+    assert not desk.state.grants
+    assert most == 1

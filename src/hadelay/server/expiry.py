@@ -43,6 +43,8 @@ class Expiry:
         self._heap: list[tuple[int, Key]] = []
         self._alarm = Alarm(runtime, self._ring)
         self._stopped = False
+        #: One EXPIRE at a time: several in one entry would copy as many times what one may.
+        self._proposed = False
         self._take_over(iter(list(state.grants)))
 
     def __len__(self) -> int:
@@ -76,7 +78,7 @@ class Expiry:
             self.add(max(grant.next_until_ms(), not_before_ms), key)
 
     def _arm(self) -> None:
-        if self._heap and not self._stopped:
+        if self._heap and not (self._stopped or self._proposed):
             mono = self._runtime.monotonic()
             at_ms = max(self._heap[0][0], self._not_before_ms)
             self._alarm.at(mono + self._clock.delay_s(at_ms, mono))
@@ -95,15 +97,18 @@ class Expiry:
             else:
                 heapq.heappush(self._heap, (until_ms, key))
         if over:
+            self._proposed = True
             self._propose(encode_expire(over), lambda result, error: self._expired(over, result, error))
         self._arm()
 
     def _expired(self, keys: list[Key], result: Any, error: HadelayError | None) -> None:
         if self._stopped:
             return
+        self._proposed = False
         if error is None and isinstance(result, ExpireResult):
             for key in result.held:
                 self._again(key)
-            return
-        for key in keys:
-            self._again(key, self._clock.read(self._runtime.monotonic()) + _RETRY_MS)
+        else:
+            for key in keys:
+                self._again(key, self._clock.read(self._runtime.monotonic()) + _RETRY_MS)
+        self._arm()
