@@ -388,3 +388,16 @@ def test_frames_of_kinds_that_nobody_knows_yet_are_passed_over():
     lone = Lone()
     lone.node.frame("n2", bytes((40,)) + msgpack.packb(["from", "the future"]))
     assert not lone.wire.dropped
+
+
+@pytest.mark.parametrize(("unapplied", "waits"), [(10, False), (600, True)])
+def test_a_node_with_much_left_to_apply_lets_others_campaign_first(unapplied: int, waits: bool) -> None:
+    lone = Lone()
+    entries = [(index, 1, b"entry") for index in range(2, unapplied + 2)]
+    lone.append(entries, term=1, prev=(1, 0))
+    lone.run(0.1)
+    lone.node.link_down("n2", True)
+    lone.run(0.7)
+    assert bool(lone.wire.take(messages.PRE_VOTE)) is not waits
+    lone.run(1.0)
+    assert lone.wire.take(messages.PRE_VOTE), "nobody else may be left"
