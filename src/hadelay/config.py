@@ -94,11 +94,11 @@ class RaftConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     peers: dict[str, str] = field(default_factory=dict)
     #: A follower that heard nothing for between min and max (random) asks for an election. Short: quick fail-over;
     #: shorter than a pause of a busy machine: leaders deposed for nothing.
-    election_min_ms: int = 200
+    election_min_ms: int = 300
     #: See election_min_ms. The spread between the two is what keeps candidates apart.
-    election_max_ms: int = 400
+    election_max_ms: int = 600
     #: The leader says that it lives this often. At most a third of election_min_ms.
-    heartbeat_ms: int = 40
+    heartbeat_ms: int = 50
     #: Largest Raft entry built by the publish batcher. Larger: fewer syncs; longer: heartbeats wait behind it.
     max_entry_bytes: int = MIB
     #: Sent to one follower and not yet answered. More hides latency, and costs memory when a follower is slow.
