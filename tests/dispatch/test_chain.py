@@ -140,6 +140,25 @@ def test_messages_behind_a_broken_link_come_after_the_repair() -> None:
     assert desk.dispatcher.sweeper_found == 0
 
 
+@pytest.mark.parametrize("repaired_at", [55_000, 60_004])
+def test_a_link_repaired_before_its_second_is_over_makes_nothing_late(repaired_at: int) -> None:
+    """Seconds are walked ten seconds ahead: then the repair is in time, or at the latest when the second has passed."""
+    desk = filed(9)
+    whole = desk.store.files[START_HOUR].idx[3].copy()
+    desk.checking = False
+    spoil(desk, 3, seal=False, pre=2)
+    desk.consume()
+    desk.run_to(repaired_at)
+    assert [index for _, index, _ in desk.damage] == [3]
+    desk.store.files[START_HOUR].idx[3] = whole
+    desk.dispatcher.repaired(START_HOUR)
+    desk.run_to(61_200)
+    assert {"m0", "m3", "m6"} <= set(desk.delivered())
+    desk.run_to(100_000)
+    assert sorted(desk.delivered()) == sorted(f"m{n}" for n in range(9))
+    assert desk.dispatcher.sweeper_found == 0
+
+
 def test_an_entry_that_rots_while_it_is_ready_is_not_proposed() -> None:
     desk = filed(9)
     desk.run_to(70_000)  # all are ready, nobody asks

@@ -129,6 +129,8 @@ def test_an_index_entry_is_mended_when_its_second_comes(rotten: Cluster) -> None
         flip(path, n * 64 + 52)
     got = rotten.drain("chain", len(ids), seconds=40)
     assert sorted(m["id"] for m in got) == sorted(ids)
+    assert max(m["late_ms"] for m in got) < 2_000, "the repair was in time"
+    assert rotten.metric(leader, "sweeper_found_messages_total") == 0
     rotten.assert_identical()
 
 

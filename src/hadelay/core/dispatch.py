@@ -79,6 +79,8 @@ class Dispatcher:
         #: The same, of what this leader made ready: it may have begun in the middle of a second.
         self._counted = (0, 0)
         self.damages: dict[tuple[int, int], Damage] = {}
+        #: Seconds since 1970 that were repaired while they ran: looked through when they have passed.
+        self._repaired: set[int] = set()
         self._bad_places: dict[int, list[int]] = {}
         #: Nothing is handed out before this: where the previous leader's wheels stood.
         self.resume_ms = 0
@@ -133,6 +135,9 @@ class Dispatcher:
             self._run(second)
         if self._spilled:
             self._leave_spilled()
+        for at in [at for at in sorted(self._repaired) if at * 1000 + 1000 <= self.tick_ms]:
+            self._repaired.discard(at)
+            self.backlog.recover(*divmod(at, SECONDS_PER_HOUR))
         return self._next_ms()
 
     @property
@@ -244,7 +249,7 @@ class Dispatcher:
 
     def _next_ms(self) -> int:
         times = [second.next_ms for second in self._seconds.values() if second.loaded]
-        times += [at * 1000 + 1000 for at in self._spilled]
+        times += [at * 1000 + 1000 for at in (*self._spilled, *self._repaired)]
         if (waiting := self._first_waiting()) is not None:
             times.append(max(waiting[1] * 1000 - self.preload_ms, self.tick_ms + 1))
         if (hour := self._hours.first()) is not None:
@@ -407,5 +412,15 @@ class Dispatcher:
             self._refill(hour, rows[owed])
         for key in [key for key in self.damages if key[0] == hour]:
             del self.damages[key]
-            self.backlog.recover(*key)
+            self._reach_again(*key)
         self.wake()
+
+    def _reach_again(self, hour: int, second: int) -> None:
+        at = hour * SECONDS_PER_HOUR + second
+        if at * 1000 + 1000 <= self.tick_ms:
+            self.backlog.recover(hour, second)
+        elif at * 1000 <= self.tick_ms:
+            self._repaired.add(at)
+        else:  # loaded ahead, in part: once more from the beginning
+            fresh = self._seconds[at] = Second(at, PRELOAD_ROWS)
+            self._loading.append((fresh, ChainWalk(self.store, hour, second)))
