@@ -16,7 +16,7 @@ from hadelay.core.commands import Command, Draft, encode_entry, encode_incarnati
 from hadelay.core.formats import FEATURE_LEVEL, INDEX_SIZE
 from hadelay.core.results import Refused
 from hadelay.core.state import DelayState
-from hadelay.errors import DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.errors import DamagedFile, DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.raft.journal import FIRST, Journal
 from hadelay.raft.network import Network
 from hadelay.raft.node import RaftNode
@@ -30,6 +30,7 @@ from hadelay.server.link import Link, Reply
 from hadelay.server.mending import Mender
 from hadelay.server.peers import Peer, Peers, local_peer
 from hadelay.storage.disk import Disk, Lock
+from hadelay.storage.identity import note_damage
 from hadelay.storage.store import Storage
 
 #: Cluster time, and the term of the leader who says it.
@@ -166,7 +167,13 @@ class Node:
     # hadelay.raft.ports.Machine
 
     def apply(self, index: int, term: int, command: bytes) -> Any:
-        results = self.state.apply(index, term, command)
+        try:
+            results = self.state.apply(index, term, command)
+        except DamagedFile as damage:
+            # Half an entry may be applied by now, and a replay would meet the same bytes again: the next start begins
+            # anew, from the other nodes.
+            note_damage(self.disk, self.storage.directory, str(damage))
+            raise
         self.clock.raise_floor(self.state.now_ms)
         self.checkpoints.applied(len(command))
         return results

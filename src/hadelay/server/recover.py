@@ -6,7 +6,8 @@
 Both carry cluster, group, node and incarnation. One without the other, or of different incarnations, means that a disk
 was lost, exchanged or put back from a copy: such a node may have promised what it no longer knows. It starts empty, as
 a new incarnation, which neither votes nor counts until a majority without it has admitted it (architecture §6). What
-was found is put aside under another name, never deleted. A cluster of one has nobody to learn from: it refuses.
+was found is put aside under another name, never deleted. Bytes of the hour files that did not verify while an entry
+was applied (`damaged` names them) make it such a node, too. A cluster of one has nobody to learn from: it refuses.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hadelay.raft.ports import FOUNDING
 from hadelay.runtime import Runtime
 from hadelay.server.node import Node
 from hadelay.storage.disk import Disk
-from hadelay.storage.identity import Identity, lock_directory, read_identity, refuse_strangers
+from hadelay.storage.identity import Identity, lock_directory, noted_damage, read_identity, refuse_strangers
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.store import Storage
 from hadelay.storage.tables import Backend
@@ -109,6 +110,9 @@ def _who_am_i(config: Config, disk: Disk, runtime: Runtime, data: str, journal_d
                 "cluster, or name the directory that holds it"
             )
         return _new_incarnation(runtime), None
+    damage = noted_damage(disk, data)
+    if damage is not None:
+        return _start_over(config, disk, runtime, data, journal_dir, f"a part of {data} ({damage})"), None
     if has_journal:
         journal = Journal.open(disk, journal_dir, runtime, config=_settings(config), **_owner(config))
         new = (journal.last_index, journal.term) == FIRST
@@ -123,8 +127,8 @@ def _start_over(config: Config, disk: Disk, runtime: Runtime, data: str, journal
     """Put both directories aside and become a new incarnation. ConfigError where there is nobody to learn from."""
     if len(config.members) == 1:
         raise ConfigError(
-            f"{lost} is not what the other directory of this node belongs to, and there is no other node to learn "
-            "from: put back both directories as they were at one time"
+            f"{lost} is lost or of another time, and there is no other node to learn from: put back {data} and "
+            f"{journal_dir} as they were at one time"
         )
     aside = _new_incarnation(runtime)
     for directory in (data, journal_dir):

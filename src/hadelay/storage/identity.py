@@ -94,6 +94,26 @@ def refuse_strangers(directory: str, found: Identity, expected: Identity) -> Non
             raise ConfigError(f"{directory} belongs to {what} {theirs!r}, and this is {what} {ours!r}: check data_dir")
 
 
+def note_damage(disk: Disk, directory: str, what: str) -> None:
+    """A file was found damaged while an entry was applied: this copy of the data can't go on, also not after a restart.
+    Durable when it returns."""
+    file = disk.open(f"{directory}/damaged", create=True)
+    file.pwrite(what.encode(), 0)
+    file.sync()
+    file.close()
+    disk.sync_dir(directory)
+
+
+def noted_damage(disk: Disk, directory: str) -> str | None:
+    path = f"{directory}/damaged"
+    if not disk.exists(path):
+        return None
+    file = disk.open(path)
+    what = file.pread(file.size(), 0).decode(errors="replace")
+    file.close()
+    return what
+
+
 def lock_directory(disk: Disk, directory: str, path: str = "") -> Lock:
     """ConfigError when another process has it. `path`: of the lock, if it is not to be in the directory."""
     try:
