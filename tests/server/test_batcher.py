@@ -216,7 +216,7 @@ def test_no_answer_in_time_is_unknown_and_a_late_one_is_ignored(world: World) ->
 
 
 def test_a_full_queue_refuses_at_once(world: World) -> None:
-    timers, wire, batcher = world
+    _timers, _wire, batcher = world
     answers = Answers()
     for _ in range(6):
         batcher.publish([draft(b"z" * 9_000)], None, answers)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tests.server.test_batcher import Timers
 
 from hadelay.core.results import Done, PublishResult, Refused
 from hadelay.errors import Conflict, HadelayError, NoLeader, OutcomeUnknown
 from hadelay.server.link import CALL, Link
+from tests.server.test_batcher import Timers
 
 
 class Pair:

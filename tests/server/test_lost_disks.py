@@ -29,7 +29,7 @@ def publish(cluster: SimCluster, body: bytes) -> list[int]:
     draft = Draft("orders", 3_600_000, True, 0, 0, b"", body)
     leader.publish([draft], None, lambda result, error: answers.append((result, error)))
     cluster.world.run_until(cluster.world.now + 3.0, stop=lambda: bool(answers))
-    (result, error), = answers
+    ((result, error),) = answers
     assert error is None
     return list(result.ids)
 
