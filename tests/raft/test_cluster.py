@@ -351,6 +351,30 @@ def test_a_follower_behind_the_journal_gets_files_and_the_rest_from_the_log():
     assert len(cluster.machines[lagging].items) == 62
 
 
+def test_damage_in_old_entries_makes_the_leader_send_files():
+    cluster, lagging = one_lags_behind_the_journal(compact=False)
+    leader = cluster.leader().name
+    for name in cluster.names:
+        if name != lagging:
+            cluster.kill(name)
+    disk = cluster.disks[leader]
+    path = next(path for path, data in sorted(disk.copy().items()) if data.count(b"x" * 1500) > 9)
+    disk.flip_bit(path, 9000)
+    cluster.kill(lagging)
+    other = next(name for name in cluster.names if name not in (leader, lagging))
+    cluster.start(leader)
+    cluster.start(other)
+    cluster.leader()
+    cluster.until(lambda: cluster.nodes[leader].last_index == cluster.nodes[other].last_index)
+    if not cluster.nodes[leader].is_leader:
+        cluster.leader().transfer(leader, lambda error: None)
+        cluster.until(lambda: cluster.nodes[leader].is_leader)
+    cluster.start(lagging)
+    cluster.until(lambda: len(cluster.machines[lagging].items) == 61, seconds=30)
+    assert cluster.nodes[leader].stats.snapshots_sent == 1
+    assert not cluster.fatal
+
+
 def test_a_pull_outlives_the_leader_it_began_with():
     cluster, lagging = one_lags_behind_the_journal()
     node = cluster.nodes[lagging]

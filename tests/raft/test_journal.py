@@ -325,6 +325,24 @@ def test_a_missing_segment_is_damage():
         rig.reopen()
 
 
+def test_old_segments_are_read_when_they_are_needed():
+    rig = Rig()
+    for _ in range(30):
+        rig.append(10)
+        rig.sync()
+    before = rig.contents()
+    reads = []
+    path = rig.segments()[1]
+    rig.reopen()
+    assert [segment.scanned for segment in rig.journal._segments][:2] == [False, False]
+    assert rig.contents() == before
+    rig.disk.flip_bit(path, SEGMENT_HEADER_BYTES + 900)
+    rig.reopen()
+    with pytest.raises(DamagedFile, match=path):
+        reads += rig.contents()
+    assert not reads
+
+
 def test_a_newer_format_is_refused():
     rig = Rig()
     file = rig.disk.open(rig.segments()[0])

@@ -1,4 +1,4 @@
-"""The node link over real sockets: who is let in, what is refused, limits; and three nodes that elect, commit and go on."""
+"""The node link over real sockets: who is let in, what is refused, limits; three nodes that elect, commit and go on."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def free_addresses(count: int) -> list[str]:
 
 async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hadelay.errors import DamagedFile, FatalError
+from hadelay.errors import FatalError
+from hadelay.raft.files import SPARE, SUFFIX, build, delete, recover, zeroed
 from hadelay.raft.ports import FOUNDING
 from hadelay.raft.records import (
     ADMITTED,
@@ -26,9 +27,7 @@ from hadelay.raft.records import (
     RECORD_OVERHEAD,
     SEGMENT_HEADER_BYTES,
     VOTE,
-    WAY_OUT,
     SegmentHeader,
-    decode_segment_header,
     encode_record,
 )
 from hadelay.raft.segment import Entry, Segment
@@ -39,9 +38,6 @@ log = logging.getLogger(__name__)
 
 #: What a new journal stands on: the empty state machine, as if an entry 1 of term 0 had made it.
 FIRST = (1, 0)
-_SUFFIX = ".seg"
-_SPARE = "spare"
-_NEW = "new"
 #: How long after the last sync a mark is left that says so, once nothing else comes.
 _MARK_DELAY_S = 0.05
 
@@ -114,7 +110,7 @@ class Journal:
     # -- opening ------------------------------------------------------------------------------------------------------
     @staticmethod
     def exists(disk: Disk, directory: str) -> bool:
-        return disk.exists(directory) and any(name.endswith(_SUFFIX) for name in disk.listdir(directory))
+        return disk.exists(directory) and any(name.endswith(SUFFIX) for name in disk.listdir(directory))
 
     @classmethod
     def create(
@@ -150,7 +146,7 @@ class Journal:
             node=node,
         )
         config = config or JournalConfig()
-        segment = _build(disk, directory, header, [], config.segment_bytes)
+        segment = build(disk, directory, header, [], config.segment_bytes)
         return cls(disk, directory, runtime, [segment], 1, config)
 
     @classmethod
@@ -172,7 +168,7 @@ class Journal:
         """
         config = config or JournalConfig()
         owner = {"cluster": cluster_id, "group": group, "node": node}
-        segments, header, number = _recover(disk, directory, owner)
+        segments, header, number = recover(disk, directory, owner)
         journal = cls(disk, directory, runtime, segments, number, config)
         journal._look_at(header)
         journal._begin_anew(header.durable)
@@ -199,9 +195,11 @@ class Journal:
     def _adopt(self, first: int, prev_term: int, entries: list[Entry], **changes: object) -> None:
         """Make a segment that holds `entries`, durable before it has its name; everything from `first` on is in it."""
         self._number += 1
+        self._supersede(first, reset=bool(changes.get("reset")))
         header = replace(
             self.identity,
             seq=self._number,
+            previous=self._segments[-1].header.seq if self._segments else 0,
             first_index=first,
             prev_term=prev_term,
             term=self.term,
@@ -212,15 +210,14 @@ class Journal:
             durable=(self._number, 0),
             **{"reset": False, **changes},  # type: ignore[arg-type]
         )
-        segment = _build(self._disk, self.directory, header, entries, self.config.segment_bytes)
-        self._supersede(first, reset=header.reset)
+        segment = build(self._disk, self.directory, header, entries, self.config.segment_bytes)
         self._segments.append(segment)
         self.identity = header
         self._durable = self._marked = (self._number, segment.position)
         self._find_ends()
         self.synced_index = self._syncing_index = self.last_index
         for old in self._garbage:
-            _delete(self._disk, old)
+            delete(self._disk, old)
         self._garbage.clear()
 
     # -- what is in it ------------------------------------------------------------------------------------------------
@@ -323,7 +320,7 @@ class Journal:
 
     def _roll(self, first_index: int, prev_term: int) -> Segment:
         self._number += 1
-        path = f"{self.directory}/{self._number:016d}{_SUFFIX}"
+        path = f"{self.directory}/{self._number:016d}{SUFFIX}"
         try:
             if self._spare is None:
                 file = self._disk.open(path, create=True)
@@ -338,6 +335,7 @@ class Journal:
         header = replace(
             self.identity,
             seq=self._number,
+            previous=self._segments[-1].header.seq if self._segments else 0,
             first_index=first_index,
             prev_term=prev_term,
             term=self.term,
@@ -434,7 +432,7 @@ class Journal:
             if names_changed:
                 self._disk.sync_dir(self.directory)
             for segment in garbage:
-                _delete(self._disk, segment)
+                delete(self._disk, segment)
 
         def done(_: object, error: BaseException | None) -> None:
             if self.closed:
@@ -475,7 +473,7 @@ class Journal:
         if self._spare is not None or self._spare_wanted or self.closed:
             return
         self._spare_wanted = True
-        path = f"{self.directory}/{_SPARE}"
+        path = f"{self.directory}/{SPARE}"
 
         def done(file: File | None, error: BaseException | None) -> None:
             self._spare_wanted = False
@@ -487,7 +485,7 @@ class Journal:
             else:
                 self._spare = file
 
-        self._runtime.in_thread("journal-spare", lambda: _zeroed(self._disk, path, self.config.segment_bytes), done)
+        self._runtime.in_thread("journal-spare", lambda: zeroed(self._disk, path, self.config.segment_bytes), done)
 
     def compact(self, index: int, keep_bytes: int) -> None:
         """Delete whole segments of entries up to `index`, while at least `keep_bytes` stay."""
@@ -505,7 +503,7 @@ class Journal:
 
     def _unlink(self, segments: list[Segment]) -> None:
         for segment in segments:
-            _delete(self._disk, segment)
+            delete(self._disk, segment)
             # One after another, or a power cut could bring an older one back and leave a gap.
             self._disk.sync_dir(self.directory)
 
@@ -559,111 +557,3 @@ class Journal:
 
 def _raise(error: BaseException) -> None:
     raise error
-
-
-def _zeroed(disk: Disk, path: str, size: int) -> File:
-    file = disk.open(path, create=True)
-    try:
-        file.truncate(0)
-        file.allocate(size)
-        zeroes = bytes(1 << 20)
-        for offset in range(0, size, len(zeroes)):
-            file.pwrite(zeroes[: size - offset], offset)
-        file.sync()
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def _delete(disk: Disk, segment: Segment) -> None:
-    segment.file.close()
-    if disk.exists(segment.file.path):
-        disk.unlink(segment.file.path)
-
-
-def _build(disk: Disk, directory: str, header: SegmentHeader, entries: list[Entry], size: int) -> Segment:
-    """A segment that is durable, contents and name, when this returns."""
-    room = SEGMENT_HEADER_BYTES + sum(len(entry[0]) + RECORD_OVERHEAD for entry in entries) + size
-    file = _zeroed(disk, f"{directory}/{_NEW}", room if entries else size)
-    segment = Segment(file, header)
-    for command, index, term, record in entries:
-        segment.note(index, term, segment.position)
-        segment.append(record or encode_record(ENTRY, index, term, command))
-    segment.write()
-    file.sync()
-    path = f"{directory}/{header.seq:016d}{_SUFFIX}"
-    disk.rename(file.path, path)
-    file.path = path
-    disk.sync_dir(directory)
-    return segment
-
-
-def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
-    """(those that count, those that a later one begins before). A power cut may have kept any of the latter's names,
-    so they are put aside before anything looks for gaps."""
-    counting: list[Segment] = []
-    dropped: list[Segment] = []
-    for segment in reversed(found):
-        if counting and (counting[-1].header.reset or counting[-1].first_index <= segment.first_index):
-            dropped.append(segment)
-        else:
-            counting.append(segment)
-    return counting[::-1], dropped
-
-
-def _refuse_strangers(header: SegmentHeader, owner: dict[str, object], directory: str) -> None:
-    for name, theirs in (("cluster", header.cluster_id), ("group", header.group), ("node", header.node)):
-        if theirs != owner[name]:
-            raise FatalError(f"{directory} is the journal of {name} {theirs!r}, not of {owner[name]!r}")
-
-
-def _recover(disk: Disk, directory: str, owner: dict[str, object]) -> tuple[list[Segment], SegmentHeader, int]:
-    """The segments that count, the newest header with term, vote and `durable` brought up to date, the last number."""
-    found: list[Segment] = []
-    number = 0
-    for name in disk.listdir(directory):  # segments come first: nothing is touched before they are known to be ours
-        if not name.endswith(_SUFFIX):
-            if name in (_SPARE, _NEW):
-                disk.unlink(f"{directory}/{name}")
-            continue
-        number = int(name.removesuffix(_SUFFIX))
-        file = disk.open(f"{directory}/{name}")
-        header = decode_segment_header(file.pread(SEGMENT_HEADER_BYTES, 0), file.path)
-        if header is not None:
-            _refuse_strangers(header, owner, directory)
-            found.append(Segment(file, header))
-    if not found:
-        raise DamagedFile(directory, 0, f"no segment has a whole header; {WAY_OUT}")
-    found, dropped = _superseded(found)
-    kept: list[Segment] = []
-    state = found[0].header
-    durable = (0, 0)
-    for at, segment in enumerate(found):
-        header = segment.header
-        if kept:
-            if kept[-1].last_index < header.first_index - 1:
-                # Entries are missing in between: damage, unless nothing from there on was ever synced.
-                later = [s.header.durable for s in found[at:]]
-                later += [(r.term, r.index) for s in found[at:] for r in s.scan() if r.kind == MARK]
-                kept[-1].refuse_damage(max(later))
-                dropped += found[at:]
-                break
-            kept[-1].cap(header.first_index - 1)
-        state, durable = header, max(durable, header.durable)
-        for record in segment.scan():
-            if record.kind == VOTE:
-                state = replace(state, term=record.term, vote=record.payload.decode())
-            elif record.kind == INSTALL:
-                state = replace(state, installing=record.index)
-            elif record.kind == ADMITTED:
-                state = replace(state, admitted=True)
-            elif record.kind == MARK:
-                durable = max(durable, (record.term, record.index))
-        kept.append(segment)
-    kept[-1].refuse_damage(durable)
-    for segment in kept:
-        segment.data = b""
-    for segment in dropped:
-        _delete(disk, segment)
-    return kept, replace(state, durable=durable), number

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hadelay.errors import HadelayError
+from hadelay.errors import DamagedFile, HadelayError
 from hadelay.raft import messages
 from hadelay.raft.library import DISK
 from hadelay.raft.messages import encode_append
@@ -96,11 +96,17 @@ class Leader:
             prev = peer.next - 1
             last, size = prev, 0
             commit = node.core.raftCommitIndex
-            parts: list[Buffer] = [encode_append(node.term, prev, journal.term_at(prev), commit, self.round)]
-            if peer.next <= journal.last_index:
-                for command, index, term, record in journal.entries(peer.next, min(config.append_bytes, room)):
-                    parts.append(record or encode_record(ENTRY, index, term, command))
-                    last, size = index, size + len(command) + 64
+            try:
+                prev_term = journal.term_at(prev)
+                more = peer.next <= journal.last_index
+                entries = journal.entries(peer.next, min(config.append_bytes, room)) if more else []
+            except DamagedFile as damage:
+                node.snapshots.offer(peer, damage)
+                return
+            parts: list[Buffer] = [encode_append(node.term, prev, prev_term, commit, self.round)]
+            for command, index, term, record in entries:
+                parts.append(record or encode_record(ENTRY, index, term, command))
+                last, size = index, size + len(command) + 64
             if not node.network.send(peer.name, parts):
                 return
             peer.told_commit = commit

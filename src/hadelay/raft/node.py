@@ -235,8 +235,8 @@ class RaftNode:
         self.reads.read(done)
 
     def surely_leads(self) -> bool:
-        """Nobody else can lead yet, as far as clocks run alike and no link was reset: a majority has answered within the
-        least time that its nodes wait before they elect another. Committed entries prove more, and take longer."""
+        """Nobody else can lead yet, as far as clocks run alike and no link was reset: a majority has answered within
+        the least time that its nodes wait before they elect another. Committed entries prove more, and take longer."""
         if not self.is_leader:
             return False
         age_s = self.runtime.monotonic() - self.leader_role.confirmed_at

@@ -131,7 +131,7 @@ class RaftConfig:
     chunk_bytes: int = 256 << 10
     pull_bytes_per_s: int = 64 << 20
     #: Kept below a checkpoint for followers that lag; beyond it they get files.
-    journal_keep_bytes: int = 64 << 20
+    journal_keep_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_ms * 3 <= self.election_min_ms < self.election_max_ms:

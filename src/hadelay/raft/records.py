@@ -41,8 +41,8 @@ ADMITTED = int.from_bytes(b"ADMT", "little")
 _KINDS = frozenset((ENTRY, VOTE, MARK, INSTALL, ADMITTED))
 
 #: magic, version, feature level, flags, segment number, first index, term before it, current term, incarnation,
-#: durable segment, durable offset, installing index, group, cluster id, node, vote.
-_SEGMENT = struct.Struct("<8sHHIQQQQQQQQI64s64s64s")
+#: durable segment, durable offset, installing index, group, cluster id, node, vote, previous segment.
+_SEGMENT = struct.Struct("<8sHHIQQQQQQQQI64s64s64sQ")
 _RESET, _ADMITTED = 1, 2
 
 
@@ -73,6 +73,8 @@ class SegmentHeader:
     durable: tuple[int, int] = (0, 0)
     #: Index of a snapshot that was being installed, or 0.
     installing: int = 0
+    #: Number of the segment that the entries before `first_index` end in; 0 if there is none.
+    previous: int = 0
     #: Segments before this one are void (a snapshot took their place).
     reset: bool = False
     admitted: bool = False
@@ -95,6 +97,7 @@ class SegmentHeader:
             self.cluster_id.encode(),
             self.node.encode(),
             self.vote.encode(),
+            self.previous,
         )
         body = body.ljust(SEGMENT_HEADER_BYTES - 5, b"\0")
         return body + _CRC.pack(crc32c(body)) + END
@@ -124,6 +127,7 @@ def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
         cluster_id=cluster_id,
         node=node,
         vote=vote,
+        previous=f[16],
         reset=bool(f[3] & _RESET),
         admitted=bool(f[3] & _ADMITTED),
         feature=f[2],

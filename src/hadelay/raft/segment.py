@@ -43,6 +43,8 @@ class Segment:
         #: Start-up only: the whole file, and whether it ends in something that is no record.
         self.data = b""
         self.torn = False
+        #: False: known to be whole and synced, and not looked into before it is read.
+        self.scanned = True
 
     def append(self, data: bytes | memoryview) -> None:
         self.pending.append(data)
@@ -69,11 +71,29 @@ class Segment:
         self.terms = [t for t in self.terms if t[0] <= last_index]
         self.places = [p for p in self.places if p[0] <= last_index]
 
+    def leave_unread(self, last_index: int) -> None:
+        """At start-up, of a segment that later ones vouch for."""
+        self.pending, self.scanned, self.last_index = [], False, last_index
+        self.position = self.written = self.file.size()
+
+    def _look(self) -> None:
+        last_index, self.last_index, self.scanned = self.last_index, self.first_index - 1, True
+        for _ in self.scan():
+            pass
+        self.data = b""
+        if self.last_index < last_index:
+            raise DamagedFile(self.file.path, self.position, f"entry {self.last_index + 1} does not verify; {WAY_OUT}")
+        self.cap(last_index)
+
     def term_at(self, index: int) -> int:
+        if not self.scanned:
+            self._look()
         return self.terms[bisect_right(self.terms, (index, 1 << 64)) - 1][1]
 
     def read(self, index: int, max_bytes: int) -> list[Entry]:
         """Entries from `index` on: at least one, and then while their payloads fit into `max_bytes`."""
+        if not self.scanned:
+            self._look()
         offset = self.places[bisect_right(self.places, (index, 1 << 64)) - 1][1]
         entries: list[Entry] = []
         room = max_bytes
@@ -103,7 +123,7 @@ class Segment:
     def scan(self) -> Iterator[Record]:
         """Every record that verifies, from the front; then `position` is where they stop.
 
-        Used at start-up only: `pending` is empty, `terms` and `places` are filled.
+        Of what an earlier process wrote: `pending` is empty, `terms` and `places` are filled.
         """
         self.pending = []
         self.data = self.file.pread(self.file.size(), 0)
@@ -133,6 +153,8 @@ class Segment:
         `durable`: the furthest synced position that any *later* segment names. A mark further on in this one may name
         one, too. Without such a witness the bytes themselves have to look like a write that a power cut stopped.
         """
+        if not self.scanned:
+            raise DamagedFile(self.file.path, self.position, f"the segment after this one is missing; {WAY_OUT}")
         here = (self.header.seq, self.position)
         witness = max([durable, *marks(self.data, self.position)])
         if witness > here:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from google_crc32c import value as crc32c
 
-from hadelay.errors import HadelayError
+from hadelay.errors import DamagedFile, HadelayError
 from hadelay.raft import messages
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import Installer, Manifest, SnapshotFile
@@ -49,13 +49,18 @@ class Snapshots:
         return self._pull is not None
 
     # -- the leader's side
-    def offer(self, peer: Peer) -> None:
+    def offer(self, peer: Peer, damage: DamagedFile | None = None) -> None:
+        """`damage`: why the journal can't give what `peer` needs, if it is that. Then a checkpoint has to hold it."""
         node = self.node
         manifest = node.machine.manifest()
-        if manifest is None or manifest.index < node.journal.base_index:
+        if manifest is None or manifest.index < (peer.next if damage else node.journal.base_index):
             if manifest is not None:
                 node.machine.release(manifest)
+            if damage is not None:
+                raise damage
             return  # tried again at the next sign of life
+        if damage is not None:
+            log.error("journal_damaged", extra={"peer": peer.name, "error": str(damage)})
         peer.manifest = manifest
         files = [[file.name, file.length, file.crc] for file in manifest.files]
         frame = messages.encode(messages.SNAPSHOT, node.term, manifest.index, manifest.term, manifest.blob, files)
