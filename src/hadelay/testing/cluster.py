@@ -123,6 +123,8 @@ class SimCluster:
         rng = self.world.random
         #: Small: whoever lags gets files, not entries.
         self.journal_keep_bytes = rng.choice((0, 30_000, 1 << 30))
+        self.checkpoint_bytes = rng.choice((1 << 15, 1 << 18, 1 << 20))
+        self.far_buffer_bytes = rng.choice((1 << 14, 1 << 20, 1 << 20))
         self.machines = {
             name: Machine(
                 name,
@@ -162,9 +164,9 @@ class SimCluster:
             dispatch=DispatchConfig(sync=self.sync, sweep_ms=2000, preload_ms=3000),  # type: ignore[arg-type]
             limits=LimitsConfig(commit_timeout_ms=3000),
             storage=StorageConfig(
-                checkpoint_bytes=48 << 10,
+                checkpoint_bytes=self.checkpoint_bytes,
                 checkpoint_interval_ms=4000,
-                far_buffer_bytes=16 << 10,
+                far_buffer_bytes=self.far_buffer_bytes,
                 min_free_bytes=1 << 20,
                 reserve_free_bytes=1 << 18,
             ),
