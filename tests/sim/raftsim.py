@@ -178,6 +178,8 @@ class RaftSim:
         self.history: dict[int, tuple[int, bytes]] = {}
         self.leaders: dict[int, str] = {}
         self.acked: set[int] = set()
+        #: Told in so many words that nothing happened.
+        self.refused: set[int] = set()
         self.number = 0
         self.wiped = False
         self.log: list[str] = []
@@ -293,6 +295,8 @@ class RaftSim:
         first = items[self.names[0]]
         assert all(i == first for i in items.values()), "I12: states differ"
         gone = self.acked - set(first)
+        assert not self.refused & set(first), f"answered as refused, and done: {sorted(self.refused & set(first))[:5]}"
+        assert len(set(first)) == len(first) - first.count(-1) + (-1 in first), "applied twice"
         assert not gone, f"I1: lost {sorted(gone)[:5]} of {len(self.acked)}"
 
     def converged(self) -> bool:
@@ -329,6 +333,8 @@ class RaftSim:
                 if error is None:
                     assert result == n
                     self.acked.add(n)
+                elif error.outcome_known:
+                    self.refused.add(n)
 
             self.runtimes[node.name].call_soon(node.propose, json.dumps(["add", n, pad]).encode(), done)
 
