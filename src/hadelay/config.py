@@ -104,7 +104,7 @@ class RaftConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: Sent to one follower and not yet answered. More hides latency, and costs memory when a follower is slow.
     max_inflight_bytes: int = 4 * MIB
     #: Size of one pre-allocated journal segment; whole segments are deleted after checkpoints.
-    segment_bytes: int = 64 * MIB
+    segment_bytes: int = 16 * MIB
     #: A leader whose oldest sync is older than this hands over: its disk is stuck.
     max_sync_ms: int = SECOND
 
