@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 #: Without a sign from the other side for this long, a pull is given up.
 _PATIENCE_S = 15.0
+#: And an offer is made again after this: a node that has just started may not know yet who leads, and ignores it.
+_OFFER_S = 2.0
 
 
 class _Pull:
@@ -67,7 +69,7 @@ class Snapshots:
         log.info("snapshot_offered", extra={"peer": peer.name, "index": manifest.index, "files": len(files)})
         node.stats.snapshots_sent += 1
         node.network.send(peer.name, frame)
-        node.call_later(_PATIENCE_S, self._check, peer, manifest, node.runtime.monotonic())
+        node.call_later(_OFFER_S, self._check, peer, manifest, node.runtime.monotonic())
         peer.pulled = node.runtime.monotonic()
 
     def _check(self, peer: Peer, manifest: Manifest, since: float) -> None:
