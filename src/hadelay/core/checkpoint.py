@@ -48,18 +48,19 @@ def dump_main(state: DelayState) -> bytes:
             "grants": [_dump_grant(grant) for grant in state.grants.values()],
             "requests": [[consumer, list(map(list, r.items()))] for consumer, r in state.requests.items()],
             "incarnations": sorted(state.incarnations.items()),
-            "retired": _dump_bits(state.retired),
+            "retired": _dump_bits(state.retired, True),
         }
     )
 
 
-def dump_hour(hour_state: HourState) -> bytes:
+def dump_hour(hour_state: HourState, *, canonical: bool = False) -> bytes:
+    """canonical: equal contents give equal bytes, whatever order they came about in; slower for large hours."""
     seconds = hour_state.open_seconds
     return _packed(
         [
-            _dump_bits(hour_state.settled),
-            _dump_bits(hour_state.late),
-            [[event, _dump_bits(hour_state.others[event])] for event in sorted(hour_state.others)],
+            _dump_bits(hour_state.settled, canonical),
+            _dump_bits(hour_state.late, canonical),
+            [[event, _dump_bits(hour_state.others[event], canonical)] for event in sorted(hour_state.others)],
             None if seconds is None else seconds.astype("<u4").tobytes(),
             hour_state.returned,
             hour_state.carried,
@@ -73,11 +74,11 @@ def _packed(value: Any) -> bytes:
     return blob
 
 
-def _dump_bits(bits: BitMap) -> bytes:
-    # One form per content, whatever order it was built in; a copy, as some containers pack only once.
-    canonical = bits.copy()
-    canonical.run_optimize()
-    return bytes(canonical.serialize())
+def _dump_bits(bits: BitMap, canonical: bool) -> bytes:
+    # Where a run and an array are equally long, the container stays what it happened to be: only a new one forgets.
+    packed = BitMap(bits.to_array()) if canonical else bits.copy()
+    packed.run_optimize()
+    return bytes(packed.serialize())
 
 
 def _dump_grant(grant: HeldGrant) -> list[Any]:

@@ -122,9 +122,15 @@ class DelayState:
         hour_state.open_seconds = seconds
 
     def dump(self, *, everything: bool = False) -> tuple[bytes, dict[int, bytes]]:
-        """(main blob, blob per hour changed since the last dump; b"" for one to forget). core/checkpoint.py"""
+        """(main blob, blob per hour changed since the last dump; b"" for one to forget). core/checkpoint.py
+
+        everything: all hours, equal bytes for equal states, for comparing replicas.
+        """
         touched = set(self.hours) if everything else self._touched
-        hours = {h: checkpoint.dump_hour(self.hours[h]) if h in self.hours else b"" for h in sorted(touched)}
+        hours = {
+            h: checkpoint.dump_hour(self.hours[h], canonical=everything) if h in self.hours else b""
+            for h in sorted(touched)
+        }
         if not everything:
             self._touched = set()
         return checkpoint.dump_main(self), hours
