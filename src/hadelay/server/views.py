@@ -134,6 +134,8 @@ def ready_checks(node: Node) -> list[Check]:
         ("leader", leader is not None, lambda: "no majority can be reached"),
         ("clock", node.clock.ready, lambda: f"cluster time is not known: {', '.join(sorted(node.clock.alarms))}"),
         ("applied", lag <= _MAX_LAG, lambda: f"{lag} entries behind what is committed"),
+        # Whoever restarts node after node waits for this: until then the others are the majority, without a spare.
+        ("admitted", node.raft.journal.admitted, lambda: "a new incarnation, which neither votes nor counts yet"),
         ("space", node.checkpoints.has_space(), lambda: "less than storage.min_free_bytes is free"),
     ]
     return [Check(name, ok, "" if ok else detail()) for name, ok, detail in checks]
