@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import sys
-from typing import Any
 
 import numpy as np
 
@@ -193,13 +192,13 @@ class Replica:
             self._died(self.runtime)
 
 
-def run(seed: int, steps: int = 150) -> str:
+def run(seed: int, steps: int = 150, *, explain: bool = False) -> str:
     rng = random.Random(seed)
     entries = Entries(seed)
     steady, mortal = Replica(seed, "steady", entries), Replica(seed, "mortal", entries)
     lives = 1
     try:
-        for step in range(steps):
+        for step in range(steps):  # noqa: B007 (told on failure)
             entries.next(steady.state)
             steady.catch_up()
             if mortal.ready and not mortal.dead:
@@ -228,13 +227,10 @@ def run(seed: int, steps: int = 150) -> str:
             mortal.catch_up()
         compare(steady, mortal)
     except Exception as error:
-        if count_mode:
+        if not explain:
             return f"seed {seed}: step {step}, life {lives}: {type(error).__name__}: {error}"
         raise
     return ""
-
-
-count_mode = True
 
 
 def compare(one: Replica, two: Replica) -> None:
@@ -246,13 +242,7 @@ def compare(one: Replica, two: Replica) -> None:
         assert a.get(part) == b.get(part), f"{part} differs: {a.get(part)!r:.300} {b.get(part)!r:.300}"
 
 
-def main() -> Any:
-    global count_mode
-    first, count = int(sys.argv[1]), int(sys.argv[2])
-    count_mode = count > 1
-    bad = [text for text in map(run, range(first, first + count)) if text]
-    print("\n".join(bad), f"\n{len(bad)} of {count} failed")
-
-
 if __name__ == "__main__":
-    main()
+    first, count = int(sys.argv[1]), int(sys.argv[2])
+    bad = [text for text in (run(seed, explain=count == 1) for seed in range(first, first + count)) if text]
+    print("\n".join(bad), f"\n{len(bad)} of {count} failed")

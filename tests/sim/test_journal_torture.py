@@ -63,7 +63,7 @@ class Life:
         assert journal is not None
         assert journal.last_index >= self.synced_index, "a synced entry is gone"
         assert journal.base_index <= max(self.base, 1)
-        got = [e for e in self._all()]
+        got = list(self._all())
         for command, index, term, *_ in got:
             if index <= self.synced_index:
                 assert (term, command) == self.entries[index], f"entry {index} changed"

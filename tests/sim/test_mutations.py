@@ -14,7 +14,7 @@ FIRST = dict.fromkeys(MUTATIONS, range(1, 9))
 
 def report_of(name: str, seed: int) -> Report:
     cluster = build(seed)
-    faults = {family: 1.0 for family in MUTATIONS[name].faults}
+    faults = dict.fromkeys(MUTATIONS[name].faults, 1.0)
     return drive(cluster, Nemesis(cluster, FAULTS_S, faults))
 
 

@@ -32,7 +32,9 @@ def test_seeds_keep_every_promise():
 
 
 def trace_in_another_process(seed: int, hash_seed: str) -> str:
-    code = f"from hadelay.testing.cli import _quiet, run_seed; _quiet(); r = run_seed({seed}); print(r.trace, r.entries)"
+    code = (
+        f"from hadelay.testing.cli import _quiet, run_seed; _quiet(); r = run_seed({seed}); print(r.trace, r.entries)"
+    )
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return done.stdout
