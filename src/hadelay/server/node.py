@@ -117,7 +117,7 @@ class Node:
     # what users ask for
 
     def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
-        if self.leading and not self.peers.have_space():
+        if self.leading and not self.peers.have_space:
             done(None, DiskFull(_NO_SPACE, retry_after_ms=5_000))
             return
         self.batcher.publish(drafts, request_key, done)
@@ -311,7 +311,7 @@ class Node:
             return
         self.dispatcher.before_settlement()
         gather = _Replies(len(commands), reply)
-        full = not self.peers.have_space()
+        full = not self.peers.have_space
         for n, command in enumerate(commands):
             if full and command[0] == Command.PUBLISH:
                 gather.take(n, Refused("disk_full", _NO_SPACE), None)

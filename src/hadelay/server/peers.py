@@ -49,6 +49,8 @@ class Peers:
     ) -> None:
         self.runtime, self.link, self.clock, self.me, self.changed = runtime, link, clock, me, changed
         self.peers = {name: Peer(name) for name in names}
+        #: Every live node, this one included, takes more messages. As of the last note: every publish asks.
+        self.have_space = True
         link.handlers["hello"] = self._hear
 
     def start(self) -> None:
@@ -56,10 +58,6 @@ class Peers:
 
     def live(self, name: str) -> bool:
         return self.runtime.monotonic() - self.peers[name].heard < _LIVE_S
-
-    def have_space(self) -> bool:
-        """Every live node, this one included, takes more messages."""
-        return all(p.has_space for name, p in self.peers.items() if self.live(name))
 
     def greet(self, name: str) -> None:
         """A link came up: introduce this node at once."""
@@ -71,6 +69,7 @@ class Peers:
         me = self.me()
         me.heard = mono
         self.peers[me.name] = me
+        self._look_for_space()
         self.clock.observe_wall(me.name, self.runtime.wall_ms(), mono)
         for name in self.peers:
             if name != me.name:
@@ -80,6 +79,9 @@ class Peers:
         self.tell()
         self.changed()
         self.runtime.call_later(_INTERVAL_S if self.clock.ready else _IMPATIENT_S, self._tell)
+
+    def _look_for_space(self) -> None:
+        self.have_space = all(p.has_space for name, p in self.peers.items() if self.live(name))
 
     def _send(self, name: str) -> None:
         me = self.me()
@@ -94,6 +96,7 @@ class Peers:
         wall_ms, now_ms, http, version, level, applied, has_space = payload
         mono = self.runtime.monotonic()
         self.peers[name] = Peer(name, http, version, level, applied, has_space, mono)
+        self._look_for_space()
         self.clock.observe_wall(name, wall_ms, mono, now_ms)
         self.changed()
 
