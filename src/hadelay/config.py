@@ -156,10 +156,9 @@ class StorageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     checkpoint_interval_ms: int = MINUTE
     #: Largest size of the LMDB map: address space, not memory or disk.
     map_bytes: int = 64 * GIB
-    #: Publishing is refused (507) while less than this is free on either disk of any live node.
+    #: Publishing is refused (507) while less than this is free on either disk of any live node. What is left is the
+    #: reserve of leases, acks and moves: consuming goes on.
     min_free_bytes: int = 512 * MIB
-    #: Kept back, below min_free_bytes, for leases, acks and moves: consuming goes on when publishing stopped.
-    reserve_free_bytes: int = 64 * MIB
 
 
 class RetentionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -232,7 +231,6 @@ _RANGES: dict[str, tuple[int, int]] = {
     "dispatch.ready_window": (1_000, 1_000_000),
     "retention.settled_ms": (2 * HOUR, 3650 * DAY),
     "retention.carry_ms": (2 * HOUR, 3650 * DAY),
-    "storage.reserve_free_bytes": (0, 1 << 50),
     "storage.min_free_bytes": (0, 1 << 50),
 }
 
@@ -312,7 +310,7 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _relations(config: Config) -> Iterator[tuple[str, str]]:
-    raft, http, storage = config.raft, config.http, config.storage
+    raft, http = config.raft, config.http
     if raft.election_max_ms < raft.election_min_ms * 5 // 4:
         yield "raft.election_max_ms", f"is {raft.election_max_ms}; must be at least 1.25 × election_min_ms"
     if raft.heartbeat_ms * 3 > raft.election_min_ms:
@@ -323,5 +321,3 @@ def _relations(config: Config) -> Iterator[tuple[str, str]]:
         yield "http.default_receive", "is more than max_receive"
     if http.max_batch_bytes < http.max_body_bytes:
         yield "http.max_batch_bytes", "is smaller than max_body_bytes"
-    if storage.reserve_free_bytes > storage.min_free_bytes:
-        yield "storage.reserve_free_bytes", "is more than min_free_bytes, which it is a part of"

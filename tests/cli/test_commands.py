@@ -126,6 +126,8 @@ def test_replicas_are_identical(dev: Dev) -> None:
 def test_inspect_reads_every_kind_of_file(dev: Dev) -> None:
     dev.run("msg", "put", "inspect-me", "look at this", "--delay", "200ms")
     dev.run("msg", "receive", "inspect-me", "--wait", "10s")
+    # A read that is not stale waits until this node has applied what was committed: then the ack is in its files.
+    assert dev.run("topic", "get", "inspect-me", "-s", dev.nodes[0]["http"]).returncode == 0
     node = dev.directory / "n1"
     kinds = {path.suffix or path.name: path for path in node.rglob("*") if path.is_file() and path.stat().st_size}
     seen = {}

@@ -11,8 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.http.conftest import MAX_DELAY_MS, Make, Node, until
-from tests.http.memory_service import MemoryService
 
 import hadelay
 from hadelay.client import AsyncClient, Client, Put, Receipt, Unreachable
@@ -31,6 +29,8 @@ from hadelay.errors import (
 )
 from hadelay.http.app import HttpServer
 from hadelay.server.api import Leader
+from tests.http.conftest import MAX_DELAY_MS, Make, Node, until
+from tests.http.memory_service import MemoryService
 
 
 def test_what_users_import() -> None:

@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 import uvloop
 from aiohttp import web
-from tests.http.memory_service import MemoryService
 
 from hadelay.config import HttpConfig
 from hadelay.http.app import HttpServer
 from hadelay.server.api import Delivered, Delivery, Leader, Receipts
+from tests.http.memory_service import MemoryService
 
 PORTS = {"bare": 18471, "ours": 18472}
 ROUNDS, SECONDS = 3, 4

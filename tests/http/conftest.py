@@ -10,10 +10,10 @@ import aiohttp
 import msgspec
 import pytest
 import yarl
-from tests.http.memory_service import MemoryService
 
 from hadelay.config import HttpConfig
 from hadelay.http.app import HttpServer
+from tests.http.memory_service import MemoryService
 
 MAX_DELAY_MS = 730 * 86_400_000
 

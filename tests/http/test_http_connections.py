@@ -11,12 +11,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.http.conftest import Make, Node, read_answer, until
-from tests.http.memory_service import MemoryService
 
 from hadelay.config import HttpConfig
 from hadelay.errors import ConfigError, HadelayError
 from hadelay.http.app import HttpServer
+from tests.http.conftest import Make, Node, read_answer, until
+from tests.http.memory_service import MemoryService
 
 POST = b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\n"
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.http.conftest import Answer, Make, Node
 
 from hadelay.errors import DiskFull, Impossible, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.http.values import format_instant
+from tests.http.conftest import Answer, Make, Node
 
 MESSAGES = "/v1/topics/orders/messages"
 BATCH = "/v1/messages:batch"

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.http.conftest import Make, Node
 
 from hadelay.errors import NoLeader
 from hadelay.http.app import ROUTES
 from hadelay.http.values import format_instant
 from hadelay.model import encode_id
 from hadelay.server.api import Leader
+from tests.http.conftest import Make, Node
 
 HOUR_FILE = "/v1/hours/2026051008/log"
 

@@ -190,7 +190,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_disk_that_really_fills_up(make_cluster: Make, tiny_disk: Path) -> None:
     """Published to until it is refused, then emptied by consuming; nothing that was acknowledged is missing."""
-    marks = ("storage.min_free_bytes=32MiB", "storage.reserve_free_bytes=16MiB", *SMALL)
+    marks = ("storage.min_free_bytes=32MiB", *SMALL)
     cluster = make_cluster(settings=marks)
     tight = cluster.followers()[0]
     cluster.kill(tight)
@@ -226,7 +226,7 @@ def test_a_disk_that_really_fills_up(make_cluster: Make, tiny_disk: Path) -> Non
 
 def test_a_disk_that_somebody_else_fills_ends_one_node_and_no_promise(make_cluster: Make, tiny_disk: Path) -> None:
     """Not a byte is left, whatever the marks say: the node ends itself rather than forget; the others go on."""
-    cluster = make_cluster(settings=("storage.min_free_bytes=1MiB", "storage.reserve_free_bytes=0", *SMALL))
+    cluster = make_cluster(settings=("storage.min_free_bytes=1MiB", *SMALL))
     tight = cluster.leader()
     cluster.kill(tight)
     shutil.move(cluster.directory / tight, tiny_disk / tight)

@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from hadelay.config import HttpConfig, split_address
-from hadelay.errors import ConfigError, HadelayError, NoLeader, Overloaded
+from hadelay.errors import ConfigError, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.http import admin, consume, health, openapi, problems, publish
 from hadelay.http.bodies import read_body
 from hadelay.http.connection import Connection, Heads
@@ -184,8 +184,13 @@ class HttpServer:
                 body = await answer.read()
                 kept = {k: v for k, v in answer.headers.items() if k in ("Content-Type", "Retry-After", "Location")}
                 return web.Response(status=answer.status, body=body, headers=kept)
+        except aiohttp.ClientConnectorError as error:
+            raise NoLeader(f"{leader.name} could not be asked: {error}", retry_after_ms=200) from None
         except aiohttp.ClientError as error:
-            raise NoLeader(f"{leader.name} did not answer the relayed poll: {error}", retry_after_ms=200) from None
+            raise OutcomeUnknown(
+                f"{leader.name} went away before it answered the poll ({error}): messages may be leased to this "
+                "consumer. Ask again with the same request_id"
+            ) from None
 
     # ---- answers
 

@@ -170,9 +170,7 @@ class Batcher:
         self._scheduled = False
         # An outlet may refuse at once: then it rests, or this loop would never end.
         while (
-            not (self.held or self._resting)
-            and self.inflight < _MAX_INFLIGHT
-            and (self._publishes or self._commands)
+            not (self.held or self._resting) and self.inflight < _MAX_INFLIGHT and (self._publishes or self._commands)
         ):
             if not self.outlet.ready():
                 self._wait_for_leader()

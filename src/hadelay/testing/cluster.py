@@ -38,7 +38,7 @@ from hadelay.testing.runtime import SimRuntime, SimWorld
 from hadelay.testing.tables import SimBackend
 
 #: How often the log's safety is looked at.
-_WATCH_S = 0.02
+WATCH_S = 0.01
 HOUR_S = 3600
 
 
@@ -150,7 +150,7 @@ class SimCluster:
         self.cold_starts: list[float] = []
         self.violations: list[Violation] = []
         self.on_boot: list[Callable[[Node], None]] = []
-        self.world.after(_WATCH_S, self._watch)
+        self.world.after(WATCH_S, self._watch)
 
     # -- processes
 
@@ -168,7 +168,6 @@ class SimCluster:
                 checkpoint_interval_ms=4000,
                 far_buffer_bytes=self.far_buffer_bytes,
                 min_free_bytes=1 << 20,
-                reserve_free_bytes=1 << 18,
             ),
         )
 
@@ -363,7 +362,7 @@ class SimCluster:
 
     def _watch(self) -> None:
         """I13, log safety, on everything that is up."""
-        self.world.after(_WATCH_S, self._watch)
+        self.world.after(WATCH_S, self._watch)
         for machine in self.machines.values():
             process = machine.process
             if process is None or process.node is None or process.runtime.crashed:
@@ -377,6 +376,8 @@ class SimCluster:
             if raft.commit_index < process.commit_index:
                 self.violate(Violation("I13 log safety", f"the commit index of {name} went back", who=name))
             process.commit_index = raft.commit_index
+            if raft.applied_index > raft.synced_index:
+                self.violate(Violation("I14 durability", f"{name} applied what its own disk does not have", who=name))
             self._watch_votes(name, raft.journal)
 
     def _watch_votes(self, name: str, journal: Journal) -> None:
