@@ -59,7 +59,7 @@ def test_durations_sizes_and_peers_in_words() -> None:
         ('[http]\nlisten = "0.0.0.0:8400"', "2: http.listen: 0.0.0.0:8400 can be reached from other machines"),
         ('[raft.peers]\nn2 = "127.0.0.1:1"', "1: raft.peers: lists every member, but not this node (n1)"),
         ('[raft.peers]\nn1 = "127.0.0.1:1"\nn2 = "x"', '3: raft.peers.n2: expected "host:port"'),
-        ("[raft]\nheartbeat_ms = 90", "2: raft.heartbeat_ms: is 90; must be at most a third"),
+        ("[raft]\nheartbeat_ms = 190", "2: raft.heartbeat_ms: is 190; must be at most a third"),
         ("[http]\nlisten = ", "not TOML"),
     ],
 )
