@@ -125,28 +125,31 @@ class Life:
         journal.kick()
 
 
+def torture(seed: int) -> None:
+    """A dozen lives of one journal."""
+    life = Life(seed)
+    rng, disk = life.random, life.disk
+    for _ in range(12):
+        life.boot()
+        if life.dead:  # crashed while it opened
+            disk.power_cut() if rng.random() < 0.5 else disk.kill()
+            continue
+        life.check()
+        if rng.random() < 0.4:
+            disk.crash_in = rng.randint(1, 40)
+        if rng.random() < 0.15:
+            disk.fail_syncs = 1
+        for _ in range(rng.randint(1, 25)):
+            life.runtime.call_soon(life.work)
+            life.world.run_for(rng.choice((0.0, 0.0002, 0.003)))
+            if life.dead:
+                break
+        life.runtime.crash()
+        disk.fail_syncs = 0
+        disk.power_cut() if rng.random() < 0.6 else disk.kill()
+
+
 @pytest.mark.parametrize("block", range(4))
 def test_nothing_synced_is_ever_missing(block: int):
     for seed in range(block * 50, block * 50 + 50):
-        life = Life(seed)
-        for _ in range(12):
-            life.boot()
-            if life.dead:  # crashed while it opened
-                life.disk.power_cut() if life.random.random() < 0.5 else life.disk.kill()
-                continue
-            life.check()
-            if life.random.random() < 0.4:
-                life.disk.crash_in = life.random.randint(1, 40)
-            if life.random.random() < 0.15:
-                life.disk.fail_syncs = 1
-            for _ in range(life.random.randint(1, 25)):
-                life.runtime.call_soon(life.work)
-                life.world.run_for(life.random.choice((0.0, 0.0002, 0.003)))
-                if life.dead:
-                    break
-            life.runtime.crash()
-            life.disk.fail_syncs = 0
-            if life.random.random() < 0.6:
-                life.disk.power_cut()
-            else:
-                life.disk.kill()
+        torture(seed)

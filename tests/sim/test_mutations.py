@@ -7,9 +7,10 @@ import pytest
 from hadelay.testing.mutations import MUTATIONS, broken
 from hadelay.testing.nemesis import Nemesis
 from hadelay.testing.run import FAULTS_S, Report, build, drive
+from tests.sim.test_journal_torture import torture
 
-#: Where a mutation shows first, so that the test need not look far. `python -m tests.sim.test_mutations` finds them.
-FIRST = dict.fromkeys(MUTATIONS, range(1, 9))
+#: Most show in the first seed or the second.
+SEEDS = range(1, 61)
 
 
 def report_of(name: str, seed: int) -> Report:
@@ -18,24 +19,30 @@ def report_of(name: str, seed: int) -> Report:
     return drive(cluster, Nemesis(cluster, FAULTS_S, faults))
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("name", [name for name in MUTATIONS if name != "forgotten_vote"])
 def test_a_bug_is_noticed(name: str):
+    found: list[str] = []
     with broken(name) as mutation:
-        for seed in FIRST[name]:
+        for seed in SEEDS:
             report = report_of(name, seed)
             if report.failure:
-                assert report.invariant.startswith(mutation.caught_by), report.failure
-                return
-    pytest.fail(f"nothing noticed that {mutation.what}")
+                found.append(f"seed {seed}: {report.failure}")
+                if report.invariant.startswith(mutation.caught_by):
+                    return
+    pytest.fail(f"no {mutation.caught_by} noticed that {mutation.what}; but: {found[:5]}")
 
 
-def test_without_a_bug_the_same_seeds_pass():
-    for name in list(MUTATIONS)[:4]:
+def test_a_forgotten_vote_is_noticed():
+    """It takes a crash between two votes of one term: rare in a cluster, common when the journal is tortured."""
+
+    def lives() -> None:
+        for seed in range(50):
+            torture(seed)
+
+    with broken("forgotten_vote"), pytest.raises(AssertionError, match="vote was forgotten"):
+        lives()
+
+
+def test_without_a_bug_the_same_faults_break_nothing():
+    for name in ("no_sync", "dispatch_before_commit", "wiped_node_votes", "wall_clock_stamps"):
         assert not report_of(name, 1).failure
-
-
-if __name__ == "__main__":
-    for mutation_name in MUTATIONS:
-        with broken(mutation_name):
-            found = next(((s, r) for s in range(1, 200) if (r := report_of(mutation_name, s)).failure), None)
-            print(mutation_name, found and (found[0], found[1].failure), flush=True)

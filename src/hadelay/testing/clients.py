@@ -96,6 +96,8 @@ class Producer(Client):
             self.world.after(self.random.expovariate(1 / self.interval_s), self._publish)
 
     def _publish(self) -> None:
+        if self.world.now >= self.until:
+            return
         messages = [self._message() for _ in range(self.random.choice((1, 1, 1, 2, 5, 12)))]
         for message in messages:
             message.key = b"k%d" % messages[0].number

@@ -11,13 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hadelay.core import leases
+from pyroaring import BitMap
+
+from hadelay.core import idempotency, leases, places, publish
 from hadelay.core.clustertime import ClusterClock
 from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
 from hadelay.raft.leader import Leader
+from hadelay.raft.peer import Peer
 from hadelay.server import batcher
 from hadelay.server.dispatcher import LeaderDispatcher
+from hadelay.server.expiry import Expiry
 from hadelay.testing.disk import SimDisk, SimFile
 
 
@@ -91,8 +95,14 @@ def _commit_alone() -> Iterator[None]:
         yield
 
 
-def _plain_truncation() -> Iterator[None]:
-    """Row 1: whatever follows the first entry of a message is cut, even where it matches."""
+def _plain_library() -> Iterator[None]:
+    """Rows 1 and 2: a success sets `next` back, so that batches are sent twice; and what follows the first entry of a
+    batch is cut, even where it matches."""
+    matched = Peer.matched
+
+    def back(peer: Peer, index: int) -> None:
+        matched(peer, index)
+        peer.next = peer.match + 1
 
     def take_all(follower: Follower, entries: list[Any]) -> list[Any]:
         journal = follower.node.journal
@@ -100,7 +110,7 @@ def _plain_truncation() -> Iterator[None]:
             journal.truncate(entries[0][1])
         return entries
 
-    with _patched(Follower, "_skip_known", take_all):
+    with _patched(Follower, "_skip_known", take_all), _patched(Peer, "matched", back):
         yield
 
 
@@ -128,7 +138,7 @@ def _dispatch_before_commit() -> Iterator[None]:
 
 
 def _five_ms_early() -> Iterator[None]:
-    encode = batcher.encode_publish
+    encode = vars(batcher)["encode_publish"]
 
     def early(node: str, drafts: Any, key: bytes | None = None) -> bytes:
         sooner = [d._replace(when_ms=d.when_ms - 5) if d.relative else d for d in drafts]
@@ -164,15 +174,46 @@ def _reused_attempt() -> Iterator[None]:
 
 
 def _dropped_ack() -> Iterator[None]:
-    """An ack is answered and, one time in ten, forgotten."""
-    settle = leases.settle
-    count = [0]
+    """An ack is answered and, for some messages, the lease runs on."""
+    settle = vars(leases)["settle"]
 
-    def forget(*args: Any, **more: Any) -> Any:
-        count[0] += 1
-        return None if count[0] % 10 == 0 else settle(*args, **more)
+    def forget(state: Any, hour: int, rows: Any, event: Any, **more: Any) -> None:
+        if int(rows["index"][0]) % 7:
+            settle(state, hour, rows, event, **more)
+        else:
+            state.hour_state(hour).leased -= BitMap(rows["index"])
+            state.listener.on_filed(hour, state.store.entries(hour, rows["index"]))
 
     with _patched(leases, "settle", forget):
+        yield
+
+
+def _ignored_cancel() -> Iterator[None]:
+    with _patched(places, "settle", lambda *args, **more: None):
+        yield
+
+
+def _forgotten_key() -> Iterator[None]:
+    """A retry under the same Idempotency-Key is stored again."""
+    with _patched(idempotency, "remember", lambda *args: None):
+        yield
+
+
+def _lost_timer() -> Iterator[None]:
+    """Nobody watches the leases."""
+    with _patched(Expiry, "add", lambda expiry, until_ms, key: None):
+        yield
+
+
+def _local_apply() -> Iterator[None]:
+    """What apply computes depends on the process: every other one rounds due times up by a millisecond."""
+    resolve = publish._resolve
+    processes: dict[int, int] = {}
+
+    def rounded(state: Any, *rest: Any) -> Any:
+        return resolve(state, *rest) + processes.setdefault(id(state), len(processes)) % 2
+
+    with _patched(publish, "_resolve", rounded):
         yield
 
 
@@ -190,7 +231,7 @@ def _wiped_node_votes() -> Iterator[None]:
 
 _CRASHES = ("kill", "power_cut", "power_cut_all", "reset", "partition")
 #: A journal that lost what it promised may notice by itself, and stop.
-_LOG = ("I1", "I12", "I13", "I17")
+_LOG = ("I1 ", "I12", "I13", "I14", "I17")
 
 MUTATIONS: dict[str, Mutation] = {
     "no_sync": Mutation("no sync reaches the disk", _LOG, ("power_cut_all", "kill"), _no_sync),
@@ -201,17 +242,24 @@ MUTATIONS: dict[str, Mutation] = {
         "a follower acknowledges before its disk has it", _LOG, ("power_cut_all", "slow_sync"), _answer_before_sync
     ),
     "commit_alone": Mutation("the leader commits without a majority", _LOG, _CRASHES, _commit_alone),
-    "plain_truncation": Mutation(
-        "row 1 of PySyncObj: matching entries are cut", _LOG, ("reset", "kill", "one_way"), _plain_truncation
+    "plain_library": Mutation(
+        "rows 1 and 2 of PySyncObj: batches are sent twice, and matching entries are cut",
+        _LOG,
+        ("reset", "kill", "one_way"),
+        _plain_library,
     ),
-    "forgotten_vote": Mutation("a vote is not written down", ("I13", "I12", "I1"), _CRASHES, _forgotten_vote),
+    "forgotten_vote": Mutation("a vote is not written down", ("I13", "I12", "I1 "), _CRASHES, _forgotten_vote),
     "dispatch_before_commit": Mutation(
         "hand-outs precede their commit", ("I6",), ("partition", "pause", "kill"), _dispatch_before_commit
     ),
     "five_ms_early": Mutation("delays are 5 ms short", ("I9",), (), _five_ms_early),
     "wall_clock_stamps": Mutation("cluster time follows one wall clock", ("I9",), ("clock_step",), _wall_clock_stamps),
     "reused_attempt": Mutation("attempt numbers are used again", ("I6",), (), _reused_attempt),
-    "dropped_ack": Mutation("an acked message is not settled", ("I5", "I6", "I15", "error"), (), _dropped_ack),
+    "dropped_ack": Mutation("an acked message is still owed", ("I5", "I6"), (), _dropped_ack),
+    "ignored_cancel": Mutation("a cancelled message is still owed", ("I3",), (), _ignored_cancel),
+    "forgotten_key": Mutation("idempotency keys are forgotten", ("I8", "I1 "), ("reset", "kill"), _forgotten_key),
+    "lost_timer": Mutation("no lease ever runs out", ("I15",), (), _lost_timer),
+    "local_apply": Mutation("apply depends on the process", ("I12",), (), _local_apply),
     "wiped_node_votes": Mutation(
         "a node with an empty disk votes at once", _LOG, ("wipe", "kill", "partition"), _wiped_node_votes
     ),
