@@ -142,7 +142,8 @@ def _five_ms_early() -> Iterator[None]:
 
     def early(node: str, drafts: Any, key: bytes | None = None) -> bytes:
         sooner = [d._replace(when_ms=d.when_ms - 5) if d.relative else d for d in drafts]
-        return encode(node, sooner, key)
+        command: bytes = encode(node, sooner, key)
+        return command
 
     with _patched(batcher, "encode_publish", early):
         yield
