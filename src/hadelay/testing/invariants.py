@@ -82,11 +82,24 @@ def double_leases(cluster: SimCluster) -> Iterator[Violation]:
         by_id[h.id].append(h)
     for message_id, hand_outs in by_id.items():
         hand_outs.sort(key=lambda h: h.answered)
+        _share_fate(hand_outs)
         for n, h in enumerate(hand_outs):
             for earlier in hand_outs[:n]:
                 why = _repeated(earlier, h) if cluster.sync == "interval" else _overlap(earlier, h, cluster)
                 if why:
                     yield Violation("I6 double lease", f"{message_id:x}: {why}", frozenset({message_id}))
+
+
+def _share_fate(hand_outs: list[HandOut]) -> None:
+    """A request that was answered twice is one lease: what the consumer did with one answer, it did with the other."""
+    fate: dict[tuple[int, str, bytes], HandOut] = {}
+    for h in hand_outs:
+        first = fate.setdefault((h.attempt, h.consumer, h.request_id), h)
+        for name in ("nack_invoked", "extend_invoked"):
+            known = [at for at in (getattr(first, name), getattr(h, name)) if at is not None]
+            setattr(first, name, min(known, default=None))
+            setattr(h, name, min(known, default=None))
+        first.extend_until_ms = h.extend_until_ms = max(first.extend_until_ms, h.extend_until_ms)
 
 
 def _repeated(one: HandOut, two: HandOut) -> str:
