@@ -24,7 +24,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from hadelay.errors import BadRequest, HadelayError
 from hadelay.http import problems, receipts
-from hadelay.http.options import Head, parse_head
+from hadelay.http.options import Head, Options, parse_headers, with_line
 from hadelay.server.api import Receipts
 
 if TYPE_CHECKING:
@@ -39,6 +39,15 @@ _PUBLISH = re.compile(rb"/v1/topics/([A-Za-z0-9._-]+)/messages(?:\?(.*))?")
 _DIGITS = re.compile(rb"\d{1,15}")
 #: Headers that change how a message is framed, or need an answer of their own.
 _AIOHTTP_ONLY = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"content-encoding", b"te", b"trailer"))
+
+
+class Fields(NamedTuple):
+    """The header lines of a request: of many requests the same, whatever their request lines ask."""
+
+    #: None: there is no Content-Length.
+    body_bytes: int | None
+    #: None: something in them is wrong, or not for a publish.
+    options: Options | None
 
 
 class Seen(NamedTuple):
@@ -56,6 +65,7 @@ class Heads:
         self.server = server
         self.capacity = capacity
         self.recent: dict[bytes, Seen] = {}
+        self._fields: dict[bytes, Fields] = {}
 
     def parse(self, text: bytes) -> Seen | None:
         """None: not plain, so that only aiohttp can tell where the request ends."""
@@ -70,8 +80,15 @@ class Heads:
         line = _TARGET.match(text)
         if line is None or len(text) > _MAX_HEAD:
             return None
+        lines = text[line.end() :]
+        fields = self._fields.get(lines) or self._parse_fields(lines)
+        if fields is None:
+            return None
+        return Seen(fields.body_bytes or 0, self._publish(line, fields))
+
+    def _parse_fields(self, text: bytes) -> Fields | None:
         headers: list[tuple[bytes, bytes]] = []
-        at = line.end()
+        at = 0
         length: int | None = None
         while at < len(text) - 2:
             header = _HEADER.match(text, at)
@@ -86,18 +103,29 @@ class Heads:
                 length = int(value)
             headers.append((name, value))
             at = header.end()
-        return Seen(length or 0, self._publish(line, headers, length))
+        try:
+            options = parse_headers(self.server.config, headers)
+        except HadelayError:
+            options = None  # the route says the same again, with all that belongs to an answer
+        fields = Fields(length, options)
+        if options is None or options.idempotency_key is None:
+            if len(self._fields) >= self.capacity:
+                self._fields.clear()
+            self._fields[text] = fields
+        return fields
 
-    def _publish(self, line: re.Match[bytes], headers: list[tuple[bytes, bytes]], length: int | None) -> Head | None:
+    def _publish(self, line: re.Match[bytes], fields: Fields) -> Head | None:
         target = _PUBLISH.fullmatch(line[2])
-        config = self.server.config
-        if line[1] != b"POST" or target is None or length is None or length > config.max_body_bytes:
+        config, length = self.server.config, fields.body_bytes
+        if line[1] != b"POST" or target is None or fields.options is None:
+            return None
+        if length is None or length > config.max_body_bytes:
             return None
         query = (target[2] or b"").decode("latin-1")
         try:
-            return parse_head(config, self.server.max_delay_ms, target[1].decode(), query, headers)
+            return with_line(config, self.server.max_delay_ms, target[1].decode(), query, fields.options)
         except HadelayError:
-            return None  # the route says the same again, with all that belongs to an answer
+            return None
 
 
 class Connection(RequestHandler):

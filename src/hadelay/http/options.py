@@ -6,6 +6,7 @@ the connection keeps those of recent requests (see connection.py) and most publi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qsl
@@ -24,6 +25,9 @@ _KNOWN_QUERY = ("delay", "deliver_at")
 _MAX_CONTENT_TYPE = 256
 _MAX_IDEMPOTENCY_KEY = 255
 
+#: One option, and nothing that would have to be decoded: what most queries are.
+_PLAIN_QUERY = re.compile(r"(delay|deliver_at)=([0-9A-Za-z.:-]*)")
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -39,10 +43,22 @@ class Head(NamedTuple):
         return Draft(self.topic, self.when_ms, self.relative, 0, 0, self.meta, body, None)
 
 
+class Options(NamedTuple):
+    """What the headers say; the request line says the rest."""
+
+    found: dict[str, str]
+    meta: bytes
+    idempotency_key: bytes | None
+
+
 def parse_head(
     limits: HttpConfig, max_delay_ms: int, topic: str, query: str, headers: Iterable[tuple[bytes, bytes]]
 ) -> Head:
     """`query` without the question mark, still encoded. Raises BadRequest, Impossible or UnsupportedMediaType."""
+    return with_line(limits, max_delay_ms, topic, query, parse_headers(limits, headers))
+
+
+def parse_headers(limits: HttpConfig, headers: Iterable[tuple[bytes, bytes]]) -> Options:
     found: dict[str, str] = {}
     meta: dict[str, str] = {}
     content_type = ""
@@ -64,14 +80,22 @@ def parse_head(
             if option not in _KNOWN_QUERY:
                 refuse_unknown("header", name.decode("latin-1").title(), _KNOWN_HEADERS)
             _once(found, option, text_of(value))
+    return Options(found, pack_meta(limits, content_type, meta), key)
+
+
+def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, options: Options) -> Head:
+    found, meta, key = options
     if query:
-        for option, text in parse_qsl(query, keep_blank_values=True):
+        found = found.copy()
+        plain = _PLAIN_QUERY.fullmatch(query)
+        pairs = [(plain[1], plain[2])] if plain else parse_qsl(query, keep_blank_values=True)
+        for option, text in pairs:
             if option not in _KNOWN_QUERY:
                 refuse_unknown("query parameter", option, _KNOWN_QUERY)
             _once(found, option, text)
     when_ms, relative = when(max_delay_ms, found.get("delay"), found.get("deliver_at"))
     check_topic(topic, limits.max_topic_bytes)
-    return Head(topic, when_ms, relative, pack_meta(limits, content_type, meta), key)
+    return Head(topic, when_ms, relative, meta, key)
 
 
 def _once(found: dict[str, str], option: str, text: str) -> None:

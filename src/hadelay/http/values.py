@@ -20,6 +20,8 @@ from hadelay.errors import BadRequest, Impossible
 from hadelay.model import decode_id
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+#: What most durations are: a whole number of one unit, far below any limit.
+_WHOLE = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+", re.ASCII)
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
@@ -41,6 +43,8 @@ INSTANT_HELP = 'write it as RFC 3339, "2026-11-20T18:00:00Z", with any offset, o
 
 def parse_duration(name: str, value: object) -> int:
     """Milliseconds from text, or from a number of seconds. `name` is what the caller called it."""
+    if type(value) is str and (whole := _WHOLE.fullmatch(value)):
+        return int(whole[1]) * _UNITS_MS[whole[2]]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise BadRequest(f"{name}: {DURATION_HELP}")
     if isinstance(value, float) and not math.isfinite(value):
