@@ -20,6 +20,8 @@ from collections.abc import Iterable
 #: A follower's picture of the leader's clock may be ahead by the leader's slew and both crystals' drift; it sinks
 #: by at most this (parts per thousand) until a fresher heartbeat confirms it.
 _SINK_PER_MS = 1e-3
+#: So long a new leader has to be heard before its word replaces what its predecessors said.
+_HEARD_S = 0.25
 #: Errors are slewed away over about this long, so that small ones cause small slews.
 _SLEW_HORIZON_MS = 2_000.0
 #: A node's wall clock counts while its last sample is no older than this.
@@ -47,6 +49,9 @@ class ClusterClock:
         self.alarms: set[str] = set()
         self._floor = float(floor_ms)
         self._leader_term = 0
+        #: Since when the leader of that term is heard, until that was long enough; and the most it said, less `mono`.
+        self._heard_since: float | None = None
+        self._heard_best = 0.0
         self._base_ms = 0.0
         self._base_mono = 0.0
         self._rate = 1.0
@@ -87,17 +92,21 @@ class ClusterClock:
     def observe_leader(self, now_ms: int, mono: float, term: int = 0) -> None:
         """A heartbeat of the leader of `term` carried now_ms. It was that late at least when it left.
 
-        What earlier leaders said counts no more then: this one may have heard them late and be behind. A third one
-        that still went by the first would take time forward again, and end early what the second had stamped.
+        Once this leader was heard for a moment, what earlier ones said counts no more: it may have heard them late and be
+        behind, and a third one that still went by the first would take time forward again, and end early what the
+        second had stamped. Not at once: what waited behind a broken network comes late, and all at the same time.
         """
         if self.leading or term < self._leader_term:
             return
         seen = now_ms - mono * 1000.0
-        if self.ready and term == self._leader_term:
+        if term > self._leader_term:
+            self._leader_term, self._heard_since, self._heard_best = term, mono, seen
+        self._heard_best = max(seen, self._heard_best)
+        if self.ready:
             held = self._base_ms - self._base_mono * 1000.0
-            sunk = held - max(0.0, mono - self._base_mono) * 1000.0 * _SINK_PER_MS
-            seen = max(seen, sunk)
-        self._leader_term = term
+            seen = max(seen, held - max(0.0, mono - self._base_mono) * 1000.0 * _SINK_PER_MS)
+            if self._heard_since is not None and mono - self._heard_since >= _HEARD_S:
+                seen, self._heard_since = self._heard_best, None
         self._anchor(seen + mono * 1000.0, mono)
 
     def follow(self, mono: float) -> None:
