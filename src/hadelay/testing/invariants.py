@@ -18,6 +18,8 @@ from hadelay.storage.store import Storage
 from hadelay.testing.cluster import WATCH_S, SimCluster, Violation
 from hadelay.testing.history import HandOut, Message, number_of
 
+#: The cold start that every cluster begins with is over by then.
+FOUNDED_S = 1.0
 #: How much faster than true time cluster time may run.
 _RATE = 600e-6
 _ROUNDING_MS = 1.5
@@ -129,7 +131,7 @@ def _overlap(one: HandOut, two: HandOut, cluster: SimCluster) -> str:
     if one.extend_until_ms:
         return ""
     left_s = (one.until_ms - one.now_ms) / 1000 * (1 - _RATE) - _ROUNDING_MS / 1000
-    if any(one.answered < at < two.answered for at in cluster.cold_starts):
+    if _cold(cluster, two.answered):
         left_s -= _COLD_MS / 1000
     if two.answered < one.answered + left_s:
         return f"attempt {two.attempt} {one.answered + left_s - two.answered:.3f} s of true time before the lease ends"
@@ -151,7 +153,7 @@ def two_ids(cluster: SimCluster) -> Iterator[Violation]:
 def early(cluster: SimCluster) -> Iterator[Violation]:
     """I9: no message is handed out before its time: not in cluster time (exactly), and, for a delay, not before that
     much true time has passed since the request, nor, for a time of day, before that true time less the skew allowed.
-    A cold start of the whole cluster takes the time from wall clocks again, which may be off by the skew bound."""
+    Once a majority had to start cold again, time came from wall clocks again, which may be off by the skew bound."""
     for h in cluster.history.hand_outs:
         number = number_of(h.body)
         if number is None or number >= len(cluster.history.messages):
@@ -166,7 +168,7 @@ def early(cluster: SimCluster) -> Iterator[Violation]:
             short_ms = message.when_ms - passed_ms * (1 + _RATE) - _ROUNDING_MS * (1 + leaders)
         else:
             short_ms = message.when_ms - _SKEW_MS - (cluster.world.epoch_ms + h.answered * 1000)
-        if any(message.invoked < at < h.answered for at in cluster.cold_starts):
+        if _cold(cluster, h.answered):
             short_ms -= _COLD_MS
         if short_ms > 0:
             kind = f"delay of {message.when_ms} ms" if message.relative else f"time {message.when_ms}"
@@ -174,14 +176,19 @@ def early(cluster: SimCluster) -> Iterator[Violation]:
             yield Violation("I9 early", text, frozenset({h.id}))
 
 
+def _cold(cluster: SimCluster, at: float) -> bool:
+    """A majority had lost the time and took it from the wall clocks before `at`. From then on there may be two times: a
+    node that was cut off meanwhile goes by the old one until it hears the new leader."""
+    return any(FOUNDED_S < start < at for start in cluster.cold_starts)
+
+
 def clock_runs_true(cluster: SimCluster) -> Iterator[Violation]:
-    """I9, its cause: between any two committed entries cluster time advances no faster than slew and drift allow."""
+    """I9, its cause: between any two committed entries cluster time advances no faster than slew and drift allow (until
+    a majority has to start cold)."""
     least: tuple[float, int] | None = None
-    cold_starts = list(cluster.cold_starts)
     for at, now_ms in sorted(cluster.stamps):
-        while cold_starts and cold_starts[0] <= at:
-            cold_starts.pop(0)
-            least = None
+        if _cold(cluster, at):
+            return
         lead_ms = now_ms - at * 1000 * (1 + _RATE)
         leaders = sum(t <= at + WATCH_S for t in cluster.elected)
         if least is not None and lead_ms - least[0] > _ROUNDING_MS * (2 + leaders - least[1]):
