@@ -126,13 +126,15 @@ class Cluster:
             raise Void(f"published {published}, settled {settled}, but pending is {seen} (unsure: {unsure})")
 
     def settle(self, timeout_s: float = 60) -> None:
-        """Wait until every node has applied what the leader has."""
+        """Wait until every node has applied the same, and nothing more comes: what a load left behind is stored by now."""
         end = time.monotonic() + timeout_s
+        before: set[str] = set()
         while time.monotonic() < end:
             applied = {get(f"{node.http}/v1/cluster?stale=true")["applied_index"] for node in self.nodes}
-            if len(applied) == 1:
+            if len(applied) == 1 and applied == before:
                 return
-            time.sleep(0.1)
+            before = applied
+            time.sleep(0.3)
         raise Void("the followers do not catch up")
 
 
