@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hadelay.testing.disk import Flight
+    from hadelay.testing.file import Flight
 
 
 class Buffer(bytearray):
