@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import http.client
 import json
 import os
@@ -29,8 +28,6 @@ T = TypeVar("T")
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 #: The longest any single condition may take: slow machines, not slow code.
 PATIENCE_S = 30.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 def until(condition: Callable[[], T], what: str, seconds: float = PATIENCE_S, every: float = 0.02) -> T:
@@ -89,7 +86,6 @@ def spawn(*words: object, errors: Path) -> subprocess.Popen[bytes]:
             stderr=log,
             env=environment(),
             start_new_session=True,
-            preexec_fn=lambda: _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )
 
 
