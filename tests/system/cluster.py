@@ -77,7 +77,7 @@ def alive(pid: int) -> bool:
 
 
 def spawn(*words: object, errors: Path) -> subprocess.Popen[bytes]:
-    """A hadelay command in the background. It ends when this process ends, however that happens."""
+    """A hadelay command in the background, in a session of its own; whoever starts it ends it."""
     with open(errors, "ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "hadelay", *map(str, words)],
