@@ -245,7 +245,7 @@ def test_a_minority_refuses_definitely_and_goes_on_when_others_return(make_clust
     left, *dead = cluster.names
     poll = cluster.later(cluster.ask, left, "POST", "/v1/topics/minor2/receive?redirect=false", {"wait": "30s"})
     cluster.kill(*dead)
-    # A poll that waits when the quorum goes gets its answer, too: nothing was handed out, or, when it waited at a leader
+    # A poll that waits when the quorum goes gets its answer, too: nothing was handed out or, when it waited at a leader
     # that is dead now, nobody can know.
     answer = poll.result(20)
     assert (answer.status, answer.json["outcome_known"]) in ((503, True), (504, False))
