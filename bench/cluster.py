@@ -126,7 +126,7 @@ class Cluster:
             raise Void(f"published {published}, settled {settled}, but pending is {seen} (unsure: {unsure})")
 
     def settle(self, timeout_s: float = 60) -> None:
-        """Wait until every node has applied the same, and nothing more comes: what a load left behind is stored by now."""
+        """Wait until every node has applied the same, and nothing more comes: what a load left behind is stored."""
         end = time.monotonic() + timeout_s
         before: set[str] = set()
         while time.monotonic() < end:
