@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from hadelay.core import invariants
 from hadelay.core.state import DelayState
 from hadelay.server.node import Node
 from hadelay.storage.store import Storage
@@ -238,6 +239,24 @@ def state_parts(state: DelayState, storage: Storage) -> dict[str, Any]:
 
 def _tables(storage: Storage) -> list[tuple[bytes, bytes]]:
     return storage.tables.scan(b"place", b"", 100_000)
+
+
+def conserved(cluster: SimCluster) -> Iterator[Violation]:
+    """I2: on every node bitmaps, grants and counters agree with the entries: published = open + ended, per topic."""
+    for node in cluster.nodes():
+        try:
+            invariants.check(node.state)
+        except AssertionError as error:
+            yield Violation("I2 conservation", f"{node.name}: {error}", who=node.name)
+
+
+def nothing_forgotten(cluster: SimCluster) -> Iterator[Violation]:
+    """The sweeper looks for messages that are owed and that the wheels do not know. There must not be any, nor a link
+    of a chain that is broken: no file was damaged in these runs."""
+    for node in cluster.nodes():
+        if node.dispatcher.sweeper_found or node.dispatcher.damaged_links:
+            text = f"{node.dispatcher.sweeper_found} by the sweeper, {node.dispatcher.damaged_links} broken links"
+            yield Violation("forgotten", f"{node.name} found {text}", who=node.name)
 
 
 def converged(cluster: SimCluster, drained: bool, seconds: float) -> Iterator[Violation]:

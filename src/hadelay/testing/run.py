@@ -130,8 +130,9 @@ def check(cluster: SimCluster) -> None:
     same = len(nodes) == len(cluster.names) and len({node.raft.applied_index for node in nodes}) == 1
     for violation in invariants.converged(cluster, same and drained(cluster), cluster.world.now - FAULTS_S):
         raise violation
-    for violation in invariants.diverged(cluster):
-        raise violation
+    for definition in (invariants.diverged, invariants.conserved, invariants.nothing_forgotten):
+        for violation in definition(cluster):
+            raise violation
 
 
 def _traceback(error: BaseException) -> list[str]:
