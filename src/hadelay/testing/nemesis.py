@@ -48,7 +48,7 @@ class Nemesis:
 
     def start(self) -> None:
         self.note("faults of this run: " + (", ".join(name for name, _ in self.faults) or "none"))
-        self.world.after(self.random.uniform(1.0, 2.5), self._strike)
+        self.world.after(self.random.choice((0.001, 0.3, 2.0)), self._strike)
         self.world.at(self.until, self.heal)
 
     def note(self, text: str) -> None:
@@ -222,7 +222,7 @@ class Nemesis:
 
     def wipe(self) -> None:
         """Once per run, and only where every other disk is whole."""
-        if self.wiped:
+        if self.wiped or not all(machine.founded for machine in self.cluster.machines.values()):
             return
         self.wiped = True
         name = self._node()
