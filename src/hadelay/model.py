@@ -13,6 +13,9 @@ from enum import IntEnum, StrEnum
 HOUR_MS = 3_600_000
 #: "there is none": the end of a chain, no previous event, no other hour.
 NONE32 = 0xFFFFFFFF
+#: Hours from this number on are dead ones: DEAD_HOURS + the UTC hour in which the retention of their letters ends.
+DEAD_HOURS = 1 << 23
+_DEAD = "dead-"
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _VALUE = {c: i for i, c in enumerate(_ALPHABET)} | {c.lower(): i for i, c in enumerate(_ALPHABET)}
@@ -88,12 +91,16 @@ def hour_of(at_ms: int) -> int:
 
 
 def hour_name(hour: int) -> str:
-    """`2026112018`: hours are named in UTC, never in local time."""
+    """`2026112018`: hours are named in UTC, never in local time. `dead-2026122018`: a dead one."""
+    if hour >= DEAD_HOURS:
+        return _DEAD + hour_name(hour - DEAD_HOURS)
     return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y%m%d%H")
 
 
 def hour_from_name(name: str) -> int:
-    """Raises ValueError unless `name` is YYYYMMDDHH."""
+    """Raises ValueError unless `name` is YYYYMMDDHH, or that of a dead hour."""
+    if name.startswith(_DEAD):
+        return DEAD_HOURS + hour_from_name(name.removeprefix(_DEAD))
     if len(name) != 10 or not name.isdigit():
         raise ValueError(f"an hour is written YYYYMMDDHH, not {name!r}")
     return int(datetime.strptime(name, "%Y%m%d%H").replace(tzinfo=UTC).timestamp()) // 3600

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from support import NOW, events, messages
 
 from hadelay.core.formats import INDEX
-from hadelay.model import NONE32, hour_name, pack_id
+from hadelay.model import DEAD_HOURS, NONE32, hour_from_name, hour_name, pack_id
 from hadelay.storage.disk import RealDisk
 from hadelay.storage.hours import HourStore
 from hadelay.storage.records import check_record
 from hadelay.testing.disk import SimDisk
 from hadelay.testing.memory import MemoryHours
 
-HOURS = [NOW - 1, NOW, NOW + 2, NOW + 3, NOW + 40, NOW + 41, NOW + 17_000]
+HOURS = [NOW - 1, NOW, NOW + 2, NOW + 3, NOW + 40, NOW + 41, NOW + 17_000, DEAD_HOURS + NOW, DEAD_HOURS + NOW + 720]
 
 
 @pytest.fixture
@@ -128,6 +128,21 @@ def test_scattered_reads_of_a_long_far_hour(store: HourStore) -> None:
     indexes = np.array([4999, 0, 17, 2500])
     assert store.entries(NOW + 30, indexes)["index"].tolist() == indexes.tolist()
     assert store.entries(NOW + 30, slice(10, 40, 10))["index"].tolist() == [10, 20, 30]
+
+
+def test_dead_hours_are_hours_with_a_name_of_their_own_and_cost_no_memory(store: HourStore, tmp_path: Path) -> None:
+    dead = DEAD_HOURS + NOW + 720
+    assert hour_name(dead) == "dead-" + hour_name(NOW + 720)
+    assert hour_from_name(hour_name(dead)) == dead
+    store.append(*messages(NOW, sizes=[20]))
+    store.append(*messages(dead, sizes=[20, 30]))
+    write_all(store)
+    assert store.hours() == [NOW, dead]
+    assert (tmp_path / f"dead-{hour_name(NOW + 720)}.log").exists()
+    assert store.entries(dead, slice(None))["index"].tolist() == [0, 1]
+    assert store._table.size < 4_000
+    store.retire(dead)
+    assert store.hours() == [NOW]
 
 
 def test_only_four_hours_are_mapped_and_the_kernel_agrees(store: HourStore, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hadelay.errors import DamagedFile
 from hadelay.storage.far import Generation
 from hadelay.storage.handles import Handles
 from hadelay.storage.heads import HeadsCache
-from hadelay.storage.hourtable import IDX, LOG, HourTable
+from hadelay.storage.hourtable import IDX, LOG, HourTable, places
 
 #: Hours, rows and bytes per pass: a few milliseconds. The dense heads of one pass are 0.9 MB.
 _BATCH_HOURS, _BATCH_ROWS, _BATCH_BYTES = 32, 1024, 1 << 19
@@ -29,8 +29,8 @@ _FEW_ENTRIES = 2048
 
 
 class Sample(NamedTuple):
-    """What a checkpoint will say of the hours, at one applied index. rows: HOUR_ROW of `hours`, ascending; `gone`
-    have none any more."""
+    """What a checkpoint will say of the hours, at one applied index. rows: HOUR_ROW of `hours`, in the order of their
+    places (storage/hourtable.py); `gone` have none any more."""
 
     hours: npt.NDArray[np.int64]
     rows: npt.NDArray[np.void]
@@ -124,13 +124,14 @@ class FarWriter:
         self, slots: npt.NDArray[np.uint32], firsts: npt.NDArray[np.intp], counts: npt.NDArray[np.intp],
         rows: npt.NDArray[np.void],
     ) -> None:  # fmt: skip
-        written, base = self._table.written[slots], self._table.base
+        written = self._table.written[slots]
         small = written <= _FEW_ENTRIES
         for i, slot in enumerate(slots.tolist()):
-            if small[i] and not self._heads.cached(slot + base):
+            hour = self._table.hour(slot)
+            if small[i] and not self._heads.cached(hour):
                 continue
             small[i] = False
-            derived = self._heads.get(slot + base, int(written[i]))
+            derived = self._heads.get(hour, int(written[i]))
             part = rows[firsts[i] : firsts[i] + counts[i]]
             link(part, derived.heads)
             derived.entries += len(part)
@@ -157,14 +158,14 @@ class FarWriter:
         parts = []
         for slot, entries in zip(slots.tolist(), written.tolist(), strict=True):
             if entries:
-                path = self._path_of(slot + self._table.base) + ".idx"
+                path = self._path_of(self._table.hour(slot)) + ".idx"
                 parts.append(self._handles.get(path).pread(entries * INDEX_SIZE, 0))
                 if len(parts[-1]) < entries * INDEX_SIZE:
                     raise DamagedFile(path, len(parts[-1]), "the file ends too early")
         return np.frombuffer(b"".join(parts), INDEX)
 
     def _append(self, slot: int, entries: memoryview, records: bytes, offset: int) -> None:
-        table, path = self._table, self._path_of(slot + self._table.base)
+        table, path = self._table, self._path_of(self._table.hour(slot))
         if records:
             self._handles.get(path + ".log", create=True).pwrite(records, offset)
             table.log_crc[slot] = crc32c(records, int(table.log_crc[slot]))
@@ -178,7 +179,7 @@ class FarWriter:
         """The CRCs of a sampled hour are those its files have when the last sampled row is written: rows that came
         later are written after it, by another call."""
         table = self._table
-        places = np.searchsorted(sample.hours, slots.astype(np.int64) + table.base)
-        whole = table.written[slots] == sample.rows["entries"][places]
-        sample.rows["log_crc"][places[whole]] = table.log_crc[slots[whole]]
-        sample.rows["idx_crc"][places[whole]] = table.idx_crc[slots[whole]]
+        at = np.searchsorted(places(sample.hours), places(table.hours(slots)))
+        whole = table.written[slots] == sample.rows["entries"][at]
+        sample.rows["log_crc"][at[whole]] = table.log_crc[slots[whole]]
+        sample.rows["idx_crc"][at[whole]] = table.idx_crc[slots[whole]]

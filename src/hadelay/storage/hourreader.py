@@ -11,7 +11,7 @@ import numpy.typing as npt
 from hadelay.core.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE
 from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC, Heads
 from hadelay.errors import DamagedFile
-from hadelay.model import hour_name
+from hadelay.model import DEAD_HOURS, hour_name
 from hadelay.storage.disk import Disk
 from hadelay.storage.farwriter import FarWriter
 from hadelay.storage.handles import Handles
@@ -41,10 +41,10 @@ class HourReader:
 
     def path(self, hour: int) -> str:
         """Of an hour's files, without suffix."""
-        day, n = divmod(hour, 24)
-        start = self._days.get(day)
+        n = (hour - DEAD_HOURS if hour >= DEAD_HOURS else hour) % 24
+        start = self._days.get(hour - n)
         if start is None:  # a checkpoint asks for tens of thousands of paths, and dates are slow
-            start = self._days[day] = f"{self._directory}/{hour_name(day * 24)[:-2]}"
+            start = self._days[hour - n] = f"{self._directory}/{hour_name(hour - n)[:-2]}"
         return f"{start}{n:02}"
 
     def count(self, hour: int) -> int:
@@ -61,8 +61,8 @@ class HourReader:
         return int(self._table.events[slot]) if slot >= 0 else 0
 
     def hours(self) -> list[int]:
-        """Hours with entries that are not retired, ascending."""
-        return (np.flatnonzero(self._table.entries) + self._table.base).tolist()
+        """Hours with entries that are not retired, ascending: dead ones last."""
+        return sorted(self._table.hours(np.flatnonzero(self._table.entries)).tolist())
 
     def lengths(self, hour: int) -> tuple[int, int, int]:
         """Bytes of .log, .idx, .dsp at the applied index."""

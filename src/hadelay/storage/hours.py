@@ -23,6 +23,7 @@ from hadelay.storage.disk import Disk
 from hadelay.storage.farwriter import Sample
 from hadelay.storage.hourreader import HourReader, Rows
 from hadelay.storage.hourtable import DSP, IDX, LOG
+from hadelay.storage.hourtable import place as place_of
 from hadelay.storage.near import NearHour
 from hadelay.storage.repair import check_repair
 
@@ -130,11 +131,11 @@ class HourStore(HourReader):
         self, hours: npt.NDArray[np.int64], first: int, last: int, rows: Rows, blob: bytearray, headers: Rows | None
     ) -> npt.NDArray[np.uint32]:
         if not self._table.covers(first, last):
-            self._cover(first, last)
+            self._cover(hours)
         window = self._window
         near = (hours >= window.start) & (hours < window.stop)
         if not near.any():
-            slots = (hours - self._table.base).astype(np.uint32)
+            slots = self._table.slots(hours).astype(np.uint32)
             self._append_far(slots, hours, rows, blob, headers)
             return rows["index"]
         ends = rows["size"].cumsum(dtype=np.int64)
@@ -181,7 +182,7 @@ class HourStore(HourReader):
         if window == self._window:
             return
         if not self._table.covers(window[0], window[-1]):
-            self._cover(window[0], window[-1])
+            self._cover(np.array(window, np.int64))
         for hour in [hour for hour in self._near if hour not in window]:
             self._close_near(hour)
         self._window = window
@@ -225,14 +226,14 @@ class HourStore(HourReader):
 
     def _slot(self, hour: int) -> int:
         if not self._table.covers(hour, hour):
-            self._cover(hour, hour)
-        return hour - self._table.base
+            self._cover(np.array([hour], np.int64))
+        return place_of(hour) - self._table.base
 
-    def _cover(self, first: int, last: int) -> None:
+    def _cover(self, hours: npt.NDArray[np.int64]) -> None:
         table = self._table
-        if table.size and first < table.base:
-            self._far.spill()  # slots are about to move
-        table.cover(first, last)
+        if table.moves(hours):
+            self._far.spill()
+        table.cover(hours)
         self._far.fresh.cover(table.size)
 
     # -- checkpoint
@@ -242,7 +243,7 @@ class HourStore(HourReader):
         table = self._table
         self._far.write_rest()
         slots = np.flatnonzero(table.changed)
-        sample = Sample(slots + table.base, table.rows(slots), self._retired)
+        sample = Sample(table.hours(slots), table.rows(slots), self._retired)
         self._retired = []
         table.changed[:] = False
         self._far.freeze(sample)
@@ -256,7 +257,7 @@ class HourStore(HourReader):
         """Files to sync before the sample may be committed. Asked once: they count as synced from now on."""
         table, paths = self._table, []
         for slot in np.flatnonzero(table.unsynced).tolist():
-            path, bits = self.path(slot + table.base), int(table.unsynced[slot])
+            path, bits = self.path(table.hour(slot)), int(table.unsynced[slot])
             paths += [path + suffix for suffix, bit in ((".log", LOG), (".idx", IDX), (".dsp", DSP)) if bits & bit]
         table.unsynced[:] = 0
         return paths
@@ -288,7 +289,7 @@ class HourStore(HourReader):
         self._far.spill()
         table = self._table
         slots = np.flatnonzero(table.entries)
-        return dict(file_checksums(slots + table.base, table.rows(slots)))
+        return dict(file_checksums(table.hours(slots), table.rows(slots)))
 
     def repair(self, hour: int, suffix: str, offset: int, data: bytes) -> None:
         """Write bytes from a peer over a damaged place of ".log", ".idx" or ".dsp". BadRequest unless they verify as

@@ -1,6 +1,7 @@
 """What is known of every hour, in columns: two years are 17,520 rows of 50 bytes, looked up and changed vectorised.
 
-A row's place (its slot) is hour − base. Columns grow at either end as hours appear.
+A row's place (its slot) is place(hour) − base: dead hours lie between the others, so that both are dense. Columns grow
+at either end as hours appear.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hadelay.core.formats import HOUR_ROW
-from hadelay.model import NONE32
+from hadelay.model import DEAD_HOURS, NONE32
 
 #: Bits of `unsynced`: which files of the hour hold bytes that no sync has covered yet.
 LOG, IDX, DSP = 1, 2, 4
@@ -28,6 +29,14 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "changed": np.bool_,  # since the last sample for a checkpoint
     "unsynced": np.uint8,
 }
+
+
+def place(hour: int) -> int:
+    return 2 * hour if hour < DEAD_HOURS else 2 * (hour - DEAD_HOURS) + 1
+
+
+def places(hours: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.where(hours < DEAD_HOURS, 2 * hours, 2 * (hours - DEAD_HOURS) + 1)
 
 
 class HourTable:
@@ -47,10 +56,14 @@ class HourTable:
             setattr(self, name, np.zeros(0, kind))
 
     def covers(self, first: int, last: int) -> bool:
-        return self.base <= first and last < self.base + self.size
+        """There are surely slots for these two hours, and for those between them."""
+        low, high = place(first), place(last)
+        return self.base <= low and high < self.base + self.size and not (low ^ high) & 1
 
-    def cover(self, first: int, last: int) -> None:
-        """Make room for hours first..last. Slots move when `first` is below base."""
+    def cover(self, hours: npt.NDArray[np.int64]) -> None:
+        """Make room for these hours. Slots move when one lies below base: see `moves`."""
+        wanted = places(hours)
+        first, last = int(wanted.min()), int(wanted.max())
         base = min(first, self.base) if self.size else first
         end = max(last + 1 + _MARGIN, self.base + self.size if self.size else 0)
         if self.size and end > self.base + self.size:
@@ -62,9 +75,25 @@ class HourTable:
             setattr(self, name, column)
         self.base, self.size = base, size
 
+    def moves(self, hours: npt.NDArray[np.int64]) -> bool:
+        """Covering these hours moves the slots there are."""
+        return bool(self.size) and int(places(hours).min()) < self.base
+
+    def slots(self, hours: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Of hours that are covered."""
+        return places(hours) - self.base
+
+    def hours(self, slots: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        numbers = slots.astype(np.int64) + self.base
+        return numbers // 2 + (numbers & 1) * DEAD_HOURS
+
+    def hour(self, slot: int) -> int:
+        half, dead = divmod(slot + self.base, 2)
+        return half + dead * DEAD_HOURS
+
     def find(self, hour: int) -> int:
         """The slot of an hour, or -1."""
-        slot = hour - self.base
+        slot = place(hour) - self.base
         return slot if 0 <= slot < self.size else -1
 
     def clear(self, slot: int) -> None:
@@ -85,15 +114,15 @@ class HourTable:
         """Set what a checkpoint says."""
         if not len(hours):
             return
-        self.cover(int(hours.min()), int(hours.max()))
-        slots = hours - self.base
+        self.cover(hours)
+        slots = self.slots(hours)
         for name in ("log_bytes", "entries", "events", "log_crc", "idx_crc", "dsp_crc"):
             getattr(self, name)[slots] = rows[name]
         self.written[slots] = rows["entries"]
 
     def take(self, column: str, hours: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """A column's values for many hours; 0 for hours that are not known."""
-        slots = hours - self.base
+        slots = self.slots(hours)
         known = (slots >= 0) & (slots < self.size)
         values = np.zeros(len(hours), _COLUMNS[column])
         values[known] = getattr(self, column)[slots[known]]
