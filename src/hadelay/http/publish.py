@@ -138,24 +138,27 @@ class _Drafts:
         drafts: list[Draft] = []
         problems: dict[int, HadelayError] = {}
         topics, whens, one = self.topics, self.whens, self._one
-        max_body = self.limits.max_body_bytes
+        max_body, max_delay_s = self.limits.max_body_bytes, self.max_delay_ms // 1000
         for place, item in enumerate(items):
-            body = item.body
-            # The usual item: bytes, a known topic, a plain Unix ms or a time seen before, nothing else.
-            if type(body) is bytes and item.topic in topics and len(body) <= max_body:
-                at = item.deliver_at
-                if type(at) is int and SMALLEST_INSTANT_MS <= at < LARGEST_MS and item.delay is None:
-                    times: tuple[int, bool] | None = (at, False)
-                else:
-                    times = whens.get((item.delay, at))
-                if (
-                    times is not None
-                    and item.content_type is None
-                    and item.meta is None
-                    and item.idempotency_key is None
-                    and item.body_base64 is msgspec.UNSET
-                ):
-                    drafts.append(Draft(item.topic, times[0], times[1], 0, 0, b"", body))
+            body, delay, at = item.body, item.delay, item.deliver_at
+            # The usual item: bytes, a known topic, whole seconds or Unix ms or a time seen before, nothing else.
+            if (
+                type(body) is bytes
+                and len(body) <= max_body
+                and item.topic in topics
+                and item.content_type is None
+                and item.meta is None
+                and item.idempotency_key is None
+                and item.body_base64 is msgspec.UNSET
+            ):
+                if at is None and type(delay) is int and 0 <= delay <= max_delay_s:
+                    drafts.append(Draft(item.topic, delay * 1000, True, 0, 0, b"", body))
+                    continue
+                if delay is None and type(at) is int and SMALLEST_INSTANT_MS <= at < LARGEST_MS:
+                    drafts.append(Draft(item.topic, at, False, 0, 0, b"", body))
+                    continue
+                if (times := whens.get((delay, at))) is not None:
+                    drafts.append(Draft(item.topic, *times, 0, 0, b"", body))
                     continue
             try:
                 drafts.append(one(item))

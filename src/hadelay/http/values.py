@@ -43,6 +43,8 @@ INSTANT_HELP = 'write it as RFC 3339, "2026-11-20T18:00:00Z", with any offset, o
 
 def parse_duration(name: str, value: object) -> int:
     """Milliseconds from text, or from a number of seconds. `name` is what the caller called it."""
+    if type(value) is int and 0 <= value < LARGEST_MS // 1000:
+        return value * 1000
     if type(value) is str and (whole := _WHOLE.fullmatch(value)):
         return int(whole[1]) * _UNITS_MS[whole[2]]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -65,6 +67,8 @@ def parse_duration(name: str, value: object) -> int:
 
 def parse_instant(name: str, value: object) -> int:
     """Unix milliseconds from RFC 3339 or from Unix milliseconds. 0 means now."""
+    if type(value) is int and SMALLEST_INSTANT_MS <= value < LARGEST_MS:
+        return value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise BadRequest(f"{name}: {INSTANT_HELP}")
     text = value.strip() if isinstance(value, str) else repr(value)
@@ -168,13 +172,15 @@ def ids_text(ids: list[int]) -> NDArray[np.uint8]:
 
 
 def instants_text(times_ms: list[int]) -> NDArray[np.uint8]:
-    """n × 24 characters. The date part is formatted once per distinct second."""
-    seconds, rest = np.divmod(np.array(times_ms, np.int64), 1000)
-    distinct, which = np.unique(seconds, return_inverse=True)
-    text = np.datetime_as_string(distinct.astype("datetime64[s]")).astype("S19")
+    """n × 24 characters."""
+    minutes, rest = np.divmod(np.array(times_ms, np.int64), 60_000)
+    # The date is formatted once per distinct minute.
+    distinct, which = np.unique(minutes, return_inverse=True)
+    text = np.datetime_as_string(distinct.astype("datetime64[m]"), unit="s").astype("S17")
     out = np.empty((len(times_ms), INSTANT_CHARS), np.uint8)
-    out[:, :19] = text.view(np.uint8).reshape(-1, 19)[which]
+    out[:, :17] = text.view(np.uint8).reshape(-1, 17)[which]
+    out[:, 17:19] = _THREE[rest // 1000, 1:]
     out[:, 19] = ord(".")
-    out[:, 20:23] = _THREE[rest]
+    out[:, 20:23] = _THREE[rest % 1000]
     out[:, 23] = ord("Z")
     return out
