@@ -98,7 +98,8 @@ class Desk:
     def new_leader(self, *, lead: bool = True, sync: str | None = None, clock_behind_ms: int = 0) -> None:
         """A node takes over: it has the state, and nothing else of its predecessor."""
         self.clock = ClusterClock("n1", ["n1"], floor_ms=0)
-        self.clock.observe_leader(START_MS + int(self.now) - clock_behind_ms, self.runtime.monotonic())
+        start_ms = START_MS + int(self.now) - clock_behind_ms
+        self.clock.observe_wall("n1", start_ms, self.runtime.monotonic(), now_ms=start_ms)
         self.dispatcher = LeaderDispatcher(
             state=self.state,
             store=self.store,

@@ -26,6 +26,10 @@ class Cluster:
         for node in nodes or self.offset:
             self.clock.observe_wall(node, self.true_ms + self.offset[node], self.mono)
 
+    def learn(self, now_ms: int, rtt_s: float = 0.0) -> None:
+        """b answers what was asked rtt_s ago: cluster time is now_ms."""
+        self.clock.observe_wall("b", self.true_ms + self.offset["b"], self.mono, now_ms, rtt_s)
+
     def run(self, seconds: float, *nodes: str) -> None:
         for _ in range(round(seconds)):
             self.mono += 1.0
@@ -88,7 +92,7 @@ def test_a_follower_is_never_started_cold() -> None:
 
 def test_a_new_leader_goes_on_from_the_last_one() -> None:
     cluster = Cluster()
-    cluster.clock.observe_leader(T0 - 700, cluster.mono)  # the cluster is 0.7 s behind, and agrees on that
+    cluster.learn(T0 - 700)  # the cluster is 0.7 s behind, and agrees on that
     cluster.mono += 2.5
     cluster.clock.lead(T0, cluster.mono)
     assert cluster.read() == T0 + 1_800
@@ -96,7 +100,7 @@ def test_a_new_leader_goes_on_from_the_last_one() -> None:
 
 def test_a_delayed_heartbeat_does_not_take_it_back() -> None:
     cluster = Cluster()
-    cluster.clock.observe_leader(T0, cluster.mono)
+    cluster.learn(T0)
     cluster.mono += 5.0
     cluster.clock.observe_leader(T0 + 100, cluster.mono)  # it was 4.9 s on its way
     assert cluster.read() >= T0 + 4_990
@@ -104,7 +108,7 @@ def test_a_delayed_heartbeat_does_not_take_it_back() -> None:
 
 def test_time_is_never_below_what_was_stamped() -> None:
     cluster = Cluster()
-    cluster.clock.observe_leader(T0, cluster.mono)
+    cluster.learn(T0)
     cluster.clock.raise_floor(T0 + 900)
     assert cluster.read() == T0 + 900
     cluster.mono += 0.5
@@ -160,7 +164,7 @@ def test_silence_of_the_others_is_no_majority() -> None:
 
 def test_two_of_three_are_enough() -> None:
     cluster = Cluster()
-    cluster.clock.observe_leader(T0 + 40, cluster.mono)
+    cluster.learn(T0 + 40)
     cluster.clock.lead(0, cluster.mono)
     cluster.run(120, "a", "b")
     assert abs(cluster.error_ms) <= 1
@@ -194,10 +198,41 @@ def test_a_clock_behind_the_checkpoint_waits_for_it() -> None:
 def test_a_restarted_node_learns_the_time_from_any_peer() -> None:
     cluster = Cluster()
     cluster.offset = dict.fromkeys(NODES, 90_000)  # all stepped, and the cluster is slewing
-    cluster.clock.observe_wall("b", cluster.true_ms + 90_000, cluster.mono, now_ms=T0 + 5)
+    cluster.learn(T0 + 5)
     cluster.clock.lead(T0, cluster.mono)
     cluster.tell()
     assert cluster.read() == T0 + 5
+
+
+def test_what_waited_says_nothing_to_a_clock_that_is_not_ready() -> None:
+    """Found by the simulator (seed 18): it had waited 0.7 s behind a partition, and the others followed it back."""
+    cluster = Cluster()
+    cluster.clock.lead(0, cluster.mono)
+    cluster.clock.observe_leader(T0 - 700, cluster.mono)
+    cluster.learn(T0 - 700, rtt_s=0.71)
+    cluster.tell("a")
+    assert not cluster.clock.ready, "nor is it started cold: b knows the time"
+    cluster.learn(T0 - 1, rtt_s=0.002)
+    assert cluster.clock.ready
+    assert cluster.error_ms == 0
+
+
+def test_of_slow_answers_the_quickest_within_a_moment_counts() -> None:
+    cluster = Cluster()
+    for rtt_s in (0.24, 0.16, 0.2):
+        cluster.learn(cluster.true_ms - round(rtt_s * 600), rtt_s)
+        assert not cluster.clock.ready
+        cluster.mono += 0.1
+    cluster.learn(cluster.true_ms - 120, rtt_s=0.2)
+    assert cluster.clock.ready
+    assert abs(cluster.error_ms + 16) <= 1
+
+
+def test_a_slow_sample_of_a_wall_clock_counts_less_than_a_quick_one() -> None:
+    cluster = started()
+    cluster.mono += 1.0
+    cluster.clock.observe_wall("b", cluster.true_ms - 700, cluster.mono, rtt_s=0.8)
+    assert abs(cluster.clock.skews(cluster.mono)["b"]) <= 1
 
 
 def test_a_timer_set_by_it_is_never_early() -> None:
@@ -228,6 +263,7 @@ def heartbeats(cluster: Cluster, late_ms: int, term: int, seconds: float) -> Non
 def test_what_the_leader_before_said_does_not_count_once_another_was_heard() -> None:
     """Or a third leader, going by the first, would end early what the second stamped while it was behind."""
     cluster = Cluster()
+    cluster.learn(T0)
     heartbeats(cluster, 0, 1, 1.0)
     heartbeats(cluster, 300, 2, 0.5)  # it had heard the first one 300 ms late
     assert cluster.error_ms == pytest.approx(-300, abs=1)
@@ -240,6 +276,7 @@ def test_what_the_leader_before_said_does_not_count_once_another_was_heard() -> 
 def test_a_new_leaders_old_heartbeats_that_come_all_at_once_change_nothing() -> None:
     """Found by the simulator (seed 5229): they had waited behind a partition, and time fell back by their age."""
     cluster = Cluster()
+    cluster.learn(T0)
     heartbeats(cluster, 0, 1, 1.0)
     for age in range(2_000, 0, -50):
         cluster.clock.observe_leader(cluster.true_ms - age, cluster.mono, 2)

@@ -234,3 +234,25 @@ def test_the_checks_run_on_a_quiet_cluster():
     scene.history.hand_outs.clear()  # its bodies are not the history's
     settle(scene)
     check(scene)
+
+
+def test_a_node_that_restarts_does_not_take_the_time_from_what_waited() -> None:
+    """Found by seed 18. Here everything that comes to it waits 0.7 s, from the moment its links are up."""
+    scene = Scene()
+    scene.publish()
+    name = scene.others[0]
+    scene.kill(name)
+    scene.start(name)
+    scene.until(lambda: any(process.links for process in scene.net.nodes.values() if process.name == name))
+    for other in scene.names:
+        if other != name:
+            scene.net.cut(other, name)
+    scene.world.run_for(0.7)
+    scene.net.heal()
+    node, leader = scene.process(name), scene.leader()
+    assert node is not None and node.node is not None and leader is not None
+    clock = node.node.clock
+    assert not clock.ready
+    scene.until(lambda: clock.ready)
+    error_ms = clock.exact(node.runtime.monotonic()) - leader.clock.exact(leader.runtime.monotonic())
+    assert abs(error_ms) < 5

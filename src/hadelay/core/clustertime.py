@@ -26,13 +26,15 @@ _HEARD_S = 0.25
 _SLEW_HORIZON_MS = 2_000.0
 #: A node's wall clock counts while its last sample is no older than this.
 _FRESH_S = 10.0
-#: The best (least delayed) of this many samples is a node's offset.
+#: The one with the shortest round trip of this many samples is a node's offset.
 _SAMPLES = 4
+#: A sample is wrong by at most half of its round trip: one this short is not compared with others.
+_SHORT_S = 0.01
 
 
 class ClusterClock:
-    """One per node and group. The node's timer calls `observe_wall` about once a second, for itself and for each peer
-    that sent its own; heartbeats call `observe_leader`; whoever needs the time calls `read`."""
+    """One per node and group. About once a second `observe_wall` is called for this node, and for each peer when it
+    answers; heartbeats call `observe_leader`; whoever needs the time calls `read`."""
 
     def __init__(
         self, node: str, members: Iterable[str], *, floor_ms: int = 0, slew_ppm: int = 500, skew_ms: int = 250
@@ -42,7 +44,7 @@ class ClusterClock:
         self.majority = len(set(members)) // 2 + 1
         self.slew = slew_ppm * 1e-6
         self.skew_ms = skew_ms
-        #: True once the time is known: from a leader, from a peer that knows it, or from an agreed cold start.
+        #: True once the time is known: from a peer that knows it, or from an agreed cold start.
         self.ready = False
         self.leading = False
         #: Names of what is wrong, for logs and metrics: no_majority, behind_checkpoint, skew:<node>.
@@ -55,7 +57,11 @@ class ClusterClock:
         self._base_ms = 0.0
         self._base_mono = 0.0
         self._rate = 1.0
-        self._walls: dict[str, deque[tuple[float, float]]] = {}
+        #: Since when peers tell a clock that is not ready; (round trip, cluster time less `mono`) of the best one.
+        self._told_since: float | None = None
+        self._told_best = (float("inf"), 0.0)
+        #: (round trip, wall less `mono`, `mono`) of the last few samples.
+        self._walls: dict[str, deque[tuple[float, float, float]]] = {}
 
     def __repr__(self) -> str:
         role = "leading" if self.leading else "following"
@@ -90,23 +96,23 @@ class ClusterClock:
     # following
 
     def observe_leader(self, now_ms: int, mono: float, term: int = 0) -> None:
-        """A heartbeat of the leader of `term` carried now_ms. It was that late at least when it left.
+        """A heartbeat of the leader of `term` carried now_ms. It was that late at least when it left. How long it was
+        on its way nobody knows, so it says nothing to a clock that is not ready.
 
-        Once this leader was heard for a moment, what earlier ones said counts no more: it may have heard them late and be
-        behind, and a third one that still went by the first would take time forward again, and end early what the
+        Once this leader was heard for a moment, what earlier ones said counts no more: it may have heard them late and
+        be behind, and a third one that still went by the first would take time forward again, and end early what the
         second had stamped. Not at once: what waited behind a broken network comes late, and all at the same time.
         """
-        if self.leading or term < self._leader_term:
+        if self.leading or not self.ready or term < self._leader_term:
             return
         seen = now_ms - mono * 1000.0
         if term > self._leader_term:
             self._leader_term, self._heard_since, self._heard_best = term, mono, seen
         self._heard_best = max(seen, self._heard_best)
-        if self.ready:
-            held = self._base_ms - self._base_mono * 1000.0
-            seen = max(seen, held - max(0.0, mono - self._base_mono) * 1000.0 * _SINK_PER_MS)
-            if self._heard_since is not None and mono - self._heard_since >= _HEARD_S:
-                seen, self._heard_since = self._heard_best, None
+        held = self._base_ms - self._base_mono * 1000.0
+        seen = max(seen, held - max(0.0, mono - self._base_mono) * 1000.0 * _SINK_PER_MS)
+        if self._heard_since is not None and mono - self._heard_since >= _HEARD_S:
+            seen, self._heard_since = self._heard_best, None
         self._anchor(seen + mono * 1000.0, mono)
 
     def follow(self, mono: float) -> None:
@@ -125,14 +131,13 @@ class ClusterClock:
             self._anchor(self.exact(mono), mono)
         self._steer(mono)
 
-    def observe_wall(self, node: str, wall_ms: int, mono: float, now_ms: int | None = None) -> None:
-        """`node`'s wall clock said wall_ms. now_ms: its cluster time, if its clock is ready: a node that restarted in
-        a running cluster learns the time from any peer, whoever leads."""
-        samples = self._walls.setdefault(node, deque(maxlen=_SAMPLES))
-        samples.append((wall_ms - mono * 1000.0, mono))
-        if now_ms is not None and not self.ready:
-            self.raise_floor(now_ms)
-            self._anchor(float(now_ms), mono)
+    def observe_wall(self, node: str, wall_ms: int, mono: float, now_ms: int | None = None, rtt_s: float = 0.0) -> None:
+        """`node`'s wall clock said wall_ms, in answer to what left here rtt_s ago. now_ms: its cluster time, if its
+        clock is ready: a node that restarted in a running cluster learns the time from any peer, whoever leads."""
+        half_ms = rtt_s * 500.0 - mono * 1000.0
+        if now_ms is not None and not self.ready and not self._learn(now_ms + half_ms, mono, rtt_s):
+            return  # a peer knows the time, so no wall clock is asked for it
+        self._walls.setdefault(node, deque(maxlen=_SAMPLES)).append((rtt_s, wall_ms + half_ms, mono))
         self._steer(mono)
 
     # inside
@@ -140,13 +145,24 @@ class ClusterClock:
     def _anchor(self, now_ms: float, mono: float) -> None:
         self._base_ms, self._base_mono, self._rate, self.ready = now_ms, mono, 1.0, True
 
+    def _learn(self, seen: float, mono: float, rtt_s: float) -> bool:
+        """The first anchor, which must not be an answer that waited somewhere: this node may lead next, and the others
+        would follow it back, from where the next cold start takes time forward. So none that took longer than the skew
+        bound counts, and of slow ones the quickest within a moment: what waited comes together. True once ready."""
+        if rtt_s * 1000.0 > self.skew_ms:
+            return False
+        self._told_since = mono if self._told_since is None else self._told_since
+        self._told_best = min(self._told_best, (rtt_s, seen))
+        if self._told_best[0] <= _SHORT_S or mono - self._told_since >= _HEARD_S:
+            self._anchor(self._told_best[1] + mono * 1000.0, mono)
+        return self.ready
+
     def _offsets(self, mono: float) -> dict[str, float]:
-        """Wall minus monotonic, in ms, per node heard from lately. A delayed sample looks like a slow clock, so the
-        greatest of the last few counts."""
+        """Wall minus monotonic, in ms, per node heard from lately: by the shortest round trip of the last few."""
         return {
-            node: max(offset for offset, _ in samples)
+            node: min(reversed(samples), key=lambda sample: sample[0])[1]
             for node, samples in self._walls.items()
-            if mono - samples[-1][1] <= _FRESH_S
+            if mono - samples[-1][2] <= _FRESH_S
         }
 
     def _agreed(self, mono: float) -> float | None:

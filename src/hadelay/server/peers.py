@@ -3,6 +3,10 @@
 Notes, not Raft: they may be lost, late or old, and nothing that is promised rests on one. Cluster time takes the
 median of the wall clocks (architecture §4); `GET /v1/cluster` shows the rest; the leader refuses publishes (507) by
 the fullest live node.
+
+Each note says what the receiver's monotonic clock must show if both notes took no time: the receiver's last note said
+what it showed, and it has run on since. What it shows beyond that is the round trip, so a clock's word that waited
+anywhere is known to be old.
 """
 
 from __future__ import annotations
@@ -51,6 +55,8 @@ class Peers:
         self.peers = {name: Peer(name) for name in names}
         #: Every live node, this one included, takes more messages. As of the last note: every publish asks.
         self.have_space = True
+        #: Each linked peer's monotonic clock less this one, by its last note; behind by the time that note took.
+        self._ahead: dict[str, float] = {}
         link.handlers["hello"] = self._hear
 
     def start(self) -> None:
@@ -60,7 +66,8 @@ class Peers:
         return self.runtime.monotonic() - self.peers[name].heard < _LIVE_S
 
     def greet(self, name: str) -> None:
-        """A link came up: introduce this node at once."""
+        """A link came up: introduce this node at once. The peer may have another clock than before."""
+        self._ahead.pop(name, None)
         self._send(name)
 
     def tell(self) -> None:
@@ -85,19 +92,28 @@ class Peers:
 
     def _send(self, name: str) -> None:
         me = self.me()
-        now = self.clock.read(self.runtime.monotonic()) if self.clock.ready else None
+        mono = self.runtime.monotonic()
+        now = self.clock.read(mono) if self.clock.ready else None
+        yours = mono + self._ahead[name] if name in self._ahead else None
         self.link.note(
             name,
             "hello",
-            [self.runtime.wall_ms(), now, me.http, me.version, me.feature_level, me.applied_index, me.has_space],
+            [
+                *(self.runtime.wall_ms(), now, mono, yours),
+                *(me.http, me.version, me.feature_level, me.applied_index, me.has_space),
+            ],
         )
 
     def _hear(self, name: str, payload: Any, reply: Reply) -> None:
-        wall_ms, now_ms, http, version, level, applied, has_space = payload
+        wall_ms, now_ms, theirs, yours, http, version, level, applied, has_space = payload
         mono = self.runtime.monotonic()
+        self._ahead[name] = theirs - mono
         self.peers[name] = Peer(name, http, version, level, applied, has_space, mono)
         self._look_for_space()
-        self.clock.observe_wall(name, wall_ms, mono, now_ms)
+        if yours is not None:
+            self.clock.observe_wall(name, wall_ms, mono, now_ms, max(0.0, mono - yours))
+        if now_ms is None and self.clock.ready:
+            self._send(name)  # it waits for nothing else
         self.changed()
 
 

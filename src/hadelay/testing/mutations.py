@@ -153,8 +153,8 @@ def _wall_clock_stamps() -> Iterator[None]:
     """Every node follows its own wall clock whenever it leads."""
     observe = ClusterClock.observe_wall
 
-    def believe(clock: ClusterClock, node: str, wall_ms: int, mono: float, now_ms: int | None = None) -> None:
-        observe(clock, node, wall_ms, mono, now_ms)
+    def believe(clock: ClusterClock, node: str, wall_ms: int, mono: float, *more: Any) -> None:
+        observe(clock, node, wall_ms, mono, *more)
         if clock.leading and node == clock.node:
             clock._anchor(float(wall_ms), mono)
 
