@@ -6,23 +6,39 @@ from hadelay.raft import messages
 from tests.raft.rig import Lone, Machine
 
 
-def test_entries_that_reach_the_disk_during_an_installation_are_not_applied() -> None:
-    lone = Lone()
-    other = Machine()
+def offer(lone: Lone, other: Machine) -> None:
+    """n2, which leads term 1, offers what `other` holds."""
     other.items, other.index, other.term = [b"a%d" % n for n in range(9)], 10, 1
     other.take_checkpoint()
     manifest = other.checkpoint
     assert manifest is not None
-    lone.append([(2, 1, b"a0"), (3, 1, b"a1")], term=1, prev=(1, 0), commit=3)
     files = [[file.name, file.length, file.crc] for file in manifest.files]
-    frame = messages.encode(messages.SNAPSHOT, 1, manifest.index, manifest.term, manifest.blob, files)
-    lone.node.frame("n2", frame)
+    lone.node.frame("n2", messages.encode(messages.SNAPSHOT, 1, manifest.index, manifest.term, manifest.blob, files))
     assert lone.node.snapshots.installing
+
+
+def test_entries_that_reach_the_disk_during_an_installation_are_not_applied() -> None:
+    lone, other = Lone(), Machine()
+    lone.append([(2, 1, b"a0"), (3, 1, b"a1")], term=1, prev=(1, 0), commit=3)
+    offer(lone, other)
     lone.run(0.1)
     assert lone.machine.items == []
+    manifest = other.checkpoint
+    assert manifest is not None
     file = manifest.files[1]
     lone.node.frame("n2", messages.encode(messages.CHUNK_REPLY, manifest.index, file.name, 0, file.crc, manifest.blob))
     lone.run(0.5)
     assert not lone.fatal
     assert lone.machine.items == other.items
     assert lone.node.applied_index == 10
+
+
+def test_files_of_a_leader_that_is_none_any_more_are_not_waited_for() -> None:
+    """Found by the simulator (seed 253): a node followed nobody for 15 s, waiting for files that nobody sent."""
+    lone = Lone()
+    lone.append([(2, 1, b"a0"), (3, 1, b"a1")], term=1, prev=(1, 0), commit=1)
+    offer(lone, Machine())
+    lone.append([(4, 2, b"a2")], peer="n3", term=2, prev=(3, 1), commit=4)
+    lone.run(0.1)
+    assert not lone.node.snapshots.installing
+    assert lone.machine.items == [b"a0", b"a1", b"a2"]

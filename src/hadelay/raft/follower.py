@@ -71,6 +71,7 @@ class Follower:
         node.core.heard(name, term, 0)
         if (name, term) != self._leader:  # else heard again after a silence: what was verified still is
             self._leader, self.verified, self._owed = (name, term), 0, None
+            node.snapshots.new_leader()
             node.stats.leader_changes += 1
 
     def reset(self) -> None:

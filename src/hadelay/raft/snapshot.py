@@ -176,6 +176,10 @@ class Snapshots:
         else:
             self.node.call_later(_PATIENCE_S, self._watch, pull)
 
+    def new_leader(self) -> None:
+        """Who no longer leads has released the files, and answers no more; the next leader offers its own."""
+        self._give_up(tell=False)
+
     def link_lost(self, name: str) -> None:
         if self._pull is not None and self._pull.source == name:
             self._give_up(tell=False)
