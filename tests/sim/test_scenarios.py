@@ -250,7 +250,9 @@ def test_a_node_that_restarts_does_not_take_the_time_from_what_waited() -> None:
     scene.world.run_for(0.7)
     scene.net.heal()
     node, leader = scene.process(name), scene.leader()
-    assert node is not None and node.node is not None and leader is not None
+    assert node is not None
+    assert node.node is not None
+    assert leader is not None
     clock = node.node.clock
     assert not clock.ready
     scene.until(lambda: clock.ready)
