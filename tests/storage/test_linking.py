@@ -81,10 +81,12 @@ def test_chain_keeps_numbers_in_their_dtype() -> None:
 
 
 @pytest.mark.parametrize("dtype", [INDEX, DISPATCH, RECORD])
-@pytest.mark.parametrize("n", [1, 47, 48, 300])
-def test_row_crcs_are_crc32c_of_the_bytes_before(dtype: np.dtype, n: int) -> None:
+@pytest.mark.parametrize("n", [1, 95, 96, 1500])
+@pytest.mark.parametrize("alike", [0, 7, 64])
+def test_row_crcs_are_crc32c_of_the_bytes_before(dtype: np.dtype, n: int, alike: int) -> None:
     crc = RowCrc(dtype)
     rows = np.frombuffer(np.random.default_rng(n).bytes(n * dtype.itemsize), dtype).copy()
+    rows.view(np.uint8).reshape(n, -1)[:, :alike] = 5
     crc.seal(rows)
     name = dtype.names[-1]
     assert [google_crc32c.value(row.tobytes()[:-4]) for row in rows] == rows[name].tolist()

@@ -1,7 +1,8 @@
 """CRC32C of bytes, and of many fixed-length rows at once.
 
-A CRC is affine over GF(2): the CRC of a row is the CRC of a row of zeroes, XORed with one table entry per (position,
-byte). So a batch needs one gather and one XOR reduction instead of a call per row: 75 µs for 1,000 index entries.
+A CRC is affine over GF(2): XOR the CRCs of two rows, and what comes out depends on where they differ only, as one table
+entry per (position, byte). So a batch needs one call for its first row, and a gather and an XOR reduction over the
+bytes that are not the same in all: 90 µs for 1,000 index entries.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 #: Below this many rows a call per row is quicker than the gather's fixed cost.
-_FEW = 48
+_FEW = 96
+#: Rows at a time: what they need meanwhile stays in the cache.
+_MANY = 1024
 
 
 def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
@@ -35,15 +38,14 @@ class RowCrc:
         assert dtype.names[-1].endswith("crc")
         self.covered = covered = dtype.itemsize - 4
         zeroes = google_crc32c.value(bytes(covered))
+        #: Of the byte at a position, in a row that is zero otherwise; less the CRC of a row of zeroes.
         table = np.zeros((covered, 256), np.uint32)
         for position in range(covered):
             row = bytearray(covered)
             for byte in range(256):
                 row[position] = byte
                 table[position, byte] = google_crc32c.value(bytes(row)) ^ zeroes
-        table[0] ^= zeroes
         self._table = table.ravel()
-        self._positions = np.arange(covered, dtype=np.intp) * 256
 
     def of(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
         """What each row's CRC has to be. rows: C-contiguous."""
@@ -51,9 +53,20 @@ class RowCrc:
         if n < _FEW:
             data, step, value = rows.tobytes(), covered + 4, google_crc32c.value
             return np.array([value(data[i : i + covered]) for i in range(0, n * step, step)], np.uint32)
-        places = rows.view(np.uint8).reshape(n, covered + 4)[:, :covered] + self._positions
-        crcs: npt.NDArray[np.uint32] = np.bitwise_xor.reduce(self._table.take(places, mode="clip"), axis=1)
+        crcs = np.empty(n, np.uint32)
+        for at in range(0, n, _MANY):
+            crcs[at : at + _MANY] = self._of_some(rows[at : at + _MANY])
         return crcs
+
+    def _of_some(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
+        n, covered = len(rows), self.covered
+        words = rows.view(np.uint64).reshape(n, -1)
+        differs = np.bitwise_or.reduce(words ^ words[0], axis=0).view(np.uint8)[:covered]
+        columns = np.flatnonzero(differs)
+        places = rows.view(np.uint8).reshape(n, covered + 4).T[columns] + (columns * 256)[:, None]
+        parts: npt.NDArray[np.uint32] = np.bitwise_xor.reduce(self._table.take(places, mode="clip"), axis=0)
+        parts ^= parts[0] ^ np.uint32(google_crc32c.value(rows[0].tobytes()[:covered]))
+        return parts
 
     def seal(self, rows: npt.NDArray[np.void]) -> None:
         """Write the CRC of each row into it."""

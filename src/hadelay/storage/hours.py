@@ -29,6 +29,7 @@ from hadelay.storage.repair import check_repair
 
 #: What one call to append may bring, records and rows: an entry of the journal is at most 4 MiB.
 _LARGEST_APPEND = 16 << 20
+_ROW = f"V{INDEX_SIZE}"
 
 
 class HourStore(HourReader):
@@ -143,11 +144,11 @@ class HourStore(HourReader):
             chosen = np.flatnonzero(~near if hour is None else hours == hour)
             if not len(chosen):
                 continue
-            part = rows[chosen]
-            records = _cut(blob, ends, part["size"], chosen)
-            part_headers = headers[chosen] if headers is not None else None
+            part, records = rows.take(chosen), _cut(blob, ends, rows["size"], chosen)
+            part_headers = headers.take(chosen) if headers is not None else None
             self.append(hours[chosen] if hour is None else hour, part, records, part_headers)
-            rows[chosen] = part
+            # As bytes: a row is copied at once, not field by field.
+            rows.view(_ROW)[chosen] = part.view(_ROW)
         return rows["index"]
 
     def _name(self, hours: int | npt.NDArray[np.int64], rows: Rows) -> None:
@@ -333,9 +334,9 @@ def _write_headers(headers: Rows, rows: Rows, blob: bytearray, starts: npt.NDArr
 def _cut(
     blob: bytearray, ends: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint32], chosen: npt.NDArray[np.intp]
 ) -> bytearray:
-    """The records of the chosen rows, one after another."""
-    cut = bytearray()
+    """The records of the chosen rows (ascending), one after another."""
+    breaks = np.flatnonzero(chosen[1:] - chosen[:-1] != 1)
+    firsts, lasts = chosen[np.append(0, breaks + 1)], chosen[np.append(breaks, -1)]
+    starts = ends[firsts] - sizes[firsts]
     with memoryview(blob) as view:
-        for end, size in zip(ends[chosen].tolist(), sizes.tolist(), strict=True):
-            cut += view[end - size : end]
-    return cut
+        return bytearray().join([view[at:end] for at, end in zip(starts.tolist(), ends[lasts].tolist(), strict=True)])
