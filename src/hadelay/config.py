@@ -73,7 +73,7 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_key_bytes: int = 256
     #: All `Hadelay-Meta-*` of one message together.
     max_meta_bytes: int = 4 * KIB
-    #: Tags of one message.
+    #: Tags of one message. The more there are, the more messages are looked at in vain (ADR 70).
     max_tags: int = 16
     #: Longest tag.
     max_tag_bytes: int = 64
@@ -170,6 +170,28 @@ class RetentionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     carry_ms: int = DAY
 
 
+class WebhooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Calls that the leader makes. What is called, with which secrets and timeout, is the topic's to say."""
+
+    #: Networks ("10.0.0.0/8") that may be called although they are not public. Empty: whoever may set a URL can make
+    #: the nodes call nothing inside. `hadelay dev` allows loopback.
+    allow: list[str] = field(default_factory=list)
+    #: Calls at once, of all topics; where they want more, each topic gets an equal share. Each is a socket.
+    max_calls: int = 1_024
+    #: Calls at once to one host.
+    host_calls: int = 256
+    #: Calls at once for one topic; its own `concurrency` can only lower it.
+    topic_calls: int = 64
+    #: What the calls say they come from.
+    user_agent: str = "hadelay"
+    #: Who is told of messages that died in topics without an `alert` of their own. Empty: nobody.
+    alert_url: str = ""
+    #: Signs those calls, as a webhook's secret does.
+    alert_secret: str = ""
+    #: A topic's deaths are told at most this often: one call says how many there were since the last one.
+    alert_interval_ms: int = MINUTE
+
+
 class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Log lines, on stderr."""
 
@@ -197,6 +219,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: LimitsConfig = LimitsConfig()
     storage: StorageConfig = StorageConfig()
     retention: RetentionConfig = RetentionConfig()
+    webhooks: WebhooksConfig = field(default_factory=WebhooksConfig)
     log: LogConfig = LogConfig()
     security: SecurityConfig = SecurityConfig()
 
@@ -224,9 +247,13 @@ _RANGES: dict[str, tuple[int, int]] = {
     "http.max_receive": (1, 10_000),
     "http.max_tags": (0, 64),
     "http.max_meta_bytes": (0, 64 * KIB),
+    "http.max_key_bytes": (1, KIB),
+    "http.max_tag_bytes": (1, KIB),
     "raft.max_entry_bytes": (4 * KIB, 4 * MIB),
     "raft.segment_bytes": (8 * MIB, GIB),
     "raft.heartbeat_ms": (5, 10_000),
+    "webhooks.max_calls": (1, 60_000),
+    "webhooks.topic_calls": (1, 10_000),
     "dispatch.interval_ms": (1, 10_000),
     "dispatch.ready_window": (1_000, 1_000_000),
     "retention.settled_ms": (2 * HOUR, 3650 * DAY),
@@ -261,6 +288,7 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     if not config.node.data_dir:
         yield "node.data_dir", "must not be empty"
     yield from _addresses(config)
+    yield from _webhooks(config.webhooks)
     yield from _relations(config)
 
 
@@ -307,6 +335,18 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
             yield f"raft.peers.{name}", "a node's name is 1 to 64 of A-Z a-z 0-9 . _ -"
     if len(set(peers.values())) < len(peers):
         yield "raft.peers", "two members have the same address"
+
+
+def _webhooks(webhooks: WebhooksConfig) -> Iterator[tuple[str, str]]:
+    for network in webhooks.allow:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            yield "webhooks.allow", f'{error}: expected networks such as "10.0.0.0/8"'
+    if webhooks.alert_url and not re.fullmatch(r"https?://[^\s@/]+(/\S*)?", webhooks.alert_url):
+        yield "webhooks.alert_url", f"{webhooks.alert_url!r}: expected a URL such as https://alerts.example.com/hadelay"
+    if not webhooks.user_agent.isprintable() or not webhooks.user_agent.isascii():
+        yield "webhooks.user_agent", "is sent as a header: printable ASCII only"
 
 
 def _relations(config: Config) -> Iterator[tuple[str, str]]:

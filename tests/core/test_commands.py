@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hadelay.core import commands, invariants
 from hadelay.core.commands import Command, Draft, Grant, Malformed, decode, decode_entry, encode_entry
+from hadelay.core.drafts import REPLACE
 from hadelay.core.results import Done, Refused
 from hadelay.core.tokens import encode_leases
 from hadelay.errors import FatalError
@@ -174,7 +175,9 @@ def test_the_examples_of_the_specification() -> None:
     lease = leases((7, 21, 0, 498665, 42))
     place = np.array([498665]), np.array([42])
     encoded = {
-        "PUBLISH": commands.encode_publish("n1", [Draft("orders", 900_000, True, 0, 0, b"\x80", b"hello", b"k1")]),
+        "PUBLISH": commands.encode_publish(
+            "n1", [Draft("orders", 900_000, True, 0, 0, b"\x80", b"hello", b"k1", b"o-1", REPLACE, 3_600_000)]
+        ),
         "GRANT": commands.encode_grant(Grant(7, 21, 30_000, "w1", b"r1", "n1", *place)),
         "ACK": commands.encode_ack("n1", lease),
         "NACK": commands.encode_nack("n1", lease, 5_000),

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from hadelay.core import topicconfig
 from hadelay.core.commands import Draft
+from hadelay.core.settings import Settings
 from hadelay.core.tokens import decode_leases, encode_leases
-from hadelay.errors import Conflict, HadelayError, Impossible, NoLeader, NotFound
+from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound
 from hadelay.model import HOUR_MS, hour_of, pack_id
 from hadelay.server.api import (
     Check,
@@ -36,7 +38,6 @@ from hadelay.server.api import (
     Poll,
     PublishDone,
     Receipts,
-    TopicSettings,
     TopicView,
 )
 
@@ -61,7 +62,7 @@ class MemoryService:
 
     def __init__(self) -> None:
         self.messages: dict[int, Stored] = {}
-        self.topics: dict[str, TopicSettings] = {}
+        self.topics: dict[str, dict[str, Any]] = {}
         self.keys: dict[bytes, tuple[Any, Receipts]] = {}
         self.leases: dict[str, tuple[int, int]] = {}
         self.grants: dict[tuple[str, bytes], Delivery] = {}
@@ -120,7 +121,7 @@ class MemoryService:
             deliver_at = now + draft.when_ms if draft.relative else draft.when_ms
             message_id = pack_id(0, hour_of(max(deliver_at, now)), next(self._index))
             self.messages[message_id] = Stored(message_id, draft, deliver_at, now)
-            self.topics.setdefault(draft.topic, TopicSettings())
+            self.topics.setdefault(draft.topic, {})
             ids.append(message_id)
             at.append(deliver_at)
         self.published += drafts
@@ -256,8 +257,10 @@ class MemoryService:
         leased = sum(m.state == "leased" for m in mine)
         return TopicView(name, self.topics[name], scheduled, len(ready), leased, 0, oldest)
 
-    async def put_topic(self, name: str, settings: TopicSettings) -> TopicView:
-        self.topics[name] = settings
+    async def put_topic(self, name: str, config: dict[str, Any]) -> TopicView:
+        if wrong := topicconfig.problem(config, Settings()):
+            raise BadRequest(wrong)
+        self.topics[name] = topicconfig.merged(self.topics.get(name, {}), config)
         return self._topic(name)
 
     async def get_topic(self, name: str, *, stale: bool) -> TopicView:
@@ -310,7 +313,7 @@ class MemoryService:
         return self.hour_bytes[offset : offset + length]
 
     async def names(self) -> NamesView:
-        return NamesView({name: n for n, name in enumerate(self.topics)}, {"anonymous": 0}, {"n1": 0})
+        return NamesView({name: n for n, name in enumerate(self.topics)}, {"anonymous": 0}, {"n1": 0}, {})
 
     def livez(self) -> list[Check]:
         return [Check("loop", True)]

@@ -90,7 +90,7 @@ def seen(storage: Storage) -> tuple[Any, ...]:
         assert len(store.entries(hour, slice(None))) == store.count(hour)
         for row in store.entries(hour, slice(None)):
             store.record(hour, int(row["offset"]), int(row["size"]), verify=True)
-    return sums, storage.names.all(), storage.tables.scan(b"keys"), storage.core_blob, storage.hour_blobs()
+    return sums, storage.names.all(), storage.tables.range(b"keys"), storage.core_blob, storage.hour_blobs()
 
 
 def reference() -> tuple[dict[int, tuple[Any, ...]], int]:

@@ -36,7 +36,7 @@ def seen(storage: Storage) -> tuple:
     store = storage.hours
     sums = store.checksums()
     entries = {hour: store.entries(hour, slice(None)).tobytes() for hour in store.hours()}
-    return sums, entries, storage.names.all(), storage.tables.scan(b"keys")
+    return sums, entries, storage.names.all(), storage.tables.range(b"keys")
 
 
 def reopen(storage: Storage, loop: Loop) -> Storage:

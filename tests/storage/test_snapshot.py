@@ -60,7 +60,7 @@ class Node:
             storage.hour_blobs(),
             storage.hours.checksums(),
             storage.names.all(),
-            storage.tables.scan(b"keys", limit=100_000),
+            storage.tables.range(b"keys", limit=100_000),
         )
 
 

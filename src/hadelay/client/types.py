@@ -109,7 +109,7 @@ class TopicInfo(Struct, frozen=True, kw_only=True):
     ready: int
     leased: int
     dead: int
-    lease_ms: int | None = None
+    lease: str | None = None
     oldest_ready_age_ms: int | None = None
 
 

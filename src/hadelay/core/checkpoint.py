@@ -31,7 +31,10 @@ _NUMBERS = (
     "now_ms", "applied", "term", "chain", "level", "key_epoch", "key_epoch_ends_ms", "key_count", "key_count_before",
     "keys_dropped_early",
 )  # fmt: skip
-_TOPIC = ("number", "name", "exists", "generation", "config", "open", "leased", "doomed", "published", "settled")
+_TOPIC = (
+    "number", "name", "exists", "generation", "config", "open", "leased", "doomed", "published", "bytes", "dead",
+    "settled",
+)  # fmt: skip
 
 
 def dump_main(state: DelayState) -> bytes:
@@ -65,6 +68,7 @@ def dump_hour(hour_state: HourState, *, canonical: bool = False) -> bytes:
             hour_state.returned,
             hour_state.carried,
             hour_state.retire_at,
+            hour_state.keyed,
         ]
     )
 
@@ -100,7 +104,7 @@ def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
     state.settings = Settings.from_map(whole["settings"])
     state.topics = Topics()
     for values in whole["topics"]:
-        state.topics.add(Topic(*values))
+        state.topics.add(Topic(**dict(zip(_TOPIC, values, strict=True))))
     state.incarnations = dict(whole["incarnations"])
     state.retired = BitMap.deserialize(whole["retired"])
     state.hours = {hour: _load_hour(blob) for hour, blob in sorted(hours.items()) if blob}
@@ -114,7 +118,7 @@ def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
 
 
 def _load_hour(blob: bytes) -> HourState:
-    settled, late, others, seconds, returned, carried, retire_at = msgpack.unpackb(blob)
+    settled, late, others, seconds, returned, carried, retire_at, keyed = msgpack.unpackb(blob)
     hour_state = HourState()
     hour_state.settled = BitMap.deserialize(settled)
     hour_state.late = BitMap.deserialize(late)
@@ -122,6 +126,7 @@ def _load_hour(blob: bytes) -> HourState:
     if seconds is not None:
         hour_state.open_seconds = np.frombuffer(seconds, "<u4").astype(np.uint32)
     hour_state.returned, hour_state.carried, hour_state.retire_at = returned, carried, retire_at
+    hour_state.keyed = keyed
     return hour_state
 
 

@@ -30,7 +30,7 @@ from hadelay.core.ports import TOPIC
 from hadelay.core.ready import DONE, PROPOSED, WAITING, Delivery, Offer, Poll, Ready
 from hadelay.core.topics import by_topic
 from hadelay.core.wheel import NEVER_MS, HourWheel, Second, SecondWheel
-from hadelay.model import HOUR_MS, Event
+from hadelay.model import DEAD_HOURS, HOUR_MS, Event
 
 if TYPE_CHECKING:
     from hadelay.core.held import HeldGrant
@@ -110,7 +110,7 @@ class Dispatcher:
         for known in self.store.hours():
             if known == at // SECONDS_PER_HOUR:
                 self._open(known, at % SECONDS_PER_HOUR)
-            elif known > at // SECONDS_PER_HOUR:
+            elif at // SECONDS_PER_HOUR < known < DEAD_HOURS:
                 self._hours.add(known)
         for held in self.state.grants.values():
             self._note_leased(held)
@@ -269,6 +269,8 @@ class Dispatcher:
                 self._filed(hour, rows[hours == hour])
 
     def _filed(self, hour: int, rows: NDArray[np.void]) -> None:
+        if hour >= DEAD_HOURS:
+            return
         wheel = self._wheels.get(hour)
         if wheel is None:
             if hour >= self.tick_ms // HOUR_MS:

@@ -1,7 +1,7 @@
 """PUBLISH: messages on their way into the log, as columns.
 
-    body := head {node u1, topics u2, rows u4, keys u4, blob u4}  node name  topics × {size u1, name}
-            rows × PUBLISH_ROW  keys × KEY_ROW  blob                                             little-endian
+    body := head {node u1, topics u2, rows u4, keys u4, client keys u4, blob u4}  node name  topics × {size u1, name}
+            rows × PUBLISH_ROW  keys × KEY_ROW  client keys × CLIENT_KEY_ROW  blob                little-endian
     blob := rows × {48 bytes left free, meta, body}
 
 The free bytes are where apply puts the record header, so that the blob *is* the piece of the hour log: written once by
@@ -26,8 +26,11 @@ from hadelay.core.wire import Malformed, Reader, pack_name
 #: Room for the header of a record, in front of every payload.
 GAP = bytes(48)
 
-#: `when_ms` is a delay, to be resolved against cluster time by apply.
-RELATIVE = 1
+#: PUBLISH_ROW.flags. `when_ms` is a delay, to be resolved against cluster time by apply; the message's meta names a
+#: webhook URL of its own.
+RELATIVE, CALLBACK = 1, 2
+#: What to do when the client key is that of a message which is still pending.
+KEEP, REPLACE, REJECT = 0, 1, 2
 
 PUBLISH_ROW = np.dtype(
     [
@@ -44,8 +47,11 @@ PUBLISH_ROW = np.dtype(
 #: An Idempotency-Key and the rows it covers. `hash` includes the scope, see `hash_key`.
 KEY_ROW = np.dtype([("hash", "V16"), ("fingerprint", "<u8"), ("first", "<u4"), ("count", "<u4")])
 
-_HEAD = struct.Struct("<BHIII")
-_OPTIONS = struct.Struct("<qQq?")
+#: The client key of a message, for those that have one. `hash`: see `hash_client_key`.
+CLIENT_KEY_ROW = np.dtype([("row", "<u4"), ("mode", "u1"), ("pad", "V3"), ("max_wait_ms", "<i8"), ("hash", "V16")])
+
+_HEAD = struct.Struct("<BHIIII")
+_OPTIONS = struct.Struct("<qQq?Bq")
 
 
 class Draft(NamedTuple):
@@ -56,13 +62,21 @@ class Draft(NamedTuple):
     when_ms: int
     relative: bool
     tag_mask: int
-    #: 0: none
+    #: After due; 0: the topic's.
     ttl_ms: int
     #: msgpack map, or empty
     meta: bytes
     body: bytes
     #: Idempotency-Key of this message alone
     idem: bytes | None = None
+    #: Client key, also in `meta`.
+    key: bytes | None = None
+    #: KEEP, REPLACE or REJECT
+    on_conflict: int = KEEP
+    #: With REPLACE: due at most this long after the first publish of those that replaced each other. 0: no limit.
+    max_wait_ms: int = 0
+    #: `meta` has a webhook URL.
+    callback: bool = False
 
 
 @dataclass(slots=True)
@@ -73,6 +87,7 @@ class Publish:
     topics: list[str]
     rows: NDArray[np.void]
     keys: NDArray[np.void]
+    client_keys: NDArray[np.void]
     #: Where each record starts in `blob`, and how long it is, header included.
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
@@ -84,9 +99,14 @@ def hash_key(scope: bytes, key: bytes) -> bytes:
     return blake2b(key, digest_size=16, key=scope).digest()
 
 
+def hash_client_key(key: bytes) -> bytes:
+    """16 bytes that stand for a client key, under the number of its topic (core/keys.py)."""
+    return hash_key(b"client", key)
+
+
 def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None) -> bytes:
     """The body of a PUBLISH of `drafts`, in order; `request_key` is the Idempotency-Key that covers all of them."""
-    names, when, relative, mask, ttl, metas, bodies, idems = zip(*drafts, strict=True)
+    names, when, relative, mask, ttl, metas, bodies, idems, client, _, _, callback = zip(*drafts, strict=True)
     topics = list(dict.fromkeys(names))
     payloads = list(map(add, metas, bodies))
     rows = np.zeros(len(drafts), PUBLISH_ROW)
@@ -95,15 +115,29 @@ def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None
     rows["body_size"] = list(map(len, bodies))
     rows["payload_crc"] = list(map(crc32c, payloads))
     rows["flags"] = relative
+    if any(callback):
+        rows["flags"] |= np.array(callback, np.uint16) * CALLBACK
     if len(topics) > 1:
         local = {name: n for n, name in enumerate(topics)}
         rows["topic"] = list(map(local.__getitem__, names))
     keys = _key_rows(drafts, rows, idems, request_key)
+    client_keys = b"" if client.count(None) == len(client) else _client_key_rows(drafts)
     blob = GAP + GAP.join(payloads)
-    parts = [_HEAD.pack(len(node.encode()), len(topics), len(drafts), len(keys), len(blob)), node.encode()]
-    parts += [pack_name(name) for name in topics]
-    parts += [rows.tobytes(), keys.tobytes(), blob]
+    client_count = len(client_keys) // CLIENT_KEY_ROW.itemsize
+    name = node.encode()
+    parts = [_HEAD.pack(len(name), len(topics), len(drafts), len(keys), client_count, len(blob)), name]
+    parts += [pack_name(topic) for topic in topics]
+    parts += [rows.tobytes(), keys.tobytes(), client_keys, blob]
     return b"".join(parts)
+
+
+def _client_key_rows(drafts: Sequence[Draft]) -> bytes:
+    wanted = [
+        (n, d.on_conflict, b"", d.max_wait_ms, hash_client_key(d.key))
+        for n, d in enumerate(drafts)
+        if d.key is not None
+    ]
+    return np.array(wanted, CLIENT_KEY_ROW).tobytes()
 
 
 def _key_rows(
@@ -117,7 +151,7 @@ def _key_rows(
         print_of = blake2b(digest_size=8)
         for n in range(first, first + count):
             d = drafts[n]
-            print_of.update(_OPTIONS.pack(d.when_ms, d.tag_mask, d.ttl_ms, d.relative))
+            print_of.update(_OPTIONS.pack(d.when_ms, d.tag_mask, d.ttl_ms, d.relative, d.on_conflict, d.max_wait_ms))
             print_of.update(rows[n]["payload_crc"].tobytes())
             print_of.update(d.topic.encode())
         keys[at] = (digest, int.from_bytes(print_of.digest(), "little"), first, count)
@@ -127,11 +161,12 @@ def _key_rows(
 def decode_publish(body: memoryview) -> Publish:
     """Raises Malformed unless every length, topic number and key range fits: apply relies on all of them."""
     reader = Reader(body)
-    node_size, topic_count, row_count, key_count, blob_size = reader.unpack(_HEAD)
+    node_size, topic_count, row_count, key_count, client_count, blob_size = reader.unpack(_HEAD)
     node = reader.text(node_size)
     topics = [reader.name() for _ in range(topic_count)]
     rows = reader.array(PUBLISH_ROW, row_count)
     keys = reader.array(KEY_ROW, key_count)
+    client_keys = reader.array(CLIENT_KEY_ROW, client_count)
     blob = reader.take(blob_size)
     reader.end()
     if not row_count or not topic_count or not all(topics):
@@ -144,4 +179,8 @@ def decode_publish(body: memoryview) -> Publish:
         raise Malformed("payloads and their sizes differ")
     if key_count and int((keys["first"].astype(np.int64) + keys["count"]).max()) > row_count:
         raise Malformed("a key covers rows that are not there")
-    return Publish(node, topics, rows, keys, ends - sizes, sizes, blob)
+    if client_count:
+        at = client_keys["row"].astype(np.int64)
+        if at[-1] >= row_count or not (at[1:] > at[:-1]).all() or int(client_keys["mode"].max()) > REJECT:
+            raise Malformed("client keys are of rows in ascending order, with a mode")
+    return Publish(node, topics, rows, keys, client_keys, ends - sizes, sizes, blob)

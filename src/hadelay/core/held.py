@@ -15,6 +15,7 @@ HELD = np.dtype(
         ("topic", "<u4"),
         ("event", "<u4"),
         ("until_ms", "<i8"),
+        ("size", "<u4"),
         ("attempt", "<u2"),
         ("second", "<u2"),
         ("open", "u1"),

@@ -25,7 +25,7 @@ def indexes_of(bits: BitMap) -> NDArray[np.uint32]:
 class HourState:
     """Open entries of an hour = those in its index, less `settled`; the leased ones are among the open."""
 
-    __slots__ = ("carried", "late", "leased", "open_seconds", "others", "retire_at", "returned", "settled")
+    __slots__ = ("carried", "keyed", "late", "leased", "open_seconds", "others", "retire_at", "returned", "settled")
 
     def __init__(self) -> None:
         #: Every entry that is over, whatever ended it.
@@ -40,6 +40,8 @@ class HourState:
         self.open_seconds: NDArray[np.uint32] | None = None
         #: Entries whose message was first filed elsewhere: table `place` points at them.
         self.returned = 0
+        #: Entries whose message has a client key.
+        self.keyed = 0
         #: CARRY has looked at the entries before this one, RETIRE before that one.
         self.carried = 0
         self.retire_at = 0

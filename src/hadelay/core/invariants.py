@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hadelay.core.hourstate import SECONDS, bitmap, indexes_of
+from hadelay.core.lifecycle import FLAG_KEYED
 from hadelay.model import Event
 
 if TYPE_CHECKING:
@@ -17,12 +18,16 @@ def check(state: DelayState) -> None:
     """AssertionError, with what is wrong, unless everything adds up."""
     _check_grants(state)
     open_by_topic = np.zeros(len(state.topics.all), np.int64)
+    bytes_by_topic = np.zeros(len(state.topics.all), np.int64)
     doomed_by_topic = np.zeros(len(state.topics.all), np.int64)
     for hour in state.store.hours():
-        _check_hour(state, hour, open_by_topic, doomed_by_topic)
+        _check_hour(state, hour, open_by_topic, bytes_by_topic, doomed_by_topic)
     for topic in state.topics.all:
         name = f"topic {topic.name}"
         assert topic.open == open_by_topic[topic.number], f"{name}: open {topic.open}, {open_by_topic[topic.number]}"
+        assert topic.bytes == bytes_by_topic[topic.number], (
+            f"{name}: {topic.bytes} ≠ {bytes_by_topic[topic.number]} bytes"
+        )
         assert topic.doomed == doomed_by_topic[topic.number], f"{name}: doomed {topic.doomed}"
         ended = sum(topic.settled) - topic.settled[Event.MOVED]
         assert topic.published == topic.open + ended, f"{name}: published {topic.published} ≠ {topic.open} + {ended}"
@@ -51,7 +56,9 @@ def _check_grants(state: DelayState) -> None:
             assert key in state.grants, f"{consumer}/{request_id!r} outlived its grant"
 
 
-def _check_hour(state: DelayState, hour: int, open_by_topic: np.ndarray, doomed_by_topic: np.ndarray) -> None:
+def _check_hour(
+    state: DelayState, hour: int, open_by_topic: np.ndarray, bytes_by_topic: np.ndarray, doomed_by_topic: np.ndarray
+) -> None:
     count = state.store.count(hour)
     rows = state.store.entries(hour, slice(0, count))
     is_open = np.ones(count, bool)
@@ -68,6 +75,9 @@ def _check_hour(state: DelayState, hour: int, open_by_topic: np.ndarray, doomed_
         _check_seconds(state, hour, rows[is_open])
     assert state.open_entries(hour) == np.count_nonzero(is_open), f"hour {hour}: open"
     np.add.at(open_by_topic, rows["topic"][is_open], 1)
+    np.add.at(bytes_by_topic, rows["topic"][is_open], rows["size"][is_open])
+    keyed = np.count_nonzero(rows["flags"] & FLAG_KEYED)
+    assert keyed == (hour_state.keyed if hour_state else 0), f"hour {hour}: {keyed} have a key"
     doomed = rows[waiting]
     np.add.at(doomed_by_topic, doomed["topic"][~state.topics.alive(doomed)], 1)
 

@@ -86,6 +86,7 @@ def _lease(state: DelayState, hour: int, rows: NDArray[np.void], consumer: int, 
         return
     entries = state.store.entries(hour, rows["index"])
     rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
+    rows["size"] = entries["size"]
     # A grant only gives out what is due: never early, whatever the leader believed (architecture §5).
     free = (entries["deliver_at_ms"] <= state.now_ms) & state.topics.alive(entries)
     bits = bitmap(rows["index"])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hadelay.core.formats import DISPATCH
 from hadelay.core.hourstate import bitmap
-from hadelay.core.topics import by_topic
+from hadelay.core.topics import by_topic, by_topic_bytes
 from hadelay.model import HOUR_MS, NONE32, Event
 
 if TYPE_CHECKING:
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 #: INDEX.flags: the attempt before this entry ended because its lease ran out, so its ack still counts until the
 #: message is leased again.
 FLAG_LEASE_EXPIRED = 1
+#: It has a client key; it ends by itself (table `ttlof`); it is pushed to a URL of its own (meta `cb`).
+FLAG_KEYED, FLAG_TTL, FLAG_CALLBACK = 2, 4, 8
+#: Of the message, not of the entry: they go with it wherever it is filed anew.
+FLAGS_OF_MESSAGE = FLAG_KEYED | FLAG_TTL | FLAG_CALLBACK
 
 #: first id → where the message is now, for every message that ever moved.
 PLACE = b"place"
@@ -69,11 +73,12 @@ def settle(state: DelayState, hour: int, rows: NDArray[np.void], event: Event, *
     hour_state.drop_seconds(rows["second"])
     if hour < state.now_hour and not state.open_entries(hour):
         hour_state.open_seconds = None
-    for number, count in by_topic(rows["topic"]):
+    for number, count, size in by_topic_bytes(rows):
         topic = state.topics[number]
         topic.settled[event] += count
         if event is not Event.MOVED:
             topic.open -= count
+            topic.bytes -= size
         if leased:
             topic.leased -= count
     state.listener.on_settled(hour, rows["index"], event)
@@ -88,6 +93,10 @@ def filed(state: DelayState, hours: int | NDArray[np.int64], rows: NDArray[np.vo
         running = hours == state.now_hour
         if running.any():
             state.hour_state(state.now_hour).add_seconds(rows["second"][running])
+    keyed = rows["flags"] & FLAG_KEYED != 0
+    if keyed.any():
+        for hour, count in by_topic(np.broadcast_to(hours, len(rows))[keyed]):
+            state.hour_state(hour).keyed += count
     state.listener.on_filed(hours, rows)
 
 
@@ -97,14 +106,15 @@ def move(
 ) -> None:  # fmt: skip
     """File the messages of these open INDEX rows anew, under max(second of deliver_at, second of now).
 
-    `attempts` is added to the attempt of each. Within the hour the new entry points at the same record; into another
-    hour the record is copied, so that an hour is complete by itself.
+    `attempts` is added to the attempt of each; `flags` are the new entry's, and those of the message stay. Within the
+    hour the new entry points at the same record; into another hour the record is copied, so that an hour is complete
+    by itself.
     """
     new = rows.copy()
     new["deliver_at_ms"] = deliver_at_ms
     # No limit of attempts is a limit of 65,534: there it stays.
     new["attempt"] = np.minimum(rows["attempt"], 0xFFFE - attempts) + attempts
-    new["flags"] = flags
+    new["flags"] = rows["flags"] & FLAGS_OF_MESSAGE | flags
     filing_ms = np.maximum(new["deliver_at_ms"], state.now_ms)
     hours = filing_ms // HOUR_MS
     new["second"] = filing_ms % HOUR_MS // 1000

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hadelay.core.formats import INDEX, SECONDS_PER_HOUR
 from hadelay.core.hourstate import bitmap, indexes_of
 from hadelay.core.linking import INDEX_CRC
-from hadelay.model import HOUR_MS
+from hadelay.model import DEAD_HOURS, HOUR_MS
 
 if TYPE_CHECKING:
     from hadelay.core.state import DelayState
@@ -71,7 +71,7 @@ class Owed:
             # Hours that began while nothing was committed: apply has not counted them yet.
             hours = self.store.hours()
             first = max(hour, self.state.now_hour) + 1
-            later += hours[bisect_left(hours, first) : bisect_right(hours, now_ms // HOUR_MS)]
+            later += hours[bisect_left(hours, first) : bisect_right(hours, min(now_ms // HOUR_MS, DEAD_HOURS - 1))]
         return next((at for h in sorted(set(later)) if (at := self._open_second(h, 0)) is not None), None)
 
     def _open_second(self, hour: int, slot: int) -> int | None:

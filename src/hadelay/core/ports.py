@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from hadelay.core.held import HeldGrant
     from hadelay.core.topics import Topic
 
-#: Kinds of `Names`.
-TOPIC, CONSUMER, NODE = 1, 2, 3
+#: Kinds of `Names`. REASON: why an attempt failed.
+TOPIC, CONSUMER, NODE, REASON = 1, 2, 3, 4
 
 
 class Heads(Protocol):
@@ -71,6 +71,10 @@ class Tables(Protocol):
     def delete(self, table: bytes, key: bytes) -> None: ...
 
     def drop_table(self, table: bytes) -> None: ...
+
+    def range(
+        self, table: bytes, start: bytes = b"", end: bytes | None = None, limit: int = 1000
+    ) -> list[tuple[bytes, bytes]]: ...
 
 
 class Names(Protocol):

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.core import idempotency
-from hadelay.core.drafts import RELATIVE, Publish
+from hadelay.core.drafts import CALLBACK, RELATIVE, Publish
 from hadelay.core.formats import INDEX, RECORD
-from hadelay.core.lifecycle import filed
+from hadelay.core.lifecycle import FLAG_CALLBACK, filed
 from hadelay.core.results import PublishResult, RowCode
 from hadelay.core.topics import known_topic, topic_for
 from hadelay.model import HOUR_MS, NONE32
@@ -35,6 +35,7 @@ def apply_publish(state: DelayState, command: Publish) -> PublishResult:
     take &= result.codes == RowCode.OK
     _refuse_full_hours(state, hours, result.codes, take)
     topics = _topics(state, command, result.codes, take)
+    _count(state, command, topics, take)
     if take.all():
         _file(state, command, slice(None), deliver_at_ms, hours, topics, result)
     elif take.any():
@@ -91,9 +92,18 @@ def _topics(
             take &= local != at
             continue
         numbers[at] = topic.number
-        topic.open += used[at]
-        topic.published += used[at]
     return numbers
+
+
+def _count(state: DelayState, command: Publish, numbers: NDArray[np.uint32], take: NDArray[np.bool_]) -> None:
+    local, width = command.rows["topic"][take], len(command.topics)
+    counts, sizes = np.bincount(local, minlength=width), np.bincount(local, command.sizes[take], minlength=width)
+    for number, count, size in zip(numbers.tolist(), counts.tolist(), sizes.tolist(), strict=True):
+        if count:
+            topic = state.topics[number]
+            topic.open += count
+            topic.published += count
+            topic.bytes += int(size)
 
 
 def _file(
@@ -116,6 +126,7 @@ def _file(
     entries = np.zeros(len(rows), INDEX)
     entries["deliver_at_ms"] = deliver
     entries["tag_mask"] = rows["tag_mask"]
+    entries["flags"] = np.where(rows["flags"] & CALLBACK, FLAG_CALLBACK, 0)
     entries["size"] = command.sizes[take]
     entries["topic"] = numbers
     # deliver_at is never before now here, so it is filed under its own second.

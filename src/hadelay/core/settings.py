@@ -20,6 +20,8 @@ class Settings:
     max_topics: int = 100_000
     #: Consumers beyond this many are written to the dispatch log without a name: names are never forgotten.
     max_consumers: int = 100_000
+    #: The same of texts that say why an attempt failed.
+    max_reasons: int = 10_000
     #: Request ids remembered per consumer, while their leases run; the oldest go first.
     requests_per_consumer: int = 64
     max_lease_ms: int = _DAY_MS // 2

@@ -24,15 +24,15 @@ from hadelay.core.commands import ENTRY_VERSION, FEATURE_LEVEL, Command, Malform
 from hadelay.core.describe import Description, describe
 from hadelay.core.held import HeldGrant
 from hadelay.core.hourstate import SECONDS, HourState, indexes_of
-from hadelay.core.ports import CONSUMER, NODE, HourStore, Listener, Names, NoListener, Tables
+from hadelay.core.ports import CONSUMER, NODE, REASON, HourStore, Listener, Names, NoListener, Tables
 from hadelay.core.results import Done, Refused, Result
 from hadelay.core.settings import Settings
 from hadelay.core.topics import Topic, Topics, known_topic
 from hadelay.errors import FatalError
-from hadelay.model import HOUR_MS, NONE32, Event
+from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event
 
 _LINK = struct.Struct("<QQI")
-_MAX_NOW_MS = (1 << 24) * HOUR_MS
+_MAX_NOW_MS = (DEAD_HOURS - 1) * HOUR_MS
 #: Entries of which `_closed_seconds` reads the seconds at a time.
 _CHUNK = 65_536
 
@@ -72,8 +72,8 @@ class DelayState:
         self.key_count = 0
         self.key_count_before = 0
         self.keys_dropped_early = 0
-        #: How many consumer and node names were given a number.
-        self.named = {CONSUMER: 0, NODE: 0}
+        #: How many consumers, nodes and reasons were given a number.
+        self.named = {CONSUMER: 0, NODE: 0, REASON: 0}
         self._touched: set[int] = set()
 
     # ---- apply
@@ -159,12 +159,17 @@ class DelayState:
         self.hours.pop(hour, None)
 
     def number_of(self, kind: int, name: str) -> int:
-        """Number of a consumer or node, given now if it has none. Beyond the limits: NONE32 and `no_node`."""
+        """Number of a consumer, node or reason, given now if it has none. Beyond the limits: NONE32 and `no_node`."""
         try:
             return self.names.number(kind, name)
         except KeyError:
             pass
-        limit, beyond = (self.no_node, self.no_node) if kind == NODE else (self.settings.max_consumers, NONE32)
+        limits = {
+            CONSUMER: (self.settings.max_consumers, NONE32),
+            NODE: (self.no_node, self.no_node),
+            REASON: (self.settings.max_reasons, NONE32),
+        }
+        limit, beyond = limits[kind]
         if self.named[kind] >= limit:
             return beyond
         self.named[kind] += 1

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hadelay.core.ports import TOPIC
 from hadelay.core.results import Done, Refused
+from hadelay.core.topicconfig import TopicSettings, merged, problem, settings_of
 from hadelay.model import Event
 
 if TYPE_CHECKING:
@@ -30,16 +31,28 @@ class Topic:
     #: False once deleted; the number and the generation stay, for when the name comes back.
     exists: bool = True
     generation: int = 0
-    #: What PUT set; a key that is missing has the node's default.
+    #: What PUT set, and the same over the defaults (core/topicconfig.py). Changed by `configure` alone.
     config: dict[str, Any] = field(default_factory=dict)
+    settings: TopicSettings = field(init=False, repr=False)
     #: Not settled: waiting or leased, doomed ones included.
     open: int = 0
     leased: int = 0
     #: Waiting under an older generation: cancelled, not yet swept.
     doomed: int = 0
     published: int = 0
+    #: Of the records of what is open.
+    bytes: int = 0
+    #: Dead letters that are kept.
+    dead: int = 0
     #: By Event, of messages (a move settles an entry, not a message): acked, cancelled, expired, dead. Never goes down.
     settled: list[int] = field(default_factory=lambda: [0] * (max(Event) + 1))
+
+    def __post_init__(self) -> None:
+        self.configure(self.config)
+
+    def configure(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.settings = settings_of(config)
 
     @property
     def waiting(self) -> int:
@@ -85,6 +98,15 @@ def by_topic(numbers: NDArray[np.uint32]) -> list[tuple[int, int]]:
     return list(zip(distinct.tolist(), counts.tolist(), strict=True))
 
 
+def by_topic_bytes(rows: NDArray[np.void]) -> list[tuple[int, int, int]]:
+    """(topic, how many, bytes of their records) of rows with `topic` and `size`."""
+    counted = by_topic(rows["topic"])
+    if len(counted) == 1:
+        return [(*counted[0], int(rows["size"].sum(dtype=np.int64)))]
+    sizes = np.bincount(rows["topic"], rows["size"])
+    return [(number, count, int(sizes[number])) for number, count in counted]
+
+
 def topic_for(state: DelayState, name: str, *, create: bool) -> Topic | None:
     """The living topic of that name; made now if `create` and there is room."""
     topic = known_topic(state, name)
@@ -112,30 +134,19 @@ def known_topic(state: DelayState, name: str) -> Topic | None:
 
 def apply_put(state: DelayState, command: tuple[str, Any]) -> Done | Refused:
     name, config = command
-    problem = config_problem(config, state.settings.max_lease_ms)
-    if problem:
-        return Refused("bad_config", problem)
+    wrong = problem(config, state.settings)
+    if not wrong and config.get("dead_letter") == name:
+        wrong = f"dead_letter: {name} would get its own dead letters back, for ever; name another topic, or keep"
+    if wrong:
+        return Refused("bad_config", wrong)
     topic = topic_for(state, name, create=True)
     if topic is None:
         return Refused("too_many_topics", f"there are {len(state.topics.all)} topics already")
-    merged = {**topic.config, **config}
-    merged = {key: merged[key] for key in sorted(merged) if merged[key] is not None}
-    changed = merged != topic.config
-    topic.config = merged
+    after = merged(topic.config, config)
+    changed = after != topic.config
+    topic.configure(after)
     state.listener.on_topic(topic)
     return Done(changed)
-
-
-def config_problem(config: Any, max_lease_ms: int) -> str:
-    """What is wrong with a topic's settings, in words; empty if nothing is."""
-    if not isinstance(config, dict):
-        return "the settings of a topic are a map"
-    for key, value in config.items():
-        if key != "lease_ms":
-            return f"a topic has no setting {key!r}"
-        if value is not None and (type(value) is not int or not 1 <= value <= max_lease_ms):
-            return f"{key} is 1 to {max_lease_ms}, not {value!r}"
-    return ""
 
 
 def apply_delete(state: DelayState, command: tuple[str, bool]) -> Done | Refused:
@@ -152,7 +163,7 @@ def apply_delete(state: DelayState, command: tuple[str, bool]) -> Done | Refused
     topic.generation += 1
     state.topics.generations[topic.number] = topic.generation
     topic.exists = False
-    topic.config = {}
+    topic.configure({})
     if topic.doomed:
         state.sweep = (0, 0)
     state.listener.on_topic(topic)

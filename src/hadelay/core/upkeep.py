@@ -11,7 +11,7 @@ from hadelay.core.hourstate import bitmap, indexes_of
 from hadelay.core.lifecycle import PLACE, PLACE_KEY, PLACE_VALUE, move
 from hadelay.core.places import cancel_entries
 from hadelay.core.results import Progress, Refused
-from hadelay.model import NONE32, pack_id
+from hadelay.model import DEAD_HOURS, NONE32, pack_id
 
 if TYPE_CHECKING:
     from hadelay.core.commands import Slice
@@ -51,7 +51,8 @@ def apply_sweep(state: DelayState, command: Slice) -> Progress:
     if not state.topics.doomed():
         return Progress(True, 0)
     hour, start = state.sweep
-    later = [h for h in state.store.hours() if h > hour or (h == hour and start < state.store.count(h))]
+    hours = (h for h in state.store.hours() if h < DEAD_HOURS)
+    later = [h for h in hours if h > hour or (h == hour and start < state.store.count(h))]
     if not later:
         # Doomed entries were filed while it ran (a return crossing the deletion): from the beginning.
         state.sweep = (0, 0)

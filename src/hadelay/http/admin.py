@@ -6,13 +6,14 @@ import re
 
 from aiohttp import web
 
+from hadelay.core.meta import unpack
 from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound
 from hadelay.http import types
-from hadelay.http.consume import unpack_meta
 from hadelay.http.routes import Call, Routes
+from hadelay.http.settings import settings_in, settings_out
 from hadelay.http.values import check_topic, format_instant, parse_id
 from hadelay.model import encode_id, hour_from_name, hour_name
-from hadelay.server.api import HourFile, HourView, MessageView, TopicSettings, TopicView
+from hadelay.server.api import HourFile, HourView, MessageView, TopicView
 
 routes = Routes()
 
@@ -39,7 +40,7 @@ async def get_message(call: Call) -> web.Response:
 
 
 def _message(view: MessageView) -> types.Message:
-    meta = unpack_meta(view.meta)
+    meta = unpack(view.meta)
     message = types.Message(
         id=encode_id(view.id), topic=view.topic, key=meta.key, state=view.state,  # type: ignore[arg-type]
         deliver_at=format_instant(view.deliver_at_ms), published_at=format_instant(view.published_at_ms),
@@ -66,12 +67,7 @@ async def cancel_message(call: Call) -> web.Response:
 @routes.add("PUT", "/v1/topics/{topic}", body=types.PutTopic, returns={200: types.Topic}, errors=(422, 503, 504))
 async def put_topic(call: Call) -> web.Response:
     """Make a topic, or change what is named"""
-    lease = call.body.lease
-    longest = call.server.config.max_lease_ms
-    if lease is not None and not 0 < lease <= longest:
-        raise BadRequest(f"lease: {lease} ms; more than 0 and at most {longest} ms")
-    settings = TopicSettings(None if lease is None else int(lease))
-    return call.reply(_topic_out(await call.server.service.put_topic(_topic(call), settings)))
+    return call.reply(_topic_out(await call.server.service.put_topic(_topic(call), settings_in(call.body))))
 
 
 @routes.add("GET", "/v1/topics/{topic}", query=types.ReadQuery, returns={200: types.Topic}, errors=(404, 503))
@@ -104,12 +100,12 @@ async def delete_topic(call: Call) -> web.Response:
 def _topic_out(view: TopicView) -> types.Topic:
     return types.Topic(
         view.name,
-        view.settings.lease_ms,
         view.scheduled,
         view.ready,
         view.leased,
         view.dead,
         view.oldest_ready_age_ms,
+        **settings_out(view.config),
     )
 
 
@@ -259,4 +255,4 @@ def _range(header: str | None, length: int) -> tuple[int, int]:
 async def names(call: Call) -> web.Response:
     """The numbers that stand for topics, consumers and nodes in the files"""
     view = await call.server.service.names()
-    return call.reply(types.Names(view.topics, view.consumers, view.nodes))
+    return call.reply(types.Names(view.topics, view.consumers, view.nodes, view.reasons))

@@ -59,7 +59,7 @@ class Seen(NamedTuple):
 
 
 class Heads:
-    """Recent request heads, byte for byte. Heads with an Idempotency-Key are not kept: they never come again."""
+    """Recent request heads, byte for byte. Those with an Idempotency-Key, a key, … are not: they hardly come again."""
 
     def __init__(self, server: HttpServer, capacity: int = 1024) -> None:
         self.server = server
@@ -70,7 +70,7 @@ class Heads:
     def parse(self, text: bytes) -> Seen | None:
         """None: not plain, so that only aiohttp can tell where the request ends."""
         seen = self._parse(text)
-        if seen is not None and (seen.head is None or seen.head.idempotency_key is None):
+        if seen is not None and (seen.head is None or (seen.head.idempotency_key is None and seen.head.extras is None)):
             if len(self.recent) >= self.capacity:
                 self.recent.clear()
             self.recent[text] = seen
@@ -108,7 +108,7 @@ class Heads:
         except HadelayError:
             options = None  # the route says the same again, with all that belongs to an answer
         fields = Fields(length, options)
-        if options is None or options.idempotency_key is None:
+        if options is None or (options.idempotency_key is None and "key" not in options.found):
             if len(self._fields) >= self.capacity:
                 self._fields.clear()
             self._fields[text] = fields
@@ -131,7 +131,7 @@ class Heads:
 class Connection(RequestHandler):
     """See the module. `_missing`: bytes until aiohttp's parser is between requests again; −1: nobody knows."""
 
-    __slots__ = ("_held", "_missing", "_publishing", "_server", "_stalled", "_topic")
+    __slots__ = ("_held", "_key", "_missing", "_publishing", "_server", "_stalled", "_topic")
 
     def __init__(self, manager: Any, server: HttpServer, *, loop: asyncio.AbstractEventLoop, **kwargs: Any) -> None:
         super().__init__(manager, loop=loop, **kwargs)
@@ -139,6 +139,7 @@ class Connection(RequestHandler):
         self._missing = 0
         self._publishing = False
         self._topic = ""
+        self._key: bytes | None = None
         self._held = b""
         self._stalled: asyncio.TimerHandle | None = None
 
@@ -168,7 +169,7 @@ class Connection(RequestHandler):
             return
         body = data[end:after]
         self._publishing = self._request_in_progress = True
-        self._topic = head.topic
+        self._topic, self._key = head.topic, head.key
         if len(data) > after:
             self._hold(data[after:])
         try:
@@ -190,7 +191,7 @@ class Connection(RequestHandler):
         if error is None:
             assert answer is not None
             try:
-                status, message_id, document = receipts.one(self._topic, answer)
+                status, message_id, document = receipts.one(self._topic, self._key, answer)
             except HadelayError as refusal:
                 error = refusal
             else:

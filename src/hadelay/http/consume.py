@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
+from hadelay.core.meta import Meta, unpack
 from hadelay.errors import BadRequest, HadelayError, Impossible, LimitReached, NoLeader
 from hadelay.http import types
 from hadelay.http.routes import Call, Routes
@@ -126,34 +126,17 @@ def _lease(call: Call, lease_ms: int) -> int:
 # ---- the answer
 
 
-class _Meta(msgspec.Struct):
-    """What `options.pack_meta` packed, and what later versions may add."""
-
-    ct: str = "application/octet-stream"
-    key: str | None = None
-    tags: list[str] = []
-    meta: dict[str, str] = {}
-
-
-_decode_meta = msgspec.msgpack.Decoder(_Meta).decode
-_NO_META = _Meta()
-
-
-def unpack_meta(meta: bytes | memoryview) -> _Meta:
-    return _decode_meta(meta) if meta else _NO_META
-
-
 def _delivered(call: Call, delivery: Delivery) -> web.Response:
     msgpack = call.wants_msgpack()
     texts = not msgpack and call.request.headers.get("Accept-Body", "").lower() == "text"
     until, left_ms = format_instant(delivery.lease_until_ms), delivery.lease_left_ms
-    metas: dict[bytes, _Meta] = {b"": _NO_META}
+    metas: dict[bytes, Meta] = {}
     messages = []
     for m in delivery.messages:
         raw = bytes(m.meta)
         meta = metas.get(raw)
         if meta is None:
-            meta = metas[raw] = _decode_meta(raw)
+            meta = metas[raw] = unpack(raw)
         received = types.Received(
             id=encode_id(m.id), lease=m.lease, topic=m.topic, content_type=meta.ct, key=meta.key, tags=meta.tags,
             meta=meta.meta, deliver_at=format_instant(m.deliver_at_ms), late_ms=m.late_ms, attempt=m.attempt,

@@ -11,42 +11,74 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
-import msgspec
-
 from hadelay.config import HttpConfig
-from hadelay.core.commands import Draft
+from hadelay.core.drafts import KEEP, REJECT, REPLACE, Draft
+from hadelay.core.meta import Meta, pack
+from hadelay.core.tags import mask_of
+from hadelay.core.topicconfig import url_problem
 from hadelay.errors import BadRequest, Impossible, UnsupportedMediaType
 from hadelay.http.routes import refuse_unknown
 from hadelay.http.values import check_topic, parse_duration, parse_instant
 
 _META = b"hadelay-meta-"
-_KNOWN_HEADERS = ("Hadelay-Delay", "Hadelay-Deliver-At", "Hadelay-Meta-*")
-_KNOWN_QUERY = ("delay", "deliver_at")
+HEADERS = (
+    "Hadelay-Delay", "Hadelay-Deliver-At", "Hadelay-Key", "Hadelay-On-Conflict", "Hadelay-Max-Wait", "Hadelay-Tags",
+    "Hadelay-TTL", "Hadelay-Callback", "Hadelay-Meta-*",
+)  # fmt: skip
+#: What few messages have.
+_EXTRAS = ("key", "on_conflict", "max_wait", "tags", "ttl", "callback")
+_KNOWN_QUERY = ("delay", "deliver_at", *_EXTRAS)
+_ON_CONFLICT = {"keep": KEEP, "replace": REPLACE, "reject": REJECT}
 _MAX_CONTENT_TYPE = 256
 _MAX_IDEMPOTENCY_KEY = 255
 
 #: One option, and nothing that would have to be decoded: what most queries are.
 _PLAIN_QUERY = re.compile(r"(delay|deliver_at)=([0-9A-Za-z.:-]*)")
 
-_encode = msgspec.msgpack.Encoder().encode
+
+class Extras(NamedTuple):
+    """What few messages have, as a Draft has it."""
+
+    key: bytes | None = None
+    on_conflict: int = KEEP
+    max_wait_ms: int = 0
+    tags: tuple[str, ...] = ()
+    ttl_ms: int = 0
+    callback: str | None = None
+
+    def draft(self, topic: str, when: tuple[int, bool], meta: bytes, body: bytes, idem: bytes | None = None) -> Draft:
+        return Draft(
+            topic, *when, mask_of(self.tags), self.ttl_ms, meta, body, idem, self.key, self.on_conflict,
+            self.max_wait_ms, self.callback is not None,
+        )  # fmt: skip
 
 
 class Head(NamedTuple):
     topic: str
     when_ms: int
     relative: bool
-    #: msgpack map of what travels with the message
+    #: msgpack map of what travels with the message (core/meta.py)
     meta: bytes
     idempotency_key: bytes | None
+    extras: Extras | None = None
 
     def draft(self, body: bytes) -> Draft:
-        return Draft(self.topic, self.when_ms, self.relative, 0, 0, self.meta, body, None)
+        if self.extras is None:
+            return Draft(self.topic, self.when_ms, self.relative, 0, 0, self.meta, body, None)
+        return self.extras.draft(self.topic, (self.when_ms, self.relative), self.meta, body)
+
+    @property
+    def key(self) -> bytes | None:
+        return None if self.extras is None else self.extras.key
 
 
 class Options(NamedTuple):
     """What the headers say; the request line says the rest."""
 
     found: dict[str, str]
+    content_type: str
+    own_meta: dict[str, str]
+    #: These two, packed: the usual meta.
     meta: bytes
     idempotency_key: bytes | None
 
@@ -78,13 +110,13 @@ def parse_headers(limits: HttpConfig, headers: Iterable[tuple[bytes, bytes]]) ->
         elif name.startswith(b"hadelay-"):
             option = name[8:].decode("latin-1").replace("-", "_")
             if option not in _KNOWN_QUERY:
-                refuse_unknown("header", name.decode("latin-1").title(), _KNOWN_HEADERS)
+                refuse_unknown("header", name.decode("latin-1").title(), HEADERS)
             _once(found, option, text_of(value))
-    return Options(found, pack_meta(limits, content_type, meta), key)
+    return Options(found, content_type, meta, pack_meta(limits, content_type, meta), key)
 
 
 def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, options: Options) -> Head:
-    found, meta, key = options
+    found, content_type, own_meta, meta, key = options
     if query:
         found = found.copy()
         plain = _PLAIN_QUERY.fullmatch(query)
@@ -95,7 +127,59 @@ def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, opt
             _once(found, option, text)
     when_ms, relative = when(max_delay_ms, found.get("delay"), found.get("deliver_at"))
     check_topic(topic, limits.max_topic_bytes)
-    return Head(topic, when_ms, relative, meta, key)
+    if found.keys().isdisjoint(_EXTRAS):
+        return Head(topic, when_ms, relative, meta, key)
+    tags = found.get("tags")
+    extras = parse_extras(
+        limits, max_delay_ms, found.get("key"), found.get("on_conflict"), found.get("max_wait"),
+        None if tags is None else tags.split(","), found.get("ttl"), found.get("callback"),
+    )  # fmt: skip
+    return Head(topic, when_ms, relative, pack_meta(limits, content_type, own_meta, extras), key, extras)
+
+
+def parse_extras(
+    limits: HttpConfig, max_delay_ms: int, key: str | None, on_conflict: str | None, max_wait: object,
+    tags: Iterable[str] | None, ttl: object, callback: str | None,
+) -> Extras:  # fmt: skip
+    """None: not given. Raises BadRequest or Impossible."""
+    if key is not None and not 0 < len(key.encode()) <= limits.max_key_bytes:
+        raise BadRequest(f"key: 1 to {limits.max_key_bytes} bytes, not {len(key.encode())}")
+    if on_conflict is not None and on_conflict not in _ON_CONFLICT:
+        raise BadRequest(f"on_conflict: {on_conflict[:40]!r}; it is keep, replace or reject")
+    if on_conflict is not None and key is None:
+        raise BadRequest("on_conflict says what to do when the key is taken: give a key with it")
+    max_wait_ms = ttl_ms = 0
+    if max_wait is not None:
+        if on_conflict != "replace":
+            raise BadRequest("max_wait limits how far replacing pushes a message: give on_conflict=replace with it")
+        max_wait_ms = _positive("max_wait", max_wait, max_delay_ms)
+    if ttl is not None:
+        ttl_ms = _positive("ttl", ttl, max_delay_ms)
+    if callback is not None and (wrong := url_problem(callback)):
+        raise BadRequest(f"callback: {wrong}")
+    mode = _ON_CONFLICT[on_conflict or "keep"]
+    packed_key = None if key is None else key.encode()
+    return Extras(packed_key, mode, max_wait_ms, check_tags(limits, tags or ()), ttl_ms, callback)
+
+
+def check_tags(limits: HttpConfig, tags: Iterable[str]) -> tuple[str, ...]:
+    """Without repetitions, in the order given. What is between two commas is a tag, less the space around it."""
+    found = tuple(dict.fromkeys(tag.strip() for tag in tags))
+    if len(found) > limits.max_tags:
+        raise BadRequest(f"{len(found)} tags; a message has at most {limits.max_tags}")
+    for tag in found:
+        if not 0 < len(tag.encode()) <= limits.max_tag_bytes or "," in tag or not tag.isprintable():
+            raise BadRequest(f"tags: {tag[:70]!r}; 1 to {limits.max_tag_bytes} bytes of printable text, no commas")
+    return found
+
+
+def _positive(name: str, value: object, max_delay_ms: int) -> int:
+    ms = parse_duration(name, value)
+    if ms <= 0:
+        raise BadRequest(f"{name}: {value}; more than 0, or leave it out")
+    if ms > max_delay_ms:
+        raise Impossible(f"{name}: {value} is beyond max_delay, {max_delay_ms / 86_400_000:g} days")
+    return ms
 
 
 def _once(found: dict[str, str], option: str, text: str) -> None:
@@ -128,19 +212,24 @@ def when(max_delay_ms: int, delay: object, deliver_at: object) -> tuple[int, boo
     return (ms, False) if ms > 0 else (0, True)
 
 
-def pack_meta(limits: HttpConfig, content_type: str | None, meta: Mapping[str, str] | None) -> bytes:
-    """The msgpack map kept in the record: `ct`, `meta`. Empty when there is nothing to say."""
-    packed: dict[str, object] = {}
+def pack_meta(
+    limits: HttpConfig, content_type: str | None, meta: Mapping[str, str] | None, extras: Extras | None = None
+) -> bytes:
+    """The map kept in the record (core/meta.py). Empty when there is nothing to say."""
+    packed = Meta()
     if content_type:
         if len(content_type) > _MAX_CONTENT_TYPE or not content_type.isprintable():
             raise BadRequest(f"Content-Type: at most {_MAX_CONTENT_TYPE} printable characters")
-        packed["ct"] = content_type
+        packed.ct = content_type
     if meta:
         size = sum(len(k.encode()) + len(v.encode()) for k, v in meta.items())
         if size > limits.max_meta_bytes:
             raise BadRequest(f"meta has {size} bytes, names included; at most {limits.max_meta_bytes} are kept")
-        packed["meta"] = meta
-    return _encode(packed) if packed else b""
+        packed.meta = dict(meta)
+    if extras is not None:
+        packed.key = None if extras.key is None else extras.key.decode()
+        packed.tags, packed.ttl, packed.cb = list(extras.tags), extras.ttl_ms, extras.callback
+    return pack(packed)
 
 
 def check_idempotency_key(value: bytes) -> bytes:

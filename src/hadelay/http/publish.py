@@ -19,13 +19,12 @@ from hadelay.core.commands import Draft
 from hadelay.errors import BadRequest, HadelayError, TooLarge, UnsupportedMediaType
 from hadelay.http import receipts, types
 from hadelay.http.bodies import read_body
-from hadelay.http.options import check_idempotency_key, pack_meta, parse_head, when
+from hadelay.http.options import HEADERS, check_idempotency_key, pack_meta, parse_extras, parse_head, when
 from hadelay.http.routes import JSON, MSGPACK, NDJSON, Call, Routes, check_headers, decoded, is_msgpack, media_type
 from hadelay.http.values import LARGEST_MS, SMALLEST_INSTANT_MS, check_topic
 from hadelay.server.api import Receipts
 
 routes = Routes()
-_PUBLISH_HEADERS = ("Hadelay-Delay", "Hadelay-Deliver-At", "Hadelay-Meta-*")
 
 
 async def commit(call: Call, drafts: list[Draft], key: bytes | None) -> Receipts:
@@ -48,9 +47,9 @@ async def commit(call: Call, drafts: list[Draft], key: bytes | None) -> Receipts
     "POST",
     "/v1/topics/{topic}/messages",
     query=types.PublishQuery,
-    headers=_PUBLISH_HEADERS,
+    headers=HEADERS,
     returns={201: types.Published, 200: types.Published},
-    errors=(404, 413, 415, 422, 429, 503, 504, 507),
+    errors=(404, 409, 413, 415, 422, 429, 503, 504, 507),
     raw_body=("*/*",),
 )
 async def publish(call: Call) -> web.Response:
@@ -61,7 +60,7 @@ async def publish(call: Call) -> web.Response:
     )
     body = await read_body(request, server.config.max_body_bytes, server.config.io_timeout_ms, "max_body_bytes")
     answer = await commit(call, [head.draft(body)], head.idempotency_key)
-    status, message_id, document = receipts.one(head.topic, answer)
+    status, message_id, document = receipts.one(head.topic, head.key, answer)
     where = f"/v1/messages/{message_id}"
     return web.Response(status=status, body=document, headers={"Content-Type": JSON, "Location": where})
 
@@ -149,6 +148,12 @@ class _Drafts:
                 and item.content_type is None
                 and item.meta is None
                 and item.idempotency_key is None
+                and item.key is None
+                and item.tags is None
+                and item.ttl is None
+                and item.callback is None
+                and item.on_conflict is None
+                and item.max_wait is None
                 and item.body_base64 is msgspec.UNSET
             ):
                 if at is None and type(delay) is int and 0 <= delay <= max_delay_s:
@@ -178,14 +183,18 @@ class _Drafts:
         body, content_type = payload(item)
         if len(body) > limits.max_body_bytes:
             raise TooLarge(f"a body of {len(body)} bytes; at most {limits.max_body_bytes} are allowed (max_body_bytes)")
+        key = item.idempotency_key
+        idem = None if key is None else check_idempotency_key(key.encode())
+        given = item.key, item.on_conflict, item.max_wait, item.tags, item.ttl, item.callback
+        if any(value is not None for value in given):
+            extras = parse_extras(limits, self.max_delay_ms, *given)
+            return extras.draft(item.topic, times, pack_meta(limits, content_type, item.meta, extras), body, idem)
         if item.meta:
             meta = pack_meta(limits, content_type, item.meta)
         else:
             known = self.metas.get(content_type)
             meta = known if known is not None else pack_meta(limits, content_type, None)
             self.metas[content_type] = meta
-        key = item.idempotency_key
-        idem = None if key is None else check_idempotency_key(key.encode())
         return Draft(item.topic, *times, 0, 0, meta, body, idem)
 
 

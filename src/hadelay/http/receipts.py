@@ -17,22 +17,24 @@ _JSON = (b'{"id":"', b'","deliver_at":"', b'"},', b'{"results":[', b"]}")
 _MSGPACK = (b"\x82\xa2id\xad", b"\xaadeliver_at\xb8", b"", b"\x81\xa7results", b"")
 
 
-def one(topic: str, receipts: Receipts) -> tuple[int, str, bytes]:
+def one(topic: str, key: bytes | None, receipts: Receipts) -> tuple[int, str, bytes]:
     """(status, id, JSON) of a publish of one message. Raises what the row was refused for."""
     if receipts.problems:
         raise receipts.problems[0]
     message_id = encode_id(receipts.ids[0])
-    tail = ',"key":null}'
+    tail = ',"key":null' if key is None else f',"key":{msgspec.json.encode(key.decode()).decode()}'
     status = 201
     if receipts.duplicates:
-        status, tail = 200, ',"key":null,"duplicate":true}'
+        status, tail = 200, tail + ',"duplicate":true'
+    if receipts.replaced:
+        tail += f',"replaced":"{encode_id(receipts.replaced[0])}"'
     at = format_instant(receipts.deliver_at_ms[0])
-    return status, message_id, f'{{"id":"{message_id}","topic":"{topic}","deliver_at":"{at}"{tail}'.encode()
+    return status, message_id, f'{{"id":"{message_id}","topic":"{topic}","deliver_at":"{at}"{tail}}}'.encode()
 
 
 def batch(receipts: Receipts, problems: dict[int, HadelayError], total: int, msgpack: bool) -> bytes:
     """The answer to a batch of `total`. `problems`: items refused before they got to the log, by their place."""
-    if not problems and not receipts.problems and not receipts.duplicates:
+    if not problems and not receipts.problems and not receipts.duplicates and not receipts.replaced:
         return _plain(receipts, msgpack)
     results = BatchResults(_mixed(receipts, problems, total))
     return msgspec.msgpack.encode(results) if msgpack else msgspec.json.encode(results)
@@ -70,6 +72,8 @@ def _mixed(receipts: Receipts, problems: dict[int, HadelayError], total: int) ->
                 result = BatchResult(encode_id(receipts.ids[row]), format_instant(receipts.deliver_at_ms[row]))
                 if row in receipts.duplicates:
                     result.duplicate = True
+                if row in receipts.replaced:
+                    result.replaced = encode_id(receipts.replaced[row])
             row += 1
         if error is not None:
             result = BatchResult(error=as_dict(error))

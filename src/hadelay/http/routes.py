@@ -18,10 +18,9 @@ from urllib.parse import unquote
 import msgspec
 from aiohttp import web
 
-from hadelay.errors import BadRequest, Impossible, MethodNotAllowed, NotFound, UnsupportedMediaType
+from hadelay.errors import BadRequest, MethodNotAllowed, NotFound, UnsupportedMediaType
 from hadelay.http import types
 from hadelay.http.values import suggest
-from hadelay.version import VERSION
 
 if TYPE_CHECKING:
     from hadelay.http.app import HttpServer
@@ -159,9 +158,6 @@ def _titled(name: bytes) -> str:
 
 
 def refuse_unknown(what: str, name: str, known: Iterable[str], where: str = "") -> NoReturn:
-    plain = name.lower().removeprefix("hadelay-").replace("-", "_")
-    if plain in types.NOT_YET:
-        raise Impossible(f"{what} {name!r}{where} is not in this version ({VERSION}); leave it out")
     raise BadRequest(f"unknown {what} {name!r}{where}{suggest(name, known)}")
 
 

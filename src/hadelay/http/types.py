@@ -56,6 +56,13 @@ class Out(Struct):
 class PublishQuery(In):
     delay: Duration | None = None
     deliver_at: Instant | None = None
+    key: str | None = None
+    on_conflict: Literal["keep", "replace", "reject"] | None = None
+    max_wait: Duration | None = None
+    #: Separated by commas.
+    tags: str | None = None
+    ttl: Duration | None = None
+    callback: str | None = None
 
 
 class Published(Out):
@@ -64,9 +71,10 @@ class Published(Out):
     deliver_at: str
     key: str | None = None
     duplicate: bool | UnsetType = UNSET
+    replaced: str | UnsetType = UNSET
 
 
-class BatchItem(In):
+class BatchItem(In, gc=False):
     """One message of a batch. `body` (text is text/plain, other JSON values application/json) or `body_base64`."""
 
     topic: str
@@ -77,6 +85,12 @@ class BatchItem(In):
     deliver_at: str | int | float | None = None
     meta: dict[str, str] | None = None
     idempotency_key: str | None = None
+    key: str | None = None
+    on_conflict: str | None = None
+    max_wait: str | int | float | None = None
+    tags: list[str] | None = None
+    ttl: str | int | float | None = None
+    callback: str | None = None
 
 
 class BatchResult(Out):
@@ -85,6 +99,7 @@ class BatchResult(Out):
     id: str | UnsetType = UNSET
     deliver_at: str | UnsetType = UNSET
     duplicate: bool | UnsetType = UNSET
+    replaced: str | UnsetType = UNSET
     error: dict[str, Any] | UnsetType = UNSET
 
 
@@ -204,22 +219,107 @@ class LeaseResults(Out):
 # ---- topics
 
 
+class Backoff(In):
+    """Retry n waits min × factor^(n−1), at most max, less up to the part `jitter` of it."""
+
+    min: Duration
+    max: Duration
+    factor: float | UnsetType = UNSET
+    jitter: float | UnsetType = UNSET
+
+
+class Webhook(In):
+    url: str
+    #: One, or those valid at once, the newest first. Left out: those set before stay. Shown masked.
+    secret: str | UnsetType = UNSET
+    secrets: list[str] | UnsetType = UNSET
+    timeout: Duration | UnsetType = UNSET
+    headers: dict[str, str] | UnsetType = UNSET
+    #: Messages may name a URL of their own (`callback`).
+    allow_per_message: bool | UnsetType = UNSET
+
+
+class Alert(In):
+    url: str
+    secret: str | UnsetType = UNSET
+
+
 class PutTopic(In):
-    lease: Duration | None = None
+    """What is left out stays as it is; null takes a setting back."""
+
+    lease: Duration | UnsetType | None = UNSET
+    #: 0: no limit.
+    max_attempts: int | UnsetType | None = UNSET
+    backoff: list[Duration] | Backoff | UnsetType | None = UNSET
+    #: keep, or the name of another topic.
+    dead_letter: str | UnsetType | None = UNSET
+    dead_retention: Duration | UnsetType | None = UNSET
+    #: Messages per second.
+    rate: float | UnsetType | None = UNSET
+    publish_rate: float | UnsetType | None = UNSET
+    catch_up_rate: float | UnsetType | None = UNSET
+    concurrency: int | UnsetType | None = UNSET
+    max_messages: int | UnsetType | None = UNSET
+    max_bytes: int | UnsetType | None = UNSET
+    ttl: Duration | UnsetType | None = UNSET
+    retention: Duration | UnsetType | None = UNSET
+    webhook: Webhook | UnsetType | None = UNSET
+    alert: Alert | UnsetType | None = UNSET
+    paused: bool | UnsetType | None = UNSET
+    dispatch_sync: Literal["commit", "interval"] | UnsetType | None = UNSET
 
 
 class DeleteTopicQuery(In):
     force: bool = False
 
 
+class BackoffOut(Out):
+    min: str
+    max: str
+    factor: float | UnsetType = UNSET
+    jitter: float | UnsetType = UNSET
+
+
+class WebhookOut(Out):
+    url: str
+    secrets: list[str] | UnsetType = UNSET
+    timeout: str | UnsetType = UNSET
+    headers: dict[str, str] | UnsetType = UNSET
+    allow_per_message: bool | UnsetType = UNSET
+
+
+class AlertOut(Out):
+    url: str
+    secret: str | UnsetType = UNSET
+
+
 class Topic(Out):
+    """Counts, and of the settings those that were set."""
+
     topic: str
-    lease_ms: int | None
     scheduled: int
     ready: int
     leased: int
     dead: int
     oldest_ready_age_ms: int | None
+    lease: str | UnsetType = UNSET
+    max_attempts: int | UnsetType = UNSET
+    backoff: list[str] | BackoffOut | UnsetType = UNSET
+    dead_letter: str | UnsetType = UNSET
+    dead_retention: str | UnsetType = UNSET
+    rate: float | UnsetType = UNSET
+    publish_rate: float | UnsetType = UNSET
+    catch_up_rate: float | UnsetType = UNSET
+    concurrency: int | UnsetType = UNSET
+    max_messages: int | UnsetType = UNSET
+    max_bytes: int | UnsetType = UNSET
+    ttl: str | UnsetType = UNSET
+    retention: str | UnsetType = UNSET
+    webhook: WebhookOut | UnsetType = UNSET
+    alert: AlertOut | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
+    paused_reason: str | UnsetType = UNSET
+    dispatch_sync: Literal["commit", "interval"] | UnsetType = UNSET
 
 
 class Topics(Out):
@@ -306,6 +406,8 @@ class Names(Out):
     topics: dict[str, int]
     consumers: dict[str, int]
     nodes: dict[str, int]
+    #: Why attempts failed.
+    reasons: dict[str, int]
 
 
 class ReadyQuery(In):
@@ -322,11 +424,3 @@ class CheckOut(Out):
 class Health(Out):
     status: Literal["ok", "failing"]
     checks: list[CheckOut] = field(default_factory=list)
-
-
-#: Names of the API that this version refuses by name (422), wherever they stand.
-NOT_YET = frozenset(
-    ("key", "tags", "any_tags", "ttl", "on_conflict", "max_wait", "callback", "max_attempts", "backoff", "dead_letter",
-     "dead_retention", "rate", "concurrency", "publish_rate", "catch_up_rate", "max_messages", "max_bytes", "retention",
-     "webhook", "alert", "paused", "dispatch_sync")
-)  # fmt: skip

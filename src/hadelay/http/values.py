@@ -65,6 +65,16 @@ def parse_duration(name: str, value: object) -> int:
     return math.ceil(ms)
 
 
+def format_duration(ms: int) -> str:
+    """The shortest text that `parse_duration` reads as so much: `15m`, `2h30m`, `0s`."""
+    parts = []
+    for unit in ("d", "h", "m", "s", "ms"):
+        count, ms = divmod(ms, _UNITS_MS[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
 def parse_instant(name: str, value: object) -> int:
     """Unix milliseconds from RFC 3339 or from Unix milliseconds. 0 means now."""
     if type(value) is int and SMALLEST_INSTANT_MS <= value < LARGEST_MS:

@@ -9,7 +9,7 @@ the wait for a majority are the service's. Refusals are raised as `hadelay.error
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct, field
 
@@ -30,6 +30,8 @@ class Receipts(Struct):
     duplicates: frozenset[int] = frozenset()
     #: Rows refused on their own; id and deliver_at_ms of such a row mean nothing. Empty when all went well.
     problems: dict[int, HadelayError] = {}
+    #: The message that a row replaced (on_conflict = replace).
+    replaced: dict[int, int] = {}
 
 
 #: Called exactly once, on the loop: with receipts, or with the error that befell the whole request.
@@ -93,15 +95,10 @@ class MessageView(Struct):
     body: bytes | memoryview | None = None
 
 
-class TopicSettings(Struct, omit_defaults=True):
-    """What PUT may set in this version. None: not set, the node's default holds."""
-
-    lease_ms: int | None = None
-
-
 class TopicView(Struct):
     name: str
-    settings: TopicSettings
+    #: What was set (core/topicconfig.py).
+    config: dict[str, Any]
     scheduled: int
     ready: int
     leased: int
@@ -167,6 +164,7 @@ class NamesView(Struct):
     topics: dict[str, int]
     consumers: dict[str, int]
     nodes: dict[str, int]
+    reasons: dict[str, int]
 
 
 class Check(Struct):
@@ -247,7 +245,9 @@ class Service(Protocol):
         """cancelled (again, too) | leased | acked | expired | dead; raises NotFound."""
         ...
 
-    async def put_topic(self, name: str, settings: TopicSettings) -> TopicView: ...
+    async def put_topic(self, name: str, config: dict[str, Any]) -> TopicView:
+        """Raises BadRequest, with what is wrong. None as a value takes a setting back."""
+        ...
 
     async def get_topic(self, name: str, *, stale: bool) -> TopicView: ...
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hadelay.core.hourstate import indexes_of
 from hadelay.core.ports import TOPIC
-from hadelay.model import HOUR_MS
+from hadelay.model import DEAD_HOURS, HOUR_MS
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
@@ -28,6 +28,8 @@ def due_counts(node: Node, topic: str | None, from_ms: int, to_ms: int, step_ms:
             return []
         number = node.state.names.number(TOPIC, topic)
     for hour in node.storage.hours.hours():
+        if hour >= DEAD_HOURS:
+            break
         start = hour * HOUR_MS
         if start + HOUR_MS <= from_ms or start >= to_ms or not node.state.open_entries(hour):
             continue

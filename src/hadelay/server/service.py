@@ -34,7 +34,6 @@ from hadelay.server.api import (
     Poll,
     PublishDone,
     SettleKind,
-    TopicSettings,
     TopicView,
 )
 from hadelay.server.batcher import refusal
@@ -131,7 +130,7 @@ class NodeService:
         if poll.lease_ms is not None:
             return poll.lease_ms
         topics = [self._node.state.topic(name) for name in poll.topics]
-        leases = [topic.config["lease_ms"] for topic in topics if topic is not None and "lease_ms" in topic.config]
+        leases = [topic.settings.lease_ms for topic in topics if topic is not None and topic.settings.lease_ms]
         return min(leases, default=self._node.config.http.default_lease_ms)
 
     async def _delivery(self, handed: Handed) -> Delivery:
@@ -184,8 +183,7 @@ class NodeService:
         ready = await self._ready(stale)
         return [views.topic(self._node, topic, ready) for topic in self._node.state.topics.all if topic.exists]
 
-    async def put_topic(self, name: str, settings: TopicSettings) -> TopicView:
-        config = {key: value for key in settings.__struct_fields__ if (value := getattr(settings, key)) is not None}
+    async def put_topic(self, name: str, config: dict[str, Any]) -> TopicView:
         await self._propose(commands.encode_topic_put(name, config))
         return await self.get_topic(name, stale=False)
 

@@ -17,7 +17,6 @@ from hadelay.server.api import (
     MemberView,
     MessageView,
     NamesView,
-    TopicSettings,
     TopicView,
 )
 
@@ -54,7 +53,7 @@ def topic(node: Node, found: Topic, ready: Ready) -> TopicView:
     count = min(count, found.waiting)
     return TopicView(
         found.name,
-        TopicSettings(**found.config),
+        found.config,
         scheduled=found.waiting - count,
         ready=count,
         leased=found.leased,

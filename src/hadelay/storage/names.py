@@ -12,8 +12,8 @@ from hadelay.core.formats import NAME, NAME_SIZE
 from hadelay.errors import DamagedFile
 from hadelay.storage.disk import Disk
 
-TOPIC, CONSUMER, NODE = 1, 2, 3
-KINDS = {TOPIC: "topic", CONSUMER: "consumer", NODE: "node"}
+TOPIC, CONSUMER, NODE, REASON = 1, 2, 3, 4
+KINDS = {TOPIC: "topic", CONSUMER: "consumer", NODE: "node", REASON: "reason"}
 
 
 class Name(NamedTuple):
@@ -75,9 +75,9 @@ class Names:
             raise KeyError(number)
         return names[number]
 
-    def all(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-        """name → number of topics, consumers and nodes."""
-        return self._numbers[TOPIC].copy(), self._numbers[CONSUMER].copy(), self._numbers[NODE].copy()
+    def all(self) -> list[dict[str, int]]:
+        """name → number of topics, consumers, nodes and reasons."""
+        return [self._numbers[kind].copy() for kind in KINDS]
 
     def register(self, kind: int, name: str) -> int:
         """The number of `name`, given now if it has none yet. Only from apply."""

@@ -7,7 +7,8 @@ keys that are not there yet at the entry being replayed, and lose a message over
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from hadelay.core.formats import HOUR_ROW
 
 #: What a key and value in a dict cost besides their bytes, roughly.
 _ROW_COST = 150
+_NEW_KEYS = 512
 
 #: The checkpoint's own tables: {b"row": msgpack, b"core": bytes}, and hour u32 big-endian → HOUR_ROW, → core's bytes.
 CHECKPOINT, HOURS, HOUR_STATES = b"checkpoint", b"hours", b"hour-states"
@@ -61,6 +63,27 @@ def hour_rows(backend: Backend) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.v
     return hours, np.frombuffer(b"".join(value for _, value in found), HOUR_ROW)
 
 
+class _Order:
+    """Keys of one table in order. New ones wait until there are enough of them to be worth a sort."""
+
+    def __init__(self, keys: Iterable[bytes]) -> None:
+        self._keys = sorted(keys)
+        self._new: list[bytes] = []
+
+    def add(self, key: bytes) -> None:
+        self._new.append(key)
+        if len(self._new) >= _NEW_KEYS:
+            self._keys += sorted(self._new)
+            self._keys.sort()  # two runs: a merge
+            self._new = []
+
+    def page(self, start: bytes, limit: int) -> list[bytes]:
+        first = bisect_left(self._keys, start)
+        keys = self._keys[first : first + limit]
+        new = [key for key in self._new if key >= start]
+        return sorted(keys + new)[:limit] if new else keys
+
+
 class Layer:
     """Changes between two checkpoints."""
 
@@ -68,17 +91,32 @@ class Layer:
         self.rows: dict[bytes, dict[bytes, bytes | None]] = {}
         self.dropped: set[bytes] = set()
         self.bytes = 0
+        #: Of tables that somebody walks through.
+        self._orders: dict[bytes, _Order] = {}
 
     def put(self, table: bytes, key: bytes, value: bytes | None) -> None:
         rows = self.rows.get(table)
         if rows is None:
             rows = self.rows[table] = {}
+        if self._orders and table in self._orders and key not in rows:
+            self._orders[table].add(key)
         rows[key] = value
         self.bytes += len(key) + len(value or b"") + _ROW_COST
 
     def drop(self, table: bytes) -> None:
         self.rows.pop(table, None)
+        self._orders.pop(table, None)
         self.dropped.add(table)
+
+    def page(self, table: bytes, start: bytes, limit: int) -> list[tuple[bytes, bytes | None]]:
+        """Up to `limit` changes with key ≥ start, ascending."""
+        rows = self.rows.get(table)
+        if not rows:
+            return []
+        order = self._orders.get(table)
+        if order is None:
+            order = self._orders[table] = _Order(rows)
+        return [(key, rows[key]) for key in order.page(start, limit)]
 
     def puts(self) -> Iterator[Put]:
         for table in sorted(self.rows):
@@ -116,28 +154,35 @@ class Tables:
     def drop_table(self, table: bytes) -> None:
         self._fresh.drop(table)
 
-    def scan(self, table: bytes, start: bytes = b"", limit: int = 1000) -> list[tuple[bytes, bytes]]:
-        """Up to `limit` pairs with key ≥ start, ascending. Sorts the changed keys: not for hot paths."""
-        changed: dict[bytes, bytes | None] = {}
-        below = True
+    def range(
+        self, table: bytes, start: bytes = b"", end: bytes | None = None, limit: int = 1000
+    ) -> list[tuple[bytes, bytes]]:
+        """Up to `limit` pairs with start ≤ key < end, ascending. What was deleted since the last checkpoint is walked
+        over each time, so whoever works through a table should begin behind what is done."""
+        sources: list[Callable[[bytes], Sequence[tuple[bytes, bytes | None]]]] = []
         for layer in self._layers():
-            changed = layer.rows.get(table, {}) | changed
+            sources.append(partial(layer.page, table, limit=limit))
             if table in layer.dropped:
-                below = False
                 break
-        keys = sorted(changed)
-        keys = keys[bisect_left(keys, start) :]
-        found: dict[bytes, bytes] = {}
-        while below and len(found) < limit:
-            page = self.backend.scan(table, start, limit)
-            found.update((key, value) for key, value in page if key not in changed)
-            if len(page) < limit:
-                break
-            start = page[-1][0] + b"\0"
-        # Beyond the last key the backend was asked for, changed keys may not be mixed with unseen ones.
-        end = max(found) if below and len(found) >= limit else None
-        found.update((k, v) for k in keys if (v := changed[k]) is not None and (end is None or k <= end))
-        return sorted(found.items())[:limit]
+        else:
+            sources.append(partial(self.backend.scan, table, limit=limit))
+        found: list[tuple[bytes, bytes]] = []
+        while True:
+            pages = [source(start) for source in sources]
+            # Up to the first page's end that is not the table's, every source has told all it has.
+            known = min((page[-1][0] for page in pages if len(page) == limit), default=None)
+            rows = dict(row for page in reversed(pages) for row in page)
+            for key in sorted(rows):
+                value = rows[key]
+                if (end is not None and key >= end) or len(found) == limit:
+                    return found
+                if known is not None and key > known:
+                    break
+                if value is not None:
+                    found.append((key, value))
+            if known is None:
+                return found
+            start = known + b"\0"
 
     def freeze(self) -> Layer:
         """What changed until now, for the backend; changes go to a new layer over it."""

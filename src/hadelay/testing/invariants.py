@@ -238,7 +238,7 @@ def state_parts(state: DelayState, storage: Storage) -> dict[str, Any]:
 
 
 def _tables(storage: Storage) -> list[tuple[bytes, bytes]]:
-    return storage.tables.scan(b"place", b"", 100_000)
+    return storage.tables.range(b"place", limit=100_000)
 
 
 def conserved(cluster: SimCluster) -> Iterator[Violation]:

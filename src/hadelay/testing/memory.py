@@ -177,9 +177,11 @@ class MemoryTables:
     def drop_table(self, table: bytes) -> None:
         self.rows.pop(table, None)
 
-    def scan(self, table: bytes, start: bytes = b"", limit: int = 1000) -> list[tuple[bytes, bytes]]:
+    def range(
+        self, table: bytes, start: bytes = b"", end: bytes | None = None, limit: int = 1000
+    ) -> list[tuple[bytes, bytes]]:
         rows = self.rows.get(table, {})
-        return [(key, rows[key]) for key in sorted(rows) if key >= start][:limit]
+        return [(key, rows[key]) for key in sorted(rows) if key >= start and (end is None or key < end)][:limit]
 
 
 class MemoryNames:

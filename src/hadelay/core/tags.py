@@ -1,0 +1,47 @@
+"""Tags in the 64 bits of an index entry (S2): each sets a few, and a message's are OR-ed together.
+
+The mask says "certainly not" or "perhaps"; the record says which. Four bits per tag, by measurement (ADR 70): with up
+to eight tags per message, as nearly all have, fewer than 3 in 100 of those asked about in vain pass the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+BITS = 4
+
+
+@lru_cache(4096)
+def tag_bits(tag: str, bits: int = BITS) -> int:
+    """The mask of one tag: `bits` different ones of 64, chosen by its hash."""
+    mask = 0
+    for byte in blake2b(tag.encode(), digest_size=16).digest():
+        mask |= 1 << (byte & 63)
+        if mask.bit_count() == bits:
+            break
+    return mask
+
+
+def mask_of(tags: Iterable[str]) -> int:
+    mask = 0
+    for tag in tags:
+        mask |= tag_bits(tag)
+    return mask
+
+
+def has_all(masks: NDArray[np.uint64], wanted: int) -> NDArray[np.bool_]:
+    """Which messages perhaps have all tags of `wanted`, a `mask_of` them; certainly not the others."""
+    return np.asarray(masks & np.uint64(wanted) == np.uint64(wanted))
+
+
+def has_any(masks: NDArray[np.uint64], wanted: Iterable[str]) -> NDArray[np.bool_]:
+    """Which messages perhaps have one of these tags; certainly not the others."""
+    found = np.zeros(len(masks), np.bool_)
+    for tag in wanted:
+        found |= has_all(masks, tag_bits(tag))
+    return found

@@ -1,0 +1,59 @@
+"""A topic's settings as the API writes them: durations as text, secrets masked. core/topicconfig.py has the rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from hadelay.core.topicconfig import mask_secret
+from hadelay.errors import BadRequest
+from hadelay.http import types
+from hadelay.http.values import format_duration
+
+#: Settings that are durations: `lease` here, `lease_ms` where they are kept.
+_DURATIONS = frozenset(("lease", "dead_retention", "ttl", "retention", "timeout", "min", "max"))
+
+
+def settings_in(body: types.PutTopic) -> dict[str, Any]:
+    """What PUT names; None takes a setting back."""
+    config = _in(body)
+    webhook = config.get("webhook")
+    if webhook is not None and "secret" in webhook:
+        if "secrets" in webhook:
+            raise BadRequest("webhook: secret and secrets are both given; secret stands for a list of one")
+        webhook["secrets"] = [webhook.pop("secret")]
+    return config
+
+
+def settings_out(config: dict[str, Any]) -> dict[str, Any]:
+    """What was set, ready for types.Topic."""
+    shown = _out(config)
+    if (webhook := shown.get("webhook")) is not None and "secrets" in webhook:
+        webhook["secrets"] = [mask_secret(secret) for secret in webhook["secrets"]]
+    if (alert := shown.get("alert")) is not None and "secret" in alert:
+        alert["secret"] = mask_secret(alert["secret"])
+    return shown
+
+
+def _in(value: Any) -> Any:
+    if isinstance(value, types.Duration):
+        return int(value)
+    if isinstance(value, list):
+        return [_in(one) for one in value]
+    if not isinstance(value, msgspec.Struct):
+        return value
+    named = {name: getattr(value, name) for name in value.__struct_fields__}
+    return {
+        f"{name}_ms" if name in _DURATIONS else name: _in(one)
+        for name, one in named.items()
+        if one is not msgspec.UNSET
+    }
+
+
+def _out(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {one.removesuffix("_ms"): _out(part, one) for one, part in value.items()}
+    if isinstance(value, list):
+        return [_out(part, name) for part in value]
+    return format_duration(value) if type(value) is int and (name.endswith("_ms") or name == "backoff") else value
