@@ -171,6 +171,7 @@ class ListingAgainstSorting(RuleBasedStateMachine):
     )
     def begin(self, costs: Any) -> None:
         self.world = World()
+        listing._ROWS = 5
         self.ids = self.world.ids(draft(), draft("u"))
         self.costs = costs
 
@@ -226,7 +227,7 @@ class ListingAgainstSorting(RuleBasedStateMachine):
         world = self.world
         question = wish(world, states, limit=limit, from_ms=window[0], to_ms=window[1])
         before = naive(world, question, self.ids)
-        slice_cost, step_cost = listing._SLICE, listing._STEP_COST
+        costs = listing._SLICE, listing._STEP_COST
         listing._SLICE, listing._STEP_COST = self.costs
         touched: set[int] = set()
         found: list[tuple[int, State]] = []
@@ -248,7 +249,7 @@ class ListingAgainstSorting(RuleBasedStateMachine):
                 if meanwhile:
                     touched |= self.change(*meanwhile.pop())
         finally:
-            listing._SLICE, listing._STEP_COST = slice_cost, step_cost
+            listing._SLICE, listing._STEP_COST = costs
         assert [pair for pair in found if pair[0] not in touched] == [p for p in before if p[0] not in touched]
         assert all(state in states for _, state in found)
         if not touched:

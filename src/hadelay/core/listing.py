@@ -37,14 +37,16 @@ if TYPE_CHECKING:
 #: What a message's owner still waits for.
 PENDING = frozenset((State.SCHEDULED, State.READY, State.LEASED))
 
-#: The unit of cost is an entry of a pass, some 25 ns. A page goes on for at most this many, and to the end of the hour.
-BUDGET = 2_000_000
-#: What may be spent between two yields: two to three milliseconds.
+#: The unit of cost is an entry of a pass, some 20 ns. A page goes on for at most this many, and to the end of the hour.
+BUDGET = 3_000_000
+#: What may be spent between two yields: one or two milliseconds.
 _SLICE = 65_536
-_HOUR_COST = 32
+#: Entries of a pass that are looked at in one go.
+_ROWS = 16_384
+_HOUR_COST = 64
 #: An entry that is walked to, or fetched by its number; in an hour that is not mapped each is a read of its own.
-_STEP_COST = {True: 4, False: 256}
-_SECOND_COST = 1_024
+_STEP_COST = {True: 10, False: 1_024}
+_SECOND_COST = 2_048
 #: Below this many a loop is quicker than a bitmap.
 _FEW = 64
 
@@ -93,6 +95,8 @@ class _Found:
 
     def __init__(self, limit: int) -> None:
         self.limit, self.size = limit, 0
+        #: Nothing that is due later can be on this page.
+        self.bound_ms = 1 << 62
         self._chunks: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], NDArray[np.void]]] = []
 
     @property
@@ -103,7 +107,7 @@ class _Found:
         if len(rows):
             self.size += len(rows)
             self._chunks.append((due, np.full(len(rows), hour), codes, rows))
-            if self.size > 8 * self.limit + _SLICE // 8:
+            if self.size > 4 * self.limit:
                 self._cut(self.limit + 1)
 
     def _cut(self, size: int) -> None:
@@ -114,6 +118,8 @@ class _Found:
         order = np.delete(order, np.flatnonzero(again) + 1)[:size]
         self._chunks = [(due[order], hours[order], codes[order], rows[order])]
         self.size = len(order)
+        if self.size > self.limit:
+            self.bound_ms = int(due[order[-1]])
 
     def page(self, reached: Key | None) -> Page:
         """reached: everything up to there was looked at; None: everything."""
@@ -206,9 +212,7 @@ class _Look:
             spent += cost
             yield _SECOND_COST, None
             while not walk.done:
-                rows = walk.step(max(1, _SLICE // step))
-                self._take(hour, rows, after)
-                yield len(rows) * step, None
+                yield self._take(hour, walk.step(max(1, _SLICE // step)), after) * step, None
             if walk.damage is not None:
                 return  # a pass finds the others, and says what is damaged
             yield 0, (start_ms + second * 1000 + 999, _LAST_ID)
@@ -219,40 +223,43 @@ class _Look:
     ) -> Iterator[tuple[int, Key | None]]:
         """Over the hour's index, or over those entries of it."""
         store = self.store
-        size = max(1, _SLICE // 4 // step)
+        size = max(1, _ROWS // step)
         for at in range(0, count if members is None else len(members), size):
             if store.count(hour) < count:
                 return  # retired meanwhile
-            some = slice(at, min(at + size, count)) if members is None else members[at : at + size]
-            rows = store.entries(hour, some, verify=False)
-            self._take(hour, rows, after, verify=True)
-            yield len(rows) * step, None
+            if members is not None:
+                rows = store.entries(hour, members[at : at + size], verify=False)
+            elif store.mapped(hour):
+                rows = store.index_view(hour)[at : min(at + size, count)]
+            else:
+                rows = store.entries(hour, slice(at, min(at + size, count)), verify=False)
+            yield self._take(hour, rows, after, verify=True) * step, None
 
-    def _take(self, hour: int, rows: NDArray[np.void], after: Key, *, verify: bool = False) -> None:
-        """Keep what fits."""
+    def _take(self, hour: int, rows: NDArray[np.void], after: Key, *, verify: bool = False) -> int:
+        """Keep those of `rows` that fit; how many were looked at. Columns first: most rows are not worth a copy."""
         wish = self.wish
         fits = rows["topic"] == wish.topic
         if wish.tag_mask:
             mask = np.uint64(wish.tag_mask)
             fits &= rows["tag_mask"] & mask == mask
-        rows = rows[fits]
-        if not len(rows):
-            return
-        filed = hour * HOUR_MS + rows["second"] * np.int64(1000)
-        key = due = np.maximum(rows["deliver_at_ms"], filed)
+        at = np.flatnonzero(fits)
+        if not len(at):
+            return len(rows)
+        due, filed = rows["deliver_at_ms"][at], hour * HOUR_MS + rows["second"][at] * np.int64(1000)
+        key = due = np.maximum(due, filed)
         if hour >= DEAD_HOURS:
-            key, due = filed, rows["deliver_at_ms"]
-        fits = (key > after[0]) | ((key == after[0]) & (rows["first_id"] > np.uint64(after[1])))
-        fits &= (due >= wish.from_ms) & (due < self.to_ms)
-        rows, key = rows[fits], key[fits]
-        if not len(rows):
-            return
-        codes = states_of(self.state, hour, rows, self.now_ms)
-        fits = self.wanted[codes]
-        rows, key, codes = rows[fits], key[fits], codes[fits]
-        if verify and len(bad := INDEX_CRC.bad(rows)):
-            self.store.entries(hour, rows["index"][bad])  # raises DamagedFile, with where it is
-        self.found.add(hour, key, codes, rows)
+            key, due = filed, rows["deliver_at_ms"][at]
+        fits = (due >= wish.from_ms) & (due < self.to_ms) & (key >= after[0]) & (key <= self.found.bound_ms)
+        at, key = at[fits], key[fits]
+        some = rows.take(at)
+        fits = (key > after[0]) | (some["first_id"] > np.uint64(after[1]))
+        codes = states_of(self.state, hour, some, self.now_ms)
+        fits &= self.wanted[codes]
+        some, key, codes = some[fits], key[fits], codes[fits]
+        if verify and len(some) and len(bad := INDEX_CRC.bad(some)):
+            self.store.entries(hour, some["index"][bad])  # raises DamagedFile, with where it is
+        self.found.add(hour, key, codes, some)
+        return len(rows)
 
     def _bits(self, hour: int) -> list[BitMap] | None:
         """Bitmaps that have all entries in the states asked for, and some more; None: no bitmap says."""
