@@ -231,6 +231,19 @@ def test_answers_wait_for_the_disk_and_appends_do_not():
     assert lone.node.commit_index == index
 
 
+def test_a_sign_of_life_takes_no_answer_from_entries_that_wait_for_the_disk():
+    lone = Lone()
+    lone.append([], term=1, prev=(1, 0))
+    lone.run(1.0)
+    lone.wire.sent.clear()
+    lone.disk.sync_delay_s = 0.5
+    lone.append(run_of(2, 3, 1), term=1, prev=(1, 0))
+    lone.append([], term=1, prev=(0, 0))
+    assert [reply.match for reply in lone.wire.replies()] == [1], "answered at once, with what the disk has"
+    lone.run(2.0)
+    assert [reply.match for reply in lone.wire.replies()] == [3]
+
+
 def test_a_vote_leaves_when_it_is_on_disk():
     lone = Lone()
     lone.disk.sync_delay_s = 0.4

@@ -135,19 +135,17 @@ class Follower:
         journal = self.node.journal
         done = journal.synced_index >= self.verified or not m.prev_index
         if done and journal.term_is_durable:
-            self._owed = None
             self._send_ok(m.round)
         else:
             self._owed = max(self._owed or 0, m.round)
 
     def synced(self) -> None:
         if self._owed is not None and self.node.journal.term_is_durable:
-            round, self._owed = self._owed, None
-            self._send_ok(round)
-            if self.node.journal.synced_index < self.verified:
-                self._owed = 0
+            self._send_ok(self._owed)
 
     def _send_ok(self, round: int) -> None:
+        # A sign of life is answered while entries wait for the disk: they are owed an answer of their own.
+        self._owed = None if self.node.journal.synced_index >= self.verified else 0
         name, term = self._leader
         if term == self.node.term:
             match = min(self.verified, self.node.journal.synced_index)
