@@ -174,15 +174,17 @@ def _build(settings: Mapping[str, Setting]) -> tuple[Config | None, list[str]]:
             continue
         section, _, name = key.partition(".")
         try:
-            tree.setdefault(section, {})[name] = msgspec.convert(_with_unit(name, value), known[key])
+            tree.setdefault(section, {})[name] = msgspec.convert(_in_unit(name, value, known[key]), known[key])
         except (msgspec.ValidationError, ValueError) as error:
             complaints.append(f"{origin}: {key}: {_in_words(error, value)}")
     return (None, complaints) if complaints else (msgspec.convert(tree, Config), [])
 
 
-def _with_unit(name: str, value: Any) -> Any:
+def _in_unit(name: str, value: Any, kind: Any) -> Any:
     if not isinstance(value, str):
         return value
+    if kind == list[str]:  # outside TOML a list is written with commas
+        return [one.strip() for one in value.split(",") if one.strip()]
     if name.endswith("_ms"):
         if not _DURATION.fullmatch(value):
             raise ValueError(f'{value!r}: expected milliseconds or a duration such as "250ms", "15m", "2h30m", "7d"')

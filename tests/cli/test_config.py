@@ -80,6 +80,27 @@ def test_one_peer_over_the_file(tmp_path: Path) -> None:
     assert config.raft.peers == {"n1": "127.0.0.1:1", "n2": "127.0.0.1:9", "n3": "127.0.0.1:3"}
 
 
+def test_lists_are_written_with_commas_outside_the_file() -> None:
+    wanted = ["10.0.0.0/8", "fd00::/8"]
+    assert load(environ={"HADELAY_WEBHOOKS__ALLOW": "10.0.0.0/8, fd00::/8"}).webhooks.allow == wanted
+    assert load(overrides=["webhooks.allow=10.0.0.0/8,fd00::/8"]).webhooks.allow == wanted
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("webhooks.allow=everything", "networks"),
+        ("webhooks.allow=10.0.0.1/8", "host bits"),
+        ("webhooks.alert_url=ftp://x", "expected a URL"),
+        ("webhooks.alert_url=http://user:pass@x/", "expected a URL"),
+        ("webhooks.max_calls=0", "at least 1"),
+    ],
+)
+def test_what_webhooks_refuse(setting: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(overrides=[setting])
+
+
 def test_insecure_in_so_many_words(tmp_path: Path) -> None:
     path = tmp_path / "n.toml"
     path.write_text('[http]\nlisten = "0.0.0.0:8400"\n[security]\ninsecure = true\n')
@@ -93,5 +114,6 @@ def test_a_missing_file() -> None:
 
 def test_every_key_has_its_unit_or_needs_none() -> None:
     plain = {"max_batch_items", "max_receive", "default_receive", "max_waiting", "max_tags", "group", "ready_window"}
+    plain |= {"max_calls", "host_calls", "topic_calls"}
     numbers = {key.partition(".")[2] for key, kind in keys().items() if kind is int}
     assert {name for name in numbers if not name.endswith(("_ms", "_bytes"))} == plain | {"idempotency_keys"}

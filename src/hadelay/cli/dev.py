@@ -60,6 +60,7 @@ class Layout(msgspec.Struct, kw_only=True):
             f'[http]\nlisten = "{self.http(i)}"\n\n'
             f'[dispatch]\nsync = "{self.sync}"\n\n'
             f'[raft]\nlisten = "{self.raft(i)}"\n\n'
+            f'[webhooks]\nallow = ["127.0.0.0/8", "::1/128"]\n\n'
             f"[raft.peers]\n{peers}"
         )
 

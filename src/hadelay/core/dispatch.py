@@ -62,9 +62,11 @@ class Dispatcher:
         wake: Callable[[], None] = lambda: None,
         on_damage: Callable[[Damage], None] = lambda damage: None,
         on_lease: Callable[[HeldGrant], None] = lambda grant: None,
+        watch: Callable[[Topic], None] = lambda topic: None,
     ) -> None:
         """store: the HourStore of `state`. wake: something changed, so call `advance` soon. on_lease: a grant was
-        applied or extended, whether or not whoever proposed that still waits for it."""
+        applied or extended, whether or not whoever proposed that still waits for it. watch: a topic was made, changed
+        or deleted, or messages of it died."""
         self.state, self.store, self.preload_ms = state, store, preload_ms
         self.owed = Owed(state, store)
         self.ready = Ready(window, lambda number: state.names.name(TOPIC, number))
@@ -94,7 +96,7 @@ class Dispatcher:
         self._leased: dict[int, BitMap] = {}
         #: Entries of open hours that were cancelled before they were due; some of them are loaded.
         self._gone: dict[int, BitMap] = {}
-        self._on_damage, self._on_lease = on_damage, on_lease
+        self._on_damage, self._on_lease, self._watch = on_damage, on_lease, watch
 
     # ---- taking over
 
@@ -340,6 +342,7 @@ class Dispatcher:
             gone |= bitmap(indexes)
 
     def on_topic(self, topic: Topic) -> None:
+        self._watch(topic)
         if not topic.exists:
             self.ready.forget(topic.number)
             for second in self._seconds.values():

@@ -28,6 +28,7 @@ from hadelay.core.held import HeldGrant
 from hadelay.core.ports import NoListener
 from hadelay.core.results import GrantResult, LeaseOutcome, LeaseResult
 from hadelay.core.state import DelayState
+from hadelay.core.topics import Topic
 from hadelay.errors import DamagedFile, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.runtime import Runtime
 from hadelay.server.alarm import Alarm
@@ -101,12 +102,14 @@ class LeaderDispatcher:
         config: Config,
         on_damage: Callable[[int, int, str], None] | None = None,
         surely_leads: Callable[[], bool] = lambda: True,
+        watch: Callable[[Topic], None] = lambda topic: None,
     ) -> None:
         """propose: the batcher's. on_damage(hour, index, what): a chain is broken at that entry; after the repair
-        call `repaired(hour)`. surely_leads: no other node can be leading yet (interval mode hands out on that)."""
+        call `repaired(hour)`. surely_leads: no other node can be leading yet (interval mode hands out on that).
+        watch: as core.dispatch's; while this node leads."""
         self.state, self.store, self.runtime, self.clock = state, store, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
-        self.surely_leads = surely_leads
+        self.surely_leads, self.watch = surely_leads, watch
         self.interval = config.dispatch.sync == "interval"
         self.interval_s = config.dispatch.interval_ms / 1000.0
         #: Plain ints for /metrics.
@@ -133,6 +136,7 @@ class LeaderDispatcher:
             wake=self._turn_soon,
             on_damage=self._damaged,
             on_lease=self._leased,
+            watch=self.watch,
         )
         core.start(now)
         self.state.listener = core

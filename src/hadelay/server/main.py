@@ -11,6 +11,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from hadelay.server.logs import set_up_logs
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.server.service import NodeService
+from hadelay.server.webhooks.sender import Sender
 from hadelay.storage.disk import RealDisk
 from hadelay.storage.lmdbtables import LmdbBackend
 
@@ -32,10 +34,15 @@ from hadelay.storage.lmdbtables import LmdbBackend
 FATAL = 70
 #: How long a leader may take to hand over before it simply stops.
 _HAND_OVER_S = 3.0
+#: How long webhook calls that are under way may take to end.
+_CALLS_S = 5.0
+_LOOK_S = 0.02
 #: How long the last checkpoint may take. Without it the next start replays more of the journal.
 _CHECKPOINT_S = 10.0
 #: Batches on their way are many objects and no cycles: the default, 700, looks at each of them twice.
 _GC = (20_000, 20, 50)
+#: A thread that has synced asks for the interpreter; at the default, 5 ms, a busy loop lets a commit wait that long.
+_SWITCH_S = 0.0005
 
 log = structlog.get_logger("hadelay")
 
@@ -44,6 +51,7 @@ def serve(config: Config, ready: Callable[[dict[str, Any]], None] = lambda node:
     """Run one node until a signal; `ready` is called once, when it can serve. Returns the exit code."""
     set_up_logs(config.log)
     gc.set_threshold(*_GC)
+    sys.setswitchinterval(_SWITCH_S)
     return uvloop.run(_serve(config, ready))
 
 
@@ -69,6 +77,8 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
     network = AsyncioNetwork.from_config(config, runtime)
     backend = partial(LmdbBackend, map_bytes=config.storage.map_bytes)
     node = open_node(config, RealDisk(), network, runtime, fatal, backend=backend)
+    sender = Sender(node.push.guard, config.webhooks.user_agent)
+    node.push.call_by(sender)
     service = NodeService(node)
     http = HttpServer(service, config.http, config.limits.max_delay_ms)
     await http.start()
@@ -82,10 +92,12 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
             ready({"name": node.name, "pid": os.getpid(), "http": config.advertise, "raft": config.raft.listen})
         await ending.wait()
         await _hand_over(node)
+        await _calls_over(node)
         await _within(_CHECKPOINT_S, node.checkpoints.begin, "checkpoint_unfinished", node)
     finally:
         await http.stop()
         node.stop()
+        await sender.close()
         runtime.close()
     log.info("stopped", node=node.name)
     return 0
@@ -107,6 +119,16 @@ async def _hand_over(node: Node) -> None:
     if not node.leading or len(node.config.members) == 1:
         return
     await _within(_HAND_OVER_S, lambda over: node.transfer(None, lambda error: over()), "hand_over_failed", node)
+
+
+async def _calls_over(node: Node) -> None:
+    """Webhook calls under way end, and what came of them is told to whoever leads now. Those that have not ended are
+    made again when their leases have run out."""
+    for _ in range(int(_CALLS_S / _LOOK_S)):
+        if not node.push.busy:
+            return
+        await asyncio.sleep(_LOOK_S)
+    log.warning("calls_unfinished", node=node.name, after_s=_CALLS_S)
 
 
 async def _within(seconds: float, start: Callable[[Callable[[], None]], None], failure: str, node: Node) -> None:

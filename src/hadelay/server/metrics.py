@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hadelay.core.dispatch import LATENESS_BUCKETS_MS
 from hadelay.model import Event
 from hadelay.server.api import Histogram, MetricsView
+from hadelay.server.webhooks.pool import DURATIONS_S
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
@@ -41,14 +42,21 @@ def node_metrics(node: Node) -> MetricsView:
         "clock_alarms": len(node.clock.alarms),
     }
     pending = {"waiting": sum(t.waiting for t in topics), "leased": sum(t.leased for t in topics)}
+    calls = node.push.pool
+    values |= {"webhook_calls_in_flight": calls.in_flight, "webhook_topics_disabled": calls.disabled}
+    values["webhook_leases_lost_total"] = calls.reports.lost
     syncs = raft.stats.sync_buckets
     return MetricsView(
         values=values,
-        labelled={"messages": ("state", {name: float(count) for name, count in pending.items()})},
+        labelled={
+            "messages": ("state", {name: float(count) for name, count in pending.items()}),
+            "webhook_calls_total": ("outcome", {name: float(count) for name, count in sorted(calls.outcomes.items())}),
+        },
         histograms={
             "delivery_lateness_seconds": Histogram(
                 [ms / 1000 for ms in LATENESS_BUCKETS_MS], dispatcher.lateness_counts, dispatcher.lateness_sum_ms / 1000
             ),
+            "webhook_call_duration_seconds": Histogram(DURATIONS_S, calls.durations, calls.seconds),
             "log_fsync_duration_seconds": _plain(syncs, raft.stats.sync_seconds),
         },
     )

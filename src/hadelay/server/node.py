@@ -29,6 +29,7 @@ from hadelay.server.dispatcher import LeaderDispatcher
 from hadelay.server.link import Link, Reply
 from hadelay.server.mending import Mender
 from hadelay.server.peers import Peer, Peers, local_peer
+from hadelay.server.webhooks.push import Push
 from hadelay.storage.disk import Disk, Lock
 from hadelay.storage.identity import note_damage
 from hadelay.storage.store import Storage
@@ -93,6 +94,7 @@ class Node:
             leaderless_wait_s=config.http.no_leader_wait_ms / 1000,
             commit_timeout_s=config.limits.commit_timeout_ms / 1000,
         )
+        self.push = Push(self)
         self._make_dispatcher()
         self.mender = Mender(self)
         self.checkpoints = Checkpoints(self)
@@ -108,6 +110,7 @@ class Node:
     def stop(self) -> None:
         """At once and without a checkpoint: what is acknowledged is in the journal."""
         self.stopped = True
+        self.push.on_follower()
         self.dispatcher.on_follower()
         self.raft.stop()
         self.storage.close()
@@ -186,6 +189,7 @@ class Node:
     def on_follower(self) -> None:
         self._elected = self.leading = 0
         self.clock.follow(self.runtime.monotonic())
+        self.push.on_follower()
         self.dispatcher.on_follower()
         self.batcher.kick()
 
@@ -247,6 +251,7 @@ class Node:
             config=self.config,
             on_damage=self._damaged,
             surely_leads=self.raft.surely_leads,
+            watch=self.push.on_topic,
         )
 
     def _propose_as_leader(self, command: bytes, done: Done) -> None:
@@ -284,6 +289,7 @@ class Node:
             self.leading = self._elected
             self._agree_on_settings()
             self.dispatcher.on_leader(self.leading)
+            self.push.on_leader()
             self.batcher.kick()
         elif self.leading:
             self.dispatcher.clock_changed()

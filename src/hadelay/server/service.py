@@ -41,6 +41,7 @@ from hadelay.server.counting import due_counts
 from hadelay.server.metrics import node_metrics
 from hadelay.server.node import Node
 from hadelay.server.records import read_mended, read_records, split_record
+from hadelay.server.webhooks.checks import check_settings
 
 _CANCELLED = {
     CancelOutcome.CANCELLED: "cancelled",
@@ -108,6 +109,9 @@ class NodeService:
 
     async def receive(self, poll: Poll) -> Delivery:
         node = self._node
+        for name in poll.topics:
+            if (topic := node.state.topic(name)) is not None and topic.settings.webhook is not None:
+                raise Conflict(f"{name} has a webhook: its messages are pushed there, and cannot be received")
         future: asyncio.Future[Handed] = asyncio.get_running_loop().create_future()
         waiting = CorePoll(
             consumer=poll.consumer,
@@ -184,6 +188,7 @@ class NodeService:
         return [views.topic(self._node, topic, ready) for topic in self._node.state.topics.all if topic.exists]
 
     async def put_topic(self, name: str, config: dict[str, Any]) -> TopicView:
+        await check_settings(self._node.push.guard, config)
         await self._propose(commands.encode_topic_put(name, config))
         return await self.get_topic(name, stale=False)
 

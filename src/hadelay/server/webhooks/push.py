@@ -1,0 +1,53 @@
+"""What a node has of webhooks: the pool, the alerts, the guard; told when the node leads and what happens to topics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hadelay.server.webhooks.call import Caller
+from hadelay.server.webhooks.guard import Guard
+from hadelay.server.webhooks.pool import Pool
+
+if TYPE_CHECKING:
+    from hadelay.core.topics import Topic
+    from hadelay.server.node import Node
+
+
+class Push:
+    """Does nothing before it has somebody to make the calls: a node in the simulator has nobody."""
+
+    def __init__(self, node: Node) -> None:
+        self._runtime = node.runtime
+        self.guard = Guard(node.config.webhooks.allow)
+        self.pool = Pool(node)
+        self._changed: dict[int, Topic] = {}
+
+    def call_by(self, caller: Caller) -> None:
+        """Before the node is started."""
+        self.pool.caller = caller
+
+    def on_leader(self) -> None:
+        """Once the dispatcher works."""
+        if self.pool.caller is not None:
+            self.pool.on_leader()
+
+    def on_follower(self) -> None:
+        self.pool.on_follower()
+
+    def on_topic(self, topic: Topic) -> None:
+        """Its settings changed, or messages of it died. Called by apply, so nothing is done here and now."""
+        if self.pool.caller is None:
+            return
+        if not self._changed:
+            self._runtime.call_soon(self._look)
+        self._changed[topic.number] = topic
+
+    def _look(self) -> None:
+        changed, self._changed = self._changed, {}
+        for topic in changed.values():
+            self.pool.on_topic(topic)
+
+    @property
+    def busy(self) -> bool:
+        """Calls are under way, or what came of them is not on record yet."""
+        return self.pool.busy
