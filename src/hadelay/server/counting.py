@@ -1,65 +1,110 @@
-"""How many messages fall due when: from the heads of the hours, without reading a message (S2's 3600 seconds)."""
+"""How many messages fall due when: from the heads of the hours, without reading a message (S2's 3600 seconds).
+
+What was ever filed is counted per second, and per {topic, minute}, by storage; what of that is settled is counted here,
+once per entry: only what was settled since the last question is looked up. So the first question after a load, or a
+restart, costs a pass over what is new, in slices, and the others next to nothing, however many messages are pending.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import OrderedDict
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from pyroaring import BitMap
 
+from hadelay.core.formats import SECONDS_PER_HOUR
 from hadelay.core.hourstate import indexes_of
 from hadelay.core.ports import TOPIC
 from hadelay.model import DEAD_HOURS, HOUR_MS
+from hadelay.storage.heads import count_topics, no_counters
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
 
+#: Settled entries looked up in one go, some milliseconds; and hours counted in one go when there is nothing new.
+_SLICE, _HOURS = 8_192, 256
+#: Hours of which the settled are remembered, as many as storage remembers heads of.
+_REMEMBERED = 512
 
-def due_counts(node: Node, topic: str | None, from_ms: int, to_ms: int, step_ms: int) -> list[tuple[int, int]]:
-    """(start of bucket, open messages) of the non-empty buckets of [from_ms, to_ms). NotFound is not raised here: a
-    topic without messages has no buckets."""
-    buckets: Counter[int] = Counter()
-    unit_ms = 1_000 if topic is None else 60_000
-    number = None
-    if topic is not None:
-        found = node.state.topic(topic)
-        if found is None:
-            return []
-        number = node.state.names.number(TOPIC, topic)
-    for hour in node.storage.hours.hours():
-        if hour >= DEAD_HOURS:
-            break
-        start = hour * HOUR_MS
-        if start + HOUR_MS <= from_ms or start >= to_ms or not node.state.open_entries(hour):
-            continue
-        counts = _open_seconds(node, hour) if number is None else _open_minutes(node, hour, number)
-        for place in np.flatnonzero(counts).tolist():
-            at = start + place * unit_ms
-            if from_ms <= at < to_ms:
-                buckets[from_ms + (at - from_ms) // step_ms * step_ms] += int(counts[place])
-    return sorted(buckets.items())
+Counts = list[tuple[int, int]]
 
 
-def _open_seconds(node: Node, hour: int) -> NDArray[np.int64]:
-    hour_state = node.state.hours.get(hour)
-    if hour_state is not None and hour_state.open_seconds is not None:
-        return hour_state.open_seconds.astype(np.int64)
-    counts = node.storage.hours.heads(hour).count.astype(np.int64)
-    if hour_state is not None and hour_state.settled:
-        rows = node.storage.hours.entries(hour, indexes_of(hour_state.settled))
-        counts -= np.bincount(rows["second"], minlength=len(counts))
-    return counts
+class _Settled:
+    """Settled entries of one hour, as far as they were counted."""
+
+    def __init__(self) -> None:
+        self.counted = BitMap()
+        self.seconds = np.zeros(SECONDS_PER_HOUR, np.int64)
+        self.topics = no_counters()
 
 
-def _open_minutes(node: Node, hour: int, topic: int) -> NDArray[np.int64]:
-    counts = np.zeros(60, np.int64)
-    rows = node.storage.hours.topic_minutes(hour)
-    rows = rows[rows["topic"] == topic]
-    counts[rows["minute"]] = rows["count"]
-    hour_state = node.state.hours.get(hour)
-    if hour_state is not None and hour_state.settled:
-        settled = node.storage.hours.entries(hour, indexes_of(hour_state.settled))
-        settled = settled[settled["topic"] == topic]
-        counts -= np.bincount(settled["second"] // 60, minlength=60)
-    return counts
+class DueCounts:
+    """One per node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._settled: OrderedDict[int, _Settled] = OrderedDict()
+
+    def count(self, topic: str | None, from_ms: int, to_ms: int, step_ms: int) -> Generator[None, None, Counts]:
+        """(start of bucket, open messages) of the non-empty buckets of [from_ms, to_ms); yields after a slice. A topic
+        that is not there has none."""
+        state, store = self._node.state, self._node.storage.hours
+        number = None
+        if topic is not None:
+            if state.topic(topic) is None:
+                return []
+            number = state.names.number(TOPIC, topic)
+        buckets = np.zeros(-(-(to_ms - from_ms) // step_ms), np.int64)
+        first, last = from_ms // HOUR_MS, min((to_ms - 1) // HOUR_MS, DEAD_HOURS - 1)
+        for n, hour in enumerate([h for h in store.hours() if first <= h <= last], 1):
+            if n % _HOURS == 0:
+                yield
+            if not state.open_entries(hour):
+                continue
+            hour_state = state.hours.get(hour)
+            if number is None and hour_state is not None and hour_state.open_seconds is not None:
+                counts = hour_state.open_seconds.astype(np.int64)
+            else:
+                while not store.derive_some(hour, topics=number is not None):
+                    yield
+                settled = yield from self._settle(hour)
+                counts = self._open(hour, settled, number)
+            at = hour * HOUR_MS + np.arange(len(counts)) * (HOUR_MS // len(counts))
+            inside = (at >= from_ms) & (at < to_ms)
+            np.add.at(buckets, (at[inside] - from_ms) // step_ms, counts[inside])
+        return [(from_ms + at * step_ms, int(buckets[at])) for at in np.flatnonzero(buckets > 0).tolist()]
+
+    def _settle(self, hour: int) -> Generator[None, None, _Settled]:
+        """What is settled of the hour, with what is new since the last time."""
+        state = self._node.state
+        known = self._settled.setdefault(hour, _Settled())
+        self._settled.move_to_end(hour)
+        if len(self._settled) > _REMEMBERED:
+            self._settled.popitem(last=False)
+        while (hour_state := state.hours.get(hour)) is not None and state.store.count(hour):
+            # Anew after each slice: another question may have counted meanwhile.
+            new = hour_state.settled - known.counted
+            if not new:
+                break
+            some = new[:_SLICE] if len(new) > _SLICE else new
+            rows = state.store.entries(hour, indexes_of(some))
+            known.seconds += np.bincount(rows["second"], minlength=SECONDS_PER_HOUR)
+            known.topics = count_topics(known.topics, rows)
+            known.counted |= some
+            if len(new) > _SLICE:
+                yield
+        return known
+
+    def _open(self, hour: int, settled: _Settled, topic: int | None) -> NDArray[np.int64]:
+        """Of each second; of each minute if it is for one topic."""
+        store = self._node.storage.hours
+        if topic is None:
+            return store.heads(hour).count.astype(np.int64) - settled.seconds
+        counts = np.zeros(60, np.int64)
+        for rows, sign in ((store.topic_minutes(hour), 1), (settled.topics, -1)):
+            mine = rows[rows["topic"] == topic]
+            counts[mine["minute"]] += sign * mine["count"].astype(np.int64)
+        return counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeVar
 
@@ -39,11 +39,31 @@ async def read_mended(node: Node, read: Callable[[], T]) -> T:
         try:
             return read()
         except DamagedFile as damage:
-            place = damage.path, damage.offset
-            if not damage.size or place in places:
-                raise
-            places.add(place)
-            await _mended(node, damage)
+            await _mended_once(node, damage, places)
+
+
+async def read_in_slices(node: Node, read: Callable[[], Generator[None, None, T]]) -> T:
+    """What the generator returns; others have their turn after each of its slices. Damage as in `read_mended`: it is
+    mended, and then all is read again."""
+    places: set[tuple[str, int]] = set()
+    while True:
+        slices = read()
+        try:
+            while True:
+                next(slices)
+                await asyncio.sleep(0)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        except DamagedFile as damage:
+            await _mended_once(node, damage, places)
+
+
+async def _mended_once(node: Node, damage: DamagedFile, places: set[tuple[str, int]]) -> None:
+    place = damage.path, damage.offset
+    if not damage.size or place in places:
+        raise damage
+    places.add(place)
+    await _mended(node, damage)
 
 
 async def _mended(node: Node, damage: DamagedFile) -> bytes:

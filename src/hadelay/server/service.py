@@ -37,10 +37,10 @@ from hadelay.server.api import (
     TopicView,
 )
 from hadelay.server.batcher import refusal
-from hadelay.server.counting import due_counts
+from hadelay.server.counting import DueCounts
 from hadelay.server.metrics import node_metrics
 from hadelay.server.node import Node
-from hadelay.server.records import read_mended, read_records, split_record
+from hadelay.server.records import read_in_slices, read_mended, read_records, split_record
 from hadelay.server.webhooks.checks import check_settings
 
 _CANCELLED = {
@@ -58,6 +58,7 @@ class NodeService:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._due = DueCounts(node)
         self.node = node.name
 
     @property
@@ -199,7 +200,7 @@ class NodeService:
         self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool
     ) -> list[tuple[int, int]]:
         await self._confirm(stale)
-        return due_counts(self._node, topic, from_ms, to_ms, step_ms)
+        return await read_in_slices(self._node, lambda: self._due.count(topic, from_ms, to_ms, step_ms))
 
     # the cluster
 

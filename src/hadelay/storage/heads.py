@@ -19,6 +19,8 @@ from hadelay.storage.disk import Disk
 
 #: How far a `.heads` file may lag before it is written again: reading so many entries takes a millisecond.
 WORTH_WRITING = 16_384
+#: Up to here {topic, minute} are counted in an array, which is twenty times faster than by sorting.
+_DENSE_KEYS = 1 << 18
 #: Entries read at once while catching up, so that no scan holds more than 4 MiB.
 _SCAN = 65_536
 
@@ -33,7 +35,7 @@ class Derived:
     def __init__(self) -> None:
         self.heads = no_heads()
         self.entries = 0
-        self.counters = np.zeros(0, COUNTER)
+        self.counters = no_counters()
         self.counted = 0
         #: How many entries the `.heads` file covers.
         self.on_disk = 0
@@ -71,17 +73,24 @@ def decode_heads(data: bytes, hour: int) -> Derived | None:
     return derived
 
 
+def no_counters() -> npt.NDArray[np.void]:
+    return np.zeros(0, COUNTER)
+
+
 def count_topics(counters: npt.NDArray[np.void], rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
     """COUNTER rows with those of INDEX `rows` added."""
-    keys = np.concatenate([
-        counters["topic"].astype(np.uint64) << np.uint64(6) | counters["minute"],
-        rows["topic"].astype(np.uint64) << np.uint64(6) | rows["second"] // 60,
-    ])  # fmt: skip
-    weights = np.concatenate([counters["count"], np.ones(len(rows), np.uint32)])
+    keys = rows["topic"].astype(np.int64) << 6 | rows["second"] // 60
+    if len(keys) and keys.max() < _DENSE_KEYS:
+        counts = np.bincount(keys)
+        keys = np.flatnonzero(counts)
+        counts = counts[keys]
+    else:
+        keys, counts = np.unique(keys, return_counts=True)
+    keys = np.concatenate([counters["topic"].astype(np.int64) << 6 | counters["minute"], keys])
     pairs, inverse = np.unique(keys, return_inverse=True)
     merged = np.empty(len(pairs), COUNTER)
-    merged["topic"], merged["minute"] = pairs >> np.uint64(6), pairs & np.uint64(63)
-    merged["count"] = np.bincount(inverse, weights, len(pairs))
+    merged["topic"], merged["minute"] = pairs >> 6, pairs & 63
+    merged["count"] = np.bincount(inverse, np.concatenate([counters["count"], counts]), len(pairs))
     return merged
 
 
@@ -109,18 +118,33 @@ class HeadsCache:
         sets `entries`."""
         derived = self._held.get(hour) or self._latest(hour, entries)
         while derived.entries < entries:
-            rows = self._read(hour, derived.entries, min(entries, derived.entries + _SCAN))
-            catch_up(rows["second"], rows["index"], *derived.heads)
-            derived.entries += len(rows)
+            self._scan(hour, derived, entries)
         return derived
 
     def topic_minutes(self, hour: int, entries: int) -> npt.NDArray[np.void]:
         derived = self.get(hour, entries)
         while derived.counted < entries:
-            rows = self._read(hour, derived.counted, min(entries, derived.counted + _SCAN))
-            derived.counters = count_topics(derived.counters, rows)
-            derived.counted += len(rows)
+            self._count(hour, derived, entries)
         return derived.counters
+
+    def derive_some(self, hour: int, entries: int, *, topics: bool) -> bool:
+        """One slice of what `get` (topics: `topic_minutes`) has to do. True: nothing is left for it to do."""
+        derived = self._held.get(hour) or self._latest(hour, entries)
+        if derived.entries < entries:
+            self._scan(hour, derived, entries)
+        elif topics and derived.counted < entries:
+            self._count(hour, derived, entries)
+        return derived.entries >= entries and (not topics or derived.counted >= entries)
+
+    def _scan(self, hour: int, derived: Derived, entries: int) -> None:
+        rows = self._read(hour, derived.entries, min(entries, derived.entries + _SCAN))
+        catch_up(rows["second"], rows["index"], *derived.heads)
+        derived.entries += len(rows)
+
+    def _count(self, hour: int, derived: Derived, entries: int) -> None:
+        rows = self._read(hour, derived.counted, min(entries, derived.counted + _SCAN))
+        derived.counters = count_topics(derived.counters, rows)
+        derived.counted += len(rows)
 
     def _latest(self, hour: int, entries: int) -> Derived:
         derived = self._known.get(hour)

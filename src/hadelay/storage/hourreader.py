@@ -22,7 +22,7 @@ from hadelay.storage.records import check_record
 
 Rows = npt.NDArray[np.void]
 #: Reading a span in one piece beats a read per row while the span is shorter than this.
-_SPAN_ROWS = 1024
+_SPAN_ROWS, _SPAN_PER_ROW = 1024, 16
 
 
 class HourReader:
@@ -119,6 +119,11 @@ class HourReader:
         self._write_out(hour)
         return self._heads.topic_minutes(hour, self.count(hour))
 
+    def derive_some(self, hour: int, *, topics: bool = False) -> bool:
+        """Do one slice of what `heads` (topics: `topic_minutes`) would have to do first. True when nothing is left."""
+        self._write_out(hour)
+        return self._heads.derive_some(hour, self.count(hour), topics=topics)
+
     def record(self, hour: int, offset: int, size: int, *, verify: bool = False) -> bytes:
         """One record, header included. With verify, DamagedFile unless both CRCs hold."""
         near = self._near.get(hour)
@@ -149,7 +154,7 @@ class HourReader:
         first, last = int(indexes.min()), int(indexes.max())
         if first < 0 or last >= n:
             raise IndexError(f"hour {hour_name(hour)} has {n} entries")
-        if last - first < _SPAN_ROWS:
+        if last - first < max(_SPAN_ROWS, _SPAN_PER_ROW * len(indexes)):
             return self._read_rows(hour, first, last + 1).take(indexes - first)
         file = self._handles.get(self.path(hour) + ".idx")
         data = b"".join([file.pread(INDEX_SIZE, index * INDEX_SIZE) for index in indexes.tolist()])

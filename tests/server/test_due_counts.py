@@ -1,0 +1,113 @@
+"""Histograms of what is due, against counting message by message; and what a second question costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hadelay.core import commands
+from hadelay.model import HOUR_MS
+from hadelay.server import counting
+from hadelay.server.counting import DueCounts
+from hadelay.storage.heads import count_topics, no_counters
+from tests.core.world import START_MS, World, draft
+
+
+class Hours:
+    """The part of HourStore that counting asks, over hours in memory."""
+
+    def __init__(self, world: World) -> None:
+        self._store = world.store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def derive_some(self, hour: int, *, topics: bool = False) -> bool:
+        return True
+
+    def topic_minutes(self, hour: int) -> Any:
+        return count_topics(no_counters(), self._store.entries(hour, slice(None)))
+
+
+def due(world: World, counts: DueCounts, topic: str | None, step_ms: int, hours: int = 6) -> list[tuple[int, int]]:
+    slices = counts.count(topic, START_MS, START_MS + hours * HOUR_MS, step_ms)
+    try:
+        while True:
+            next(slices)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def naive(world: World, ids: list[int], topic: str | None, step_ms: int) -> list[tuple[int, int]]:
+    unit = 1_000 if topic is None else 60_000
+    found: Counter[int] = Counter()
+    for message_id in ids:
+        view = world.state.describe(message_id, START_MS + world.now)
+        if view is not None and view.state in ("scheduled", "ready", "leased") and topic in (None, view.topic):
+            second = int(world.store.entries(view.hour, np.array([view.index]))["second"][0])
+            at = view.hour * HOUR_MS + second * 1_000
+            at -= at % unit
+            found[START_MS + (at - START_MS) // step_ms * step_ms] += 1
+    return sorted(found.items())
+
+
+@settings(deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["publish", "cancel", "ack", "nack", "clock"]),
+            st.lists(st.integers(0, 20), min_size=1, max_size=8),
+            st.sampled_from([0, 900, 61_000, HOUR_MS, 2 * HOUR_MS]),
+        ),
+        max_size=12,
+    ),
+    few=st.sampled_from([1, 8_192]),
+)
+def test_counts_are_those_of_the_open_messages(steps: list[Any], few: int) -> None:
+    world = World()
+    counts = DueCounts(SimpleNamespace(state=world.state, storage=SimpleNamespace(hours=Hours(world))))  # type: ignore[arg-type]
+    ids = world.ids(draft(), draft("u", 90_000))
+    before, counting._SLICE = counting._SLICE, few
+    try:
+        for what, numbers, delay in steps:
+            some = [ids[-1 - n % len(ids)] for n in numbers]
+            if what == "publish":
+                ids += world.ids(*(draft("tu"[n % 2], n * delay // 4) for n in numbers))
+            elif what == "cancel":
+                world.cancel(*some)
+            elif what == "clock":
+                world.now += delay
+                world.one(commands.encode_noop())
+            elif ready := [i for i in dict.fromkeys(some) if world.states(i) == ["ready"]]:
+                leases = world.lease(*ready)
+                world.ack(leases) if what == "ack" else world.nack(leases, delay)
+            for topic, step_ms in ((None, 1_000), ("t", 60_000), ("u", 3 * 60_000)):
+                assert due(world, counts, topic, step_ms, 200) == naive(world, ids, topic, step_ms)
+    finally:
+        counting._SLICE = before
+
+
+def test_what_is_settled_is_looked_up_once() -> None:
+    world = World()
+    read: list[int] = []
+    hours = Hours(world)
+    entries = world.store.entries
+    hours.entries = lambda hour, indexes: read.append(len(indexes)) or entries(hour, indexes)  # type: ignore[attr-defined]
+    counts = DueCounts(SimpleNamespace(state=world.state, storage=SimpleNamespace(hours=hours)))  # type: ignore[arg-type]
+    world.state.store = hours  # type: ignore[assignment]
+    ids = world.ids(*(draft(in_ms=HOUR_MS + n) for n in range(10)))
+    world.cancel(*ids[:4])
+    read.clear()
+    assert due(world, counts, None, HOUR_MS) == [(START_MS + HOUR_MS, 6)]
+    assert read == [4]
+    assert due(world, counts, "t", HOUR_MS) == [(START_MS + HOUR_MS, 6)]
+    assert read == [4]
+    world.cancel(ids[5])
+    read.clear()
+    assert due(world, counts, "t", HOUR_MS) == [(START_MS + HOUR_MS, 5)]
+    assert read == [1]
