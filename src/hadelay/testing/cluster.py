@@ -141,6 +141,8 @@ class SimCluster:
         self.leaders: dict[int, str] = {}
         self.votes: dict[tuple[str, int], str] = {}
         self.terms: dict[str, int] = {}
+        #: Nodes that have heard of a term, and vote.
+        self.admitted: set[str] = set()
         #: When an entry (by its crc) was proposed; (true seconds, now_ms) of those that were committed.
         self.proposed: dict[int, float] = {}
         self.stamps: list[tuple[float, int]] = []
@@ -278,6 +280,7 @@ class SimCluster:
         self.kill(name)
         self.machines[name].disk.wipe()
         self.terms.pop(name, None)
+        self.admitted.discard(name)
         self.votes = {key: vote for key, vote in self.votes.items() if key[0] != name}
 
     def step_clock(self, name: str, stepped_ms: int) -> None:
@@ -388,5 +391,6 @@ class SimCluster:
         if journal.term < self.terms.get(name, 0):
             self.violate(Violation("I13 log safety", f"the term of {name} went back to {journal.term}", who=name))
         self.terms[name] = journal.term
+        (self.admitted.add if journal.admitted and journal.term else self.admitted.discard)(name)
         if journal.voted_for and self.votes.setdefault((name, journal.term), journal.voted_for) != journal.voted_for:
             self.violate(Violation("I13 log safety", f"{name} voted twice in term {journal.term}", who=name))

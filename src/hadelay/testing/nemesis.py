@@ -221,9 +221,9 @@ class Nemesis:
         self._later(0.5, 3.0, self._mend_disk, name)
 
     def wipe(self) -> None:
-        """Once per run, and only where every other disk is whole. A founder that has not heard of any term yet cannot
-        prove that it lost nothing, and counts as one that did: two of three would wait for somebody's decision."""
-        if self.wiped or not all(self.cluster.terms.get(name) for name in self.cluster.names):
+        """Once per run, and only where every other disk is whole, and was admitted: a founder that has not heard of any
+        term yet cannot prove that it lost nothing, and two of three that do not vote would wait for each other."""
+        if self.wiped or self.cluster.admitted != set(self.cluster.names):
             return
         self.wiped = True
         name = self._node()
