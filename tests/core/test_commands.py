@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hadelay.core import commands, invariants
 from hadelay.core.commands import Command, Draft, Grant, Malformed, decode, decode_entry, encode_entry
@@ -83,7 +84,7 @@ def test_the_fingerprint_covers_payload_options_and_topic() -> None:
         draft(body=b"a"), draft(body=b"b"), draft("u", body=b"a"), draft(in_ms=1, body=b"a"), draft(at=0, body=b"a"),
         Draft("t", 0, True, 1, 0, b"", b"a"), Draft("t", 0, True, 0, 1, b"", b"a"),
     ]  # fmt: skip
-    prints = [decoded(commands.encode_publish("n", [d._replace(idem=b"k")])).keys["fingerprint"][0] for d in variants]
+    prints = [decoded(commands.encode_publish("n", [replace(d, idem=b"k")])).keys["fingerprint"][0] for d in variants]
     assert len(set(prints)) == len(variants)
     assert commands.hash_key(b"row", b"k") != commands.hash_key(b"request", b"k")
 
@@ -183,7 +184,8 @@ def test_the_examples_of_the_specification() -> None:
         "NACK": commands.encode_nack("n1", lease, 5_000),
         "EXTEND": commands.encode_extend("n1", lease, 60_000),
         "EXPIRE": commands.encode_expire([(7, 21)]),
-        "CANCEL": commands.encode_cancel("n1", [pack_id(0, 498665, 42)]),
+        "CANCEL": commands.encode_cancel("n1", [pack_id(0, 498665, 42)], [("orders", b"o-1")]),
+        "RESCHEDULE": commands.encode_reschedule("n1", 900_000, True, [pack_id(0, 498665, 42)]),
         "CURSOR": commands.encode_cursor(498665, 1801, 3),
         "TOPIC_PUT": commands.encode_topic_put("orders", {"lease_ms": 30_000}),
         "TOPIC_DELETE": commands.encode_topic_delete("orders", True),

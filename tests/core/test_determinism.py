@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hadelay.core import commands, invariants
 from hadelay.core.state import DelayState
@@ -33,7 +34,7 @@ def long_log(seed: int, steps: int = 250) -> list[bytes]:
         topics = [rng.choice(["orders", "refunds", "mail"]) for _ in range(rng.randint(1, 40))]
         delays = [0, 900, 60_000, HOUR_MS, 700 * HOUR_MS]
         drafts = [draft(t, rng.choice(delays), b"x" * rng.randint(0, 300)) for t in topics]
-        drafts[0] = drafts[0]._replace(idem=b"%d" % (step // 2))
+        drafts[0] = replace(drafts[0], idem=b"%d" % (step // 2))
         known += [i for i in world.ids(*drafts) if i]
         due = [i for i in rng.sample(known, min(len(known), 30)) if world.state.find(i)]
         if due:

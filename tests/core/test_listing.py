@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from msgspec.structs import replace
 
 from hadelay.core import commands, listing
 from hadelay.core.listing import FIRST, PENDING, Key, Page, Wish
@@ -134,7 +135,7 @@ def test_a_deleted_topic_leaves_cancelled_messages(world: World) -> None:
 
 def test_tags_are_matched_by_all_their_bits(world: World) -> None:
     both, one, _ = world.ids(
-        draft()._replace(tag_mask=0b11), draft()._replace(tag_mask=0b01), draft()._replace(tag_mask=0)
+        replace(draft(), tag_mask=0b11), replace(draft(), tag_mask=0b01), replace(draft(), tag_mask=0)
     )
     assert [i for i, _ in listed(world, wish(world, tag_mask=0b01))] == [both, one]
     assert [i for i, _ in listed(world, wish(world, tag_mask=0b11))] == [both]

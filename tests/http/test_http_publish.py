@@ -36,7 +36,7 @@ async def test_a_publish_is_answered_as_documented(node: Node, way: dict[str, st
     assert answer.headers["Content-Type"] == "application/json"
     assert "Date" in answer.headers
     draft = node.service.published[-1]
-    assert draft[:3] == ("orders", 900_000, True)
+    assert (draft.topic, draft.when_ms, draft.relative) == ("orders", 900_000, True)
     assert draft.body == b"\x00\xff"
     assert msgspec.msgpack.decode(draft.meta) == {"ct": "a/b"}
     found = await node.ask("GET", answer.headers["Location"] + "?body=true")
@@ -67,7 +67,7 @@ async def test_when(
 ) -> None:
     answer = await node.ask("POST", MESSAGES + query, b"x", **headers, **way)
     assert answer.status == 201, answer.json
-    assert node.service.published[0][1:3] == expected
+    assert (node.service.published[0].when_ms, node.service.published[0].relative) == expected
 
 
 REFUSED = [
@@ -238,8 +238,8 @@ async def test_payloads_of_json_items(node: Node) -> None:
     ]  # fmt: skip
     assert metas[5]["meta"] == {"k": "v"}
     assert drafts[5].idem == b"i"
-    assert drafts[1][1:3] == (3_600_000, True)
-    assert drafts[2][1:3] == (1_795_168_800_000, False)
+    assert (drafts[1].when_ms, drafts[1].relative) == (3_600_000, True)
+    assert (drafts[2].when_ms, drafts[2].relative) == (1_795_168_800_000, False)
 
 
 async def test_json_is_kept_as_it_was_written(node: Node) -> None:
@@ -267,7 +267,7 @@ async def test_msgpack(node: Node) -> None:
     assert [set(r) for r in results] == [{"id", "deliver_at"}] * 4
     assert results[0]["deliver_at"] == "2026-11-20T10:00:00.000Z"
     assert [d.body for d in node.service.published] == [b"\xff", b"again", b"text", b"[1,2]"]
-    assert [d[1:3] for d in node.service.published] == [
+    assert [(d.when_ms, d.relative) for d in node.service.published] == [
         (1_795_168_800_000, False), (0, True), (5_000, True), (0, True),
     ]  # fmt: skip
 

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from operator import add
-from typing import NamedTuple
 
 import numpy as np
 from google_crc32c import value as crc32c
+from msgspec import Struct
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from hadelay.core.wire import Malformed, Reader, pack_name
@@ -54,7 +55,7 @@ _HEAD = struct.Struct("<BHIIII")
 _OPTIONS = struct.Struct("<qQq?Bq")
 
 
-class Draft(NamedTuple):
+class Draft(Struct, frozen=True, gc=False):
     """One message as the front door understood it."""
 
     topic: str
@@ -106,29 +107,37 @@ def hash_client_key(key: bytes) -> bytes:
 
 def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None) -> bytes:
     """The body of a PUBLISH of `drafts`, in order; `request_key` is the Idempotency-Key that covers all of them."""
-    names, when, relative, mask, ttl, metas, bodies, idems, client, _, _, callback = zip(*drafts, strict=True)
+    names, when, relative, mask, ttl, metas, bodies, idems, client, _, _, callback = zip(
+        *map(astuple, drafts), strict=True
+    )
     topics = list(dict.fromkeys(names))
-    payloads = list(map(add, metas, bodies))
-    rows = np.zeros(len(drafts), PUBLISH_ROW)
-    rows["when_ms"], rows["tag_mask"], rows["ttl_ms"] = when, mask, ttl
-    rows["meta_size"] = list(map(len, metas))
-    rows["body_size"] = list(map(len, bodies))
-    rows["payload_crc"] = list(map(crc32c, payloads))
-    rows["flags"] = relative
+    count = len(drafts)
+    rows = np.zeros(count, PUBLISH_ROW)
+    rows["when_ms"] = np.fromiter(when, np.int64, count)
+    rows["flags"] = np.fromiter(relative, np.bool_, count)
+    payloads: Sequence[bytes] = bodies
+    # What most messages do not have is zero already.
+    if any(metas):
+        payloads = list(map(add, metas, bodies))
+        rows["meta_size"] = list(map(len, metas))
+    rows["body_size"] = np.fromiter(map(len, bodies), np.uint32, count)
+    rows["payload_crc"] = np.fromiter(map(crc32c, payloads), np.uint32, count)
+    if any(mask):
+        rows["tag_mask"] = mask
+    if any(ttl):
+        rows["ttl_ms"] = ttl
     if any(callback):
         rows["flags"] |= np.array(callback, np.uint16) * CALLBACK
     if len(topics) > 1:
         local = {name: n for n, name in enumerate(topics)}
         rows["topic"] = list(map(local.__getitem__, names))
     keys = _key_rows(drafts, rows, idems, request_key)
-    client_keys = b"" if client.count(None) == len(client) else _client_key_rows(drafts)
-    blob = GAP + GAP.join(payloads)
+    client_keys = b"" if client.count(None) == count else _client_key_rows(drafts)
+    blob = GAP.join((b"", *payloads))
     client_count = len(client_keys) // CLIENT_KEY_ROW.itemsize
     name = node.encode()
-    parts = [_HEAD.pack(len(name), len(topics), len(drafts), len(keys), client_count, len(blob)), name]
-    parts += [pack_name(topic) for topic in topics]
-    parts += [rows.tobytes(), keys.tobytes(), client_keys, blob]
-    return b"".join(parts)
+    head = _HEAD.pack(len(name), len(topics), count, len(keys), client_count, len(blob))
+    return b"".join((head, name, *map(pack_name, topics), rows.tobytes(), keys.tobytes(), client_keys, blob))
 
 
 def _client_key_rows(drafts: Sequence[Draft]) -> bytes:
@@ -143,7 +152,9 @@ def _client_key_rows(drafts: Sequence[Draft]) -> bytes:
 def _key_rows(
     drafts: Sequence[Draft], rows: NDArray[np.void], idems: Sequence[bytes | None], request_key: bytes | None
 ) -> NDArray[np.void]:
-    wanted = [(hash_key(b"row", key), n, 1) for n, key in enumerate(idems) if key is not None]
+    wanted = []
+    if idems.count(None) < len(idems):
+        wanted = [(hash_key(b"row", key), n, 1) for n, key in enumerate(idems) if key is not None]
     if request_key is not None:
         wanted.append((hash_key(b"request", request_key), 0, len(drafts)))
     keys = np.zeros(len(wanted), KEY_ROW)

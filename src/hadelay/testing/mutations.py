@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
 from pyroaring import BitMap
 
 from hadelay.core import idempotency, leases, places, publish
@@ -141,7 +142,7 @@ def _five_ms_early() -> Iterator[None]:
     encode = vars(batcher)["encode_publish"]
 
     def early(node: str, drafts: Any, key: bytes | None = None) -> bytes:
-        sooner = [d._replace(when_ms=d.when_ms - 5) if d.relative else d for d in drafts]
+        sooner = [replace(d, when_ms=d.when_ms - 5) if d.relative else d for d in drafts]
         command: bytes = encode(node, sooner, key)
         return command
 
