@@ -4,7 +4,8 @@ every proposal `commit_ms` later, stamped when it was proposed. Times are millis
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,12 @@ from hadelay.config import Config, DispatchConfig, RetentionConfig
 from hadelay.core import commands, invariants
 from hadelay.core.clustertime import ClusterClock
 from hadelay.core.commands import Command, Draft, encode_entry
-from hadelay.core.dispatch import Delivery, Dispatcher, Poll
+from hadelay.core.dispatch import Delivery, Dispatcher, Offer, Poll
+from hadelay.core.filters import filter_of
+from hadelay.core.meta import Meta, pack
+from hadelay.core.results import Done as Result
 from hadelay.core.state import DelayState
+from hadelay.core.tags import mask_of
 from hadelay.core.tokens import LEASE
 from hadelay.errors import HadelayError
 from hadelay.model import HOUR_MS
@@ -128,6 +133,11 @@ class Desk:
         assert term is not None
         return term.core
 
+    def offers(self) -> list[Offer]:
+        """On their way."""
+        term = self.dispatcher._term
+        return list(term.offers.values()) if term is not None else []
+
     def cluster_ms(self) -> int:
         return self.clock.read(self.runtime.monotonic()) - START_MS
 
@@ -180,20 +190,24 @@ class Desk:
     # what users do
 
     def publish(
-        self, *names: str, topic: str = "t", at: float | None = None, delay: int = 0, body: bytes = b"x"
-    ) -> None:
+        self, *names: str, topic: str = "t", at: float | None = None, delay: int = 0, body: bytes = b"x",
+        tags: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        mask, meta = mask_of(tags), pack(Meta(tags=list(tags)))
         if at is None:
-            drafts = [Draft(topic, delay, True, 0, 0, b"", body)] * len(names)
+            drafts = [Draft(topic, delay, True, mask, 0, meta, body)] * len(names)
         else:
-            drafts = [Draft(topic, START_MS + int(at), False, 0, 0, b"", body)] * len(names)
+            drafts = [Draft(topic, START_MS + int(at), False, mask, 0, meta, body)] * len(names)
         result = self.do(commands.encode_publish("n1", drafts))
         assert not result.codes.any()
         for name, message_id in zip(names, result.ids.tolist(), strict=True):
             self.names[message_id] = name
 
-    def publish_many(self, count: int, *, topic: str = "t", at: float = 0.0, spread_ms: int = 0) -> list[int]:
-        step = spread_ms / count
-        drafts = [Draft(topic, START_MS + int(at + n * step), False, 0, 0, b"", b"x") for n in range(count)]
+    def publish_many(
+        self, count: int, *, topic: str = "t", at: float = 0.0, spread_ms: int = 0, tags: Sequence[str] = ()
+    ) -> list[int]:
+        step, mask, meta = spread_ms / count, mask_of(tags), pack(Meta(tags=list(tags)))
+        drafts = [Draft(topic, START_MS + int(at + n * step), False, mask, 0, meta, b"x") for n in range(count)]
         ids: list[int] = []
         for first in range(0, count, 1000):
             ids += self.do(commands.encode_publish("n1", drafts[first : first + 1000])).ids.tolist()
@@ -207,7 +221,7 @@ class Desk:
 
     def poll(
         self, *topics: str, max: int = 10, wait: int = 60_000, lease: int = 30_000, consumer: str = "",
-        request: bytes = b"",
+        request: bytes = b"", tags: Sequence[str] = (), any_tags: Sequence[str] = (),
     ) -> Poll:  # fmt: skip
         if not consumer:
             self._counter += 1
@@ -216,7 +230,7 @@ class Desk:
         def done(delivery: Delivery | None, error: HadelayError | None) -> None:
             self.received.append(Received(self, poll, delivery, error))
 
-        poll = Poll(consumer, request, topics or ("t",), max, lease, wait, done)
+        poll = Poll(consumer, request, topics or ("t",), max, lease, wait, done, filter_of(tags, any_tags))
         self.dispatcher.poll(poll)
         return poll
 
@@ -235,7 +249,11 @@ class Desk:
     def cancel(self, *names: str) -> list[int]:
         return self.do(commands.encode_cancel("n1", [self.id_of(name) for name in names])).outcomes.tolist()
 
-    def consume(self, topic: str = "t", *, max: int = 100, ack: bool = True) -> None:
+    def put(self, topic: str = "t", **config: Any) -> None:
+        """Settings of the topic; None takes one back."""
+        assert isinstance(self.do(commands.encode_topic_put(topic, config)), Result)
+
+    def consume(self, topic: str = "t", *, max: int = 100, ack: bool = True, tags: Sequence[str] = ()) -> None:
         """Poll for ever, acking at once."""
 
         def done(delivery: Delivery | None, error: HadelayError | None) -> None:
@@ -244,10 +262,10 @@ class Desk:
             if delivery is not None and len(delivery.indexes) and ack:
                 self.runtime.call_soon(self.ack, received)
             if error is None:
-                self.runtime.call_soon(self.consume, topic)
+                self.runtime.call_soon(partial(self.consume, topic, max=max, ack=ack, tags=tags))
 
         self._counter += 1
-        poll = Poll(f"c{self._counter}", b"", (topic,), max, 30_000, 60_000, done)
+        poll = Poll(f"c{self._counter}", b"", (topic,), max, 30_000, 60_000, done, filter_of(tags, ()))
         self.dispatcher.poll(poll)
 
     def delivered(self) -> list[str]:

@@ -17,7 +17,7 @@ def small_slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 def window(desk: Desk) -> int:
     core = desk.core
-    return max((len(queue.places) for queue in core.ready.by_number.values()), default=0)
+    return max((len(window.places) for topic in core.ready.by_number.values() for window in topic.windows()), default=0)
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -106,7 +106,7 @@ def test_the_sweeper_finds_what_a_bug_forgot(caplog: pytest.LogCaptureFixture) -
     desk.publish("a", "b", "c", at=1_000)
     desk.run_to(2_000)
     core = desk.core
-    core.ready.queue(0).places.clear()  # the bug
+    core.ready.queue(0).any.now.places.clear()  # the bug
     core.ready.size = 0
     poll = desk.poll()
     desk.run_to(9_000)

@@ -16,6 +16,10 @@ from tests.dispatch.desk import START_MS, Desk, Received
 
 TOPICS = ["a", "b", "c"]
 LEASE_MS = 2_000
+TAGS = ["x", "y", "z"]
+SOME_TAGS = st.lists(st.sampled_from(TAGS), max_size=3, unique=True)
+#: Limits that let everything through in the end, soon enough for the hour that a run lasts.
+LIMITS = {"rate": [20.0, None], "catch_up_rate": [10.0, None], "concurrency": [1, 3, None], "paused": [True, False]}
 
 
 class Dispatching(RuleBasedStateMachine):
@@ -33,27 +37,36 @@ class Dispatching(RuleBasedStateMachine):
         self.over: set[str] = set()
         self.seen = 0
         self.leaders = 1
+        self.tags: dict[str, list[str]] = {}
 
     # what happens
 
     @rule(
         topic=st.sampled_from(TOPICS),
         delays=st.lists(st.sampled_from([0, 1, 300, 999, 4_000, 9_999, 12_000, 3_600_000]), min_size=1, max_size=12),
+        tags=SOME_TAGS,
     )
-    def publish(self, topic: str, delays: list[int]) -> None:
+    def publish(self, topic: str, delays: list[int], tags: list[str]) -> None:
         for delay in delays:
             self.counter += 1
             name = f"m{self.counter}"
-            self.desk.publish(name, topic=topic, delay=delay)
+            self.tags[name] = tags
+            self.desk.publish(name, topic=topic, delay=delay, tags=tags)
             self.due[name] = self.desk.state.now_ms - START_MS + delay
 
     @rule(
         topics=st.lists(st.sampled_from(TOPICS), min_size=1, max_size=3, unique=True),
         count=st.integers(1, 7),
         wait=st.sampled_from([0, 700, 20_000]),
+        tags=SOME_TAGS,
+        any_tags=SOME_TAGS,
     )
-    def poll(self, topics: list[str], count: int, wait: int) -> None:
-        self.desk.poll(*topics, max=count, wait=wait, lease=LEASE_MS)
+    def poll(self, topics: list[str], count: int, wait: int, tags: list[str], any_tags: list[str]) -> None:
+        self.desk.poll(*topics, max=count, wait=wait, lease=LEASE_MS, tags=tags, any_tags=any_tags)
+
+    @rule(topic=st.sampled_from(TOPICS), data=st.data(), name=st.sampled_from(sorted(LIMITS)))
+    def limit(self, topic: str, data: st.DataObject, name: str) -> None:
+        self.desk.put(topic, **{name: data.draw(st.sampled_from(LIMITS[name]))})
 
     @rule(count=st.integers(1, 3), request=st.sampled_from([b"1", b"2"]))
     def poll_idempotently(self, count: int, request: bytes) -> None:
@@ -133,6 +146,8 @@ class Dispatching(RuleBasedStateMachine):
         d = received.delivery
         assert d is not None
         known = {name for name in received.names if self.is_known(received, name)}
+        wanted = received.poll.filter
+        assert wanted is None or all(wanted.matches(self.tags[name]) for name in received.names)
         for n, name in enumerate(received.names):
             assert d.now_ms - START_MS >= self.due[name], f"{name} came early"
             assert d.rows["deliver_at_ms"][n] <= d.now_ms
@@ -170,15 +185,30 @@ class Dispatching(RuleBasedStateMachine):
         assert self.desk.dispatcher.sweeper_found == 0
 
     @invariant()
+    def memory_is_what_is_counted(self) -> None:
+        ready = self.desk.core.ready
+        windows = [window for topic in ready.by_name.values() for window in topic.windows()]
+        assert ready.size == sum(len(window.places) for window in windows)
+        flying = sum(topic.flying for topic in ready.by_name.values())
+        assert flying == sum(len(offer.places) for offer in self.desk.offers())
+
+    @invariant()
     def counts_are_right(self) -> None:
         assert all(count > 0 for count, _ in self.desk.dispatcher.ready_counts().values())
 
     def teardown(self) -> None:
         self.look()
-        # Every message that is not over comes, at the latest after the hour that the longest delay is.
+        # Every message that is not over comes, at the latest after the hour that the longest delay is: those with a
+        # tag to who asks for it, while the others wait.
+        for topic in TOPICS:
+            self.desk.put(topic, paused=False)
+            self.desk.consume(topic, max=5, tags=["x"])
+        self.desk.run(3_600_000 + 20_000)
+        came = set(self.desk.delivered())
+        assert {name for name in self.due.keys() - self.over if "x" in self.tags[name]} <= came
         for topic in TOPICS:
             self.desk.consume(topic, max=5)
-        self.desk.run(3_600_000 + 20_000)
+        self.desk.run(60_000)
         came = set(self.desk.delivered())
         assert self.due.keys() - self.over <= came
         assert not self.desk.state.grants

@@ -4,13 +4,15 @@
 
 Times count from 18:00:00, in ms (`1500`), or as h:mm:ss.ms. Lines: `with sync=interval window=100 commit=2 start=…`
 (first) · `lead` · `fall lost=1` (what was proposed never commits) · `run 100` · `to 2500` ·
-`publish a b in=5000|at=… topic=…` · `poll P topics=a,b max=… wait=… lease=… consumer=… request=…` · `hangup P` ·
+`publish a b in=5000|at=… topic=… tags=x,y` · `poll P topics=a,b max=… wait=… lease=… consumer=… request=…
+tags=x,y any=z` · `hangup P` · `put t rate=5 paused=true …` (JSON values; null takes back) · `limited` (how often) ·
 `ack|nack P a b … in=…` · `extend P lease=…` · `cancel a` · `stick` · `unstick` · `hold` · `resume` · `cursor` ·
 `ready` · `log` (what was committed since the last `log`)
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,10 @@ def ms_of(text: str) -> int:
         return int(text)
     hours, minutes, seconds = text.split(":")
     return (int(hours) * 60 + int(minutes)) * 60_000 + round(float(seconds) * 1000)
+
+
+def words_of(text: str | None) -> list[str]:
+    return text.split(",") if text else []
 
 
 class Player:
@@ -92,7 +98,15 @@ class Player:
 
     def do_publish(self, desk: Desk, names: list[str], options: dict[str, str]) -> None:
         at = ms_of(options["at"]) if "at" in options else None
-        desk.publish(*names, topic=options.get("topic", "t"), at=at, delay=ms_of(options.get("in", "0")))
+        topic, tags = options.get("topic", "t"), words_of(options.get("tags"))
+        desk.publish(*names, topic=topic, at=at, delay=ms_of(options.get("in", "0")), tags=tags)
+
+    def do_put(self, desk: Desk, names: list[str], options: dict[str, str]) -> None:
+        desk.put(names[0], **{name: json.loads(value) for name, value in options.items()})
+
+    def do_limited(self, desk: Desk, names: list[str], options: dict[str, str]) -> list[str]:
+        counts = desk.core.ready.throttled
+        return [" ".join(f"{count}×{cause}" for cause, count in sorted(counts.items())) or "never"]
 
     def do_poll(self, desk: Desk, names: list[str], options: dict[str, str]) -> None:
         poll = desk.poll(
@@ -102,6 +116,8 @@ class Player:
             lease=ms_of(options.get("lease", "30000")),
             consumer=options.get("consumer", ""),
             request=options.get("request", "").encode(),
+            tags=words_of(options.get("tags")),
+            any_tags=words_of(options.get("any")),
         )
         self.polls[id(poll)] = names[0]
         self.named = {**getattr(self, "named", {}), names[0]: poll}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hadelay.core.chain import ChainWalk, Damage
 from hadelay.core.formats import SECONDS_PER_HOUR
 from hadelay.core.owed import Owed
-from hadelay.core.ready import Ready, TopicQueue
+from hadelay.core.ready import Ready, Window
 from hadelay.core.wheel import Second
 
 #: Rows looked at in one go: two to three milliseconds.
@@ -39,8 +39,6 @@ class Backlog:
         self.tick_ms = 0
         #: Seconds from here on belong to the wheel, which has not loaded them yet.
         self.wheel_second = 0
-        #: Places that are proposed, and neither granted nor refused yet.
-        self.flying: set[int] = set()
         #: Messages the sweeper found owed and forgotten: a bug if it is not 0.
         self.swept = 0
         #: Told (topic, rows) when a scan finds messages that were not counted as ready before.
@@ -82,10 +80,10 @@ class Backlog:
             left -= max(cost, 1)
         self._head_start -= SLICE - left
 
-    def rescan(self, queue: TopicQueue) -> None:
-        """The topic's window has run low: find more from its mark."""
-        queue.scanning = True
-        self._jobs.append(self._rescanning(queue))
+    def rescan(self, window: Window) -> None:
+        """It has run low: find more from its mark."""
+        window.scanning = True
+        self._jobs.append(self._rescanning(window))
 
     def recover(self, hour: int, second: int) -> None:
         """The chain of a second that has passed was repaired: find what was out of reach."""
@@ -140,34 +138,36 @@ class Backlog:
             self.on_found(number, count)
             self.ready.leave_out(self.ready.queue(number), found.second)
 
-    def _rescanning(self, queue: TopicQueue) -> Iterator[int]:
+    def _rescanning(self, window: Window) -> Iterator[int]:
+        topic = window.line.topic
         try:
-            while queue.mark is not None and (room := self.ready.room(queue)) > 0:
-                queue.missed = None
-                second = self._next_scannable(queue.mark)
+            while window.mark is not None and (room := self.ready.room(window)) > 0:
+                window.missed = None
+                second = self._next_scannable(max(window.mark, window.floor))
                 if second is None:
-                    queue.mark = None
+                    window.mark = None
                     break
-                queue.mark = second
+                window.mark = second
                 if second >= self.wheel_second:
                     # Until the wheel has loaded it: what waits there may be of earlier seconds than what ran.
                     yield SLICE
                     continue
                 found = Second(second, room)
                 for rows in self._owed_rows(second):
-                    rows = rows[rows["topic"] == queue.number]
-                    found.add(rows[self._unheld(found.hour, rows, queue)] if len(rows) else rows)
+                    rows = rows[rows["topic"] == topic.number]
+                    rows = rows[window.pick(rows)] if len(rows) else rows
+                    found.add(rows[self.ready.unheld(window, places_of(found.hour, rows["index"]))])
                     yield self._cost
                 batch = found.take(self.tick_ms)
-                if queue.mark is None:
-                    break  # the topic was deleted meanwhile
+                if window.mark is None:
+                    break  # the topic was deleted meanwhile, or nobody asks for this any more
                 if batch is not None:
-                    self.ready.refill(queue, places_of(found.hour, batch.indexes))
+                    self.ready.refill(window, places_of(found.hour, batch.indexes))
                 if not found.overflow:
                     # Whatever else of this second falls due, or is filed under it, was reported as missed.
-                    queue.mark = second + 1 if queue.missed is None else min(queue.missed, second + 1)
+                    window.mark = second + 1 if window.missed is None else min(window.missed, second + 1)
         finally:
-            queue.scanning = False
+            window.scanning = False
 
     def _next_scannable(self, second: int) -> int | None:
         """The next second at or after this one that has something owed and is not the catching up's business, which
@@ -176,13 +176,6 @@ class Backlog:
         if found is not None and self._catch_up <= found < self._catch_up_end:
             found = self.owed.next_second(self._catch_up_end, self.tick_ms)
         return found if found is not None and found * 1000 <= self.tick_ms else None
-
-    def _unheld(self, hour: int, rows: NDArray[np.void], queue: TopicQueue) -> NDArray[np.bool_]:
-        """Which rows are neither in the window nor proposed."""
-        window = set(queue.places)
-        flying = self.flying
-        places = places_of(hour, rows["index"])
-        return np.fromiter((p not in window and p not in flying for p in places), np.bool_, len(places))
 
     def _recovering(self, second: int) -> Iterator[int]:
         while self._catch_up <= second < self._catch_up_end:
@@ -207,15 +200,19 @@ class Backlog:
         count = 0
         hour = second // SECONDS_PER_HOUR
         for number in np.unique(rows["topic"]).tolist():
-            queue = self.ready.queue(number)
-            if queue.mark is not None and queue.mark <= second:
-                continue
             mine = rows[rows["topic"] == number][::-1]  # in the order of publishing
-            lost = mine[self._unheld(hour, mine, queue)]
-            if len(lost):
-                count += len(lost)
-                self.on_found(number, len(lost))
-                self.ready.add(number, second, places_of(hour, lost["index"]))
+            for window in self.ready.queue(number).windows():
+                if window.mark is not None and window.mark <= second:
+                    continue
+                some = mine[window.pick(mine)]
+                some = some[self.ready.unheld(window, places_of(hour, some["index"]))]
+                wanted = window.line.filter
+                lost = [n for n in range(len(some)) if self.ready.passes(wanted, hour, some[n])]
+                if lost:
+                    count += len(lost)
+                    self.ready.put(window, second, places_of(hour, some["index"][lost]))
+                    if wanted is None:
+                        self.on_found(number, len(lost))
         return count
 
 

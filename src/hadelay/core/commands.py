@@ -86,6 +86,8 @@ class Grant(NamedTuple):
     node: str
     hours: NDArray[np.uint32]
     indexes: NDArray[np.uint32]
+    #: They were handed out already (interval mode): to be recorded, whatever the topic's limits say by now.
+    handed: bool = False
 
 
 class Leases(NamedTuple):
@@ -150,8 +152,9 @@ def encode_grant(grant: Grant) -> bytes:
     assert len(hours) == len(indexes) <= MAX_GRANT
     assert len(grant.request_id) <= MAX_REQUEST_ID
     head = _GRANT.pack(
-        grant.term, grant.seq, grant.lease_ms, len(hours), len(consumer), len(grant.request_id), len(node), 0
-    )
+        grant.term, grant.seq, grant.lease_ms, len(hours), len(consumer), len(grant.request_id), len(node),
+        grant.handed,
+    )  # fmt: skip
     return _frame(Command.GRANT, head, consumer, grant.request_id, node, hours.tobytes(), indexes.tobytes())
 
 
@@ -242,7 +245,7 @@ def decode(kind: int, body: memoryview) -> Any:
 
 
 def _decode_grant(reader: Reader) -> Grant:
-    term, seq, lease_ms, count, consumer, request_id, node, _ = reader.unpack(_GRANT)
+    term, seq, lease_ms, count, consumer, request_id, node, handed = reader.unpack(_GRANT)
     if count > MAX_GRANT or request_id > MAX_REQUEST_ID:
         raise Malformed("a grant has at most 65,535 messages and a request id at most 64 bytes")
     return Grant(
@@ -254,6 +257,7 @@ def _decode_grant(reader: Reader) -> Grant:
         reader.text(node),
         reader.array(_U32, count),
         reader.array(_U32, count),
+        bool(handed),
     )
 
 

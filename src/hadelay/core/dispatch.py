@@ -23,14 +23,15 @@ from pyroaring import BitMap
 
 from hadelay.core.backlog import SLICE, Backlog, split
 from hadelay.core.chain import NO_SECOND, ChainWalk, Damage
-from hadelay.core.formats import SECONDS_PER_HOUR
+from hadelay.core.formats import RECORD_SIZE, SECONDS_PER_HOUR
 from hadelay.core.hourstate import bitmap, indexes_of
+from hadelay.core.meta import unpack
 from hadelay.core.owed import Owed
-from hadelay.core.ports import TOPIC
 from hadelay.core.ready import DONE, PROPOSED, WAITING, Delivery, Offer, Poll, Ready
-from hadelay.core.topics import by_topic
+from hadelay.core.topics import by_topic, known_topic
 from hadelay.core.wheel import NEVER_MS, HourWheel, Second, SecondWheel
-from hadelay.model import DEAD_HOURS, HOUR_MS, Event
+from hadelay.errors import DamagedFile
+from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event
 
 if TYPE_CHECKING:
     from hadelay.core.held import HeldGrant
@@ -69,7 +70,7 @@ class Dispatcher:
         or deleted, or messages of it died."""
         self.state, self.store, self.preload_ms = state, store, preload_ms
         self.owed = Owed(state, store)
-        self.ready = Ready(window, lambda number: state.names.name(TOPIC, number))
+        self.ready = Ready(window, lambda number: state.topics[number], self._number_of, self.owed.look, self._tags)
         self.backlog = Backlog(self.owed, self.ready, self._damaged)
         self.backlog.on_found = self._count_ready
         self.owed.on_spoiled = self._spoiled
@@ -108,6 +109,7 @@ class Dispatcher:
         self.reached = (hour * SECONDS_PER_HOUR + second, local)
         self.resume_ms = self.reached[0] * 1000
         self.tick_ms = now_ms
+        self.ready.tick(now_ms)
         at = now_ms // 1000
         for known in self.store.hours():
             if known == at // SECONDS_PER_HOUR:
@@ -131,6 +133,7 @@ class Dispatcher:
         if now_ms < self.resume_ms:
             return self.resume_ms
         self.tick_ms = self.backlog.tick_ms = max(now_ms, self.tick_ms)
+        self.ready.tick(self.tick_ms)
         self._open_hours()
         self._load_seconds()
         for second in [s for s in self._seconds.values() if s.loaded and s.next_ms <= self.tick_ms]:
@@ -326,6 +329,8 @@ class Dispatcher:
         self._on_lease(grant)  # an extension may end sooner than what it extends
 
     def on_settled(self, hour: int, indexes: NDArray[np.uint32], event: Event) -> None:
+        if self.ready.landed():
+            self.wake()
         leased = self._leased.get(hour)
         bits = bitmap(indexes)
         if leased is not None and leased.intersect(bits):
@@ -342,6 +347,8 @@ class Dispatcher:
             gone |= bitmap(indexes)
 
     def on_topic(self, topic: Topic) -> None:
+        self.ready.configure(topic.number)
+        self.wake()
         self._watch(topic)
         if not topic.exists:
             self.ready.forget(topic.number)
@@ -357,13 +364,11 @@ class Dispatcher:
 
     def oldest_ready_ms(self, number: int) -> int:
         """When the oldest ready message of the topic fell due; to the second if it is not in memory."""
-        queue = self.ready.queue(number)
-        if queue.places and (queue.mark is None or queue.places[0] >> 32 <= queue.mark // SECONDS_PER_HOUR):
-            place = queue.places[0]
-            if self.store.count(place >> 32):
-                row = self.store.entries(place >> 32, np.array([place & 0xFFFFFFFF]), verify=False)
-                return int(row["deliver_at_ms"][0])
-        return self.tick_ms if queue.mark is None else queue.mark * 1000
+        window, place = self.ready.oldest(number)
+        if place is not None and (window.mark is None or place >> 32 <= window.mark // SECONDS_PER_HOUR):
+            row = self.store.entries(place >> 32, np.array([place & NONE32]), verify=False)
+            return int(row["deliver_at_ms"][0])
+        return self.tick_ms if window.mark is None else window.mark * 1000
 
     def _count_ready(self, number: int, count: int) -> None:
         self.ready_counts[number] += count
@@ -374,28 +379,36 @@ class Dispatcher:
         """Take messages out of their windows for waiting polls: propose each, then call `settle_offer`."""
         if self.tick_ms < self.resume_ms:
             return []
-        flying = self.backlog.flying
-        offers = self.ready.match(self.owed.look, OFFERED - len(flying))
-        for offer in offers:
-            flying.update(offer.places)
-        return offers
+        return self.ready.match(OFFERED - len(self.ready.flying))
 
-    def settle_offer(self, offer: Offer, *, put_back: bool) -> None:
-        """Decided by apply; or not proposed after all (put_back)."""
-        self.backlog.flying.difference_update(offer.places)
-        if put_back:
-            self.ready.put_back(offer)
+    def settle_offer(self, offer: Offer, granted: NDArray[np.bool_] | None) -> None:
+        """Decided by apply: most of what it did not grant is settled or leased, and what is still owed waits again.
+        None: not proposed after all."""
+        if granted is None:
+            self.ready.settle(offer, np.ones(len(offer.places), np.bool_))
+        elif granted.all():
+            self.ready.settle(offer)
+        else:
+            owed = np.zeros(len(granted), np.bool_)
+            for hour in np.unique(offer.hours[~granted]).tolist():
+                mine = np.flatnonzero(~granted & (offer.hours == hour))
+                owed[mine] = self.owed.look(hour, offer.indexes[mine])[1]
+            self.ready.unused(offer, ~granted)
+            self.ready.settle(offer, owed)
 
-    def refused(self, offer: Offer, granted: NDArray[np.bool_]) -> None:
-        """Apply did not grant these. Most are settled or leased; what is still owed goes back into its window."""
-        rows = offer.rows[~granted]
-        for hour in np.unique(offer.hours[~granted]).tolist():
-            mine = rows[offer.hours[~granted] == hour]
-            self._refill(hour, mine[self.owed.mask(hour, mine)])
+    def _number_of(self, name: str) -> int | None:
+        topic = known_topic(self.state, name)
+        return None if topic is None else topic.number
 
-    def _refill(self, hour: int, rows: NDArray[np.void]) -> None:
-        for number, places in split(hour, rows["index"], rows["topic"]) if len(rows) else ():
-            self.ready.refill(self.ready.queue(number), places)
+    def _tags(self, hour: int, row: np.void) -> list[str] | None:
+        """Of the record. Damaged ones are reported, and come again when they are mended."""
+        try:
+            record = self.store.record(hour, int(row["offset"]), int(row["size"]), verify=True)
+        except DamagedFile:
+            self._spoiled(hour, row["index"].reshape(1))
+            return None
+        meta_size = int.from_bytes(record[4:8], "little")
+        return unpack(record[RECORD_SIZE : RECORD_SIZE + meta_size]).tags
 
     # ---- damage
 
@@ -408,13 +421,15 @@ class Dispatcher:
     def _spoiled(self, hour: int, indexes: NDArray[np.uint32]) -> None:
         self._bad_places.setdefault(hour, []).extend(indexes.tolist())
         for index in indexes.tolist():
-            self._on_damage(Damage(hour, NO_SECOND, index, 1, "the entry's CRC does not hold"))
+            self._on_damage(Damage(hour, NO_SECOND, index, 1, "the entry or its record does not verify"))
 
     def repaired(self, hour: int) -> None:
         """Damaged entries of the hour are good again: reach what lay behind them."""
         if bad := self._bad_places.pop(hour, None):
             rows, owed = self.owed.look(hour, np.array(bad, np.uint32))
-            self._refill(hour, rows[owed])
+            rows = rows[owed]
+            for number, places in split(hour, rows["index"], rows["topic"]) if len(rows) else ():
+                self.ready.again(number, places)
         for key in [key for key in self.damages if key[0] == hour]:
             del self.damages[key]
             self._reach_again(*key)

@@ -60,7 +60,7 @@ def apply_grant(state: DelayState, command: Grant) -> GrantResult | Refused:
     rows["hour"], rows["index"], rows["until_ms"] = command.hours, command.indexes, result.until_ms
     for hour, where in groups(command.hours):
         part = rows[where]
-        _lease(state, hour, part, consumer, node)
+        _lease(state, hour, part, consumer, node, command.handed)
         rows[where] = part
     result.granted = rows["open"] == 1
     result.attempts = rows["attempt"]
@@ -75,13 +75,13 @@ def apply_grant(state: DelayState, command: Grant) -> GrantResult | Refused:
     return result
 
 
-def _lease(state: DelayState, hour: int, rows: NDArray[np.void], consumer: int, node: int) -> None:
+def _lease(state: DelayState, hour: int, rows: NDArray[np.void], consumer: int, node: int, handed: bool) -> None:
     """Lease those of these rows that may be; fills everything but hour, index and until_ms, `open` included."""
     inside = rows["index"] < state.store.count(hour)
     if not inside.all():
         some = rows[inside]
         if len(some):
-            _lease(state, hour, some, consumer, node)
+            _lease(state, hour, some, consumer, node, handed)
             rows[inside] = some
         return
     entries = state.store.entries(hour, rows["index"])
@@ -97,12 +97,25 @@ def _lease(state: DelayState, hour: int, rows: NDArray[np.void], consumer: int, 
     hour_state = state.hour_state(hour)
     if hour_state.settled.intersect(bits) or hour_state.leased.intersect(bits):
         free &= ~np.isin(rows["index"], indexes_of((hour_state.settled | hour_state.leased) & bits))
+    if not handed:
+        _hold_back(state, rows["topic"], free)
     if free.all():
         _lease_free(state, hour, rows, consumer, node)
     elif free.any():
         some = rows[free]
         _lease_free(state, hour, some, consumer, node)
         rows[free] = some
+
+
+def _hold_back(state: DelayState, topics: NDArray[np.uint32], free: NDArray[np.bool_]) -> None:
+    """Nothing of a paused topic, and no more at once than its concurrency: decided here, they hold over a failover."""
+    for number, _ in by_topic(topics):
+        topic = state.topics[number]
+        if topic.settings.paused:
+            free[topics == number] = False
+        elif topic.settings.concurrency is not None:
+            mine = np.flatnonzero(free & (topics == number))
+            free[mine[max(0, topic.settings.concurrency - topic.leased) :]] = False
 
 
 def _lease_free(state: DelayState, hour: int, rows: NDArray[np.void], consumer: int, node: int) -> None:

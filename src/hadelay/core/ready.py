@@ -1,24 +1,38 @@
 """Ready messages, waiting polls, and how they are brought together.
 
-Each topic has a *window*: at most 64 k places (hour << 32 | globalIndex) of messages that are due and not handed out.
+A topic has a *line* of polls that take any message, and one for each filter that polls ask for (tags, core/filters.py).
+Each line has a *window*: at most 64 k places (hour << 32 | globalIndex) of messages that are due and not handed out.
 When it is full the rest stays on disk and a low-water mark remembers the earliest second from which the index has to
-be scanned again (core/backlog.py), so ten million overdue messages cost no memory. While a topic has a mark nothing
-is added to its window but by that scan; so nothing is in the window twice, and nothing is forgotten.
+be scanned again (core/backlog.py), so ten million overdue messages cost no memory. While a window has a mark nothing
+is added to it but by that scan; so nothing is forgotten.
+
+A message stands in every window that it fits; whoever takes it first *offers* it, the others drop it when they come to
+it, and get it back if the offer comes to nothing. Apply would grant it only once in any case. So a window may hold what
+is gone; it must not lack what is owed.
+
+A topic with a catch-up rate has a second window per line, of what is *overdue*: it fell due before `split_ms`, which
+follows the present at a distance of five to ten seconds. What is on time never waits behind the past (core/flow.py).
 
 Topics take turns (deficit round robin): one that hands out large messages, or many, waits until the others had as
-much. Nothing here costs more because 10,000 polls are waiting.
+much; within a topic its lines do. Nothing here costs more because 10,000 polls are waiting.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable
-from dataclasses import dataclass
+import heapq
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.core.filters import Filter
+from hadelay.core.flow import UNLIMITED, Flow, Room, flow_of
+from hadelay.core.topicconfig import TopicSettings
+from hadelay.core.topics import Topic
+from hadelay.core.wheel import NEVER_MS
 from hadelay.errors import HadelayError
 
 U32 = NDArray[np.uint32]
@@ -28,9 +42,19 @@ _QUANTUM = 64 * 1024
 _MESSAGE_COST = 256
 #: One answer is not larger than this, unless a single message is.
 GRANT_BYTES = 4 << 20
-#: All windows together. Beyond it a topic gets a small window while somebody polls it, and none otherwise.
+#: All windows together. Beyond it a window is small while somebody polls it, and none otherwise.
 _TOTAL = 1 << 19
 _SMALL_WINDOW = 1_024
+#: Different filters at once: of one topic, since each is asked about every message of it; and of all.
+TOPIC_FILTERS = 256
+MAX_FILTERS = 2_048
+#: The line of a filter is kept so long after its last poll: whoever comes back needs no scan.
+_LINGER_MS = 60_000
+#: Overdue is what fell due longer ago than this when the line between past and present was drawn; it is drawn anew
+#: when something twice as old is met.
+OVERDUE_MS = 5_000
+#: A window of which nothing is owed any more is looked through in pieces of up to this.
+_BARREN = 4_096
 
 WAITING, PROPOSED, DONE = 0, 1, 2
 
@@ -62,9 +86,21 @@ class Poll:
     lease_ms: int
     wait_ms: int
     done: Callable[[Delivery | None, HadelayError | None], None]
+    #: None: any message.
+    filter: Filter | None = None
     #: The dispatcher's own: WAITING, PROPOSED or DONE, and the monotonic time at which it has waited long enough.
     phase: int = WAITING
     deadline: float = 0.0
+    #: Where it waits, one per topic.
+    lines: list[Line] = field(default_factory=list)
+
+
+class Part(NamedTuple):
+    """What an offer took from one window."""
+
+    window: Window
+    places: list[int]
+    rows: NDArray[np.void]
 
 
 @dataclass(eq=False, slots=True)
@@ -72,6 +108,7 @@ class Offer:
     """Messages taken out of their windows for one poll: the grant to propose."""
 
     poll: Poll
+    parts: list[Part]
     places: list[int]
     hours: U32
     indexes: U32
@@ -81,223 +118,630 @@ class Offer:
     round: int = 0
 
 
-class TopicQueue:
-    """One topic's window and the polls that wait for it."""
+class Window:
+    """Places of messages that one line may take: all of them, or the overdue ones, or the others."""
 
-    __slots__ = ("active", "deficit", "mark", "missed", "name", "number", "places", "scanning", "waiters")
+    __slots__ = ("barren", "closed", "line", "mark", "missed", "overdue", "places", "scanning")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        #: None until the topic exists.
-        self.number: int | None = None
+    def __init__(self, line: Line, *, overdue: bool, mark: int | None = None) -> None:
+        self.line, self.overdue = line, overdue
         self.places: deque[int] = deque()
-        self.waiters: OrderedDict[Poll, None] = OrderedDict()
         #: Low-water mark: the earliest second of which something was left out of the window.
-        self.mark: int | None = None
+        self.mark = mark
         #: The same, for what was left out since the scan that is going on has begun.
         self.missed: int | None = None
         self.scanning = False
-        self.active = False
-        self.deficit = 0
+        #: How many places to look at next time, beyond those that are wanted: the last ones were all gone.
+        self.barren = 0
+        #: It is given up, and gets nothing back.
+        self.closed = False
 
     def __repr__(self) -> str:
-        return f"<TopicQueue {self.name} ready={len(self.places)} waiting={len(self.waiters)} mark={self.mark}>"
+        return f"<Window of {self.line} ready={len(self.places)} mark={self.mark}>"
+
+    @property
+    def floor(self) -> int:
+        """The first second that can have something for it."""
+        return 0 if self.overdue else self.line.topic.split_ms // 1000
 
     def leave_out(self, second: int) -> None:
         """Something of `second` found no room."""
         self.mark = second if self.mark is None else min(self.mark, second)
         self.missed = second if self.missed is None else min(self.missed, second)
 
+    def pick(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Which of these INDEX rows of its topic belong here, by the index alone."""
+        topic, wanted = self.line.topic, self.line.filter
+        picked = np.ones(len(rows), np.bool_) if wanted is None else wanted.may(rows["tag_mask"])
+        if topic.split_ms:
+            picked &= (rows["deliver_at_ms"] < topic.split_ms) == self.overdue
+        return picked
+
+
+class Line:
+    """The polls of one topic that ask for the same, and what is there for them."""
+
+    __slots__ = ("filter", "now", "past", "queued", "topic", "waiters")
+
+    def __init__(self, topic: TopicQueue, wanted: Filter | None, mark: int | None = None) -> None:
+        """mark: 0 when the topic may owe something already."""
+        self.topic, self.filter = topic, wanted
+        self.waiters: OrderedDict[Poll, None] = OrderedDict()
+        self.now = Window(self, overdue=False, mark=mark)
+        #: Only if the topic has a catch-up rate.
+        self.past = Window(self, overdue=True, mark=mark) if topic.split_ms else None
+        #: It stands in `topic.turns`.
+        self.queued = False
+
+    def __repr__(self) -> str:
+        return f"<Line {self.topic.name} {self.filter} waiting={len(self.waiters)}>"
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        return (self.now,) if self.past is None else (self.now, self.past)
+
+
+class TopicQueue:
+    """One topic: its lines, its limits and its share."""
+
+    __slots__ = (
+        "active", "again_ms", "any", "cause", "deficit", "filtered", "flow", "flying", "name", "number", "split_ms",
+        "turns",
+    )  # fmt: skip
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        #: None until the topic exists.
+        self.number: int | None = None
+        #: What fell due before this is overdue; 0 without a catch-up rate.
+        self.split_ms = 0
+        self.flow: Flow | None = None
+        self.any = Line(self, None)
+        self.filtered: dict[Filter, Line] = {}
+        #: Lines that have both polls and messages.
+        self.turns: deque[Line] = deque()
+        self.active = False
+        self.deficit = 0
+        #: Offered, and neither granted nor refused yet.
+        self.flying = 0
+        #: Which limit stops it, "" if none does; and when to look again.
+        self.cause = ""
+        self.again_ms = NEVER_MS
+
+    def __repr__(self) -> str:
+        waiting = sum(len(line.waiters) for line in self.lines())
+        return f"<TopicQueue {self.name} ready={len(self.any.now.places)} waiting={waiting} {self.cause}>"
+
+    @property
+    def plain(self) -> bool:
+        """One window takes everything, as in most topics."""
+        return not self.filtered and not self.split_ms
+
+    def lines(self) -> Iterator[Line]:
+        yield self.any
+        yield from self.filtered.values()
+
+    def windows(self) -> list[Window]:
+        return [window for line in self.lines() for window in line.windows]
+
 
 #: (hour, indexes) → their INDEX rows, and which of them are still owed.
 Look = Callable[[int, U32], tuple[NDArray[np.void], NDArray[np.bool_]]]
+#: (hour, INDEX row) → the tags in its record; None if it cannot be read.
+Tags = Callable[[int, np.void], Collection[str] | None]
 
 
 class Ready:
-    def __init__(self, window: int, name_of: Callable[[int], str]) -> None:
-        """name_of: a topic number's name."""
+    def __init__(
+        self, window: int, topic_at: Callable[[int], Topic], number_of: Callable[[str], int | None], look: Look,
+        tags: Tags,
+    ) -> None:  # fmt: skip
+        """topic_at: the topic of a number; number_of: that of a name, None if there is none."""
         self.window = window
         self.by_name: dict[str, TopicQueue] = {}
         self.by_number: dict[int, TopicQueue] = {}
         #: Polls waiting, and places in all windows.
         self.waiting = 0
         self.size = 0
-        #: Called with a queue that has a mark and has run low.
-        self.on_low: Callable[[TopicQueue], None] = lambda queue: None
-        self._name_of = name_of
+        #: What is offered, and neither granted nor refused yet → the windows that gave it up, or passed it over.
+        self.flying: dict[int, tuple[Window, ...]] = {}
+        #: Cluster time of the last look.
+        self.now_ms = 0
+        #: Called with a window that has a mark and has run low.
+        self.on_low: Callable[[Window], None] = lambda window: None
+        #: How often a topic that had a message for a poll was stopped by a limit, by its name.
+        self.throttled: Counter[str] = Counter()
+        #: Messages whose tags were read, and those that only seemed to match.
+        self.checked = self.false_positives = 0
+        self._topic_at, self._number_of, self._look, self._tags = topic_at, number_of, look, tags
         self._ring: deque[TopicQueue] = deque()
+        #: When a topic that is out of tokens gets new ones.
+        self._alarms: list[tuple[int, int, TopicQueue]] = []
+        #: Topics at their concurrency.
+        self._full: dict[TopicQueue, None] = {}
+        self._filters = 0
+        #: Lines of filters that no poll asks for → since when.
+        self._idle: OrderedDict[Line, int] = OrderedDict()
 
-    # messages
+    # topics
 
     def queue(self, number: int) -> TopicQueue:
-        queue = self.by_number.get(number)
-        if queue is None:
-            queue = self._queue_named(self._name_of(number))
-            queue.number = number
-            self.by_number[number] = queue
-        return queue
+        found = self.by_number.get(number)
+        return found if found is not None else self._topic_named(self._topic_at(number).name)
 
-    def room(self, queue: TopicQueue) -> int:
-        window = self.window
-        if self.size >= _TOTAL:
-            window = min(window, _SMALL_WINDOW) if queue.waiters else 0
-        return max(0, window - len(queue.places))
+    def _topic_named(self, name: str) -> TopicQueue:
+        topic = self.by_name.get(name)
+        if topic is None:
+            topic = self.by_name[name] = TopicQueue(name)
+        if topic.number is None and (number := self._number_of(name)) is not None:
+            topic.number = number
+            self.by_number[number] = topic
+            self._configure(topic, self._topic_at(number).settings)
+        return topic
 
-    def is_low(self, queue: TopicQueue) -> bool:
-        """It has a mark, nobody scans for it yet, and three quarters of its window are free."""
-        return queue.mark is not None and not queue.scanning and len(queue.places) * 4 <= self.room(queue)
+    def configure(self, number: int) -> None:
+        """The topic was made, or its settings changed."""
+        self._configure(self.queue(number), self._topic_at(number).settings)
 
-    def add(self, number: int, second: int, places: list[int]) -> None:
-        """These fell due; what finds no room is left to a scan from the mark."""
-        queue = self.by_number.get(number) or self.queue(number)
-        if queue.mark is not None:
-            queue.leave_out(second)
-            return
-        room = self.room(queue)
-        self.refill(queue, places[:room])
-        if len(places) > room:
-            self.leave_out(queue, second)
+    def _configure(self, topic: TopicQueue, settings: TopicSettings) -> None:
+        topic.flow = flow_of(settings, self.now_ms, topic.flow)
+        if (settings.catch_up_rate is not None) != bool(topic.split_ms):
+            self._split(topic, settings.catch_up_rate is not None)
+        self._go_on(topic)
 
-    def leave_out(self, queue: TopicQueue, second: int) -> None:
-        """Some of that second's messages stay on disk until there is room."""
-        queue.leave_out(second)
-        if self.is_low(queue):
-            self.on_low(queue)
+    def _split(self, topic: TopicQueue, on: bool) -> None:
+        """Keep what is overdue apart from now on, or no longer."""
+        topic.split_ms = self.now_ms - OVERDUE_MS if on else 0
+        for line in topic.lines():
+            if on:
+                line.past = Window(line, overdue=True, mark=0)
+            elif line.past is not None:
+                self._close(line.past)
+                line.past = None
+                line.now.leave_out(0)
+            self._see_to(line)
 
-    def refill(self, queue: TopicQueue, places: list[int]) -> None:
-        """A scan found these."""
-        queue.places.extend(places)
-        self.size += len(places)
-        self._activate(queue)
-
-    def put_back(self, offer: Offer) -> None:
-        """The proposal failed: first in line again."""
-        for place, number in zip(reversed(offer.places), offer.rows["topic"][::-1].tolist(), strict=True):
-            queue = self.queue(number)
-            queue.places.appendleft(place)
-            self._activate(queue)
-        self.size += len(offer.places)
+    def _draw_again(self, topic: TopicQueue) -> None:
+        """Something fell due long ago: what is overdue by now is the other windows' business."""
+        before, topic.split_ms = topic.split_ms, self.now_ms - OVERDUE_MS
+        for line in topic.lines():
+            assert line.past is not None
+            line.past.leave_out(before // 1000)
+            self._see_to(line)
 
     def forget(self, number: int) -> None:
         """The topic was deleted: nothing of it is owed any more."""
-        queue = self.by_number.get(number)
-        if queue is not None:
-            self.size -= len(queue.places)
-            queue.places.clear()
-            queue.mark = queue.missed = None
+        topic = self.by_number.get(number)
+        if topic is not None:
+            for window in topic.windows():
+                self._empty(window)
+
+    def _empty(self, window: Window) -> None:
+        self.size -= len(window.places)
+        window.places.clear()
+        window.mark = window.missed = None
+
+    def _close(self, window: Window) -> None:
+        self._empty(window)
+        window.closed = True
+
+    # messages
+
+    def room(self, window: Window) -> int:
+        size = self.window
+        if self.size >= _TOTAL:
+            size = min(size, _SMALL_WINDOW) if window.line.waiters else 0
+        return max(0, size - len(window.places))
+
+    def is_low(self, window: Window) -> bool:
+        """It has a mark, nobody scans for it yet, and three quarters of it are free."""
+        if window.mark is None or window.scanning or not (window.line.waiters or window.line.filter is None):
+            return False
+        return len(window.places) * 4 <= self.room(window)
+
+    def _see_to(self, line: Line) -> None:
+        for window in line.windows:
+            if window.mark is not None and self.is_low(window):
+                self.on_low(window)
+
+    def add(self, number: int, second: int, places: list[int]) -> None:
+        """These, of one hour, fell due; what finds no room is left to a scan from the mark."""
+        topic = self.by_number.get(number) or self.queue(number)
+        for window, mine in self._shares(topic, places):
+            self.put(window, second, mine)
+
+    def put(self, window: Window, second: int, places: list[int]) -> None:
+        if window.mark is not None:
+            window.leave_out(second)
+            return
+        room = self.room(window)
+        if len(places) > room and not window.line.topic.plain:
+            self._drop_gone(window)
+            room = self.room(window)
+        self.refill(window, places[:room])
+        if len(places) > room:
+            window.leave_out(second)
+            self._see_to(window.line)
+
+    def _shares(self, topic: TopicQueue, places: list[int]) -> Iterator[tuple[Window, list[int]]]:
+        """Which of these, of one hour, belong into which windows."""
+        if topic.plain:
+            yield topic.any.now, places
+            return
+        numbers = np.array(places, np.int64)
+        rows, _ = self._look(places[0] >> 32, numbers.astype(np.uint32))
+        tagged = rows["tag_mask"].any()
+        for window in topic.windows():
+            if tagged or window.line.filter is None:
+                mine = window.pick(rows)
+                if mine.all():
+                    yield window, places
+                elif mine.any():
+                    yield window, numbers[mine].tolist()
+
+    def leave_out(self, topic: TopicQueue, second: int) -> None:
+        """Some of that second's messages stay on disk until there is room."""
+        for line in topic.lines():
+            for window in line.windows:
+                window.leave_out(second)
+            self._see_to(line)
+
+    def refill(self, window: Window, places: list[int]) -> None:
+        """A scan found these."""
+        window.places.extend(places)
+        self.size += len(places)
+        self._activate(window.line)
+
+    def again(self, number: int, places: list[int]) -> None:
+        """These, of one hour, are owed after all."""
+        for window, mine in self._shares(self.queue(number), places):
+            self.refill(window, mine)
+
+    def settle(self, offer: Offer, back: NDArray[np.bool_] | None = None) -> None:
+        """It was decided. back: what waits again, first in line, in every window that gave it up."""
+        at = len(offer.places)
+        for window, places, _ in reversed(offer.parts):
+            topic = window.line.topic
+            topic.flying -= len(places)
+            at -= len(places)
+            for n in reversed(range(len(places))):
+                passed = self.flying.pop(places[n], ())
+                if back is not None and back[at + n]:
+                    for each in passed:
+                        if not each.closed:
+                            self._return(each, [places[n]])
+                            self._activate(each.line)
+        self.landed()
+
+    def unused(self, offer: Offer, refused: NDArray[np.bool_]) -> None:
+        """Apply did not grant these: the limits do not count them."""
+        at = 0
+        for window, places, _ in offer.parts:
+            flow = window.line.topic.flow
+            if flow is not None:
+                flow.take(-int(np.count_nonzero(refused[at : at + len(places)])), window.overdue, self.now_ms)
+            at += len(places)
+
+    def landed(self) -> bool:
+        """Leases ended, or grants were decided: topics at their concurrency, if there are any, may go on."""
+        full, self._full = self._full, {}
+        for topic in full:
+            self._go_on(topic)
+        return bool(full)
+
+    def unheld(self, window: Window, places: list[int]) -> NDArray[np.bool_]:
+        """Which of these are neither in the window nor offered; the window gets those back with the others."""
+        held, flying = set(window.places), self.flying
+        for place in flying.keys() & places if flying else ():
+            if window not in flying[place]:
+                flying[place] += (window,)
+        return np.fromiter((p not in held and p not in flying for p in places), np.bool_, len(places))
+
+    def _drop_gone(self, window: Window) -> None:
+        """The window is full: of what others took too, perhaps."""
+        kept: list[int] = []
+        places = np.array(window.places, np.int64)
+        hours = places >> 32
+        for hour in dict.fromkeys(hours.tolist()):
+            mine = places[hours == hour]
+            kept += mine[self._look(hour, mine.astype(np.uint32))[1]].tolist()
+        self.size += len(kept) - len(window.places)
+        window.places = deque(kept)
+
+    def oldest(self, number: int) -> tuple[Window, int | None]:
+        """The window with the topic's oldest ready messages, and the first place in it that is owed."""
+        line = self.queue(number).any
+        window = line.now if line.past is None or not (line.past.places or line.past.mark is not None) else line.past
+        while window.places:
+            some = [window.places[n] for n in range(min(len(window.places), 64))]
+            some = [place for place in some if place >> 32 == some[0] >> 32]
+            owed = self._look(some[0] >> 32, np.array(some, np.int64).astype(np.uint32))[1]
+            gone = len(some) if not owed.any() else int(owed.argmax())
+            for _ in range(gone):
+                window.places.popleft()
+            self.size -= gone
+            if gone < len(some):
+                return window, window.places[0]
+        return window, None
 
     # polls
+
+    def admits(self, poll: Poll) -> bool:
+        """Its filter is known, or there is room for one more."""
+        if poll.filter is None:
+            return True
+        topics = [self._topic_named(name) for name in poll.topics]
+        new = [topic for topic in topics if poll.filter not in topic.filtered]
+        while self._idle and self._filters + len(new) > MAX_FILTERS:
+            self._end(next(iter(self._idle)))
+        for topic in new:
+            if len(topic.filtered) >= TOPIC_FILTERS:
+                idle = next((line for line in self._idle if line.topic is topic), None)
+                if idle is not None:
+                    self._end(idle)
+        fits = self._filters + len(new) <= MAX_FILTERS
+        if not fits or any(len(topic.filtered) >= TOPIC_FILTERS for topic in new):
+            self.throttled["filters"] += 1
+            for topic in topics:
+                self._forget_name(topic)
+            return False
+        return True
 
     def wait(self, poll: Poll) -> None:
         self.waiting += 1
         for name in poll.topics:
-            queue = self._queue_named(name)
-            queue.waiters[poll] = None
-            self._activate(queue)
-            if queue.mark is not None and self.is_low(queue):
-                self.on_low(queue)
+            topic = self._topic_named(name)
+            line = topic.any if poll.filter is None else self._line(topic, poll.filter)
+            line.waiters[poll] = None
+            poll.lines.append(line)
+            self._activate(line)
+            self._see_to(line)
 
     def unwait(self, poll: Poll) -> None:
         self.waiting -= 1
-        for name in poll.topics:
-            queue = self.by_name.get(name)
-            if queue is not None:
-                queue.waiters.pop(poll, None)
-                if queue.number is None and not queue.waiters:
-                    del self.by_name[name]
+        for line in poll.lines:
+            line.waiters.pop(poll, None)
+            if not line.waiters:
+                if line.filter is not None:
+                    self._idle[line] = self.now_ms
+                    if line.topic.number is None:
+                        self._end(line)
+                self._forget_name(line.topic)
+        poll.lines = []
 
     def wait_again(self, poll: Poll) -> None:
         """Nothing of what it was offered was granted: it is the next one."""
         self.wait(poll)
-        for name in poll.topics:
-            self.by_name[name].waiters.move_to_end(poll, last=False)
+        for line in poll.lines:
+            line.waiters.move_to_end(poll, last=False)
 
     def polls(self) -> list[Poll]:
-        return list(dict.fromkeys(poll for queue in self.by_name.values() for poll in queue.waiters))
+        lines = (line for topic in self.by_name.values() for line in topic.lines())
+        return list(dict.fromkeys(poll for line in lines for poll in line.waiters))
+
+    def _line(self, topic: TopicQueue, wanted: Filter) -> Line:
+        line = topic.filtered.get(wanted)
+        if line is None:
+            self._filters += 1
+            line = topic.filtered[wanted] = Line(topic, wanted, None if topic.number is None else 0)
+        self._idle.pop(line, None)
+        return line
+
+    def _end(self, line: Line) -> None:
+        """Nobody asked for this filter for long. What it gives up is in the window of those who take anything."""
+        assert line.filter is not None
+        del self._idle[line], line.topic.filtered[line.filter]
+        self._filters -= 1
+        for window in line.windows:
+            self._close(window)
+
+    def _forget_name(self, topic: TopicQueue) -> None:
+        if topic.number is None and not topic.any.waiters and not topic.filtered:
+            self.by_name.pop(topic.name, None)
+
+    # time
+
+    def tick(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        while self._alarms and self._alarms[0][0] <= now_ms:
+            at, _, topic = heapq.heappop(self._alarms)
+            if topic.again_ms == at:
+                self._go_on(topic)
+        while self._idle and next(iter(self._idle.values())) + _LINGER_MS <= now_ms:
+            self._end(next(iter(self._idle)))
+
+    def next_ms(self) -> int:
+        """When a topic that waits for tokens gets some."""
+        while self._alarms and self._alarms[0][2].again_ms != self._alarms[0][0]:
+            heapq.heappop(self._alarms)
+        return self._alarms[0][0] if self._alarms else NEVER_MS
+
+    def _go_on(self, topic: TopicQueue) -> None:
+        topic.cause, topic.again_ms = "", NEVER_MS
+        for line in topic.lines():
+            self._activate(line)
+
+    def _stop(self, topic: TopicQueue, room: Room) -> None:
+        """It has something for somebody, and a limit forbids it."""
+        if topic.cause != room.cause:
+            self.throttled[room.cause] += 1
+        topic.cause = room.cause
+        if room.cause == "concurrency":
+            self._full[topic] = None
+        if room.again_ms not in (NEVER_MS, topic.again_ms):
+            heapq.heappush(self._alarms, (room.again_ms, id(topic), topic))
+        topic.again_ms = room.again_ms
 
     # bringing them together
 
-    def match(self, look: Look, room: int) -> list[Offer]:
+    def match(self, room: int) -> list[Offer]:
         """Offers for as many waiting polls as there are messages for, of at most `room` messages together."""
         offers: list[Offer] = []
         ring = self._ring
         while ring and room > 0:
-            queue = ring[0]
-            queue.deficit += _QUANTUM
-            while queue.deficit > 0 and room > 0 and queue.places and queue.waiters:
-                poll = next(iter(queue.waiters))
-                offer = self._offer(poll, queue, look, room)
+            topic = ring[0]
+            topic.deficit += _QUANTUM
+            idle = False
+            while topic.deficit > 0 and room > 0 and not idle:
+                line = self._next_line(topic)
+                if line is None:
+                    idle = True
+                    break
+                poll = next(iter(line.waiters))
+                offer = self._offer(poll, line, room)
                 if offer is not None:
                     self.unwait(poll)
                     poll.phase = PROPOSED
                     room -= len(offer.places)
                     offers.append(offer)
-            if not queue.places or not queue.waiters:
+            if idle:
                 ring.popleft()
-                queue.active, queue.deficit = False, 0
+                topic.active, topic.deficit = False, 0
             else:
                 ring.rotate(-1)
         return offers
 
-    def _offer(self, poll: Poll, first: TopicQueue, look: Look, room: int) -> Offer | None:
-        """From the topic whose turn it is, then from the poll's others, until the answer is full."""
-        want, size = min(poll.max, room), GRANT_BYTES
-        taken: list[tuple[list[int], NDArray[np.void]]] = []
-        for name in (first.name, *(name for name in poll.topics if name != first.name)):
-            queue = self.by_name[name]
-            while want > 0 and size > 0 and queue.places:
-                places, rows, cost = self._take(queue, want, size, look, bool(taken))
-                if places:
-                    taken.append((places, rows))
-                    want -= len(places)
-                    size -= cost
-                elif cost:
-                    size = 0
-        if not taken:
-            return None
-        if len(taken) == 1:
-            places, rows = taken[0]
-        else:
-            places = [place for part, _ in taken for place in part]
-            rows = np.concatenate([part for _, part in taken])
-        numbers = np.array(places, np.int64)
-        return Offer(poll, places, (numbers >> 32).astype(np.uint32), numbers.astype(np.uint32), rows)
+    def _next_line(self, topic: TopicQueue) -> Line | None:
+        """The next line of the topic that has a poll and something that may be handed out to it."""
+        stopped: Room | None = None
+        for _ in range(len(topic.turns)):
+            line = topic.turns[0]
+            if not line.waiters or not any(window.places for window in line.windows):
+                topic.turns.popleft().queued = False
+                continue
+            topic.turns.rotate(-1)
+            for window in line.windows:
+                if window.places:
+                    room = self._allowed(window)
+                    if room.count > 0:
+                        return line
+                    if stopped is None or room.again_ms < stopped.again_ms:
+                        stopped = room
+        if stopped is not None:
+            self._stop(topic, stopped)
+        return None
 
-    def _take(
-        self, queue: TopicQueue, want: int, size: int, look: Look, more: bool
-    ) -> tuple[list[int], NDArray[np.void], int]:
-        """Up to `want` places of one hour off the window, their rows and bytes; those that are settled are dropped.
+    def _allowed(self, window: Window) -> Room:
+        topic = window.line.topic
+        if topic.flow is None or topic.number is None:
+            return UNLIMITED
+        leased = self._topic_at(topic.number).leased
+        return topic.flow.room(leased + topic.flying, window.overdue, self.now_ms)
+
+    def _offer(self, poll: Poll, first: Line, room: int) -> Offer | None:
+        """From the line whose turn it is, then from the poll's others, until the answer is full."""
+        want, size = min(poll.max, room), GRANT_BYTES
+        parts: list[Part] = []
+        for line in (first, *(line for line in poll.lines if line is not first)):
+            for window in line.windows:
+                while want > 0 and size > 0 and window.places and (most := min(want, self._allowed(window).count)) > 0:
+                    part, cost = self._take(window, most, size, bool(parts))
+                    if part.places:
+                        parts.append(part)
+                        want -= len(part.places)
+                        size -= cost
+                    elif cost:
+                        size = 0
+        if not parts:
+            return None
+        places = parts[0].places if len(parts) == 1 else [place for part in parts for place in part.places]
+        rows = parts[0].rows if len(parts) == 1 else np.concatenate([part.rows for part in parts])
+        numbers = np.array(places, np.int64)
+        return Offer(poll, parts, places, (numbers >> 32).astype(np.uint32), numbers.astype(np.uint32), rows)
+
+    def _take(self, window: Window, want: int, size: int, more: bool) -> tuple[Part, int]:
+        """Up to `want` places of one hour off the window, their rows and bytes; what is gone is dropped.
         more: the answer has something already, so nothing needs to fit that does not."""
-        window = queue.places
-        hour = window[0] >> 32
+        topic, waiting = window.line.topic, window.places
+        hour = waiting[0] >> 32
+        count = max(want, window.barren)
         places: list[int] = []
-        while len(places) < want and window and window[0] >> 32 == hour:
-            places.append(window.popleft())
+        while len(places) < count and waiting and waiting[0] >> 32 == hour:
+            places.append(waiting.popleft())
         self.size -= len(places)
-        if queue.mark is not None and self.is_low(queue):
-            self.on_low(queue)
-        rows, owed = look(hour, np.array(places, np.int64).astype(np.uint32))
-        if not owed.all():
-            places = [place for place, is_owed in zip(places, owed.tolist(), strict=True) if is_owed]
-            rows = rows[owed]
+        looked = len(places)
+        if not topic.plain or not self.flying.keys().isdisjoint(places):
+            places = self._not_flying(window, places)
+        rows, owed = self._look(hour, np.array(places, np.int64).astype(np.uint32))
+        if topic.split_ms and not window.overdue:
+            owed = owed & self._on_time(topic, rows)
+        left = places
+        if window.line.filter is not None or not owed.all() or len(places) > want:
+            chosen, passed = self._choose(window.line, hour, rows, owed, want)
+            left = [places[n] for n in chosen]
+            self._return(window, [places[n] for n in passed])
+            rows = rows[chosen]
+        # The more was gone, the more is looked at next time: nothing is looked at twice for long.
+        window.barren = 0 if left else min(2 * looked, _BARREN)
         cost = int(rows["size"].sum(dtype=np.int64))
         if cost > size:
             fits = int(np.cumsum(rows["size"], dtype=np.int64).searchsorted(size, "right"))
             fits = max(fits, 0 if more else 1)
-            window.extendleft(reversed(places[fits:]))
-            self.size += len(places) - fits
-            places, rows = places[:fits], rows[:fits]
+            self._return(window, left[fits:])
+            left, rows = left[:fits], rows[:fits]
             cost = max(1, int(rows["size"].sum(dtype=np.int64)))
-        queue.deficit -= cost + _MESSAGE_COST * len(places)
-        return places, rows, cost
+        if window.mark is not None and self.is_low(window):
+            self.on_low(window)
+        topic.deficit -= cost + _MESSAGE_COST * len(left)
+        topic.flying += len(left)
+        self.flying.update(dict.fromkeys(left, (window,)))
+        if topic.flow is not None:
+            topic.flow.take(len(left), window.overdue, self.now_ms)
+        return Part(window, left, rows), cost
 
-    def _queue_named(self, name: str) -> TopicQueue:
-        queue = self.by_name.get(name)
-        if queue is None:
-            queue = self.by_name[name] = TopicQueue(name)
-        return queue
+    def _return(self, window: Window, places: list[int]) -> None:
+        window.places.extendleft(reversed(places))
+        self.size += len(places)
 
-    def _activate(self, queue: TopicQueue) -> None:
-        if not queue.active and queue.places and queue.waiters:
-            queue.active = True
-            self._ring.append(queue)
+    def _not_flying(self, window: Window, places: list[int]) -> list[int]:
+        """Without those that are offered to somebody else, and each only once."""
+        free = []
+        for place in dict.fromkeys(places):
+            passed = self.flying.get(place)
+            if passed is None:
+                free.append(place)
+            elif window not in passed:
+                self.flying[place] = (*passed, window)
+        return free
+
+    def _on_time(self, topic: TopicQueue, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+        due = rows["deliver_at_ms"]
+        if len(due) and int(due.min()) < self.now_ms - 2 * OVERDUE_MS:
+            self._draw_again(topic)
+        return np.asarray(due >= topic.split_ms)
+
+    def _choose(
+        self, line: Line, hour: int, rows: NDArray[np.void], owed: NDArray[np.bool_], want: int
+    ) -> tuple[list[int], list[int]]:
+        """(the first `want` of those owed that the filter lets pass, what is left over for the next poll)"""
+        waiting = np.flatnonzero(owed).tolist()
+        if line.filter is None:
+            return waiting[:want], waiting[want:]
+        chosen: list[int] = []
+        for at, n in enumerate(waiting):
+            if len(chosen) == want:
+                return chosen, waiting[at:]
+            self.checked += 1
+            if self.passes(line.filter, hour, rows[n]):
+                chosen.append(n)
+            else:
+                self.false_positives += 1
+        return chosen, []
+
+    def passes(self, wanted: Filter | None, hour: int, row: np.void) -> bool:
+        """By its record. One that cannot be read passes nowhere until it is mended."""
+        if wanted is None:
+            return True
+        tags = self._tags(hour, row)
+        return tags is not None and wanted.matches(tags)
+
+    def _activate(self, line: Line) -> None:
+        if not line.waiters or not any(window.places for window in line.windows):
+            return
+        topic = line.topic
+        if not line.queued:
+            line.queued = True
+            topic.turns.append(line)
+        if not topic.active:
+            topic.active = True
+            self._ring.append(topic)

@@ -274,8 +274,11 @@ class LeaderDispatcher:
         term.cursor.watch()
         if aligned and core.busy:
             self._turn_soon()
+        self._wake_at(next_ms)
+
+    def _wake_at(self, cluster_ms: int) -> None:
         mono = self.runtime.monotonic()
-        self._due.at(mono + min(self.clock.delay_s(next_ms, mono), _LONGEST_SLEEP_S))
+        self._due.at(mono + min(self.clock.delay_s(cluster_ms, mono), _LONGEST_SLEEP_S))
 
     def _hand_out(self, term: _Term) -> None:
         mono = self.runtime.monotonic()
@@ -285,6 +288,7 @@ class LeaderDispatcher:
             self._due.at(mono + _BACKOFF_S)
             return
         offers = term.core.match()
+        self._wake_at(term.core.ready.next_ms())
         if offers and not self.interval:
             term.rounds[term.seq] = len(offers)
         this_round = term.seq
@@ -303,7 +307,7 @@ class LeaderDispatcher:
         return encode_grant(
             Grant(
                 term.number, offer.seq, poll.lease_ms, poll.consumer, poll.request_id, self.config.node.name,
-                offer.hours, offer.indexes,
+                offer.hours, offer.indexes, self.interval,
             )
         )  # fmt: skip
 
@@ -314,7 +318,7 @@ class LeaderDispatcher:
         term.landed(offer)
         poll = term.polls.current(offer.poll)
         granted = error is None and isinstance(result, GrantResult) and result.existing is None
-        term.core.settle_offer(offer, put_back=not granted)
+        term.core.settle_offer(offer, result.granted if granted else None)
         if granted:
             self._granted(term, offer, result, poll)
         elif isinstance(result, GrantResult) and result.existing is not None:
@@ -335,11 +339,9 @@ class LeaderDispatcher:
             self._term.expiry.add(grant.next_until_ms(), grant.key)
 
     def _granted(self, term: _Term, offer: Offer, result: GrantResult, poll: Poll) -> None:
-        if not result.granted.all():
-            term.core.refused(offer, result.granted)
-            if not result.granted.any():
-                self._wait_on(term, poll)
-                return
+        if not result.granted.any():
+            self._wait_on(term, poll)
+            return
         now = self._now()
         if poll.phase == DONE:
             return  # it hung up after the proposal: the lease has to run out
@@ -432,9 +434,8 @@ class LeaderDispatcher:
             return
         term.landed(offer)
         del term.handed_at[offer.seq]
-        term.core.settle_offer(offer, put_back=False)
-        if isinstance(result, GrantResult) and not result.granted.all():
-            term.core.refused(offer, result.granted)
+        granted = result.granted if isinstance(result, GrantResult) else np.ones(len(offer.places), np.bool_)
+        term.core.settle_offer(offer, granted)
         key = (term.number, offer.seq)
         if term.polls.has_successor(offer.poll):
             self._hand_out_again(term, term.polls.current(offer.poll), key)
