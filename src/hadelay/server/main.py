@@ -11,7 +11,6 @@ import asyncio
 import gc
 import os
 import signal
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -41,8 +40,6 @@ _LOOK_S = 0.02
 _CHECKPOINT_S = 10.0
 #: Batches on their way are many objects and no cycles: the default, 700, looks at each of them twice.
 _GC = (20_000, 20, 50)
-#: A thread that has synced asks for the interpreter; at the default, 5 ms, a busy loop lets a commit wait that long.
-_SWITCH_S = 0.0005
 
 log = structlog.get_logger("hadelay")
 
@@ -51,7 +48,6 @@ def serve(config: Config, ready: Callable[[dict[str, Any]], None] = lambda node:
     """Run one node until a signal; `ready` is called once, when it can serve. Returns the exit code."""
     set_up_logs(config.log)
     gc.set_threshold(*_GC)
-    sys.setswitchinterval(_SWITCH_S)
     return uvloop.run(_serve(config, ready))
 
 
