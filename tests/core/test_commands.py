@@ -33,7 +33,7 @@ EXAMPLES = [
     commands.encode_nack("n1", LEASES, 500),
     commands.encode_extend("n1", LEASES, 500),
     commands.encode_expire([(1, 2), (3, 4)]),
-    commands.encode_cancel("n1", [1, 2**64 - 1]),
+    commands.encode_cancel("n1", [1, 2**64 - 1], [("t", b"key")]),
     commands.encode_cursor(START_HOUR, 3599, 2**32 - 1),
     commands.encode_topic_put("t", {"lease_ms": 1}),
     commands.encode_topic_delete("t", True),
@@ -43,6 +43,7 @@ EXAMPLES = [
     commands.encode_feature(1),
     commands.encode_incarnation("n2", 7),
     commands.encode_settings({"max_topics": 5}),
+    commands.encode_reschedule("n1", -5, True, [1], [("t", b"key"), ("u", b"key")]),
 ]
 
 
@@ -184,7 +185,8 @@ def test_the_examples_of_the_specification() -> None:
         "NACK": commands.encode_nack("n1", lease, 5_000),
         "EXTEND": commands.encode_extend("n1", lease, 60_000),
         "EXPIRE": commands.encode_expire([(7, 21)]),
-        "CANCEL": commands.encode_cancel("n1", [pack_id(0, 498665, 42)]),
+        "CANCEL": commands.encode_cancel("n1", [pack_id(0, 498665, 42)], [("orders", b"o-1")]),
+        "RESCHEDULE": commands.encode_reschedule("n1", 900_000, True, [pack_id(0, 498665, 42)]),
         "CURSOR": commands.encode_cursor(498665, 1801, 3),
         "TOPIC_PUT": commands.encode_topic_put("orders", {"lease_ms": 30_000}),
         "TOPIC_DELETE": commands.encode_topic_delete("orders", True),

@@ -6,6 +6,8 @@ Lines: `at 18:00:05.5` · `term 2` · `publish A B in=5s|on=19:00:00 topic=… k
 `grant G A B lease=30s consumer=… request=…` · `handout G A` (a grant that was never replicated) ·
 `ack|nack|extend G:A … in=… lease=…` (without :A, all of G) · `expire G` · `cancel A` · `get A` · `topic t` ·
 `put t lease=30s` · `delete t force=1` ·
+`publish A client=K mode=keep|replace|reject wait=1h` · `cancel client=K` · `reschedule A|client=K in=5s|on=19:00:00` ·
+`client K` (whose key it is) · `tables key place` (how many rows) ·
 `sweep|carry|retire [hour] limit=…` · `hours` ·
 `settings key=value` · `restart`
 """
@@ -17,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hadelay.core import commands
-from hadelay.core.results import CancelOutcome, LeaseOutcome, Progress, Refused, RowCode
+from hadelay.core.drafts import hash_client_key
+from hadelay.core.keys import find_key
+from hadelay.core.results import CancelOutcome, LeaseOutcome, Outcome, Progress, Refused, RowCode
 from hadelay.model import HOUR_MS
 from tests.core.world import START_HOUR, START_MS, World, draft, leases
 
@@ -82,18 +87,26 @@ class Player:
         at = clock_of(options["on"]) if "on" in options else None
         in_ms = ms_of(options.get("in", "0s"))
         drafts = [draft(topic, in_ms, body, idem=key, at=at) for _ in names]
+        if "client" in options:
+            mode = ("keep", "replace", "reject").index(options.get("mode", "keep"))
+            wait_ms = ms_of(options.get("wait", "0s"))
+            client = options["client"].encode()
+            drafts = [replace(d, key=client, on_conflict=mode, max_wait_ms=wait_ms) for d in drafts]
         request = options["request"].encode() if "request" in options else None
         result = self.world.publish(*drafts, key=request)
         said = []
         for n, name in enumerate(names):
             message_id, code = int(result.ids[n]), RowCode(result.codes[n])
+            other = 0 if result.others is None else int(result.others[n])
             if code:
-                said.append(f"{name}: refused, {code.name.lower()}")
+                said.append(f"{name}: refused, {code.name.lower()}" + (f" {self.called(other)}" if other else ""))
             elif result.duplicate[n]:
                 said.append(f"{name}: duplicate of {self.called(message_id)}")
             else:
                 self.names[name] = message_id
                 said.append(f"{name}: {clock(int(result.deliver_at_ms[n]))}")
+            if other and not code:
+                said[-1] += f", replaced {self.called(other)}"
         return said
 
     def do_grant(self, names: list[str], options: dict[str, str]) -> list[str] | str:
@@ -162,8 +175,32 @@ class Player:
         return f"returned {result.returned}" + (", some still held" if result.held else "")
 
     def do_cancel(self, names: list[str], options: dict[str, str]) -> list[str]:
-        outcomes = self.world.cancel(*(self.names[name] for name in names))
-        return [f"{n}: {CancelOutcome(o).name.lower()}" for n, o in zip(names, outcomes, strict=True)]
+        outcomes = self.world.one(commands.encode_cancel("n1", **self._targets(names, options))).outcomes.tolist()
+        return [f"{n}: {CancelOutcome(o).name.lower()}" for n, o in zip(names or ["it"], outcomes, strict=True)]
+
+    def _targets(self, names: list[str], options: dict[str, str]) -> dict[str, Any]:
+        if "client" in options:
+            return {"keys": [(options.get("topic", "t"), options["client"].encode())]}
+        return {"ids": [self.names[name] for name in names]}
+
+    def do_reschedule(self, names: list[str], options: dict[str, str]) -> list[str]:
+        relative = "on" not in options
+        when_ms = ms_of(options["in"]) if relative else START_MS + clock_of(options["on"])
+        command = commands.encode_reschedule("n1", when_ms, relative, **self._targets(names, options))
+        result = self.world.one(command)
+        said = []
+        for name, outcome, at in zip(names or [""], result.outcomes, result.deliver_at_ms.tolist(), strict=True):
+            name = name or self.called(int(result.ids[0]))
+            said.append(f"{name}: " + (Outcome(outcome).name.lower() if outcome else clock(at)))
+        return said
+
+    def do_client(self, names: list[str], options: dict[str, str]) -> str:
+        found = find_key(self.world.state, options.get("topic", "t"), hash_client_key(names[0].encode()))
+        return "none" if found is None else self.called(found)
+
+    def do_tables(self, names: list[str], options: dict[str, str]) -> str:
+        rows = self.world.tables.rows
+        return ", ".join(f"{table} {len(rows.get(table.encode(), {}))}" for table in names)
 
     def do_get(self, names: list[str], options: dict[str, str]) -> list[str]:
         said = []

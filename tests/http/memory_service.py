@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from hadelay.core import topicconfig
-from hadelay.core.commands import Draft
+from hadelay.core import meta, topicconfig
+from hadelay.core.drafts import KEEP, REJECT, Draft
 from hadelay.core.settings import Settings
 from hadelay.core.tokens import decode_leases, encode_leases
 from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound
-from hadelay.model import HOUR_MS, hour_of, pack_id
+from hadelay.model import HOUR_MS, encode_id, hour_of, pack_id
 from hadelay.server.api import (
     Check,
     ClusterView,
@@ -31,13 +31,16 @@ from hadelay.server.api import (
     HoursView,
     HourView,
     Leader,
+    ListWish,
     MemberView,
+    MessagePage,
     MessageView,
     MetricsView,
     NamesView,
     Poll,
     PublishDone,
     Receipts,
+    Target,
     TopicView,
 )
 
@@ -63,6 +66,7 @@ class MemoryService:
     def __init__(self) -> None:
         self.messages: dict[int, Stored] = {}
         self.topics: dict[str, dict[str, Any]] = {}
+        self.by_key: dict[tuple[str, bytes], int] = {}
         self.keys: dict[bytes, tuple[Any, Receipts]] = {}
         self.leases: dict[str, tuple[int, int]] = {}
         self.grants: dict[tuple[str, bytes], Delivery] = {}
@@ -115,17 +119,34 @@ class MemoryService:
         self._wake.set()
 
     def _commit(self, drafts: list[Draft]) -> Receipts:
-        now = self.now_ms()
-        ids, at = [], []
-        for draft in drafts:
-            deliver_at = now + draft.when_ms if draft.relative else draft.when_ms
-            message_id = pack_id(0, hour_of(max(deliver_at, now)), next(self._index))
-            self.messages[message_id] = Stored(message_id, draft, deliver_at, now)
-            self.topics.setdefault(draft.topic, {})
-            ids.append(message_id)
-            at.append(deliver_at)
+        answer = Receipts([], [], frozenset(), {}, {})
+        for n, draft in enumerate(drafts):
+            message_id, deliver_at = self._commit_one(n, draft, answer)
+            answer.ids.append(message_id)
+            answer.deliver_at_ms.append(deliver_at)
         self.published += drafts
-        return Receipts(ids, at)
+        return answer
+
+    def _commit_one(self, n: int, draft: Draft, answer: Receipts) -> tuple[int, int]:
+        now = self.now_ms()
+        if draft.key is not None:
+            first = self.messages.get(self.by_key.get((draft.topic, draft.key), -1))
+            if first is not None and first.state in ("scheduled", "leased"):
+                if draft.on_conflict == KEEP:
+                    answer.duplicates |= {n}
+                    return first.id, first.deliver_at_ms
+                if draft.on_conflict == REJECT or first.state == "leased":
+                    answer.problems[n] = Conflict("pending", outcome="pending", id=encode_id(first.id))
+                    return 0, 0
+                first.state = "cancelled"
+                answer.replaced[n] = first.id
+        deliver_at = now + draft.when_ms if draft.relative else draft.when_ms
+        message_id = pack_id(0, hour_of(max(deliver_at, now)), next(self._index))
+        self.messages[message_id] = Stored(message_id, draft, deliver_at, now)
+        self.topics.setdefault(draft.topic, {})
+        if draft.key is not None:
+            self.by_key[draft.topic, draft.key] = message_id
+        return message_id, deliver_at
 
     # ---- consuming
 
@@ -214,16 +235,16 @@ class MemoryService:
 
     # ---- messages
 
-    def _find(self, message_id: int) -> Stored:
+    def _find(self, target: Target) -> Stored:
         if self.fail is not None:
             raise self.fail
-        m = self.messages.get(message_id)
+        m = self.messages.get(target if isinstance(target, int) else self.by_key.get(target, -1))
         if m is None:
             raise NotFound("no message has this id, or its retention is over")
         return m
 
-    async def describe(self, message_id: int, *, body: bool, stale: bool) -> MessageView:
-        m = self._find(message_id)
+    async def describe(self, target: Target, *, body: bool, stale: bool) -> MessageView:
+        m = self._find(target)
         state = "ready" if m.state == "scheduled" and m.deliver_at_ms <= self.now_ms() else m.state
         return MessageView(
             m.id,
@@ -238,11 +259,31 @@ class MemoryService:
             m.draft.body if body else None,
         )
 
-    async def cancel(self, message_id: int) -> str:
-        m = self._find(message_id)
+    async def list_messages(self, topic: str, wish: ListWish, *, stale: bool) -> MessagePage:
+        self._topic(topic)
+        found = []
+        for m in sorted(self.messages.values(), key=lambda m: (m.deliver_at_ms, m.id)):
+            view = await self.describe(m.id, body=False, stale=stale)
+            inside = wish.from_ms <= m.deliver_at_ms < wish.to_ms and (m.deliver_at_ms, m.id) > wish.after
+            tagged = set(wish.tags) <= set(meta.unpack(m.draft.meta).tags)
+            if inside and tagged and m.draft.topic == topic and view.state in wish.states:
+                found.append(view)
+        page = found[: wish.limit]
+        more = len(found) > wish.limit
+        return MessagePage(page, (page[-1].deliver_at_ms, page[-1].id) if more else None)
+
+    async def cancel(self, target: Target) -> str:
+        m = self._find(target)
         if m.state == "scheduled":
             m.state = "cancelled"
         return m.state
+
+    async def reschedule(self, target: Target, when_ms: int, relative: bool) -> tuple[int, int]:
+        m = self._find(target)
+        if m.state != "scheduled":
+            raise Conflict(f"the message cannot be rescheduled: it is {m.state}", outcome=m.state)
+        m.deliver_at_ms = max(self.now_ms(), self.now_ms() + when_ms if relative else when_ms)
+        return m.id, m.deliver_at_ms
 
     # ---- topics
 

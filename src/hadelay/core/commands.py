@@ -19,7 +19,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.core.drafts import Draft, Publish, decode_publish, hash_key
+from hadelay.core.drafts import Draft, Publish, decode_publish, hash_client_key, hash_key
 from hadelay.core.drafts import encode_publish as _publish_body
 from hadelay.core.tokens import LEASE
 from hadelay.core.wire import MAX_NAME, Malformed, Reader, pack_name
@@ -28,7 +28,7 @@ __all__ = [
     "Command", "Cursor", "Draft", "Grant", "Leases", "Malformed", "Publish", "Slice", "decode", "decode_entry",
     "encode_ack", "encode_cancel", "encode_carry", "encode_cursor", "encode_entry", "encode_expire", "encode_extend",
     "encode_feature", "encode_grant", "encode_incarnation", "encode_nack", "encode_noop", "encode_publish",
-    "encode_retire", "encode_settings", "encode_sweep", "encode_topic_delete", "encode_topic_put", "hash_key",
+    "encode_reschedule", "encode_retire", "encode_settings", "encode_sweep", "encode_topic_delete", "encode_topic_put", "hash_key",
 ]  # fmt: skip
 
 ENTRY_VERSION = 1
@@ -59,6 +59,7 @@ class Command(IntEnum):
     FEATURE = 14
     INCARNATION = 15
     SETTINGS = 16
+    RESCHEDULE = 32
 
 
 _ENTRY = struct.Struct("<BBHq")
@@ -66,6 +67,8 @@ _COMMAND = struct.Struct("<BI")
 _GRANT = struct.Struct("<IIqIBBBB")
 _LEASES = struct.Struct("<BIq")
 _COUNT = struct.Struct("<I")
+_TARGETS = struct.Struct("<II")
+_WHEN = struct.Struct("<q?")
 _CURSOR = struct.Struct("<III")
 _SLICE = struct.Struct("<II")
 _INCARNATION = struct.Struct("<Q")
@@ -98,9 +101,25 @@ class Leases(NamedTuple):
     rows: NDArray[np.void]
 
 
+class Targets(NamedTuple):
+    """Messages, by id and then by (topic, hash of the client key)."""
+
+    ids: NDArray[np.uint64]
+    keys: list[tuple[str, bytes]]
+
+
 class Cancel(NamedTuple):
     node: str
-    ids: NDArray[np.uint64]
+    targets: Targets
+
+
+class Reschedule(NamedTuple):
+    """`when_ms`: Unix ms, or a delay when `relative`; past, zero and negative are now."""
+
+    node: str
+    when_ms: int
+    relative: bool
+    targets: Targets
 
 
 class Cursor(NamedTuple):
@@ -182,8 +201,26 @@ def encode_expire(grants: Iterable[tuple[int, int]]) -> bytes:
     return _frame(Command.EXPIRE, _COUNT.pack(len(pairs)), pairs.tobytes())
 
 
-def encode_cancel(node: str, ids: Sequence[int] | NDArray[np.uint64]) -> bytes:
-    return _frame(Command.CANCEL, pack_name(node), _COUNT.pack(len(ids)), np.asarray(ids, _U64).tobytes())
+def encode_cancel(
+    node: str, ids: Sequence[int] | NDArray[np.uint64] = (), keys: Sequence[tuple[str, bytes]] = ()
+) -> bytes:
+    """`keys`: (topic, client key)."""
+    return _frame(Command.CANCEL, pack_name(node), *_pack_targets(ids, keys))
+
+
+def encode_reschedule(
+    node: str,
+    when_ms: int,
+    relative: bool,
+    ids: Sequence[int] | NDArray[np.uint64] = (),
+    keys: Sequence[tuple[str, bytes]] = (),
+) -> bytes:
+    return _frame(Command.RESCHEDULE, pack_name(node), _WHEN.pack(when_ms, relative), *_pack_targets(ids, keys))
+
+
+def _pack_targets(ids: Sequence[int] | NDArray[np.uint64], keys: Sequence[tuple[str, bytes]]) -> list[bytes]:
+    named = [pack_name(topic) + hash_client_key(key) for topic, key in keys]
+    return [_TARGETS.pack(len(ids), len(keys)), np.asarray(ids, _U64).tobytes(), *named]
 
 
 def encode_cursor(hour: int, second: int, local: int) -> bytes:
@@ -272,10 +309,15 @@ def _decode_expire(reader: Reader) -> list[tuple[int, int]]:
     return [(term, seq) for term, seq in pairs.tolist()]
 
 
-def _decode_cancel(reader: Reader) -> Cancel:
+def _decode_targets(reader: Reader) -> Targets:
+    ids, keys = reader.unpack(_TARGETS)
+    return Targets(reader.array(_U64, ids), [(_named(reader), bytes(reader.take(16))) for _ in range(keys)])
+
+
+def _decode_reschedule(reader: Reader) -> Reschedule:
     node = reader.name()
-    (count,) = reader.unpack(_COUNT)
-    return Cancel(node, reader.array(_U64, count))
+    when_ms, relative = reader.unpack(_WHEN)
+    return Reschedule(node, when_ms, relative, _decode_targets(reader))
 
 
 def _decode_topic_put(reader: Reader) -> tuple[str, Any]:
@@ -301,7 +343,8 @@ _DECODERS: dict[int, Any] = {
     Command.NACK: _decode_leases,
     Command.EXTEND: _decode_leases,
     Command.EXPIRE: _decode_expire,
-    Command.CANCEL: _decode_cancel,
+    Command.CANCEL: lambda reader: Cancel(reader.name(), _decode_targets(reader)),
+    Command.RESCHEDULE: _decode_reschedule,
     Command.CURSOR: lambda reader: Cursor(*reader.unpack(_CURSOR)),
     Command.TOPIC_PUT: _decode_topic_put,
     Command.TOPIC_DELETE: _decode_topic_delete,

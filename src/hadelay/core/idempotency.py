@@ -18,7 +18,7 @@ from hadelay.core.results import PublishResult, RowCode
 if TYPE_CHECKING:
     from hadelay.core.state import DelayState
 
-#: fingerprint, rows; then ids u8[], deliver_at_ms i8[], codes u1[]
+#: fingerprint, rows; then ids u8[], deliver_at_ms i8[], codes u1[], and if there were client keys others u8[]
 _HEAD = struct.Struct("<QI")
 _ONE = struct.Struct("<QIQqB")
 
@@ -96,6 +96,8 @@ def remember(state: DelayState, keys: NDArray[np.void], new: list[int], result: 
             columns = result.ids[rows], result.deliver_at_ms[rows], result.codes[rows]
             value = _HEAD.pack(prints[at], count) + b"".join(column.tobytes() for column in columns)
             refused = bool(columns[2].all())
+        if result.others is not None and (others := result.others[first : first + count]).any():
+            value += others.tobytes()
         here[digest] = value
         if not refused:
             # What was refused altogether may be tried again, and is refused again for as long as it has to be.
@@ -121,3 +123,8 @@ def _answer(stored: bytes, fingerprint: int, first: int, count: int, result: Pub
     result.deliver_at_ms[rows] = np.frombuffer(stored, np.int64, count, at + 8 * count)
     result.codes[rows] = np.frombuffer(stored, np.uint8, count, at + 16 * count)
     result.duplicate[rows] = result.codes[rows] == RowCode.OK
+    at += 17 * count
+    if at < len(stored):
+        if result.others is None:
+            result.others = np.zeros(len(result.ids), np.uint64)
+        result.others[rows] = np.frombuffer(stored, np.uint64, count, at)

@@ -76,7 +76,7 @@ def _check_hour(
     assert state.open_entries(hour) == np.count_nonzero(is_open), f"hour {hour}: open"
     np.add.at(open_by_topic, rows["topic"][is_open], 1)
     np.add.at(bytes_by_topic, rows["topic"][is_open], rows["size"][is_open])
-    keyed = np.count_nonzero(rows["flags"] & FLAG_KEYED)
+    keyed = np.count_nonzero(rows["flags"][hour_state.retire_at if hour_state else 0 :] & FLAG_KEYED)
     assert keyed == (hour_state.keyed if hour_state else 0), f"hour {hour}: {keyed} have a key"
     doomed = rows[waiting]
     np.add.at(doomed_by_topic, doomed["topic"][~state.topics.alive(doomed)], 1)

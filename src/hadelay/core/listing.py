@@ -84,6 +84,7 @@ class Wish(NamedTuple):
 class Page(NamedTuple):
     """Columns, in order. `after`: where the next page begins; None when there is none."""
 
+    due_ms: NDArray[np.int64]
     hours: NDArray[np.int64]
     rows: NDArray[np.void]  # INDEX
     states: list[State]
@@ -124,7 +125,7 @@ class _Found:
     def page(self, reached: Key | None) -> Page:
         """reached: everything up to there was looked at; None: everything."""
         if not self.size:
-            return Page(np.zeros(0, np.int64), np.zeros(0, INDEX), [], reached)
+            return Page(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, INDEX), [], reached)
         self._cut(self.limit + 1)
         more = self.size > self.limit
         full = self.full
@@ -132,7 +133,7 @@ class _Found:
         due, hours, codes, rows = self._chunks[0]
         if more or (full and reached is not None):
             reached = int(due[-1]), int(rows["first_id"][-1])
-        return Page(hours, rows, [_STATES[code] for code in codes.tolist()], reached)
+        return Page(due, hours, rows, [_STATES[code] for code in codes.tolist()], reached)
 
 
 def listing(state: DelayState, wish: Wish, now_ms: int, budget: int = BUDGET) -> Generator[None, None, Page]:

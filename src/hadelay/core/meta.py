@@ -3,8 +3,7 @@
     ct  content type          key  client key            tags  list of tags       meta  the caller's own map
     ttl  as the publish gave it, in ms                    cb  webhook URL of this message alone
 
-Nothing of it is looked at on the way through the log. Written by the HTTP layer, read by it, by webhooks, and by apply
-when it forgets the key of a message whose hour goes (core/keys.py).
+Apply never looks into it. Written by the HTTP layer, read by it, by webhooks, and by whoever matches tags.
 """
 
 from __future__ import annotations
@@ -38,12 +37,3 @@ def pack(meta: Meta) -> bytes:
 def unpack(meta: bytes | memoryview) -> Meta:
     """Names that are not known here are left out: they are a later version's. Shared: not to be changed."""
     return _decode(meta) if meta else _NOTHING
-
-
-def key_of(meta: bytes | memoryview) -> bytes | None:
-    """The client key. Raises nothing: apply asks."""
-    try:
-        key = unpack(meta).key
-    except msgspec.MsgspecError:
-        return None
-    return None if key is None else key.encode()

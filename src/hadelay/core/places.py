@@ -9,12 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.core.lifecycle import PLACE, PLACE_KEY, PLACE_VALUE, log_events, settle
-from hadelay.core.ports import NODE
-from hadelay.core.results import CancelOutcome, CancelResult
 from hadelay.model import NONE32, Event, State, unpack_id
 
 if TYPE_CHECKING:
-    from hadelay.core.commands import Cancel
     from hadelay.core.state import DelayState
 
 
@@ -68,33 +65,6 @@ def state_of(state: DelayState, place: Place, now_ms: int) -> State:
     if not state.topics.alive(place.rows)[0]:
         return State.CANCELLED
     return State.READY if int(place.rows["deliver_at_ms"][0]) <= now_ms else State.SCHEDULED
-
-
-_CANCEL_OUTCOMES = {
-    State.LEASED: CancelOutcome.LEASED,
-    State.ACKED: CancelOutcome.ACKED,
-    State.EXPIRED: CancelOutcome.EXPIRED,
-    State.DEAD: CancelOutcome.DEAD,
-    # Cancelled before, or with its topic: again is as good as once.
-    State.CANCELLED: CancelOutcome.CANCELLED,
-}
-
-
-def apply_cancel(state: DelayState, command: Cancel) -> CancelResult:
-    node = state.number_of(NODE, command.node)
-    return CancelResult(np.array([_cancel(state, i, node) for i in command.ids.tolist()], np.uint8))
-
-
-def _cancel(state: DelayState, message_id: int, node: int) -> CancelOutcome:
-    place = locate(state, message_id)
-    if place is None:
-        return CancelOutcome.NOT_FOUND
-    now = state_of(state, place, state.now_ms)
-    outcome = _CANCEL_OUTCOMES.get(now)
-    if outcome is None:
-        cancel_entries(state, place.hour, place.rows, node)
-        return CancelOutcome.CANCELLED
-    return outcome
 
 
 def cancel_entries(state: DelayState, hour: int, rows: NDArray[np.void], node: int) -> None:

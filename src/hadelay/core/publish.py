@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from hadelay.core import idempotency
 from hadelay.core.drafts import CALLBACK, RELATIVE, Publish
 from hadelay.core.formats import INDEX, RECORD
-from hadelay.core.lifecycle import FLAG_CALLBACK, filed
+from hadelay.core.keys import Decision
+from hadelay.core.lifecycle import FLAG_CALLBACK, FLAG_KEYED, filed
 from hadelay.core.results import PublishResult, RowCode
 from hadelay.core.topics import known_topic, topic_for
 from hadelay.model import HOUR_MS, NONE32
@@ -31,15 +32,18 @@ def apply_publish(state: DelayState, command: Publish) -> PublishResult:
     if len(command.keys):
         new_keys, take = idempotency.repeat(state, command.keys, result)
     deliver_at_ms = _resolve(state, rows, result.codes, take)
-    hours = deliver_at_ms // HOUR_MS
     take &= result.codes == RowCode.OK
-    _refuse_full_hours(state, hours, result.codes, take)
     topics = _topics(state, command, result.codes, take)
+    keys = Decision(state, command, topics, deliver_at_ms, take, result) if len(command.client_keys) else None
+    hours = deliver_at_ms // HOUR_MS
+    _refuse_full_hours(state, hours, result.codes, take)
     _count(state, command, topics, take)
     if take.all():
         _file(state, command, slice(None), deliver_at_ms, hours, topics, result)
     elif take.any():
         _file(state, command, take, deliver_at_ms, hours, topics, result)
+    if keys is not None:
+        keys.finish()
     if new_keys:
         idempotency.remember(state, command.keys, new_keys, result)
     return result
@@ -126,7 +130,7 @@ def _file(
     entries = np.zeros(len(rows), INDEX)
     entries["deliver_at_ms"] = deliver
     entries["tag_mask"] = rows["tag_mask"]
-    entries["flags"] = np.where(rows["flags"] & CALLBACK, FLAG_CALLBACK, 0)
+    entries["flags"] = _flags(command)[take]
     entries["size"] = command.sizes[take]
     entries["topic"] = numbers
     # deliver_at is never before now here, so it is filed under its own second.
@@ -138,6 +142,14 @@ def _file(
     result.ids[take] = entries["first_id"]
     result.deliver_at_ms[take] = deliver
     filed(state, into, entries)
+
+
+def _flags(command: Publish) -> NDArray[np.uint16]:
+    flags = np.zeros(len(command.rows), np.uint16)
+    flags[command.rows["flags"] & CALLBACK != 0] = FLAG_CALLBACK
+    if len(command.client_keys):
+        flags[command.client_keys["row"]] |= FLAG_KEYED
+    return flags
 
 
 def _records(command: Publish, take: slice | NDArray[np.bool_]) -> bytearray:

@@ -23,6 +23,10 @@ class RowCode(IntEnum):
     HOUR_FULL = 4
     #: max_topics topics exist already (429).
     TOO_MANY_TOPICS = 5
+    #: on_conflict = reject, and the message of `others` is pending under the key (409).
+    KEY_PENDING = 6
+    #: on_conflict = replace, and the message of `others` is leased (409).
+    KEY_LEASED = 7
 
 
 class LeaseOutcome(IntEnum):
@@ -32,6 +36,20 @@ class LeaseOutcome(IntEnum):
     DONE = 0
     ALREADY_ACKED = 1
     LEASE_LOST = 2
+
+
+class Outcome(IntEnum):
+    """What became of one target of a RESCHEDULE."""
+
+    DONE = 0
+    LEASED = 1
+    ACKED = 2
+    EXPIRED = 3
+    DEAD = 4
+    NOT_FOUND = 5
+    CANCELLED = 6
+    #: Beyond max_delay (422).
+    TOO_FAR = 7
 
 
 class CancelOutcome(IntEnum):
@@ -51,7 +69,10 @@ class PublishResult:
     deliver_at_ms: NDArray[np.int64]
     codes: NDArray[np.uint8]
     #: The Idempotency-Key was seen before: id and deliver_at are those of the first answer.
+    #: Or, by its client key, that it was kept: those of the message that is pending.
     duplicate: NDArray[np.bool_]
+    #: Only where there are client keys: the id that was replaced, or that is in the way; 0 for none.
+    others: NDArray[np.uint64] | None = None
 
 
 @dataclass(slots=True)
@@ -84,8 +105,17 @@ class ExpireResult:
 
 @dataclass(slots=True)
 class CancelResult:
-    #: CancelOutcome per id
+    #: CancelOutcome per target
     outcomes: NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class RescheduleResult:
+    """Per target: Outcome, its id (0: not found), and where it is DONE its deliver_at_ms."""
+
+    outcomes: NDArray[np.uint8]
+    ids: NDArray[np.uint64]
+    deliver_at_ms: NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -112,4 +142,14 @@ class Refused:
     detail: str = ""
 
 
-Result = PublishResult | GrantResult | LeaseResult | ExpireResult | CancelResult | Progress | Done | Refused
+Result = (
+    PublishResult
+    | GrantResult
+    | LeaseResult
+    | ExpireResult
+    | CancelResult
+    | RescheduleResult
+    | Progress
+    | Done
+    | Refused
+)

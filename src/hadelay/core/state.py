@@ -19,7 +19,7 @@ import numpy as np
 from google_crc32c import extend as crc32c_extend
 from pyroaring import BitMap
 
-from hadelay.core import checkpoint, leases, places, publish, topics, upkeep
+from hadelay.core import checkpoint, leases, places, publish, targets, topics, upkeep
 from hadelay.core.commands import ENTRY_VERSION, FEATURE_LEVEL, Command, Malformed, decode, decode_entry
 from hadelay.core.describe import Description, describe
 from hadelay.core.held import HeldGrant
@@ -248,7 +248,8 @@ _APPLY: dict[int, Callable[[DelayState, Any], Result]] = {
     Command.NACK: leases.apply_nack,
     Command.EXTEND: leases.apply_extend,
     Command.EXPIRE: leases.apply_expire,
-    Command.CANCEL: places.apply_cancel,
+    Command.CANCEL: targets.apply_cancel,
+    Command.RESCHEDULE: targets.apply_reschedule,
     Command.CURSOR: _apply_cursor,
     Command.TOPIC_PUT: topics.apply_put,
     Command.TOPIC_DELETE: topics.apply_delete,

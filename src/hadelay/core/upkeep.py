@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.core.hourstate import bitmap, indexes_of
-from hadelay.core.lifecycle import PLACE, PLACE_KEY, PLACE_VALUE, move
+from hadelay.core.keys import forget_keys
+from hadelay.core.lifecycle import FLAG_KEYED, PLACE, PLACE_KEY, PLACE_VALUE, move
 from hadelay.core.places import cancel_entries
 from hadelay.core.results import Progress, Refused
 from hadelay.model import DEAD_HOURS, NONE32, pack_id
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: CARRY copies at most this many bytes of records in one apply, and at least one record.
 CARRY_BYTES = 4 << 20
+#: RETIRE forgets at most this many keys in one apply: each costs some look-ups in the tables.
+MAX_KEYS = 512
 #: Entries looked at per command, whatever it asks for: two to three milliseconds.
 MAX_SLICE = 16_384
 
@@ -97,12 +100,17 @@ def apply_retire(state: DelayState, command: Slice) -> Progress | Refused:
     if open_entries := state.open_entries(hour):
         return Refused("hour_open", f"hour {hour} still owes {open_entries} messages")
     hour_state = state.hour_state(hour)
-    if hour_state.returned:
+    if hour_state.returned or hour_state.keyed:
         end = min(hour_state.retire_at + min(max(command.limit, 1), MAX_SLICE), state.store.count(hour))
-        forgotten = _forget_places(state, hour, hour_state.retire_at, end)
+        rows = state.store.entries(hour, slice(hour_state.retire_at, end))
+        if hour_state.keyed and np.count_nonzero(keyed := rows["flags"] & FLAG_KEYED) > MAX_KEYS:
+            end = hour_state.retire_at + int(np.flatnonzero(keyed)[MAX_KEYS])
+            rows = rows[: end - hour_state.retire_at]
+        hour_state.keyed -= forget_keys(state, hour, rows)
+        forgotten = _forget_places(state, hour, rows)
         hour_state.returned -= forgotten
         hour_state.retire_at = end
-        if hour_state.returned and end < state.store.count(hour):
+        if (hour_state.returned or hour_state.keyed) and end < state.store.count(hour):
             return Progress(False, forgotten)
     state.store.retire(hour)
     state.retired.add(hour)
@@ -110,9 +118,8 @@ def apply_retire(state: DelayState, command: Slice) -> Progress | Refused:
     return Progress(True, 0)
 
 
-def _forget_places(state: DelayState, hour: int, start: int, end: int) -> int:
-    rows = state.store.entries(hour, slice(start, end))
-    own = np.arange(start, end, dtype=np.uint64) + np.uint64(pack_id(state.group, hour, 0))
+def _forget_places(state: DelayState, hour: int, rows: NDArray[np.void]) -> int:
+    own = rows["index"] + np.uint64(pack_id(state.group, hour, 0))
     returned = rows[rows["first_id"] != own]
     for first_id, index in zip(returned["first_id"].tolist(), returned["index"].tolist(), strict=True):
         key = PLACE_KEY.pack(first_id)

@@ -1,4 +1,4 @@
-"""Messages, topics, histograms, the cluster and its files: everything that is asked for now and then."""
+"""Topics, histograms, the cluster and its files: everything that is asked for now and then."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import re
 
 from aiohttp import web
 
-from hadelay.core.meta import unpack
-from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound
+from hadelay.errors import BadRequest, HadelayError, NotFound
 from hadelay.http import types
 from hadelay.http.routes import Call, Routes
 from hadelay.http.settings import settings_in, settings_out
-from hadelay.http.values import check_topic, format_instant, parse_id
-from hadelay.model import encode_id, hour_from_name, hour_name
-from hadelay.server.api import HourFile, HourView, MessageView, TopicView
+from hadelay.http.values import check_topic, format_instant
+from hadelay.model import hour_from_name, hour_name
+from hadelay.server.api import HourFile, HourView, TopicView
 
 routes = Routes()
 
@@ -27,38 +26,6 @@ def _stale(call: Call) -> dict[str, str]:
 
 def _topic(call: Call) -> str:
     return check_topic(call.path["topic"], call.server.config.max_topic_bytes)
-
-
-# ---- messages
-
-
-@routes.add("GET", "/v1/messages/{id}", query=types.MessageQuery, returns={200: types.Message}, errors=(404, 503))
-async def get_message(call: Call) -> web.Response:
-    """A message, its state and its history"""
-    view = await call.server.service.describe(parse_id(call.path["id"]), body=call.query.body, stale=call.query.stale)
-    return call.reply(_message(view), headers=_stale(call))
-
-
-def _message(view: MessageView) -> types.Message:
-    meta = unpack(view.meta)
-    message = types.Message(
-        id=encode_id(view.id), topic=view.topic, key=meta.key, state=view.state,  # type: ignore[arg-type]
-        deliver_at=format_instant(view.deliver_at_ms), published_at=format_instant(view.published_at_ms),
-        attempt=view.attempt, tags=meta.tags, meta=meta.meta, content_type=meta.ct, size=view.size,
-        history=[types.History(e.event, format_instant(e.at_ms), e.attempt, e.consumer, e.node) for e in view.history],
-    )  # fmt: skip
-    if view.body is not None:
-        message.body_base64 = bytes(view.body)
-    return message
-
-
-@routes.add("DELETE", "/v1/messages/{id}", returns={200: types.Outcome}, errors=(404, 409, 503, 504))
-async def cancel_message(call: Call) -> web.Response:
-    """Cancel a message that is scheduled or ready; again is harmless"""
-    outcome = await call.server.service.cancel(parse_id(call.path["id"]))
-    if outcome != "cancelled":
-        raise Conflict(f"the message cannot be cancelled: it is {outcome}", outcome=outcome)
-    return call.reply(types.Outcome(outcome))
 
 
 # ---- topics
@@ -105,6 +72,8 @@ def _topic_out(view: TopicView) -> types.Topic:
         view.leased,
         view.dead,
         view.oldest_ready_age_ms,
+        view.bytes,
+        types.Lateness(*view.lateness) if view.lateness else None,
         **settings_out(view.config),
     )
 

@@ -8,16 +8,18 @@ from typing import Any
 
 import msgspec
 
+from hadelay.http.options import HEADERS
 from hadelay.http.problems import CONTENT_TYPE, Problem
 from hadelay.http.routes import JSON, MSGPACK, Route
 from hadelay.http.types import schema_hook
 from hadelay.version import VERSION
 
-_PATH_PATTERNS = {
-    "topic": r"^[A-Za-z0-9._-]{1,128}$",
-    "id": r"^[0-9A-Fa-f][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{12}$",
-    "hour": r"^[0-9]{10}$",
-    "file": "^(log|idx|dsp)$",
+_PATH_SCHEMAS: dict[str, dict[str, Any]] = {
+    "topic": {"pattern": r"^[A-Za-z0-9._-]{1,128}$"},
+    "id": {"pattern": r"^[0-9A-Fa-f][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{12}$"},
+    "key": {"minLength": 1, "maxLength": 256},
+    "hour": {"pattern": r"^(dead-)?[0-9]{10}$"},
+    "file": {"pattern": "^(log|idx|dsp)$"},
 }
 _REF = "#/components/schemas/{name}"
 _PLAIN: dict[Any, tuple[str, dict[str, Any]]] = {
@@ -26,8 +28,7 @@ _PLAIN: dict[Any, tuple[str, dict[str, Any]]] = {
     dict: (JSON, {"type": "object"}),
 }
 _HEADERS = {
-    "Hadelay-Delay": "As the query parameter delay",
-    "Hadelay-Deliver-At": "As the query parameter deliver_at",
+    name: f"As the query parameter {name[8:].lower().replace('-', '_')}" for name in HEADERS if not name.endswith("*")
 }
 
 
@@ -79,7 +80,7 @@ def _operation(route: Route, refs: dict[Any, Any]) -> dict[str, Any]:
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": _PATH_PATTERNS[name]}}
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"} | _PATH_SCHEMAS[name]}
         for name in re.findall(r"\{(\w+)\}", route.path)
     ]
     if route.query:

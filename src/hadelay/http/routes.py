@@ -116,7 +116,10 @@ class Routes:
             self._static.setdefault(route.path, {})[route.method] = route
             return
         parts = re.split(r"\{(\w+)\}", route.path)
-        text = "".join(f"(?P<{p}>[^/]*?)" if n % 2 else re.escape(p) for n, p in enumerate(parts))
+        # What follows a colon is a verb, but in keys, which may have any text.
+        text = "".join(
+            f"(?P<{p}>[^/{'' if p == 'key' else ':'}]*)" if n % 2 else re.escape(p) for n, p in enumerate(parts)
+        )
         for pattern, methods in self._patterns:
             if pattern.pattern == text:
                 methods[route.method] = route

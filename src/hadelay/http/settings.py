@@ -17,7 +17,7 @@ _DURATIONS = frozenset(("lease", "dead_retention", "ttl", "retention", "timeout"
 
 def settings_in(body: types.PutTopic) -> dict[str, Any]:
     """What PUT names; None takes a setting back."""
-    config = _in(body)
+    config: dict[str, Any] = _in(body)
     webhook = config.get("webhook")
     if webhook is not None and "secret" in webhook:
         if "secrets" in webhook:
@@ -28,7 +28,7 @@ def settings_in(body: types.PutTopic) -> dict[str, Any]:
 
 def settings_out(config: dict[str, Any]) -> dict[str, Any]:
     """What was set, ready for types.Topic."""
-    shown = _out(config)
+    shown: dict[str, Any] = _out(config)
     if (webhook := shown.get("webhook")) is not None and "secrets" in webhook:
         webhook["secrets"] = [mask_secret(secret) for secret in webhook["secrets"]]
     if (alert := shown.get("alert")) is not None and "secret" in alert:

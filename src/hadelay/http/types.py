@@ -139,12 +139,47 @@ class Message(Out):
     meta: dict[str, str]
     content_type: str
     size: int
-    history: list[History]
+    #: Not in lists.
+    history: list[History] | UnsetType = UNSET
     body_base64: bytes | UnsetType = UNSET
+
+
+class ListQuery(In, rename={"from_": "from"}):
+    #: scheduled, ready, leased, acked, cancelled, expired, dead, separated by commas; pending is the first three, and
+    #: all is all.
+    state: str = "pending"
+    #: Due from here on, and before `to`.
+    from_: Instant | None = None
+    to: Instant | None = None
+    #: Separated by commas: messages that have all of them.
+    tag: str | None = None
+    limit: int = 100
+    #: From the page before.
+    cursor: str | None = None
+    stale: bool = False
+
+
+class Messages(Out):
+    """In due order. A page may be short while there is more: go on until `cursor` is null."""
+
+    messages: list[Message]
+    cursor: str | None
 
 
 class Outcome(Out):
     outcome: str
+
+
+class Reschedule(In):
+    """One of the two."""
+
+    delay: str | int | float | None = None
+    deliver_at: str | int | float | None = None
+
+
+class Rescheduled(Out):
+    id: str
+    deliver_at: str
 
 
 # ---- consuming
@@ -293,6 +328,14 @@ class AlertOut(Out):
     secret: str | UnsetType = UNSET
 
 
+class Lateness(Out):
+    """How long after its deliver_at a message was handed out, over the last five minutes of this leader."""
+
+    count: int
+    p50_ms: float
+    p99_ms: float
+
+
 class Topic(Out):
     """Counts, and of the settings those that were set."""
 
@@ -302,6 +345,10 @@ class Topic(Out):
     leased: int
     dead: int
     oldest_ready_age_ms: int | None
+    #: Of the records of what is pending.
+    bytes: int
+    #: None: nothing was handed out lately.
+    lateness: Lateness | None
     lease: str | UnsetType = UNSET
     max_attempts: int | UnsetType = UNSET
     backoff: list[str] | BackoffOut | UnsetType = UNSET

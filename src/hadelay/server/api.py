@@ -14,7 +14,9 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct, field
 
 from hadelay.core.commands import Draft
+from hadelay.core.listing import Key
 from hadelay.errors import HadelayError
+from hadelay.model import State
 
 #: Files of an hour that other nodes and Spark may read.
 HourFile = Literal["log", "idx", "dsp"]
@@ -33,6 +35,9 @@ class Receipts(Struct):
     #: The message that a row replaced (on_conflict = replace).
     replaced: dict[int, int] = {}
 
+
+#: A message, by its id or by (topic, client key).
+Target = int | tuple[str, bytes]
 
 #: Called exactly once, on the loop: with receipts, or with the error that befell the whole request.
 PublishDone = Callable[[Receipts | None, HadelayError | None], None]
@@ -95,6 +100,24 @@ class MessageView(Struct):
     body: bytes | memoryview | None = None
 
 
+class ListWish(Struct):
+    """Messages of a topic that are in one of these states, due in [from_ms, to_ms), with all of these tags."""
+
+    states: frozenset[State]
+    from_ms: int
+    to_ms: int
+    tags: tuple[str, ...]
+    #: Where the page before this one ended.
+    after: Key
+    limit: int
+
+
+class MessagePage(Struct):
+    messages: list[MessageView]
+    #: Where the next page begins; None: there is none.
+    after: Key | None
+
+
 class TopicView(Struct):
     name: str
     #: What was set (core/topicconfig.py).
@@ -105,6 +128,10 @@ class TopicView(Struct):
     dead: int
     #: None: nothing is ready.
     oldest_ready_age_ms: int | None
+    #: Of the records of what is pending.
+    bytes: int = 0
+    #: (messages, p50 in ms, p99 in ms) of what was handed out in the last minutes of this leader.
+    lateness: tuple[int, float, float] | None = None
 
 
 class MemberView(Struct):
@@ -237,12 +264,21 @@ class Service(Protocol):
         """
         ...
 
-    async def describe(self, message_id: int, *, body: bool, stale: bool) -> MessageView:
+    async def describe(self, target: Target, *, body: bool, stale: bool) -> MessageView:
         """Raises NotFound for an id never issued, or past its retention. `stale`: this node's state, unconfirmed."""
         ...
 
-    async def cancel(self, message_id: int) -> str:
+    async def cancel(self, target: Target) -> str:
         """cancelled (again, too) | leased | acked | expired | dead; raises NotFound."""
+        ...
+
+    async def reschedule(self, target: Target, when_ms: int, relative: bool) -> tuple[int, int]:
+        """(id, deliver_at_ms). Raises NotFound, Impossible, and Conflict whose outcome is leased, acked, cancelled,
+        expired or dead."""
+        ...
+
+    async def list_messages(self, topic: str, wish: ListWish, *, stale: bool) -> MessagePage:
+        """In due order, without their histories. Raises NotFound when there is no such topic."""
         ...
 
     async def put_topic(self, name: str, config: dict[str, Any]) -> TopicView:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from hadelay.core.commands import Draft, encode_publish
 from hadelay.core.results import PublishResult, Refused, RowCode
 from hadelay.errors import (
+    Conflict,
     DiskFull,
     HadelayError,
     Impossible,
@@ -26,6 +27,7 @@ from hadelay.errors import (
     OutcomeUnknown,
     Overloaded,
 )
+from hadelay.model import encode_id
 from hadelay.runtime import Handle, Runtime
 from hadelay.server.api import PublishDone, Receipts
 
@@ -301,7 +303,8 @@ def _answer(group: list[_Publish], result: Any) -> None:
             publish.done(None, error)
         return
     ids, ats = result.ids.tolist(), result.deliver_at_ms.tolist()
-    plain = not result.codes.any() and not result.duplicate.any()
+    others = [] if result.others is None else result.others.tolist()
+    plain = not others and not result.codes.any() and not result.duplicate.any()
     first = 0
     for publish in group:
         last = first + len(publish.drafts)
@@ -309,8 +312,13 @@ def _answer(group: list[_Publish], result: Any) -> None:
         if not plain:
             receipts.duplicates = frozenset(result.duplicate[first:last].nonzero()[0].tolist())
             receipts.problems = {
-                n: _problem(RowCode(result.codes[first + n]), publish.drafts[n].topic)
+                n: _problem(
+                    RowCode(result.codes[first + n]), publish.drafts[n].topic, *others[first + n : first + n + 1]
+                )
                 for n in result.codes[first:last].nonzero()[0].tolist()
+            }
+            receipts.replaced = {
+                n: other for n, other in enumerate(others[first:last]) if other and n not in receipts.problems
             }
         publish.done(receipts, None)
         first = last
@@ -323,11 +331,18 @@ def refusal(result: Refused) -> HadelayError:
     return HadelayError(f"refused ({result.code}): {result.detail}")
 
 
-def _problem(code: RowCode, topic: str) -> HadelayError:
+def _problem(code: RowCode, topic: str, other: int = 0) -> HadelayError:
     if code == RowCode.TOO_FAR:
         return Impossible("deliver_at is further ahead than this cluster allows (limits.max_delay)")
     if code == RowCode.KEY_CONFLICT:
         return Impossible("this Idempotency-Key was used with another payload or other options: take a new key")
+    if code == RowCode.KEY_PENDING:
+        return Conflict(
+            "a message with this key is pending; `id` is the first one's", outcome="pending", id=encode_id(other)
+        )
+    if code == RowCode.KEY_LEASED:
+        detail = "the message with this key is leased, too late to replace it; publish again when it is settled"
+        return Conflict(detail, outcome="leased", id=encode_id(other))
     if code == RowCode.NO_TOPIC:
         return NotFound(f"there is no topic {topic!r}, and topics are not created by publishing here: PUT it first")
     if code == RowCode.HOUR_FULL:
@@ -366,6 +381,7 @@ class _Gather:
             base = len(whole.ids)
             whole.duplicates |= frozenset(n + base for n in part.duplicates)
             whole.problems = whole.problems | {n + base: p for n, p in part.problems.items()}
+            whole.replaced = whole.replaced | {n + base: other for n, other in part.replaced.items()}
             whole.ids += part.ids
             whole.deliver_at_ms += part.deliver_at_ms
         self.done(whole, None)

@@ -15,10 +15,20 @@ import numpy as np
 from hadelay.core import commands
 from hadelay.core.dispatch import Delivery as Handed
 from hadelay.core.dispatch import Poll as CorePoll
-from hadelay.core.drafts import Draft
-from hadelay.core.results import CancelOutcome, CancelResult, LeaseOutcome, LeaseResult, Refused
+from hadelay.core.drafts import Draft, hash_client_key
+from hadelay.core.keys import find_key
+from hadelay.core.results import (
+    CancelOutcome,
+    CancelResult,
+    LeaseOutcome,
+    LeaseResult,
+    Outcome,
+    Refused,
+    RescheduleResult,
+)
 from hadelay.core.tokens import decode_leases, encode_leases
-from hadelay.errors import BadRequest, Conflict, HadelayError, NoLeader, NotFound
+from hadelay.core.topics import Topic
+from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound
 from hadelay.server import views
 from hadelay.server.api import (
     Check,
@@ -28,16 +38,20 @@ from hadelay.server.api import (
     HourFile,
     HoursView,
     Leader,
+    ListWish,
+    MessagePage,
     MessageView,
     MetricsView,
     NamesView,
     Poll,
     PublishDone,
     SettleKind,
+    Target,
     TopicView,
 )
 from hadelay.server.batcher import refusal
 from hadelay.server.counting import DueCounts
+from hadelay.server.listing import page_of
 from hadelay.server.metrics import node_metrics
 from hadelay.server.node import Node
 from hadelay.server.records import read_in_slices, read_mended, read_records, split_record
@@ -98,13 +112,26 @@ class NodeService:
             outcomes[place] = words[outcome]
         return outcomes
 
-    async def cancel(self, message_id: int) -> str:
-        result = await self._propose(commands.encode_cancel(self.node, [message_id]))
+    async def cancel(self, target: Target) -> str:
+        result = await self._propose(commands.encode_cancel(self.node, *_named(target)))
         assert isinstance(result, CancelResult)
         outcome = CancelOutcome(result.outcomes[0])
         if outcome is CancelOutcome.NOT_FOUND:
-            raise NotFound("no such message: never issued, or past its retention")
+            raise _not_found(target)
         return _CANCELLED[outcome]
+
+    async def reschedule(self, target: Target, when_ms: int, relative: bool) -> tuple[int, int]:
+        result = await self._propose(commands.encode_reschedule(self.node, when_ms, relative, *_named(target)))
+        assert isinstance(result, RescheduleResult)
+        outcome = Outcome(result.outcomes[0])
+        if outcome is Outcome.NOT_FOUND:
+            raise _not_found(target)
+        if outcome is Outcome.TOO_FAR:
+            raise Impossible("that is further ahead than this cluster allows (limits.max_delay)")
+        if outcome is not Outcome.DONE:
+            word = outcome.name.lower()
+            raise Conflict(f"the message cannot be rescheduled: it is {word}", outcome=word)
+        return int(result.ids[0]), int(result.deliver_at_ms[0])
 
     # consuming
 
@@ -169,19 +196,32 @@ class NodeService:
 
     # reading
 
-    async def describe(self, message_id: int, *, body: bool, stale: bool) -> MessageView:
+    async def describe(self, target: Target, *, body: bool, stale: bool) -> MessageView:
         await self._confirm(stale)
+        message_id = target if isinstance(target, int) else self._find_key(*target)
+        if message_id is None:
+            raise _not_found(target)
         view = await read_mended(self._node, lambda: views.message(self._node, message_id, body))
         if view is None:
-            raise NotFound("no such message: never issued, or past its retention")
+            raise _not_found(target)
         return view
+
+    def _find_key(self, topic: str, key: bytes) -> int | None:
+        return find_key(self._node.state, topic, hash_client_key(key))
+
+    async def list_messages(self, topic: str, wish: ListWish, *, stale: bool) -> MessagePage:
+        await self._confirm(stale)
+        return await page_of(self._node, self._topic(topic), wish)
 
     async def get_topic(self, name: str, *, stale: bool) -> TopicView:
         await self._confirm(stale)
+        return views.topic(self._node, self._topic(name), await self._ready(stale))
+
+    def _topic(self, name: str) -> Topic:
         topic = self._node.state.topic(name)
         if topic is None:
             raise NotFound(f"there is no topic {name!r}; it appears with its first message, or PUT it")
-        return views.topic(self._node, topic, await self._ready(stale))
+        return topic
 
     async def list_topics(self, *, stale: bool) -> list[TopicView]:
         await self._confirm(stale)
@@ -274,15 +314,15 @@ class NodeService:
             raise _refused(result)
         return result
 
-    async def _ready(self, stale: bool) -> views.Ready:
+    async def _ready(self, stale: bool) -> views.Reports:
         """What is ready is known to the leader's dispatcher alone; a stale read counts it as scheduled."""
         node = self._node
         if node.leading:
-            return node.dispatcher.ready_counts()
+            return node.dispatcher.topic_reports()
         leader = node.raft.leader
         if stale or leader is None:
             return {}
-        future: asyncio.Future[views.Ready] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[views.Reports] = asyncio.get_running_loop().create_future()
         node.link.call(leader, "ready", None, node.config.http.no_leader_wait_ms / 1000, _settle_future(future))
         return await future
 
@@ -292,6 +332,17 @@ class NodeService:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._node.raft.read_index(_settle_future(future, with_result=False))
         await future
+
+
+def _named(target: Target) -> tuple[list[int], list[tuple[str, bytes]]]:
+    """(ids, keys) of a command for one target."""
+    return ([target], []) if isinstance(target, int) else ([], [target])
+
+
+def _not_found(target: Target) -> NotFound:
+    if isinstance(target, int):
+        return NotFound("no such message: never issued, or past its retention")
+    return NotFound(f"no message of {target[0]} has that key, or it is past its retention")
 
 
 _REFUSALS: dict[str, type[HadelayError]] = {

@@ -54,7 +54,7 @@ def _about(
         if rows:
             return f"{rows} {command.value_ms}"
     elif isinstance(command, Cancel):
-        if any(int(i) in ids for i in np.asarray(command.ids)):
+        if any(int(i) in ids for i in np.asarray(command.targets.ids)):
             return "of it"
     elif kind == Command.EXPIRE and isinstance(command, list):
         named = [key for key in command if key in grants]

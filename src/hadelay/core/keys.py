@@ -1,0 +1,188 @@
+"""Client keys: the message published last under a key of its topic, and what a publish does when that is pending.
+
+    table `key`    topic number u32 · generation u16 (big-endian) · hash of the key, 16 bytes  →  id u64, start i64
+    table `keyof`  id u64 (big-endian)  →  hash of its key: to find its row in `key` when its hour goes
+
+Pending is scheduled, ready or leased. `start` is when the first message of a chain was published of which each replaced
+the one before: `max_wait` counts from there (debounce). A key is remembered as long as its message can be asked for.
+Within one command rows are decided in order, as if they had come one by one.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.core.drafts import KEEP, REJECT, Publish
+from hadelay.core.lifecycle import FLAG_KEYED, PLACE, PLACE_KEY, PLACE_VALUE
+from hadelay.core.places import Place, cancel_entries, locate, state_of
+from hadelay.core.ports import NODE
+from hadelay.core.results import PublishResult, RowCode
+from hadelay.core.topics import known_topic
+from hadelay.model import State
+
+if TYPE_CHECKING:
+    from hadelay.core.state import DelayState
+
+KEY, KEYOF = b"key", b"keyof"
+_SCOPE = struct.Struct(">IH")
+_VALUE = struct.Struct("<Qq")
+_PENDING = frozenset((State.SCHEDULED, State.READY, State.LEASED))
+
+
+def find_key(state: DelayState, topic: str, digest: bytes) -> int | None:
+    """Id of the message published last under the key that `digest` stands for (drafts.hash_client_key)."""
+    found = known_topic(state, topic)
+    if found is None:
+        return None
+    stored = state.tables.get(KEY, _SCOPE.pack(found.number, found.generation) + digest)
+    return None if stored is None else int(_VALUE.unpack(stored)[0])
+
+
+class Decision:
+    """What becomes of the rows that have a client key. Made before anything is filed; `finish` carries it out.
+
+    Between the two, rows may still be refused: `take` says in the end which were filed.
+    """
+
+    def __init__(
+        self, state: DelayState, command: Publish, topics: NDArray[np.uint32], deliver_at_ms: NDArray[np.int64],
+        take: NDArray[np.bool_], result: PublishResult,
+    ) -> None:  # fmt: skip
+        """Takes out of `take` what is answered by another message, and pulls deliver_at_ms in to max_wait."""
+        self.state, self.node, self.take, self.result = state, command.node, take, result
+        #: What is filed last under each key of `key`: its row.
+        self._last: dict[bytes, int] = {}
+        #: (row, key, start), in order.
+        self._filed: list[tuple[int, bytes, int]] = []
+        #: (row, the row of this command that answers for it).
+        self._same: list[tuple[int, int]] = []
+        #: (row, the row it replaces, or the id).
+        self._replaced: list[tuple[int, int | None, int]] = []
+        self._starts: dict[int, int] = {}
+        if result.others is None:
+            result.others = np.zeros(len(take), np.uint64)
+        rows = command.client_keys
+        numbers = topics[command.rows["topic"][rows["row"]]]
+        generations = state.topics.generations[numbers]
+        digests = rows["hash"].tobytes()
+        columns = zip(
+            rows["row"].tolist(), rows["mode"].tolist(), rows["max_wait_ms"].tolist(), numbers.tolist(),
+            generations.tolist(), strict=True,
+        )  # fmt: skip
+        for n, (row, mode, max_wait_ms, number, generation) in enumerate(columns):
+            if take[row]:
+                key = _SCOPE.pack(number, generation) + digests[16 * n : 16 * n + 16]
+                self._decide(row, key, mode)
+                if take[row] and max_wait_ms > 0:
+                    latest = max(self._starts[row] + max_wait_ms, state.now_ms)
+                    deliver_at_ms[row] = min(deliver_at_ms[row], latest)
+
+    def _decide(self, row: int, key: bytes, mode: int) -> None:
+        state, earlier = self.state, self._last.get(key)
+        start, place, leased = state.now_ms, None, False
+        if earlier is None and (stored := state.tables.get(KEY, key)) is not None:
+            first_id, since = _VALUE.unpack(stored)
+            place, leased = self._pending(first_id)
+            start = start if place is None else since
+        elif earlier is not None:
+            start = self._starts[earlier]
+        if earlier is not None or place is not None:
+            if mode == KEEP:
+                self._answer(row, earlier, place)
+            elif mode == REJECT or leased:
+                self._refuse(row, earlier, place, RowCode.KEY_PENDING if mode == REJECT else RowCode.KEY_LEASED)
+            else:
+                self._replaced.append((row, earlier, _id_of(place)))
+        if self.take[row]:
+            self._last[key] = row
+            self._starts[row] = start
+            self._filed.append((row, key, start))
+
+    def _pending(self, message_id: int) -> tuple[Place | None, bool]:
+        place = locate(self.state, message_id)
+        phase = None if place is None else state_of(self.state, place, self.state.now_ms)
+        return (place if phase in _PENDING else None), phase is State.LEASED
+
+    def _answer(self, row: int, earlier: int | None, place: Place | None) -> None:
+        """By the message that is there."""
+        self.take[row] = False
+        if earlier is not None:
+            self._same.append((row, earlier))
+            return
+        assert place is not None
+        self.result.ids[row] = place.rows["first_id"][0]
+        self.result.deliver_at_ms[row] = place.rows["deliver_at_ms"][0]
+        self.result.duplicate[row] = True
+
+    def _refuse(self, row: int, earlier: int | None, place: Place | None, code: RowCode) -> None:
+        self.take[row] = False
+        self.result.codes[row] = code
+        if earlier is not None:
+            self._same.append((row, earlier))
+        else:
+            self._note(row, _id_of(place))
+
+    def _note(self, row: int, other: int) -> None:
+        assert self.result.others is not None
+        self.result.others[row] = other
+
+    def finish(self) -> None:
+        """The rows of `take` are filed: answer for the others, cancel what was replaced, and keep the keys."""
+        take, result, state = self.take.tolist(), self.result, self.state
+        for row, earlier in self._same:
+            if result.codes[row]:
+                self._note(row, int(result.ids[earlier]))
+            elif take[earlier]:
+                result.ids[row], result.deliver_at_ms[row] = result.ids[earlier], result.deliver_at_ms[earlier]
+                result.duplicate[row] = True
+            else:
+                result.codes[row] = result.codes[earlier]
+        over: list[Place] = []
+        for row, before, first_id in self._replaced:
+            if take[row] and (before is None or take[before]):
+                old = first_id if before is None else int(result.ids[before])
+                place = locate(state, old)
+                assert place is not None, "it was pending when this was decided"
+                self._note(row, old)
+                over.append(place)
+        if over:
+            node = state.number_of(NODE, self.node)
+            for hour in dict.fromkeys(place.hour for place in over):
+                rows = np.concatenate([place.rows for place in over if place.hour == hour])
+                cancel_entries(state, hour, rows, node)
+        put = state.tables.put
+        for row, key, start in self._filed:
+            if take[row]:
+                message_id = int(result.ids[row])
+                put(KEY, key, _VALUE.pack(message_id, start))
+                put(KEYOF, PLACE_KEY.pack(message_id), key[_SCOPE.size :])
+
+
+def _id_of(place: Place | None) -> int:
+    return 0 if place is None else int(place.rows["first_id"][0])
+
+
+def forget_keys(state: DelayState, hour: int, rows: NDArray[np.void]) -> int:
+    """The hour of these INDEX rows goes. Forget the keys of messages whose last entry is among them; returns how many
+    rows have the flag. Before their places are forgotten."""
+    keyed = rows[rows["flags"] & FLAG_KEYED != 0]
+    get, delete = state.tables.get, state.tables.delete
+    columns = (keyed[name].tolist() for name in ("first_id", "index", "topic", "generation"))
+    for first_id, index, topic, generation in zip(*columns, strict=True):
+        message = PLACE_KEY.pack(first_id)
+        place = get(PLACE, message)
+        if place is not None and place != PLACE_VALUE.pack(hour, index):
+            continue  # it went on from here
+        digest = get(KEYOF, message)
+        if digest is None:
+            continue
+        delete(KEYOF, message)
+        key = _SCOPE.pack(topic, generation) + digest
+        stored = get(KEY, key)
+        if stored is not None and _VALUE.unpack(stored)[0] == first_id:
+            delete(KEY, key)
+    return len(keyed)

@@ -1,0 +1,84 @@
+"""CANCEL and RESCHEDULE: what an owner does to messages, named by id or by client key, each with a definite outcome."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hadelay.core.keys import find_key
+from hadelay.core.lifecycle import FLAG_LEASE_EXPIRED, move
+from hadelay.core.places import Place, cancel_entries, locate, state_of
+from hadelay.core.ports import NODE
+from hadelay.core.results import CancelOutcome, CancelResult, Outcome, RescheduleResult
+from hadelay.model import NONE32, State
+
+if TYPE_CHECKING:
+    from hadelay.core.commands import Cancel, Reschedule, Targets
+    from hadelay.core.state import DelayState
+
+_OUTCOMES = {
+    State.LEASED: Outcome.LEASED,
+    State.ACKED: Outcome.ACKED,
+    State.EXPIRED: Outcome.EXPIRED,
+    State.DEAD: Outcome.DEAD,
+    State.CANCELLED: Outcome.CANCELLED,
+}
+#: Cancelled before, or with its topic: again is as good as once.
+_CANCELLED = {outcome: CancelOutcome(outcome) for outcome in Outcome if outcome < Outcome.CANCELLED} | {
+    Outcome.CANCELLED: CancelOutcome.CANCELLED
+}
+
+
+def _ids(state: DelayState, targets: Targets) -> list[int | None]:
+    return [*targets.ids.tolist(), *(find_key(state, topic, digest) for topic, digest in targets.keys)]
+
+
+def _waiting(state: DelayState, message_id: int | None) -> tuple[Place | None, Outcome]:
+    """(where it is, DONE) of a message that waits; otherwise why it does not."""
+    place = None if message_id is None else locate(state, message_id)
+    if place is None:
+        return None, Outcome.NOT_FOUND
+    return place, _OUTCOMES.get(state_of(state, place, state.now_ms), Outcome.DONE)
+
+
+def apply_cancel(state: DelayState, command: Cancel) -> CancelResult:
+    node = state.number_of(NODE, command.node)
+    outcomes = []
+    for message_id in _ids(state, command.targets):
+        place, outcome = _waiting(state, message_id)
+        if outcome is Outcome.DONE:
+            assert place is not None
+            cancel_entries(state, place.hour, place.rows, node)
+        outcomes.append(_CANCELLED[outcome])
+    return CancelResult(np.array(outcomes, np.uint8))
+
+
+def apply_reschedule(state: DelayState, command: Reschedule) -> RescheduleResult:
+    """The id stays, and so does the attempt. What is due stays where it stands if it is to be due now, or later than
+    it was asked for: so a command that comes twice does no harm."""
+    node = state.number_of(NODE, command.node)
+    ids = _ids(state, command.targets)
+    result = RescheduleResult(
+        np.zeros(len(ids), np.uint8), np.array([i or 0 for i in ids], np.uint64), np.zeros(len(ids), np.int64)
+    )
+    now_ms = state.now_ms
+    delay_ms = max(command.when_ms if command.relative else command.when_ms - now_ms, 0)
+    for n, message_id in enumerate(ids):
+        place, outcome = _waiting(state, message_id)
+        if outcome is Outcome.DONE and delay_ms > state.settings.max_delay_ms:
+            outcome = Outcome.TOO_FAR
+        if outcome is Outcome.DONE:
+            assert place is not None
+            before_ms = int(place.rows["deliver_at_ms"][0])
+            deliver_at_ms = before_ms if delay_ms == 0 and before_ms <= now_ms else now_ms + delay_ms
+            if deliver_at_ms != before_ms:
+                # An ack of the attempt that ran out still counts.
+                flags = int(place.rows["flags"][0]) & FLAG_LEASE_EXPIRED
+                move(
+                    state, place.hour, place.rows, deliver_at_ms=deliver_at_ms, attempts=0, flags=flags,
+                    previous=NONE32, node=node, leased=False,
+                )  # fmt: skip
+            result.deliver_at_ms[n] = deliver_at_ms
+        result.outcomes[n] = outcome
+    return result

@@ -1,0 +1,100 @@
+"""One message, named by its id or by its client key: look at it, cancel it, make it due at another time, or now."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from hadelay.core.meta import unpack
+from hadelay.errors import BadRequest, Conflict
+from hadelay.http import types
+from hadelay.http.options import when
+from hadelay.http.routes import Call, Routes
+from hadelay.http.values import check_topic, format_instant, parse_id
+from hadelay.model import encode_id
+from hadelay.server.api import MessageView, Target
+
+routes = Routes()
+
+_ID, _KEY = "/v1/messages/{id}", "/v1/topics/{topic}/keys/{key}"
+_READ = {"query": types.MessageQuery, "returns": {200: types.Message}, "errors": (404, 503)}
+_CANCEL = {"returns": {200: types.Outcome}, "errors": (404, 409, 503, 504)}
+_MOVE = {"returns": {200: types.Rescheduled}, "errors": (404, 409, 422, 503, 504)}
+
+
+def _target(call: Call) -> Target:
+    path, limits = call.path, call.server.config
+    if "id" in path:
+        return parse_id(path["id"])
+    key = path["key"].encode("utf-8", "surrogateescape")
+    if not 0 < len(key) <= limits.max_key_bytes:
+        raise BadRequest(f"key: 1 to {limits.max_key_bytes} bytes, not {len(key)}")
+    return check_topic(path["topic"], limits.max_topic_bytes), key
+
+
+@routes.add("GET", _ID, **_READ)  # type: ignore[arg-type]
+async def get_message(call: Call) -> web.Response:
+    """A message, its state and its history"""
+    service, query = call.server.service, call.query
+    view = await service.describe(_target(call), body=query.body, stale=query.stale)
+    headers = {"Hadelay-Applied": str(service.applied_index)} if query.stale else {}
+    return call.reply(_message(view), headers=headers)
+
+
+@routes.add("GET", _KEY, **_READ)  # type: ignore[arg-type]
+async def get_message_by_key(call: Call) -> web.StreamResponse:
+    """The message published last under a key"""
+    return await get_message(call)
+
+
+def _message(view: MessageView) -> types.Message:
+    meta = unpack(view.meta)
+    message = types.Message(
+        id=encode_id(view.id), topic=view.topic, key=meta.key, state=view.state,  # type: ignore[arg-type]
+        deliver_at=format_instant(view.deliver_at_ms), published_at=format_instant(view.published_at_ms),
+        attempt=view.attempt, tags=meta.tags, meta=meta.meta, content_type=meta.ct, size=view.size,
+        history=[types.History(e.event, format_instant(e.at_ms), e.attempt, e.consumer, e.node) for e in view.history],
+    )  # fmt: skip
+    if view.body is not None:
+        message.body_base64 = bytes(view.body)
+    return message
+
+
+@routes.add("DELETE", _ID, **_CANCEL)  # type: ignore[arg-type]
+async def cancel_message(call: Call) -> web.Response:
+    """Cancel a message that is scheduled or ready; again is harmless"""
+    outcome = await call.server.service.cancel(_target(call))
+    if outcome != "cancelled":
+        raise Conflict(f"the message cannot be cancelled: it is {outcome}", outcome=outcome)
+    return call.reply(types.Outcome(outcome))
+
+
+@routes.add("DELETE", _KEY, **_CANCEL)  # type: ignore[arg-type]
+async def cancel_message_by_key(call: Call) -> web.StreamResponse:
+    """Cancel the message published last under a key"""
+    return await cancel_message(call)
+
+
+@routes.add("PATCH", _ID, body=types.Reschedule, **_MOVE)  # type: ignore[arg-type]
+async def reschedule_message(call: Call) -> web.Response:
+    """Make a message that is scheduled or ready due at another time; it keeps its id"""
+    wish = call.body
+    if wish.delay is None and wish.deliver_at is None:
+        raise BadRequest("say when: delay or deliver_at")
+    return await _reschedule(call, *when(call.server.max_delay_ms, wish.delay, wish.deliver_at))
+
+
+@routes.add("PATCH", _KEY, body=types.Reschedule, **_MOVE)  # type: ignore[arg-type]
+async def reschedule_message_by_key(call: Call) -> web.StreamResponse:
+    """Make the message published last under a key due at another time"""
+    return await reschedule_message(call)
+
+
+@routes.add("POST", _ID + ":deliver-now", **_MOVE)  # type: ignore[arg-type]
+async def deliver_now(call: Call) -> web.Response:
+    """Make a message due at once; one that is due already stays where it stands"""
+    return await _reschedule(call, 0, True)
+
+
+async def _reschedule(call: Call, when_ms: int, relative: bool) -> web.Response:
+    message_id, deliver_at_ms = await call.server.service.reschedule(_target(call), when_ms, relative)
+    return call.reply(types.Rescheduled(encode_id(message_id), format_instant(deliver_at_ms)))

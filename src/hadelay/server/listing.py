@@ -1,0 +1,75 @@
+"""A page of a topic's messages: what core/listing.py finds, with what the records say of each."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hadelay.core import meta
+from hadelay.core.formats import RECORD
+from hadelay.core.listing import Wish, listing
+from hadelay.core.tags import mask_of
+from hadelay.core.topics import Topic
+from hadelay.model import State
+from hadelay.server.api import ListWish, MessagePage, MessageView
+from hadelay.server.records import read_in_slices, read_mended, split_record
+
+if TYPE_CHECKING:
+    from hadelay.server.node import Node
+
+#: Records read between two turns of others, and for one page: beyond that it is short.
+_TURN_BYTES, _PAGE_BYTES = 1 << 19, 16 << 20
+#: What reading a record costs besides its bytes, in bytes.
+_RECORD_COST = 8_192
+
+
+async def page_of(node: Node, topic: Topic, asked: ListWish) -> MessagePage:
+    """May be short, even empty, while there is more: whoever asks goes on behind `after` until it is None."""
+    wish = Wish(topic.number, asked.states, asked.from_ms, asked.to_ms, mask_of(asked.tags), asked.after, asked.limit)
+    now_ms = node.clock.read(node.runtime.monotonic())
+    page = await read_in_slices(node, lambda: listing(node.state, wish, now_ms))
+    messages: list[MessageView] = []
+    wanted, turn, total = set(asked.tags), 0, 0
+    for n, (hour, state) in enumerate(zip(page.hours.tolist(), page.states, strict=True)):
+        row = page.rows[n]
+        size = int(row["size"])
+        turn += size + _RECORD_COST
+        total += size
+        if total > _PAGE_BYTES and n:
+            return MessagePage(messages, (int(page.due_ms[n - 1]), int(page.rows["first_id"][n - 1])))
+        if turn > _TURN_BYTES:
+            turn = 0
+            await asyncio.sleep(0)
+        found = await read_mended(node, lambda h=hour, r=row, s=state: _message(node, topic, h, r, s))  # type: ignore[misc]
+        # The mask says "perhaps" (core/tags.py); the record knows.
+        if found is not None and (not wanted or wanted <= set(meta.unpack(found.meta).tags)):
+            messages.append(found)
+    return MessagePage(messages, page.after)
+
+
+def _message(node: Node, topic: Topic, hour: int, row: np.void, state: State) -> MessageView | None:
+    """Without history. None: its hour was retired meanwhile."""
+    store = node.storage.hours
+    if not store.count(hour):
+        return None
+    record = store.record(hour, int(row["offset"]), int(row["size"]), verify=True)
+    header = np.frombuffer(record, RECORD, 1)[0]
+    packed, _ = split_record(record)
+    # The attempt that ended it, or is under way, is not in the entry yet.
+    attempt = int(row["attempt"])
+    if state in (State.LEASED, State.ACKED):
+        hour_state = node.state.hours.get(hour)
+        attempt += hour_state is None or int(row["index"]) not in hour_state.late
+    return MessageView(
+        int(row["first_id"]),
+        topic.name,
+        str(state),
+        int(row["deliver_at_ms"]),
+        int(header["published_at_ms"]),
+        attempt,
+        packed,
+        int(header["body_size"]),
+        [],
+    )

@@ -1,0 +1,103 @@
+"""Keys, rescheduling and delivering now, as HTTP has them. What apply decides: tests/core/scenarios/keys.txt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.http.conftest import Node
+
+KEYS = "/v1/topics/orders/keys/"
+LATER = "2030-01-01T00:00:00.000Z"
+
+
+async def put(node: Node, query: str, **headers: str) -> Any:
+    return await node.ask("POST", "/v1/topics/orders/messages" + query, b"x", **headers)
+
+
+@pytest.mark.parametrize("way", [{}, {"Connection": "close"}], ids=["short way", "routes"])
+async def test_keep_replace_reject(node: Node, way: dict[str, str]) -> None:
+    first = await put(node, "?key=a&delay=1h", **way)
+    assert (first.status, first.json["key"]) == (201, "a")
+    kept = await put(node, "?key=a", **way)
+    assert (kept.status, kept.json) == (200, first.json | {"duplicate": True})
+    refused = await put(node, "?key=a&on_conflict=reject", **way)
+    assert (refused.status, refused.json["id"], refused.json["outcome"]) == (409, first.json["id"], "pending")
+    second = await put(node, "?delay=1h", **{"Hadelay-Key": "a", "Hadelay-On-Conflict": "replace"}, **way)
+    assert (second.status, second.json["replaced"]) == (201, first.json["id"])
+    assert (await node.ask("GET", KEYS + "a")).json["id"] == second.json["id"]
+    assert (await node.ask("GET", "/v1/messages/" + first.json["id"])).json["state"] == "cancelled"
+
+
+async def test_options_reach_the_draft(node: Node) -> None:
+    wish = "?key=k%20%C3%A4&on_conflict=replace&max_wait=1h&tags=a,%20b,a&ttl=2h&callback=https://example.com/x"
+    assert (await put(node, wish)).json["key"] == "k ä"
+    item = {
+        "topic": "orders", "body": "x", "key": "k ä", "on_conflict": "replace", "max_wait": "1h",
+        "tags": ["a", "b", "a"], "ttl": "2h", "callback": "https://example.com/x", "delay": "1h",
+    }  # fmt: skip
+    answer = (await node.ask("POST", "/v1/messages:batch", [item])).json["results"][0]
+    assert "replaced" in answer
+    single, batched = node.service.published
+    for draft in (single, batched):
+        assert (draft.key, draft.on_conflict, draft.max_wait_ms) == ("k ä".encode(), 1, 3_600_000)
+        assert (draft.ttl_ms, draft.callback, draft.tag_mask.bit_count()) == (
+            7_200_000,
+            True,
+            single.tag_mask.bit_count(),
+        )
+    seen = (await node.ask("GET", KEYS + "k%20%C3%A4")).json
+    assert (seen["key"], seen["tags"]) == ("k ä", ["a", "b"])
+
+
+async def test_a_batch_answers_per_item(node: Node) -> None:
+    items = [{"topic": "orders", "body": "x", "key": "k", "delay": "1h", "on_conflict": mode} for mode in
+             ("reject", "keep", "replace", "reject")]  # fmt: skip
+    first, kept, second, refused = (await node.ask("POST", "/v1/messages:batch", items)).json["results"]
+    assert kept == first | {"duplicate": True}
+    assert second["replaced"] == first["id"]
+    assert (refused["error"]["status"], refused["error"]["id"]) == (409, second["id"])
+
+
+async def test_by_id_and_by_key(node: Node) -> None:
+    """The same under both names."""
+    for key in ("order/1:a", "b"):
+        path = KEYS + key.replace("/", "%2F")
+        made = (await put(node, f"?delay=1h&key={key}")).json
+        for where in (path, "/v1/messages/" + made["id"]):
+            moved = await node.ask("PATCH", where, {"deliver_at": LATER})
+            assert (moved.status, moved.json) == (200, {"id": made["id"], "deliver_at": LATER})
+        assert (await node.ask("GET", path)).json["deliver_at"] == LATER
+        now = await node.ask("POST", f"/v1/messages/{made['id']}:deliver-now")
+        assert (now.status, now.json["deliver_at"] < LATER) == (200, True)
+        assert (await node.ask("DELETE", path)).json == {"outcome": "cancelled"}
+        assert (await node.ask("DELETE", path)).json == {"outcome": "cancelled"}
+        late = await node.ask("PATCH", path, {"delay": "1m"})
+        assert (late.status, late.json["outcome"]) == (409, "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "words"),
+    [
+        ("PATCH", KEYS + "k", {}, 400, "say when"),
+        ("PATCH", KEYS + "k", {"delay": "1h", "deliver_at": LATER}, 400, "contradict"),
+        ("PATCH", KEYS + "k", {"delay": "-1h"}, 400, "negative"),
+        ("PATCH", KEYS + "k", {"delay": "800d"}, 422, "max_delay"),
+        ("PATCH", KEYS + "k", {"dealy": "1h"}, 400, "did you mean"),
+        ("PATCH", KEYS + "nobody", {"delay": "1h"}, 404, ""),
+        ("GET", KEYS + "nobody", None, 404, ""),
+        ("DELETE", KEYS + "nobody", None, 404, ""),
+        ("GET", KEYS, None, 400, "1 to 256"),
+        ("GET", KEYS + "k" * 257, None, 400, "1 to 256"),
+        ("GET", "/v1/topics/or%20ders/keys/k", None, 400, "topic"),
+        ("POST", "/v1/messages/0000000000000:deliver-now", None, 404, ""),
+        ("POST", "/v1/messages/nonsense:deliver-now", None, 400, "13 characters"),
+        ("POST", "/v1/messages/0000000000000:deliver-then", None, 404, "openapi"),
+    ],
+)  # fmt: skip
+async def test_wrong(node: Node, method: str, path: str, body: Any, status: int, words: str) -> None:
+    await put(node, "?delay=1h&key=k")
+    answer = await node.ask(method, path, body)
+    assert answer.status == status, answer.json
+    assert words in answer.json["detail"]
