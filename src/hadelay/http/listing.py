@@ -13,7 +13,7 @@ from hadelay.core.checksums import crc32c
 from hadelay.core.listing import FIRST, PENDING, Key
 from hadelay.errors import BadRequest
 from hadelay.http import types
-from hadelay.http.messages import _message as message_out
+from hadelay.http.messages import message_out
 from hadelay.http.options import check_tags
 from hadelay.http.routes import Call, Routes
 from hadelay.http.values import LARGEST_MS, check_topic, suggest

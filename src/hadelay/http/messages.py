@@ -37,7 +37,7 @@ async def get_message(call: Call) -> web.Response:
     service, query = call.server.service, call.query
     view = await service.describe(_target(call), body=query.body, stale=query.stale)
     headers = {"Hadelay-Applied": str(service.applied_index)} if query.stale else {}
-    return call.reply(_message(view), headers=headers)
+    return call.reply(message_out(view), headers=headers)
 
 
 @routes.add("GET", _KEY, **_READ)  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ async def get_message_by_key(call: Call) -> web.StreamResponse:
     return await get_message(call)
 
 
-def _message(view: MessageView) -> types.Message:
+def message_out(view: MessageView) -> types.Message:
     meta = unpack(view.meta)
     message = types.Message(
         id=encode_id(view.id), topic=view.topic, key=meta.key, state=view.state,  # type: ignore[arg-type]

@@ -10,8 +10,13 @@ from hadelay.core.formats import INDEX
 from hadelay.core.held import HeldGrant
 from hadelay.core.results import GrantResult
 from hadelay.core.tokens import LEASE
+from hadelay.core.topics import by_topic
 
 _BOUNDS = np.array(LATENESS_BUCKETS_MS)
+#: How far back a topic's lateness goes, this minute included.
+RECENT_MINUTES = 5
+
+Counts = NDArray[np.int64]
 
 
 def empty(now_ms: int) -> Delivery:
@@ -91,15 +96,50 @@ def still_held(delivery: Delivery, held: NDArray[np.bool_], until_ms: int, now_m
 
 
 class Lateness:
-    """A histogram of how long after its deliver_at a message was handed out."""
+    """Histograms of how long after its deliver_at a message was handed out: of all since the process began, and of each
+    topic over the last minutes. A node that takes over begins anew."""
 
     def __init__(self) -> None:
         #: Not cumulative; one more bucket than bounds, for what is above the last.
         self.counts = [0] * (len(_BOUNDS) + 1)
         self.sum_ms = 0
+        #: minute → topic number → counts
+        self._minutes: dict[int, dict[int, Counts]] = {}
 
     def count(self, delivery: Delivery) -> None:
         late = np.maximum(delivery.now_ms - delivery.rows["deliver_at_ms"], 0)
         self.sum_ms += int(late.sum())
-        for bucket in _BOUNDS.searchsorted(late).tolist():
+        buckets = _BOUNDS.searchsorted(late)
+        for bucket in buckets.tolist():
             self.counts[bucket] += 1
+        topics, minute = delivery.rows["topic"], self._minute(delivery.now_ms)
+        for number, _ in by_topic(topics) if len(topics) else ():
+            counts = minute.setdefault(number, np.zeros(len(self.counts), np.int64))
+            counts += np.bincount(buckets[topics == number], minlength=len(counts))
+
+    def recent(self, now_ms: int) -> dict[int, tuple[int, float, float]]:
+        """Per topic number: messages of the last minutes, and p50 and p99 of their lateness in ms."""
+        self._minute(now_ms)
+        sums: dict[int, Counts] = {}
+        for minute in self._minutes.values():
+            for number, counts in minute.items():
+                sums[number] = sums[number] + counts if number in sums else counts
+        return {n: (int(c.sum()), _quantile(c, 0.5), _quantile(c, 0.99)) for n, c in sums.items()}
+
+    def _minute(self, now_ms: int) -> dict[int, Counts]:
+        now = now_ms // 60_000
+        if now not in self._minutes:
+            self._minutes = {at: topics for at, topics in self._minutes.items() if at > now - RECENT_MINUTES}
+            self._minutes[now] = {}
+        return self._minutes[now]
+
+
+def _quantile(counts: Counts, part: float) -> float:
+    """Within its bucket by linear interpolation, as Prometheus has it; beyond the last bound, that bound."""
+    rank = part * counts.sum()
+    below = np.concatenate([[0], counts.cumsum()])
+    bucket = int(below[1:].searchsorted(rank))
+    if bucket >= len(_BOUNDS):
+        return float(_BOUNDS[-1])
+    low, high = (_BOUNDS[bucket - 1] if bucket else 0), _BOUNDS[bucket]
+    return round(float(low + (high - low) * (rank - below[bucket]) / counts[bucket]), 1)

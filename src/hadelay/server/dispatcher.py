@@ -522,3 +522,10 @@ class LeaderDispatcher:
             return {}
         core = self._term.core
         return {number: (n, core.oldest_ready_ms(number)) for number, n in core.ready_counts.items() if n > 0}
+
+    def topic_reports(self) -> dict[int, tuple[int, int, int, float, float]]:
+        """Per topic number: ready messages, when the oldest fell due; messages handed out in the last minutes, p50 and
+        p99 of how late they were, in ms."""
+        ready, late = self.ready_counts(), self.lateness.recent(self._now())
+        numbers = {**ready, **late}
+        return {number: (*ready.get(number, (0, 0)), *late.get(number, (0, 0.0, 0.0))) for number in numbers}

@@ -326,7 +326,7 @@ class Node:
 
     def _on_ready(self, peer: str, payload: Any, reply: Reply) -> None:
         if self.leading:
-            reply(self.dispatcher.ready_counts(), None)
+            reply(self.dispatcher.topic_reports(), None)
         else:
             reply(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
 

@@ -1,0 +1,43 @@
+"""A message's history is found wherever its events stand in the dispatch log of its hour."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hadelay.core import describe
+from hadelay.model import HOUR_MS
+from tests.core.world import World, draft
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 65_536])
+def test_every_event_is_found(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(describe, "_CHUNK", chunk)
+    world, chance = World(), random.Random(chunk)
+    world.checking = False
+    ids = world.ids(*(draft(in_ms=n * 40) for n in range(60)))
+    expected: dict[int, list[str]] = {i: [] for i in ids}
+    for _ in range(150):
+        world.now += 60
+        message = chance.choice(ids)
+        [state] = world.states(message)
+        if state == "ready":
+            world.lease(message)
+            expected[message].append("leased")
+        elif state == "leased":
+            key = next(k for k, g in world.state.grants.items() if world.place(message)[1] in g.rows["index"])
+            leases = world.held(*key)
+            if chance.random() < 0.5:
+                world.ack(leases)
+                expected[message].append("acked")
+            else:
+                world.nack(leases, chance.choice([0, 500, HOUR_MS]))
+                expected[message] += ["nacked", "moved"]
+        elif state == "scheduled" and chance.random() < 0.3:
+            world.cancel(message)
+            expected[message].append("cancelled")
+    for message in ids:
+        found = world.state.describe(message)
+        assert found is not None
+        assert [event.event.name.lower() for event in found.history] == expected[message]
