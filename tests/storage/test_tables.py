@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hadelay.errors import DamagedFile
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.tables import Backend, Tables
 from hadelay.testing.disk import SimDisk
@@ -119,6 +120,29 @@ def test_a_dropped_table_can_be_filled_in_the_same_commit(open_backend: Open) ->
     commit(tables)
     assert tables.range(b"t") == [(b"new", b"2")]
     tables.backend.close()
+
+
+def test_a_large_commit_is_whole_after_a_crash_within_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is beyond the first few thousand changes is sorted in by later transactions: by the next process, if need be."""
+    path = str(tmp_path / "state.mdb")
+    tables = Tables(LmdbBackend(path))
+    for n in range(10_000):
+        tables.put(b"numbers", n.to_bytes(4, "big"), b"old")
+    commit(tables)
+    for n in range(0, 10_000, 2):
+        tables.delete(b"numbers", n.to_bytes(4, "big"))
+        tables.put(b"numbers", (n + 1).to_bytes(4, "big"), b"new")
+    with monkeypatch.context() as patched:
+        patched.setattr(LmdbBackend, "_sort_in", lambda self: None)
+        commit(tables)
+    tables.backend.close()
+    with pytest.raises(DamagedFile, match="start the node once"):
+        LmdbBackend(path, readonly=True)
+    tables = Tables(LmdbBackend(path))
+    assert tables.range(b"numbers", limit=20_000) == [(n.to_bytes(4, "big"), b"new") for n in range(1, 10_000, 2)]
+    assert tables.backend.tables() == [b"numbers"]
+    tables.backend.close()
+    LmdbBackend(path, readonly=True).close()
 
 
 def test_a_full_map_is_a_full_disk(tmp_path: Path) -> None:

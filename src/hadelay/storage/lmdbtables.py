@@ -11,9 +11,11 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count, islice
 from typing import Any
 
 import lmdb
+import msgpack
 
 from hadelay.core.checksums import crc32c
 from hadelay.errors import DamagedFile
@@ -23,6 +25,9 @@ from hadelay.storage.tables import Put
 #: Named tables that may exist at once.
 _MAX_TABLES = 64
 _GIB = 1 << 30
+#: Changes that one transaction makes: 16 MB of pages, if each is in another.
+_AT_ONCE = 4_096
+_REDO = b"redo"
 _CRC_SIZE = 4
 
 
@@ -47,6 +52,9 @@ class LmdbBackend:
                 # A file that lost its end reads as zeroes there, which do not verify; touching nothing is a SIGBUS.
                 os.truncate(path, pages * self._env.stat()["psize"])
             self._tables: dict[bytes, Any] = {name: self._env.open_db(name, create=False) for name in names}
+            if readonly and self.scan(_REDO, b"", 1):
+                raise DamagedFile(path, 0, "its last commit is there, but not sorted in yet: start the node once")
+            self._sort_in()
 
     def get(self, table: bytes, key: bytes) -> bytes | None:
         db = self._tables.get(table)
@@ -80,24 +88,45 @@ class LmdbBackend:
         return found
 
     def tables(self) -> list[bytes]:
-        return sorted(self._tables)
+        return sorted(self._tables.keys() - {_REDO})
 
     def commit(self, dropped: Iterable[bytes], puts: Iterable[Put]) -> None:
+        """One transaction. Of many changes, what is beyond the first few thousand stands in it as a list, and is sorted
+        in by small ones: the pages that a transaction changes lie in memory until it ends, and keys that are hashes
+        change a page each."""
         tables = dict(self._tables)
+        puts = iter(puts)
         with _as_os_error(self.path), self._env.begin(write=True) as txn:
             for table in dropped:
                 db = tables.pop(table, None)
                 if db is not None:
                     txn.drop(db, delete=True)
-            for table, key, value in puts:
-                db = tables.get(table)
-                if db is None:
-                    db = tables[table] = self._env.open_db(table, txn=txn)
-                if value is None:
-                    txn.delete(key, db=db)
-                else:
-                    txn.put(key, value + crc32c(value, crc32c(key)).to_bytes(_CRC_SIZE, "little"), db=db)
+            self._put(txn, tables, islice(puts, _AT_ONCE))
+            for number in count():
+                rest = list(islice(puts, _AT_ONCE))
+                if not rest:
+                    break
+                self._put(txn, tables, [(_REDO, number.to_bytes(4, "big"), msgpack.packb(rest))])
         self._tables = tables
+        self._sort_in()
+
+    def _put(self, txn: Any, tables: dict[bytes, Any], puts: Iterable[Put]) -> None:
+        for table, key, value in puts:
+            db = tables.get(table)
+            if db is None:
+                db = tables[table] = self._env.open_db(table, txn=txn)
+            if value is None:
+                txn.delete(key, db=db)
+            else:
+                txn.put(key, value + crc32c(value, crc32c(key)).to_bytes(_CRC_SIZE, "little"), db=db)
+
+    def _sort_in(self) -> None:
+        """Carry out what the last commit left as lists; after a crash, when the file is opened."""
+        while lists := self.scan(_REDO, b"", 1):
+            tables = dict(self._tables)
+            with _as_os_error(self.path), self._env.begin(write=True) as txn:
+                self._put(txn, tables, [*msgpack.unpackb(lists[0][1]), (_REDO, lists[0][0], None)])
+            self._tables = tables
 
     def close(self) -> None:
         self._env.close()
