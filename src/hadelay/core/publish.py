@@ -33,6 +33,8 @@ def apply_publish(state: DelayState, command: Publish) -> PublishResult:
         new_keys, take = idempotency.repeat(state, command.keys, result)
     deliver_at_ms = _resolve(state, rows, result.codes, take)
     take &= result.codes == RowCode.OK
+    if (callbacks := rows["flags"] & CALLBACK != 0).any():
+        _refuse_callbacks(state, command, callbacks, result.codes, take)
     topics = _topics(state, command, result.codes, take)
     keys = Decision(state, command, topics, deliver_at_ms, take, result) if len(command.client_keys) else None
     hours = deliver_at_ms // HOUR_MS
@@ -62,6 +64,19 @@ def _resolve(
         codes[too_far & take] = RowCode.TOO_FAR
         delay[too_far] = 0
     return delay + now_ms
+
+
+def _refuse_callbacks(
+    state: DelayState, command: Publish, callbacks: NDArray[np.bool_], codes: NDArray[np.uint8], take: NDArray[np.bool_]
+) -> None:
+    """Only a topic that pushes, and says so, takes messages with a webhook URL of their own."""
+    for at, name in enumerate(command.topics):
+        topic = topic_for(state, name, create=False)
+        webhook = topic.settings.webhook if topic is not None else None
+        if webhook is None or not webhook.allow_per_message:
+            wrong = take & callbacks & (command.rows["topic"] == at)
+            codes[wrong] = RowCode.NO_CALLBACK
+            take &= ~wrong
 
 
 def _refuse_full_hours(

@@ -27,6 +27,8 @@ class RowCode(IntEnum):
     KEY_PENDING = 6
     #: on_conflict = replace, and the message of `others` is leased (409).
     KEY_LEASED = 7
+    #: It names a webhook URL of its own, and the topic does not allow that (422).
+    NO_CALLBACK = 12
 
 
 class LeaseOutcome(IntEnum):

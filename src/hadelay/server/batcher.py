@@ -343,6 +343,10 @@ def _problem(code: RowCode, topic: str, other: int = 0) -> HadelayError:
     if code == RowCode.KEY_LEASED:
         detail = "the message with this key is leased, too late to replace it; publish again when it is settled"
         return Conflict(detail, outcome="leased", id=encode_id(other))
+    if code == RowCode.NO_CALLBACK:
+        return Impossible(
+            f"callback: {topic} does not allow a message to name its own URL; its webhook's allow_per_message would"
+        )
     if code == RowCode.NO_TOPIC:
         return NotFound(f"there is no topic {topic!r}, and topics are not created by publishing here: PUT it first")
     if code == RowCode.HOUR_FULL:

@@ -17,6 +17,7 @@ from hadelay.core.dispatch import Delivery as Handed
 from hadelay.core.dispatch import Poll as CorePoll
 from hadelay.core.drafts import Draft, hash_client_key
 from hadelay.core.keys import find_key
+from hadelay.core.meta import unpack
 from hadelay.core.results import (
     CancelOutcome,
     CancelResult,
@@ -86,6 +87,10 @@ class NodeService:
     # publishing and settling
 
     def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
+        for draft in drafts:
+            if draft.callback and (problem := self._node.push.guard.literal_problem(unpack(draft.meta).cb or "")):
+                done(None, Impossible(f"callback: {problem}"))
+                return
         self._node.publish(drafts, request_key, done)
 
     async def settle(self, kind: SettleKind, leases: list[str], value_ms: int | None) -> list[str]:
