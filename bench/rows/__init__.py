@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.result import Row, Setup
-from bench.rows import deliver, failure, publish, size
+from bench.rows import deliver, failure, publish, size, webhooks
 
 ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "single": publish.single,
@@ -17,6 +17,8 @@ ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "e2e": deliver.end_to_end,
     "burst": deliver.burst,
     "lateness": deliver.lateness,
+    "webhooks": webhooks.calls,
+    "hanging": webhooks.hanging,
     "memory": size.memory,
     "failover": failure.failover,
     "restart": size.restart,

@@ -1,0 +1,191 @@
+"""Webhooks of real processes: a cluster of three, receivers on loopback, and the leader killed while it calls."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.cluster import Cluster, until
+from tests.webhooks.receiver import verified_by
+
+pytestmark = pytest.mark.processes
+OLD, NEW = ("whsec_" + base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
+
+
+class Hook:
+    """Answers by path: /204, /503, /hold (until `release`). Keeps what came."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, str], bytes]] = []
+        self.release = threading.Event()
+        hook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                hook.calls.append((self.path, {name.lower(): value for name, value in self.headers.items()}, body))
+                if self.path == "/hold":
+                    hook.release.wait(30)
+                try:
+                    self.send_response(204 if self.path == "/hold" else int(self.path[1:]))
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                except OSError:
+                    self.close_connection = True
+
+            def log_message(self, *args: Any) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def of(self, topic: str) -> list[tuple[str, dict[str, str], bytes]]:
+        return [call for call in self.calls if call[1].get("hadelay-topic") == topic]
+
+    def close(self) -> None:
+        self.release.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    hook = Hook()
+    yield hook
+    hook.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("webhooks")) as running:
+        yield running
+
+
+def put(cluster: Cluster, topic: str, **settings: Any) -> Any:
+    return cluster.ask(cluster.leader(), "PUT", f"/v1/topics/{topic}", settings)
+
+
+def state(cluster: Cluster, message: str) -> str:
+    return str(cluster.ask(cluster.leader(), "GET", f"/v1/messages/{message}").json["state"])
+
+
+def test_a_call_says_what_a_consumer_would_see(cluster: Cluster, hook: Hook) -> None:
+    answer = put(
+        cluster, "orders", webhook={"url": f"{hook.url}/204", "secrets": [NEW, OLD], "headers": {"X-Own": "1"}}
+    )
+    assert answer.status == 200
+    assert NEW not in answer.body.decode()
+    head = {"Hadelay-Key": "o 1", "Hadelay-Tags": "a,b", "Hadelay-Meta-Who": "grün", "Content-Type": "text/x-order"}
+    path = "/v1/topics/orders/messages?delay=300ms"
+    sent = cluster.ask(cluster.leader(), "POST", path, b"\x00body", headers=head).json
+    until(lambda: state(cluster, sent["id"]) == "acked", "the message is acked")
+    ((path, got, body),) = hook.of("orders")
+    assert (path, body) == ("/204", b"\x00body")
+    assert verified_by(NEW, got, body)
+    assert verified_by(OLD, got, body)
+    cluster_id = cluster.ask(cluster.leader(), "GET", "/v1/cluster").json["cluster_id"]
+    expected = {
+        "content-type": "text/x-order", "webhook-id": sent["id"], "ce-specversion": "1.0", "ce-id": sent["id"],
+        "ce-source": f"/{cluster_id}/topics/orders", "ce-type": "hadelay.message", "ce-time": sent["deliver_at"],
+        "ce-subject": "o%201", "hadelay-topic": "orders", "hadelay-key": "o%201", "hadelay-tags": "a,b",
+        "hadelay-attempt": "1", "hadelay-deliver-at": sent["deliver_at"], "x-own": "1", "user-agent": "hadelay",
+    }  # fmt: skip
+    assert {name: got.get(name) for name in expected} == expected
+    assert "hadelay-redelivered" not in got
+    metrics = cluster.ask(cluster.leader(), "GET", "/metrics").body.decode()
+    assert 'hadelay_webhook_calls_total{outcome="2xx"}' in metrics
+
+
+def test_secrets_stay_when_a_put_leaves_them_out(cluster: Cluster, hook: Hook) -> None:
+    put(cluster, "rotated", webhook={"url": f"{hook.url}/204", "secret": OLD})
+    put(cluster, "rotated", webhook={"url": f"{hook.url}/204?again"})
+    sent = cluster.publish(cluster.leader(), "rotated")
+    until(lambda: hook.of("rotated"), "it was called")
+    ((_, got, body),) = hook.of("rotated")
+    assert got["webhook-id"] == sent
+    assert verified_by(OLD, got, body)
+
+
+def test_nobody_receives_what_is_pushed(cluster: Cluster, hook: Hook) -> None:
+    put(cluster, "pushed", webhook={"url": f"{hook.url}/204"})
+    for name in cluster.names:
+        answer = cluster.receive(name, "pushed")
+        assert (answer.status, "webhook" in answer.json["detail"]) == (409, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "words"),
+    [
+        ({"webhook": {"url": "http://10.0.0.1/x"}}, 422, "private"),
+        ({"webhook": {"url": "http://[::ffff:192.168.0.1]/x"}}, 422, "private"),
+        ({"webhook": {"url": "http://169.254.169.254/latest/meta-data"}}, 422, "private"),
+        ({"alert": {"url": "http://10.0.0.1/x"}}, 422, "private"),
+        ({"webhook": {"url": "ftp://example.com/"}}, 400, "http"),
+        ({"webhook": {"url": "http://user:secret@example.com/"}}, 400, "password"),
+        ({"webhook": {"url": "http:///x"}}, 400, "host"),
+        ({"webhook": {"url": "http://exa mple.com/"}}, 400, "space"),
+        ({"webhook": {"url": "http://example.com/" + "x" * 3000}}, 400, "2048"),
+        ({"webhook": {"secret": OLD}}, 400, "url"),
+        ({"webhook": {"url": "http://127.0.0.1:9/", "secret": "whsec_c2hvcnQgc2VjcmV0"}}, 400, "24 to 64 bytes"),
+        ({"webhook": {"url": "http://127.0.0.1:9/", "secret": OLD, "secrets": [NEW]}}, 400, "both"),
+        ({"webhook": {"url": "http://127.0.0.1:9/", "headers": {"Webhook-Signature": "v1,x"}}}, 400, "hadelay itself"),
+        ({"webhook": {"url": "http://127.0.0.1:9/", "headers": {"Connection": "close"}}}, 400, "hadelay itself"),
+        ({"webhook": {"url": "http://127.0.0.1:9/", "headers": {"X": "a\r\nY: b"}}}, 400, "printable"),
+        ({"webhook": {"url": "http://127.0.0.1:9/", "headers": {f"x{n}": "" for n in range(20)}}}, 400, "at most 16"),
+        ({"webhook": {"url": "http://127.0.0.1:9/", "timeout": "1h"}}, 400, "timeout"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_when_it_is_set(cluster: Cluster, settings: dict[str, Any], status: int, words: str) -> None:
+    answer = put(cluster, "refused", **settings)
+    assert answer.status == status, answer
+    assert words in answer.json["detail"]
+
+
+def test_urls_of_messages(cluster: Cluster, hook: Hook) -> None:
+    leader = cluster.leader()
+    put(cluster, "plain", webhook={"url": f"{hook.url}/204"})
+    put(cluster, "open", webhook={"url": f"{hook.url}/204", "allow_per_message": True})
+
+    def publish(topic: str, callback: str) -> Any:
+        path = f"/v1/topics/{topic}/messages"
+        return cluster.ask(leader, "POST", path, b"x", headers={"Hadelay-Callback": callback})
+
+    for topic in ("plain", "nowhere"):
+        refused = publish(topic, f"{hook.url}/204")
+        assert (refused.status, "allow_per_message" in refused.json["detail"]) == (422, True)
+    assert publish("open", "http://10.0.0.1/").status == 422
+    assert publish("open", "gopher://x/").status == 400
+    sent = publish("open", f"{hook.url}/202")
+    assert sent.status == 201
+    until(lambda: state(cluster, sent.json["id"]) == "acked", "the message is acked")
+    assert [path for path, _, _ in hook.of("open")] == ["/202"]
+
+
+def test_a_leader_killed_while_it_calls(tmp_path: Path, hook: Hook) -> None:
+    """What was acked is not called again; what was under way is, once its lease has run out; nothing is lost."""
+    with Cluster(tmp_path / "c") as cluster:
+        put(cluster, "jobs", webhook={"url": f"{hook.url}/204"})
+        put(cluster, "held", webhook={"url": f"{hook.url}/hold", "timeout": "1s"})
+        done = [cluster.publish(cluster.leader(), "jobs", b"%d" % n) for n in range(20)]
+        until(lambda: all(state(cluster, one) == "acked" for one in done), "the first are acked")
+        held = cluster.publish(cluster.leader(), "held")
+        later = [cluster.publish(cluster.leader(), "jobs", b"%d" % n, "?delay=3s") for n in range(20, 40)]
+        until(lambda: hook.of("held"), "the call is under way")
+        cluster.kill(cluster.leader())
+        hook.release.set()
+        until(lambda: all(state(cluster, one) == "acked" for one in [*later, held]), "all are acked", 60)
+        called = [headers["webhook-id"] for _, headers, _ in hook.of("jobs")]
+        assert sorted(called) == sorted(done + later)
+        (first, *again) = hook.of("held")
+        assert [headers["webhook-id"] for _, headers, _ in (first, *again)] == [held, held]
+        assert again[0][1]["hadelay-redelivered"] == "true"
+        assert again[0][1]["hadelay-attempt"] == "2"
