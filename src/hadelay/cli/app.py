@@ -62,6 +62,7 @@ COMMANDS = (
     Command("dev", "hadelay.cli.dev:dev", "Run a cluster of real processes on this machine, in the foreground."),
     Command("msg put", "hadelay.cli.msg:put", "Publish one message."),
     Command("msg get", "hadelay.cli.msg:get", "Show a message: its state, its times, what happened to it."),
+    Command("msg list", "hadelay.cli.msg:list_", "List the messages of a topic in due order."),
     Command("msg cancel", "hadelay.cli.msg:cancel", "Cancel messages that have not been handed out."),
     Command("msg receive", "hadelay.cli.msg:receive", "Take due messages, print them, and ack them."),
     Command("topic list", "hadelay.cli.topic:list_", "Every topic with its counts."),
@@ -77,7 +78,7 @@ COMMANDS = (
     Command("sim", "hadelay.cli.sim:sim", "Run seeds of the simulator; one that fails prints its replay command."),
 )
 GROUPS = {
-    "msg": "Publish, look at, cancel and receive messages.",
+    "msg": "Publish, look at, list, cancel and receive messages.",
     "topic": "List and configure topics.",
     "cluster": "See and steer the cluster.",
     "check": "Verify what a cluster promises.",

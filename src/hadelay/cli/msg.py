@@ -14,6 +14,9 @@ from hadelay.cli.output import Remote, emit_json, fields, note, show, table
 from hadelay.cli.remote import call, segment
 from hadelay.errors import BadRequest, HadelayError
 
+_COLUMNS = ("id", "state", "deliver_at", "attempt", "key", "tags", "size")
+#: Messages asked for at a time.
+_PAGE = 1_000
 _HISTORY = ("event", "at", "attempt", "consumer", "node")
 
 
@@ -91,6 +94,62 @@ def get(id: str, /, *, body: bool = False, stale: bool = False, remote: Remote |
         fields(found)
         if history:
             table(history, _HISTORY)
+
+
+def list_(
+    topic: str,
+    /,
+    *,
+    state: str = "pending",
+    start: Annotated[str | None, Parameter(name="--from")] = None,
+    to: str | None = None,
+    tag: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    limit: Annotated[int, Parameter(name=("--limit", "-n"))] = 100,
+    stale: bool = False,
+    remote: Remote | None = None,
+) -> None:
+    """List the messages of a topic in due order. As JSON, a line each.
+
+    Parameters
+    ----------
+    topic
+        Its name.
+    state
+        scheduled, ready, leased, acked, cancelled, expired, dead, separated by commas; pending: the first three; all.
+    start
+        Due from here on: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
+    to
+        Due before.
+    tag
+        Messages that have it. May be repeated: that have all of them.
+    limit
+        At most so many; 0 for all there are.
+    stale
+        What the asked node knows, without confirming it with the leader.
+    """
+    remote = remote or Remote()
+    if limit < 0:
+        raise BadRequest(f"--limit {limit}: expected 0 or more")
+    query = {"state": state, "from": start, "to": to, "tag": ",".join(tag) or None, "stale": "true" if stale else None}
+    found, cursor = 0, None
+    rows: list[dict[str, Any]] = []
+    while True:
+        size = min(limit - found, _PAGE) if limit else _PAGE
+        asked = {**query, "limit": size, "cursor": cursor}
+        page = call(remote, "GET", f"/v1/topics/{segment(topic)}/messages", query=asked)
+        found += len(page["messages"])
+        cursor = page["cursor"]
+        if remote.output == "json":
+            for message in page["messages"]:
+                emit_json(message)
+        else:
+            rows += page["messages"]
+        if cursor is None or (limit and found >= limit):
+            break
+    if remote.output != "json":
+        table(rows, _COLUMNS)
+    if cursor is not None:
+        note(f"the first {found:,}: there are more, --limit says how many to show")
 
 
 def cancel(*ids: str, remote: Remote | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hadelay.cli.output import Remote, show
 from hadelay.cli.remote import call, segment
 
-_COLUMNS = ("topic", "scheduled", "ready", "leased", "dead", "oldest_ready_age_ms", "lease")
+_COLUMNS = ("topic", "scheduled", "ready", "leased", "dead", "oldest_ready_age_ms", "lateness", "bytes")
 
 
 def list_(*, remote: Remote | None = None) -> None:

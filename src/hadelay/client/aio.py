@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, TypeVar
@@ -60,6 +60,11 @@ class _Results(msgspec.Struct):
 
 class _Messages(msgspec.Struct):
     messages: list[Message]
+
+
+class _Page(msgspec.Struct):
+    messages: list[MessageInfo]
+    cursor: str | None = None
 
 
 class _Outcome(msgspec.Struct):
@@ -179,6 +184,41 @@ class AsyncClient:
         """State and history of a message."""
         query = _query(body=body, stale=stale)
         return _decode(await self._get(f"/v1/messages/{_quoted(message_id)}{query}"), MessageInfo)
+
+    async def messages(
+        self,
+        topic: str,
+        *,
+        state: str | Sequence[str] = "pending",
+        start: When | None = None,
+        end: When | None = None,
+        tags: Sequence[str] = (),
+        page: int = 1_000,
+        stale: bool = False,
+    ) -> AsyncIterator[MessageInfo]:
+        """The messages of a topic in due order, without their histories, however many there are.
+
+        state: one or more of scheduled, ready, leased, acked, cancelled, expired, dead; pending is the first three, all
+        is all. start, end: due in [start, end). tags: messages that have all of them. page: fetched at a time. What is
+        settled meanwhile never makes another one be left out.
+        """
+        query: dict[str, Any] = {"state": state if isinstance(state, str) else ",".join(state), "limit": page}
+        if start is not None:
+            query["from"] = _when(start)
+        if end is not None:
+            query["to"] = _when(end)
+        if tags:
+            query["tag"] = ",".join(tags)
+        if stale:
+            query["stale"] = "true"
+        while True:
+            path = f"/v1/topics/{_quoted(topic)}/messages?{urlencode(query)}"
+            found = _decode(await self._get(path), _Page)
+            for message in found.messages:
+                yield message
+            if found.cursor is None:
+                return
+            query["cursor"] = found.cursor
 
     async def cancel(self, message_id: str) -> str:
         """`cancelled`, again too. Raises Conflict, with the state in `extra["outcome"]`, when it is too late."""

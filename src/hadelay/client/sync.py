@@ -10,13 +10,13 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from hadelay.client.aio import AsyncClient, Topics
 from hadelay.client.consumer import Consumer, Leased
-from hadelay.client.types import Delay, Message
+from hadelay.client.types import Delay, Message, MessageInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -160,12 +160,24 @@ class Client:
         async def start() -> Consumer:
             return self._async().consume(topics, concurrency=concurrency, lease=lease, wait=wait, consumer=consumer)
 
-        messages = _wait(start()).__aiter__()
-        try:
-            while True:
-                try:
-                    yield Delivered(_wait(messages.__anext__()))  # type: ignore[arg-type]
-                except StopAsyncIteration:
-                    return
-        finally:
-            _wait(messages.aclose())  # type: ignore[attr-defined]
+        for leased in _each(_wait(start())):
+            yield Delivered(leased)
+
+    @functools.wraps(AsyncClient.messages)
+    def messages(self, *args: Any, **kwargs: Any) -> Iterator[MessageInfo]:
+        async def start() -> AsyncIterator[MessageInfo]:
+            return self._async().messages(*args, **kwargs)
+
+        return _each(_wait(start()))
+
+
+def _each(items: AsyncIterable[R]) -> Iterator[R]:
+    iterator = items.__aiter__()
+    try:
+        while True:
+            try:
+                yield _wait(iterator.__anext__())  # type: ignore[arg-type]
+            except StopAsyncIteration:
+                return
+    finally:
+        _wait(iterator.aclose())  # type: ignore[attr-defined]

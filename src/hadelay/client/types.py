@@ -103,6 +103,14 @@ class MessageInfo(Struct, frozen=True, kw_only=True):
     body: bytes | None = field(default=None, name="body_base64")
 
 
+class Lateness(Struct, frozen=True):
+    """How late messages were handed out, over the last five minutes of this leader."""
+
+    count: int
+    p50_ms: float
+    p99_ms: float
+
+
 class TopicInfo(Struct, frozen=True, kw_only=True):
     topic: str
     scheduled: int
@@ -111,6 +119,10 @@ class TopicInfo(Struct, frozen=True, kw_only=True):
     dead: int
     lease: str | None = None
     oldest_ready_age_ms: int | None = None
+    #: Of the records of what is pending.
+    bytes: int = 0
+    #: None: nothing was handed out lately.
+    lateness: Lateness | None = None
 
 
 class Bucket(Struct, frozen=True, rename={"start": "from"}):

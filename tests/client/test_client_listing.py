@@ -1,0 +1,55 @@
+"""`client.messages`: everything there is of a topic, a page at a time behind the scenes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from hadelay.client import AsyncClient, Client, Put
+from hadelay.errors import BadRequest, NotFound
+from tests.client.test_client import url
+from tests.http.conftest import Node
+
+__all__ = ["url"]
+
+T0 = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+async def test_every_message_in_due_order_whatever_the_page(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        sent = await client.put_many([Put(topic="a", at=T0 + timedelta(seconds=n % 5)) for n in range(12)])
+        found = [m async for m in client.messages("a", page=5)]
+        assert [m.deliver_at for m in found] == sorted(T0 + timedelta(seconds=n % 5) for n in range(12))
+        assert {m.id for m in found} == {receipt.id for receipt in sent}  # type: ignore[union-attr]
+        assert {m.state for m in found} == {"scheduled"}
+
+
+async def test_states_and_range(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        first, second, third = [await client.put("a", at=T0 + timedelta(hours=n)) for n in range(3)]
+        await client.cancel(second.id)
+        early = client.messages("a", state=["scheduled", "cancelled"], start=T0, end=third.deliver_at)
+        assert [m.id async for m in early] == [first.id, second.id]
+        assert [m.id async for m in client.messages("a", state="cancelled")] == [second.id]
+        assert [m.id async for m in client.messages("a", tags=["eu"])] == []
+
+
+async def test_what_is_refused(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        with pytest.raises(NotFound):
+            [m async for m in client.messages("nothing")]
+        await client.put("a")
+        with pytest.raises(BadRequest, match="state"):
+            [m async for m in client.messages("a", state="lost")]
+
+
+def test_the_blocking_twin_lists(url: str) -> None:
+    with Client(url) as client:
+        sent = [client.put("a", at=T0 + timedelta(seconds=n)).id for n in range(5)]
+        assert [m.id for m in client.messages("a", page=2)] == sent
+        for message in client.messages("a", page=2):
+            assert message.id == sent[0]
+            break
+        info = client.topic("a")
+        assert (info.scheduled, info.lateness) == (5, None)
