@@ -19,7 +19,7 @@ from hadelay.core.drafts import REPLACE
 from hadelay.core.results import Done, Refused
 from hadelay.core.tokens import encode_leases
 from hadelay.errors import FatalError
-from hadelay.model import pack_id
+from hadelay.model import DEAD_HOURS, pack_id
 from tests.core.world import START_HOUR, START_MS, World, draft, leases
 
 LEASES = leases((1, 2, 3, START_HOUR, 5), (6, 7, 8, START_HOUR, 10))
@@ -44,6 +44,12 @@ EXAMPLES = [
     commands.encode_incarnation("n2", 7),
     commands.encode_settings({"max_topics": 5}),
     commands.encode_reschedule("n1", -5, True, [1], [("t", b"key"), ("u", b"key")]),
+    commands.encode_redrive("n1", "t", [1, 2**64 - 1]),
+    commands.encode_ttl_expire(),
+    commands.encode_purge("t", 7),
+    commands.encode_drop_dead(DEAD_HOURS + START_HOUR),
+    commands.encode_redrive_some("t"),
+    commands.encode_alerted("t", 3),
 ]
 
 
@@ -196,6 +202,12 @@ def test_the_examples_of_the_specification() -> None:
         "FEATURE": commands.encode_feature(1),
         "INCARNATION": commands.encode_incarnation("n2", 3),
         "SETTINGS": commands.encode_settings({"max_topics": 1_000}),
+        "REDRIVE": commands.encode_redrive("n1", "orders", [pack_id(0, 498665, 42)]),
+        "TTL_EXPIRE": commands.encode_ttl_expire(),
+        "PURGE": commands.encode_purge("orders", 3),
+        "DROP_DEAD": commands.encode_drop_dead(DEAD_HOURS + 498665),
+        "REDRIVE_SOME": commands.encode_redrive_some("orders"),
+        "ALERTED": commands.encode_alerted("orders", 3),
     }
     expected = spec_examples()
     assert expected.pop("TOKEN") == encode_leases(0, 7, 21, [0], [498665], [42])[0]

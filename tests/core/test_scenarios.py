@@ -25,7 +25,7 @@ from hadelay.core import commands
 from hadelay.core.drafts import hash_client_key
 from hadelay.core.keys import find_key
 from hadelay.core.results import CancelOutcome, LeaseOutcome, Outcome, Progress, Refused, RowCode
-from hadelay.model import HOUR_MS
+from hadelay.model import DEAD_HOURS, HOUR_MS
 from tests.core.world import START_HOUR, START_MS, World, draft, leases
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
@@ -54,6 +54,10 @@ def clock(at_ms: int) -> str:
     text = f"{ms // HOUR_MS:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}"
     text += f".{ms % 1000:03}" if ms % 1000 else ""
     return f"+{days}d/{text}" if days else text
+
+
+def hour_text(hour: int) -> str:
+    return f"hour {hour - START_HOUR:+}" if hour < DEAD_HOURS else f"dead hour {hour - DEAD_HOURS - START_HOUR:+}"
 
 
 class Player:
@@ -209,7 +213,7 @@ class Player:
             if found is None:
                 said.append(f"{name}: gone")
                 continue
-            where = f"hour {found.hour - START_HOUR:+}" if found.hour != START_HOUR else "hour 0"
+            where = hour_text(found.hour) if found.hour != START_HOUR else "hour 0"
             said.append(
                 f"{name}: {found.state}, due {clock(found.deliver_at_ms)}, attempt {found.attempt}, "
                 f"{where}, entry {found.index}"
@@ -259,7 +263,7 @@ class Player:
             parts = [f"{n} {what}" for what, n in ({"acked": acked} | ended).items() if n]
             first = state.oldest_open_second() if state else None
             entries, still_open = self.world.store.count(hour), self.world.state.open_entries(hour)
-            text = f"hour {hour - START_HOUR:+}: {entries} entries, {still_open} open"
+            text = f"{hour_text(hour)}: {entries} entries, {still_open} open"
             text += "".join(f", {part}" for part in parts)
             said.append(text + (f"; oldest open second {first}" if first is not None else ""))
         return said
@@ -276,9 +280,8 @@ class Player:
         return "changed" if result.changed else "as it was"
 
 
-def replay(text: str) -> str:
+def replay(text: str, player: Player) -> str:
     """The scenario with every answer as it is now."""
-    player = Player()
     out = []
     for block in text.rstrip().split("\n\n"):
         asked = block.split("\n----")[0].split("\n")
@@ -290,8 +293,12 @@ def replay(text: str) -> str:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_scenario(path: Path, request: pytest.FixtureRequest) -> None:
+    check(path, Player(), request)
+
+
+def check(path: Path, player: Player, request: pytest.FixtureRequest) -> None:
     text = path.read_text()
-    now = replay(text)
+    now = replay(text, player)
     if request.config.getoption("--rewrite", default=False):
         path.write_text(now)
     else:

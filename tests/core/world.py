@@ -92,8 +92,8 @@ class World:
     def ack(self, rows: np.ndarray) -> list[int]:
         return self.one(commands.encode_ack("n1", rows)).outcomes.tolist()
 
-    def nack(self, rows: np.ndarray, delay_ms: int = -1) -> Any:
-        result = self.one(commands.encode_nack("n1", rows, delay_ms))
+    def nack(self, rows: np.ndarray, delay_ms: int = -1, reason: str = "") -> Any:
+        result = self.one(commands.encode_nack("n1", rows, delay_ms, reason))
         return result if isinstance(result, Refused) else result.outcomes.tolist()
 
     def extend(self, rows: np.ndarray, lease_ms: int) -> list[int]:

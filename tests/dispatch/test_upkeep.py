@@ -74,7 +74,7 @@ def test_what_a_deleted_topic_left_is_settled() -> None:
     desk.publish("a", "b", at=50_000)
     desk.do(encode_topic_delete("t", force=True))
     desk.run_to(40_000)
-    assert desk.state.topics.doomed() == 0
+    assert not desk.state.topics.to_sweep()
     assert desk.state.open_entries(START_HOUR) == 0
 
 

@@ -7,6 +7,7 @@ canonical form. What can be derived (leased bitmaps, generations) is not written
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -18,7 +19,7 @@ from hadelay.core.held import HELD, HeldGrant
 from hadelay.core.hourstate import HourState, bitmap
 from hadelay.core.leases import groups
 from hadelay.core.settings import Settings
-from hadelay.core.topics import Topic, Topics
+from hadelay.core.topics import Mark, RedriveJob, Topic, Topics
 from hadelay.errors import FatalError
 from hadelay.model import Event
 
@@ -33,7 +34,7 @@ _NUMBERS = (
 )  # fmt: skip
 _TOPIC = (
     "number", "name", "exists", "generation", "config", "open", "leased", "doomed", "published", "bytes", "dead",
-    "settled",
+    "settled", "lives", "floor", "dead_mark_ms", "alerted",
 )  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def dump_main(state: DelayState) -> bytes:
             "sweep": state.sweep,
             "named": sorted(state.named.items()),
             "settings": state.settings.to_map(),
-            "topics": [[getattr(topic, name) for name in _TOPIC] for topic in state.topics.all],
+            "topics": [_dump_topic(topic) for topic in state.topics.all],
             "grants": [_dump_grant(grant) for grant in state.grants.values()],
             "requests": [[consumer, list(map(list, r.items()))] for consumer, r in state.requests.items()],
             "incarnations": sorted(state.incarnations.items()),
@@ -69,6 +70,8 @@ def dump_hour(hour_state: HourState, *, canonical: bool = False) -> bytes:
             hour_state.carried,
             hour_state.retire_at,
             hour_state.keyed,
+            hour_state.settled_at_ms,
+            _dump_bits(hour_state.topics, canonical),
         ]
     )
 
@@ -83,6 +86,22 @@ def _dump_bits(bits: BitMap, canonical: bool) -> bytes:
     packed = BitMap(bits.to_array()) if canonical else bits.copy()
     packed.run_optimize()
     return bytes(packed.serialize())
+
+
+def _dump_topic(topic: Topic) -> list[Any]:
+    job = None if topic.redrive is None else astuple(topic.redrive)
+    return [*(getattr(topic, name) for name in _TOPIC), job, [astuple(mark) for mark in topic.marks]]
+
+
+def _load_topic(values: list[Any]) -> Topic:
+    *plain, job, marks = values
+    topic = Topic(**dict(zip(_TOPIC, plain, strict=True)))
+    if job is not None:
+        topic.redrive = RedriveJob(*job)
+        died_ms, first_id = topic.redrive.after
+        topic.redrive.after = (died_ms, first_id)
+    topic.marks = [Mark(*mark) for mark in marks]
+    return topic
 
 
 def _dump_grant(grant: HeldGrant) -> list[Any]:
@@ -104,9 +123,10 @@ def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
     state.settings = Settings.from_map(whole["settings"])
     state.topics = Topics()
     for values in whole["topics"]:
-        state.topics.add(Topic(**dict(zip(_TOPIC, values, strict=True))))
+        state.topics.add(_load_topic(values))
     state.incarnations = dict(whole["incarnations"])
     state.retired = BitMap.deserialize(whole["retired"])
+    state.ttl_from = b""
     state.hours = {hour: _load_hour(blob) for hour, blob in sorted(hours.items()) if blob}
     state.grants = {grant.key: grant for grant in map(_load_grant, whole["grants"])}
     state.requests = {consumer: {rid: tuple(key) for rid, key in items} for consumer, items in whole["requests"]}
@@ -118,7 +138,7 @@ def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
 
 
 def _load_hour(blob: bytes) -> HourState:
-    settled, late, others, seconds, returned, carried, retire_at, keyed = msgpack.unpackb(blob)
+    settled, late, others, seconds, returned, carried, retire_at, keyed, at_ms, topics = msgpack.unpackb(blob)
     hour_state = HourState()
     hour_state.settled = BitMap.deserialize(settled)
     hour_state.late = BitMap.deserialize(late)
@@ -126,7 +146,8 @@ def _load_hour(blob: bytes) -> HourState:
     if seconds is not None:
         hour_state.open_seconds = np.frombuffer(seconds, "<u4").astype(np.uint32)
     hour_state.returned, hour_state.carried, hour_state.retire_at = returned, carried, retire_at
-    hour_state.keyed = keyed
+    hour_state.keyed, hour_state.settled_at_ms = keyed, at_ms
+    hour_state.topics = BitMap.deserialize(topics)
     return hour_state
 
 

@@ -22,19 +22,23 @@ from numpy.typing import NDArray
 from hadelay.core.drafts import Draft, Publish, decode_publish, hash_client_key, hash_key
 from hadelay.core.drafts import encode_publish as _publish_body
 from hadelay.core.tokens import LEASE
+from hadelay.core.topicconfig import MAX_RATE
 from hadelay.core.wire import MAX_NAME, Malformed, Reader, pack_name
 
 __all__ = [
-    "Command", "Cursor", "Draft", "Grant", "Leases", "Malformed", "Publish", "Slice", "decode", "decode_entry",
-    "encode_ack", "encode_cancel", "encode_carry", "encode_cursor", "encode_entry", "encode_expire", "encode_extend",
-    "encode_feature", "encode_grant", "encode_incarnation", "encode_nack", "encode_noop", "encode_publish",
-    "encode_reschedule", "encode_retire", "encode_settings", "encode_sweep", "encode_topic_delete", "encode_topic_put", "hash_key",
+    "Command", "Cursor", "Draft", "Grant", "Leases", "Malformed", "Publish", "Redrive", "Slice", "decode",
+    "decode_entry", "encode_ack", "encode_alerted", "encode_cancel", "encode_carry", "encode_cursor",
+    "encode_drop_dead", "encode_entry", "encode_expire", "encode_extend", "encode_feature", "encode_grant",
+    "encode_incarnation", "encode_nack", "encode_noop", "encode_publish", "encode_purge", "encode_redrive",
+    "encode_redrive_some", "encode_reschedule", "encode_retire", "encode_settings", "encode_sweep",
+    "encode_topic_delete", "encode_topic_put", "encode_ttl_expire", "hash_key",
 ]  # fmt: skip
 
 ENTRY_VERSION = 1
 #: The highest feature level this version of the code understands.
 FEATURE_LEVEL = 1
 MAX_REQUEST_ID = 64
+MAX_REASON = 128
 #: A position in a grant is a u16 in its lease tokens.
 MAX_GRANT = 65_535
 
@@ -60,6 +64,12 @@ class Command(IntEnum):
     INCARNATION = 15
     SETTINGS = 16
     RESCHEDULE = 32
+    REDRIVE = 33
+    TTL_EXPIRE = 34
+    PURGE = 35
+    DROP_DEAD = 36
+    REDRIVE_SOME = 40
+    ALERTED = 41
 
 
 _ENTRY = struct.Struct("<BBHq")
@@ -72,6 +82,8 @@ _WHEN = struct.Struct("<q?")
 _CURSOR = struct.Struct("<III")
 _SLICE = struct.Struct("<II")
 _INCARNATION = struct.Struct("<Q")
+_COUNTER = struct.Struct("<Q")
+_REDRIVE = struct.Struct("<BdI")
 _U64 = np.dtype("<u8")
 _U32 = np.dtype("<u4")
 
@@ -99,6 +111,18 @@ class Leases(NamedTuple):
     node: str
     value_ms: int
     rows: NDArray[np.void]
+    #: Of a NACK: why, for people; at most MAX_REASON bytes, "" for none.
+    reason: str = ""
+
+
+class Redrive(NamedTuple):
+    """Of these dead letters, or of `all` there are: those at `rate` per second (None: as fast as it goes)."""
+
+    node: str
+    topic: str
+    all: bool
+    rate: float | None
+    ids: NDArray[np.uint64]
 
 
 class Targets(NamedTuple):
@@ -131,7 +155,7 @@ class Cursor(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """CARRY and RETIRE: work on `hour`, on at most `limit` entries now. SWEEP has no hour (0)."""
+    """CARRY, RETIRE and DROP_DEAD: work on `hour`, on at most `limit` entries now. SWEEP, TTL_EXPIRE: no hour (0)."""
 
     hour: int
     limit: int
@@ -177,18 +201,20 @@ def encode_grant(grant: Grant) -> bytes:
     return _frame(Command.GRANT, head, consumer, grant.request_id, node, hours.tobytes(), indexes.tobytes())
 
 
-def _leases(kind: Command, node: str, rows: NDArray[np.void], value_ms: int) -> bytes:
+def _leases(kind: Command, node: str, rows: NDArray[np.void], value_ms: int, reason: bytes = b"") -> bytes:
     assert rows.dtype == LEASE
     name = node.encode()
-    return _frame(kind, _LEASES.pack(len(name), len(rows), value_ms), name, rows.tobytes())
+    return _frame(kind, _LEASES.pack(len(name), len(rows), value_ms), name, rows.tobytes(), reason)
 
 
 def encode_ack(node: str, rows: NDArray[np.void]) -> bytes:
     return _leases(Command.ACK, node, rows, 0)
 
 
-def encode_nack(node: str, rows: NDArray[np.void], delay_ms: int = -1) -> bytes:
-    return _leases(Command.NACK, node, rows, delay_ms)
+def encode_nack(node: str, rows: NDArray[np.void], delay_ms: int = -1, reason: str = "") -> bytes:
+    """reason: cut to MAX_REASON bytes."""
+    cut = reason.encode()[:MAX_REASON].decode(errors="ignore")
+    return _leases(Command.NACK, node, rows, delay_ms, pack_name(cut) if cut else b"")
 
 
 def encode_extend(node: str, rows: NDArray[np.void], lease_ms: int) -> bytes:
@@ -251,6 +277,37 @@ def encode_retire(hour: int, limit: int = 16_384) -> bytes:
     return _frame(Command.RETIRE, _SLICE.pack(hour, limit))
 
 
+def encode_redrive(node: str, topic: str, ids: Sequence[int], *, all: bool = False, rate: float | None = None) -> bytes:
+    """Bring dead letters back: `ids`, at once; or all there are now, slice by slice (REDRIVE_SOME), at `rate`."""
+    head = _REDRIVE.pack(all, rate or 0.0, len(ids))
+    return _frame(Command.REDRIVE, pack_name(node), pack_name(topic), head, np.asarray(ids, _U64).tobytes())
+
+
+def encode_redrive_some(topic: str, limit: int = 1_000) -> bytes:
+    """Go on with the redrive of a topic: up to `limit` of its dead letters, if its rate allows as many."""
+    return _frame(Command.REDRIVE_SOME, pack_name(topic), _COUNT.pack(limit))
+
+
+def encode_ttl_expire(limit: int = 1_000) -> bytes:
+    """End what waits and is past its TTL, looking at `limit` messages."""
+    return _frame(Command.TTL_EXPIRE, _SLICE.pack(0, limit))
+
+
+def encode_purge(topic: str, states: int) -> bytes:
+    """Cancel what the topic holds in these states: bits of core/topics.py."""
+    return _frame(Command.PURGE, pack_name(topic), bytes([states]))
+
+
+def encode_drop_dead(hour: int, limit: int = 1_000) -> bytes:
+    """Forget a dead hour that is over, `limit` of its letters at a time."""
+    return _frame(Command.DROP_DEAD, _SLICE.pack(hour, limit))
+
+
+def encode_alerted(topic: str, count: int) -> bytes:
+    """Somebody was told of the topic's first `count` deaths."""
+    return _frame(Command.ALERTED, pack_name(topic), _COUNTER.pack(count))
+
+
 def encode_feature(level: int) -> bytes:
     return _frame(Command.FEATURE, _COUNT.pack(level))
 
@@ -303,6 +360,25 @@ def _decode_leases(reader: Reader) -> Leases:
     return Leases(reader.text(node), value_ms, reader.array(LEASE, count))
 
 
+def _decode_nack(reader: Reader) -> Leases:
+    leases = _decode_leases(reader)
+    if reader.at == len(reader.view):
+        return leases
+    reason = reader.name()
+    if len(reason.encode()) > MAX_REASON:
+        raise Malformed(f"a reason has at most {MAX_REASON} bytes")
+    return leases._replace(reason=reason)
+
+
+def _decode_redrive(reader: Reader) -> Redrive:
+    node, topic = reader.name(), _named(reader)
+    everything, rate, count = reader.unpack(_REDRIVE)
+    # So that neither infinity nor "not a number" gets into the state.
+    if not 0 <= rate <= MAX_RATE:
+        raise Malformed(f"a rate is above 0 and at most {MAX_RATE}")
+    return Redrive(node, topic, bool(everything), rate or None, reader.array(_U64, count))
+
+
 def _decode_expire(reader: Reader) -> list[tuple[int, int]]:
     (count,) = reader.unpack(_COUNT)
     pairs = reader.array(_U32, 2 * count).reshape(-1, 2)
@@ -340,7 +416,7 @@ _DECODERS: dict[int, Any] = {
     Command.PUBLISH: decode_publish,
     Command.GRANT: _decode_grant,
     Command.ACK: _decode_leases,
-    Command.NACK: _decode_leases,
+    Command.NACK: _decode_nack,
     Command.EXTEND: _decode_leases,
     Command.EXPIRE: _decode_expire,
     Command.CANCEL: lambda reader: Cancel(reader.name(), _decode_targets(reader)),
@@ -354,4 +430,10 @@ _DECODERS: dict[int, Any] = {
     Command.FEATURE: lambda reader: reader.unpack(_COUNT)[0],
     Command.INCARNATION: lambda reader: (_named(reader), reader.unpack(_INCARNATION)[0]),
     Command.SETTINGS: lambda reader: reader.msgpack(),
+    Command.REDRIVE: _decode_redrive,
+    Command.TTL_EXPIRE: lambda reader: Slice(*reader.unpack(_SLICE)),
+    Command.PURGE: lambda reader: (_named(reader), reader.take(1)[0]),
+    Command.DROP_DEAD: lambda reader: Slice(*reader.unpack(_SLICE)),
+    Command.REDRIVE_SOME: lambda reader: (_named(reader), reader.unpack(_COUNT)[0]),
+    Command.ALERTED: lambda reader: (_named(reader), reader.unpack(_COUNTER)[0]),
 }

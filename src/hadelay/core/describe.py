@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hadelay.core.formats import RECORD, RECORD_SIZE
+from hadelay.core.lifecycle import MOVES
 from hadelay.core.places import Place, locate, state_of
 from hadelay.core.ports import CONSUMER, NODE
-from hadelay.model import NONE32, Event, State, unpack_id
+from hadelay.model import DEAD_HOURS, NONE32, Event, State, unpack_id
 
 if TYPE_CHECKING:
     from hadelay.core.state import DelayState
+    from hadelay.core.topics import Topic
 
 #: A history is cut here: a message nacked for ever is still answered in no time.
 MAX_EVENTS = 1_000
@@ -56,11 +58,16 @@ def describe(state: DelayState, message_id: int, now_ms: int = 0) -> Description
     header = np.frombuffer(record, RECORD, 1)[0]
     meta_end = RECORD_SIZE + int(header["meta_size"])
     history, attempts = _history(state, message_id, place)
+    now_ms = max(now_ms, state.now_ms)
+    found, topic = state_of(state, place, now_ms), state.topics[int(row["topic"])]
+    if found in _OVER and history and history[-1].at_ms + _kept_ms(topic) <= now_ms:
+        return None  # its hour may be kept longer, for the sake of other topics
     return Description(
         message_id,
-        state.topics[int(row["topic"])].name,
-        state_of(state, place, max(now_ms, state.now_ms)),
-        int(row["deliver_at_ms"]),
+        topic.name,
+        found,
+        # A dead letter's entry has the time of its death.
+        int((header if found is State.DEAD else row)["deliver_at_ms"]),
         int(header["published_at_ms"]),
         max(attempts, int(row["attempt"])),
         place.hour,
@@ -69,6 +76,15 @@ def describe(state: DelayState, message_id: int, now_ms: int = 0) -> Description
         record[meta_end:],
         history,
     )
+
+
+_OVER = (State.ACKED, State.CANCELLED, State.EXPIRED)
+
+
+def _kept_ms(topic: Topic) -> int:
+    """A topic that says nothing keeps what it has for as long as its hours last."""
+    kept: int = topic.config.get("retention_ms", 1 << 62)
+    return kept
 
 
 def _history(state: DelayState, message_id: int, place: Place) -> tuple[list[Happened], int]:
@@ -86,10 +102,12 @@ def _history(state: DelayState, message_id: int, place: Place) -> tuple[list[Hap
         following = None
         for event in _events_of(state, hour, index):
             kind = Event(int(event["event"]))
-            if kind is Event.MOVED:
+            if kind in MOVES:
                 following = int(event["other_hour"]), int(event["consumer"])
             if kind is Event.LEASED or kind is Event.ACKED:
                 attempts = max(attempts, int(event["attempt"]))
+            elif kind is Event.REDRIVEN or (kind is Event.DEAD and int(event["other_hour"]) < DEAD_HOURS):
+                attempts = 0  # it began anew
             happened.append(_happened(state, event, kind))
         if following is None:
             break
@@ -143,7 +161,7 @@ def _first_event_at(state: DelayState, hour: int, at_ms: int) -> int:
 
 
 def _happened(state: DelayState, event: np.void, kind: Event) -> Happened:
-    consumer = NONE32 if kind is Event.MOVED else int(event["consumer"])
+    consumer = NONE32 if kind in MOVES else int(event["consumer"])
     node = int(event["node"])
     return Happened(
         kind,

@@ -64,10 +64,11 @@ class Dispatcher:
         on_damage: Callable[[Damage], None] = lambda damage: None,
         on_lease: Callable[[HeldGrant], None] = lambda grant: None,
         watch: Callable[[Topic], None] = lambda topic: None,
+        on_ttl: Callable[[int], None] = lambda at_ms: None,
     ) -> None:
         """store: the HourStore of `state`. wake: something changed, so call `advance` soon. on_lease: a grant was
         applied or extended, whether or not whoever proposed that still waits for it. watch: a topic was made, changed
-        or deleted, or messages of it died."""
+        or deleted, or messages of it died. on_ttl: core.ports.Listener."""
         self.state, self.store, self.preload_ms = state, store, preload_ms
         self.owed = Owed(state, store)
         self.ready = Ready(window, lambda number: state.topics[number], self._number_of, self.owed.look, self._tags)
@@ -97,7 +98,7 @@ class Dispatcher:
         self._leased: dict[int, BitMap] = {}
         #: Entries of open hours that were cancelled before they were due; some of them are loaded.
         self._gone: dict[int, BitMap] = {}
-        self._on_damage, self._on_lease, self._watch = on_damage, on_lease, watch
+        self._on_damage, self._on_lease, self._watch, self._on_ttl = on_damage, on_lease, watch, on_ttl
 
     # ---- taking over
 
@@ -350,11 +351,18 @@ class Dispatcher:
         self.ready.configure(topic.number)
         self.wake()
         self._watch(topic)
-        if not topic.exists:
-            self.ready.forget(topic.number)
-            for second in self._seconds.values():
-                second.forget(topic.number)
-            self.ready_counts[topic.number] = 0
+
+    def on_purged(self, topic: Topic) -> None:
+        self.ready.forget(topic.number)
+        for second in self._seconds.values():
+            second.forget(topic.number)
+        self.ready_counts[topic.number] = 0
+
+    def on_dead(self, topic: Topic) -> None:
+        self._watch(topic)
+
+    def on_ttl(self, at_ms: int) -> None:
+        self._on_ttl(at_ms)
 
     def _note_leased(self, grant: HeldGrant) -> None:
         rows = grant.rows[grant.rows["open"] == 1]

@@ -25,7 +25,10 @@ def indexes_of(bits: BitMap) -> NDArray[np.uint32]:
 class HourState:
     """Open entries of an hour = those in its index, less `settled`; the leased ones are among the open."""
 
-    __slots__ = ("carried", "keyed", "late", "leased", "open_seconds", "others", "retire_at", "returned", "settled")
+    __slots__ = (
+        "carried", "keyed", "late", "leased", "open_seconds", "others", "retire_at", "returned", "settled",
+        "settled_at_ms", "topics",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         #: Every entry that is over, whatever ended it.
@@ -42,7 +45,10 @@ class HourState:
         self.returned = 0
         #: Entries whose message has a client key.
         self.keyed = 0
-        #: CARRY has looked at the entries before this one, RETIRE before that one.
+        #: When the last message ended here, and of which topics those were: how long the hour is kept.
+        self.settled_at_ms = 0
+        self.topics = BitMap()
+        #: CARRY has looked at the entries before this one, RETIRE and DROP_DEAD before that one.
         self.carried = 0
         self.retire_at = 0
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hadelay.core import dead, ttl
 from hadelay.core.hourstate import SECONDS, bitmap, indexes_of
-from hadelay.core.lifecycle import FLAG_KEYED
-from hadelay.model import Event
+from hadelay.core.lifecycle import FLAG_KEYED, FLAG_TTL, PLACE, PLACE_KEY, PLACE_VALUE
+from hadelay.model import DEAD_HOURS, Event
 
 if TYPE_CHECKING:
     from hadelay.core.state import DelayState
@@ -21,6 +22,8 @@ def check(state: DelayState) -> None:
     bytes_by_topic = np.zeros(len(state.topics.all), np.int64)
     doomed_by_topic = np.zeros(len(state.topics.all), np.int64)
     for hour in state.store.hours():
+        if hour >= DEAD_HOURS:
+            continue
         _check_hour(state, hour, open_by_topic, bytes_by_topic, doomed_by_topic)
     for topic in state.topics.all:
         name = f"topic {topic.name}"
@@ -29,9 +32,16 @@ def check(state: DelayState) -> None:
             f"{name}: {topic.bytes} ≠ {bytes_by_topic[topic.number]} bytes"
         )
         assert topic.doomed == doomed_by_topic[topic.number], f"{name}: doomed {topic.doomed}"
-        ended = sum(topic.settled) - topic.settled[Event.MOVED]
+        redriven = topic.settled[Event.REDRIVEN]
+        ended = sum(topic.settled) - topic.settled[Event.MOVED] - 2 * redriven
         assert topic.published == topic.open + ended, f"{name}: published {topic.published} ≠ {topic.open} + {ended}"
         assert topic.generation == state.topics.generations[topic.number], f"{name}: generation"
+        assert topic.floor == state.topics.floors[topic.number] <= topic.generation, f"{name}: floor"
+        chores = bool(topic.doomed or topic.marks or topic.redrive)
+        assert chores == (topic.number in state.topics.chores), f"{name}: chores"
+        assert topic.alerted <= topic.settled[Event.DEAD], f"{name}: alerted"
+    _check_dead(state)
+    _check_ttl(state)
 
 
 def _check_grants(state: DelayState) -> None:
@@ -91,3 +101,47 @@ def _check_seconds(state: DelayState, hour: int, open_rows: np.ndarray) -> None:
         assert not len(open_rows), f"hour {hour}: not counted by second, {len(open_rows)} open"
     else:
         assert (seconds == expected).all(), f"hour {hour}: seconds"
+
+
+def _check_dead(state: DelayState) -> None:
+    """Every dead letter has its row, its place and its count; nothing else has."""
+    letters = {}
+    for hour in state.store.hours():
+        if hour < DEAD_HOURS:
+            continue
+        hour_state = state.hours.get(hour)
+        for row in state.store.entries(hour, slice(0, state.store.count(hour))):
+            if hour_state is None or row["index"] not in hour_state.settled:
+                topic, died_ms, first_id = int(row["topic"]), int(row["deliver_at_ms"]), int(row["first_id"])
+                letters[dead.key(topic, died_ms, first_id)] = (hour, int(row["index"]))
+    rows = state.tables.range(dead.DEAD, b"", None, 1 << 30)
+    assert [key for key, _ in rows] == sorted(letters), "table dead"
+    counts = [0] * len(state.topics.all)
+    for key, place in letters.items():
+        topic, died_ms, first_id = dead.KEY.unpack(key)
+        stored = state.tables.get(PLACE, PLACE_KEY.pack(first_id))
+        assert stored is not None, f"dead letter {first_id:x} has no place"
+        assert PLACE_VALUE.unpack_from(stored) == place, f"dead letter {first_id:x}: place"
+        counts[topic] += died_ms > state.topics[topic].dead_mark_ms
+    for found in state.topics.all:
+        assert found.dead == counts[found.number], f"topic {found.name}: dead {found.dead} ≠ {counts[found.number]}"
+
+
+def _check_ttl(state: DelayState) -> None:
+    """What is open and has a TTL is looked at in time, when it is over or after its lease."""
+    rows = [ttl.KEY.unpack(key) for key, _ in state.tables.range(ttl.TTL, b"", None, 1 << 30)]
+    looked_at = {first_id: at_ms for at_ms, first_id in sorted(rows, reverse=True)}
+    for hour in state.store.hours():
+        if hour >= DEAD_HOURS:
+            continue
+        entries = state.store.entries(hour, slice(0, state.store.count(hour)))
+        for row in entries[entries["flags"] & FLAG_TTL != 0]:
+            ended, leased = state.fate(hour, int(row["index"]))
+            if ended is not None or not state.topics.alive(row.reshape(1))[0]:
+                continue
+            first_id = int(row["first_id"])
+            expire_ms = ttl.expire_ms(state, first_id)
+            assert expire_ms < ttl.NEVER_MS, f"{first_id:x} has a TTL, but nobody knows which"
+            assert looked_at.get(first_id, ttl.NEVER_MS) <= (ttl.NEVER_MS - 1 if leased else expire_ms), (
+                f"{first_id:x} expires unseen"
+            )

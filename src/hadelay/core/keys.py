@@ -1,7 +1,7 @@
 """Client keys: the message published last under a key of its topic, and what a publish does when that is pending.
 
-    table `key`    topic number u32 · generation u16 (big-endian) · hash of the key, 16 bytes  →  id u64, start i64
-    table `keyof`  id u64 (big-endian)  →  hash of its key: to find its row in `key` when its hour goes
+    table `key`    topic number u32 · lives u16 (big-endian) · hash of the key, 16 bytes  →  id u64, start i64
+    table `keyof`  id u64 (big-endian)  →  its key in `key`, to find the row when its hour goes
 
 Pending is scheduled, ready or leased. `start` is when the first message of a chain was published of which each replaced
 the one before: `max_wait` counts from there (debounce). A key is remembered as long as its message can be asked for.
@@ -38,7 +38,7 @@ def find_key(state: DelayState, topic: str, digest: bytes) -> int | None:
     found = known_topic(state, topic)
     if found is None:
         return None
-    stored = state.tables.get(KEY, _SCOPE.pack(found.number, found.generation) + digest)
+    stored = state.tables.get(KEY, _SCOPE.pack(found.number, found.lives) + digest)
     return None if stored is None else int(_VALUE.unpack(stored)[0])
 
 
@@ -67,15 +67,15 @@ class Decision:
             result.others = np.zeros(len(take), np.uint64)
         rows = command.client_keys
         numbers = topics[command.rows["topic"][rows["row"]]]
-        generations = state.topics.generations[numbers]
+        lives = [state.topics[number].lives for number in numbers.tolist()]
         digests = rows["hash"].tobytes()
         columns = zip(
             rows["row"].tolist(), rows["mode"].tolist(), rows["max_wait_ms"].tolist(), numbers.tolist(),
-            generations.tolist(), strict=True,
+            lives, strict=True,
         )  # fmt: skip
-        for n, (row, mode, max_wait_ms, number, generation) in enumerate(columns):
+        for n, (row, mode, max_wait_ms, number, life) in enumerate(columns):
             if take[row]:
-                key = _SCOPE.pack(number, generation) + digests[16 * n : 16 * n + 16]
+                key = _SCOPE.pack(number, life) + digests[16 * n : 16 * n + 16]
                 self._decide(row, key, mode)
                 if take[row] and max_wait_ms > 0:
                     latest = max(self._starts[row] + max_wait_ms, state.now_ms)
@@ -159,7 +159,7 @@ class Decision:
             if take[row]:
                 message_id = int(result.ids[row])
                 put(KEY, key, _VALUE.pack(message_id, start))
-                put(KEYOF, PLACE_KEY.pack(message_id), key[_SCOPE.size :])
+                put(KEYOF, PLACE_KEY.pack(message_id), key)
 
 
 def _id_of(place: Place | None) -> int:
@@ -170,19 +170,20 @@ def forget_keys(state: DelayState, hour: int, rows: NDArray[np.void]) -> int:
     """The hour of these INDEX rows goes. Forget the keys of messages whose last entry is among them; returns how many
     rows have the flag. Before their places are forgotten."""
     keyed = rows[rows["flags"] & FLAG_KEYED != 0]
-    get, delete = state.tables.get, state.tables.delete
-    columns = (keyed[name].tolist() for name in ("first_id", "index", "topic", "generation"))
-    for first_id, index, topic, generation in zip(*columns, strict=True):
-        message = PLACE_KEY.pack(first_id)
-        place = get(PLACE, message)
-        if place is not None and place != PLACE_VALUE.pack(hour, index):
-            continue  # it went on from here
-        digest = get(KEYOF, message)
-        if digest is None:
-            continue
-        delete(KEYOF, message)
-        key = _SCOPE.pack(topic, generation) + digest
-        stored = get(KEY, key)
-        if stored is not None and _VALUE.unpack(stored)[0] == first_id:
-            delete(KEY, key)
+    for first_id, index in zip(keyed["first_id"].tolist(), keyed["index"].tolist(), strict=True):
+        place = state.tables.get(PLACE, PLACE_KEY.pack(first_id))
+        if place is None or place.startswith(PLACE_VALUE.pack(hour, index)):  # else it went on from here
+            forget_key(state, first_id)
     return len(keyed)
+
+
+def forget_key(state: DelayState, first_id: int) -> None:
+    """Nobody finds this message by its key any more."""
+    message = PLACE_KEY.pack(first_id)
+    key = state.tables.get(KEYOF, message)
+    if key is None:
+        return
+    state.tables.delete(KEYOF, message)
+    stored = state.tables.get(KEY, key)
+    if stored is not None and _VALUE.unpack(stored)[0] == first_id:
+        state.tables.delete(KEY, key)

@@ -12,21 +12,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.core.backoff import waits_ms
+from hadelay.core.dead import die
+from hadelay.core.formats import INDEX
 from hadelay.core.held import HELD, HeldGrant
 from hadelay.core.hourstate import bitmap, indexes_of
-from hadelay.core.lifecycle import FLAG_LEASE_EXPIRED, log_events, move, settle
-from hadelay.core.places import locate
-from hadelay.core.ports import CONSUMER, NODE
+from hadelay.core.lifecycle import FLAG_LEASE_EXPIRED, Failure, fitting, log_events, move, settle
+from hadelay.core.places import expired, locate
+from hadelay.core.ports import CONSUMER, NODE, REASON
 from hadelay.core.results import ExpireResult, GrantResult, LeaseOutcome, LeaseResult, Refused
 from hadelay.core.topics import by_topic
-from hadelay.model import NONE32, Event
+from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event
 
 if TYPE_CHECKING:
     from hadelay.core.commands import Grant, Leases
     from hadelay.core.state import DelayState
 
-#: EXPIRE copies at most this many bytes into another hour in one apply; the rest stays held until the next.
+#: EXPIRE and NACK copy at most this many bytes into other hours in one apply, each message counting as some more; the
+#: rest stays held until the next.
 MOVE_BYTES = 16 << 20
+_MOVE_COST = 2_048
 
 
 def groups(column: NDArray[Any]) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
@@ -77,7 +82,7 @@ def apply_grant(state: DelayState, command: Grant) -> GrantResult | Refused:
 
 def _lease(state: DelayState, hour: int, rows: NDArray[np.void], consumer: int, node: int, handed: bool) -> None:
     """Lease those of these rows that may be; fills everything but hour, index and until_ms, `open` included."""
-    inside = rows["index"] < state.store.count(hour)
+    inside = rows["index"] < (state.store.count(hour) if hour < DEAD_HOURS else 0)
     if not inside.all():
         some = rows[inside]
         if len(some):
@@ -98,6 +103,7 @@ def _lease(state: DelayState, hour: int, rows: NDArray[np.void], consumer: int, 
     if hour_state.settled.intersect(bits) or hour_state.leased.intersect(bits):
         free &= ~np.isin(rows["index"], indexes_of((hour_state.settled | hour_state.leased) & bits))
     if not handed:
+        free &= ~expired(state, entries, state.now_ms)
         _hold_back(state, rows["topic"], free)
     if free.all():
         _lease_free(state, hour, rows, consumer, node)
@@ -162,21 +168,19 @@ def _by_grant(leases: NDArray[np.void]) -> Iterator[tuple[tuple[int, int], slice
 
 def _held(
     state: DelayState, command: Leases, outcomes: NDArray[np.uint8]
-) -> Iterator[tuple[HeldGrant, NDArray[np.intp]]]:
-    """(grant, its positions) named by the command and held; their outcome is DONE."""
+) -> Iterator[tuple[HeldGrant, NDArray[np.intp], slice | NDArray[np.intp]]]:
+    """(grant, its positions, where they are named) of what the command names and is held; its outcome is DONE."""
     for key, where in _by_grant(command.rows):
         grant = state.grants.get(key)
         if grant is None:
             continue
         positions, held = grant.take(command.rows[where])
-        if held.all():
-            outcomes[where] = LeaseOutcome.DONE
-        else:
+        if not held.all():
             positions = positions[held]
-            named = np.arange(len(outcomes))[where]
-            outcomes[named[held]] = LeaseOutcome.DONE
+            where = np.arange(len(outcomes))[where][held]
+        outcomes[where] = LeaseOutcome.DONE
         if len(positions):
-            yield grant, positions
+            yield grant, positions, where
 
 
 def apply_ack(state: DelayState, command: Leases) -> LeaseResult:
@@ -184,8 +188,8 @@ def apply_ack(state: DelayState, command: Leases) -> LeaseResult:
     node = state.number_of(NODE, command.node)
     held = list(_held(state, command, outcomes))
     if held:
-        rows = _joined([grant.rows[positions] for grant, positions in held])
-        consumers = _joined([np.full(len(positions), grant.consumer_number, np.uint32) for grant, positions in held])
+        rows = _joined([grant.rows[positions] for grant, positions, _ in held])
+        consumers = _joined([np.full(len(positions), grant.consumer_number, np.uint32) for grant, positions, _ in held])
         for hour, where in groups(rows["hour"]):
             part = rows[where]
             log_events(
@@ -193,7 +197,7 @@ def apply_ack(state: DelayState, command: Leases) -> LeaseResult:
                 attempts=part["attempt"], previous=part["event"], consumer=consumers[where], node=node,
             )  # fmt: skip
             settle(state, hour, part, Event.ACKED, leased=True)
-        for grant, positions in held:
+        for grant, positions, _ in held:
             _let_go(state, grant, positions)
     for at in np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist():
         outcomes[at] = _late_ack(state, command.rows[at], node)
@@ -224,14 +228,14 @@ def _late_ack(state: DelayState, lease: np.void, node: int) -> LeaseOutcome:
         return LeaseOutcome.LEASE_LOST
     ended, is_leased = state.fate(place.hour, place.index)
     attempts = int(place.rows["attempt"][0]) - int(leased["attempt"][0])
-    expired = attempts == 1 and bool(int(place.rows["flags"][0]) & FLAG_LEASE_EXPIRED)
+    ran_out = attempts == 1 and bool(int(place.rows["flags"][0]) & FLAG_LEASE_EXPIRED)
     unseen = (
         attempts == 0
         and int(lease["term"]) < state.term
         and (int(lease["term"]), int(lease["seq"])) not in state.grants
         and int(place.rows["deliver_at_ms"][0]) <= state.now_ms
     )
-    if not expired and not unseen:
+    if not ran_out and not unseen:
         return LeaseOutcome.LEASE_LOST
     now_at = state.hour_state(place.hour)
     if place.index in now_at.late:
@@ -248,13 +252,15 @@ def _late_ack(state: DelayState, lease: np.void, node: int) -> LeaseOutcome:
 
 
 def apply_nack(state: DelayState, command: Leases) -> LeaseResult | Refused:
-    delay_ms = max(command.value_ms, 0)
-    if delay_ms > state.settings.max_delay_ms:
+    if command.value_ms > state.settings.max_delay_ms:
         return Refused("too_far", f"a delay is at most {state.settings.max_delay_ms} ms")
     outcomes = np.full(len(command.rows), LeaseOutcome.LEASE_LOST, np.uint8)
-    node = state.number_of(NODE, command.node)
-    for grant, positions in _held(state, command, outcomes):
-        _give_back(state, grant, positions, Event.NACKED, state.now_ms + delay_ms, node)
+    failure = Failure(Event.NACKED, state.number_of(REASON, command.reason) if command.reason else NONE32)
+    giving = _GivingBack(state, failure, command.value_ms, state.number_of(NODE, command.node))
+    for grant, positions, where in _held(state, command, outcomes):
+        done = giving.back(grant, positions)
+        if done < len(positions):
+            outcomes[np.arange(len(outcomes))[where][done:]] = LeaseOutcome.AGAIN
     _note_acked(state, command, outcomes)
     return LeaseResult(outcomes)
 
@@ -266,39 +272,92 @@ def _note_acked(state: DelayState, command: Leases, outcomes: NDArray[np.uint8])
             outcomes[at] = LeaseOutcome.ALREADY_ACKED
 
 
-def _give_back(
-    state: DelayState, grant: HeldGrant, positions: NDArray[np.intp], event: Event, deliver_at_ms: int, node: int
-) -> None:
-    """Return held positions to waiting; those of a deleted topic are cancelled instead."""
-    rows = grant.rows[positions]
-    flags = FLAG_LEASE_EXPIRED if event is Event.LEASE_EXPIRED else 0
-    for hour, where in groups(rows["hour"]):
-        part = rows[where]
+class _GivingBack:
+    """Attempts that end without an ack, in one apply: each message waits again, or dies, or is over anyway."""
+
+    def __init__(self, state: DelayState, failure: Failure, delay_ms: int, node: int) -> None:
+        """delay_ms: of a nack; negative for what the topic's backoff says."""
+        self.state, self.failure, self.delay_ms, self.node = state, failure, delay_ms, node
+        self.room = MOVE_BYTES
+
+    def back(self, grant: HeldGrant, positions: NDArray[np.intp]) -> int:
+        """Return as many of these held positions, from the first on, as there is room for; how many those were."""
+        if self.room <= 0:
+            return 0
+        held = grant.rows[positions]
+        entries = np.zeros(len(held), INDEX)
+        for hour, where in groups(held["hour"]):
+            entries[where] = self.state.store.entries(hour, held["index"][where])
+        due_ms = self._due_ms(held, entries)
+        copied = np.maximum(due_ms, self.state.now_ms) // HOUR_MS != held["hour"]
+        costs = np.where(copied, entries["size"].astype(np.int64), 0) + _MOVE_COST
+        count = fitting(costs, self.room, at_least=self.room == MOVE_BYTES)
+        self.room = self.room - int(costs[:count].sum()) if count == len(costs) else 0
+        if not count:
+            return 0
+        held, entries, due_ms, positions = held[:count], entries[:count], due_ms[:count], positions[:count]
+        for hour, where in groups(held["hour"]):
+            self._one_hour(hour, held[where], entries[where], due_ms[where], grant.consumer_number)
+        _let_go(self.state, grant, positions)
+        return count
+
+    def _due_ms(self, held: NDArray[np.void], entries: NDArray[np.void]) -> NDArray[np.int64]:
+        state = self.state
+        due_ms = np.full(len(held), state.now_ms + max(self.delay_ms, 0))
+        if self.delay_ms >= 0:
+            return due_ms
+        for number, where in groups(held["topic"]):
+            backoff = state.topics[number].settings.backoff
+            if backoff:
+                waits = waits_ms(backoff, held["attempt"][where], entries["first_id"][where])
+                due_ms[where] += np.minimum(waits, state.settings.max_delay_ms)
+        return due_ms
+
+    def _one_hour(
+        self, hour: int, held: NDArray[np.void], entries: NDArray[np.void], due_ms: NDArray[np.int64], consumer: int
+    ) -> None:
+        state, failure = self.state, self.failure
         events = log_events(
-            state, hour, part, event,
-            attempts=part["attempt"], previous=part["event"], consumer=grant.consumer_number, node=node,
+            state, hour, held, failure.event,
+            attempts=held["attempt"], previous=held["event"], consumer=consumer, node=self.node,
+            other_hour=failure.reason,
         )  # fmt: skip
-        entries = state.store.entries(hour, part["index"])
-        alive = state.topics.alive(entries)
-        if alive.any():
+        gone = ~state.topics.alive(entries)
+        over = ~gone & expired(state, entries, state.now_ms)
+        dying = ~gone & ~over & (held["attempt"] >= self._limits(held))
+        if gone.any():
+            self._end(hour, held[gone], events[gone], Event.CANCELLED)
+        if over.any():
+            self._end(hour, held[over], events[over], Event.TTL_EXPIRED)
+        if dying.any():
+            die(state, hour, entries[dying], events[dying], self.node, failure)
+        again = ~(gone | over | dying)
+        if again.any():
+            flags = FLAG_LEASE_EXPIRED if failure.event is Event.LEASE_EXPIRED else 0
             move(
-                state, hour, entries[alive], deliver_at_ms=deliver_at_ms, attempts=1, flags=flags,
-                previous=events[alive], node=node, leased=True,
+                state, hour, entries[again], deliver_at_ms=due_ms[again], attempts=1, flags=flags,
+                previous=events[again], node=self.node, leased=True, failure=failure,
             )  # fmt: skip
-        if not alive.all():
-            gone = ~alive
-            log_events(
-                state, hour, part[gone], Event.CANCELLED,
-                attempts=part["attempt"][gone], previous=events[gone], consumer=NONE32, node=node,
-            )  # fmt: skip
-            settle(state, hour, part[gone], Event.CANCELLED, leased=True)
-    _let_go(state, grant, positions)
+
+    def _limits(self, held: NDArray[np.void]) -> NDArray[np.int64]:
+        limits = np.full(len(held), 1 << 30)
+        for number, where in groups(held["topic"]):
+            if most := self.state.topics[number].settings.max_attempts:
+                limits[where] = most
+        return limits
+
+    def _end(self, hour: int, held: NDArray[np.void], previous: NDArray[np.uint32], event: Event) -> None:
+        log_events(
+            self.state, hour, held, event,
+            attempts=held["attempt"], previous=previous, consumer=NONE32, node=self.node,
+        )  # fmt: skip
+        settle(self.state, hour, held, event, leased=True)
 
 
 def apply_extend(state: DelayState, command: Leases) -> LeaseResult:
     outcomes = np.full(len(command.rows), LeaseOutcome.LEASE_LOST, np.uint8)
     until_ms = state.now_ms + min(max(command.value_ms, 1), state.settings.max_lease_ms)
-    for grant, positions in _held(state, command, outcomes):
+    for grant, positions, _ in _held(state, command, outcomes):
         grant.rows["until_ms"][positions] = until_ms
         state.listener.on_extended(grant)
     _note_acked(state, command, outcomes)
@@ -311,37 +370,14 @@ def apply_extend(state: DelayState, command: Leases) -> LeaseResult:
 def apply_expire(state: DelayState, command: list[tuple[int, int]]) -> ExpireResult:
     """Return every position whose time is over by state.now, whoever thought so and when."""
     result = ExpireResult(0, [])
-    room = MOVE_BYTES
+    giving = _GivingBack(state, Failure(Event.LEASE_EXPIRED, NONE32), -1, state.no_node)
     for key in command:
         grant = state.grants.get(key)
         if grant is None:
             continue
-        if room < 0:
-            result.held.append(key)
-            continue
         over = np.flatnonzero((grant.rows["open"] == 1) & (grant.rows["until_ms"] <= state.now_ms))
-        over, room = _fitting(state, grant, over, room)
         if len(over):
-            _give_back(state, grant, over, Event.LEASE_EXPIRED, state.now_ms, state.no_node)
-            result.returned += len(over)
+            result.returned += giving.back(grant, over)
         if grant.left:
             result.held.append(key)
     return result
-
-
-def _fitting(
-    state: DelayState, grant: HeldGrant, positions: NDArray[np.intp], room: int
-) -> tuple[NDArray[np.intp], int]:
-    """The first of them whose records, if they have to be copied into the running hour, fit into `room` bytes."""
-    hours = grant.rows["hour"][positions]
-    if (hours == state.now_hour).all():
-        return positions, room
-    fits: list[int] = []
-    for position, hour in zip(positions.tolist(), hours.tolist(), strict=True):
-        if hour != state.now_hour:
-            index = int(grant.rows["index"][position])
-            room -= int(state.store.entries(hour, slice(index, index + 1))["size"][0])
-        if room < 0 and fits:
-            break
-        fits.append(position)
-    return np.array(fits, np.intp), room

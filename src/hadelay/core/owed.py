@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hadelay.core.formats import INDEX, SECONDS_PER_HOUR
 from hadelay.core.hourstate import bitmap, indexes_of
 from hadelay.core.linking import INDEX_CRC
+from hadelay.core.places import expired
 from hadelay.model import DEAD_HOURS, HOUR_MS
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class Owed:
         self.on_spoiled: Callable[[int, NDArray[np.uint32]], None] = lambda hour, indexes: None
 
     def mask(self, hour: int, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Which of these INDEX rows are neither settled nor leased, nor of a deleted topic."""
-        owed = self.state.topics.alive(rows)
+        """Which of these INDEX rows are neither settled nor leased, nor of a deleted topic, nor past their TTL."""
+        owed = self.state.topics.alive(rows) & ~expired(self.state, rows, self.state.now_ms)
         hour_state = self.state.hours.get(hour)
         if hour_state is None:
             return owed

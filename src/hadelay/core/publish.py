@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.core import idempotency
+from hadelay.core import idempotency, ttl
 from hadelay.core.drafts import CALLBACK, RELATIVE, Publish
 from hadelay.core.formats import INDEX, RECORD
 from hadelay.core.keys import Decision
-from hadelay.core.lifecycle import FLAG_CALLBACK, FLAG_KEYED, filed
+from hadelay.core.lifecycle import FLAG_CALLBACK, FLAG_KEYED, FLAG_TTL, filed
 from hadelay.core.results import PublishResult, RowCode
-from hadelay.core.topics import known_topic, topic_for
+from hadelay.core.topics import by_topic, known_topic, topic_for
 from hadelay.model import HOUR_MS, NONE32
 
 if TYPE_CHECKING:
@@ -153,7 +153,10 @@ def _file(
     entries["generation"] = state.topics.generations[numbers]
     one = int(hours[0])
     into: int | NDArray[np.int64] = one if len(hours) == 1 or (hours == one).all() else hours
+    limited = _with_ttl(state, rows, entries)
     state.store.append(into, entries, _records(command, take), headers)
+    for at, ttl_ms in limited:
+        ttl.begin(state, int(entries["first_id"][at]), int(deliver[at]), ttl_ms)
     result.ids[take] = entries["first_id"]
     result.deliver_at_ms[take] = deliver
     filed(state, into, entries)
@@ -165,6 +168,17 @@ def _flags(command: Publish) -> NDArray[np.uint16]:
     if len(command.client_keys):
         flags[command.client_keys["row"]] |= FLAG_KEYED
     return flags
+
+
+def _with_ttl(state: DelayState, rows: NDArray[np.void], entries: NDArray[np.void]) -> list[tuple[int, int]]:
+    """(row, TTL) of those that have one, of their own or their topic's; sets their flag."""
+    ttl_ms = rows["ttl_ms"].copy()
+    for number, _ in by_topic(entries["topic"]):
+        if default := state.topics[number].settings.ttl_ms:
+            ttl_ms[(entries["topic"] == number) & (ttl_ms <= 0)] = default
+    limited = np.flatnonzero(ttl_ms > 0)
+    entries["flags"][limited] |= FLAG_TTL
+    return [(at, min(int(ttl_ms[at]), state.settings.max_delay_ms)) for at in limited.tolist()]
 
 
 def _records(command: Publish, take: slice | NDArray[np.bool_]) -> bytearray:

@@ -38,6 +38,8 @@ class LeaseOutcome(IntEnum):
     DONE = 0
     ALREADY_ACKED = 1
     LEASE_LOST = 2
+    #: NACK: still held, there was too much in one command. Propose these again.
+    AGAIN = 3
 
 
 class Outcome(IntEnum):
@@ -61,6 +63,22 @@ class CancelOutcome(IntEnum):
     EXPIRED = 3
     DEAD = 4
     NOT_FOUND = 5
+
+
+class RedriveOutcome(IntEnum):
+    """What became of one id of a REDRIVE."""
+
+    REDRIVEN = 0
+    SCHEDULED = 1
+    READY = 2
+    LEASED = 3
+    ACKED = 4
+    CANCELLED = 5
+    EXPIRED = 6
+    #: Never issued, gone, or of another topic.
+    NOT_FOUND = 7
+    #: There was too much in one command: propose it again.
+    AGAIN = 8
 
 
 @dataclass(slots=True)
@@ -112,6 +130,12 @@ class CancelResult:
 
 
 @dataclass(slots=True)
+class RedriveResult:
+    #: RedriveOutcome per id
+    outcomes: NDArray[np.uint8]
+
+
+@dataclass(slots=True)
 class RescheduleResult:
     """Per target: Outcome, its id (0: not found), and where it is DONE its deliver_at_ms."""
 
@@ -122,7 +146,7 @@ class RescheduleResult:
 
 @dataclass(slots=True)
 class Progress:
-    """Of the commands that work in slices (CARRY, SWEEP, RETIRE): propose again until `done`."""
+    """Of the commands that work in slices (CARRY, SWEEP, RETIRE, …): propose again until `done`."""
 
     done: bool
     count: int
@@ -151,6 +175,7 @@ Result = (
     | ExpireResult
     | CancelResult
     | RescheduleResult
+    | RedriveResult
     | Progress
     | Done
     | Refused

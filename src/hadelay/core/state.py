@@ -19,7 +19,7 @@ import numpy as np
 from google_crc32c import extend as crc32c_extend
 from pyroaring import BitMap
 
-from hadelay.core import checkpoint, leases, places, publish, targets, topics, upkeep
+from hadelay.core import checkpoint, dead, leases, places, publish, targets, topics, ttl, upkeep
 from hadelay.core.commands import ENTRY_VERSION, FEATURE_LEVEL, Command, Malformed, decode, decode_entry
 from hadelay.core.describe import Description, describe
 from hadelay.core.held import HeldGrant
@@ -67,6 +67,8 @@ class DelayState:
         self.retired = BitMap()
         #: Where SWEEP goes on: (hour, globalIndex).
         self.sweep = (0, 0)
+        #: TTL_EXPIRE has done what lies before this key of its table: derived, "" is right as well.
+        self.ttl_from = b""
         self.key_epoch = 0
         self.key_epoch_ends_ms = 0
         self.key_count = 0
@@ -259,4 +261,10 @@ _APPLY: dict[int, Callable[[DelayState, Any], Result]] = {
     Command.FEATURE: _apply_feature,
     Command.INCARNATION: _apply_incarnation,
     Command.SETTINGS: _apply_settings,
+    Command.REDRIVE: dead.apply_redrive,
+    Command.TTL_EXPIRE: ttl.apply_ttl_expire,
+    Command.PURGE: topics.apply_purge,
+    Command.DROP_DEAD: dead.apply_drop_dead,
+    Command.REDRIVE_SOME: dead.apply_redrive_some,
+    Command.ALERTED: dead.apply_alerted,
 }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hadelay.core import ttl
 from hadelay.core.keys import find_key
 from hadelay.core.lifecycle import FLAG_LEASE_EXPIRED, move
 from hadelay.core.places import Place, cancel_entries, locate, state_of
@@ -79,6 +80,7 @@ def apply_reschedule(state: DelayState, command: Reschedule) -> RescheduleResult
                     state, place.hour, place.rows, deliver_at_ms=deliver_at_ms, attempts=0, flags=flags,
                     previous=NONE32, node=node, leased=False,
                 )  # fmt: skip
+                ttl.begin_again(state, place.rows, deliver_at_ms)
             result.deliver_at_ms[n] = deliver_at_ms
         result.outcomes[n] = outcome
     return result

@@ -2,7 +2,8 @@
 
 Every index entry carries the *generation* its topic had when it was filed. Deleting a topic adds one to the
 generation: whatever still waits under an older one is cancelled from that moment, without being touched. Nobody hands
-it out, GET says `cancelled`, and SWEEP writes it down in slices, later (core/upkeep.py).
+it out, GET says `cancelled`, and SWEEP writes it down in slices, later (core/upkeep.py). A purge is the same, without
+the end of the topic.
 """
 
 from __future__ import annotations
@@ -22,6 +23,44 @@ if TYPE_CHECKING:
     from hadelay.core.state import DelayState
 
 MAX_GENERATION = 0xFFFF
+#: What PURGE may name, as bits.
+SCHEDULED, READY, DEAD = 1, 2, 4
+
+
+@dataclass(slots=True)
+class Mark:
+    """A purge of what was scheduled, or ready, at at_ms; SWEEP writes it down. Older generations only."""
+
+    generation: int
+    at_ms: int
+    ready: bool
+
+    def means(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+        due = rows["deliver_at_ms"] <= self.at_ms
+        return np.asarray((rows["generation"] < self.generation) & (due == self.ready))
+
+
+@dataclass(slots=True)
+class RedriveJob:
+    """The redrive of all that a topic's dead letters were at upto_ms, in the order of their deaths."""
+
+    upto_ms: int
+    #: Messages per second, None: as fast as it goes.
+    rate: float | None
+    start_ms: int
+    #: So many were redriven since start_ms, up to this one: (died_at_ms, first id).
+    count: int = 0
+    after: tuple[int, int] = (0, 0)
+
+    def allowed(self, now_ms: int) -> int:
+        """How many more may be redriven by now. What was missed by more than a second is not caught up with."""
+        if self.rate is None:
+            return 1 << 30
+        due = 1 + int(self.rate * (now_ms - self.start_ms) / 1000) - self.count
+        most = 1 + int(self.rate)
+        if due > most:
+            self.start_ms, self.count, due = now_ms, 1 - most, most
+        return due
 
 
 @dataclass(slots=True)
@@ -31,6 +70,10 @@ class Topic:
     #: False once deleted; the number and the generation stay, for when the name comes back.
     exists: bool = True
     generation: int = 0
+    #: How often it was deleted: client keys of an earlier life are none of this one.
+    lives: int = 0
+    #: Entries of older generations were cancelled: with a deletion, or a purge.
+    floor: int = 0
     #: What PUT set, and the same over the defaults (core/topicconfig.py). Changed by `configure` alone.
     config: dict[str, Any] = field(default_factory=dict)
     settings: TopicSettings = field(init=False, repr=False)
@@ -44,7 +87,15 @@ class Topic:
     bytes: int = 0
     #: Dead letters that are kept.
     dead: int = 0
-    #: By Event, of messages (a move settles an entry, not a message): acked, cancelled, expired, dead. Never goes down.
+    #: Those that died at or before this time are gone.
+    dead_mark_ms: int = 0
+    redrive: RedriveJob | None = None
+    #: Of how many deaths, `settled[DEAD]` in all, somebody was told (`alert`).
+    alerted: int = 0
+    #: Partial purges that SWEEP has not been through yet.
+    marks: list[Mark] = field(default_factory=list)
+    #: By Event, of messages (a move settles an entry, not a message): acked, cancelled, expired, dead, and redriven.
+    #: Never goes down.
     settled: list[int] = field(default_factory=lambda: [0] * (max(Event) + 1))
 
     def __post_init__(self) -> None:
@@ -69,7 +120,11 @@ class Topics:
 
     def __init__(self) -> None:
         self.all: list[Topic] = []
+        #: What is filed now, and the oldest that is not cancelled: deletion and purge move it.
         self.generations = np.zeros(64, np.uint16)
+        self.floors = np.zeros(64, np.uint16)
+        #: Numbers of topics that are not done with: doomed, marked, being redriven.
+        self.chores: set[int] = set()
 
     def __getitem__(self, number: int) -> Topic:
         return self.all[number]
@@ -79,14 +134,49 @@ class Topics:
         self.all.append(topic)
         if topic.number >= len(self.generations):
             self.generations = np.concatenate([self.generations, np.zeros_like(self.generations)])
-        self.generations[topic.number] = topic.generation
+            self.floors = np.concatenate([self.floors, np.zeros_like(self.floors)])
+        self.generations[topic.number], self.floors[topic.number] = topic.generation, topic.floor
+        self.note_chores(topic)
 
     def alive(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Per INDEX row: its topic was not deleted since it was filed."""
-        return np.asarray(self.generations[rows["topic"]] == rows["generation"])
+        """Per INDEX row: its topic was neither deleted nor purged since it was filed."""
+        return np.asarray(self.floors[rows["topic"]] <= rows["generation"])
 
-    def doomed(self) -> int:
-        return sum(topic.doomed for topic in self.all)
+    def marked(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Per waiting INDEX row: a partial purge means it."""
+        meant = np.zeros(len(rows), np.bool_)
+        for number in self.chores:
+            for mark in self.all[number].marks:
+                meant |= (rows["topic"] == number) & mark.means(rows)
+        return meant
+
+    def end(self, topic: Topic) -> None:
+        """All that waits in the topic is cancelled. A running lease wins: those settle, or are cancelled on return."""
+        topic.doomed = topic.open - topic.leased
+        topic.floor, topic.marks = topic.generation, []
+        self.floors[topic.number] = topic.floor
+        self.note_chores(topic)
+
+    def end_dead(self, topic: Topic, now_ms: int) -> None:
+        """The topic's dead letters are gone from now on; their bytes go with their hours (core/dead.py)."""
+        topic.dead_mark_ms = max(now_ms, topic.dead_mark_ms, topic.redrive.upto_ms if topic.redrive else 0)
+        topic.dead, topic.redrive = 0, None
+        self.note_chores(topic)
+
+    def note_chores(self, topic: Topic) -> None:
+        if topic.doomed or topic.marks or topic.redrive is not None:
+            self.chores.add(topic.number)
+        else:
+            self.chores.discard(topic.number)
+
+    def to_sweep(self) -> bool:
+        return any(self.all[number].doomed or self.all[number].marks for number in self.chores)
+
+    def swept(self) -> None:
+        """SWEEP has been through all hours since the last mark was made."""
+        for number in list(self.chores):
+            self.all[number].marks = []
+            self.note_chores(self.all[number])
 
 
 def by_topic(numbers: NDArray[np.uint32]) -> list[tuple[int, int]]:
@@ -158,13 +248,41 @@ def apply_delete(state: DelayState, command: tuple[str, bool]) -> Done | Refused
         return Refused("topic_not_empty", f"{topic.pending} messages of {name!r} are pending")
     if topic.generation == MAX_GENERATION:
         return Refused("too_many_generations", f"{name!r} was deleted {MAX_GENERATION} times: use another name")
-    # A running lease wins: those settle, or are cancelled instead of coming back.
-    topic.doomed = topic.open - topic.leased
-    topic.generation += 1
-    state.topics.generations[topic.number] = topic.generation
+    begin_generation(state, topic)
+    topic.lives += 1
+    state.topics.end(topic)
+    state.topics.end_dead(topic, state.now_ms)
     topic.exists = False
     topic.configure({})
-    if topic.doomed:
-        state.sweep = (0, 0)
+    state.listener.on_purged(topic)
+    state.listener.on_topic(topic)
+    return Done()
+
+
+def begin_generation(state: DelayState, topic: Topic) -> None:
+    topic.generation += 1
+    state.topics.generations[topic.number] = topic.generation
+    state.sweep = (0, 0)
+
+
+def apply_purge(state: DelayState, command: tuple[str, int]) -> Done | Refused:
+    """Cancel what a topic holds in these states (bits) and was published before. O(1): ADR 78."""
+    name, states = command
+    topic = topic_for(state, name, create=False)
+    if topic is None:
+        return Refused("no_topic", f"there is no topic {name!r}")
+    waiting = states & (SCHEDULED | READY)
+    if waiting and topic.generation == MAX_GENERATION:
+        return Refused("too_many_generations", f"{name!r} was purged {MAX_GENERATION} times: use another name")
+    if waiting:
+        begin_generation(state, topic)
+    if waiting == SCHEDULED | READY:
+        state.topics.end(topic)
+        state.listener.on_purged(topic)
+    elif waiting:
+        topic.marks.append(Mark(topic.generation, state.now_ms, waiting == READY))
+        state.topics.note_chores(topic)
+    if states & DEAD:
+        state.topics.end_dead(topic, state.now_ms)
     state.listener.on_topic(topic)
     return Done()

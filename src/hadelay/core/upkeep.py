@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from hadelay.core.hourstate import bitmap, indexes_of
 from hadelay.core.keys import forget_keys
-from hadelay.core.lifecycle import FLAG_KEYED, PLACE, PLACE_KEY, PLACE_VALUE, move
+from hadelay.core.lifecycle import FLAG_KEYED, PLACE, PLACE_KEY, PLACE_VALUE, fitting, move
 from hadelay.core.places import cancel_entries
 from hadelay.core.results import Progress, Refused
+from hadelay.core.topics import by_topic
 from hadelay.model import DEAD_HOURS, NONE32, pack_id
 
 if TYPE_CHECKING:
@@ -38,34 +39,40 @@ def _waiting(state: DelayState, hour: int, start: int, limit: int) -> tuple[NDAr
 
 
 def _forget_doomed(state: DelayState, hour: int, rows: NDArray[np.void]) -> NDArray[np.void]:
-    """Cancel what was left behind by deleted topics; returns the others."""
+    """Cancel what deletions and purges left behind; returns the others."""
     alive = state.topics.alive(rows)
-    if alive.all():
-        return rows
-    doomed = rows[~alive]
-    cancel_entries(state, hour, doomed, state.no_node)
-    for number, count in zip(*np.unique(doomed["topic"], return_counts=True), strict=True):
-        state.topics[int(number)].doomed -= int(count)
-    return rows[alive]
+    if not alive.all():
+        doomed = rows[~alive]
+        cancel_entries(state, hour, doomed, state.no_node)
+        for number, count in by_topic(doomed["topic"]):
+            state.topics[number].doomed -= count
+            state.topics.note_chores(state.topics[number])
+        rows = rows[alive]
+    marked = state.topics.marked(rows)
+    if marked.any():
+        cancel_entries(state, hour, rows[marked], state.no_node)
+        rows = rows[~marked]
+    return rows
 
 
 def apply_sweep(state: DelayState, command: Slice) -> Progress:
     """Go on from where the last sweep stopped, hour by hour, until nothing doomed is left."""
-    if not state.topics.doomed():
+    if not state.topics.to_sweep():
         return Progress(True, 0)
     hour, start = state.sweep
     hours = (h for h in state.store.hours() if h < DEAD_HOURS)
     later = [h for h in hours if h > hour or (h == hour and start < state.store.count(h))]
     if not later:
-        # Doomed entries were filed while it ran (a return crossing the deletion): from the beginning.
+        # What is doomed still was filed while it ran (a return crossing the deletion): from the beginning.
         state.sweep = (0, 0)
-        return Progress(False, 0)
+        state.topics.swept()
+        return Progress(not state.topics.to_sweep(), 0)
     if later[0] != hour:
         hour, start = later[0], 0
     rows, end = _waiting(state, hour, start, command.limit)
     kept = _forget_doomed(state, hour, rows)
     state.sweep = (hour, end)
-    return Progress(not state.topics.doomed(), len(rows) - len(kept))
+    return Progress(not state.topics.to_sweep(), len(rows) - len(kept))
 
 
 def apply_carry(state: DelayState, command: Slice) -> Progress | Refused:
@@ -79,11 +86,11 @@ def apply_carry(state: DelayState, command: Slice) -> Progress | Refused:
     rows, end = _waiting(state, hour, hour_state.carried, MAX_SLICE)
     rows = _forget_doomed(state, hour, rows)
     some = rows[: max(command.limit, 1)]
-    some = some[: max(int(np.searchsorted(np.cumsum(some["size"], dtype=np.int64), CARRY_BYTES, "right")), 1)]
+    some = some[: fitting(some["size"], CARRY_BYTES)]
     if len(some):
         move(
             state, hour, some, deliver_at_ms=some["deliver_at_ms"], attempts=0, flags=some["flags"],
-            previous=NONE32, node=state.no_node, leased=False,
+            previous=NONE32, node=state.no_node, leased=False, again=False,
         )  # fmt: skip
     hour_state.carried = int(rows["index"][len(some)]) if len(some) < len(rows) else end
     # What is leased now comes back into the running hour, if it comes back: no need to look again.
@@ -95,6 +102,7 @@ def apply_retire(state: DelayState, command: Slice) -> Progress | Refused:
     hour = command.hour
     if hour in state.retired or not state.store.count(hour):
         return Progress(True, 0)
+    # Of dead hours, too: DROP_DEAD is theirs.
     if hour > state.now_hour - 2:
         return Refused("hour_running", f"hour {hour} is not two hours past")
     if open_entries := state.open_entries(hour):
@@ -124,6 +132,6 @@ def _forget_places(state: DelayState, hour: int, rows: NDArray[np.void]) -> int:
     for first_id, index in zip(returned["first_id"].tolist(), returned["index"].tolist(), strict=True):
         key = PLACE_KEY.pack(first_id)
         # Unless it went on from here.
-        if state.tables.get(PLACE, key) == PLACE_VALUE.pack(hour, index):
+        if (state.tables.get(PLACE, key) or b"").startswith(PLACE_VALUE.pack(hour, index)):
             state.tables.delete(PLACE, key)
     return len(returned)

@@ -34,7 +34,7 @@ from hadelay.runtime import Runtime
 from hadelay.server.alarm import Alarm
 from hadelay.server.cursor import CursorKeeper
 from hadelay.server.deliveries import Lateness, again, empty, first_time, still_held
-from hadelay.server.expiry import Expiry
+from hadelay.server.expiry import Expiry, TtlExpiry
 from hadelay.server.janitor import Janitor
 from hadelay.server.polls import Polls
 
@@ -136,6 +136,7 @@ class LeaderDispatcher:
             wake=self._turn_soon,
             on_damage=self._damaged,
             on_lease=self._leased,
+            on_ttl=self._ttl_filed,
             watch=self.watch,
         )
         core.start(now)
@@ -149,6 +150,7 @@ class LeaderDispatcher:
         )
         # What the leader before still hands out while it may believe in itself was due by then.
         self._term.suspect_ms = now + self.config.raft.election_min_ms if self.interval else 0
+        self._ttl = TtlExpiry(self.state, self.runtime, self.clock, self.propose)
         self._janitor = Janitor(self.state, self.runtime, self._now, self.propose, self.config.retention)
         self._arm_sweeper()
         self._turn_soon()
@@ -162,6 +164,7 @@ class LeaderDispatcher:
         term.expiry.stop()
         term.cursor.stop()
         self._janitor.stop()
+        self._ttl.stop()
         for alarm in self._alarms:
             alarm.cancel()
         self._swept_before += term.core.backlog.swept
@@ -272,6 +275,7 @@ class LeaderDispatcher:
         self._hand_out(term)
         self._answer_late_polls(term)
         term.cursor.watch()
+        self._janitor.watch()
         if aligned and core.busy:
             self._turn_soon()
         self._wake_at(next_ms)
@@ -337,6 +341,9 @@ class LeaderDispatcher:
         """Also of a grant whose proposal was given up as unknown: it may be committed later, and has to run out."""
         if self._term is not None:
             self._term.expiry.add(grant.next_until_ms(), grant.key)
+
+    def _ttl_filed(self, at_ms: int) -> None:
+        self._ttl.add(at_ms)
 
     def _granted(self, term: _Term, offer: Offer, result: GrantResult, poll: Poll) -> None:
         if not result.granted.any():

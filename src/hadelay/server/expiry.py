@@ -1,7 +1,11 @@
-"""Leases that run out, on the leader: a heap of grants by the time of their earliest lease.
+"""What ends by itself, on the leader: leases that run out, and messages whose TTL is over.
 
-The heap only says when to look. Apply judges every position against state.now, and what became of a grant is noticed
-when it comes up: nothing here has to be told about acks and nacks, and of extensions only because they may shorten.
+Leases: a heap of grants by the time of their earliest lease. The heap only says when to look. Apply judges every
+position against state.now, and what became of a grant is noticed when it comes up: nothing here has to be told about
+acks and nacks, and of extensions only because they may shorten.
+
+TTLs: table `ttl` is in the order of time already. What was acked in time leaves a row in it, so whatever comes up is
+looked at first: nothing is proposed unless a message waits and is over, or many rows have nothing to say any more.
 """
 
 from __future__ import annotations
@@ -10,9 +14,10 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hadelay.core import ttl
 from hadelay.core.clustertime import ClusterClock
-from hadelay.core.commands import encode_expire
-from hadelay.core.results import ExpireResult
+from hadelay.core.commands import encode_expire, encode_ttl_expire
+from hadelay.core.results import ExpireResult, Progress
 from hadelay.core.state import DelayState
 from hadelay.errors import HadelayError
 from hadelay.runtime import Runtime
@@ -112,3 +117,64 @@ class Expiry:
             for key in keys:
                 self._again(key, self._clock.read(self._runtime.monotonic()) + _RETRY_MS)
         self._arm()
+
+
+#: Rows of table `ttl` looked at in one go; so many that say nothing any more are worth a command.
+_ROWS = 250
+_SILENT_ROWS = 1_000
+#: Between two looks: what falls due meanwhile expires together. Apply hands out none of it, to the millisecond.
+_PAUSE_MS = 100
+
+
+class TtlExpiry:
+    """One per term. `add` it every time that apply tells of (core.ports.Listener.on_ttl)."""
+
+    def __init__(
+        self,
+        state: DelayState,
+        runtime: Runtime,
+        clock: ClusterClock,
+        propose: Callable[[bytes, Callable[[Any, HadelayError | None], None]], None],
+    ) -> None:
+        self._state, self._runtime, self._clock, self._propose = state, runtime, clock, propose
+        self._alarm = Alarm(runtime, self._look)
+        self._stopped = False
+        #: Rows before this one were looked at: nothing of them waits.
+        self._start = b""
+        self._silent = 0
+        self._rest_until_ms = 0
+        self.add(ttl.first_ms(state))
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._alarm.cancel()
+
+    def add(self, at_ms: int) -> None:
+        if at_ms < ttl.NEVER_MS and not self._stopped:
+            mono = self._runtime.monotonic()
+            self._alarm.at(mono + self._clock.delay_s(max(at_ms, self._rest_until_ms), mono))
+
+    def _now(self) -> int:
+        return self._clock.read(self._runtime.monotonic())
+
+    def _look(self) -> None:
+        now = self._now()
+        keys = ttl.due(self._state, now, self._start, _ROWS)
+        self._silent += len(keys)
+        if keys:
+            self._rest_until_ms = now + _PAUSE_MS
+        if self._silent >= _SILENT_ROWS or ttl.ends_something(self._state, keys):
+            self._propose(encode_ttl_expire(), self._ended)
+            return
+        if keys:
+            self._start = keys[-1] + b"\0"
+        self.add(now if len(keys) == _ROWS else ttl.first_ms(self._state, self._start))
+
+    def _ended(self, result: Any, error: HadelayError | None) -> None:
+        if self._stopped:
+            return
+        self._start, self._silent = self._state.ttl_from, 0
+        # A slice after a slice as long as there is more: a backlog goes as fast as the log takes it.
+        if error is None and isinstance(result, Progress) and not result.done:
+            self._rest_until_ms = 0
+        self.add(self._now())

@@ -1,5 +1,6 @@
-"""What a leader does for the disk's sake: close hours nobody drains, forget hours that are over, settle what deleted
-topics left behind. Each is a replicated command that works in slices; one at a time is under way. A cluster in which
+"""What a leader does for the disk's sake, and slowly on purpose: close hours nobody drains, forget hours that are over,
+settle what deleted topics and purges left behind, redrive dead letters at their rate. Each is a replicated command that
+works in slices; one at a time is under way, and the next leader goes on where the state says. A cluster in which
 nothing changes gets none.
 """
 
@@ -9,17 +10,19 @@ from collections.abc import Callable
 from typing import Any
 
 from hadelay.config import RetentionConfig
-from hadelay.core.commands import encode_carry, encode_retire, encode_sweep
+from hadelay.core.commands import encode_carry, encode_drop_dead, encode_redrive_some, encode_retire, encode_sweep
 from hadelay.core.results import Progress
 from hadelay.core.state import DelayState
 from hadelay.errors import HadelayError
-from hadelay.model import HOUR_MS
+from hadelay.model import DEAD_HOURS, HOUR_MS
 from hadelay.runtime import Runtime
 from hadelay.server.alarm import Alarm
 
 _LOOK_S = 30.0
 #: Between two slices: leaves the log to those who wait for an answer.
 _PAUSE_S = 0.02
+#: Between two slices of what has a rate.
+_RATE_PAUSE_S = 0.1
 #: An hour goes when it is this many hours past, at the earliest: the running one's files are near ones until then.
 _HOURS_PAST = 2
 
@@ -38,6 +41,10 @@ class Janitor:
         self._state, self._runtime, self._now_ms, self._propose = state, runtime, now_ms, propose
         self._retention = retention
         self._stopped = False
+        #: Waiting for the next look, and not for an answer.
+        self._idle = False
+        self._pause_s = _PAUSE_S
+        self._last_topic = -1
         self._alarm = Alarm(runtime, self._look)
         self._rest(1.0)
 
@@ -45,11 +52,19 @@ class Janitor:
         self._stopped = True
         self._alarm.cancel()
 
+    def watch(self) -> None:
+        """Something was applied: it may have brought work. Costs nothing."""
+        if self._idle and self._state.topics.chores:
+            self._rest(0.0)
+
     def _rest(self, seconds: float = _LOOK_S) -> None:
+        self._idle = seconds == _LOOK_S
         if not self._stopped:
+            self._alarm.cancel()
             self._alarm.at(self._runtime.monotonic() + seconds)
 
     def _look(self) -> None:
+        self._pause_s, self._idle = _PAUSE_S, False
         command = self._next()
         if command is None:
             self._rest()
@@ -58,22 +73,62 @@ class Janitor:
 
     def _worked(self, result: Any, error: HadelayError | None) -> None:
         # Whatever went wrong may be over at the next look; a refusal would only come back at once.
-        self._rest(_PAUSE_S if isinstance(result, Progress) else _LOOK_S)
+        self._rest(self._pause_s if isinstance(result, Progress) else _LOOK_S / 2)
 
     def _next(self) -> bytes | None:
-        if self._state.topics.doomed():
+        # A redrive may take days: it takes turns with everything else.
+        if (redrive := self._redrive()) is not None:
+            return redrive
+        if self._state.topics.to_sweep():
             return encode_sweep()
+        command = self._next_hour()
+        if command is None and self._last_topic >= 0:
+            self._last_topic = -1
+            return self._redrive()
+        self._last_topic = -1
+        return command
+
+    def _redrive(self) -> bytes | None:
+        """The next topic that redrives, None when each had its turn."""
+        topics = self._state.topics
+        for number in sorted(topics.chores):
+            topic = topics[number]
+            if number > self._last_topic and topic.redrive is not None:
+                self._last_topic = number
+                self._pause_s = _PAUSE_S if topic.redrive.rate is None else _RATE_PAUSE_S
+                return encode_redrive_some(topic.name)
+        return None
+
+    def _next_hour(self) -> bytes | None:
         now = self._now_ms()
+        running = now // HOUR_MS
         for hour in self._state.store.hours():
-            past_ms = now - (hour + 1) * HOUR_MS
-            if hour > now // HOUR_MS - _HOURS_PAST or past_ms < 0:
+            if hour >= DEAD_HOURS + running:
                 return None
+            if hour >= DEAD_HOURS:
+                return encode_drop_dead(hour)
+            if hour > running - _HOURS_PAST:
+                continue
             if not self._state.open_entries(hour):
-                if past_ms >= self._retention.settled_ms:
+                if self._is_over(hour, now):
                     return encode_retire(hour)
-            elif past_ms >= self._retention.carry_ms and self._can_carry(hour):
+            elif now - (hour + 1) * HOUR_MS >= self._retention.carry_ms and self._can_carry(hour):
                 return encode_carry(hour)
         return None
+
+    def _is_over(self, hour: int, now_ms: int) -> bool:
+        """The longest retention of the topics that settled something in it is over."""
+        last_ms = (hour + 1) * HOUR_MS
+        kept_ms = 0
+        if (hour_state := self._state.hours.get(hour)) is not None:
+            last_ms = max(last_ms, hour_state.settled_at_ms)
+            topics = self._state.topics
+            kept_ms = max((self.kept_ms(topics[number].config) for number in hour_state.topics), default=0)
+        return now_ms >= last_ms + kept_ms
+
+    def kept_ms(self, config: dict[str, Any]) -> int:
+        kept: int = config.get("retention_ms", self._retention.settled_ms)
+        return kept
 
     def _can_carry(self, hour: int) -> bool:
         """There are entries that CARRY has not looked at. What is open besides is leased, and moves by itself."""

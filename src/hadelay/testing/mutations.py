@@ -167,8 +167,8 @@ def _reused_attempt() -> Iterator[None]:
     """What returns to waiting keeps its attempt number."""
     lease = leases._lease
 
-    def again(state: Any, hour: int, rows: Any, consumer: int, node: int) -> None:
-        lease(state, hour, rows, consumer, node)
+    def again(state: Any, hour: int, rows: Any, consumer: int, node: int, handed: bool) -> None:
+        lease(state, hour, rows, consumer, node, handed)
         rows["attempt"] = 1
 
     with _patched(leases, "_lease", again):
