@@ -123,7 +123,7 @@ def test_a_dropped_table_can_be_filled_in_the_same_commit(open_backend: Open) ->
 
 
 def test_a_large_commit_is_whole_after_a_crash_within_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is beyond the first few thousand changes is sorted in by later transactions: by the next process, if need be."""
+    """What is beyond the first few thousand changes is sorted in by later transactions: by the next one, if need be."""
     path = str(tmp_path / "state.mdb")
     tables = Tables(LmdbBackend(path))
     for n in range(10_000):

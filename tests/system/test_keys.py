@@ -22,7 +22,8 @@ def test_one_of_many_wins(cluster: Cluster) -> None:
     with ThreadPoolExecutor(12) as pool:
         for turn in range(20):
             ask = f"key=k{turn}&delay=1h&on_conflict=reject"
-            answers = list(pool.map(lambda n: put(cluster, cluster.names[n % 3], "race", ask), range(12)))
+            asked = [pool.submit(put, cluster, cluster.names[n % 3], "race", ask) for n in range(12)]
+            answers = [future.result() for future in asked]
             assert Counter(a.status for a in answers) == {201: 1, 409: 11}
             (winner,) = (a.json["id"] for a in answers if a.status == 201)
             assert {a.json["id"] for a in answers if a.status == 409} == {winner}
