@@ -2,9 +2,9 @@
 
 The pool is a consumer like any other: while its node leads it polls for every topic that has a webhook, so that
 grants, leases, commit-before-call, redelivery marks, expiry and fail-over hold as they do for those that pull. It
-fetches ahead, one round of calls more than it makes at once. A call is begun only while the whole of its timeout fits
-into the lease, so nobody else is handed the message while it lasts. When the node ceases to lead the pool fetches no
-more, and finishes what it holds.
+fetches ahead, as many as the receiver takes in the time of some commits. A call is begun only while the whole of its
+timeout fits into the lease, so nobody else is handed the message while it lasts. When the node ceases to lead the pool
+fetches no more, and finishes what it holds.
 
 Dispatching and calling are decoupled (S3): a topic has so many calls at once and no more, and where all topics
 together want more than there may be each has an equal share. Whoever does not answer holds up his own topic alone.
@@ -48,6 +48,8 @@ CONSUMER = "webhook"
 #: Of a lease, beyond the time that two calls may take: one to wait for, and its own.
 _MARGIN_MS = 5_000
 _WAIT_MS = 3_600_000
+_PACE_S = 0.1
+_MOST_AHEAD = 1_000
 _AGAIN_S = 0.1
 #: Why a topic is paused whose receiver answered 410.
 GONE = "webhook disabled: HTTP 410"
@@ -82,6 +84,8 @@ class Feed:
         self.absent = 0
         self.poll: Poll | None = None
         self.removed = False
+        #: Calls that were answered since then, and how many in the tenth of a second before.
+        self.answered, self._since, self._pace = 0, 0.0, 0.0
 
     def set(self, settings: TopicSettings, most_calls: int, max_lease_ms: int) -> None:
         assert settings.webhook is not None
@@ -91,6 +95,14 @@ class Feed:
         self.calls = min(settings.concurrency or most_calls, most_calls)
         self.lease_ms = min(2 * self.webhook.timeout_ms + _MARGIN_MS, max_lease_ms)
         self.timeout_s = min(self.webhook.timeout_ms, self.lease_ms // 2) / 1000
+
+    def ahead(self, mono: float) -> int:
+        """How many to fetch beyond those that can be called: one round, or what the receiver takes in two tenths of a
+        second, since a grant has to be committed first."""
+        passed_s = mono - self._since
+        if passed_s >= _PACE_S:
+            self._pace, self._since, self.answered = self.answered * _PACE_S / passed_s, mono, 0
+        return max(self.calls, min(int(2 * self._pace), _MOST_AHEAD))
 
     @property
     def held(self) -> int:
@@ -156,9 +168,12 @@ class Pool:
     # fetching
 
     def _fetch(self, feed: Feed, request_id: bytes = b"") -> None:
-        room = 2 * feed.calls - feed.held
+        if not self._leading or feed.removed or feed.poll is not None:
+            return
+        most = feed.calls + feed.ahead(self.runtime.monotonic())
+        room = most - feed.held
         # Not a poll for every slot that gets free: a quarter of them together, at the least.
-        if not self._leading or feed.removed or feed.poll is not None or room < max(1, feed.calls // 4):
+        if room < max(1, most // 4):
             return
         request_id = request_id or f"{self.node.leading}-{next(self._numbers)}".encode()
         done = partial(self._fetched, feed)
@@ -254,6 +269,7 @@ class Pool:
 
     def _called(self, feed: Feed, job: Job, url: str, host: str, answer: Answer) -> None:
         feed.calling -= 1
+        feed.answered += 1
         self.in_flight -= 1
         self._hosts[host] -= 1
         if not self._hosts[host]:

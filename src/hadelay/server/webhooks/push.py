@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hadelay.server.webhooks.alerts import Alerts
 from hadelay.server.webhooks.call import Caller
 from hadelay.server.webhooks.guard import Guard
 from hadelay.server.webhooks.pool import Pool
@@ -19,20 +20,22 @@ class Push:
     def __init__(self, node: Node) -> None:
         self._runtime = node.runtime
         self.guard = Guard(node.config.webhooks.allow)
-        self.pool = Pool(node)
+        self.pool, self.alerts = Pool(node), Alerts(node)
         self._changed: dict[int, Topic] = {}
 
     def call_by(self, caller: Caller) -> None:
         """Before the node is started."""
-        self.pool.caller = caller
+        self.pool.caller = self.alerts.caller = caller
 
     def on_leader(self) -> None:
         """Once the dispatcher works."""
         if self.pool.caller is not None:
             self.pool.on_leader()
+            self.alerts.on_leader()
 
     def on_follower(self) -> None:
         self.pool.on_follower()
+        self.alerts.on_follower()
 
     def on_topic(self, topic: Topic) -> None:
         """Its settings changed, or messages of it died. Called by apply, so nothing is done here and now."""
@@ -46,6 +49,7 @@ class Push:
         changed, self._changed = self._changed, {}
         for topic in changed.values():
             self.pool.on_topic(topic)
+            self.alerts.on_topic(topic)
 
     @property
     def busy(self) -> bool:

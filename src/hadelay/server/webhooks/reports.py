@@ -57,7 +57,7 @@ class Reports:
             for start in range(0, len(held), _MOST):
                 part = held[start : start + _MOST]
                 rows = np.array([lease for lease, _ in part], LEASE)
-                command = encode_ack(self.node, rows) if verdict is None else encode_nack(self.node, rows, verdict[0])
+                command = encode_ack(self.node, rows) if verdict is None else encode_nack(self.node, rows, *verdict)
                 self._flying += 1
                 self.propose(command, partial(self._told, verdict, part))
 

@@ -14,6 +14,7 @@ import socket
 import ssl
 import time
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -82,16 +83,16 @@ class Sender:
         began = time.monotonic()
         status, reason, retry_after_ms = 0, "", None
         try:
-            async with asyncio.timeout(request.timeout_s):
-                async with self._session.post(
-                    URL(request.url, encoded=True),
-                    data=request.body,
-                    headers=request.headers,
-                    allow_redirects=False,
-                    timeout=_NO_TIMEOUT,
-                ) as answer:
-                    status = answer.status
-                    retry_after_ms = retry_after(answer.headers.get("Retry-After"))
+            async with self._session.post(
+                _url(request.url),
+                data=request.body,
+                headers=request.headers,
+                allow_redirects=False,
+                timeout=_timeout(request.timeout_s),
+            ) as answer:
+                status = answer.status
+                retry_after_ms = retry_after(answer.headers.get("Retry-After"))
+                if not answer.content.at_eof():
                     await _skim(answer)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, ssl.CertificateError) as error:
             reason = "" if status else why(error)
@@ -108,7 +109,15 @@ async def _skim(answer: aiohttp.ClientResponse) -> None:
             return
 
 
-_NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=None)
+@lru_cache(maxsize=1024)
+def _url(text: str) -> URL:
+    return URL(text, encoded=True)
+
+
+@lru_cache(maxsize=1024)
+def _timeout(seconds: float) -> aiohttp.ClientTimeout:
+    """For all of it; aiohttp would round those over 5 s up to whole seconds of the clock."""
+    return aiohttp.ClientTimeout(total=seconds, sock_connect=None, ceil_threshold=1e9)
 
 
 def failure(status: int) -> str:
