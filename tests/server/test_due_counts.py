@@ -30,7 +30,13 @@ class Hours:
     def derive_some(self, hour: int, *, topics: bool = False) -> bool:
         return True
 
-    def topic_minutes(self, hour: int) -> Any:
+    def waiting(self) -> Any:
+        return np.zeros(0, np.int64), np.zeros(0, np.uint16), np.zeros(0, np.uint32)
+
+    def written_seconds(self, hour: int) -> Any:
+        return self._store.heads(hour).count
+
+    def written_minutes(self, hour: int) -> Any:
         return count_topics(no_counters(), self._store.entries(hour, slice(None)))
 
 

@@ -197,12 +197,37 @@ def test_topic_minutes_count_what_is_filed(store: HourStore, hour: int) -> None:
         _, rows, blob, headers = messages(hour, sizes=[8] * 100, topic=topic, seed=total)
         store.append(hour, rows, blob, headers)
         total += 100
-        counted = store.topic_minutes(hour)
+        store.heads(hour)  # which writes out what waits
+        counted = store.written_minutes(hour)
         assert counted["count"].sum() == total
     rows = store.entries(hour, slice(None))
     for topic, minute, count in counted.tolist():
         assert count == ((rows["topic"] == topic) & (rows["second"] // 60 == minute)).sum()
     assert counted.tolist() == sorted(counted.tolist())
+
+
+def test_what_waits_is_told_once(store: HourStore) -> None:
+    def filed() -> int:
+        hours, _, topics = store.waiting()
+        written = sum(int(store.written_seconds(hour).sum()) for hour in (NOW, NOW + 30, NOW + 40))
+        assert set(topics.tolist()) <= {1, 2}
+        assert NOW not in hours.tolist()
+        return written + len(hours)
+
+    for n, hour in enumerate((NOW, NOW + 30, NOW + 40, NOW + 30)):
+        store.append(*messages(hour, sizes=[8] * 50, topic=1 + n % 2, seed=n))
+        assert filed() == 50 * (n + 1)
+    store.heads(NOW + 30)
+    assert set(store.waiting()[0].tolist()) == {NOW + 40}
+    assert filed() == 200
+    store.append(*messages(NOW + 30, sizes=[8] * 10))
+    store.freeze()
+    store.append(*messages(NOW + 40, sizes=[8] * 10))
+    assert filed() == 220
+    while not store.write_some():
+        assert filed() == 220
+    assert set(store.waiting()[0].tolist()) == {NOW + 40}
+    assert filed() == 220
 
 
 def test_a_full_buffer_writes_itself_out(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def write(directory: str) -> None:
     events["at_ms"] = [AT + 2, AT + 40]
     storage.hours.append_events(HOUR, events)
     checkpoint(storage, loop, 5)
-    storage.hours.topic_minutes(HOUR)
+    storage.hours.written_minutes(HOUR)
     derived = storage.hours._heads.get(HOUR, 2)  # as if it had enough entries to be worth a file
     Path(directory, "hours/2026112018.heads").write_bytes(encode_heads(HOUR, derived))
     storage.close()

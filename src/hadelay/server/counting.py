@@ -24,8 +24,8 @@ from hadelay.storage.heads import count_topics, no_counters
 if TYPE_CHECKING:
     from hadelay.server.node import Node
 
-#: Settled entries looked up in one go, some milliseconds; and hours counted in one go when there is nothing new.
-_SLICE, _HOURS = 8_192, 256
+#: Settled entries looked up in one go, and hours counted in one go: some milliseconds.
+_SLICE, _HOURS = 8_192, 64
 #: Hours of which the settled are remembered, as many as storage remembers heads of.
 _REMEMBERED = 512
 
@@ -58,24 +58,43 @@ class DueCounts:
                 return []
             number = state.names.number(TOPIC, topic)
         buckets = np.zeros(-(-(to_ms - from_ms) // step_ms), np.int64)
+
+        def add(at_ms: NDArray[np.int64], counts: NDArray[np.int64] | int) -> None:
+            inside = (at_ms >= from_ms) & (at_ms < to_ms)
+            places = (at_ms[inside] - from_ms) // step_ms
+            np.add.at(buckets, places, counts if isinstance(counts, int) else counts[inside])
+
         first, last = from_ms // HOUR_MS, min((to_ms - 1) // HOUR_MS, DEAD_HOURS - 1)
-        for n, hour in enumerate([h for h in store.hours() if first <= h <= last], 1):
-            if n % _HOURS == 0:
+        hours = [hour for hour in store.hours() if first <= hour <= last]
+        for start in range(0, len(hours), _HOURS):
+            if start:
                 yield
-            if not state.open_entries(hour):
-                continue
-            hour_state = state.hours.get(hour)
-            if number is None and hour_state is not None and hour_state.open_seconds is not None:
-                counts = hour_state.open_seconds.astype(np.int64)
-            else:
+            some = [hour for hour in hours[start : start + _HOURS] if state.open_entries(hour)]
+            settled = {}
+            for hour in some:
+                if number is None and self._running(hour) is not None:
+                    continue
                 while not store.derive_some(hour, topics=number is not None):
                     yield
-                settled = yield from self._settle(hour)
-                counts = self._open(hour, settled, number)
-            at = hour * HOUR_MS + np.arange(len(counts)) * (HOUR_MS // len(counts))
-            inside = (at >= from_ms) & (at < to_ms)
-            np.add.at(buckets, (at[inside] - from_ms) // step_ms, counts[inside])
+                settled[hour] = yield from self._settle(hour)
+            # From here to the end of the round all is of one moment.
+            for hour in some:
+                counts = self._open(hour, settled[hour], number) if hour in settled else self._running(hour)
+                if counts is not None:
+                    add(hour * HOUR_MS + np.arange(len(counts)) * (HOUR_MS // len(counts)), counts)
+            waits, seconds, topics = store.waiting()
+            chosen = np.isin(waits, list(settled))
+            if number is not None:
+                chosen &= topics == number
+                seconds = seconds // 60 * 60
+            add(waits[chosen] * HOUR_MS + seconds[chosen].astype(np.int64) * 1000, 1)
         return [(from_ms + at * step_ms, int(buckets[at])) for at in np.flatnonzero(buckets > 0).tolist()]
+
+    def _running(self, hour: int) -> NDArray[np.int64] | None:
+        """Open entries per second, as apply counts them from the time the hour begins; None for the others."""
+        hour_state = self._node.state.hours.get(hour)
+        seconds = hour_state.open_seconds if hour_state is not None else None
+        return None if seconds is None else seconds.astype(np.int64)
 
     def _settle(self, hour: int) -> Generator[None, None, _Settled]:
         """What is settled of the hour, with what is new since the last time."""
@@ -99,12 +118,12 @@ class DueCounts:
         return known
 
     def _open(self, hour: int, settled: _Settled, topic: int | None) -> NDArray[np.int64]:
-        """Of each second; of each minute if it is for one topic."""
+        """What is written and open, of each second; of each minute if it is for one topic."""
         store = self._node.storage.hours
         if topic is None:
-            return store.heads(hour).count.astype(np.int64) - settled.seconds
+            return store.written_seconds(hour).astype(np.int64) - settled.seconds
         counts = np.zeros(60, np.int64)
-        for rows, sign in ((store.topic_minutes(hour), 1), (settled.topics, -1)):
+        for rows, sign in ((store.written_minutes(hour), 1), (settled.topics, -1)):
             mine = rows[rows["topic"] == topic]
             counts[mine["minute"]] += sign * mine["count"].astype(np.int64)
         return counts

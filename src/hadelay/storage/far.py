@@ -100,6 +100,10 @@ class Generation:
         order = (span.astype(np.uint16) if span.max() < 1 << 16 else span).argsort(kind="stable")
         return order, slots[order]
 
+    def rows(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.void]]:
+        """(slot of each row, the rows), in the order of arrival; views."""
+        return self._slots[: self.n], self._rows[: self.n]
+
     def get(self, positions: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.void], list[int]]:
         """(rows, where each one's record starts in the arena)."""
         return self._rows.take(positions), self._starts[positions].tolist()

@@ -98,6 +98,17 @@ class FarWriter:
                 positions = generation.of(slot, int(table.written[slot]))
                 self._write(generation, positions, np.full(len(positions), slot, np.uint32))
 
+    def waiting(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
+        """(slot, second, topic) of each row that is not written yet."""
+        found = []
+        for generation in (self._frozen, self.fresh):
+            if generation is not None:
+                slots, rows = generation.rows()
+                waits = rows["index"] >= self._table.written[slots]
+                found.append((slots[waits], rows["second"][waits], rows["topic"][waits]))
+        slots, seconds, topics = (np.concatenate(column) for column in zip(*found, strict=True))
+        return slots, seconds, topics
+
     def _write(self, generation: Generation, positions: npt.NDArray[np.integer], slots: npt.NDArray[np.uint32]) -> None:
         """positions: the next unwritten rows of some hours, ordered by slot. Those that `write_out` took are passed
         over."""
