@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.result import Row, Setup
-from bench.rows import deliver, failure, publish, size, webhooks
+from bench.rows import deliver, failure, look, publish, size, webhooks
 
 ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "single": publish.single,
@@ -19,6 +19,7 @@ ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "lateness": deliver.lateness,
     "webhooks": webhooks.calls,
     "hanging": webhooks.hanging,
+    "look": look.looking,
     "memory": size.memory,
     "failover": failure.failover,
     "restart": size.restart,

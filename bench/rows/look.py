@@ -1,0 +1,145 @@
+"""Looking at, and changing, single messages among many: by key, in lists, in counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import uvloop
+
+from bench.cluster import Cluster
+from bench.http1 import Failed, request
+from bench.load import PADDING, TOPIC, Session, Tally, now_ms, publish
+from bench.result import Row, Setup, Target
+from bench.rows.size import HOUR_MS, within_48_hours
+
+#: Keyed commands per second, and publishes per second beside them.
+RATE, PUBLISHES = 500, 2_000
+_KEYS = f"/v1/topics/{TOPIC}/keys/"
+
+
+async def fill(addresses: list[str], count: int, tally: Tally) -> None:
+    """Messages due within 48 hours, in batches of 5,000, each under a key: its number."""
+    firsts = iter(range(0, count, 5_000))
+
+    async def produce(n: int) -> None:
+        session = Session(addresses, n)
+        for first in firsts:
+            items = [
+                {"topic": TOPIC, "body": PADDING, "deliver_at": within_48_hours(), "key": f"{key}"}
+                for key in range(first, min(first + 5_000, count))
+            ]
+            head = f"Idempotency-Key: {os.urandom(12).hex()}\r\n"
+            packed = request("POST", "/v1/messages:batch", msgpack.packb(items), kind="msgpack", headers=head)
+            results = msgpack.unpackb(await session.call(packed, 60))["results"]
+            if refused := [r for r in results if "error" in r]:
+                raise Failed(422, json.dumps(refused[0]).encode())
+            tally.published += len(results)
+
+    await asyncio.gather(*(produce(n) for n in range(6)))
+
+
+class Clock:
+    """How long each kind of request took, in ms."""
+
+    def __init__(self) -> None:
+        self.took: dict[str, list[float]] = {}
+
+    async def time(self, what: str, session: Session, packed: bytes) -> Any:
+        began = time.perf_counter()
+        answer = await session.call(packed)
+        self.took.setdefault(what, []).append((time.perf_counter() - began) * 1000)
+        return json.loads(answer)
+
+    def p99(self, what: str) -> float:
+        return statistics.quantiles(self.took[what], n=100)[98]
+
+
+async def look(addresses: list[str], keys: Iterator[int], seconds: float, tally: Tally) -> tuple[Clock, int]:
+    """All at once: publishes; gets, cancels and reschedules by keys, each of which is used once; counts, histograms and
+    lists. What took how long, and how many were cancelled."""
+    clock, end, cancelled = Clock(), time.monotonic() + seconds, 0
+
+    def wishes() -> Iterator[tuple[str, bytes]]:
+        while True:
+            yield "get", request("GET", f"{_KEYS}{next(keys)}")
+            yield "cancel", request("DELETE", f"{_KEYS}{next(keys)}")
+            yield "reschedule", request("PATCH", f"{_KEYS}{next(keys)}", b'{"delay": "20h"}')
+
+    commands = wishes()
+
+    async def command(n: int, clients: int) -> None:
+        nonlocal cancelled
+        session, every = Session(addresses, n), clients / RATE
+        at = time.monotonic() + random.random() * every
+        while at < end:
+            await asyncio.sleep(max(0.0, at - time.monotonic()))
+            what, packed = next(commands)
+            answer = await clock.time(what, session, packed)
+            cancelled += answer.get("outcome") == "cancelled"
+            at = max(at + every, time.monotonic() - 1)
+
+    async def produce(n: int) -> None:
+        session, every, at = Session(addresses, n), 20 * 4 / PUBLISHES, time.monotonic()
+        while at < end:
+            await asyncio.sleep(max(0.0, at - time.monotonic()))
+            await publish(session, tally, [within_48_hours() for _ in range(20)])
+            at = max(at + every, time.monotonic() - 1)
+
+    async def watch(n: int) -> None:
+        session, now = Session(addresses, n), now_ms()
+        span = f"from={now - HOUR_MS}&to={now + 49 * HOUR_MS}"
+        questions = {
+            "counts": f"/v1/topics/{TOPIC}",
+            "due": f"/v1/due?{span}&step=60s",
+            "due of a topic": f"/v1/topics/{TOPIC}/due?{span}&step=60s",
+            "first page": f"/v1/topics/{TOPIC}/messages?limit=100",
+            "first page from the middle": f"/v1/topics/{TOPIC}/messages?limit=100&from={now + 24 * HOUR_MS}",
+        }
+        for what, path in questions.items():  # the first time something may have to be counted
+            await clock.time(f"{what}, the first time", session, request("GET", path))
+        while time.monotonic() < end:
+            for what, path in questions.items():
+                await clock.time(what, session, request("GET", path))
+                await asyncio.sleep(0.05)
+
+    await asyncio.gather(
+        *(command(n, 16) for n in range(16)),
+        *(produce(n) for n in range(4)),
+        *(watch(n) for n in range(len(addresses))),
+    )
+    return clock, cancelled
+
+
+def looking(setup: Setup) -> list[Row]:
+    count = setup.many(10_000_000, 200_000)
+    row = Row(
+        "look",
+        f"among {count:,} pending: by key at {RATE}/s beside {PUBLISHES:,} publishes/s; counts, histograms, lists; p99",
+        [
+            *(Target(what, 25.0, at_most=True) for what in ("get", "cancel", "reschedule")),
+            *(Target(what, 10.0, at_most=True) for what in ("counts", "due", "due of a topic")),
+            *(Target(what, 100.0, at_most=True) for what in ("first page", "first page from the middle")),
+        ],
+    )
+    setup.say(f"look, filling {count:,}")
+    with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+        addresses, tally = [node.http for node in cluster.nodes], Tally()
+        uvloop.run(fill(addresses, count, tally))
+        cluster.settle()
+        keys, total = iter(random.sample(range(count), count // 2)), 0
+        for number in range(setup.rounds):
+            setup.say(f"look, round {number + 1}")
+            clock, cancelled = uvloop.run(look(addresses, keys, setup.seconds(30), tally))
+            total += cancelled
+            for what, took in clock.took.items():
+                row.add(what, max(took) if what.endswith("the first time") else clock.p99(what), "ms")
+        cluster.account([TOPIC], tally.published, total)
+    return [row]
