@@ -33,8 +33,8 @@ _NUMBERS = (
     "keys_dropped_early",
 )  # fmt: skip
 _TOPIC = (
-    "number", "name", "exists", "generation", "config", "open", "leased", "doomed", "published", "bytes", "dead",
-    "settled", "lives", "floor", "dead_mark_ms", "alerted",
+    "number", "name", "exists", "generation", "config", "open", "leased", "doomed", "published", "bytes", "spent_ns",
+    "dead", "settled", "lives", "floor", "dead_mark_ms", "alerted",
 )  # fmt: skip
 
 

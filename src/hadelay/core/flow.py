@@ -21,6 +21,8 @@ HAND_OUT_DEPTH_S = 0.1
 PUBLISH_DEPTH_S = 1.0
 #: Who waits for tokens is not woken more often than this; up to 200 messages/s that is for every single one.
 _WAKE_NS = 5 * _MS
+#: No rate is lower than one message a year.
+_LONGEST_NS = 365 * 86_400 * _SECOND
 #: No limit.
 PLENTY = 1 << 30
 
@@ -32,7 +34,7 @@ class Bucket:
 
     def __init__(self, rate: float, depth_s: float, spent_ns: int) -> None:
         """rate: per second, more than 0."""
-        self.interval_ns = max(1, math.ceil(_SECOND / rate))
+        self.interval_ns = max(1, math.ceil(min(_SECOND / rate, _LONGEST_NS)))
         self.depth = max(1, int(rate * depth_s))
         self.spent_ns = spent_ns
 
@@ -61,7 +63,7 @@ def publish_bucket(rate: float, spent_ns: int) -> Bucket:
 class Room(NamedTuple):
     """How many may be handed out, which limit says so, and when it says otherwise (NEVER_MS: not by time alone)."""
 
-    count: int
+    most: int
     cause: str = ""
     again_ms: int = NEVER_MS
 
@@ -92,7 +94,7 @@ class Flow:
         if self.concurrency is not None:
             room = Room(max(0, self.concurrency - held), "concurrency")
         for cause, bucket in (("rate", self.rate), ("catch_up_rate", self.catch_up if overdue else None)):
-            if bucket is not None and (count := bucket.available(now_ms)) < room.count:
+            if bucket is not None and (count := bucket.available(now_ms)) < room.most:
                 room = Room(count, cause, bucket.next_ms())
         return room
 

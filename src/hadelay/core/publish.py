@@ -12,6 +12,7 @@ from hadelay.core.drafts import CALLBACK, RELATIVE, Publish
 from hadelay.core.formats import INDEX, RECORD
 from hadelay.core.keys import Decision
 from hadelay.core.lifecycle import FLAG_CALLBACK, FLAG_KEYED, FLAG_TTL, filed
+from hadelay.core.quotas import refuse_beyond_quotas
 from hadelay.core.results import PublishResult, RowCode
 from hadelay.core.topics import by_topic, known_topic, topic_for
 from hadelay.model import HOUR_MS, NONE32
@@ -39,6 +40,7 @@ def apply_publish(state: DelayState, command: Publish) -> PublishResult:
     keys = Decision(state, command, topics, deliver_at_ms, take, result) if len(command.client_keys) else None
     hours = deliver_at_ms // HOUR_MS
     _refuse_full_hours(state, hours, result.codes, take)
+    refuse_beyond_quotas(state, command, topics, keys, result.codes, take)
     _count(state, command, topics, take)
     if take.all():
         _file(state, command, slice(None), deliver_at_ms, hours, topics, result)

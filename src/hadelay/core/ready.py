@@ -613,7 +613,7 @@ class Ready:
             for window in line.windows:
                 if window.places:
                     room = self._allowed(window)
-                    if room.count > 0:
+                    if room.most > 0:
                         return line
                     if stopped is None or room.again_ms < stopped.again_ms:
                         stopped = room
@@ -634,7 +634,7 @@ class Ready:
         parts: list[Part] = []
         for line in (first, *(line for line in poll.lines if line is not first)):
             for window in line.windows:
-                while want > 0 and size > 0 and window.places and (most := min(want, self._allowed(window).count)) > 0:
+                while want > 0 and size > 0 and window.places and (most := min(want, self._allowed(window).most)) > 0:
                     part, cost = self._take(window, most, size, bool(parts))
                     if part.places:
                         parts.append(part)

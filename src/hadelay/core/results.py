@@ -27,6 +27,12 @@ class RowCode(IntEnum):
     KEY_PENDING = 6
     #: on_conflict = replace, and the message of `others` is leased (409).
     KEY_LEASED = 7
+    #: The topic has max_messages pending messages (429).
+    TOO_MANY_MESSAGES = 8
+    #: The pending messages of the topic would have more than max_bytes (429).
+    TOO_MANY_BYTES = 9
+    #: Beyond the topic's publish_rate (429).
+    TOO_FAST = 10
     #: It names a webhook URL of its own, and the topic does not allow that (422).
     NO_CALLBACK = 12
 

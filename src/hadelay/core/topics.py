@@ -85,6 +85,8 @@ class Topic:
     published: int = 0
     #: Of the records of what is open.
     bytes: int = 0
+    #: Up to when the tokens of publish_rate are spent (core/flow.py).
+    spent_ns: int = 0
     #: Dead letters that are kept.
     dead: int = 0
     #: Those that died at or before this time are gone.

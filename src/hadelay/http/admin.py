@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from aiohttp import web
 
@@ -35,6 +36,25 @@ def _topic(call: Call) -> str:
 async def put_topic(call: Call) -> web.Response:
     """Make a topic, or change what is named"""
     return call.reply(_topic_out(await call.server.service.put_topic(_topic(call), settings_in(call.body))))
+
+
+@routes.add("POST", "/v1/topics/{topic}:pause", body=types.Pause, returns={200: types.Topic}, errors=(404, 503, 504))
+async def pause_topic(call: Call) -> web.Response:
+    """Hand out nothing more of the topic; publishing goes on, and so do running leases"""
+    return await _change(call, {"paused": True, "paused_reason": call.body.reason})
+
+
+@routes.add("POST", "/v1/topics/{topic}:resume", returns={200: types.Topic}, errors=(404, 503, 504))
+async def resume_topic(call: Call) -> web.Response:
+    """Hand out again, what fell due meanwhile at the topic's catch-up rate if it has one"""
+    return await _change(call, {"paused": None, "paused_reason": None})
+
+
+async def _change(call: Call, config: dict[str, Any]) -> web.Response:
+    """Settings of a topic that is there: a name that was mistyped makes none."""
+    name, service = _topic(call), call.server.service
+    await service.get_topic(name, stale=False)
+    return call.reply(_topic_out(await service.put_topic(name, config)))
 
 
 @routes.add("GET", "/v1/topics/{topic}", query=types.ReadQuery, returns={200: types.Topic}, errors=(404, 503))

@@ -14,6 +14,7 @@ from aiohttp import web
 from hadelay.core.meta import Meta, unpack
 from hadelay.errors import BadRequest, HadelayError, Impossible, LimitReached, NoLeader
 from hadelay.http import types
+from hadelay.http.options import check_tags
 from hadelay.http.routes import Call, Routes
 from hadelay.http.values import check_topic, format_instant
 from hadelay.model import encode_id
@@ -113,7 +114,8 @@ def _poll(call: Call, topics: list[str]) -> Poll:
     if not 0 < len(request_id) <= _MAX_REQUEST_ID:
         raise BadRequest(f"request_id: 1 to {_MAX_REQUEST_ID} bytes")
     lease_ms = None if wish.lease is None else _lease(call, wish.lease)
-    return Poll(list(dict.fromkeys(topics)), consumer, request_id, count, int(wait_ms), lease_ms)
+    tags, any_tags = check_tags(limits, wish.tags), check_tags(limits, wish.any_tags)
+    return Poll(list(dict.fromkeys(topics)), consumer, request_id, count, int(wait_ms), lease_ms, tags, any_tags)
 
 
 def _lease(call: Call, lease_ms: int) -> int:

@@ -166,7 +166,7 @@ def check_tags(limits: HttpConfig, tags: Iterable[str]) -> tuple[str, ...]:
     """Without repetitions, in the order given. What is between two commas is a tag, less the space around it."""
     found = tuple(dict.fromkeys(tag.strip() for tag in tags))
     if len(found) > limits.max_tags:
-        raise BadRequest(f"{len(found)} tags; a message has at most {limits.max_tags}")
+        raise BadRequest(f"{len(found)} tags; at most {limits.max_tags}")
     for tag in found:
         if not 0 < len(tag.encode()) <= limits.max_tag_bytes or "," in tag or not tag.isprintable():
             raise BadRequest(f"tags: {tag[:70]!r}; 1 to {limits.max_tag_bytes} bytes of printable text, no commas")

@@ -196,6 +196,10 @@ class Receive(In):
     lease: Duration | None = None
     consumer: str | None = None
     request_id: str | None = None
+    #: Only messages that have all of these.
+    tags: list[str] = []
+    #: Only messages that have one of these; besides all of `tags`.
+    any_tags: list[str] = []
 
 
 class ReceiveTopics(Receive, kw_only=True):
@@ -302,6 +306,11 @@ class PutTopic(In):
     alert: Alert | UnsetType | None = UNSET
     paused: bool | UnsetType | None = UNSET
     dispatch_sync: Literal["commit", "interval"] | UnsetType | None = UNSET
+
+
+class Pause(In):
+    #: Shown with the topic while it is paused.
+    reason: str | None = None
 
 
 class DeleteTopicQuery(In):

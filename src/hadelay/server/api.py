@@ -54,6 +54,9 @@ class Poll(Struct):
     wait_ms: int
     #: None: the topic's own lease, or the node's default.
     lease_ms: int | None
+    #: Only messages with all of `tags`, and with one of `any_tags` if there are any.
+    tags: tuple[str, ...] = ()
+    any_tags: tuple[str, ...] = ()
 
 
 class Delivered(Struct):

@@ -8,7 +8,8 @@ has left this node and no answer came, it is OutcomeUnknown.
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -39,6 +40,13 @@ _DRAFT_BYTES = 128
 _MAX_INFLIGHT = 2
 #: How soon a batch is tried again that found no leader where it went.
 _RETRY_S = 0.02
+#: A topic's settings may change: nobody is shut out for longer without asking again.
+_LONGEST_SHUT_MS = 1_000
+_LIMITS = {
+    RowCode.TOO_MANY_MESSAGES: "max_messages",
+    RowCode.TOO_MANY_BYTES: "max_bytes",
+    RowCode.TOO_FAST: "publish_rate",
+}
 #: The most commands in one entry (its count is a u16).
 _MAX_COMMANDS = 16_384
 
@@ -94,10 +102,17 @@ class Batcher:
         max_queue_bytes: int,
         leaderless_wait_s: float,
         commit_timeout_s: float,
+        retry_after_ms: Callable[[str], int] = lambda topic: 0,
     ) -> None:
+        """retry_after_ms: when a topic's publish rate lets the next message through."""
         self.node, self.runtime, self.outlet = node, runtime, outlet
         self.max_entry_bytes, self.max_queue_bytes = max_entry_bytes, max_queue_bytes
         self.leaderless_wait_s, self.commit_timeout_s = leaderless_wait_s, commit_timeout_s
+        self.retry_after_ms = retry_after_ms
+        #: Rows refused by a topic's limits, by the limit's name.
+        self.refused: Counter[str] = Counter()
+        #: Topic → until when publishes of it are refused here, unasked: apply said that they come too fast.
+        self._shut: dict[str, float] = {}
         self.queued_bytes = 0
         self.inflight = 0
         self.batches = 0
@@ -113,6 +128,10 @@ class Batcher:
     # asking
 
     def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
+        if self._shut and (wait_ms := self._shut_ms(drafts)):
+            self.refused["publish_rate"] += len(drafts)
+            done(None, _too_fast(drafts[0].topic, wait_ms))
+            return
         size = _DRAFT_BYTES * len(drafts)
         for draft in drafts:
             size += len(draft.body) + len(draft.meta)
@@ -129,6 +148,35 @@ class Batcher:
             self._publishes.extend(self._split(drafts, request_key, done))
         if not self._scheduled:
             self._schedule()
+
+    def _shut_ms(self, drafts: list[Draft]) -> int:
+        """How long all of these are to wait; 0: apply decides."""
+        topic = drafts[0].topic
+        until = self._shut.get(topic, 0.0)
+        left_ms = math.ceil((until - self.runtime.monotonic()) * 1000)
+        if left_ms <= 0:
+            self._shut.pop(topic, None)
+            return 0
+        return left_ms if all(draft.topic == topic for draft in drafts) else 0
+
+    def _shut_for(self, topic: str) -> int:
+        """It came too fast: in how many ms there is room again, as far as this node knows."""
+        wait_ms = self.retry_after_ms(topic)
+        if wait_ms:
+            self._shut[topic] = self.runtime.monotonic() + min(wait_ms, _LONGEST_SHUT_MS) / 1000
+        return wait_ms
+
+    def problem(self, code: RowCode, topic: str, other: int = 0) -> HadelayError:
+        """What a row of that topic is answered with."""
+        cause = _LIMITS.get(code)
+        if cause is None:
+            return _problem(code, topic, other)
+        self.refused[cause] += 1
+        if code == RowCode.TOO_FAST:
+            return _too_fast(topic, self._shut_for(topic))
+        return LimitReached(
+            f"the pending messages of {topic!r} are as many as it may have ({cause})", retry_after_ms=1_000
+        )
 
     def propose(self, command: bytes, done: Done, term: int = 0) -> None:
         """Commands keep their order. They are few and small: no limit but the callers' own. With a `term`, only this
@@ -273,7 +321,7 @@ class _Batch:
         assert results is not None
         assert len(results) == len(self.groups) + len(self.commands)
         for group, result in zip(self.groups, results, strict=False):
-            _answer(group, result)
+            _answer(self.batcher, group, result)
         for command, result in zip(self.commands, results[len(self.groups) :], strict=True):
             command.done(result, None)
 
@@ -296,7 +344,7 @@ def _group(publishes: list[_Publish]) -> list[list[_Publish]]:
     return ([shared] if shared else []) + [[p] for p in publishes if p.key is not None]
 
 
-def _answer(group: list[_Publish], result: Any) -> None:
+def _answer(batcher: Batcher, group: list[_Publish], result: Any) -> None:
     if not isinstance(result, PublishResult):
         error = refusal(result)
         for publish in group:
@@ -312,7 +360,7 @@ def _answer(group: list[_Publish], result: Any) -> None:
         if not plain:
             receipts.duplicates = frozenset(result.duplicate[first:last].nonzero()[0].tolist())
             receipts.problems = {
-                n: _problem(
+                n: batcher.problem(
                     RowCode(result.codes[first + n]), publish.drafts[n].topic, *others[first + n : first + n + 1]
                 )
                 for n in result.codes[first:last].nonzero()[0].tolist()
@@ -329,6 +377,10 @@ def refusal(result: Refused) -> HadelayError:
     if result.code == "disk_full":
         return DiskFull(result.detail, retry_after_ms=5_000)
     return HadelayError(f"refused ({result.code}): {result.detail}")
+
+
+def _too_fast(topic: str, wait_ms: int) -> HadelayError:
+    return LimitReached(f"more than the publish_rate of {topic!r}: come again later", retry_after_ms=max(1, wait_ms))
 
 
 def _problem(code: RowCode, topic: str, other: int = 0) -> HadelayError:

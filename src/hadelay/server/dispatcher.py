@@ -13,6 +13,7 @@ Works between on_leader, when the no-op of the term is applied, and on_follower,
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -26,10 +27,11 @@ from hadelay.core.commands import Grant, encode_extend, encode_grant
 from hadelay.core.dispatch import DONE, PROPOSED, Delivery, Dispatcher, Offer, Poll
 from hadelay.core.held import HeldGrant
 from hadelay.core.ports import NoListener
+from hadelay.core.ready import MAX_FILTERS, TOPIC_FILTERS
 from hadelay.core.results import GrantResult, LeaseOutcome, LeaseResult
 from hadelay.core.state import DelayState
 from hadelay.core.topics import Topic
-from hadelay.errors import DamagedFile, HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.errors import DamagedFile, HadelayError, LimitReached, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.runtime import Runtime
 from hadelay.server.alarm import Alarm
 from hadelay.server.cursor import CursorKeeper
@@ -48,6 +50,10 @@ _BACKOFF_S = 0.02
 _MAX_ROUNDS = 2
 #: Timers have limits; to wake once an hour costs nothing.
 _LONGEST_SLEEP_S = 3_600.0
+_TOO_MANY_FILTERS = (
+    f"consumers ask for {TOPIC_FILTERS} different combinations of tags of one topic, or {MAX_FILTERS} in all, already: "
+    "use fewer, or topics"
+)
 #: Slices of backlog the sweeper looks at each time.
 _SWEEP_SLICES = 4
 
@@ -117,6 +123,7 @@ class LeaderDispatcher:
         self.damaged_links = 0
         self.lateness = Lateness()
         self._swept_before = 0
+        self._throttled_before: Counter[str] = Counter()
         self._term: _Term | None = None
         self._turning = False
         self._alarms = [Alarm(runtime, ring) for ring in (self._turn_soon, self.flush, self._sweep)]
@@ -168,6 +175,7 @@ class LeaderDispatcher:
         for alarm in self._alarms:
             alarm.cancel()
         self._swept_before += term.core.backlog.swept
+        self._throttled_before += term.core.ready.throttled
         unknown = OutcomeUnknown("the leader changed; ask again with the same request_id")
         for poll in term.unanswered():
             term.polls.answer(poll, None, unknown)
@@ -206,9 +214,13 @@ class LeaderDispatcher:
             poll.done(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
             return
         poll.deadline = self.runtime.monotonic() + poll.wait_ms / 1000.0
-        if not poll.request_id or not self._is_repeated(term, poll):
-            term.polls.wait(poll)
-            self._turn_soon()
+        if poll.request_id and self._is_repeated(term, poll):
+            return
+        if not term.core.ready.admits(poll):
+            term.polls.answer(poll, None, LimitReached(_TOO_MANY_FILTERS, retry_after_ms=1_000))
+            return
+        term.polls.wait(poll)
+        self._turn_soon()
 
     def _is_repeated(self, term: _Term, poll: Poll) -> bool:
         """Idempotent receive: the same {consumer, request_id} takes the place of a waiting poll, or gets what it was
@@ -519,6 +531,15 @@ class LeaderDispatcher:
     def cursor(self) -> tuple[int, int, int]:
         """(hour tick, second tick, localIndex): of the wheels here, or as replicated."""
         return self._term.core.cursor if self._term is not None else self.state.cursor
+
+    def throttled(self) -> dict[str, int]:
+        """How often a topic with a message for somebody was stopped, by the limit's name; `filters`: polls refused."""
+        return dict(self._throttled_before + (self._term.core.ready.throttled if self._term is not None else Counter()))
+
+    def tag_checks(self) -> tuple[int, int]:
+        """Records whose tags were read because their mask fitted, and how many of them did not match."""
+        ready = self._term.core.ready if self._term is not None else None
+        return (ready.checked, ready.false_positives) if ready is not None else (0, 0)
 
     def waiting_polls(self) -> int:
         return self._term.core.ready.waiting if self._term is not None else 0

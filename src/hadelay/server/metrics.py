@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from hadelay.core.dispatch import LATENESS_BUCKETS_MS
 from hadelay.model import Event
 from hadelay.server.api import Histogram, MetricsView
 from hadelay.server.webhooks.pool import DURATIONS_S
+
+#: What stops hand-outs, refuses publishes, and refuses polls.
+CAUSES = (
+    "paused", "rate", "catch_up_rate", "concurrency", "publish_rate", "max_messages", "max_bytes", "filters",
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
@@ -45,11 +51,14 @@ def node_metrics(node: Node) -> MetricsView:
     calls = node.push.pool
     values |= {"webhook_calls_in_flight": calls.in_flight, "webhook_topics_disabled": calls.disabled}
     values["webhook_leases_lost_total"] = calls.reports.lost
+    limited = Counter(dispatcher.throttled()) + node.batcher.refused
+    values["tag_checks_total"], values["tag_false_positives_total"] = dispatcher.tag_checks()
     syncs = raft.stats.sync_buckets
     return MetricsView(
         values=values,
         labelled={
             "messages": ("state", {name: float(count) for name, count in pending.items()}),
+            "throttled_total": ("cause", {name: float(limited[name]) for name in CAUSES}),
             "webhook_calls_total": ("outcome", {name: float(count) for name, count in sorted(calls.outcomes.items())}),
         },
         histograms={

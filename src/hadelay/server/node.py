@@ -14,6 +14,7 @@ from hadelay.config import Config
 from hadelay.core.clustertime import ClusterClock
 from hadelay.core.commands import Command, Draft, encode_entry, encode_incarnation, encode_settings
 from hadelay.core.formats import FEATURE_LEVEL, INDEX_SIZE
+from hadelay.core.quotas import retry_after_ms
 from hadelay.core.results import Refused
 from hadelay.core.state import DelayState
 from hadelay.errors import DamagedFile, DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
@@ -93,6 +94,7 @@ class Node:
             max_queue_bytes=config.limits.publish_queue_bytes,
             leaderless_wait_s=config.http.no_leader_wait_ms / 1000,
             commit_timeout_s=config.limits.commit_timeout_ms / 1000,
+            retry_after_ms=self._retry_after_ms,
         )
         self.push = Push(self)
         self._make_dispatcher()
@@ -124,6 +126,9 @@ class Node:
             done(None, DiskFull(_NO_SPACE, retry_after_ms=5_000))
             return
         self.batcher.publish(drafts, request_key, done)
+
+    def _retry_after_ms(self, topic: str) -> int:
+        return retry_after_ms(self.state.topic(topic), self.clock.read(self.runtime.monotonic()))
 
     def propose(self, command: bytes, done: Done) -> None:
         """Ack, nack, extend, cancel and the topics' commands, on any node. In interval mode hand-outs go first."""
@@ -262,14 +267,25 @@ class Node:
             self.runtime.call_soon(done, None, NoLeader("this node does not lead (any more)"))
 
     def _damaged(self, hour: int, index: int, what: str) -> None:
-        """A second's chain is broken at that entry: have it mended, then walk on."""
-        place = (hour, ".idx", index * INDEX_SIZE, INDEX_SIZE)
+        """A second's chain is broken at that entry, or its record: have both mended, then walk on."""
+        store = self.storage.hours
 
         def mended(data: bytes | None) -> None:
             if data is not None:
                 self.dispatcher.repaired(hour)
 
-        self.mender.mend(*place, mended)
+        def entry_mended(data: bytes | None) -> None:
+            if data is None or not store.count(hour):
+                return
+            row = store.entries(hour, slice(index, index + 1))[0]
+            try:
+                store.record(hour, int(row["offset"]), int(row["size"]), verify=True)
+            except DamagedFile as damage:
+                self.mender.mend(hour, ".log", damage.offset, damage.size, mended)
+            else:
+                mended(data)
+
+        self.mender.mend(hour, ".idx", index * INDEX_SIZE, INDEX_SIZE, entry_mended)
 
     def reload(self, storage: Storage) -> None:
         """A snapshot was installed: go on from its state. Only a follower installs, so nothing waits here."""

@@ -16,6 +16,7 @@ from hadelay.core import commands
 from hadelay.core.dispatch import Delivery as Handed
 from hadelay.core.dispatch import Poll as CorePoll
 from hadelay.core.drafts import Draft, hash_client_key
+from hadelay.core.filters import filter_of
 from hadelay.core.keys import find_key
 from hadelay.core.meta import unpack
 from hadelay.core.results import (
@@ -154,6 +155,7 @@ class NodeService:
             lease_ms=self._lease(poll),
             wait_ms=poll.wait_ms,
             done=_settle_future(future),
+            filter=filter_of(poll.tags, poll.any_tags),
         )
         node.dispatcher.poll(waiting)
         try:
