@@ -35,10 +35,48 @@ class Runtime(Protocol):
     def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> Handle: ...
 
     def in_thread(
-        self, lane: str, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+        self,
+        lane: str,
+        fn: Callable[[], Any],
+        done: Callable[[Any, BaseException | None], None],
+        *,
+        brief: bool = False,
     ) -> None:
-        """Run `fn` off the loop, then `done(result, error)` on it. Jobs of one lane run one after another, in order."""
+        """Run `fn` off the loop, then `done(result, error)` on it. Jobs of one lane run one after another, in order.
+
+        brief: it may run on the loop instead, while the lane's last jobs took less time than changing threads does.
+        """
         ...
+
+
+#: A brief job may run on the loop after this many of its lane in a row took less than this (seconds).
+_BRIEF_JOBS, _BRIEF_S = 8, 0.001
+#: One that took longer than this sends its lane back to the thread for so many jobs.
+_LONG_S, _LONG_JOBS = 0.002, 64
+
+
+class _Lane:
+    """One thread, what waits for it, and how quick its brief jobs are lately."""
+
+    __slots__ = ("deferred", "executor", "needed", "on_loop", "pending")
+
+    def __init__(self, name: str) -> None:
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"hadelay-{name}")
+        #: In the thread.
+        self.pending = 0
+        #: A job is about to run on the loop; those that came after it wait here.
+        self.on_loop = False
+        self.deferred: list[Callable[[], None]] = []
+        #: Quick jobs still to be seen before one runs on the loop.
+        self.needed = _BRIEF_JOBS
+
+    def took(self, seconds: float) -> None:
+        if seconds >= _LONG_S:
+            self.needed = _LONG_JOBS
+        elif seconds >= _BRIEF_S:
+            self.needed = max(self.needed, _BRIEF_JOBS)
+        elif self.needed:
+            self.needed -= 1
 
 
 class AsyncioRuntime:
@@ -48,7 +86,7 @@ class AsyncioRuntime:
         self.loop = loop
         self.random = random.Random()
         self.monotonic = time.monotonic
-        self._lanes: dict[str, ThreadPoolExecutor] = {}
+        self._lanes: dict[str, _Lane] = {}
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -60,20 +98,63 @@ class AsyncioRuntime:
         return self.loop.call_later(delay_s, fn, *args)
 
     def in_thread(
-        self, lane: str, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+        self,
+        lane: str,
+        fn: Callable[[], Any],
+        done: Callable[[Any, BaseException | None], None],
+        *,
+        brief: bool = False,
     ) -> None:
-        executor = self._lanes.get(lane)
-        if executor is None:
-            executor = self._lanes[lane] = ThreadPoolExecutor(1, thread_name_prefix=f"hadelay-{lane}")
+        jobs = self._lanes.get(lane)
+        if jobs is None:
+            jobs = self._lanes[lane] = _Lane(lane)
+        if jobs.on_loop:
+            jobs.deferred.append(lambda: self.in_thread(lane, fn, done, brief=brief))
+            return
+        if brief and not jobs.needed and not jobs.pending:
+            jobs.on_loop = True
+            # What else is ready goes first: frames leave for other disks before this one is waited for.
+            self.loop.call_soon(self._on_loop, jobs, fn, done)
+            return
+        jobs.pending += 1
+        executor, took = jobs.executor, 0.0
+
+        def timed() -> Any:
+            nonlocal took
+            started = time.monotonic()
+            try:
+                return fn()
+            finally:
+                took = time.monotonic() - started
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            jobs.pending -= 1
+            if brief:
+                jobs.took(took)
+            done(result, error)
 
         def finished(future: Future[Any]) -> None:
             error = future.exception()
             result = None if error else future.result()
             if not self.loop.is_closed():
-                self.loop.call_soon_threadsafe(done, result, error)
+                self.loop.call_soon_threadsafe(ended, result, error)
 
-        executor.submit(fn).add_done_callback(finished)
+        executor.submit(timed).add_done_callback(finished)
+
+    def _on_loop(self, jobs: _Lane, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        result, error = None, None
+        started = time.monotonic()
+        try:
+            result = fn()
+        except Exception as raised:
+            error = raised
+        jobs.took(time.monotonic() - started)
+        jobs.on_loop = False
+        deferred, jobs.deferred = jobs.deferred, []
+        for job in deferred:
+            job()
+        done(result, error)
 
     def close(self) -> None:
-        for executor in self._lanes.values():
-            executor.shutdown(wait=True)
+        for lane in self._lanes.values():
+            lane.executor.shutdown(wait=True)

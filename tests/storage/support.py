@@ -41,7 +41,14 @@ class Loop:
     def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> Any:
         raise NotImplementedError
 
-    def in_thread(self, lane: str, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def in_thread(
+        self,
+        lane: str,
+        fn: Callable[[], Any],
+        done: Callable[[Any, BaseException | None], None],
+        *,
+        brief: bool = False,
+    ) -> None:
         def run() -> None:
             try:
                 result = fn()

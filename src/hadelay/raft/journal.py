@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 #: What a new journal stands on: the empty state machine, as if an entry 1 of term 0 had made it.
 FIRST = (1, 0)
+#: A sync of no more than this may run on the loop, on a disk that is quicker than a change of threads.
+_BRIEF_BYTES = 64 << 10
 #: How long after the last sync a mark is left that says so, once nothing else comes.
 _MARK_DELAY_S = 0.05
 
@@ -410,8 +412,7 @@ class Journal:
         garbage, self._garbage = self._garbage, []
         names_changed, self._names_changed = self._names_changed, False
         try:
-            for segment in dirty:
-                segment.write()
+            written = sum([segment.write() for segment in dirty])
         except OSError as error:
             self.on_fatal(error)
             return
@@ -425,6 +426,7 @@ class Journal:
         newest = self._segments[-1]
         position = (newest.header.seq, newest.written)
         files = [segment.file for segment in dirty]
+        brief = not (names_changed or garbage) and written <= _BRIEF_BYTES
 
         def sync() -> None:
             for file in files:
@@ -452,7 +454,7 @@ class Journal:
             elif self._mark_timer is None and not self.closed:
                 self._mark_timer = self._runtime.call_later(_MARK_DELAY_S, self._leave_mark)
 
-        self._runtime.in_thread("journal", sync, done)
+        self._runtime.in_thread("journal", sync, done, brief=brief)
 
     def _leave_mark(self) -> None:
         """Nothing came since the last sync: write down that it succeeded, for whoever finds damage later."""

@@ -126,7 +126,7 @@ class RaftConfig:
     append_bytes: int = 1 << 20
     window_bytes: int = 4 << 20
     #: Longest stretch of applying before the loop gets its turn.
-    apply_slice_ms: float = 10.0
+    apply_slice_ms: float = 2.0
     #: Pulling a snapshot: bytes per request, and per second.
     chunk_bytes: int = 256 << 10
     pull_bytes_per_s: int = 64 << 20

@@ -58,12 +58,14 @@ class Segment:
         if not self.places or offset - self.places[-1][1] >= _PLACE_BYTES:
             self.places.append((index, offset))
 
-    def write(self) -> None:
-        """Hand what is pending to the file system; nothing is durable yet."""
+    def write(self) -> int:
+        """Hand what is pending to the file system, and say how many bytes that was; nothing is durable yet."""
+        size = self.position - self.written
         if self.pending:
             self.file.pwritev(self.pending, self.written)
             self.pending = []
             self.written = self.position
+        return size
 
     def cap(self, last_index: int) -> None:
         """Entries beyond `last_index` are void: a later segment says otherwise."""

@@ -38,6 +38,8 @@ Done = Callable[[Any, HadelayError | None], None]
 _DRAFT_BYTES = 128
 #: Entries on their way at once. Two keep the disks busy; more would only make batches smaller.
 _MAX_INFLIGHT = 2
+#: The same for what the leader itself proposes (grants above all): somebody's message is due, and it is small.
+_MAX_INFLIGHT_OWN = 4
 #: How soon a batch is tried again that found no leader where it went.
 _RETRY_S = 0.02
 #: A topic's settings may change: nobody is shut out for longer without asking again.
@@ -221,16 +223,17 @@ class Batcher:
     def _flush(self) -> None:
         self._scheduled = False
         # An outlet may refuse at once: then it rests, or this loop would never end.
-        while (
-            not (self.held or self._resting) and self.inflight < _MAX_INFLIGHT and (self._publishes or self._commands)
-        ):
+        while not (self.held or self._resting) and (self._publishes or self._commands):
+            own = self.inflight >= _MAX_INFLIGHT
+            if own and not (self._commands and self._commands[0].term and self.inflight < _MAX_INFLIGHT_OWN):
+                return
             if not self.outlet.ready():
                 self._wait_for_leader()
                 return
-            self._send_batch()
+            self._send_batch(commands_only=own)
 
-    def _send_batch(self) -> None:
-        publishes = _take(self._publishes, self.max_entry_bytes)
+    def _send_batch(self, *, commands_only: bool) -> None:
+        publishes = [] if commands_only else _take(self._publishes, self.max_entry_bytes)
         room = self.max_entry_bytes - sum(p.bytes for p in publishes)
         commands = _take(self._commands, room) if room > 0 or not publishes else []
         term = self.outlet.term()

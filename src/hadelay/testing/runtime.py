@@ -144,7 +144,14 @@ class SimRuntime:
     def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> Event:
         return self.world.at(self.world.now + max(0.0, delay_s) / self._rate, fn, *args, owner=self)
 
-    def in_thread(self, lane: str, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def in_thread(
+        self,
+        lane: str,
+        fn: Callable[[], Any],
+        done: Callable[[Any, BaseException | None], None],
+        *,
+        brief: bool = False,
+    ) -> None:
         """`fn` runs a moment later, at one instant; what it synced becomes durable, and `done` is called, when the
         disk has taken its time. So a sync covers exactly what was written before it began, and a crash in between
         keeps a prefix of the job (SimDisk.begin)."""

@@ -1,0 +1,71 @@
+"""Where work runs: what is brief may run on the loop, but only on a disk that has been quick for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hadelay.runtime import AsyncioRuntime
+
+
+async def run(runtime: AsyncioRuntime, fn: Callable[[], Any], *, brief: bool) -> Any:
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def done(result: Any, error: BaseException | None) -> None:
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    runtime.in_thread("disk", fn, done, brief=brief)
+    return await asyncio.wait_for(future, 10)
+
+
+async def until_on_loop(runtime: AsyncioRuntime) -> int:
+    """How many brief jobs it takes until one runs on the loop."""
+    for count in range(10_000):
+        if await run(runtime, threading.get_ident, brief=True) == threading.get_ident():
+            return count
+    raise AssertionError("never")
+
+
+async def test_brief_jobs_come_to_the_loop_once_they_are_quick_and_leave_it_when_one_is_not() -> None:
+    runtime = AsyncioRuntime(asyncio.get_running_loop())
+    try:
+        assert await until_on_loop(runtime) >= 8
+        await run(runtime, lambda: time.sleep(0.003), brief=True)
+        assert await run(runtime, threading.get_ident, brief=True) != threading.get_ident()
+        assert await until_on_loop(runtime) >= 60
+        assert await run(runtime, threading.get_ident, brief=False) != threading.get_ident()
+    finally:
+        runtime.close()
+
+
+async def test_jobs_of_a_lane_keep_their_order_wherever_they_run() -> None:
+    runtime = AsyncioRuntime(asyncio.get_running_loop())
+    loop, ran, last = asyncio.get_running_loop(), [], asyncio.Event()
+    try:
+        await until_on_loop(runtime)
+        for number in range(20):
+            runtime.in_thread("disk", lambda n=number: ran.append(n), lambda *_: None, brief=number % 3 == 0)
+        runtime.in_thread("disk", lambda: None, lambda *_: loop.call_soon(last.set), brief=True)
+        await asyncio.wait_for(last.wait(), 10)
+        assert ran == list(range(20))
+    finally:
+        runtime.close()
+
+
+async def test_an_error_on_the_loop_is_answered_like_one_in_the_thread() -> None:
+    runtime = AsyncioRuntime(asyncio.get_running_loop())
+    try:
+        await until_on_loop(runtime)
+        for brief in (True, False):
+            with pytest.raises(ZeroDivisionError):
+                await run(runtime, lambda: 1 / 0, brief=brief)
+    finally:
+        runtime.close()
