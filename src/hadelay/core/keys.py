@@ -56,51 +56,55 @@ class Decision:
         self.state, self.node, self.take, self.result = state, command.node, take, result
         #: What is filed last under each key of `key`: its row.
         self._last: dict[bytes, int] = {}
-        #: (row, key, start), in order.
-        self._filed: list[tuple[int, bytes, int]] = []
+        #: (row, key), in order.
+        self._filed: list[tuple[int, bytes]] = []
         #: (row, the row of this command that answers for it).
         self._same: list[tuple[int, int]] = []
         #: (row, the row it replaces, or the id).
         self._replaced: list[tuple[int, int | None, int]] = []
+        #: When the chain of a row began, if it goes on with one.
         self._starts: dict[int, int] = {}
-        if result.others is None:
-            result.others = np.zeros(len(take), np.uint64)
         rows = command.client_keys
-        numbers = topics[command.rows["topic"][rows["row"]]]
-        lives = [state.topics[number].lives for number in numbers.tolist()]
-        digests = rows["hash"].tobytes()
-        columns = zip(
-            rows["row"].tolist(), rows["mode"].tolist(), rows["max_wait_ms"].tolist(), numbers.tolist(),
-            lives, strict=True,
-        )  # fmt: skip
-        for n, (row, mode, max_wait_ms, number, life) in enumerate(columns):
-            if take[row]:
-                key = _SCOPE.pack(number, life) + digests[16 * n : 16 * n + 16]
-                self._decide(row, key, mode)
-                if take[row] and max_wait_ms > 0:
-                    latest = max(self._starts[row] + max_wait_ms, state.now_ms)
+        at = rows["row"]
+        numbers = topics[command.rows["topic"][at]]
+        scopes = np.zeros(len(rows), [("topic", ">u4"), ("generation", ">u2"), ("hash", "V16")])
+        scopes["topic"], scopes["generation"], scopes["hash"] = numbers, state.topics.generations[numbers], rows["hash"]
+        raw, size = scopes.tobytes(), scopes.itemsize
+        keys = [raw[n : n + size] for n in range(0, len(raw), size)]
+        stored = state.tables.get_many(KEY, keys)
+        columns = zip(at.tolist(), keys, stored, rows["mode"].tolist(), take[at].tolist(), strict=True)
+        for row, key, known, mode, taken in columns:
+            if taken:
+                self._decide(row, key, known, mode)
+        waits = rows["max_wait_ms"].tolist()
+        if any(waits):
+            for row, max_wait_ms in zip(at.tolist(), waits, strict=True):
+                if max_wait_ms > 0 and take[row]:
+                    latest = max(self._starts.get(row, state.now_ms) + max_wait_ms, state.now_ms)
                     deliver_at_ms[row] = min(deliver_at_ms[row], latest)
 
-    def _decide(self, row: int, key: bytes, mode: int) -> None:
-        state, earlier = self.state, self._last.get(key)
-        start, place, leased = state.now_ms, None, False
-        if earlier is None and (stored := state.tables.get(KEY, key)) is not None:
-            first_id, since = _VALUE.unpack(stored)
-            place, leased = self._pending(first_id)
-            start = start if place is None else since
-        elif earlier is not None:
-            start = self._starts[earlier]
-        if earlier is not None or place is not None:
-            if mode == KEEP:
-                self._answer(row, earlier, place)
-            elif mode == REJECT or leased:
-                self._refuse(row, earlier, place, RowCode.KEY_PENDING if mode == REJECT else RowCode.KEY_LEASED)
+    def _decide(self, row: int, key: bytes, stored: bytes | None, mode: int) -> None:
+        earlier = self._last.get(key)
+        if stored is not None or earlier is not None:
+            place, leased, start = None, False, self.state.now_ms
+            if earlier is not None:
+                start = self._starts.get(earlier, start)
             else:
+                assert stored is not None
+                first_id, since = _VALUE.unpack(stored)
+                place, leased = self._pending(first_id)
+                start = start if place is None else since
+            if earlier is not None or place is not None:
+                if mode == KEEP:
+                    self._answer(row, earlier, place)
+                    return
+                if mode == REJECT or leased:
+                    self._refuse(row, earlier, place, RowCode.KEY_PENDING if mode == REJECT else RowCode.KEY_LEASED)
+                    return
                 self._replaced.append((row, earlier, _id_of(place)))
-        if self.take[row]:
-            self._last[key] = row
-            self._starts[row] = start
-            self._filed.append((row, key, start))
+                self._starts[row] = start
+        self._last[key] = row
+        self._filed.append((row, key))
 
     def _pending(self, message_id: int) -> tuple[Place | None, bool]:
         place = locate(self.state, message_id)
@@ -127,7 +131,8 @@ class Decision:
             self._note(row, _id_of(place))
 
     def _note(self, row: int, other: int) -> None:
-        assert self.result.others is not None
+        if self.result.others is None:
+            self.result.others = np.zeros(len(self.take), np.uint64)
         self.result.others[row] = other
 
     def replacing(self) -> set[int]:
@@ -158,12 +163,10 @@ class Decision:
             for hour in dict.fromkeys(place.hour for place in over):
                 rows = np.concatenate([place.rows for place in over if place.hour == hour])
                 cancel_entries(state, hour, rows, node)
-        put = state.tables.put
-        for row, key, start in self._filed:
-            if take[row]:
-                message_id = int(result.ids[row])
-                put(KEY, key, _VALUE.pack(message_id, start))
-                put(KEYOF, PLACE_KEY.pack(message_id), key)
+        ids, starts, now_ms = result.ids.tolist(), self._starts, state.now_ms
+        filed = [(key, ids[row], starts.get(row, now_ms)) for row, key in self._filed if take[row]]
+        state.tables.put_many(KEY, {key: _VALUE.pack(message_id, start) for key, message_id, start in filed})
+        state.tables.put_many(KEYOF, {PLACE_KEY.pack(i): key for key, i, _ in filed})
 
 
 def _id_of(place: Place | None) -> int:

