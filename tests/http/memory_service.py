@@ -23,9 +23,12 @@ from hadelay.model import HOUR_MS, encode_id, hour_of, pack_id
 from hadelay.server.api import (
     Check,
     ClusterView,
+    DeadLetterView,
+    DeadPage,
     Delivered,
     Delivery,
     DispatchView,
+    FailureView,
     Histogram,
     HistoryEvent,
     HoursView,
@@ -76,6 +79,8 @@ class MemoryService:
         self.published: list[Draft] = []
         self.polls: list[Poll] = []
         self.withdrawn = 0
+        self.reason = ""
+        self.rate: float | None = None
         self.hour_bytes = b"".join(bytes([n % 251]) for n in range(5000))
         self._index = count()
         self._seq = count(1)
@@ -205,7 +210,8 @@ class MemoryService:
                     break
         return Delivery(messages, now + lease_ms, lease_ms)
 
-    async def settle(self, kind: str, leases: list[str], value_ms: int | None) -> list[str]:
+    async def settle(self, kind: str, leases: list[str], value_ms: int | None, reason: str = "") -> list[str]:
+        self.reason = reason
         if self.fail is not None:
             raise self.fail
         _, ok = decode_leases(0, leases)
@@ -297,6 +303,38 @@ class MemoryService:
         oldest = max((now - m.deliver_at_ms for m in ready), default=None)
         leased = sum(m.state == "leased" for m in mine)
         return TopicView(name, self.topics[name], scheduled, len(ready), leased, 0, oldest)
+
+    # ---- dead letters
+
+    async def dead_letters(self, topic: str, after: bytes, limit: int, *, body: bool, stale: bool) -> DeadPage:
+        self._topic(topic)
+        letters = [m for m in self.messages.values() if m.draft.topic == topic and m.state == "dead"]
+        letters = [m for m in letters if m.id.to_bytes(16, "big") > after]
+        views = []
+        for m in letters[:limit]:
+            message = await self.describe(m.id, body=body, stale=stale)
+            views.append(DeadLetterView(message, m.deliver_at_ms, [FailureView("nacked", 1_795_197_600_000, 1, "no")]))
+        more = len(letters) > limit
+        return DeadPage(views, letters[limit - 1].id.to_bytes(16, "big") if more else None)
+
+    async def redrive(self, topic: str, ids: list[int]) -> list[str]:
+        self._topic(topic)
+        outcomes = []
+        for message_id in ids:
+            m = self.messages.get(message_id)
+            outcomes.append("not_found" if m is None else "redriven" if m.state == "dead" else m.state)
+            if m is not None and m.state == "dead":
+                m.state = "scheduled"
+        return outcomes
+
+    async def redrive_all(self, topic: str, rate: float | None) -> int:
+        self._topic(topic)
+        self.rate = rate
+        return sum(m.draft.topic == topic and m.state == "dead" for m in self.messages.values())
+
+    async def purge(self, topic: str, states: list[str]) -> None:
+        self._topic(topic)
+        self.messages = {i: m for i, m in self.messages.items() if m.draft.topic != topic or m.state not in states}
 
     async def put_topic(self, name: str, config: dict[str, Any]) -> TopicView:
         if wrong := topicconfig.problem(config, Settings()):

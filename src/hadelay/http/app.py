@@ -16,7 +16,7 @@ from aiohttp import web
 
 from hadelay.config import HttpConfig, split_address
 from hadelay.errors import ConfigError, HadelayError, NoLeader, OutcomeUnknown, Overloaded
-from hadelay.http import admin, consume, health, listing, messages, openapi, problems, publish
+from hadelay.http import admin, consume, dead, health, listing, messages, openapi, problems, publish
 from hadelay.http.bodies import read_body
 from hadelay.http.connection import Connection, Heads
 from hadelay.http.metrics import Metrics
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ROUTES = Routes()
-for _part in (publish, messages, listing, consume, admin, health):
+for _part in (publish, messages, listing, dead, consume, admin, health):
     ROUTES.include(_part.routes)
 
 _BACKLOG = 4096

@@ -11,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
+from hadelay.core.commands import MAX_REASON
 from hadelay.core.meta import Meta, unpack
 from hadelay.errors import BadRequest, HadelayError, Impossible, LimitReached, NoLeader
 from hadelay.http import types
@@ -177,11 +178,14 @@ async def ack(call: Call) -> web.Response:
 
 @routes.add("POST", "/v1/leases:nack", body=types.Nack, returns={200: types.LeaseResults}, errors=(503, 504))
 async def nack(call: Call) -> web.Response:
-    """Not done: hand them out again, now or after a delay"""
+    """Not done: hand them out again, after a delay or the topic's backoff; or they are dead"""
     delay = call.body.delay
     if delay is not None and delay > call.server.max_delay_ms:
         raise Impossible(f"delay: {delay} ms is beyond max_delay, {call.server.max_delay_ms} ms")
-    return await _settle(call, "nack", None if delay is None else int(delay))
+    reason = call.body.reason or ""
+    if len(reason.encode()) > MAX_REASON:
+        raise BadRequest(f"reason: at most {MAX_REASON} bytes")
+    return await _settle(call, "nack", None if delay is None else int(delay), reason)
 
 
 @routes.add("POST", "/v1/leases:extend", body=types.Extend, returns={200: types.LeaseResults}, errors=(503, 504))
@@ -190,10 +194,10 @@ async def extend(call: Call) -> web.Response:
     return await _settle(call, "extend", _lease(call, call.body.lease))
 
 
-async def _settle(call: Call, kind: SettleKind, value_ms: int | None) -> web.Response:
+async def _settle(call: Call, kind: SettleKind, value_ms: int | None, reason: str = "") -> web.Response:
     leases = call.body.leases
     if len(leases) > _MAX_LEASES:
         raise BadRequest(f"leases: {len(leases)}; at most {_MAX_LEASES} at once")
-    outcomes = await call.server.service.settle(kind, leases, value_ms) if leases else []
+    outcomes = await call.server.service.settle(kind, leases, value_ms, reason) if leases else []
     results: list[Any] = [{"lease": lease, "outcome": outcome} for lease, outcome in zip(leases, outcomes, strict=True)]
     return call.reply({"results": results})

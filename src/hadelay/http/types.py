@@ -239,6 +239,8 @@ class Ack(In):
 class Nack(In):
     leases: list[str]
     delay: Duration | None = None
+    #: Why, for people: told with a dead letter. At most 128 bytes.
+    reason: str | None = None
 
 
 class Extend(In):
@@ -253,6 +255,77 @@ class LeaseResult(Out):
 
 class LeaseResults(Out):
     results: list[LeaseResult]
+
+
+# ---- dead letters
+
+
+class DeadQuery(In):
+    limit: int = 100
+    cursor: str | None = None
+    body: bool = False
+    stale: bool = False
+
+
+class Failure(Out):
+    """An attempt that ended without an ack."""
+
+    event: Literal["nacked", "lease_expired"]
+    at: str
+    attempt: int
+    reason: str | None
+
+
+class DeadLetter(Out, kw_only=True):
+    id: str
+    topic: str
+    key: str | None
+    state: Literal["dead"] = "dead"
+    deliver_at: str
+    published_at: str
+    died_at: str
+    attempt: int
+    tags: list[str]
+    meta: dict[str, str]
+    content_type: str
+    size: int
+    #: The last 16, the first of them first.
+    errors: list[Failure]
+    body_base64: bytes | UnsetType = UNSET
+
+
+class DeadLetters(Out):
+    messages: list[DeadLetter]
+    cursor: str | None
+
+
+class Redrive(In):
+    """Either ids, or all: those there are now, `rate` messages per second."""
+
+    ids: list[str] | None = None
+    all: bool = False
+    rate: float | None = None
+
+
+class RedriveResult(Out):
+    id: str
+    outcome: Literal["redriven", "scheduled", "ready", "leased", "acked", "cancelled", "expired", "not_found"]
+
+
+class Redriven(Out):
+    """Of ids: an outcome each. Of all: how many will be redriven."""
+
+    results: list[RedriveResult] | UnsetType = UNSET
+    redriving: int | UnsetType = UNSET
+
+
+class Purge(In):
+    states: list[Literal["scheduled", "ready", "dead"]]
+
+
+class Purged(Out):
+    topic: str
+    states: list[Literal["scheduled", "ready", "dead"]]
 
 
 # ---- topics

@@ -121,6 +121,29 @@ class MessagePage(Struct):
     after: Key | None
 
 
+class FailureView(Struct):
+    """An attempt that ended without an ack: nacked or lease_expired."""
+
+    event: str
+    at_ms: int
+    attempt: int
+    reason: str | None
+
+
+class DeadLetterView(Struct):
+    #: Without its history.
+    message: MessageView
+    died_at_ms: int
+    #: The last ones, the first of them first.
+    errors: list[FailureView]
+
+
+class DeadPage(Struct):
+    letters: list[DeadLetterView]
+    #: Where the next page begins; None: there is none.
+    after: bytes | None
+
+
 class TopicView(Struct):
     name: str
     #: What was set (core/topicconfig.py).
@@ -260,8 +283,9 @@ class Service(Protocol):
         """
         ...
 
-    async def settle(self, kind: SettleKind, leases: list[str], value_ms: int | None) -> list[str]:
+    async def settle(self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "") -> list[str]:
         """After commit, the outcome per token: acked | nacked | extended, already_acked, lease_lost (malformed too).
+        reason: of a nack, at most 128 bytes.
 
         value_ms: the delay of a nack (None: the topic's), the new lease of an extend (required), None for ack.
         """
@@ -282,6 +306,22 @@ class Service(Protocol):
 
     async def list_messages(self, topic: str, wish: ListWish, *, stale: bool) -> MessagePage:
         """In due order, without their histories. Raises NotFound when there is no such topic."""
+        ...
+
+    async def dead_letters(self, topic: str, after: bytes, limit: int, *, body: bool, stale: bool) -> DeadPage:
+        """In the order of their deaths, behind `after` (b"": from the first). Raises NotFound: no such topic."""
+        ...
+
+    async def redrive(self, topic: str, ids: list[int]) -> list[str]:
+        """Per id: redriven, or what it is instead: scheduled, ready, leased, acked, cancelled, expired, not_found."""
+        ...
+
+    async def redrive_all(self, topic: str, rate: float | None) -> int:
+        """Begin to redrive all dead letters there are now, `rate` per second; how many they are."""
+        ...
+
+    async def purge(self, topic: str, states: list[str]) -> None:
+        """Of scheduled, ready, dead: what was published (or died) before. Raises NotFound, LimitReached."""
         ...
 
     async def put_topic(self, name: str, config: dict[str, Any]) -> TopicView:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hadelay.core import commands
+from hadelay.core import commands, topics
 from hadelay.core.dispatch import Delivery as Handed
 from hadelay.core.dispatch import Poll as CorePoll
 from hadelay.core.drafts import Draft, hash_client_key
@@ -25,16 +26,20 @@ from hadelay.core.results import (
     LeaseOutcome,
     LeaseResult,
     Outcome,
+    Progress,
+    RedriveOutcome,
+    RedriveResult,
     Refused,
     RescheduleResult,
 )
 from hadelay.core.tokens import decode_leases, encode_leases
 from hadelay.core.topics import Topic
-from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound
+from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, LimitReached, NoLeader, NotFound
 from hadelay.server import views
 from hadelay.server.api import (
     Check,
     ClusterView,
+    DeadPage,
     Delivered,
     Delivery,
     HourFile,
@@ -53,6 +58,7 @@ from hadelay.server.api import (
 )
 from hadelay.server.batcher import refusal
 from hadelay.server.counting import DueCounts
+from hadelay.server.dead import dead_page
 from hadelay.server.listing import page_of
 from hadelay.server.metrics import node_metrics
 from hadelay.server.node import Node
@@ -94,29 +100,58 @@ class NodeService:
                 return
         self._node.publish(drafts, request_key, done)
 
-    async def settle(self, kind: SettleKind, leases: list[str], value_ms: int | None) -> list[str]:
+    async def settle(self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "") -> list[str]:
         node = self._node
         rows, fine = decode_leases(node.config.cluster.group, leases)
         outcomes = ["lease_lost"] * len(leases)
         if not fine.any():
             return outcomes
-        if kind == "ack":
-            command = commands.encode_ack(self.node, rows[fine])
-        elif kind == "nack":
-            command = commands.encode_nack(self.node, rows[fine], -1 if value_ms is None else value_ms)
-        else:
-            assert value_ms is not None
-            command = commands.encode_extend(self.node, rows[fine], value_ms)
-        result = await self._propose(command)
-        assert isinstance(result, LeaseResult)
         words = {
             LeaseOutcome.DONE: _DONE[kind],
             LeaseOutcome.ALREADY_ACKED: "already_acked",
             LeaseOutcome.LEASE_LOST: "lease_lost",
         }
-        for place, outcome in zip(np.flatnonzero(fine).tolist(), result.outcomes.tolist(), strict=True):
-            outcomes[place] = words[outcome]
+        left = np.flatnonzero(fine)
+        while len(left):
+            result = await self._propose(self._settlement(kind, rows[left], value_ms, reason))
+            assert isinstance(result, LeaseResult)
+            again = result.outcomes == LeaseOutcome.AGAIN
+            for place, outcome in zip(left[~again].tolist(), result.outcomes[~again].tolist(), strict=True):
+                outcomes[place] = words[outcome]
+            left = left[again]
         return outcomes
+
+    def _settlement(self, kind: SettleKind, rows: NDArray[np.void], value_ms: int | None, reason: str) -> bytes:
+        if kind == "ack":
+            return commands.encode_ack(self.node, rows)
+        if kind == "nack":
+            return commands.encode_nack(self.node, rows, -1 if value_ms is None else value_ms, reason)
+        assert value_ms is not None
+        return commands.encode_extend(self.node, rows, value_ms)
+
+    async def dead_letters(self, topic: str, after: bytes, limit: int, *, body: bool, stale: bool) -> DeadPage:
+        await self._confirm(stale)
+        return await dead_page(self._node, self._topic(topic), after, limit, body)
+
+    async def redrive(self, topic: str, ids: list[int]) -> list[str]:
+        outcomes: dict[int, str] = {}
+        left = ids
+        while left:
+            result = await self._propose(commands.encode_redrive(self.node, topic, left))
+            assert isinstance(result, RedriveResult)
+            found = list(zip(left, map(RedriveOutcome, result.outcomes.tolist()), strict=True))
+            outcomes |= {i: outcome.name.lower() for i, outcome in found if outcome is not RedriveOutcome.AGAIN}
+            left = [i for i, outcome in found if outcome is RedriveOutcome.AGAIN]
+        return [outcomes[i] for i in ids]
+
+    async def redrive_all(self, topic: str, rate: float | None) -> int:
+        result = await self._propose(commands.encode_redrive(self.node, topic, [], all=True, rate=rate))
+        assert isinstance(result, Progress)
+        return result.count
+
+    async def purge(self, topic: str, states: list[str]) -> None:
+        bits = {"scheduled": topics.SCHEDULED, "ready": topics.READY, "dead": topics.DEAD}
+        await self._propose(commands.encode_purge(topic, sum(bits[state] for state in set(states))))
 
     async def cancel(self, target: Target) -> str:
         result = await self._propose(commands.encode_cancel(self.node, *_named(target)))
@@ -356,6 +391,7 @@ _REFUSALS: dict[str, type[HadelayError]] = {
     "bad_config": BadRequest,
     "no_topic": NotFound,
     "topic_not_empty": Conflict,
+    "too_many_generations": LimitReached,
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hadelay.core.topics import Topic
-from hadelay.model import Event, hour_name
+from hadelay.model import DEAD_HOURS, Event, hour_name
 from hadelay.server.api import (
     Check,
     ClusterView,
@@ -118,7 +118,8 @@ def hours(node: Node) -> HoursView:
                 idx_crc,
                 dsp_crc,
                 # Late messages are filed under the running hour, so an hour that is over gets no more entries.
-                sealed=hour < running,
+                # A dead hour gets letters until its retention ends.
+                sealed=hour < running or DEAD_HOURS <= hour < DEAD_HOURS + running,
                 mapped=store.mapped(hour),
             )
         )

@@ -70,6 +70,9 @@ class Reports:
             self.runtime.call_later(_AGAIN_S, self._rested)
             return
         self.lost += int(np.count_nonzero(result.outcomes == LeaseOutcome.LEASE_LOST))
+        again = np.flatnonzero(result.outcomes == LeaseOutcome.AGAIN).tolist()
+        if again:
+            self._waiting.setdefault(verdict, []).extend(part[n] for n in again)
         self._flush()
 
     def _rested(self) -> None:

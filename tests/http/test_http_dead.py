@@ -1,0 +1,120 @@
+"""Dead letters and purges over HTTP: a request, and what comes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hadelay.model import decode_id
+from tests.http.conftest import Node
+
+
+async def letters(node: Node, count: int, topic: str = "orders") -> list[str]:
+    ids = []
+    for _ in range(count):
+        answer = await node.ask("POST", f"/v1/topics/{topic}/messages", b"hello", Hadelay_Meta_a="1")
+        ids.append(answer.json["id"])
+        node.service.messages[decode_id(ids[-1])].state = "dead"
+    return ids
+
+
+async def test_dead_letters_come_in_pages_with_what_went_wrong(node: Node) -> None:
+    ids = await letters(node, 5)
+    found: list[dict[str, Any]] = []
+    cursor = ""
+    while True:
+        answer = await node.ask("GET", f"/v1/topics/orders/dead?limit=2&body=true{cursor}")
+        assert answer.status == 200
+        found += answer.json["messages"]
+        if answer.json["cursor"] is None:
+            break
+        cursor = f"&cursor={answer.json['cursor']}"
+    assert [letter["id"] for letter in found] == ids
+    assert found[0]["state"] == "dead"
+    assert found[0]["meta"] == {"a": "1"}
+    assert found[0]["body_base64"] == "aGVsbG8="
+    assert found[0]["errors"] == [
+        {"event": "nacked", "at": "2026-11-20T18:00:00.000Z", "attempt": 1, "reason": "no"}
+    ]  # fmt: skip
+    answer = await node.ask("GET", "/v1/topics/orders/dead?stale=true")
+    assert "body_base64" not in answer.json["messages"][0]
+    assert answer.headers["Hadelay-Applied"] == "7"
+
+
+async def test_redriving_some_says_what_became_of_each(node: Node) -> None:
+    dead, other = await letters(node, 2)
+    waiting = (await node.ask("POST", "/v1/topics/orders/messages?delay=1h", b"x")).json["id"]
+    answer = await node.ask(
+        "POST", "/v1/topics/orders/dead:redrive", {"ids": [dead, waiting, "0000000000000", dead.lower()]}
+    )
+    assert answer.status == 202
+    assert [r["outcome"] for r in answer.json["results"]] == ["redriven", "scheduled", "not_found", "scheduled"]
+    assert [r["id"] for r in answer.json["results"]] == [dead, waiting, "0000000000000", dead]
+    assert node.service.messages[decode_id(other)].state == "dead"
+
+
+async def test_redriving_all_begins(node: Node) -> None:
+    await letters(node, 3)
+    answer = await node.ask("POST", "/v1/topics/orders/dead:redrive", {"all": True, "rate": 2.5})
+    assert (answer.status, answer.json) == (202, {"redriving": 3})
+    assert node.service.rate == 2.5
+
+
+async def test_purges(node: Node) -> None:
+    await letters(node, 2)
+    answer = await node.ask("POST", "/v1/topics/orders:purge", {"states": ["ready", "scheduled", "ready"]})
+    assert (answer.status, answer.json) == (202, {"topic": "orders", "states": ["ready", "scheduled"]})
+    assert len(node.service.messages) == 2
+    answer = await node.ask("DELETE", "/v1/topics/orders/dead")
+    assert answer.status == 204
+    assert not node.service.messages
+
+
+async def test_a_nack_may_say_why(node: Node) -> None:
+    answer = await node.ask("POST", "/v1/leases:nack", {"leases": ["x"], "reason": "HTTP 503"})
+    assert answer.status == 200
+    assert node.service.reason == "HTTP 503"
+    answer = await node.ask("POST", "/v1/leases:nack", {"leases": ["x"], "reason": "ä" * 65})
+    assert answer.status == 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "dead?limit=0", None),
+        ("GET", "dead?limit=1001", None),
+        ("GET", "dead?cursor=xyz", None),
+        ("GET", "dead?cursor=00", None),
+        ("POST", "dead:redrive", {}),
+        ("POST", "dead:redrive", {"all": True, "ids": []}),
+        ("POST", "dead:redrive", {"all": True, "rate": 0}),
+        ("POST", "dead:redrive", {"all": True, "rate": -1}),
+        ("POST", "dead:redrive", {"ids": [], "rate": 1}),
+        ("POST", "dead:redrive", {"ids": ["nonsense"]}),
+        ("POST", "dead:redrive", {"ids": ["0000000000000"] * 1001}),
+        ("POST", ":purge", {}),
+        ("POST", ":purge", {"states": []}),
+        ("POST", ":purge", {"states": ["leased"]}),
+    ],
+)
+async def test_what_is_not_understood_changes_nothing(node: Node, method: str, path: str, body: Any) -> None:
+    await letters(node, 1)
+    where = path if path.startswith(":") else f"/{path}"
+    answer = await node.ask(method, f"/v1/topics/orders{where}", body)
+    assert answer.status == 400, answer.json
+    assert answer.json["detail"]
+    assert len(node.service.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/dead", None),
+        ("DELETE", "/dead", None),
+        ("POST", "/dead:redrive", {"all": True}),
+        ("POST", ":purge", {"states": ["ready"]}),
+    ],
+)
+async def test_there_has_to_be_such_a_topic(node: Node, method: str, path: str, body: Any) -> None:
+    assert (await node.ask(method, f"/v1/topics/nowhere{path}", body)).status == 404
