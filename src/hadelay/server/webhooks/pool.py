@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 CONSUMER = "webhook"
 #: Of a lease, beyond the time that two calls may take: one to wait for, and its own.
 _MARGIN_MS = 5_000
+_REPORT_S = 2.0
 _WAIT_MS = 3_600_000
 _PACE_S = 0.1
 _MOST_AHEAD = 1_000
@@ -95,6 +96,8 @@ class Feed:
         self.calls = min(settings.concurrency or most_calls, most_calls)
         self.lease_ms = min(2 * self.webhook.timeout_ms + _MARGIN_MS, max_lease_ms)
         self.timeout_s = min(self.webhook.timeout_ms, self.lease_ms // 2) / 1000
+        #: Of its lease, to begin a call: for the call, and to tell what came of it.
+        self.needs_s = self.timeout_s + min(_REPORT_S, self.lease_ms / 4000)
 
     def ahead(self, mono: float) -> int:
         """How many to fetch beyond those that can be called: one round, or what the receiver takes in two tenths of a
@@ -202,7 +205,7 @@ class Pool:
         """Begin as many of its calls as may be."""
         while feed.queue and self._has_room(feed):
             job = feed.queue[0]
-            if job.ends - self.runtime.monotonic() < feed.timeout_s:
+            if job.ends - self.runtime.monotonic() < feed.needs_s:
                 self._extend(feed)
                 continue
             if job.record is None and not self._read(feed, job):
@@ -300,7 +303,7 @@ class Pool:
 
     def _extend(self, feed: Feed) -> None:
         """Those that waited so long for their turn that a call no longer fits into the lease: hold them for longer."""
-        soon = self.runtime.monotonic() + feed.timeout_s
+        soon = self.runtime.monotonic() + feed.needs_s
         late = [job for job in feed.queue if job.ends < soon]
         feed.queue = deque(job for job in feed.queue if job.ends >= soon)
         feed.absent += len(late)

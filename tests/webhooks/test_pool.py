@@ -1,0 +1,103 @@
+"""Limits of the pool: how many calls at once, whose turn it is, and leases that outlast the wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from hadelay.config import Config, WebhooksConfig
+from hadelay.testing.cluster import SimCluster
+from tests.webhooks.world import Call, World
+
+
+class Limited(SimCluster):
+    def __init__(self, seed: int, **limits: Any) -> None:
+        self.limits = WebhooksConfig(**limits)
+        super().__init__(seed, names=("n1",))
+
+    def config(self, name: str) -> Config:
+        return msgspec.structs.replace(super().config(name), webhooks=self.limits)
+
+
+def most_at_once(calls: list[Call]) -> int:
+    """The most calls that were under way together."""
+    ends = [(call.answered or float("inf"), -1) for call in calls]
+    steps = sorted([(call.at, 1) for call in calls] + ends)
+    under_way = peak = 0
+    for _, step in steps:
+        under_way += step
+        peak = max(peak, under_way)
+    return peak
+
+
+def hook(world: World, topic: str, url: str = "", **settings: Any) -> None:
+    world.put(topic, webhook={"url": url or f"http://{topic}/", "timeout_ms": 1_000}, backoff=[600_000], **settings)
+
+
+def test_calls_at_once() -> None:
+    world = World(Limited(1, topic_calls=8))
+    hook(world, "t")
+    hook(world, "u", concurrency=3)
+    world.publish("t", *[b"x"] * 50)
+    world.publish("u", *[b"x"] * 20)
+    world.until(lambda: len(world.calls) == 70)
+    assert most_at_once([call for call in world.calls if call.url == "http://t/"]) == 8
+    assert most_at_once([call for call in world.calls if call.url == "http://u/"]) == 3
+
+
+def test_calls_at_once_to_one_host_are_limited_over_all_topics() -> None:
+    world = World(Limited(1, host_calls=4))
+    hook(world, "t", "http://host/a")
+    hook(world, "u", "http://host/b")
+    hook(world, "v", "http://other/")
+    for topic in "tuv":
+        world.publish(topic, *[b"x"] * 30)
+    world.until(lambda: len(world.calls) == 90)
+    assert most_at_once([call for call in world.calls if "//host/" in call.url]) == 4
+    assert most_at_once([call for call in world.calls if "//other/" in call.url]) == 4
+    assert most_at_once(world.calls) == 8
+
+
+def test_when_there_are_too_few_calls_every_topic_has_its_share() -> None:
+    """Two receivers hang; the third topic waits for its first turn, and then has a third."""
+    world = World(Limited(1, max_calls=9))
+    for topic in ("a", "b", "c"):
+        hook(world, topic)
+    world.script["http://a/"] = world.script["http://b/"] = ["hang"]
+    world.publish("a", *[b"x"] * 40)
+    world.publish("b", *[b"x"] * 40)
+    world.run(1.5)
+    world.publish("c", *[b"x"] * 60)
+    began = world.cluster.world.now
+    mine = lambda: [call for call in world.calls if call.url == "http://c/"]  # noqa: E731
+    world.until(lambda: len(mine()) == 60)
+    assert world.cluster.world.now - began < 3.0
+    assert most_at_once(world.calls) == 9
+
+
+def test_a_lease_lasts_until_its_turn_has_come() -> None:
+    """One call at a time, each a second long: the last ones wait for longer than a lease, and lose none by it."""
+    world = World(Limited(1, max_calls=1))
+    hook(world, "t")
+    world.script["http://t/"] = ["hang"]
+    ids = world.publish("t", *[b"x"] * 16)
+    world.until(lambda: len(world.calls) == 16)
+    assert sorted(call.id for call in world.calls) == ids
+    assert {call.attempt for call in world.calls} == {1}
+    assert most_at_once(world.calls) == 1
+    assert world.settle().push.pool.reports.lost == 0
+
+
+def test_a_topic_that_is_deleted_is_called_no_more() -> None:
+    world = World(Limited(1))
+    hook(world, "t")
+    world.publish("t", *[b"x"] * 5)
+    world.until(lambda: len(world.calls) == 5)
+    world.put("t", webhook=None)
+    world.publish("t", b"x")
+    world.run(2.0)
+    assert len(world.calls) == 5
+    assert world.settle().push.pool.feeds == {}
+    hook(world, "t")
+    world.until(lambda: len(world.calls) == 6)
