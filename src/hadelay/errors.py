@@ -44,6 +44,11 @@ class HadelayError(Exception):
         self.retry_after_ms = retry_after_ms
         self.extra = extra
 
+    @property
+    def outcome(self) -> str | None:
+        """The state that forbids it (leased, acked, …), where the refusal names one."""
+        return self.extra.get("outcome")
+
 
 class BadRequest(HadelayError):
     type, title, http_status = "bad-request", "Bad request", 400

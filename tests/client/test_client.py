@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 import hadelay
 from hadelay.client import AsyncClient, Client, Put, Receipt, Unreachable
-from hadelay.client.transport import addresses, error_of
+from hadelay.client.transport import Answer, addresses, error_of
 from hadelay.config import HttpConfig
 from hadelay.errors import (
     BadRequest,
@@ -95,7 +96,7 @@ async def test_when(node: Node, options: dict[str, Any], expected: tuple[int, bo
         assert isinstance(result, Receipt)
         with pytest.raises(ValueError, match="time zone"):
             await client.put("orders", at=datetime(2026, 1, 1))
-    assert [d[1:3] for d in node.service.published] == [expected, expected]
+    assert [(d.when_ms, d.relative) for d in node.service.published] == [expected, expected]
 
 
 async def test_waits_in_every_form(node: Node) -> None:
@@ -157,6 +158,90 @@ async def test_topics_due_cluster(node: Node) -> None:
         node.service.leader = None
         failing = await client.ready()
         assert (failing.status, failing.checks[0].name) == ("failing", "leader")
+
+
+@dataclass
+class Wire:
+    """Stands in for Transport.request: what was asked, and what is answered."""
+
+    answer: Any
+    asked: list[tuple[str, str, Any]] = field(default_factory=list)
+
+    async def __call__(self, method: str, path: str, *, data: bytes = b"", **_: Any) -> Answer:
+        self.asked.append((method, path, msgspec.json.decode(data) if data else None))
+        return Answer(200, {}, msgspec.json.encode(self.answer))
+
+
+_AT = "2026-11-20T18:00:00.000Z"
+_MOVED = {"id": "0", "deliver_at": _AT}
+_TOPIC = {"topic": "t", "scheduled": 0, "ready": 0, "leased": 0, "dead": 0}
+
+
+@pytest.mark.parametrize(
+    ("call", "answer", "method", "path", "body"),
+    [
+        (lambda c: c.cancel("1"), {"outcome": "cancelled"}, "DELETE", "/v1/messages/1", None),
+        (lambda c: c.cancel(topic="t", key="a/ü"), {}, "DELETE", "/v1/topics/t/keys/a%2F%C3%BC", None),
+        (lambda c: c.reschedule("1", delay="2h"), _MOVED, "PATCH", "/v1/messages/1", {"delay": "2h"}),
+        (lambda c: c.reschedule(topic="t", key="k", at=_AT), _MOVED, "PATCH", "/v1/topics/t/keys/k",
+         {"deliver_at": _AT}),
+        (lambda c: c.deliver_now(topic="t", key="k"), _MOVED, "PATCH", "/v1/topics/t/keys/k", {"delay": 0}),
+        (lambda c: c.nack("L", delay=1, reason="503"), {"results": [{"outcome": "nacked"}]}, "POST", "/v1/leases:nack",
+         {"leases": ["L"], "delay": 1, "reason": "503"}),
+        (lambda c: c.put_topic("t", backoff=["1s", timedelta(minutes=1)], rate=5, ttl=None), _TOPIC, "PUT",
+         "/v1/topics/t", {"backoff": ["1s", 60.0], "rate": 5, "ttl": None}),
+        (lambda c: c.put_topic("t", backoff={"min": 1, "max": timedelta(hours=1)}), _TOPIC, "PUT", "/v1/topics/t",
+         {"backoff": {"min": 1, "max": 3600.0}}),
+        (lambda c: c.pause("t", reason="sale"), _TOPIC, "POST", "/v1/topics/t:pause", {"reason": "sale"}),
+        (lambda c: c.resume("t"), _TOPIC, "POST", "/v1/topics/t:resume", {}),
+        (lambda c: c.purge("t"), {}, "POST", "/v1/topics/t:purge", {"states": ["scheduled", "ready"]}),
+        (lambda c: c.redrive("t", ["1"]), {"results": [{"id": "1", "outcome": "redriven"}]}, "POST",
+         "/v1/topics/t/dead:redrive", {"ids": ["1"]}),
+        (lambda c: c.redrive_all("t", rate=5), {"redriving": 7}, "POST", "/v1/topics/t/dead:redrive",
+         {"all": True, "rate": 5}),
+        (lambda c: c.purge_dead("t"), {}, "DELETE", "/v1/topics/t/dead", None),
+    ],
+)  # fmt: skip
+async def test_what_is_sent(call: Any, answer: Any, method: str, path: str, body: Any) -> None:
+    async with AsyncClient() as client:
+        wire = client._transport.request = Wire(answer)  # type: ignore[method-assign]
+        await call(client)
+    assert wire.asked == [(method, path, body)]
+
+
+@pytest.mark.parametrize("name", [{}, {"topic": "t"}, {"key": "k"}, {"message_id": "1", "topic": "t", "key": "k"}])
+async def test_a_message_is_named_one_way(name: dict[str, str]) -> None:
+    async with AsyncClient() as client:
+        with pytest.raises(ValueError, match="by its id, or by topic and key"):
+            await client.get(**name)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="say when"):
+            await client.reschedule("1")
+
+
+async def test_a_key_from_put_to_cancel(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        first = await client.put("t", "1", delay="1h", key="k", tags=["a", "b"], ttl="1d")
+        draft = node.service.published[0]
+        assert (first.key, draft.key, draft.ttl_ms, draft.tag_mask != 0) == ("k", b"k", 86_400_000, True)
+        assert (await client.put("t", "2", delay="1h", key="k")).duplicate
+        second = await client.put("t", "3", delay="1h", key="k", on_conflict="replace", max_wait=timedelta(days=1))
+        assert second.replaced == first.id
+        (third,) = await client.put_many([Put(topic="t", delay="1h", key="k", on_conflict="replace", max_wait="1d")])
+        assert isinstance(third, Receipt)
+        assert (third.key, third.replaced) == ("k", second.id)
+        with pytest.raises(Conflict) as caught:
+            await client.put("t", key="k", on_conflict="reject")
+        assert (caught.value.outcome, caught.value.extra["id"]) == ("pending", third.id)
+        moved = await client.reschedule(topic="t", key="k", delay="2h")
+        assert (moved.id, moved.deliver_at > third.deliver_at) == (third.id, True)
+        info = await client.get(topic="t", key="k")
+        assert (info.id, info.state, info.deliver_at) == (third.id, "scheduled", moved.deliver_at)
+        assert (await client.get(first.id)).tags == ["a", "b"]
+        assert (await client.deliver_now(third.id)).deliver_at < third.deliver_at
+        assert await client.cancel(topic="t", key="k") == "cancelled"
+        with pytest.raises(Conflict) as caught:
+            await client.deliver_now(third.id)
+        assert caught.value.outcome == "cancelled"
 
 
 # ---- errors

@@ -8,27 +8,35 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, Unpack, cast
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from hadelay.client.consumer import Consumer, Leased
+from hadelay.client.consumer import Consumer, Leased, Wish
 from hadelay.client.transport import Answer, Transport, error_of
 from hadelay.client.types import (
+    AckOutcome,
     Body,
     Bucket,
     ClusterInfo,
+    DeadLetter,
     Delay,
+    ExtendOutcome,
     Health,
     HoursInfo,
     Message,
     MessageInfo,
+    NackOutcome,
     Names,
+    OnConflict,
     Put,
     PutResult,
     Receipt,
+    Redriven,
+    Rescheduled,
     TopicInfo,
+    TopicSettings,
     When,
 )
 from hadelay.errors import HadelayError
@@ -40,6 +48,11 @@ Leases = str | Message | Iterable[str | Message]
 _MSGPACK = "application/msgpack"
 #: put_many sends this many at once: enough that a request costs nothing, little enough that none waits for it.
 _BATCH_ITEMS, _BATCH_BYTES = 1_000, 8 << 20
+_HEADERS = {
+    "delay": "Hadelay-Delay", "deliver_at": "Hadelay-Deliver-At", "key": "Hadelay-Key", "tags": "Hadelay-Tags",
+    "on_conflict": "Hadelay-On-Conflict", "max_wait": "Hadelay-Max-Wait", "ttl": "Hadelay-TTL",
+    "callback": "Hadelay-Callback",
+}  # fmt: skip
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 _DURATION = re.compile(r"[0-9.]+|([0-9.]+(ms|s|m|h|d))+")
 _PART = re.compile(r"([0-9.]+)(ms|s|m|h|d|)")
@@ -51,6 +64,7 @@ class _Result(msgspec.Struct):
     id: str = ""
     deliver_at: datetime | None = None
     duplicate: bool = False
+    replaced: str | None = None
     error: dict[str, Any] | None = None
 
 
@@ -65,6 +79,16 @@ class _Messages(msgspec.Struct):
 class _Page(msgspec.Struct):
     messages: list[MessageInfo]
     cursor: str | None = None
+
+
+class _DeadPage(msgspec.Struct):
+    messages: list[DeadLetter]
+    cursor: str | None = None
+
+
+class _Redriven(msgspec.Struct):
+    results: list[Redriven] = []
+    redriving: int = 0
 
 
 class _Outcome(msgspec.Struct):
@@ -136,20 +160,37 @@ class AsyncClient:
         *,
         delay: Delay | None = None,
         at: When | None = None,
+        key: str | None = None,
+        on_conflict: OnConflict | None = None,
+        max_wait: Delay | None = None,
+        tags: Sequence[str] | None = None,
+        ttl: Delay | None = None,
+        callback: str | None = None,
         content_type: str | None = None,
         meta: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """Publish one message, due after `delay` or at `at`, or now."""
+        """Publish one message, due after `delay` or at `at`, or now.
+
+        key: your own name for it within the topic. While its message is pending (scheduled, ready or leased),
+        `on_conflict` decides: "keep" (default) answers with that one and `duplicate`; "replace" cancels it and answers
+        with the new one and `replaced`, or raises Conflict if it is leased; "reject" raises Conflict with its id.
+        max_wait: with "replace", due at most this long after the first of those that replaced one another.
+        tags: up to 16, for consumers that ask for some. ttl: it expires this long after it was due.
+        callback: a webhook URL for this message, where the topic allows it.
+        """
+        put = Put(
+            topic=topic, body=body, delay=delay, at=at, content_type=content_type, meta=meta, key=key,
+            on_conflict=on_conflict, max_wait=max_wait, tags=tags, ttl=ttl, callback=callback,
+        )  # fmt: skip
         data, kind = _payload(body, content_type)
         headers = {"Content-Type": kind, "Idempotency-Key": idempotency_key or _new_key()}
-        if delay is not None:
-            headers["Hadelay-Delay"] = str(_delay(delay))
-        if at is not None:
-            headers["Hadelay-Deliver-At"] = str(_when(at))
-        for name, value in (meta or {}).items():
-            headers[f"Hadelay-Meta-{name}"] = value
+        options = _options(put)
+        if options.get("tags"):
+            options["tags"] = ",".join(options["tags"])
+        headers |= {_HEADERS[name]: str(value) for name, value in options.items()}
+        headers |= {f"Hadelay-Meta-{name}": value for name, value in (meta or {}).items()}
         answer = await self._transport.request(
             "POST", f"/v1/topics/{_quoted(topic)}/messages", data=data, headers=headers, timeout_s=timeout
         )
@@ -175,15 +216,28 @@ class AsyncClient:
                     results.append(error_of(result.error, result.error.get("status", 500)))
                 else:
                     assert result.deliver_at is not None
-                    results.append(Receipt(result.id, result.deliver_at, item["topic"], result.duplicate))
+                    results.append(
+                        Receipt(
+                            result.id, result.deliver_at, item["topic"], result.duplicate, item.get("key"),
+                            result.replaced,
+                        )
+                    )  # fmt: skip
         return results
 
     # ---- messages
 
-    async def get(self, message_id: str, *, body: bool = False, stale: bool = False) -> MessageInfo:
-        """State and history of a message."""
+    async def get(
+        self,
+        message_id: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        body: bool = False,
+        stale: bool = False,
+    ) -> MessageInfo:
+        """State and history of a message: by its id, or the one published last under `key` in `topic`."""
         query = _query(body=body, stale=stale)
-        return _decode(await self._get(f"/v1/messages/{_quoted(message_id)}{query}"), MessageInfo)
+        return _decode(await self._get(f"{_path(message_id, topic, key)}{query}"), MessageInfo)
 
     async def messages(
         self,
@@ -211,19 +265,42 @@ class AsyncClient:
             query["tag"] = ",".join(tags)
         if stale:
             query["stale"] = "true"
-        while True:
-            path = f"/v1/topics/{_quoted(topic)}/messages?{urlencode(query)}"
-            found = _decode(await self._get(path), _Page)
-            for message in found.messages:
-                yield message
-            if found.cursor is None:
-                return
-            query["cursor"] = found.cursor
+        async for message in self._pages(f"/v1/topics/{_quoted(topic)}/messages", query, _Page):
+            yield message
 
-    async def cancel(self, message_id: str) -> str:
-        """`cancelled`, again too. Raises Conflict, with the state in `extra["outcome"]`, when it is too late."""
-        answer = await self._transport.request("DELETE", f"/v1/messages/{_quoted(message_id)}")
-        return _decode(answer, _Outcome).outcome
+    async def cancel(
+        self, message_id: str | None = None, *, topic: str | None = None, key: str | None = None
+    ) -> Literal["cancelled"]:
+        """By id, or by topic and key. Again is harmless.
+
+        Raises Conflict when it is too late; `outcome` of the error says what it is: leased, acked, expired or dead.
+        """
+        await self._transport.request("DELETE", _path(message_id, topic, key))
+        return "cancelled"
+
+    async def reschedule(
+        self,
+        message_id: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        delay: Delay | None = None,
+        at: When | None = None,
+    ) -> Rescheduled:
+        """Due at another time, `delay` from now or `at`; the id stays. By id, or by topic and key.
+
+        Raises Conflict when it is not pending; `outcome` of the error: leased, acked, cancelled, expired or dead.
+        """
+        if (delay is None) == (at is None):
+            raise ValueError("say when: delay, or at")
+        when = {"delay": _delay(delay)} if delay is not None else {"deliver_at": _when(cast(When, at))}
+        return _decode(await self._send_json("PATCH", _path(message_id, topic, key), when), Rescheduled)
+
+    async def deliver_now(
+        self, message_id: str | None = None, *, topic: str | None = None, key: str | None = None
+    ) -> Rescheduled:
+        """`reschedule` to now. What is due already stays where it stands."""
+        return await self.reschedule(message_id, topic=topic, key=key, delay=0)
 
     # ---- consuming
 
@@ -234,11 +311,16 @@ class AsyncClient:
         max: int = 10,
         wait: Delay = 0,
         lease: Delay | None = None,
+        tags: Sequence[str] = (),
+        any_tags: Sequence[str] = (),
         consumer: str | None = None,
         request_id: str | None = None,
         timeout: float | None = None,
     ) -> list[Message]:
-        """Lease up to `max` messages that are due, waiting for the first for up to `wait`."""
+        """Lease up to `max` messages that are due, waiting for the first for up to `wait`.
+
+        tags, any_tags: only messages that have all of the former and, if there are any, one of the latter.
+        """
         wish: dict[str, Any] = {
             "topics": [topics] if isinstance(topics, str) else list(topics),
             "max": max,
@@ -248,6 +330,10 @@ class AsyncClient:
         }
         if lease is not None:
             wish["lease"] = _delay(lease)
+        if tags:
+            wish["tags"] = list(tags)
+        if any_tags:
+            wish["any_tags"] = list(any_tags)
         wait_s = _seconds(wait)
         answer = await self._transport.request(
             "POST",
@@ -260,17 +346,24 @@ class AsyncClient:
         )
         return _decode_messages(answer.body).messages
 
-    async def ack(self, leases: Leases) -> list[str]:
+    async def ack(self, leases: Leases) -> list[AckOutcome]:
         """Done: `acked`, `already_acked` or `lease_lost` for each."""
-        return await self._settle("ack", leases, {})
+        return cast(list[AckOutcome], await self._settle("ack", leases, {}))
 
-    async def nack(self, leases: Leases, *, delay: Delay | None = None) -> list[str]:
-        """Not done, hand out again: `nacked`, `already_acked` or `lease_lost` for each."""
-        return await self._settle("nack", leases, {} if delay is None else {"delay": _delay(delay)})
+    async def nack(self, leases: Leases, *, delay: Delay | None = None, reason: str | None = None) -> list[NackOutcome]:
+        """Not done: `nacked`, `already_acked` or `lease_lost` for each.
 
-    async def extend(self, leases: Leases, *, lease: Delay) -> list[str]:
+        It is handed out again after `delay`, or after the topic's backoff; after the topic's last attempt it is dead.
+        reason: at most 128 bytes, kept with the message and shown with it when it is dead.
+        """
+        options: dict[str, Any] = {} if delay is None else {"delay": _delay(delay)}
+        if reason is not None:
+            options["reason"] = reason
+        return cast(list[NackOutcome], await self._settle("nack", leases, options))
+
+    async def extend(self, leases: Leases, *, lease: Delay) -> list[ExtendOutcome]:
         """Hold on for `lease` from now: `extended`, `already_acked` or `lease_lost` for each."""
-        return await self._settle("extend", leases, {"lease": _delay(lease)})
+        return cast(list[ExtendOutcome], await self._settle("extend", leases, {"lease": _delay(lease)}))
 
     async def _settle(self, verb: str, leases: Leases, options: dict[str, Any]) -> list[str]:
         given = [leases] if isinstance(leases, str | Message) else leases
@@ -287,12 +380,19 @@ class AsyncClient:
         concurrency: int = 10,
         lease: Delay = 30,
         wait: Delay = 20,
+        tags: Sequence[str] = (),
+        any_tags: Sequence[str] = (),
         consumer: str | None = None,
     ) -> Consumer:
-        """Messages as they fall due, at most `concurrency` unsettled at a time, their leases extended meanwhile."""
-        return Consumer(
-            self, topics, concurrency, _seconds(lease), _seconds(wait), consumer or self.consumer, self._consumers
-        )
+        """Messages as they fall due, at most `concurrency` unsettled at a time, their leases extended meanwhile.
+
+        tags, any_tags: as in `receive`.
+        """
+        wish = Wish(
+            [topics] if isinstance(topics, str) else list(topics), _seconds(lease), _seconds(wait), list(tags),
+            list(any_tags), consumer or self.consumer,
+        )  # fmt: skip
+        return Consumer(self, wish, concurrency, self._consumers)
 
     async def work(
         self,
@@ -301,6 +401,8 @@ class AsyncClient:
         *,
         concurrency: int = 10,
         lease: Delay = 30,
+        tags: Sequence[str] = (),
+        any_tags: Sequence[str] = (),
         on_error: Callable[[Leased, Exception], object] | None = None,
     ) -> None:
         """Run `handler` for every message, `concurrency` at a time, until cancelled. An exception nacks its message."""
@@ -314,10 +416,12 @@ class AsyncClient:
                     on_error(message, error)
 
         async with asyncio.TaskGroup() as tasks:
-            async for message in self.consume(topics, concurrency=concurrency, lease=lease):
+            async for message in self.consume(
+                topics, concurrency=concurrency, lease=lease, tags=tags, any_tags=any_tags
+            ):
                 tasks.create_task(run(message))
 
-    # ---- topics and what is due
+    # ---- topics
 
     async def topics(self, *, stale: bool = False) -> list[TopicInfo]:
         return _decode(await self._get(f"/v1/topics{_query(stale=stale)}"), _Topics).topics
@@ -325,13 +429,61 @@ class AsyncClient:
     async def topic(self, name: str, *, stale: bool = False) -> TopicInfo:
         return _decode(await self._get(f"/v1/topics/{_quoted(name)}{_query(stale=stale)}"), TopicInfo)
 
-    async def put_topic(self, name: str, *, lease: Delay | None = None) -> TopicInfo:
-        settings = {} if lease is None else {"lease": _delay(lease)}
-        return _decode(await self._send_json("PUT", f"/v1/topics/{_quoted(name)}", settings), TopicInfo)
+    async def put_topic(self, name: str, **settings: Unpack[TopicSettings]) -> TopicInfo:
+        """Make a topic, or change the settings named (`TopicSettings`); None takes one back."""
+        return _decode(await self._send_json("PUT", f"/v1/topics/{_quoted(name)}", _plain(settings)), TopicInfo)
 
     async def delete_topic(self, name: str, *, force: bool = False) -> None:
         """Raises Conflict while messages are pending, unless `force`: then they are cancelled."""
         await self._transport.request("DELETE", f"/v1/topics/{_quoted(name)}{_query(force=force)}")
+
+    async def pause(self, name: str, *, reason: str | None = None) -> TopicInfo:
+        """Hand out nothing more; publishing goes on, and so do running leases. `reason` is shown with the topic."""
+        wish = {} if reason is None else {"reason": reason}
+        return _decode(await self._send_json("POST", f"/v1/topics/{_quoted(name)}:pause", wish), TopicInfo)
+
+    async def resume(self, name: str) -> TopicInfo:
+        """Hand out again."""
+        return _decode(await self._send_json("POST", f"/v1/topics/{_quoted(name)}:resume", {}), TopicInfo)
+
+    async def purge(
+        self, name: str, states: Sequence[Literal["scheduled", "ready", "dead"]] = ("scheduled", "ready")
+    ) -> None:
+        """Cancel what is in these states now, without looking at each message; dead letters are forgotten."""
+        await self._send_json("POST", f"/v1/topics/{_quoted(name)}:purge", {"states": list(states)})
+
+    # ---- dead letters
+
+    async def dead(
+        self, topic: str, *, body: bool = False, page: int = 1_000, stale: bool = False
+    ) -> AsyncIterator[DeadLetter]:
+        """Messages that were tried in vain, in the order of their deaths, with their errors."""
+        query: dict[str, Any] = {"limit": page} | {
+            name: "true" for name, asked in (("body", body), ("stale", stale)) if asked
+        }
+        async for letter in self._pages(f"/v1/topics/{_quoted(topic)}/dead", query, _DeadPage):
+            yield letter
+
+    async def redrive(self, topic: str, ids: Sequence[str]) -> list[Redriven]:
+        """Make these dead letters due now, as if they had never been tried; an outcome each."""
+        results: list[Redriven] = []
+        for at in range(0, len(ids), _BATCH_ITEMS):
+            wish = {"ids": list(ids[at : at + _BATCH_ITEMS])}
+            answer = await self._send_json("POST", f"/v1/topics/{_quoted(topic)}/dead:redrive", wish)
+            results += _decode(answer, _Redriven).results
+        return results
+
+    async def redrive_all(self, topic: str, *, rate: float | None = None) -> int:
+        """Begin to redrive all dead letters there are now, `rate` per second; returns how many they are."""
+        wish: dict[str, Any] = {"all": True} | ({} if rate is None else {"rate": rate})
+        answer = await self._send_json("POST", f"/v1/topics/{_quoted(topic)}/dead:redrive", wish)
+        return _decode(answer, _Redriven).redriving
+
+    async def purge_dead(self, topic: str) -> None:
+        """Forget the dead letters that a topic has now."""
+        await self._transport.request("DELETE", f"/v1/topics/{_quoted(topic)}/dead")
+
+    # ---- what is due
 
     async def due(
         self, start: When, end: When, step: Delay, *, topic: str | None = None, stale: bool = False
@@ -371,13 +523,21 @@ class AsyncClient:
 
     # ---- plumbing
 
+    async def _pages(self, path: str, query: dict[str, Any], kind: type[Any]) -> AsyncIterator[Any]:
+        while True:
+            found = _decode(await self._get(f"{path}?{urlencode(query)}"), kind)
+            for item in found.messages:
+                yield item
+            if found.cursor is None:
+                return
+            query["cursor"] = found.cursor
+
     async def _get(self, path: str) -> Answer:
         return await self._transport.request("GET", path)
 
     async def _send_json(self, method: str, path: str, value: Any, *, retry: bool = True) -> Answer:
-        return await self._transport.request(
-            method, path, data=msgspec.json.encode(value), headers={"Content-Type": "application/json"}, retry=retry
-        )
+        data, headers = msgspec.json.encode(value), {"Content-Type": "application/json"}
+        return await self._transport.request(method, path, data=data, headers=headers, retry=retry)
 
 
 def _decode(answer: Answer, kind: type[T]) -> T:
@@ -392,9 +552,28 @@ def _quoted(name: str) -> str:
     return quote(name, safe="")
 
 
+def _path(message_id: str | None, topic: str | None, key: str | None) -> str:
+    if message_id is not None and topic is None and key is None:
+        return f"/v1/messages/{_quoted(message_id)}"
+    if message_id is None and topic is not None and key is not None:
+        return f"/v1/topics/{_quoted(topic)}/keys/{_quoted(key)}"
+    raise ValueError("name the message: by its id, or by topic and key")
+
+
 def _query(**flags: bool) -> str:
     given = [f"{name}=true" for name, value in flags.items() if value]
     return "?" + "&".join(given) if given else ""
+
+
+def _plain(value: Any) -> Any:
+    """Settings as JSON has them."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value
 
 
 def _delay(delay: Delay) -> str | float:
@@ -447,12 +626,23 @@ def _item(put: Put) -> dict[str, Any]:
     item: dict[str, Any] = {"topic": put.topic, "body": body}
     if put.content_type or not isinstance(put.body, bytes):
         item["content_type"] = kind
-    if put.delay is not None:
-        item["delay"] = _delay(put.delay)
-    if put.at is not None:
-        item["deliver_at"] = _when(put.at)
     if put.meta:
         item["meta"] = dict(put.meta)
     if put.idempotency_key:
         item["idempotency_key"] = put.idempotency_key
-    return item
+    return item | _options(put)
+
+
+def _options(put: Put) -> dict[str, Any]:
+    """What was given of the options that headers and batch items have in common, by their names in the latter."""
+    given: dict[str, Any] = {
+        "delay": None if put.delay is None else _delay(put.delay),
+        "deliver_at": None if put.at is None else _when(put.at),
+        "key": put.key,
+        "on_conflict": put.on_conflict,
+        "max_wait": None if put.max_wait is None else _delay(put.max_wait),
+        "tags": None if put.tags is None else list(put.tags),
+        "ttl": None if put.ttl is None else _delay(put.ttl),
+        "callback": put.callback,
+    }
+    return {name: value for name, value in given.items() if value is not None}

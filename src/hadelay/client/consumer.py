@@ -12,10 +12,11 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hadelay.client.types import Delay, Message
+from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, NackOutcome
 from hadelay.errors import HadelayError
 
 if TYPE_CHECKING:
@@ -34,15 +35,15 @@ class Leased(Message, kw_only=True):
     _consumer: Any = None
     _settled: bool = False
 
-    async def ack(self) -> str:
+    async def ack(self) -> AckOutcome:
         """`acked`, `already_acked`, or `lease_lost`: somebody else may have it now."""
-        return await self._consumer.settle(self, "ack", None)  # type: ignore[no-any-return]
+        return await self._consumer.settle(self, "ack")  # type: ignore[no-any-return]
 
-    async def nack(self, delay: Delay | None = None) -> str:
-        """Back to waiting, for `delay`, or for what the topic says."""
-        return await self._consumer.settle(self, "nack", delay)  # type: ignore[no-any-return]
+    async def nack(self, delay: Delay | None = None, *, reason: str | None = None) -> NackOutcome:
+        """Back to waiting, for `delay`, or for what the topic says; `reason` is kept with the message."""
+        return await self._consumer.settle(self, "nack", delay, reason)  # type: ignore[no-any-return]
 
-    async def extend(self, lease: Delay) -> str:
+    async def extend(self, lease: Delay) -> ExtendOutcome:
         """Beyond what the consumer does by itself."""
         return (await self._consumer.client.extend([self], lease=lease))[0]  # type: ignore[no-any-return]
 
@@ -56,32 +57,34 @@ class Leased(Message, kw_only=True):
             await (self.ack() if error is None else self.nack())
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a consumer asks for, again and again."""
+
+    topics: list[str]
+    lease_s: float
+    wait_s: float
+    tags: list[str]
+    any_tags: list[str]
+    name: str
+
+
 class Consumer:
     """Iterate it once, with `async for`. Leaving the loop gives back what was fetched and not handed out."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        topics: str | Sequence[str],
-        concurrency: int,
-        lease_s: float,
-        wait_s: float,
-        name: str,
-        registry: set[Consumer],
-    ) -> None:
+    def __init__(self, client: AsyncClient, wish: Wish, concurrency: int, registry: set[Consumer]) -> None:
         if concurrency < 1:
             raise ValueError("concurrency: at least 1")
         self.client = client
-        self.topics = [topics] if isinstance(topics, str) else list(topics)
+        self.wish = wish
         self.concurrency = concurrency
-        self.lease_s, self.wait_s = lease_s, wait_s
-        self.name = name
         #: lease token → what is unsettled: waiting in the queue, or in the hands of the user
         self.held: dict[str, Leased] = {}
         #: None: the end
         self._queue: asyncio.Queue[Leased | Exception | None] = asyncio.Queue()
         self._room = asyncio.Event()
-        self._orders: dict[tuple[str, Delay | None], dict[str, asyncio.Future[str]]] = {}
+        #: (verb, delay, reason) → lease → who waits for the outcome
+        self._orders: dict[tuple[str, Delay | None, str | None], dict[str, asyncio.Future[str]]] = {}
         self._ordered = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._registry = registry
@@ -137,11 +140,13 @@ class Consumer:
             request_id = request_id or os.urandom(12).hex()
             try:
                 messages = await self.client.receive(
-                    self.topics,
+                    self.wish.topics,
                     max=min(room, _MAX_POLL),
-                    wait=self.wait_s,
-                    lease=self.lease_s,
-                    consumer=self.name,
+                    wait=self.wish.wait_s,
+                    lease=self.wish.lease_s,
+                    tags=self.wish.tags,
+                    any_tags=self.wish.any_tags,
+                    consumer=self.wish.name,
                     request_id=request_id,
                 )
             except HadelayError as error:
@@ -161,12 +166,12 @@ class Consumer:
     async def _keep(self) -> None:
         """Extends everything held, every third of a lease: two may fail before one is lost."""
         while True:
-            await asyncio.sleep(self.lease_s / 3)
+            await asyncio.sleep(self.wish.lease_s / 3)
             if not self.held:
                 continue
             held = list(self.held.values())
             try:
-                outcomes = await self.client.extend(held, lease=self.lease_s)
+                outcomes = await self.client.extend(held, lease=self.wish.lease_s)
             except HadelayError as error:
                 log.warning("extend_failed", extra={"error": str(error)})
                 continue
@@ -175,9 +180,9 @@ class Consumer:
                     log.warning("lease_lost", extra={"message_id": message.id})
                     self._forget(message.lease)
 
-    async def settle(self, message: Leased, verb: str, delay: Delay | None) -> str:
+    async def settle(self, message: Leased, verb: str, delay: Delay | None = None, reason: str | None = None) -> str:
         future = asyncio.get_running_loop().create_future()
-        self._orders.setdefault((verb, delay), {})[message.lease] = future
+        self._orders.setdefault((verb, delay, reason), {})[message.lease] = future
         message._settled = True
         self._ordered.set()
         if self._closed and self._tasks[2].done():
@@ -195,11 +200,14 @@ class Consumer:
 
     async def _settle_once(self) -> None:
         orders, self._orders = self._orders, {}
-        for (verb, delay), futures in orders.items():
+        for (verb, delay, reason), futures in orders.items():
             leases = list(futures)
             try:
-                ask = self.client.ack(leases) if verb == "ack" else self.client.nack(leases, delay=delay)
-                outcomes: list[str] | HadelayError = await ask
+                outcomes: Sequence[str] | HadelayError
+                if verb == "ack":
+                    outcomes = await self.client.ack(leases)
+                else:
+                    outcomes = await self.client.nack(leases, delay=delay, reason=reason)
             except HadelayError as error:
                 outcomes = error
             for n, (lease, future) in enumerate(futures.items()):

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from hadelay.client.aio import AsyncClient, Topics
 from hadelay.client.consumer import Consumer, Leased
-from hadelay.client.types import Delay, Message, MessageInfo
+from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, NackOutcome
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,6 +64,28 @@ class _Blocking(Generic[P, R]):
         return call
 
 
+class _BlockingEach(Generic[P, R]):
+    """The same for methods that give one thing after the other."""
+
+    def __init__(self, method: Callable[Concatenate[AsyncClient, P], AsyncIterator[R]]) -> None:
+        self.method = method
+        functools.update_wrapper(self, method)  # type: ignore[arg-type]
+
+    @overload
+    def __get__(self, client: None, owner: type[Client]) -> _BlockingEach[P, R]: ...
+    @overload
+    def __get__(self, client: Client, owner: type[Client]) -> Callable[P, Iterator[R]]: ...
+    def __get__(self, client: Client | None, owner: type[Client]) -> _BlockingEach[P, R] | Callable[P, Iterator[R]]:
+        if client is None:
+            return self
+
+        @functools.wraps(self.method)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+            return _each(self.method(client._async(), *args, **kwargs))
+
+        return call
+
+
 class Delivered:
     """A message of `Client.consume`: everything a Message has, and `with` to ack it or, on an exception, nack it."""
 
@@ -74,13 +96,13 @@ class Delivered:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.message, name)
 
-    def ack(self) -> str:
+    def ack(self) -> AckOutcome:
         return _wait(self._leased.ack())
 
-    def nack(self, delay: Delay | None = None) -> str:
-        return _wait(self._leased.nack(delay))
+    def nack(self, delay: Delay | None = None, *, reason: str | None = None) -> NackOutcome:
+        return _wait(self._leased.nack(delay, reason=reason))
 
-    def extend(self, lease: Delay) -> str:
+    def extend(self, lease: Delay) -> ExtendOutcome:
         return _wait(self._leased.extend(lease))
 
     def __enter__(self) -> Message:
@@ -130,6 +152,8 @@ class Client:
     put_many = _Blocking(AsyncClient.put_many)
     get = _Blocking(AsyncClient.get)
     cancel = _Blocking(AsyncClient.cancel)
+    reschedule = _Blocking(AsyncClient.reschedule)
+    deliver_now = _Blocking(AsyncClient.deliver_now)
     receive = _Blocking(AsyncClient.receive)
     ack = _Blocking(AsyncClient.ack)
     nack = _Blocking(AsyncClient.nack)
@@ -138,6 +162,12 @@ class Client:
     topic = _Blocking(AsyncClient.topic)
     put_topic = _Blocking(AsyncClient.put_topic)
     delete_topic = _Blocking(AsyncClient.delete_topic)
+    pause = _Blocking(AsyncClient.pause)
+    resume = _Blocking(AsyncClient.resume)
+    purge = _Blocking(AsyncClient.purge)
+    redrive = _Blocking(AsyncClient.redrive)
+    redrive_all = _Blocking(AsyncClient.redrive_all)
+    purge_dead = _Blocking(AsyncClient.purge_dead)
     due = _Blocking(AsyncClient.due)
     cluster = _Blocking(AsyncClient.cluster)
     transfer_leader = _Blocking(AsyncClient.transfer_leader)
@@ -153,22 +183,22 @@ class Client:
         concurrency: int = 10,
         lease: Delay = 30,
         wait: Delay = 20,
+        tags: Sequence[str] = (),
+        any_tags: Sequence[str] = (),
         consumer: str | None = None,
     ) -> Iterator[Delivered]:
         """Messages as they fall due, their leases extended in the background until they are settled."""
 
         async def start() -> Consumer:
-            return self._async().consume(topics, concurrency=concurrency, lease=lease, wait=wait, consumer=consumer)
+            return self._async().consume(
+                topics, concurrency=concurrency, lease=lease, wait=wait, tags=tags, any_tags=any_tags, consumer=consumer
+            )
 
         for leased in _each(_wait(start())):
             yield Delivered(leased)
 
-    @functools.wraps(AsyncClient.messages)
-    def messages(self, *args: Any, **kwargs: Any) -> Iterator[MessageInfo]:
-        async def start() -> AsyncIterator[MessageInfo]:
-            return self._async().messages(*args, **kwargs)
-
-        return _each(_wait(start()))
+    messages = _BlockingEach(AsyncClient.messages)
+    dead = _BlockingEach(AsyncClient.dead)
 
 
 def _each(items: AsyncIterable[R]) -> Iterator[R]:

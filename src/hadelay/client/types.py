@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypedDict, TypeVar, overload
 
 import msgspec
 from msgspec import Struct, field
@@ -20,9 +20,16 @@ When = datetime | str | int
 #: bytes go as they are, str as text/plain, anything else as JSON.
 Body = Any
 
+State = Literal["scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead"]
+#: What a publish does when the message of its key is still pending.
+OnConflict = Literal["keep", "replace", "reject"]
+AckOutcome = Literal["acked", "already_acked", "lease_lost"]
+NackOutcome = Literal["nacked", "already_acked", "lease_lost"]
+ExtendOutcome = Literal["extended", "already_acked", "lease_lost"]
+
 
 class Put(Struct, kw_only=True):
-    """One message of `put_many`."""
+    """One message of `put_many`; the fields mean what the arguments of `put` mean."""
 
     topic: str
     body: Body = b""
@@ -30,6 +37,12 @@ class Put(Struct, kw_only=True):
     at: When | None = None
     content_type: str | None = None
     meta: Mapping[str, str] | None = None
+    key: str | None = None
+    on_conflict: OnConflict | None = None
+    max_wait: Delay | None = None
+    tags: Sequence[str] | None = None
+    ttl: Delay | None = None
+    callback: str | None = None
     idempotency_key: str | None = None
 
 
@@ -40,8 +53,18 @@ class Receipt(Struct, frozen=True):
     #: Resolved against cluster time.
     deliver_at: datetime
     topic: str = ""
-    #: The same was published before, and this is the first answer again.
+    #: It was published before, or its key's message is still pending: `id` and `deliver_at` are that one's.
     duplicate: bool = False
+    key: str | None = None
+    #: The id of the message that this one took the place of (on_conflict="replace").
+    replaced: str | None = None
+
+
+class Rescheduled(Struct, frozen=True):
+    """The id is the same as before."""
+
+    id: str
+    deliver_at: datetime
 
 
 class Message(Struct, kw_only=True):
@@ -89,7 +112,7 @@ class MessageInfo(Struct, frozen=True, kw_only=True):
 
     id: str
     topic: str
-    state: str
+    state: State
     deliver_at: datetime
     published_at: datetime
     attempt: int
@@ -103,6 +126,89 @@ class MessageInfo(Struct, frozen=True, kw_only=True):
     body: bytes | None = field(default=None, name="body_base64")
 
 
+class Failure(Struct, frozen=True):
+    """An attempt that ended without an ack."""
+
+    #: nacked, or lease_expired.
+    event: str
+    at: datetime
+    attempt: int
+    reason: str | None = None
+
+
+class DeadLetter(MessageInfo, frozen=True, kw_only=True):
+    """A message that was tried as often as its topic allows, and why the last 16 attempts failed."""
+
+    died_at: datetime
+    errors: list[Failure]
+
+
+class Redriven(Struct, frozen=True):
+    """`redriven`, or what it is instead: scheduled, ready, leased, acked, cancelled, expired or not_found."""
+
+    id: str
+    outcome: str
+
+
+class Backoff(TypedDict, total=False):
+    """Retry n waits min × factor^(n-1), at most max, less up to the part `jitter` of it."""
+
+    min: Delay
+    max: Delay
+    factor: float
+    jitter: float
+
+
+class Webhook(TypedDict, total=False):
+    """Where a topic's messages are pushed to. Secrets that are left out stay as they are."""
+
+    url: str
+    secret: str
+    secrets: Sequence[str]
+    timeout: Delay
+    headers: Mapping[str, str]
+    #: Messages may name a URL of their own (`callback`).
+    allow_per_message: bool
+
+
+class Alert(TypedDict, total=False):
+    """Where deaths of a topic's messages are told."""
+
+    url: str
+    secret: str
+
+
+class TopicSettings(TypedDict, total=False):
+    """What `put_topic` takes. What is left out stays as it is; None takes a setting back."""
+
+    #: How long a consumer holds a message when it does not say.
+    lease: Delay | None
+    #: 0: no limit.
+    max_attempts: int | None
+    #: Waits before retry 1, 2, …, the last repeats; or an exponential one.
+    backoff: Sequence[Delay] | Backoff | None
+    #: "keep", or the topic where messages go after max_attempts.
+    dead_letter: str | None
+    dead_retention: Delay | None
+    #: Messages handed out, published, and handed out of what fell due in an outage, per second.
+    rate: float | None
+    publish_rate: float | None
+    catch_up_rate: float | None
+    #: Unacked at once.
+    concurrency: int | None
+    #: Pending messages, and bytes of their records.
+    max_messages: int | None
+    max_bytes: int | None
+    #: Messages expire this long after they were due.
+    ttl: Delay | None
+    #: How long a settled message can still be asked for.
+    retention: Delay | None
+    webhook: Webhook | None
+    alert: Alert | None
+    paused: bool | None
+    dispatch_sync: Literal["commit", "interval"] | None
+
+
 class Lateness(Struct, frozen=True):
     """How late messages were handed out, over the last five minutes of this leader."""
 
@@ -112,17 +218,36 @@ class Lateness(Struct, frozen=True):
 
 
 class TopicInfo(Struct, frozen=True, kw_only=True):
+    """Counts, and the settings that were set: durations as text, secrets masked. None: not set."""
+
     topic: str
     scheduled: int
     ready: int
     leased: int
     dead: int
-    lease: str | None = None
     oldest_ready_age_ms: int | None = None
     #: Of the records of what is pending.
     bytes: int = 0
     #: None: nothing was handed out lately.
     lateness: Lateness | None = None
+    lease: str | None = None
+    max_attempts: int | None = None
+    backoff: list[str] | dict[str, Any] | None = None
+    dead_letter: str | None = None
+    dead_retention: str | None = None
+    rate: float | None = None
+    publish_rate: float | None = None
+    catch_up_rate: float | None = None
+    concurrency: int | None = None
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    ttl: str | None = None
+    retention: str | None = None
+    webhook: dict[str, Any] | None = None
+    alert: dict[str, Any] | None = None
+    paused: bool = False
+    paused_reason: str | None = None
+    dispatch_sync: str | None = None
 
 
 class Bucket(Struct, frozen=True, rename={"start": "from"}):
@@ -186,6 +311,8 @@ class Names(Struct, frozen=True):
     topics: dict[str, int]
     consumers: dict[str, int]
     nodes: dict[str, int]
+    #: Why attempts failed.
+    reasons: dict[str, int] = field(default_factory=dict)
 
 
 class Check(Struct, frozen=True):
