@@ -11,7 +11,7 @@ from hadelay.errors import BadRequest, HadelayError, NotFound
 from hadelay.http import types
 from hadelay.http.routes import Call, Routes
 from hadelay.http.settings import settings_in, settings_out
-from hadelay.http.values import check_topic, format_instant
+from hadelay.http.values import INSTANT_CHARS, check_topic, format_instant, instants_text
 from hadelay.model import hour_from_name, hour_name
 from hadelay.server.api import HourFile, HourView, TopicView
 
@@ -122,9 +122,10 @@ async def _due(call: Call, topic: str | None, unit_ms: int) -> web.Response:
     if (end - start) // step >= _MAX_BUCKETS:
         raise BadRequest(f"more than {_MAX_BUCKETS} buckets: choose a longer step or a shorter range")
     buckets = await call.server.service.due(topic, start, end, step, stale=call.query.stale)
-    return call.reply(
-        types.Buckets([types.Bucket(format_instant(at), count) for at, count in buckets]), headers=_stale(call)
-    )
+    # Thousands of minutes: as one column, a tenth of the time.
+    starts = instants_text([at for at, _ in buckets]).view(f"S{INSTANT_CHARS}").ravel().astype(str).tolist()
+    found = [types.Bucket(start, count) for start, (_, count) in zip(starts, buckets, strict=True)]
+    return call.reply(types.Buckets(found), headers=_stale(call))
 
 
 # ---- the cluster
