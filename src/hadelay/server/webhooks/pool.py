@@ -49,6 +49,8 @@ CONSUMER = "webhook"
 _MARGIN_MS = 5_000
 _REPORT_S = 2.0
 _WAIT_MS = 3_600_000
+#: Calls begun in one go: others on this thread (timers, commits) wait for them, and for as many timeouts later.
+_AT_A_TIME = 8
 _PACE_S = 0.1
 _MOST_AHEAD = 1_000
 _AGAIN_S = 0.1
@@ -122,6 +124,7 @@ class Pool:
         self.feeds: dict[int, Feed] = {}
         #: Feeds that have something to call about and found no room, in the order of their turns.
         self._turns: deque[Feed] = deque()
+        self._resuming = False
         self._hosts: Counter[str] = Counter()
         self._leading = False
         self._numbers = itertools.count()
@@ -202,8 +205,14 @@ class Pool:
     # calling
 
     def _run(self, feed: Feed) -> None:
-        """Begin as many of its calls as may be."""
+        """Begin as many of its calls as may be; of many some now, and the others soon."""
+        begun = 0
         while feed.queue and self._has_room(feed):
+            if begun == _AT_A_TIME:
+                if not self._resuming:
+                    self._resuming = True
+                    self.runtime.call_soon(self._resume)
+                break
             job = feed.queue[0]
             if job.ends - self.runtime.monotonic() < feed.needs_s:
                 self._extend(feed)
@@ -212,8 +221,20 @@ class Pool:
                 continue
             if not self._begin(feed, job):
                 break
+            begun += 1
         if feed.queue and feed.calling < feed.calls and feed not in self._turns:
             self._turns.append(feed)
+
+    def _resume(self) -> None:
+        self._resuming = False
+        self._take_turns()
+
+    def _take_turns(self) -> None:
+        """Those that found no room before."""
+        for _ in range(len(self._turns)):
+            if self._resuming or self.in_flight >= self.config.max_calls:
+                break
+            self._run(self._turns.popleft())
 
     def _has_room(self, feed: Feed) -> bool:
         most = self.config.max_calls
@@ -294,10 +315,7 @@ class Pool:
     def _next(self, feed: Feed) -> None:
         """Something of the feed is over: its next call, those of others who waited for room, and more to do."""
         self._run(feed)
-        for _ in range(len(self._turns)):
-            if self.in_flight >= self.config.max_calls:
-                break
-            self._run(self._turns.popleft())
+        self._take_turns()
         self._fetch(feed)
         self._forget(feed)
 
