@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.result import Row, Setup
-from bench.rows import deliver, failure, look, publish, size, webhooks
+from bench.rows import deliver, failure, look, publish, size, tags, webhooks
 
 ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "single": publish.single,
@@ -20,6 +20,8 @@ ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "webhooks": webhooks.calls,
     "hanging": webhooks.hanging,
     "look": look.looking,
+    "tags": tags.tags,
+    "catchup": tags.catch_up,
     "memory": size.memory,
     "failover": failure.failover,
     "restart": size.restart,

@@ -14,6 +14,7 @@ Lines: `at 18:00:05.5` · `term 2` · `publish A B in=5s|on=19:00:00 topic=… k
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -233,7 +234,10 @@ class Player:
     def do_put(self, names: list[str], options: dict[str, str]) -> str:
         config: dict[str, Any] = {}
         for key, value in options.items():
-            config["lease_ms" if key == "lease" else key] = ms_of(value) if key == "lease" else value
+            plain = value[0].isdigit() or value in ("true", "false", "null")
+            config["lease_ms" if key == "lease" else key] = (
+                ms_of(value) if key == "lease" else json.loads(value) if plain else value
+            )
         return self._said(self.world.one(commands.encode_topic_put(names[0], config)))
 
     def do_delete(self, names: list[str], options: dict[str, str]) -> str:

@@ -19,8 +19,8 @@ _MS, _SECOND = 1_000_000, 1_000_000_000
 HAND_OUT_DEPTH_S = 0.1
 #: A batch of as many messages as may be published in a second is not refused.
 PUBLISH_DEPTH_S = 1.0
-#: Who waits for tokens is not woken more often than this; up to 200 messages/s that is for every single one.
-_WAKE_NS = 5 * _MS
+#: Who waits for tokens is not woken more often than this; up to 50 messages/s that is for every single one.
+_WAKE_NS = 20 * _MS
 #: No rate is lower than one message a year.
 _LONGEST_NS = 365 * 86_400 * _SECOND
 #: No limit.
