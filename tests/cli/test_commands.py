@@ -98,7 +98,7 @@ def test_refused_ends_with_1(dev: Dev) -> None:
 
 
 def test_topics(dev: Dev) -> None:
-    assert dev.run("topic", "put", "tidy", "--lease", "5s").returncode == 0
+    assert dev.run("topic", "set", "tidy", "--lease", "5s").returncode == 0
     assert json.loads(dev.run("topic", "get", "tidy", "-o", "json").stdout)["lease"] == "5s"
     assert "tidy" in dev.run("topic", "list").stdout
     dev.run("msg", "put", "tidy", "x", "--delay", "1h")

@@ -1,4 +1,4 @@
-"""`hadelay msg`: put, get, cancel, receive."""
+"""`hadelay msg`: put, get, list, cancel, reschedule, deliver, receive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -17,7 +17,8 @@ from hadelay.errors import BadRequest, HadelayError
 _COLUMNS = ("id", "state", "deliver_at", "attempt", "key", "tags", "size")
 #: Messages asked for at a time.
 _PAGE = 1_000
-_HISTORY = ("event", "at", "attempt", "consumer", "node")
+_OUTCOME = ("id", "topic", "key", "outcome", "detail")
+_HISTORY = ("event", "at", "attempt", "consumer", "node", "reason", "from", "to")
 
 
 def put(
@@ -27,6 +28,12 @@ def put(
     *,
     delay: str | None = None,
     deliver_at: str | None = None,
+    key: str | None = None,
+    on_conflict: Literal["keep", "replace", "reject"] | None = None,
+    max_wait: str | None = None,
+    ttl: str | None = None,
+    tag: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    callback: str | None = None,
     file: Annotated[Path | None, Parameter(name=("--file", "-f"))] = None,
     content_type: str | None = None,
     meta: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
@@ -45,6 +52,18 @@ def put(
         Until it is due: 250ms, 15m, 2h30m, 7d.
     deliver_at
         Or when: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
+    key
+        Your name for it within the topic, to find, cancel, move or replace it by.
+    on_conflict
+        When the key's message is pending: keep it (the default), replace it, or reject this one.
+    max_wait
+        With --on-conflict replace: due at most this long after the first of those that replaced one another.
+    ttl
+        It expires this long after it was due.
+    tag
+        For consumers that ask for it. May be repeated.
+    callback
+        A webhook URL for this message, where the topic allows it.
     file
         Read the payload from a file.
     content_type
@@ -65,17 +84,33 @@ def put(
         if not equals:
             raise BadRequest(f"--meta {pair}: expected NAME=VALUE")
         headers[f"Hadelay-Meta-{name}"] = value
-    query = {"delay": delay, "deliver_at": deliver_at}
+    query = {
+        "delay": delay, "deliver_at": deliver_at, "key": key, "on_conflict": on_conflict, "max_wait": max_wait,
+        "ttl": ttl, "tags": ",".join(tag) or None, "callback": callback,
+    }  # fmt: skip
     show(call(remote, "POST", f"/v1/topics/{segment(topic)}/messages", payload, query=query, headers=headers), remote)
 
 
-def get(id: str, /, *, body: bool = False, stale: bool = False, remote: Remote | None = None) -> None:
+def get(
+    id: str | None = None,
+    /,
+    *,
+    topic: str | None = None,
+    key: str | None = None,
+    body: bool = False,
+    stale: bool = False,
+    remote: Remote | None = None,
+) -> None:
     """Show a message: its state, its times, what happened to it.
 
     Parameters
     ----------
     id
         The 13 characters that publishing gave.
+    topic
+        Or its topic,
+    key
+        and the key that it was published under.
     body
         Its payload too; alone, as bytes, on stdout.
     stale
@@ -83,7 +118,7 @@ def get(id: str, /, *, body: bool = False, stale: bool = False, remote: Remote |
     """
     remote = remote or Remote()
     query = {"body": "true" if body else None, "stale": "true" if stale else None}
-    found = call(remote, "GET", f"/v1/messages/{segment(id)}", query=query)
+    found = call(remote, "GET", _path(id, topic, key), query=query)
     if remote.output == "json":
         emit_json(found)
     elif body:
@@ -152,28 +187,91 @@ def list_(
         note(f"the first {found:,}: there are more, --limit says how many to show")
 
 
-def cancel(*ids: str, remote: Remote | None = None) -> int:
+def cancel(*ids: str, topic: str | None = None, key: str | None = None, remote: Remote | None = None) -> int:
     """Cancel messages that have not been handed out. Ends with 1 when one was too late.
 
     Parameters
     ----------
     ids
         One or more.
+    topic
+        Or the topic of one,
+    key
+        and the key that it was published under.
     """
     remote = remote or Remote()
-    if not ids:
-        raise BadRequest("name at least one id")
+    if len(ids) < 2:
+        answer = call(remote, "DELETE", _path(ids[0] if ids else None, topic, key))
+        show([{"id": ids[0], **answer} if ids else {"topic": topic, "key": key, **answer}], remote, _OUTCOME)
+        return 0
+    paths = [_path(id, topic, key) for id in ids]
     code, done = 0, []
-    for id in ids:
+    for id, path in zip(ids, paths, strict=True):
         try:
-            done.append({"id": id, **call(remote, "DELETE", f"/v1/messages/{segment(id)}")})
+            done.append({"id": id, **call(remote, "DELETE", path)})
         except HadelayError as error:
-            if len(ids) == 1:
-                raise
             code = 1
-            done.append({"id": id, "outcome": error.type, "detail": error.detail})
-    show(done, remote, ("id", "outcome", "detail"))
+            done.append({"id": id, "outcome": error.outcome or error.type, "detail": error.detail})
+    show(done, remote, _OUTCOME)
     return code
+
+
+def reschedule(
+    id: str | None = None,
+    /,
+    *,
+    topic: str | None = None,
+    key: str | None = None,
+    delay: str | None = None,
+    deliver_at: str | None = None,
+    remote: Remote | None = None,
+) -> None:
+    """Make a message due at another time; it keeps its id. Ends with 1 when it is not pending, or leased.
+
+    Parameters
+    ----------
+    id
+        The 13 characters that publishing gave.
+    topic
+        Or its topic,
+    key
+        and the key that it was published under.
+    delay
+        From now: 250ms, 15m, 2h30m, 7d.
+    deliver_at
+        Or when: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
+    """
+    remote = remote or Remote()
+    wish = {name: text for name, text in (("delay", delay), ("deliver_at", deliver_at)) if text is not None}
+    if len(wish) != 1:
+        raise BadRequest("say when: --delay or --deliver-at")
+    show(call(remote, "PATCH", _path(id, topic, key), wish), remote)
+
+
+def deliver(
+    id: str | None = None, /, *, topic: str | None = None, key: str | None = None, remote: Remote | None = None
+) -> None:
+    """Make a message due now. Ends with 1 when it is not pending, or leased.
+
+    Parameters
+    ----------
+    id
+        The 13 characters that publishing gave.
+    topic
+        Or its topic,
+    key
+        and the key that it was published under.
+    """
+    remote = remote or Remote()
+    show(call(remote, "PATCH", _path(id, topic, key), {"delay": 0}), remote)
+
+
+def _path(id: str | None, topic: str | None, key: str | None) -> str:
+    if id is not None and topic is None and key is None:
+        return f"/v1/messages/{segment(id)}"
+    if id is None and topic is not None and key is not None:
+        return f"/v1/topics/{segment(topic)}/keys/{segment(key)}"
+    raise BadRequest("name the message: by its id, or by --topic and --key")
 
 
 def receive(
@@ -181,6 +279,8 @@ def receive(
     most: Annotated[int, Parameter(name=("--max", "-n"))] = 10,
     wait: str = "0s",
     lease: str | None = None,
+    tag: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    any_tag: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
     keep: bool = False,
     remote: Remote | None = None,
 ) -> int:
@@ -196,6 +296,10 @@ def receive(
         How long to wait for the first one: 30s, at most 60s.
     lease
         How long the messages are held.
+    tag
+        Only messages that have it. May be repeated: that have all of them.
+    any_tag
+        Only messages that have one of these. May be repeated.
     keep
         Do not ack: print the leases, and let them end.
     """
@@ -205,6 +309,10 @@ def receive(
     wish: dict[str, Any] = {"topics": list(topics), "max": most, "wait": wait, "request_id": secrets.token_hex(8)}
     if lease is not None:
         wish["lease"] = lease
+    if tag:
+        wish["tags"] = tag
+    if any_tag:
+        wish["any_tags"] = any_tag
     messages = call(remote, "POST", "/v1/receive", wish, timeout_s=75)["messages"]
     for message in messages:
         _print(message, remote, keep)

@@ -99,4 +99,6 @@ def _refusal(status: int, answer: bytes) -> HadelayError:
         return HadelayError(f"status {status}: {answer[:200].decode(errors='replace')}")
     name = str(problem.get("type", "")).rpartition("/")[2]
     kind = _KINDS.get(name) or next((k for k in _KINDS.values() if k.http_status == status), HadelayError)
-    return kind(problem.get("detail") or problem.get("title") or f"status {status}")
+    known = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
+    extra = {name: value for name, value in problem.items() if name not in known}
+    return kind(problem.get("detail") or problem.get("title") or f"status {status}", **extra)

@@ -1,9 +1,15 @@
-"""`hadelay topic`: list, get, put, delete."""
+"""`hadelay topic`: list, get, set, pause, resume, purge, delete. Redrive is in cli/dead.py."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
 from hadelay.cli.output import Remote, show
 from hadelay.cli.remote import call, segment
+from hadelay.errors import BadRequest
 
 _COLUMNS = ("topic", "scheduled", "ready", "leased", "dead", "oldest_ready_age_ms", "lateness", "bytes")
 
@@ -26,8 +32,41 @@ def get(topic: str, /, *, remote: Remote | None = None) -> None:
     show(call(remote, "GET", f"/v1/topics/{segment(topic)}"), remote)
 
 
-def put(topic: str, /, *, lease: str | None = None, remote: Remote | None = None) -> None:
-    """Create a topic, or configure one that is there.
+#: What is not text.
+_NUMBERS: dict[str, Callable[[str], int | float]] = {
+    "max_attempts": int, "concurrency": int, "max_messages": int, "max_bytes": int,
+    "rate": float, "publish_rate": float, "catch_up_rate": float, "factor": float, "jitter": float,
+}  # fmt: skip
+
+
+def set_(
+    topic: str,
+    /,
+    *,
+    lease: str | None = None,
+    max_attempts: str | None = None,
+    backoff: str | None = None,
+    dead_letter: str | None = None,
+    dead_retention: str | None = None,
+    rate: str | None = None,
+    publish_rate: str | None = None,
+    catch_up_rate: str | None = None,
+    concurrency: str | None = None,
+    max_messages: str | None = None,
+    max_bytes: str | None = None,
+    ttl: str | None = None,
+    retention: str | None = None,
+    dispatch_sync: str | None = None,
+    webhook: str | None = None,
+    webhook_secret: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    webhook_timeout: str | None = None,
+    webhook_header: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    allow_per_message: bool = False,
+    alert: str | None = None,
+    alert_secret: str | None = None,
+    remote: Remote | None = None,
+) -> None:
+    """Create a topic, or change the settings named; the word `default` takes one back.
 
     Parameters
     ----------
@@ -35,10 +74,134 @@ def put(topic: str, /, *, lease: str | None = None, remote: Remote | None = None
         A-Z a-z 0-9 . _ - and at most 128 of them.
     lease
         How long a consumer holds a message when it does not say: 30s, 5m.
+    max_attempts
+        After so many a message is dead; 0 for no limit.
+    backoff
+        Waits before retry 1, 2, …: 1s,10s,5m, the last repeats. Or exponential: min=1s,max=1h,factor=2,jitter=0.1
+    dead_letter
+        keep, or the topic where dead messages go.
+    dead_retention
+        How long dead letters are kept.
+    rate
+        Messages handed out per second.
+    publish_rate
+        Messages published per second.
+    catch_up_rate
+        Messages per second of what fell due in an outage or a pause.
+    concurrency
+        Messages leased at once.
+    max_messages
+        Pending messages.
+    max_bytes
+        Bytes of pending messages.
+    ttl
+        Messages expire this long after they were due.
+    retention
+        How long a settled message can still be asked for.
+    dispatch_sync
+        commit or interval.
+    webhook
+        The URL that messages are pushed to. Settings of a webhook are set together.
+    webhook_secret
+        Signs them: whsec_…. May be repeated, the newest first. Without it those set before stay.
+    webhook_timeout
+        For an answer.
+    webhook_header
+        NAME=VALUE that is sent too. May be repeated.
+    allow_per_message
+        Messages may name a webhook URL of their own.
+    alert
+        The URL that deaths are told to.
+    alert_secret
+        Signs them. Without it the one set before stays.
     """
     remote = remote or Remote()
-    wish = {} if lease is None else {"lease": lease}
+    given = {
+        "lease": lease, "max_attempts": max_attempts, "backoff": backoff, "dead_letter": dead_letter,
+        "dead_retention": dead_retention, "rate": rate, "publish_rate": publish_rate, "catch_up_rate": catch_up_rate,
+        "concurrency": concurrency, "max_messages": max_messages, "max_bytes": max_bytes, "ttl": ttl,
+        "retention": retention, "dispatch_sync": dispatch_sync,
+    }  # fmt: skip
+    wish: dict[str, Any] = {name: _setting(name, text) for name, text in given.items() if text is not None}
+    hook: dict[str, Any] = {
+        "secrets": list(webhook_secret), "timeout": webhook_timeout, "headers": dict(_pairs(webhook_header)),
+        "allow_per_message": allow_per_message,
+    }  # fmt: skip
+    for name, url, parts in (("webhook", webhook, hook), ("alert", alert, {"secret": alert_secret})):
+        said = {part: value for part, value in parts.items() if value}
+        if url is None and said:
+            raise BadRequest(f"--{name} URL goes with what else is said about it")
+        if url is not None:
+            wish[name] = None if url == _DEFAULT else {"url": url, **said}
     show(call(remote, "PUT", f"/v1/topics/{segment(topic)}", wish), remote)
+
+
+_DEFAULT = "default"
+
+
+def _setting(name: str, text: str) -> Any:
+    if text == _DEFAULT:
+        return None
+    if name == "backoff" and "=" in text:
+        return {part: _setting(part, value) for part, value in _pairs(text.split(","))}
+    if name == "backoff":
+        return text.split(",")
+    try:
+        return _NUMBERS.get(name, str)(text)
+    except ValueError:
+        raise BadRequest(f"--{name.replace('_', '-')} {text}: expected a number, or {_DEFAULT}") from None
+
+
+def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise BadRequest(f"{text}: expected NAME=VALUE")
+        yield name, value
+
+
+def pause(topic: str, /, *, reason: str | None = None, remote: Remote | None = None) -> None:
+    """Hand out nothing more of a topic; publishing goes on, and so do running leases.
+
+    Parameters
+    ----------
+    topic
+        Its name.
+    reason
+        Shown with the topic while it is paused.
+    """
+    remote = remote or Remote()
+    wish = {} if reason is None else {"reason": reason}
+    show(call(remote, "POST", f"/v1/topics/{segment(topic)}:pause", wish), remote)
+
+
+def resume(topic: str, /, *, remote: Remote | None = None) -> None:
+    """Hand out again, what fell due meanwhile at the topic's catch-up rate if it has one.
+
+    Parameters
+    ----------
+    topic
+        Its name.
+    """
+    remote = remote or Remote()
+    show(call(remote, "POST", f"/v1/topics/{segment(topic)}:resume", {}), remote)
+
+
+def purge(
+    topic: str, /, *, state: tuple[Literal["scheduled", "ready", "dead"], ...] = (), remote: Remote | None = None
+) -> None:
+    """Cancel what is pending in a topic now and not leased.
+
+    Parameters
+    ----------
+    topic
+        Its name.
+    state
+        scheduled, ready, or dead. May be repeated. Without it: scheduled and ready.
+    """
+    remote = remote or Remote()
+    wish = {"states": state or ("scheduled", "ready")}
+    show(call(remote, "POST", f"/v1/topics/{segment(topic)}:purge", wish), remote)
 
 
 def delete(topic: str, /, *, force: bool = False, remote: Remote | None = None) -> None:

@@ -1,0 +1,185 @@
+"""`hadelay dead`: list, redrive, export, purge; `hadelay topic redrive`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import msgspec
+from cyclopts import Parameter
+
+from hadelay.cli.output import Remote, emit_json, note, show, table
+from hadelay.cli.remote import call, segment
+from hadelay.errors import BadRequest
+
+_COLUMNS = ("id", "died_at", "attempt", "reason", "key", "tags", "size")
+_PAGE = 1_000
+#: A page with payloads: of a MiB each, at the worst.
+_EXPORTED = 100
+
+
+def list_(
+    topic: str,
+    /,
+    *,
+    limit: Annotated[int, Parameter(name=("--limit", "-n"))] = 100,
+    remote: Remote | None = None,
+) -> None:
+    """Dead letters of a topic in the order of their deaths, and why the last attempt failed. As JSON, a line each.
+
+    Parameters
+    ----------
+    topic
+        Its name.
+    limit
+        At most so many; 0 for all there are.
+    """
+    remote = remote or Remote()
+    if limit < 0:
+        raise BadRequest(f"--limit {limit}: expected 0 or more")
+    rows: list[dict[str, Any]] = []
+    found, cursor = 0, None
+    while True:
+        size = min(limit - found, _PAGE) if limit else _PAGE
+        page = _page(remote, topic, size, cursor)
+        cursor = page["cursor"]
+        found += len(page["messages"])
+        for letter in page["messages"]:
+            if remote.output == "json":
+                emit_json(letter)
+            else:
+                last = letter["errors"][-1] if letter["errors"] else {}
+                rows.append({**letter, "reason": last.get("reason") or last.get("event")})
+        if cursor is None or (limit and found >= limit):
+            break
+    if remote.output != "json":
+        table(rows, _COLUMNS)
+    if cursor is not None:
+        note(f"the first {found:,}: there are more, --limit says how many to show")
+
+
+def _page(remote: Remote, topic: str, limit: int, cursor: str | None, body: bool = False) -> Any:
+    query = {"limit": limit, "cursor": cursor, "body": "true" if body else None}
+    return call(remote, "GET", f"/v1/topics/{segment(topic)}/dead", query=query, timeout_s=60)
+
+
+def redrive(topic: str, /, *ids: str, remote: Remote | None = None) -> int:
+    """Make dead letters due again, as if they had never been tried. Ends with 1 when one was none.
+
+    Parameters
+    ----------
+    topic
+        Its name.
+    ids
+        One or more. `hadelay topic redrive` takes all there are.
+    """
+    remote = remote or Remote()
+    if not ids:
+        raise BadRequest("name at least one id; `hadelay topic redrive` takes all there are")
+    results: list[dict[str, Any]] = []
+    for at in range(0, len(ids), _PAGE):
+        results += _redrive(remote, topic, {"ids": ids[at : at + _PAGE]})["results"]
+    show(results, remote, ("id", "outcome"))
+    return 0 if all(result["outcome"] == "redriven" for result in results) else 1
+
+
+def redrive_all(topic: str, /, *, rate: float | None = None, remote: Remote | None = None) -> None:
+    """Begin to make all dead letters of a topic due again, and print how many they are.
+
+    Parameters
+    ----------
+    topic
+        Its name.
+    rate
+        So many per second; as fast as it goes without it.
+    """
+    remote = remote or Remote()
+    show(_redrive(remote, topic, {"all": True} | ({} if rate is None else {"rate": rate})), remote)
+
+
+def _redrive(remote: Remote, topic: str, wish: dict[str, Any]) -> Any:
+    return call(remote, "POST", f"/v1/topics/{segment(topic)}/dead:redrive", wish)
+
+
+def purge(topic: str, /, *, remote: Remote | None = None) -> None:
+    """Forget the dead letters that a topic has now.
+
+    Parameters
+    ----------
+    topic
+        Its name.
+    """
+    remote = remote or Remote()
+    call(remote, "DELETE", f"/v1/topics/{segment(topic)}/dead")
+    show({"topic": topic, "purged": ["dead"]}, remote)
+
+
+def export(topic: str, file: Path | None = None, /, *, restart: bool = False, remote: Remote | None = None) -> None:
+    """Write the dead letters of a topic, payloads and errors included, as JSON, a line each.
+
+    An export to a file that was interrupted goes on where it stopped: beside FILE, FILE.cursor says where that is, and
+    goes when the export is complete.
+
+    Parameters
+    ----------
+    topic
+        Its name.
+    file
+        Where to; standard output without it.
+    restart
+        Begin anew, over what FILE has.
+    """
+    remote = remote or Remote()
+    if file is None:
+        _export(remote, topic, sys.stdout.buffer, None, None, 0)
+        return
+    mark = file.with_name(file.name + ".cursor")
+    cursor, size, done = _resume(mark, topic, restart, file)
+    with open(file, "r+b" if size else "wb") as out:
+        # What came after the last mark is fetched again.
+        out.truncate(size)
+        out.seek(size)
+        count = _export(remote, topic, out, mark, cursor, done)
+    mark.unlink(missing_ok=True)
+    note(f"{count:,} dead letters in {file}")
+
+
+def _resume(mark: Path, topic: str, restart: bool, file: Path) -> tuple[str | None, int, int]:
+    """(cursor, bytes of FILE that are good, letters in them)."""
+    if restart or not mark.exists():
+        if file.exists() and not restart:
+            raise BadRequest(f"{file} exists, and no export to it was interrupted: --restart writes over it")
+        return None, 0, 0
+    known = json.loads(mark.read_text())
+    if known["topic"] != topic:
+        raise BadRequest(f"{file} is an export of topic {known['topic']}: name another file, or --restart")
+    return known["cursor"], known["bytes"], known["count"]
+
+
+def _export(remote: Remote, topic: str, out: BinaryIO, mark: Path | None, cursor: str | None, done: int) -> int:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    total = call(remote, "GET", f"/v1/topics/{segment(topic)}")["dead"]
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("", total=total, completed=done)
+        while True:
+            page = _page(remote, topic, _EXPORTED, cursor, body=True)
+            for letter in page["messages"]:
+                out.write(msgspec.json.encode(letter) + b"\n")
+            out.flush()
+            done += len(page["messages"])
+            cursor = page["cursor"]
+            progress.update(task, completed=done, total=max(total, done))
+            if cursor is None:
+                return done
+            if mark is not None:
+                os.fsync(out.fileno())
+                known = {"topic": topic, "cursor": cursor, "bytes": out.tell(), "count": done}
+                part = mark.with_name(mark.name + ".part")
+                part.write_text(json.dumps(known))
+                os.replace(part, mark)

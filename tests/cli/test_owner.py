@@ -1,0 +1,181 @@
+"""What an owner does to messages and topics, from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hadelay.cli import dead
+from hadelay.cli.output import Remote
+from hadelay.errors import BadRequest
+from tests.cli.support import Dev, cluster
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+    with cluster(tmp_path_factory.mktemp("dev")) as running:
+        yield running
+
+
+def answer(dev: Dev, *words: object) -> Any:
+    done = dev.run(*words, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_message_by_its_key(dev: Dev) -> None:
+    put = ("msg", "put", "owner", "x", "--delay", "1h", "--key", "a/ü", "--tag", "eu", "--tag", "vip", "--ttl", "1d")
+    first = answer(dev, *put)
+    assert answer(dev, *put)["duplicate"]
+    second = answer(dev, *put, "--on-conflict", "replace", "--max-wait", "2h")
+    assert second["replaced"] == first["id"]
+    rejected = dev.run(*put, "--on-conflict", "reject")
+    assert rejected.returncode == 1
+    named = ("--topic", "owner", "--key", "a/ü")
+    moved = answer(dev, "msg", "reschedule", *named, "--delay", "2h")
+    assert (moved["id"], moved["deliver_at"] > second["deliver_at"]) == (second["id"], True)
+    found = answer(dev, "msg", "get", *named)
+    assert (found["key"], found["tags"], found["state"]) == ("a/ü", ["eu", "vip"], "scheduled")
+    answer(dev, "msg", "deliver", *named)
+    assert answer(dev, "msg", "get", second["id"])["state"] == "ready"
+    assert answer(dev, "msg", "cancel", *named)[0]["outcome"] == "cancelled"
+    late = dev.run("msg", "reschedule", second["id"], "--delay", "1h")
+    assert late.returncode == 1
+    assert "cancelled" in late.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("msg", "get"), "by --topic and --key"),
+        (("msg", "get", "--key", "k"), "by --topic and --key"),
+        (("msg", "cancel", "0000000000000", "--topic", "t", "--key", "k"), "by --topic and --key"),
+        (("msg", "reschedule", "0000000000000"), "say when"),
+        (("topic", "set", "t", "--rate", "fast"), "expected a number"),
+        (("topic", "set", "t", "--backoff", "min=1s,max"), "NAME=VALUE"),
+        (("topic", "set", "t", "--webhook-secret", "whsec_x"), "--webhook URL"),
+        (("dead", "redrive", "t"), "hadelay topic redrive"),
+    ],
+)
+def test_what_cannot_be_meant_ends_with_2(dev: Dev, words: tuple[str, ...], hint: str) -> None:
+    done = dev.run(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert hint in done.stderr
+
+
+def test_every_setting(dev: Dev) -> None:
+    shown = answer(
+        dev, "topic", "set", "settings", "--lease", "1m", "--max-attempts", 5, "--backoff", "1s,10s", "--dead-letter",
+        "keep", "--dead-retention", "7d", "--rate", 10.5, "--publish-rate", 100, "--catch-up-rate", 20,
+        "--concurrency", 3, "--max-messages", 1000, "--max-bytes", 1 << 20, "--ttl", "1d", "--retention", "2d",
+        "--dispatch-sync", "commit", "--alert", "http://127.0.0.1:9/alert",
+    )  # fmt: skip
+    expected = {
+        "lease": "1m", "max_attempts": 5, "backoff": ["1s", "10s"], "dead_letter": "keep", "dead_retention": "7d",
+        "rate": 10.5, "publish_rate": 100, "catch_up_rate": 20, "concurrency": 3, "max_messages": 1000,
+        "max_bytes": 1 << 20, "ttl": "1d", "retention": "2d", "dispatch_sync": "commit",
+        "alert": {"url": "http://127.0.0.1:9/alert"},
+    }  # fmt: skip
+    assert {name: shown[name] for name in expected} == expected
+    exponential = answer(dev, "topic", "set", "settings", "--backoff", "min=1s,max=1h,factor=3,jitter=0.5")
+    assert exponential["backoff"] == {"min": "1s", "max": "1h", "factor": 3, "jitter": 0.5}
+    back = answer(dev, "topic", "set", "settings", "--rate", "default", "--alert", "default")
+    assert "rate" not in back
+    assert "alert" not in back
+    assert back["lease"] == "1m"
+    hook = answer(
+        dev, "topic", "set", "hook", "--webhook", "http://127.0.0.1:9/x", "--webhook-timeout", "5s", "--webhook-header",
+        "X-A=b", "--allow-per-message",
+    )["webhook"]  # fmt: skip
+    assert (hook["timeout"], hook["headers"], hook["allow_per_message"]) == ("5s", {"X-A": "b"}, True)
+
+
+def test_pause_and_resume(dev: Dev) -> None:
+    answer(dev, "msg", "put", "halting", "x")
+    assert answer(dev, "topic", "pause", "halting", "--reason", "sale")["paused_reason"] == "sale"
+    assert dev.run("msg", "receive", "halting").returncode == 3
+    assert "paused" not in answer(dev, "topic", "resume", "halting")
+    assert answer(dev, "msg", "receive", "halting", "--wait", "10s")["topic"] == "halting"
+
+
+def test_only_what_was_asked_for(dev: Dev) -> None:
+    answer(dev, "msg", "put", "tagged", "x", "--tag", "eu")
+    assert dev.run("msg", "receive", "tagged", "--tag", "us").returncode == 3
+    assert answer(dev, "msg", "receive", "tagged", "--any-tag", "us", "--any-tag", "eu", "--wait", "10s")["tags"] == [
+        "eu"
+    ]
+
+
+def die(dev: Dev, topic: str, count: int) -> list[str]:
+    answer(dev, "topic", "set", topic, "--max-attempts", 1, "--lease", "50ms")
+    ids = [answer(dev, "msg", "put", topic, f"m{n}")["id"] for n in range(count)]
+    got = 0
+    while got < count:
+        got += len(dev.run("msg", "receive", topic, "--wait", "10s", "--keep", "-o", "json").stdout.splitlines())
+    while answer(dev, "topic", "get", topic)["dead"] < count:
+        pass
+    return ids
+
+
+def test_dead_letters(dev: Dev, tmp_path: Path) -> None:
+    ids = die(dev, "doomed", 3)
+    listed = [json.loads(line) for line in dev.run("dead", "list", "doomed", "-o", "json").stdout.splitlines()]
+    assert {letter["id"] for letter in listed} == set(ids)
+    assert listed[0]["errors"][0]["event"] == "lease_expired"
+    table = dev.run("dead", "list", "doomed", "-n", 1)
+    assert "lease_expired" in table.stdout
+    assert "there are more" in table.stderr
+    file = tmp_path / "dead.jsonl"
+    assert dev.run("dead", "export", "doomed", file).returncode == 0
+    exported = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [letter["id"] for letter in exported] == [letter["id"] for letter in listed]
+    assert exported[0]["body_base64"]
+    assert not list(tmp_path.glob("*.cursor"))
+    again = dev.run("dead", "export", "doomed", file)
+    assert (again.returncode, "--restart" in again.stderr) == (2, True)
+    assert dev.run("dead", "export", "doomed").stdout == file.read_text()
+    assert answer(dev, "dead", "redrive", "doomed", ids[0])[0]["outcome"] == "redriven"
+    twice = dev.run("dead", "redrive", "doomed", ids[0])
+    assert twice.returncode == 1
+    assert answer(dev, "topic", "redrive", "doomed", "--rate", 100)["redriving"] == 2
+    while answer(dev, "topic", "get", "doomed")["dead"]:
+        pass
+    answer(dev, "topic", "purge", "doomed")
+    assert answer(dev, "topic", "get", "doomed")["ready"] == 0
+    answer(dev, "dead", "purge", "doomed")
+
+
+def test_an_export_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = [{"id": str(n)} for n in range(250)]
+    broken = True
+
+    def call(remote: Remote, method: str, path: str, **how: Any) -> Any:
+        if not path.endswith("/dead"):
+            return {"dead": len(letters)}
+        at = int(how["query"]["cursor"] or 0)
+        if broken and at == 200:
+            raise ConnectionError("gone")
+        end = at + how["query"]["limit"]
+        return {"messages": letters[at:end], "cursor": str(end) if end < len(letters) else None}
+
+    monkeypatch.setattr(dead, "call", call)
+    file = tmp_path / "out.jsonl"
+    with pytest.raises(ConnectionError):
+        dead.export("t", file)
+    with file.open("a") as half:
+        half.write('{"id": "cut off')
+    with pytest.raises(BadRequest, match="topic t"):
+        dead.export("other", file)
+    broken = False
+    dead.export("t", file)
+    assert [json.loads(line)["id"] for line in file.read_text().splitlines()] == [str(n) for n in range(250)]
+    with pytest.raises(BadRequest, match="--restart"):
+        dead.export("t", file)
+    dead.export("t", file, restart=True)
+    assert len(file.read_text().splitlines()) == 250
