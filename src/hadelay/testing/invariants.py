@@ -237,8 +237,9 @@ def state_parts(state: DelayState, storage: Storage) -> dict[str, Any]:
     return parts
 
 
-def _tables(storage: Storage) -> list[tuple[bytes, bytes]]:
-    return storage.tables.range(b"place", limit=100_000)
+def _tables(storage: Storage) -> list[list[tuple[bytes, bytes]]]:
+    names = (b"place", b"key", b"keyof", b"ttl", b"ttlof", b"dead")
+    return [storage.tables.range(name, limit=100_000) for name in names]
 
 
 def conserved(cluster: SimCluster) -> Iterator[Violation]:
