@@ -15,6 +15,7 @@ import pytest
 
 import hadelay
 from hadelay.client import AsyncClient, Client, Put, Receipt, Unreachable
+from hadelay.client.consumer import reason_of
 from hadelay.client.transport import Answer, addresses, error_of
 from hadelay.config import HttpConfig
 from hadelay.errors import (
@@ -434,6 +435,12 @@ async def test_consume_acks_and_nacks(node: Node) -> None:
     assert sorted(bodies, key=int) == sorted([*(b"%d" % n for n in range(30)), b"7"], key=int)
     assert {m.state for m in node.service.messages.values()} == {"acked"}
     assert max(poll.max for poll in node.service.polls) == 4
+
+
+def test_the_reason_of_an_exception() -> None:
+    assert reason_of(ValueError("no\nsuch card")) == "ValueError: no such card"
+    assert reason_of(KeyError()) == "KeyError"
+    assert len(reason_of(ValueError("ü" * 200)).encode()) <= 128
 
 
 async def test_no_more_than_concurrency_are_held(node: Node) -> None:

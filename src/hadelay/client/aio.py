@@ -405,7 +405,10 @@ class AsyncClient:
         any_tags: Sequence[str] = (),
         on_error: Callable[[Leased, Exception], object] | None = None,
     ) -> None:
-        """Run `handler` for every message, `concurrency` at a time, until cancelled. An exception nacks its message."""
+        """Run `handler` for every message, `concurrency` at a time, until cancelled.
+
+        An exception nacks its message, with the exception as the reason.
+        """
 
         async def run(message: Leased) -> None:
             try:

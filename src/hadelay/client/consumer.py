@@ -54,7 +54,13 @@ class Leased(Message, kw_only=True):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._settled:
-            await (self.ack() if error is None else self.nack())
+            await (self.ack() if error is None else self.nack(reason=reason_of(error)))
+
+
+def reason_of(error: BaseException) -> str:
+    """What is kept of an exception: its kind and its words, at most 128 bytes of printable text."""
+    text = "".join(c if c.isprintable() else " " for c in f"{type(error).__name__}: {error}".strip(": "))
+    return text.encode("utf-8", "replace")[:128].decode("utf-8", "ignore")
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,11 @@ class HistoryEvent(Struct, frozen=True):
     attempt: int
     consumer: str | None = None
     node: str | None = None
+    #: Why the attempt failed, if somebody said so.
+    reason: str | None = None
+    #: The hours it left and went to, when it was filed anew.
+    from_hour: str | None = field(default=None, name="from")
+    to_hour: str | None = field(default=None, name="to")
 
 
 class MessageInfo(Struct, frozen=True, kw_only=True):
