@@ -9,6 +9,7 @@ import sys
 import numpy as np
 
 from hadelay.core import commands as c
+from hadelay.core.drafts import KEEP, REJECT, REPLACE
 from hadelay.core.state import DelayState
 from hadelay.core.tokens import LEASE
 from hadelay.storage.identity import Identity
@@ -46,6 +47,7 @@ class Entries:
             self._settle,
             self._settle,
             self._cancel,
+            self._reschedule,
             self._other,
         ]
         made = [m for kind in rng.sample(kinds, rng.randint(1, 3)) for m in [kind(state)] if m]
@@ -71,11 +73,31 @@ class Entries:
                     b"",
                     body,
                     key,
+                    *self._client_key(),
                 )
             )
         return c.encode_publish(
             rng.choice(("n1", "n2")), drafts, b"r%d" % rng.randrange(300) if rng.random() < 0.3 else None
         )
+
+    def _client_key(self) -> tuple[bytes | None, int, int]:
+        rng = self.random
+        if rng.random() < 0.7:
+            return None, 0, 0
+        return b"c%d" % rng.randrange(40), rng.choice((KEEP, REPLACE, REPLACE, REJECT)), rng.choice((0, 5000))
+
+    def _reschedule(self, state: DelayState) -> bytes | None:
+        rng = self.random
+        hours = state.store.hours()
+        if not hours:
+            return None
+        hour = rng.choice(hours)
+        ids = [hour << 32 | rng.randrange(state.store.count(hour) + 2) for _ in range(rng.randint(0, 5))]
+        keys = [(rng.choice(("a", "b", "none")), b"c%d" % rng.randrange(40)) for _ in range(rng.randint(0, 3))]
+        if rng.random() < 0.2:
+            return c.encode_cancel("n2", ids, keys)
+        when_ms = rng.choice((0, 10, 3000, 5 * HOUR, 800 * 24 * HOUR))
+        return c.encode_reschedule("n1", when_ms, True, ids, keys)
 
     def _grant(self, state: DelayState) -> bytes | None:
         rng = self.random
