@@ -8,7 +8,7 @@ import pytest
 
 from hadelay.core import describe
 from hadelay.model import HOUR_MS
-from tests.core.world import World, draft
+from tests.core.world import START_HOUR, World, draft
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 65_536])
@@ -41,3 +41,16 @@ def test_every_event_is_found(chunk: int, monkeypatch: pytest.MonkeyPatch) -> No
         found = world.state.describe(message)
         assert found is not None
         assert [event.event.name.lower() for event in found.history] == expected[message]
+
+
+def test_a_history_says_why_and_where_to() -> None:
+    world = World()
+    [message] = world.ids(draft())
+    world.nack(world.lease(message), 2 * HOUR_MS, reason="HTTP 503")
+    found = world.state.describe(message)
+    assert found is not None
+    leased, nacked, moved = found.history
+    assert (leased.reason, nacked.reason) == (None, "HTTP 503")
+    assert (nacked.from_hour, nacked.to_hour) == (None, None)
+    assert (moved.from_hour, moved.to_hour) == (START_HOUR, START_HOUR + 2)
+    assert found.hour == START_HOUR + 2

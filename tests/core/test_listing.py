@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from msgspec.structs import replace
 
-from hadelay.core import commands, listing
+from hadelay.core import commands, listing, topics
 from hadelay.core.listing import FIRST, PENDING, Key, Page, Wish
 from hadelay.core.tokens import LEASE
 from hadelay.model import HOUR_MS, State
@@ -158,6 +158,27 @@ def test_a_cursor_survives_that_its_message_is_settled(world: World) -> None:
         seen += here
         world.cancel(*here)
     assert seen == ids
+
+
+def test_what_is_past_its_ttl_is_expired_before_anybody_writes_it_down(world: World) -> None:
+    world.one(commands.encode_topic_put("t", {"ttl_ms": 5_000}))
+    old, new = world.ids(draft(), draft(in_ms=60_000))
+    world.now = 6_000
+    world.one(commands.encode_noop())
+    assert listed(world, wish(world)) == [(new, "scheduled")]
+    assert listed(world, wish(world, frozenset((State.EXPIRED,)))) == [(old, "expired")]
+
+
+def test_dead_letters_come_last_until_they_are_purged(world: World) -> None:
+    world.one(commands.encode_topic_put("t", {"max_attempts": 1}))
+    dying, well = world.ids(draft(), draft(in_ms=60_000))
+    world.nack(world.lease(dying), reason="no such account")
+    everything = wish(world, ALL)
+    assert listed(world, everything) == [(well, "scheduled"), (dying, "dead")]
+    assert listed(world, wish(world, frozenset((State.DEAD,)), limit=1)) == [(dying, "dead")]
+    assert listed(world, wish(world)) == [(well, "scheduled")]
+    world.one(commands.encode_purge("t", topics.DEAD))
+    assert listed(world, everything) == [(well, "scheduled")]
 
 
 # ---- whatever happens meanwhile

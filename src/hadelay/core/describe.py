@@ -10,7 +10,7 @@ import numpy as np
 from hadelay.core.formats import RECORD, RECORD_SIZE
 from hadelay.core.lifecycle import MOVES
 from hadelay.core.places import Place, locate, state_of
-from hadelay.core.ports import CONSUMER, NODE
+from hadelay.core.ports import CONSUMER, NODE, REASON
 from hadelay.model import DEAD_HOURS, NONE32, Event, State, unpack_id
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ class Happened:
     attempt: int
     consumer: str | None
     node: str | None
+    #: Why the attempt failed, if somebody said so.
+    reason: str | None = None
+    #: Of what filed it anew (MOVES): the hours it left and went to.
+    from_hour: int | None = None
+    to_hour: int | None = None
 
 
 @dataclass(slots=True)
@@ -78,12 +83,13 @@ def describe(state: DelayState, message_id: int, now_ms: int = 0) -> Description
     )
 
 
+NEVER_MS = 1 << 62
 _OVER = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 
 def _kept_ms(topic: Topic) -> int:
     """A topic that says nothing keeps what it has for as long as its hours last."""
-    kept: int = topic.config.get("retention_ms", 1 << 62)
+    kept: int = topic.config.get("retention_ms", NEVER_MS)
     return kept
 
 
@@ -108,11 +114,20 @@ def _history(state: DelayState, message_id: int, place: Place) -> tuple[list[Hap
                 attempts = max(attempts, int(event["attempt"]))
             elif kind is Event.REDRIVEN or (kind is Event.DEAD and int(event["other_hour"]) < DEAD_HOURS):
                 attempts = 0  # it began anew
-            happened.append(_happened(state, event, kind))
+            happened.append(_happened(state, hour, event, kind))
         if following is None:
             break
         hour, index = following
     return happened, attempts
+
+
+def over(state: DelayState, topic: Topic, hour: int, index: int, now_ms: int) -> bool:
+    """The entry's message is settled, and past its topic's retention."""
+    kept_ms = _kept_ms(topic)
+    if kept_ms >= NEVER_MS:
+        return False
+    events = _events_of(state, hour, index)
+    return bool(events) and int(events[-1]["at_ms"]) + kept_ms <= now_ms
 
 
 def _events_of(state: DelayState, hour: int, index: int) -> list[np.void]:
@@ -160,13 +175,16 @@ def _first_event_at(state: DelayState, hour: int, at_ms: int) -> int:
     return low
 
 
-def _happened(state: DelayState, event: np.void, kind: Event) -> Happened:
+def _happened(state: DelayState, hour: int, event: np.void, kind: Event) -> Happened:
     consumer = NONE32 if kind in MOVES else int(event["consumer"])
-    node = int(event["node"])
+    node, other = int(event["node"]), int(event["other_hour"])
     return Happened(
         kind,
         int(event["at_ms"]),
         int(event["attempt"]),
         None if consumer == NONE32 else state.names.name(CONSUMER, consumer),
         None if node == state.no_node else state.names.name(NODE, node),
+        state.names.name(REASON, other) if kind is Event.NACKED and other != NONE32 else None,
+        hour if kind in MOVES else None,
+        other if kind in MOVES else None,
     )

@@ -25,10 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from hadelay.core import ttl
 from hadelay.core.chain import ChainWalk
 from hadelay.core.formats import INDEX, SECONDS_PER_HOUR
 from hadelay.core.hourstate import bitmap, indexes_of
 from hadelay.core.linking import INDEX_CRC
+from hadelay.core.places import expired
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event, State
 
 if TYPE_CHECKING:
@@ -55,8 +57,7 @@ _CODE = {state: code for code, state in enumerate(_STATES)}
 #: Not this entry's to tell: the message has another one.
 _ELSEWHERE = len(_STATES)
 _ENDED = {Event.TTL_EXPIRED: State.EXPIRED, Event.CANCELLED: State.CANCELLED}
-#: States of entries in dead hours: they died, or were purged.
-_IN_DEAD_HOURS = frozenset((State.DEAD, State.CANCELLED))
+_IN_DEAD_HOURS = frozenset((State.DEAD,))
 
 #: (due_ms, id): a page holds what comes behind it.
 Key = tuple[int, int]
@@ -166,8 +167,9 @@ class _Look:
         self.wanted = np.zeros(len(_STATES) + 1, np.bool_)
         self.wanted[[_CODE[s] for s in wish.states]] = True
         self.to_ms = min(wish.to_ms, now_ms + 1) if wish.states == {State.READY} else wish.to_ms
-        #: Waiting entries of older generations of the topic are cancelled, and no bitmap knows.
-        self.doomed_wanted = State.CANCELLED in wish.states and state.topics[wish.topic].doomed > 0
+        #: Some that wait are cancelled with their topic, or past their TTL, and no bitmap knows yet.
+        self.unswept_wanted = State.CANCELLED in wish.states and state.topics[wish.topic].doomed > 0
+        self.unswept_wanted |= State.EXPIRED in wish.states and bool(ttl.due(state, now_ms, b"", 1))
 
     def hours(self, after: Key) -> Iterator[int]:
         first, last = _first_ms(after) // HOUR_MS, min((self.to_ms - 1) // HOUR_MS, DEAD_HOURS - 1)
@@ -266,12 +268,12 @@ class _Look:
         """Bitmaps that have all entries in the states asked for, and some more; None: no bitmap says."""
         hour_state, states = self.state.hours.get(hour), self.wish.states
         waiting = _IN_DEAD_HOURS if hour >= DEAD_HOURS else PENDING
-        open_wanted = bool(states & waiting) or self.doomed_wanted
+        open_wanted = bool(states & waiting) or self.unswept_wanted
         if hour_state is None:
             return None if open_wanted else []
         others = hour_state.others
         bits = [others[event] for event, state in _ENDED.items() if state in states and event in others]
-        if open_wanted and states & waiting == {State.LEASED} and not self.doomed_wanted:
+        if open_wanted and states & waiting == {State.LEASED} and not self.unswept_wanted:
             bits.append(hour_state.leased)
         elif open_wanted:
             bits.append(hour_state.settled.flip(0, self.store.count(hour)))
@@ -284,8 +286,12 @@ def states_of(state: DelayState, hour: int, rows: NDArray[np.void], now_ms: int)
     """places.state_of for many INDEX rows of one hour, as places in `tuple(State)`; one more for what has moved on."""
     codes = np.where(rows["deliver_at_ms"] <= now_ms, _CODE[State.READY], _CODE[State.SCHEDULED]).astype(np.uint8)
     codes[~state.topics.alive(rows)] = _CODE[State.CANCELLED]
+    ended = np.flatnonzero(expired(state, rows, now_ms) & (codes == _CODE[State.READY]))
+    codes[ended] = _CODE[State.EXPIRED]
     if hour >= DEAD_HOURS:
-        codes[:] = _CODE[State.DEAD]
+        # deliver_at_ms of a dead letter is when it died: purged ones are gone.
+        marks = np.array([state.topics[number].dead_mark_ms for number in rows["topic"].tolist()])
+        codes[:] = np.where(rows["deliver_at_ms"] > marks, _CODE[State.DEAD], _ELSEWHERE)
     hour_state = state.hours.get(hour)
     if hour_state is None:
         return codes

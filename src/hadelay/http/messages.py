@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aiohttp import web
+from msgspec import UNSET
 
 from hadelay.core.meta import unpack
 from hadelay.errors import BadRequest, Conflict
@@ -11,7 +12,7 @@ from hadelay.http.options import when
 from hadelay.http.routes import Call, Routes
 from hadelay.http.values import check_topic, format_instant, parse_id
 from hadelay.model import encode_id
-from hadelay.server.api import MessageView, Target
+from hadelay.server.api import HistoryEvent, MessageView, Target
 
 routes = Routes()
 
@@ -52,11 +53,18 @@ def message_out(view: MessageView) -> types.Message:
         id=encode_id(view.id), topic=view.topic, key=meta.key, state=view.state,  # type: ignore[arg-type]
         deliver_at=format_instant(view.deliver_at_ms), published_at=format_instant(view.published_at_ms),
         attempt=view.attempt, tags=meta.tags, meta=meta.meta, content_type=meta.ct, size=view.size,
-        history=[types.History(e.event, format_instant(e.at_ms), e.attempt, e.consumer, e.node) for e in view.history],
+        history=[_event(event) for event in view.history],
     )  # fmt: skip
     if view.body is not None:
         message.body_base64 = bytes(view.body)
     return message
+
+
+def _event(e: HistoryEvent) -> types.History:
+    return types.History(
+        e.event, format_instant(e.at_ms), e.attempt, e.consumer, e.node,
+        e.reason or UNSET, e.from_hour or UNSET, e.to_hour or UNSET,
+    )  # fmt: skip
 
 
 @routes.add("DELETE", _ID, **_CANCEL)  # type: ignore[arg-type]

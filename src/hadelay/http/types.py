@@ -119,12 +119,17 @@ class MessageQuery(In):
     stale: bool = False
 
 
-class History(Out):
+class History(Out, rename={"from_": "from"}):
     event: str
     at: str
     attempt: int
     consumer: str | None
     node: str | None
+    #: Why the attempt failed, if somebody said so.
+    reason: str | UnsetType = UNSET
+    #: The hours it left and went to, when it was filed anew.
+    from_: str | UnsetType = UNSET
+    to: str | UnsetType = UNSET
 
 
 class Message(Out):

@@ -87,6 +87,10 @@ class HistoryEvent(Struct):
     attempt: int
     consumer: str | None
     node: str | None
+    reason: str | None = None
+    #: Of a message that was filed anew: names of the hours it left and went to.
+    from_hour: str | None = None
+    to_hour: str | None = None
 
 
 class MessageView(Struct):

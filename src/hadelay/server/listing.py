@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hadelay.core import meta
+from hadelay.core.describe import over
 from hadelay.core.formats import RECORD
 from hadelay.core.listing import Wish, listing
 from hadelay.core.tags import mask_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _TURN_BYTES, _PAGE_BYTES = 1 << 19, 16 << 20
 #: What reading a record costs besides its bytes, in bytes.
 _RECORD_COST = 8_192
+_SETTLED = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 
 async def page_of(node: Node, topic: Topic, asked: ListWish) -> MessagePage:
@@ -50,9 +52,11 @@ async def page_of(node: Node, topic: Topic, asked: ListWish) -> MessagePage:
 
 
 def _message(node: Node, topic: Topic, hour: int, row: np.void, state: State) -> MessageView | None:
-    """Without history. None: its hour was retired meanwhile."""
-    store = node.storage.hours
+    """Without history. None: its hour was retired meanwhile, or it is past its topic's retention."""
+    store, index = node.storage.hours, int(row["index"])
     if not store.count(hour):
+        return None
+    if state in _SETTLED and over(node.state, topic, hour, index, node.clock.read(node.runtime.monotonic())):
         return None
     record = store.record(hour, int(row["offset"]), int(row["size"]), verify=True)
     header = np.frombuffer(record, RECORD, 1)[0]
@@ -61,12 +65,13 @@ def _message(node: Node, topic: Topic, hour: int, row: np.void, state: State) ->
     attempt = int(row["attempt"])
     if state in (State.LEASED, State.ACKED):
         hour_state = node.state.hours.get(hour)
-        attempt += hour_state is None or int(row["index"]) not in hour_state.late
+        attempt += hour_state is None or index not in hour_state.late
     return MessageView(
         int(row["first_id"]),
         topic.name,
         str(state),
-        int(row["deliver_at_ms"]),
+        # A dead letter's entry has the time of its death.
+        int((header if state is State.DEAD else row)["deliver_at_ms"]),
         int(header["published_at_ms"]),
         attempt,
         packed,

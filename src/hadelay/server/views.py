@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hadelay.core.describe import Happened
 from hadelay.core.topics import Topic
 from hadelay.model import DEAD_HOURS, Event, hour_name
 from hadelay.server.api import (
@@ -34,7 +35,7 @@ def message(node: Node, message_id: int, body: bool) -> MessageView | None:
     found = node.state.describe(message_id, node.clock.read(node.runtime.monotonic()))
     if found is None:
         return None
-    history = [HistoryEvent(Event(h.event).name.lower(), h.at_ms, h.attempt, h.consumer, h.node) for h in found.history]
+    history = [_event(happened) for happened in found.history]
     return MessageView(
         found.id,
         found.topic,
@@ -47,6 +48,11 @@ def message(node: Node, message_id: int, body: bool) -> MessageView | None:
         history,
         found.body if body else None,
     )
+
+
+def _event(h: Happened) -> HistoryEvent:
+    hours = (None if hour is None else hour_name(hour) for hour in (h.from_hour, h.to_hour))
+    return HistoryEvent(Event(h.event).name.lower(), h.at_ms, h.attempt, h.consumer, h.node, h.reason, *hours)
 
 
 def topic(node: Node, found: Topic, reports: Reports) -> TopicView:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import msgpack
@@ -30,6 +31,9 @@ from hadelay.storage.tables import CHECKPOINT, CORE, HOURS, scan_all
 
 Row = dict[str, Any]
 _CHUNK_ROWS = 4096
+#: Events that file a message anew: they name the hour and the entry it went to (docs/spec/lifecycle.md).
+_MOVES = (Event.MOVED, Event.DEAD, Event.REDRIVEN)
+_NO_NODE = 0xFF
 
 
 def inspect(path: str, disk: Disk | None = None) -> Iterator[Row]:
@@ -99,12 +103,21 @@ def _show_entry(row: Row) -> Row:
 
 
 def _show_event(row: Row) -> Row:
-    event, previous, hour = row["event"], row["previous"], row["other_hour"]
-    return row | {
+    """Numbers of consumers, nodes and reasons are those of the file `names`."""
+    event, other, consumer = row["event"], row["other_hour"], row["consumer"]
+    shown = row | {
         "event": Event(event).name.lower() if event in list(Event) else event,
-        "previous": None if previous == NONE32 else previous,
-        "other_hour": None if hour == NONE32 else hour_name(hour),
+        "at": datetime.fromtimestamp(row["at_ms"] / 1000, UTC).isoformat(timespec="milliseconds"),
+        "previous": None if row["previous"] == NONE32 else row["previous"],
+        "other_hour": None,
+        "consumer": None if consumer == NONE32 else consumer,
+        "node": None if row["node"] == _NO_NODE else row["node"],
     }
+    if event in _MOVES:
+        shown |= {"other_hour": hour_name(other), "other_index": consumer, "consumer": None}
+    elif event == Event.NACKED:
+        shown["reason"] = None if other == NONE32 else other
+    return shown
 
 
 def _heads(file: File, path: str) -> Iterator[Row]:
