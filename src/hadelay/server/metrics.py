@@ -51,6 +51,7 @@ def node_metrics(node: Node) -> MetricsView:
     calls = node.push.pool
     values |= {"webhook_calls_in_flight": calls.in_flight, "webhook_topics_disabled": calls.disabled}
     values["webhook_leases_lost_total"] = calls.reports.lost
+    values |= {"alerts_sent_total": node.push.alerts.sent, "alerts_failed_total": node.push.alerts.failed}
     limited = Counter(dispatcher.throttled()) + node.batcher.refused
     values["tag_checks_total"], values["tag_false_positives_total"] = dispatcher.tag_checks()
     syncs = raft.stats.sync_buckets

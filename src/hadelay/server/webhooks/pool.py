@@ -85,7 +85,7 @@ class Feed:
         self.calling = 0
         #: Fetched, and out of the queue while something has to be done first.
         self.absent = 0
-        self.poll: Poll | None = None
+        self.polls: set[Poll] = set()
         self.removed = False
         #: Calls that were answered since then, and how many in the tenth of a second before.
         self.answered, self._since, self._pace = 0, 0.0, 0.0
@@ -162,9 +162,8 @@ class Pool:
             self._fetch(feed)
         elif feed is not None:
             feed.removed = True
-            if feed.poll is not None:
-                poll, feed.poll = feed.poll, None
-                self.node.dispatcher.cancel_poll(poll)
+            while feed.polls:
+                self.node.dispatcher.cancel_poll(feed.polls.pop())
             self._forget(feed)
 
     def _forget(self, feed: Feed) -> None:
@@ -174,29 +173,31 @@ class Pool:
     # fetching
 
     def _fetch(self, feed: Feed, request_id: bytes = b"") -> None:
-        if not self._leading or feed.removed or feed.poll is not None:
+        if not self._leading or feed.removed:
             return
         most = feed.calls + feed.ahead(self.runtime.monotonic())
-        room = most - feed.held
-        # Not a poll for every slot that gets free: a quarter of them together, at the least.
-        if room < max(1, most // 4):
-            return
-        request_id = request_id or f"{self.node.leading}-{next(self._numbers)}".encode()
-        done = partial(self._fetched, feed)
-        poll = feed.poll = Poll(CONSUMER, request_id, (feed.name,), room, feed.lease_ms, _WAIT_MS, done)
-        # Not within this call: a poll may be answered at once, and its feed be in the middle of something.
-        self.runtime.call_soon(self._ask, feed, poll)
+        room = most - feed.held - sum(poll.max for poll in feed.polls)
+        # Two polls, each for half: one waits for what falls due while the grant of the other is on its way. And not
+        # one for every slot that gets free: for a quarter of them together, at the least.
+        while len(feed.polls) < 2 and room >= max(1, most // 4):
+            number = request_id or f"{self.node.leading}-{next(self._numbers)}".encode()
+            request_id = b""
+            poll = Poll(CONSUMER, number, (feed.name,), min(room, max(1, most // 2)), feed.lease_ms, _WAIT_MS, _ignore)
+            poll.done = partial(self._fetched, feed, poll)
+            feed.polls.add(poll)
+            room -= poll.max
+            # Not within this call: a poll may be answered at once, and its feed be in the middle of something.
+            self.runtime.call_soon(self._ask, feed, poll)
 
     def _ask(self, feed: Feed, poll: Poll) -> None:
-        if feed.poll is poll:
+        if poll in feed.polls:
             self.node.dispatcher.poll(poll)
 
-    def _fetched(self, feed: Feed, delivery: Delivery | None, error: HadelayError | None) -> None:
-        poll, feed.poll = feed.poll, None
+    def _fetched(self, feed: Feed, poll: Poll, delivery: Delivery | None, error: HadelayError | None) -> None:
+        feed.polls.discard(poll)
         if delivery is None:
             # The same request again: if it was granted after all, this is how to get it.
-            again = poll.request_id if poll is not None else b""
-            self.runtime.call_later(_AGAIN_S, self._fetch, feed, again)
+            self.runtime.call_later(_AGAIN_S, self._fetch, feed, poll.request_id)
             return
         feed.queue.extend(_jobs(delivery, self.runtime.monotonic()))
         self._run(feed)
@@ -361,6 +362,9 @@ class Pool:
         return sum(
             1 for t in self.node.state.topics.all if t.exists and t.settings.paused and t.settings.paused_reason == GONE
         )
+
+
+def _ignore(delivery: Delivery | None, error: HadelayError | None) -> None: ...
 
 
 def _jobs(delivery: Delivery, mono: float) -> Iterator[Job]:
