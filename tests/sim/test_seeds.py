@@ -27,6 +27,7 @@ def test_seeds_keep_every_promise():
     # What never happened was not tested.
     wanted = [*FAMILIES, "published", "handed out", "ack DONE", "ack LEASE_LOST", "ack ALREADY_ACKED", "nack DONE"]
     wanted += ["extend DONE", "cancel CANCELLED", "cancel LEASED", "cancel ACKED", "publish outcome-unknown"]
+    wanted += ["replaced", "reschedule DONE", "reschedule LEASED", "reschedule ACKED"]
     wanted += ["consumer vanished", "publish no-leader", "redelivered", "duplicate receipt", "snapshot installed"]
     assert [what for what in wanted if not counts[what]] == []
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hadelay.core.commands import Draft, encode_ack, encode_cancel, encode_extend, encode_nack
+from hadelay.core.commands import encode_ack, encode_cancel, encode_extend, encode_nack, encode_reschedule
 from hadelay.core.dispatch import Delivery, Poll
-from hadelay.core.results import CancelOutcome, LeaseOutcome, LeaseResult
+from hadelay.core.drafts import KEEP, REJECT, REPLACE, Draft
+from hadelay.core.results import CancelOutcome, LeaseOutcome, LeaseResult, Outcome
 from hadelay.core.tokens import LEASE
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
 from hadelay.testing.history import HandOut, Message, number_of
@@ -114,6 +115,11 @@ class Producer(Client):
         message = Message(
             len(self.history.messages), rng.choice(workload.topics), b"", relative, when_ms, padding, self.world.now
         )
+        if rng.random() < workload.keyed:
+            message.client_key = b"c%d" % rng.randrange(workload.keys)
+            message.on_conflict = rng.choice((KEEP, REPLACE, REPLACE, REJECT))
+            if message.on_conflict == REPLACE:
+                self.history.replaced_keys.add((message.topic, message.client_key))
         self.history.messages.append(message)
         return message
 
@@ -122,7 +128,10 @@ class Producer(Client):
         if process is None:
             self._again(messages)
             return
-        drafts = [Draft(m.topic, m.when_ms, m.relative, 0, 0, b"", m.body) for m in messages]
+        drafts = [
+            Draft(m.topic, m.when_ms, m.relative, 0, 0, b"", m.body, None, m.client_key, m.on_conflict)
+            for m in messages
+        ]
         key = messages[0].key
 
         def replied(receipts: Any, error: HadelayError | None) -> None:
@@ -156,8 +165,16 @@ class Producer(Client):
                 f"message {message.number} stored via {process.name} as {message.id:x}, due {message.deliver_at_ms}",
                 message.id,
             )
-            if self.random.random() < self.cluster.workload.cancels:
+            if n in receipts.replaced:
+                self.history.count("replaced")
+                for other in self.history.messages:
+                    if other.id == receipts.replaced[n] and other.cancelled is None:
+                        other.cancelled = other.cancel_invoked = self.world.now
+            chance, workload = self.random.random(), self.cluster.workload
+            if chance < workload.cancels:
                 self.world.after(self.random.uniform(0.0, 4.0), self._cancel, message)
+            elif chance < workload.cancels + workload.reschedules and n not in receipts.duplicates:
+                self.world.after(self.random.uniform(0.0, 4.0), self._reschedule, message, 0)
 
     def _cancel(self, message: Message) -> None:
         process = self.cluster.any_process()
@@ -166,6 +183,8 @@ class Producer(Client):
         if message.cancel_invoked is None:
             message.cancel_invoked = self.world.now
         assert message.id is not None
+        if message.client_key is not None:
+            self.history.replaced_keys.add((message.topic, message.client_key))
         command = encode_cancel(process.name, [message.id])
 
         def replied(result: Any, error: HadelayError | None) -> None:
@@ -177,6 +196,29 @@ class Producer(Client):
             self.history.count(f"cancel {outcome.name}")
             if outcome == CancelOutcome.CANCELLED and message.cancelled is None:
                 message.cancelled = self.world.now
+
+        self.door.call(process, lambda node, done: node.propose(command, done), replied)
+
+    def _reschedule(self, message: Message, tries: int) -> None:
+        """To some time soon, or now; by id."""
+        process = self.cluster.any_process()
+        if process is None or self.stopped:
+            return
+        message.rescheduled = True
+        assert message.id is not None
+        when_ms = self.random.choice((0, 5, 700, 3000))
+        command = encode_reschedule(process.name, when_ms, True, [message.id])
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            if error is not None:
+                if tries < 5:
+                    self.world.after(self.random.uniform(0.05, 0.5), self._reschedule, message, tries + 1)
+                return
+            outcome = Outcome(int(result.outcomes[0]))
+            self.note(f"reschedule of message {message.number}: {outcome.name}", message.id or 0)
+            self.history.count(f"reschedule {outcome.name}")
+            if outcome == Outcome.DONE:
+                message.deliver_at_ms = int(result.deliver_at_ms[0])
 
         self.door.call(process, lambda node, done: node.propose(command, done), replied)
 

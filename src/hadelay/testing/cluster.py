@@ -81,6 +81,10 @@ class Workload:
     topics: tuple[str, ...] = ("orders", "mail")
     leases_ms: tuple[int, ...] = (700, 2000, 5000)
     cancels: float = 0.04
+    #: Messages that have one of a few client keys; and those that are rescheduled.
+    keyed: float = 0.15
+    keys: int = 8
+    reschedules: float = 0.04
     #: No delay is longer than this, but for the few that stay until the end.
     longest_ms: int = 6000
     far: float = 0.03

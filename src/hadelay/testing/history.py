@@ -10,6 +10,8 @@ import struct
 from collections import deque
 from dataclasses import dataclass, field
 
+from hadelay.core.drafts import KEEP
+
 _NUMBER = struct.Struct("<I")
 
 
@@ -33,6 +35,10 @@ class Message:
     refused: bool = False
     cancel_invoked: float | None = None
     cancelled: float | None = None
+    client_key: bytes | None = None
+    on_conflict: int = KEEP
+    #: Its time may be another than it was published with.
+    rescheduled: bool = False
 
     @property
     def body(self) -> bytes:
@@ -82,6 +88,8 @@ class History:
     hand_outs: list[HandOut] = field(default_factory=list)
     #: Receipts that contradicted an earlier one for the same key: (number, first id, other id).
     second_ids: list[tuple[int, int, int]] = field(default_factory=list)
+    #: Client keys of which some message may have been cancelled, by a cancel or by one that replaced it: (topic, key).
+    replaced_keys: set[tuple[str, bytes]] = field(default_factory=set)
     notes: deque[tuple[float, str, str, frozenset[int]]] = field(default_factory=lambda: deque(maxlen=20_000))
     #: How often each kind of fault struck and each kind of request was answered.
     counts: dict[str, int] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from pyroaring import BitMap
 
 from hadelay.core import idempotency, leases, places, publish
 from hadelay.core.clustertime import ClusterClock
+from hadelay.core.keys import Decision
 from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
 from hadelay.raft.leader import Leader
@@ -201,6 +202,12 @@ def _forgotten_key() -> Iterator[None]:
         yield
 
 
+def _blind_key() -> Iterator[None]:
+    """A publish under a client key does not see the message that is pending under it."""
+    with _patched(Decision, "_pending", lambda decision, message_id: (None, False)):
+        yield
+
+
 def _lost_timer() -> Iterator[None]:
     """Nobody watches the leases."""
     with _patched(Expiry, "add", lambda expiry, until_ms, key: None):
@@ -260,6 +267,7 @@ MUTATIONS: dict[str, Mutation] = {
     "dropped_ack": Mutation("an acked message is still owed", ("I5", "I6"), (), _dropped_ack),
     "ignored_cancel": Mutation("a cancelled message is still owed", ("I3",), (), _ignored_cancel),
     "forgotten_key": Mutation("idempotency keys are forgotten", ("I8", "I1 "), ("reset", "kill"), _forgotten_key),
+    "blind_key": Mutation("two messages of one client key are pending", ("one per key",), (), _blind_key),
     "lost_timer": Mutation("no lease ever runs out", ("I15",), (), _lost_timer),
     "local_apply": Mutation("apply depends on the process", ("I12",), (), _local_apply),
     "wiped_node_votes": Mutation(

@@ -130,7 +130,7 @@ def check(cluster: SimCluster) -> None:
     same = len(nodes) == len(cluster.names) and len({node.raft.applied_index for node in nodes}) == 1
     for violation in invariants.converged(cluster, same and drained(cluster), cluster.world.now - FAULTS_S):
         raise violation
-    for definition in (invariants.diverged, invariants.conserved, invariants.nothing_forgotten):
+    for definition in (invariants.diverged, invariants.conserved, invariants.nothing_forgotten, invariants.one_per_key):
         for violation in definition(cluster):
             raise violation
 
