@@ -283,12 +283,12 @@ def encode_redrive(node: str, topic: str, ids: Sequence[int], *, all: bool = Fal
     return _frame(Command.REDRIVE, pack_name(node), pack_name(topic), head, np.asarray(ids, _U64).tobytes())
 
 
-def encode_redrive_some(topic: str, limit: int = 1_000) -> bytes:
+def encode_redrive_some(topic: str, limit: int = 500) -> bytes:
     """Go on with the redrive of a topic: up to `limit` of its dead letters, if its rate allows as many."""
     return _frame(Command.REDRIVE_SOME, pack_name(topic), _COUNT.pack(limit))
 
 
-def encode_ttl_expire(limit: int = 1_000) -> bytes:
+def encode_ttl_expire(limit: int = 500) -> bytes:
     """End what waits and is past its TTL, looking at `limit` messages."""
     return _frame(Command.TTL_EXPIRE, _SLICE.pack(0, limit))
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: EXPIRE and NACK copy at most this many bytes into other hours in one apply, each message counting as some more; the
 #: rest stays held until the next.
-MOVE_BYTES = 16 << 20
+MOVE_BYTES = 4 << 20
 _MOVE_COST = 2_048
 
 

@@ -121,7 +121,7 @@ class Expiry:
 
 #: Rows of table `ttl` looked at in one go; so many that say nothing any more are worth a command.
 _ROWS = 250
-_SILENT_ROWS = 1_000
+_SILENT_ROWS = 500
 #: Between two looks: what falls due meanwhile expires together. Apply hands out none of it, to the millisecond.
 _PAUSE_MS = 100
 
