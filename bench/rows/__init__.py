@@ -9,6 +9,7 @@ from bench.rows import deliver, failure, look, publish, size, tags, webhooks
 
 ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "single": publish.single,
+    "keys": publish.keys,
     "s4": publish.s4,
     "batch": publish.batch,
     "follower": publish.follower,

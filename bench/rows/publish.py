@@ -89,6 +89,20 @@ def single(setup: Setup) -> list[Row]:
     return [row]
 
 
+def keys(setup: Setup) -> list[Row]:
+    row = Row(
+        "keys", "one message per request, each with a key of its own, against none", [Target("against none", 0.7, 0.85)]
+    )
+    for number in range(setup.rounds):
+        setup.say(f"keys, round {number + 1}")
+        for name, script in (("without", "publish"), ("with keys", "keyed")):
+            run = ours(setup, script, 256)
+            row.add(name, run.rate, "/s")
+            row.add(f"{name} p99", run.p99, "ms")
+    row.ratio("against none", "with keys", "without")
+    return [row]
+
+
 def s4(setup: Setup) -> list[Row]:
     row = Row(
         "s4",

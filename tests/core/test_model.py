@@ -9,10 +9,13 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
 from hadelay.core import commands
 from hadelay.core.commands import Grant
-from hadelay.core.results import CancelOutcome, LeaseOutcome, Progress, RowCode
+from hadelay.core.drafts import KEEP, REJECT, REPLACE, hash_client_key
+from hadelay.core.keys import find_key
+from hadelay.core.results import CancelOutcome, LeaseOutcome, Outcome, Progress, RowCode
 from hadelay.core.settings import Settings
 from hadelay.model import HOUR_MS
 from tests.core.world import START_HOUR, START_MS, World, draft, leases
@@ -61,6 +64,8 @@ class Model:
     messages: list[Message] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
     keys: dict[bytes, tuple[Any, int]] = field(default_factory=dict)
+    #: (topic, client key) → the message published last under it, and when its chain began.
+    clients: dict[tuple[str, bytes], tuple[Message, int]] = field(default_factory=dict)
     requests: dict[tuple[str, bytes], tuple[int, int]] = field(default_factory=dict)
     retired: set[int] = field(default_factory=set)
     exists: set[str] = field(default_factory=set)
@@ -138,6 +143,72 @@ class StateAgainstModel(RuleBasedStateMachine):
             self.model.exists.add(topic)
             if n == 0 and key is not None:
                 self.model.keys[key] = print_of, message_id
+
+    @rule(
+        rows=st.lists(
+            st.tuples(
+                st.sampled_from([b"c", b"d"]),
+                st.sampled_from([KEEP, REPLACE, REJECT]),
+                st.sampled_from([0, 1_000, HOUR_MS]),
+                st.sampled_from([0, 500, 2 * HOUR_MS]),
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+        topic=st.sampled_from(TOPICS),
+    )
+    def publish_with_client_keys(self, rows: list[tuple[bytes, int, int, int]], topic: str) -> None:
+        """Each row as if it had come alone."""
+        result = self.world.publish(
+            *(replace(draft(topic, delay), key=k, on_conflict=mode, max_wait_ms=wait) for k, mode, delay, wait in rows)
+        )
+        others = [0] * len(rows) if result.others is None else result.others.tolist()
+        self.model.exists.add(topic)
+        for n, (key, mode, delay, wait) in enumerate(rows):
+            answer = (int(result.ids[n]), RowCode(result.codes[n]), bool(result.duplicate[n]), others[n])
+            first, start = self.model.clients.get((topic, key), (None, self.time))
+            if first is not None and first.is_open:
+                if mode == KEEP:
+                    assert answer == (first.id, RowCode.OK, True, 0)
+                    continue
+                if mode == REJECT or first.state == "leased":
+                    code = RowCode.KEY_PENDING if mode == REJECT else RowCode.KEY_LEASED
+                    assert answer == (0, code, False, first.id)
+                    continue
+                first.state = "cancelled"
+                assert answer[1:] == (RowCode.OK, False, first.id)
+            else:
+                start = self.time
+                assert answer[1:] == (RowCode.OK, False, 0)
+            due = max(min(self.time + delay, start + wait), self.time) if wait else self.time + delay
+            assert result.deliver_at_ms[n] == START_MS + due
+            filed = Message(answer[0], topic, due, hour_at(due))
+            self.model.messages.append(filed)
+            self.model.clients[topic, key] = filed, start
+
+    @rule(
+        numbers=picks,
+        delay=st.sampled_from([0, 0, 800, HOUR_MS, 3 * HOUR_MS, 10**12]),
+        by_key=st.sampled_from([None, None, (TOPICS[0], b"c"), (TOPICS[1], b"d")]),
+    )
+    def reschedule(self, numbers: list[int], delay: int, by_key: tuple[str, bytes] | None) -> None:
+        chosen: list[Message | None] = [*self.some(numbers[:1])]
+        keys = [] if by_key is None else [by_key]
+        if by_key is not None:
+            known, _ = self.model.clients.get(by_key, (None, 0))
+            chosen.append(known)
+        command = commands.encode_reschedule("n1", delay, True, [m.id for m in self.some(numbers[:1])], keys)
+        result = self.world.one(command)
+        for m, outcome, at in zip(chosen, result.outcomes, result.deliver_at_ms.tolist(), strict=True):
+            if m is None or m.state != "waiting":
+                expected = "NOT_FOUND" if m is None or m.state == "gone" else m.state.upper()
+                assert Outcome(outcome).name == expected
+            elif delay == 10**12:
+                assert outcome == Outcome.TOO_FAR
+            else:
+                if not (delay == 0 and m.due <= self.time) and self.time + delay != m.due:
+                    m.refile(self.time + delay, self.time)
+                assert (outcome, at) == (Outcome.DONE, START_MS + m.due)
 
     @rule(numbers=picks)
     def cancel(self, numbers: list[int]) -> None:
@@ -296,6 +367,7 @@ class StateAgainstModel(RuleBasedStateMachine):
             assert result.code == "topic_not_empty"
         else:
             self.model.exists.discard(topic)
+            self.model.clients = {k: v for k, v in self.model.clients.items() if k[0] != topic}
             for m in mine:
                 m.doomed = True
                 if m.state == "waiting":
@@ -379,6 +451,9 @@ class StateAgainstModel(RuleBasedStateMachine):
                 assert topic.waiting == sum(m.state == "waiting" for m in mine)
                 assert topic.leased == sum(m.state == "leased" for m in mine)
                 assert topic.published == len(mine)
+        for (topic_name, key), (m, _) in self.model.clients.items():
+            found_id = find_key(self.world.state, topic_name, hash_client_key(key))
+            assert found_id == (None if m.state == "gone" else m.id)
         assert all(hour >= START_HOUR for hour in self.world.store.hours())
 
 
