@@ -164,6 +164,13 @@ def test_urls_of_messages(cluster: Cluster, hook: Hook) -> None:
         assert (refused.status, "allow_per_message" in refused.json["detail"]) == (422, True)
     assert publish("open", "http://10.0.0.1/").status == 422
     assert publish("open", "gopher://x/").status == 400
+    urls = (f"{hook.url}/203", "http://10.0.0.1/", None)
+    items = [{"topic": "open", "body": "x", **({"callback": url} if url else {})} for url in urls]
+    results = cluster.ask(leader, "POST", "/v1/messages:batch", items).json["results"]
+    assert ["id" in result for result in results] == [True, False, True]
+    assert results[1]["error"]["status"] == 422
+    until(lambda: len(hook.of("open")) == 2, "both are called about")
+    hook.calls.clear()
     sent = publish("open", f"{hook.url}/202")
     assert sent.status == 201
     until(lambda: state(cluster, sent.json["id"]) == "acked", "the message is acked")

@@ -52,6 +52,7 @@ from hadelay.server.api import (
     NamesView,
     Poll,
     PublishDone,
+    Receipts,
     SettleKind,
     Target,
     TopicView,
@@ -94,11 +95,19 @@ class NodeService:
     # publishing and settling
 
     def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
-        for draft in drafts:
-            if draft.callback and (problem := self._node.push.guard.literal_problem(unpack(draft.meta).cb or "")):
-                done(None, Impossible(f"callback: {problem}"))
-                return
-        self._node.publish(drafts, request_key, done)
+        guard = self._node.push.guard
+        refused: dict[int, HadelayError] = {
+            n: Impossible(f"callback: {problem}")
+            for n, draft in enumerate(drafts)
+            if draft.callback and (problem := guard.literal_problem(unpack(draft.meta).cb or ""))
+        }
+        if refused:
+            kept = [n for n in range(len(drafts)) if n not in refused]
+            drafts, done = [drafts[n] for n in kept], _among(kept, refused, done)
+        if drafts:
+            self._node.publish(drafts, request_key, done)
+        else:
+            done(Receipts([], []), None)
 
     async def settle(self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "") -> list[str]:
         node = self._node
@@ -398,6 +407,27 @@ _REFUSALS: dict[str, type[HadelayError]] = {
 def _refused(result: Refused) -> HadelayError:
     kind = _REFUSALS.get(result.code)
     return refusal(result) if kind is None else kind(result.detail)
+
+
+def _among(kept: list[int], refused: dict[int, HadelayError], done: PublishDone) -> PublishDone:
+    """`done` for all drafts of a request, of which only those at `kept` were published."""
+
+    def merged(receipts: Receipts | None, error: HadelayError | None) -> None:
+        if receipts is None:
+            done(None, error)
+            return
+        whole = Receipts(
+            [0] * (len(kept) + len(refused)),
+            [0] * (len(kept) + len(refused)),
+            frozenset(kept[n] for n in receipts.duplicates),
+            refused | {kept[n]: problem for n, problem in receipts.problems.items()},
+            {kept[n]: replaced for n, replaced in receipts.replaced.items()},
+        )
+        for at, message_id, deliver_at_ms in zip(kept, receipts.ids, receipts.deliver_at_ms, strict=True):
+            whole.ids[at], whole.deliver_at_ms[at] = message_id, deliver_at_ms
+        done(whole, None)
+
+    return merged
 
 
 def _settle_future(future: asyncio.Future[Any], with_result: bool = True) -> Callable[..., None]:
