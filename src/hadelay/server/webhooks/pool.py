@@ -49,8 +49,11 @@ CONSUMER = "webhook"
 _MARGIN_MS = 5_000
 _REPORT_S = 2.0
 _WAIT_MS = 3_600_000
-#: Calls begun in one go: others on this thread (timers, commits) wait for them, and for as many timeouts later.
-_AT_A_TIME = 8
+#: Calls of a topic begun in one go, and a second, at least; a receiver that answers gets twice as many as it answered.
+#: What begins together also times out together, and everybody else on this thread waits meanwhile.
+_AT_A_TIME = 16
+_A_SECOND = 200.0
+_SOON_S = 0.005
 _PACE_S = 0.1
 _MOST_AHEAD = 1_000
 _AGAIN_S = 0.1
@@ -89,6 +92,8 @@ class Feed:
         self.removed = False
         #: Calls that were answered since then, and how many in the tenth of a second before.
         self.answered, self._since, self._pace = 0, 0.0, 0.0
+        #: Calls that may begin now, as of then.
+        self.tokens, self._filled = float(_AT_A_TIME), 0.0
 
     def set(self, settings: TopicSettings, most_calls: int, max_lease_ms: int) -> None:
         assert settings.webhook is not None
@@ -101,12 +106,23 @@ class Feed:
         #: Of its lease, to begin a call: for the call, and to tell what came of it.
         self.needs_s = self.timeout_s + min(_REPORT_S, self.lease_ms / 4000)
 
-    def ahead(self, mono: float) -> int:
-        """How many to fetch beyond those that can be called: one round, or what the receiver takes in two tenths of a
-        second, since a grant has to be committed first."""
+    def may_begin(self, mono: float) -> bool:
+        self._measure(mono)
+        rate = max(_A_SECOND, 2 * self._pace / _PACE_S)
+        most = max(_AT_A_TIME, rate * _SOON_S * 2)
+        self.tokens = min(most, self.tokens + (mono - self._filled) * rate)
+        self._filled = mono
+        return self.tokens >= 1
+
+    def _measure(self, mono: float) -> None:
         passed_s = mono - self._since
         if passed_s >= _PACE_S:
             self._pace, self._since, self.answered = self.answered * _PACE_S / passed_s, mono, 0
+
+    def ahead(self, mono: float) -> int:
+        """How many to fetch beyond those that can be called: one round, or what the receiver takes in two tenths of a
+        second, since a grant has to be committed first."""
+        self._measure(mono)
         return max(self.calls, min(int(2 * self._pace), _MOST_AHEAD))
 
     @property
@@ -207,12 +223,11 @@ class Pool:
 
     def _run(self, feed: Feed) -> None:
         """Begin as many of its calls as may be; of many some now, and the others soon."""
-        begun = 0
         while feed.queue and self._has_room(feed):
-            if begun == _AT_A_TIME:
+            if not feed.may_begin(self.runtime.monotonic()):
                 if not self._resuming:
                     self._resuming = True
-                    self.runtime.call_soon(self._resume)
+                    self.runtime.call_later(_SOON_S, self._resume)
                 break
             job = feed.queue[0]
             if job.ends - self.runtime.monotonic() < feed.needs_s:
@@ -222,7 +237,7 @@ class Pool:
                 continue
             if not self._begin(feed, job):
                 break
-            begun += 1
+            feed.tokens -= 1
         if feed.queue and feed.calling < feed.calls and feed not in self._turns:
             self._turns.append(feed)
 
@@ -233,7 +248,7 @@ class Pool:
     def _take_turns(self) -> None:
         """Those that found no room before."""
         for _ in range(len(self._turns)):
-            if self._resuming or self.in_flight >= self.config.max_calls:
+            if self.in_flight >= self.config.max_calls:
                 break
             self._run(self._turns.popleft())
 
