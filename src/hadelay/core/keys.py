@@ -67,8 +67,9 @@ class Decision:
         rows = command.client_keys
         at = rows["row"]
         numbers = topics[command.rows["topic"][at]]
-        scopes = np.zeros(len(rows), [("topic", ">u4"), ("generation", ">u2"), ("hash", "V16")])
-        scopes["topic"], scopes["generation"], scopes["hash"] = numbers, state.topics.generations[numbers], rows["hash"]
+        scopes = np.zeros(len(rows), [("topic", ">u4"), ("lives", ">u2"), ("hash", "V16")])
+        lives = np.array([0 if n >= len(state.topics.all) else state.topics[n].lives for n in topics.tolist()], np.uint16)
+        scopes["topic"], scopes["lives"], scopes["hash"] = numbers, lives[command.rows["topic"][at]], rows["hash"]
         raw, size = scopes.tobytes(), scopes.itemsize
         keys = [raw[n : n + size] for n in range(0, len(raw), size)]
         stored = state.tables.get_many(KEY, keys)
@@ -109,6 +110,8 @@ class Decision:
     def _pending(self, message_id: int) -> tuple[Place | None, bool]:
         place = locate(self.state, message_id)
         phase = None if place is None else state_of(self.state, place, self.state.now_ms)
+        if place is not None and phase is not State.LEASED and self.state.topics.marked(place.rows)[0]:
+            return None, False  # a partial purge means it: SWEEP is on its way
         return (place if phase in _PENDING else None), phase is State.LEASED
 
     def _answer(self, row: int, earlier: int | None, place: Place | None) -> None:
@@ -143,13 +146,13 @@ class Decision:
         """The rows of `take` are filed: answer for the others, cancel what was replaced, and keep the keys."""
         take, result, state = self.take.tolist(), self.result, self.state
         for row, earlier in self._same:
-            if result.codes[row]:
+            if not take[earlier]:
+                result.codes[row] = result.codes[earlier]
+            elif result.codes[row]:
                 self._note(row, int(result.ids[earlier]))
-            elif take[earlier]:
+            else:
                 result.ids[row], result.deliver_at_ms[row] = result.ids[earlier], result.deliver_at_ms[earlier]
                 result.duplicate[row] = True
-            else:
-                result.codes[row] = result.codes[earlier]
         over: list[Place] = []
         for row, before, first_id in self._replaced:
             if take[row] and (before is None or take[before]):
