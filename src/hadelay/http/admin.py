@@ -101,13 +101,13 @@ def _topic_out(view: TopicView) -> types.Topic:
 # ---- histograms of what is due
 
 
-@routes.add("GET", "/v1/due", query=types.DueQuery, returns={200: types.Buckets}, errors=(503,))
+@routes.add("GET", "/v1/due", query=types.DueQuery, returns={200: types.Buckets}, errors=(422, 503))
 async def due(call: Call) -> web.Response:
     """How many messages are due when, over all topics"""
     return await _due(call, None, _SECOND)
 
 
-@routes.add("GET", "/v1/topics/{topic}/due", query=types.DueQuery, returns={200: types.Buckets}, errors=(404, 503))
+@routes.add("GET", "/v1/topics/{topic}/due", query=types.DueQuery, returns={200: types.Buckets}, errors=(404, 422, 503))
 async def topic_due(call: Call) -> web.Response:
     """How many messages of a topic are due when"""
     return await _due(call, _topic(call), _MINUTE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from hadelay.http.options import HEADERS
 from hadelay.http.problems import CONTENT_TYPE, Problem
 from hadelay.http.routes import JSON, MSGPACK, Route
-from hadelay.http.types import schema_hook
+from hadelay.http.types import BatchItem, schema_hook
 from hadelay.version import VERSION
 
 _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
@@ -29,6 +30,28 @@ _PLAIN: dict[Any, tuple[str, dict[str, Any]]] = {
 }
 _HEADERS = {
     name: f"As the query parameter {name[8:].lower().replace('-', '_')}" for name in HEADERS if not name.endswith("*")
+} | {"Hadelay-Meta-*": "Any number of headers whose names begin so; they travel with the message"}
+#: Request headers of HTTP's own that routes look at, by operation.
+_STANDARD_HEADERS = {
+    "publish": ("Idempotency-Key",),
+    "publish_batch": ("Idempotency-Key",),
+    "receive": ("Accept-Body",),
+    "receive_topics": ("Accept-Body",),
+    "hour_file": ("Range",),
+}
+_HEADER_SCHEMAS: dict[str, dict[str, Any]] = {
+    "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": 255},
+    "Accept-Body": {"enum": ["text"]},
+}
+#: What a body of these routes holds: they read it by themselves.
+_RAW_BODIES: dict[str, Any] = {"publish_batch": list[BatchItem]}
+#: What can be done next with the id that a publish answered.
+_LINKS = {"publish": ("get_message", "cancel_message", "reschedule_message", "deliver_now")}
+_ANSWER_HEADERS = {
+    "Hadelay-Node": "The node that answers",
+    "Hadelay-Leader": "The leader, where that node knows one",
+    "Hadelay-Applied": "Of stale reads: the log index that the answer shows",
+    "Retry-After": "Seconds, with refusals that are worth another try later",
 }
 
 
@@ -36,7 +59,8 @@ def document(routes: Iterable[Route]) -> bytes:
     routes = list(routes)
     types: dict[Any, None] = {Problem: None}
     for route in routes:
-        types.update(dict.fromkeys(t for t in (route.body, *route.returns.values()) if t and t not in _PLAIN))
+        kinds = (route.body, _RAW_BODIES.get(route.name), *route.returns.values())
+        types.update(dict.fromkeys(kind for kind in kinds if kind and kind not in _PLAIN))
     schemas, components = msgspec.json.schema_components(types, schema_hook=schema_hook, ref_template=_REF)
     refs = dict(zip(types, schemas, strict=True))
     paths: dict[str, Any] = {}
@@ -47,7 +71,12 @@ def document(routes: Iterable[Route]) -> bytes:
             "openapi": "3.1.0",
             "info": {"title": "hadelay", "version": VERSION, "summary": "Delay messages, delivered on time"},
             "paths": paths,
-            "components": {"schemas": components},
+            "components": {
+                "schemas": components,
+                "headers": {
+                    name: {"description": text, "schema": {"type": "string"}} for name, text in _ANSWER_HEADERS.items()
+                },
+            },
         }
     )
 
@@ -55,15 +84,21 @@ def document(routes: Iterable[Route]) -> bytes:
 def _operation(route: Route, refs: dict[Any, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, kind in route.returns.items():
-        responses[str(status)] = {"description": "ok" if status < 300 else "the leader is elsewhere"}
+        answer = _response(status)
         if kind is not None:
             media, schema = _PLAIN.get(kind, (JSON, refs.get(kind)))
-            responses[str(status)]["content"] = {media: {"schema": schema}}
-    for status in sorted({400, *route.errors}):
-        responses[str(status)] = {
-            "description": "refused",
-            "content": {CONTENT_TYPE: {"schema": refs[Problem]}},
-        }
+            answer["content"] = {media: {"schema": schema}}
+            if media == JSON and kind is not dict:
+                answer["content"][MSGPACK] = {"schema": schema}
+        if status in (201, 307):
+            answer["headers"]["Location"] = {"schema": {"type": "string"}}
+        if status == 201 and route.name in _LINKS:
+            answer["links"] = {
+                name: {"operationId": name, "parameters": {"id": "$response.body#/id"}} for name in _LINKS[route.name]
+            }
+        responses[str(status)] = answer
+    for status in sorted({400, *route.errors, *((408, 413, 415, 422) if route.body or route.raw_body else ())}):
+        responses[str(status)] = _response(status) | {"content": {CONTENT_TYPE: {"schema": refs[Problem]}}}
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": (route.handler.__doc__ or "").partition("\n")[0],
@@ -74,8 +109,15 @@ def _operation(route: Route, refs: dict[Any, Any]) -> dict[str, Any]:
         content = {"schema": refs[route.body]}
         operation["requestBody"] = {"content": {JSON: content, MSGPACK: content}}
     elif route.raw_body:
-        operation["requestBody"] = {"content": {media: {} for media in route.raw_body}}
+        kind = _RAW_BODIES.get(route.name)
+        content = {"schema": refs[kind]} if kind else {}
+        operation["requestBody"] = {"content": dict.fromkeys(route.raw_body, content)}
     return operation
+
+
+def _response(status: int) -> dict[str, Any]:
+    headers = {name: {"$ref": f"#/components/headers/{name}"} for name in _ANSWER_HEADERS}
+    return {"description": HTTPStatus(status).phrase, "headers": headers}
 
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
@@ -87,10 +129,20 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
         schema = msgspec.json.schema(route.query, schema_hook=schema_hook)["$defs"][route.query.__name__]
         required = schema.get("required", ())
         found += [
-            {"name": name, "in": "query", "required": name in required, "schema": prop}
+            {"name": name, "in": "query", "required": name in required, "schema": _given(prop)}
             for name, prop in schema["properties"].items()
         ]
     for name, text in _HEADERS.items():
         if name.lower().encode() in route.headers:
             found.append({"name": name, "in": "header", "description": text, "schema": {"type": "string"}})
+    for name in _STANDARD_HEADERS.get(route.name, ()):
+        found.append({"name": name, "in": "header", "schema": _HEADER_SCHEMAS.get(name, {"type": "string"})})
     return found
+
+
+def _given(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without null: a query parameter is there, or it is not."""
+    options: list[dict[str, Any]] = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
+    if len(options) == 1:
+        return {name: value for name, value in schema.items() if name not in ("anyOf", "default")} | options[0]
+    return schema

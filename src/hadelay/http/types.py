@@ -30,7 +30,7 @@ def schema_hook(kind: type) -> dict[str, Any]:
         return {
             "description": "250ms, 15m, 2h30m, 7d; a bare number is seconds",
             "anyOf": [
-                {"type": "string", "pattern": r"^(\d+(\.\d+)?(ms|s|m|h|d))+$|^\d+(\.\d+)?$"},
+                {"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$|^[0-9]+(\.[0-9]+)?$"},
                 {"type": "number", "minimum": 0},
             ],
         }

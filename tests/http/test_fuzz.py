@@ -1,0 +1,95 @@
+"""/openapi.json is valid, and a real node does what it says: requests made from it (and broken ones) get no 5xx, no
+undocumented status, and answers that fit their schemas; alone, and in sequences that use what earlier answers gave.
+
+Hypothesis chooses without chance (`derandomize`), so a run that fails fails again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from openapi_spec_validator import validate
+from schemathesis.config import SchemathesisConfig
+
+from hadelay.http import openapi
+from hadelay.http.app import ROUTES
+from tests.cli.support import cluster
+
+CHECKS = (
+    schemathesis.checks.not_a_server_error,
+    schemathesis.checks.status_code_conformance,
+    schemathesis.checks.content_type_conformance,
+    schemathesis.checks.response_schema_conformance,
+    schemathesis.checks.response_headers_conformance,
+)
+DOCUMENT: dict[str, Any] = msgspec.json.decode(openapi.document(ROUTES.all))
+#: A node alone cannot hand over: 503, as documented.
+SCHEMA = schemathesis.openapi.from_dict(DOCUMENT, config=SchemathesisConfig(seed=1)).exclude(
+    operation_id="transfer_leader"
+)
+
+
+@schemathesis.serializer("application/msgpack")
+def to_msgpack(_: Any, value: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(value)
+    except OverflowError:  # a number that only JSON can write
+        return b"\xc1"
+
+
+@schemathesis.serializer("application/x-ndjson")
+def to_lines(_: Any, value: Any) -> bytes:
+    return b"\n".join(msgspec.json.encode(item) for item in (value if isinstance(value, list) else [value]))
+
+
+@schemathesis.deserializer("application/msgpack")
+def from_msgpack(_: Any, response: schemathesis.Response) -> Any:
+    return msgspec.msgpack.decode(response.content)
+
+
+BOUNDED = settings(
+    derandomize=True, database=None, deadline=None, phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    # Polls that would wait are refused: this is not about patience.
+    directory = tmp_path_factory.mktemp("fuzz")
+    with cluster(directory, "--nodes", "1", "--set", "http.max_wait_ms=20ms") as dev:
+        yield dev.nodes[0]["http"]
+
+
+def test_the_document_is_openapi() -> None:
+    validate(DOCUMENT)
+    assert DOCUMENT["openapi"].startswith("3.1.")
+
+
+def test_the_document_has_every_route() -> None:
+    described = {(method.upper(), path) for path, item in DOCUMENT["paths"].items() for method in item}
+    assert described == {(route.method, route.path) for route in ROUTES.all}
+
+
+@pytest.mark.processes
+@SCHEMA.parametrize()
+@settings(BOUNDED, max_examples=10)
+def test_single_requests(case: schemathesis.Case, url: str) -> None:
+    case.call_and_validate(base_url=url, checks=CHECKS, timeout=10)
+
+
+@pytest.mark.processes
+def test_sequences(url: str) -> None:
+    class Sequences(SCHEMA.as_state_machine()):  # type: ignore[misc]
+        def get_call_kwargs(self, case: schemathesis.Case) -> dict[str, Any]:
+            return {"base_url": url, "timeout": 10}
+
+        def validate_response(self, response: Any, case: schemathesis.Case, **how: Any) -> None:
+            case.validate_response(response, checks=CHECKS)
+
+    Sequences.run(settings=settings(BOUNDED, max_examples=15, stateful_step_count=6))
