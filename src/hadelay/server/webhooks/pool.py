@@ -51,7 +51,7 @@ _REPORT_S = 2.0
 _WAIT_MS = 3_600_000
 #: Calls of a topic begun in one go, and a second, at least; a receiver that answers gets twice as many as it answered.
 #: What begins together also times out together, and everybody else on this thread waits meanwhile.
-_AT_A_TIME = 16
+_AT_A_TIME = 8
 _A_SECOND = 200.0
 _SOON_S = 0.005
 _PACE_S = 0.1
