@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from hadelay.core import commands
 from hadelay.core.drafts import REPLACE
 from hadelay.core.state import DelayState
-from hadelay.model import DEAD_HOURS, Event, State
+from hadelay.model import Event, State
 from hadelay.testing.memory import MemoryHours, MemoryNames, MemoryTables
 from tests.core.world import START_HOUR, World, draft
 
@@ -50,7 +50,7 @@ step = st.one_of(
     st.tuples(st.just("sweep"), st.sampled_from([1, 3, 1_000])),
     st.tuples(st.just("carry"), st.integers(1, 4)),
     st.tuples(st.just("retire"), st.integers(2, 6)),
-    st.tuples(st.just("drop"), st.integers(-3, 3)),
+    st.tuples(st.just("drop"), st.integers(1, 3)),
     st.tuples(st.just("cancel"), numbers),
     st.tuples(st.just("reschedule"), numbers, st.sampled_from([0, 4_000, H])),
     st.tuples(st.just("config"), st.permutations(range(3))),
@@ -93,7 +93,10 @@ class Life:
         elif what == "ttl":
             one(commands.encode_ttl_expire(args[0]))
         elif what == "redrive":
-            one(commands.encode_redrive("n1", args[0], self.some(args[1])))
+            dead = [
+                i for i in self.ids if (d := world.state.describe(i)) and d.state is State.DEAD and d.topic == args[0]
+            ]
+            one(commands.encode_redrive("n1", args[0], self.some(args[1]) + dead[:2]))
         elif what == "redrive all":
             one(commands.encode_redrive("n1", args[0], [], all=True, rate=args[1]))
         elif what == "redrive some":
@@ -109,7 +112,8 @@ class Life:
         elif what == "retire":
             one(commands.encode_retire(hour - args[0]))
         elif what == "drop":
-            one(commands.encode_drop_dead(DEAD_HOURS + hour + args[0]))
+            for known in world.store.hours()[-args[0] :]:
+                one(commands.encode_drop_dead(known, 2))
         elif what == "cancel" and self.ids:
             world.cancel(*self.some([args[0]]))
         elif what == "reschedule" and self.ids:
