@@ -161,7 +161,7 @@ class Window:
 class Line:
     """The polls of one topic that ask for the same, and what is there for them."""
 
-    __slots__ = ("filter", "now", "past", "queued", "topic", "waiters")
+    __slots__ = ("filter", "now", "past", "queued", "topic", "waiters", "windows")
 
     def __init__(self, topic: TopicQueue, wanted: Filter | None, mark: int | None = None) -> None:
         """mark: 0 when the topic may owe something already."""
@@ -169,16 +169,25 @@ class Line:
         self.waiters: OrderedDict[Poll, None] = OrderedDict()
         self.now = Window(self, overdue=False, mark=mark)
         #: Only if the topic has a catch-up rate.
-        self.past = Window(self, overdue=True, mark=mark) if topic.split_ms else None
+        self.past: Window | None = None
+        self.windows: tuple[Window, ...] = (self.now,)
+        if topic.split_ms:
+            self.keep_apart(mark)
         #: It stands in `topic.turns`.
         self.queued = False
 
     def __repr__(self) -> str:
         return f"<Line {self.topic.name} {self.filter} waiting={len(self.waiters)}>"
 
-    @property
-    def windows(self) -> tuple[Window, ...]:
-        return (self.now,) if self.past is None else (self.now, self.past)
+    def keep_apart(self, mark: int | None) -> None:
+        """What is overdue, from what is on time."""
+        self.past = Window(self, overdue=True, mark=mark)
+        self.windows = (self.now, self.past)
+
+    def keep_together(self) -> None:
+        self.past = None
+        self.windows = (self.now,)
+        self.now.leave_out(0)
 
 
 class TopicQueue:
@@ -294,11 +303,10 @@ class Ready:
         topic.split_ms = self.now_ms - OVERDUE_MS if on else 0
         for line in topic.lines():
             if on:
-                line.past = Window(line, overdue=True, mark=0)
+                line.keep_apart(0)
             elif line.past is not None:
                 self._close(line.past)
-                line.past = None
-                line.now.leave_out(0)
+                line.keep_together()
             self._see_to(line)
 
     def _draw_again(self, topic: TopicQueue) -> None:
@@ -404,9 +412,13 @@ class Ready:
             topic = window.line.topic
             topic.flying -= len(places)
             at -= len(places)
+            if back is None:
+                for place in places:
+                    self.flying.pop(place, None)
+                continue
             for n in reversed(range(len(places))):
                 passed = self.flying.pop(places[n], ())
-                if back is not None and back[at + n]:
+                if back[at + n]:
                     for each in passed:
                         if not each.closed:
                             self._return(each, [places[n]])
