@@ -147,8 +147,8 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class StorageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Checkpoints: what bounds recovery time, and what may lie in memory in between."""
 
-    #: Appends to hours that are not near wait in memory up to this much, and changes of keys and places up to half of it;
-    #: then a checkpoint writes them.
+    #: Appends to hours that are not near wait in memory up to this much, and changes of keys and places up to half of
+    #: it; then a checkpoint writes them.
     far_buffer_bytes: int = 64 * MIB
     #: Journal written since the last checkpoint that causes the next one, an entry counting as 8 KiB at least. Smaller:
     #: quicker restart, more writing.
@@ -255,6 +255,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "raft.heartbeat_ms": (5, 10_000),
     "webhooks.max_calls": (1, 60_000),
     "webhooks.topic_calls": (1, 10_000),
+    "limits.max_delay_ms": (1, 36_500 * DAY),
     "dispatch.interval_ms": (1, 10_000),
     "dispatch.ready_window": (1_000, 1_000_000),
     "retention.settled_ms": (2 * HOUR, 3650 * DAY),

@@ -147,7 +147,8 @@ def apply_redrive(state: DelayState, command: Redrive) -> RedriveResult | Progre
         return Refused("no_topic", f"there is no topic {command.topic!r}")
     node = state.number_of(NODE, command.node)
     if command.all:
-        topic.redrive = RedriveJob(max(state.now_ms, topic.dead_mark_ms), command.rate, state.now_ms)
+        purged = (topic.dead_mark_ms + 1, 0)
+        topic.redrive = RedriveJob(topic.last_death_ms(state.now_ms), command.rate, state.now_ms, after=purged)
         state.topics.note_chores(topic)
         state.listener.on_topic(topic)
         return Progress(not topic.dead, topic.dead)
@@ -209,7 +210,8 @@ def apply_redrive_some(state: DelayState, command: tuple[str, int]) -> Progress 
     if count:
         died_ms, first_id = letters[count - 1]
         job.after = (died_ms, first_id + 1)
-    if count == len(found) < limit:
+    # In the ms in which it began letters may still die behind it: until that is over, a purge has to know of it.
+    if count == len(found) < limit and state.now_ms > job.upto_ms:
         topic.redrive = None
         state.topics.note_chores(topic)
     return Progress(topic.redrive is None, count)

@@ -68,7 +68,8 @@ class Decision:
         at = rows["row"]
         numbers = topics[command.rows["topic"][at]]
         scopes = np.zeros(len(rows), [("topic", ">u4"), ("lives", ">u2"), ("hash", "V16")])
-        lives = np.array([0 if n >= len(state.topics.all) else state.topics[n].lives for n in topics.tolist()], np.uint16)
+        every = state.topics.all
+        lives = np.array([every[n].lives if n < len(every) else 0 for n in topics.tolist()], np.uint16)
         scopes["topic"], scopes["lives"], scopes["hash"] = numbers, lives[command.rows["topic"][at]], rows["hash"]
         raw, size = scopes.tobytes(), scopes.itemsize
         keys = [raw[n : n + size] for n in range(0, len(raw), size)]

@@ -215,7 +215,7 @@ def _late_ack(state: DelayState, lease: np.void, node: int) -> LeaseOutcome:
     and fell before the grant was replicated (interval mode), so that it is as if it had never been leased.
     """
     hour, index = int(lease["hour"]), int(lease["index"])
-    if index >= state.store.count(hour):
+    if hour >= DEAD_HOURS or index >= state.store.count(hour):
         return LeaseOutcome.LEASE_LOST
     ended, is_leased = state.fate(hour, index)
     if ended is Event.ACKED:

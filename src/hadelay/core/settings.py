@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 _DAY_MS = 86_400_000
+#: No limit of delays is longer: hours have 23 bits of an id (hadelay.model.DEAD_HOURS), enough until the year 2926.
+MAX_DELAY_MS = 100 * 365 * _DAY_MS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,4 +42,6 @@ class Settings:
                 raise ValueError(f"there is no setting {key!r}")
             if type(given) is not known[key] or (type(given) is int and not 0 < given < 2**53):
                 raise ValueError(f"{key} cannot be {given!r}")
+        if value.get("max_delay_ms", 0) > MAX_DELAY_MS:
+            raise ValueError(f"max_delay_ms is at most {MAX_DELAY_MS}")
         return cls(**value)

@@ -107,6 +107,12 @@ class Topic:
         self.config = config
         self.settings = settings_of(config)
 
+    def last_death_ms(self, now_ms: int) -> int:
+        """No letter that is there at now_ms died later. One that died in the ms of a purge, or of the beginning of a
+        redrive, but after it, was given the next ms (core/dead.py)."""
+        upto_ms = max(self.dead_mark_ms, self.redrive.upto_ms if self.redrive else 0)
+        return max(now_ms, upto_ms + 1 if self.dead else upto_ms)
+
     @property
     def waiting(self) -> int:
         """Scheduled and ready; which of the two is a question of the time, and the dispatcher's to answer."""
@@ -161,7 +167,7 @@ class Topics:
 
     def end_dead(self, topic: Topic, now_ms: int) -> None:
         """The topic's dead letters are gone from now on; their bytes go with their hours (core/dead.py)."""
-        topic.dead_mark_ms = max(now_ms, topic.dead_mark_ms, topic.redrive.upto_ms if topic.redrive else 0)
+        topic.dead_mark_ms = topic.last_death_ms(now_ms)
         topic.dead, topic.redrive = 0, None
         self.note_chores(topic)
 

@@ -59,7 +59,7 @@ class Reader:
         """The rest, as one msgpack value."""
         try:
             return msgpack.unpackb(self.take(len(self.view) - self.at), strict_map_key=False)
-        except (ValueError, msgpack.UnpackException, RecursionError, OverflowError) as error:
+        except (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError) as error:
             raise Malformed(f"not msgpack: {error}") from error
 
     def end(self) -> None:

@@ -1,0 +1,139 @@
+"""Corners in which one thing meets another: keys and purges, deaths within the ms of a purge or a redrive, tokens and
+maps that nobody of ours makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from hadelay.core import commands
+from hadelay.core.drafts import Draft, hash_client_key
+from hadelay.core.keys import find_key
+from hadelay.core.results import LeaseOutcome, Refused
+from hadelay.core.topics import DEAD, READY, SCHEDULED
+from hadelay.model import DEAD_HOURS
+from tests.core.world import World, draft, leases
+
+
+def failing_once() -> World:
+    """Topic t, whose messages die at the first failure."""
+    world = World()
+    world.one(commands.encode_topic_put("t", {"max_attempts": 1}))
+    return world
+
+
+def dies(world: World) -> int:
+    (message_id,) = world.ids(draft())
+    world.nack(world.lease(message_id))
+    return message_id
+
+
+def keyed(in_ms: int = 5_000) -> Draft:
+    return replace(draft("t", in_ms), key=b"k")
+
+
+def purge(world: World, states: int) -> None:
+    world.one(commands.encode_purge("t", states))
+
+
+def redrive(world: World, rate: float | None = None) -> None:
+    world.one(commands.encode_redrive("n1", "t", [], all=True, rate=rate))
+
+
+@pytest.mark.parametrize("states", [SCHEDULED, READY, SCHEDULED | READY])
+def test_a_key_given_after_a_purge_is_found(states: int) -> None:
+    world = failing_once()
+    purge(world, states)
+    (message_id,) = world.ids(keyed())
+    assert find_key(world.state, "t", hash_client_key(b"k")) == message_id
+
+
+def test_a_key_holds_over_a_purge_that_does_not_mean_its_message() -> None:
+    world = failing_once()
+    (first,) = world.ids(keyed())
+    purge(world, READY)
+    assert world.ids(keyed()) == [first]
+
+
+def test_a_purged_message_that_is_not_swept_yet_answers_for_no_other() -> None:
+    world = failing_once()
+    (first,) = world.ids(keyed())
+    purge(world, SCHEDULED)
+    (second,) = world.ids(keyed())
+    for _ in range(3):
+        world.one(commands.encode_sweep())
+    assert world.states(first, second) == ["cancelled", "scheduled"]
+
+
+def test_two_purges_of_dead_letters_in_one_ms() -> None:
+    world = failing_once()
+    dies(world)
+    purge(world, DEAD)
+    second = dies(world)
+    purge(world, DEAD)
+    assert world.states(second) == ["gone"]
+
+
+def test_a_purge_of_dead_letters_in_the_ms_in_which_a_redrive_began() -> None:
+    world = failing_once()
+    dies(world)
+    redrive(world, 0.1)
+    second = dies(world)
+    purge(world, DEAD)
+    assert world.states(second) == ["gone"]
+
+
+def test_a_purge_of_dead_letters_in_the_ms_of_a_whole_redrive() -> None:
+    world = failing_once()
+    first = dies(world)
+    redrive(world)
+    second = dies(world)
+    world.one(commands.encode_redrive_some("t"))
+    purge(world, DEAD)
+    assert world.states(first, second) == ["ready", "gone"]
+
+
+def test_a_second_redrive_in_one_ms_brings_back_what_died_between() -> None:
+    world = failing_once()
+    first = dies(world)
+    redrive(world)
+    second = dies(world)
+    redrive(world)
+    world.one(commands.encode_redrive_some("t"))
+    assert world.states(first, second) == ["ready", "ready"]
+
+
+def test_a_redrive_of_all_leaves_what_was_purged() -> None:
+    world = failing_once()
+    first = dies(world)
+    purge(world, DEAD)
+    world.now += 1_000
+    second = dies(world)
+    redrive(world)
+    world.one(commands.encode_redrive_some("t"))
+    assert world.states(first, second) == ["gone", "ready"]
+
+
+def test_no_token_acks_a_dead_letter() -> None:
+    world = failing_once()
+    hour, index = world.place(dies(world))
+    world.term += 1
+    assert hour >= DEAD_HOURS
+    assert world.ack(leases((1, 99, 0, hour, index))) == [LeaseOutcome.LEASE_LOST]
+
+
+@pytest.mark.parametrize("raw", [b"\x81\x90\xc0", b"\x81\x80\x01"], ids=["list", "map"])
+@pytest.mark.parametrize("kind", [commands.Command.TOPIC_PUT, commands.Command.SETTINGS])
+def test_a_map_with_keys_that_cannot_be_keys_is_malformed(kind: commands.Command, raw: bytes) -> None:
+    world = World()
+    name = b"\x01t" if kind == commands.Command.TOPIC_PUT else b""
+    result: Any = world.one(bytes([kind]) + len(name + raw).to_bytes(4, "little") + name + raw)
+    assert isinstance(result, Refused)
+
+
+def test_no_delay_reaches_the_hours_of_the_dead() -> None:
+    world = World()
+    result: Any = world.one(commands.encode_settings({"max_delay_ms": 1 << 52}))
+    assert isinstance(result, Refused)
