@@ -444,7 +444,7 @@ def test_openapi_describes_every_route(make_node: Make) -> None:
     described = {(m.upper(), path) for path, methods in spec["paths"].items() for m in methods}
     assert described == {(r.method, r.path) for r in ROUTES.all}
     references = set(_references(spec))
-    assert references <= {f"#/components/schemas/{name}" for name in spec["components"]["schemas"]}
+    assert references <= {f"#/components/{kind}/{name}" for kind, names in spec["components"].items() for name in names}
     assert spec["components"]["schemas"]["Receive"]["additionalProperties"] is False
     ids = [op["operationId"] for methods in spec["paths"].values() for op in methods.values()]
     assert len(ids) == len(set(ids))
