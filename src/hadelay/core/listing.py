@@ -182,23 +182,23 @@ class _Look:
         end: Key = (hour * HOUR_MS + HOUR_MS - 1, _LAST_ID)
         count, bits = self.store.count(hour), self._bits(hour)
         few = sum(map(len, bits)) if bits is not None else count
-        step = _STEP_COST[self.store.mapped(hour)]
-        if bits is not None and few * step < count:
-            members = indexes_of(BitMap.union(BitMap(), *bits))
-            yield from self._pass(hour, count, after, members, step)
-        else:
+        if few:
+            step = _STEP_COST[self.store.mapped(hour)]
             reached = after
-            for cost, so_far in self._walk(hour, count, after, step):
+            for cost, so_far in self._walk(hour, min(count, few * step), after, step):
                 reached = so_far or reached
                 yield cost, so_far
-            if reached < end:
+            if reached < end and bits is not None and few * step < count:
+                members = indexes_of(BitMap.union(BitMap(), *bits))
+                yield from self._pass(hour, count, reached, members, step)
+            elif reached < end:
                 yield from self._pass(hour, count, reached, None, 1)
         yield _HOUR_COST, end
 
     # the three ways
 
-    def _walk(self, hour: int, count: int, after: Key, step: int) -> Iterator[tuple[int, Key | None]]:
-        """Second by second, until the hour ends or a pass would have been cheaper."""
+    def _walk(self, hour: int, worth: int, after: Key, step: int) -> Iterator[tuple[int, Key | None]]:
+        """Second by second, until the hour ends or that has cost more than it is worth: as much as a pass."""
         start_ms = hour * HOUR_MS
         used, hour_state = self.store.heads(hour).count, self.state.hours.get(hour)
         if self.wish.states <= PENDING and hour_state is not None and hour_state.open_seconds is not None:
@@ -210,11 +210,13 @@ class _Look:
         for second in (np.flatnonzero(used[first:last]) + first).tolist():
             walk = ChainWalk(self.store, hour, second)
             cost = _SECOND_COST + walk.left * step
-            if spent + cost > count:
+            if spent + cost > worth:
                 return
             spent += cost
             yield _SECOND_COST, None
             while not walk.done:
+                if not self.store.count(hour):
+                    return  # retired meanwhile
                 yield self._take(hour, walk.step(max(1, _SLICE // step)), after) * step, None
             if walk.damage is not None:
                 return  # a pass finds the others, and says what is damaged
