@@ -27,8 +27,8 @@ class Hours:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def derive_some(self, hour: int, *, topics: bool = False) -> bool:
-        return True
+    def derive_some(self, hour: int, *, topics: bool = False) -> int:
+        return 0
 
     def waiting(self) -> Any:
         return np.zeros(0, np.int64), np.zeros(0, np.uint16), np.zeros(0, np.uint32)

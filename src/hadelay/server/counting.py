@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Settled entries looked up in one go, and hours counted in one go: some milliseconds.
 _SLICE, _HOURS = 8_192, 64
+#: Less than this is not worth a turn of the others.
+_SMALL = 2_048
 #: Hours of which the settled are remembered, as many as storage remembers heads of.
 _REMEMBERED = 512
 
@@ -74,8 +76,9 @@ class DueCounts:
             for hour in some:
                 if number is None and self._running(hour) is not None:
                     continue
-                while not store.derive_some(hour, topics=number is not None):
-                    yield
+                while rows := store.derive_some(hour, topics=number is not None):
+                    if rows >= _SMALL:
+                        yield
                 settled[hour] = yield from self._settle(hour)
             # From here to the end of the round all is of one moment.
             for hour in some:
@@ -113,7 +116,7 @@ class DueCounts:
             known.seconds += np.bincount(rows["second"], minlength=SECONDS_PER_HOUR)
             known.topics = count_topics(known.topics, rows)
             known.counted |= some
-            if len(new) > _SLICE:
+            if len(some) >= _SMALL:
                 yield
         return known
 

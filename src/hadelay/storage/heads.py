@@ -127,14 +127,15 @@ class HeadsCache:
             self._count(hour, derived, entries)
         return derived.counters
 
-    def derive_some(self, hour: int, entries: int, *, topics: bool) -> bool:
-        """One slice of what `get` (topics: `topic_minutes`) has to do. True: nothing is left for it to do."""
+    def derive_some(self, hour: int, entries: int, *, topics: bool) -> int:
+        """One slice of what `get` (topics: `topic_minutes`) has to do; how many rows it was, 0 when nothing is left."""
         derived = self._held.get(hour) or self._latest(hour, entries)
+        before = derived.entries + derived.counted
         if derived.entries < entries:
             self._scan(hour, derived, entries)
         elif topics and derived.counted < entries:
             self._count(hour, derived, entries)
-        return derived.entries >= entries and (not topics or derived.counted >= entries)
+        return derived.entries + derived.counted - before
 
     def _scan(self, hour: int, derived: Derived, entries: int) -> None:
         rows = self._read(hour, derived.entries, min(entries, derived.entries + _SCAN))

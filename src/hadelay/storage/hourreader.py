@@ -125,9 +125,9 @@ class HourReader:
         """COUNTER rows: written entries per topic and minute."""
         return self._heads.topic_minutes(hour, self._written(hour))
 
-    def derive_some(self, hour: int, *, topics: bool = False) -> bool:
-        """Do one slice of what `written_seconds` (topics: `written_minutes`) would have to do. True when nothing is
-        left."""
+    def derive_some(self, hour: int, *, topics: bool = False) -> int:
+        """Do one slice of what `written_seconds` (topics: `written_minutes`) would have to do; how many rows it was, 0
+        when nothing is left."""
         return self._heads.derive_some(hour, self._written(hour), topics=topics)
 
     def waiting(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
