@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from hadelay.core import commands
 from hadelay.core.drafts import Draft, hash_client_key
 from hadelay.core.keys import find_key
-from hadelay.core.results import LeaseOutcome, Refused
+from hadelay.core.results import LeaseOutcome, Outcome, Refused
 from hadelay.core.topics import DEAD, READY, SCHEDULED
 from hadelay.model import DEAD_HOURS
 from tests.core.world import World, draft, leases
@@ -137,3 +137,29 @@ def test_no_delay_reaches_the_hours_of_the_dead() -> None:
     world = World()
     result: Any = world.one(commands.encode_settings({"max_delay_ms": 1 << 52}))
     assert isinstance(result, Refused)
+
+
+def test_what_a_partial_purge_means_is_cancelled_before_it_is_swept() -> None:
+    world = failing_once()
+    ready, scheduled = world.ids(draft(), draft("t", 5_000))
+    purge(world, READY)
+    purge(world, SCHEDULED)
+    granted = world.grant(ready).granted.any()
+    moved: Any = world.one(commands.encode_reschedule("n1", 0, True, [ready, scheduled]))
+    assert (granted, moved.outcomes.tolist()) == (False, [Outcome.CANCELLED] * 2)
+
+
+def test_nothing_but_the_sweep_ends_what_a_partial_purge_means() -> None:
+    world = failing_once()
+    (limited,) = world.ids(replace(draft(), ttl_ms=1_000))
+    (late,) = world.ids(draft())
+    world.one(commands.encode_topic_put("t", {"max_attempts": 0}))
+    held = world.lease(late, lease_ms=1_000)
+    world.now += 1_000
+    world.expire((1, 1))
+    purge(world, READY)
+    world.one(commands.encode_ttl_expire())
+    outcomes = world.ack(held)
+    for _ in range(3):
+        world.one(commands.encode_sweep())
+    assert (outcomes, world.states(limited, late)) == ([LeaseOutcome.LEASE_LOST], ["cancelled", "cancelled"])

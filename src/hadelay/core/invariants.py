@@ -137,7 +137,7 @@ def _check_ttl(state: DelayState) -> None:
         entries = state.store.entries(hour, slice(0, state.store.count(hour)))
         for row in entries[entries["flags"] & FLAG_TTL != 0]:
             ended, leased = state.fate(hour, int(row["index"]))
-            if ended is not None or not state.topics.alive(row.reshape(1))[0]:
+            if ended is not None or not state.topics.owed(row.reshape(1))[0]:
                 continue
             first_id = int(row["first_id"])
             expire_ms = ttl.expire_ms(state, first_id)

@@ -111,8 +111,6 @@ class Decision:
     def _pending(self, message_id: int) -> tuple[Place | None, bool]:
         place = locate(self.state, message_id)
         phase = None if place is None else state_of(self.state, place, self.state.now_ms)
-        if place is not None and phase is not State.LEASED and self.state.topics.marked(place.rows)[0]:
-            return None, False  # a partial purge means it: SWEEP is on its way
         return (place if phase in _PENDING else None), phase is State.LEASED
 
     def _answer(self, row: int, earlier: int | None, place: Place | None) -> None:

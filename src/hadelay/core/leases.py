@@ -93,7 +93,7 @@ def _lease(state: DelayState, hour: int, rows: NDArray[np.void], consumer: int, 
     rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
     rows["size"] = entries["size"]
     # A grant only gives out what is due: never early, whatever the leader believed (architecture §5).
-    free = (entries["deliver_at_ms"] <= state.now_ms) & state.topics.alive(entries)
+    free = (entries["deliver_at_ms"] <= state.now_ms) & state.topics.owed(entries)
     bits = bitmap(rows["index"])
     if len(bits) != len(rows):
         first = np.zeros(len(rows), bool)
@@ -240,7 +240,7 @@ def _late_ack(state: DelayState, lease: np.void, node: int) -> LeaseOutcome:
     now_at = state.hour_state(place.hour)
     if place.index in now_at.late:
         return LeaseOutcome.ALREADY_ACKED
-    if ended is not None or is_leased or not state.topics.alive(place.rows)[0]:
+    if ended is not None or is_leased or not state.topics.owed(place.rows)[0]:
         return LeaseOutcome.LEASE_LOST
     now_at.late.add(place.index)
     log_events(

@@ -287,7 +287,7 @@ class _Look:
 def states_of(state: DelayState, hour: int, rows: NDArray[np.void], now_ms: int) -> NDArray[np.uint8]:
     """places.state_of for many INDEX rows of one hour, as places in `tuple(State)`; one more for what has moved on."""
     codes = np.where(rows["deliver_at_ms"] <= now_ms, _CODE[State.READY], _CODE[State.SCHEDULED]).astype(np.uint8)
-    codes[~state.topics.alive(rows)] = _CODE[State.CANCELLED]
+    codes[~state.topics.owed(rows)] = _CODE[State.CANCELLED]
     ended = np.flatnonzero(expired(state, rows, now_ms) & (codes == _CODE[State.READY]))
     codes[ended] = _CODE[State.EXPIRED]
     if hour >= DEAD_HOURS:

@@ -32,7 +32,7 @@ class Owed:
 
     def mask(self, hour: int, rows: NDArray[np.void]) -> NDArray[np.bool_]:
         """Which of these INDEX rows are neither settled nor leased, nor of a deleted topic, nor past their TTL."""
-        owed = self.state.topics.alive(rows) & ~expired(self.state, rows, self.state.now_ms)
+        owed = self.state.topics.owed(rows) & ~expired(self.state, rows, self.state.now_ms)
         hour_state = self.state.hours.get(hour)
         if hour_state is None:
             return owed

@@ -93,7 +93,7 @@ def state_of(state: DelayState, place: Place, now_ms: int) -> State:
         return ENDED[ended]
     if leased:
         return State.LEASED
-    if not state.topics.alive(place.rows)[0]:
+    if not state.topics.owed(place.rows)[0]:
         return State.CANCELLED
     if int(place.rows["deliver_at_ms"][0]) > now_ms:
         return State.SCHEDULED

@@ -158,6 +158,11 @@ class Topics:
                 meant |= (rows["topic"] == number) & mark.means(rows)
         return meant
 
+    def owed(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Per waiting INDEX row: neither a deletion nor a purge, whole or partial, means it."""
+        alive = self.alive(rows)
+        return alive & ~self.marked(rows) if self.chores else alive
+
     def end(self, topic: Topic) -> None:
         """All that waits in the topic is cancelled. A running lease wins: those settle, or are cancelled on return."""
         topic.doomed = topic.open - topic.leased

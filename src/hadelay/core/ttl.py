@@ -129,7 +129,7 @@ def _expire(state: DelayState, ids: list[int]) -> int:
             # The lease wins. When it ends, whoever ends it sees that the time is over.
             _look_at(state, state.now_ms + state.settings.max_lease_ms, first_id)
         # What went with its topic is cancelled: SWEEP writes it down.
-        waiting = rows[~settled & ~leased & state.topics.alive(rows)]
+        waiting = rows[~settled & ~leased & state.topics.owed(rows)]
         if len(waiting):
             end_waiting(state, hour, waiting)
             ended += len(waiting)
