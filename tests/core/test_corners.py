@@ -163,3 +163,14 @@ def test_nothing_but_the_sweep_ends_what_a_partial_purge_means() -> None:
     for _ in range(3):
         world.one(commands.encode_sweep())
     assert (outcomes, world.states(limited, late)) == ([LeaseOutcome.LEASE_LOST], ["cancelled", "cancelled"])
+
+
+def test_a_redrive_waits_for_its_rate_and_says_so() -> None:
+    world = failing_once()
+    dies(world)
+    dies(world)
+    redrive(world, 0.1)
+    before = world.topic().redrive.waits(world.state.now_ms)
+    world.one(commands.encode_redrive_some("t"))
+    after = [world.topic().redrive.waits(world.state.now_ms + ms) for ms in (0, 9_999, 10_000)]
+    assert (before, after) == (False, [True, True, False])

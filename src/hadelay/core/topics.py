@@ -52,6 +52,10 @@ class RedriveJob:
     count: int = 0
     after: tuple[int, int] = (0, 0)
 
+    def waits(self, now_ms: int) -> bool:
+        """Its rate allows nothing yet."""
+        return self.rate is not None and 1 + int(self.rate * (now_ms - self.start_ms) / 1000) <= self.count
+
     def allowed(self, now_ms: int) -> int:
         """How many more may be redriven by now. What was missed by more than a second is not caught up with."""
         if self.rate is None:

@@ -67,7 +67,9 @@ class Janitor:
         self._pause_s, self._idle = _PAUSE_S, False
         command = self._next()
         if command is None:
-            self._rest()
+            # A redrive that is left waits for its rate.
+            topics = self._state.topics
+            self._rest(_RATE_PAUSE_S if any(topics[n].redrive is not None for n in topics.chores) else _LOOK_S)
         else:
             self._propose(command, self._worked)
 
@@ -93,7 +95,7 @@ class Janitor:
         topics = self._state.topics
         for number in sorted(topics.chores):
             topic = topics[number]
-            if number > self._last_topic and topic.redrive is not None:
+            if number > self._last_topic and topic.redrive is not None and not topic.redrive.waits(self._now_ms()):
                 self._last_topic = number
                 self._pause_s = _PAUSE_S if topic.redrive.rate is None else _RATE_PAUSE_S
                 return encode_redrive_some(topic.name)
