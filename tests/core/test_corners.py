@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -174,3 +175,16 @@ def test_a_redrive_waits_for_its_rate_and_says_so() -> None:
     world.one(commands.encode_redrive_some("t"))
     after = [world.topic().redrive.waits(world.state.now_ms + ms) for ms in (0, 9_999, 10_000)]
     assert (before, after) == (False, [True, True, False])
+
+
+def test_what_was_in_hands_when_it_was_rescheduled_is_handed_out_as_another_attempt() -> None:
+    """Interval mode: the hand-out's record comes behind a reschedule that was on its way already."""
+    world = World()
+    (message_id,) = world.ids(draft())
+    hour, index = world.place(message_id)
+    world.one(commands.encode_reschedule("n1", 1_000, True, [message_id]))
+    late = commands.Grant(1, 1, 30_000, "c", b"r", "n1", np.array([hour]), np.array([index]), handed=True)
+    assert not world.one(commands.encode_grant(late)).granted.any()
+    world.now += 2_000
+    world.lease(message_id)
+    assert world.state.describe(message_id).attempt == 2

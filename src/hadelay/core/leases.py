@@ -68,6 +68,8 @@ def apply_grant(state: DelayState, command: Grant) -> GrantResult | Refused:
         _lease(state, hour, part, consumer, node, command.handed)
         rows[where] = part
     result.granted = rows["open"] == 1
+    if command.handed and not result.granted.all():
+        _count_handed(state, rows[~result.granted], node)
     result.attempts = rows["attempt"]
     left = int(np.count_nonzero(result.granted))
     if left:
@@ -111,6 +113,23 @@ def _lease(state: DelayState, hour: int, rows: NDArray[np.void], consumer: int, 
         some = rows[free]
         _lease_free(state, hour, some, consumer, node)
         rows[free] = some
+
+
+def _count_handed(state: DelayState, rows: NDArray[np.void], node: int) -> None:
+    """Interval mode: these were in a consumer's hands when a reschedule came first in the log. It holds, but what it
+    filed counts the attempt, so that the next hand-out is another one and says so."""
+    for hour, index in zip(rows["hour"].tolist(), rows["index"].tolist(), strict=True):
+        if hour >= DEAD_HOURS or state.fate(hour, index)[0] is not Event.MOVED:
+            continue
+        entry = state.store.entries(hour, slice(index, index + 1))
+        place = locate(state, int(entry["first_id"][0]))
+        if place is None or place.hour >= DEAD_HOURS or state.fate(place.hour, place.index) != (None, False):
+            continue
+        if place.rows["attempt"][0] == entry["attempt"][0] and state.topics.owed(place.rows)[0]:
+            move(
+                state, place.hour, place.rows, deliver_at_ms=place.rows["deliver_at_ms"], attempts=1,
+                flags=0, previous=NONE32, node=node, leased=False,
+            )  # fmt: skip
 
 
 def _hold_back(state: DelayState, topics: NDArray[np.uint32], free: NDArray[np.bool_]) -> None:

@@ -126,14 +126,9 @@ class Storage:
                 yield HOUR_STATES, hour.to_bytes(4, "big"), hour_blobs[hour] or None
             yield from layer.puts()
 
-        def write() -> None:
-            try:
-                written = self.hours.write_some()
-            except OSError as error:
+        def written(error: BaseException | None) -> None:
+            if error is not None:
                 done(error)
-                return
-            if not written:
-                self._runtime.call_soon(write)
                 return
             paths = self.hours.unsynced() + ([self.names.path] if self.names.unsynced else [])
             self.names.unsynced = False
@@ -150,7 +145,20 @@ class Storage:
             if error is None and self._switch is not None:
                 self._switch()
 
-        write()
+        self._write_frozen(written)
+
+    def _write_frozen(self, then: Done) -> None:
+        """Write what waits for far hours and is frozen, in slices. A method and no closure: one that names itself is a
+        cycle, and would keep what the checkpoint wrote until the collector comes."""
+        try:
+            written = self.hours.write_some()
+        except OSError as error:
+            then(error)
+            return
+        if written:
+            then(None)
+        else:
+            self._runtime.call_soon(self._write_frozen, then)
 
     def _make_durable(self, paths: list[str], dropped: set[bytes], puts: Iterator[Put]) -> None:
         if paths:
@@ -169,20 +177,9 @@ class Storage:
     def write_out(self, done: Done) -> None:
         """Write what waits for far hours, in slices; then `checksums` has nothing left to write."""
 
-        def write() -> None:
-            try:
-                written = self.hours.write_some()
-            except OSError as error:
-                done(error)
-                return
-            if written:
-                done(None)
-            else:
-                self._runtime.call_soon(write)
-
         if not self.checkpointing:
             self.hours.freeze()
-        write()
+        self._write_frozen(done)
 
     def set_identity(self, *, incarnation: int | None = None, feature_level: int | None = None) -> None:
         """Durable when it returns; rare."""
