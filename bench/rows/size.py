@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import uvloop
 
-from bench.cluster import Cluster, cpu_seconds, rss_anon_mb, written_bytes
+from bench.cluster import Cluster, Void, cpu_seconds, rss_anon_mb, written_bytes
 from bench.load import Session, Tally, now_ms, publish
 from bench.result import Row, Setup, Target
 from bench.wrk_run import wrk
@@ -46,6 +46,19 @@ async def _fill(cluster: Cluster, count: int, due: Due, tally: Tally) -> None:
     await asyncio.gather(*(produce(i) for i in range(6)))
 
 
+def _written_out(cluster: Cluster, quiet_s: float = 3.0, timeout_s: float = 300.0) -> None:
+    """Wait until the checkpoints that the filling left behind are over: what is measured is the pending messages."""
+    end, since, before = time.monotonic() + timeout_s, time.monotonic(), [0]
+    while time.monotonic() < end:
+        written = [written_bytes(node.pid) for node in cluster.nodes]
+        if sum(written) - sum(before) > 1 << 20:
+            since, before = time.monotonic(), written
+        if time.monotonic() - since >= quiet_s:
+            return
+        time.sleep(0.2)
+    raise Void("the nodes do not stop writing")
+
+
 def _publish_rate(cluster: Cluster, setup: Setup) -> tuple[float, int]:
     run = wrk(cluster.leader().http, "publish", 64, setup.seconds(6))
     return run.rate, run.requests - run.status
@@ -70,6 +83,7 @@ def memory(setup: Setup) -> list[Row]:
             began = time.monotonic()
             uvloop.run(_fill(cluster, many - few, due, tally))
             row.add(f"{name}: filled at", (many - few) / (time.monotonic() - began), "msg/s")
+            _written_out(cluster)
             rate_many, extra_many = _publish_rate(cluster, setup)
             cluster.settle()
             rss_many = [rss_anon_mb(node.pid) for node in cluster.nodes]
