@@ -67,3 +67,10 @@ def test_a_rate_is_kept_by_waiting(cluster: Cluster) -> None:
         came += len(cluster.receive(cluster.leader(), "paced", max=10, wait="5s"))
     # Eleven more after the first: 1.1 s at least, by the clock of the cluster.
     assert time.monotonic() - began > 1.0
+
+
+def test_a_way_to_replicate_hand_outs_that_is_not_the_clusters_is_refused(cluster: Cluster) -> None:
+    mine = cluster.ask(cluster.leader(), "PUT", "/v1/topics/modes", {"dispatch_sync": "commit"})
+    other = cluster.ask(cluster.leader(), "PUT", "/v1/topics/modes", {"dispatch_sync": "interval"})
+    assert (mine.status, other.status) == (200, 422)
+    assert "dispatch.sync" in other.json["detail"]

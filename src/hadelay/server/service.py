@@ -281,6 +281,10 @@ class NodeService:
 
     async def put_topic(self, name: str, config: dict[str, Any]) -> TopicView:
         await check_settings(self._node.push.guard, config)
+        sync = self._node.config.dispatch.sync
+        if config.get("dispatch_sync") not in (None, sync):
+            # Accepting what is not done would promise the topic's owner the wrong thing after a crash.
+            raise Impossible(f"dispatch_sync is one for all topics so far, here {sync!r}: set dispatch.sync")
         await self._propose(commands.encode_topic_put(name, config))
         return await self.get_topic(name, stale=False)
 
