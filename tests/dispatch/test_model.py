@@ -34,7 +34,8 @@ class Dispatching(RuleBasedStateMachine):
         self.due: dict[str, float] = {}
         self.attempts: Counter[str] = Counter()
         self.held: dict[str, float] = {}  # until
-        self.over: set[str] = set()
+        #: When its end was answered: what was on its way to a consumer by then may still arrive.
+        self.over: dict[str, float] = {}
         self.seen = 0
         self.leaders = 1
         self.tags: dict[str, list[str]] = {}
@@ -85,7 +86,7 @@ class Dispatching(RuleBasedStateMachine):
         if what == "ack":
             (outcome,) = self.desk.ack(received, name)
             if outcome != LeaseOutcome.LEASE_LOST:
-                self.over.add(name)
+                self.over[name] = self.desk.now
         else:
             (outcome,) = self.desk.nack(received, name, delay=0 if what == "nack" else 1_500)
         if outcome == LeaseOutcome.DONE:
@@ -101,7 +102,7 @@ class Dispatching(RuleBasedStateMachine):
         (outcome,) = self.desk.cancel(name)
         if outcome == CancelOutcome.CANCELLED:
             assert self.sync == "interval" or name not in self.held or self.desk.now >= self.held[name] - 1
-            self.over.add(name)
+            self.over[name] = self.desk.now
             self.held.pop(name, None)
 
     @rule()
@@ -156,7 +157,7 @@ class Dispatching(RuleBasedStateMachine):
                 self.check_new(received, n, name)
             self.held[name] = float(d.until_ms[n]) - START_MS
         for name in received.names:
-            assert self.sync == "interval" or name not in self.over
+            assert self.sync == "interval" or name not in self.over or received.at <= self.over[name]
 
     def is_known(self, received: Received, name: str) -> bool:
         """The same lease again: to a request that was repeated."""
