@@ -31,11 +31,12 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY)
 	@$(PY) cluster/local/demo.py
 
-# The simulator computes, the others wait for processes and disks: side by side they take the time of one.
+# Two halves, side by side: half of the tests wait for processes and disks while the simulator computes.
+SIDE := tests/sim tests/storage tests/webhooks
 test: $(READY)
-	@$(PY) -m pytest tests/sim >$(VENV)/sim.log 2>&1 & sim=$$!; \
-	$(PY) -m pytest --ignore=tests/sim; others=$$?; \
-	wait $$sim; sim=$$?; cat $(VENV)/sim.log; exit $$((others ? others : sim))
+	@$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \
+	$(PY) -m pytest $(SIDE:%=--ignore=%); others=$$?; \
+	wait $$side; side=$$?; cat $(VENV)/side.log; exit $$((others ? others : side))
 
 check: $(READY)
 	$(PY) -m ruff format --check src tests bench cluster tools
