@@ -6,13 +6,14 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_ports
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -27,19 +28,6 @@ def hadelay(*words: object, stdin: bytes = b"", **variables: str) -> subprocess.
     command = [sys.executable, "-m", "hadelay", *map(str, words)]
     done = subprocess.run(command, input=stdin, capture_output=True, timeout=60, env=environment(**variables))
     return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` free ports in a row; spread by process, since tests may run side by side."""
-    for base in range(20_000 + os.getpid() * 16 % 8_000, 32_000, 16):
-        with contextlib.ExitStack() as held:
-            try:
-                for port in range(base, base + count):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return base
-    raise RuntimeError("no free ports")
 
 
 @dataclass

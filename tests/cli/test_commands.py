@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from hadelay.version import VERSION
-from tests.cli.support import Dev, cluster, environment, free_ports, hadelay, start
+from tests.cli.support import Dev, cluster, environment, hadelay, start
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.processes
 

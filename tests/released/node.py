@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.system.cluster import environment, free_ports
+from tests.ports import free_ports
+from tests.system.cluster import environment
 
 TOPICS = ("orders", "refunds")
 

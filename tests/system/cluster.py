@@ -13,7 +13,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+from tests.ports import free_ports
 
 T = TypeVar("T")
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -53,19 +54,6 @@ def environment() -> dict[str, str]:
 def hadelay(*words: object, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hadelay", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment())
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` free ports in a row; spread by process, since tests may run side by side."""
-    for base in range(20_000 + os.getpid() * 16 % 8_000, 32_000, 16):
-        with contextlib.ExitStack() as held:
-            try:
-                for port in range(base, base + count):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return base
-    raise RuntimeError("no free ports")
 
 
 def alive(pid: int) -> bool:

@@ -13,7 +13,8 @@ import msgpack
 import pytest
 
 from hadelay.core.checksums import crc32c
-from tests.system.cluster import Cluster, end, free_ports, hadelay, ready_line, spawn, until
+from tests.ports import free_ports
+from tests.system.cluster import Cluster, end, hadelay, ready_line, spawn, until
 
 
 def digest(directory: Path) -> dict[str, bytes]:
