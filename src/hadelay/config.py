@@ -117,6 +117,9 @@ class DispatchConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sync: Literal["commit", "interval"] = "commit"
     #: The most hand-outs a crash may repeat, in time (sync = "interval" only).
     interval_ms: int = 50
+    #: A grant is proposed as much ahead of its time as grants take lately, at most this (sync = "commit", up to 100),
+    #: and handed out when it is due. A message may be leased so much before its time. 0: proposed when it is due.
+    max_ahead_ms: int = 50
     #: How far ahead the seconds' chains are walked. Longer smooths bursts, and keeps more ids in memory.
     preload_ms: int = 10 * SECOND
     #: Ids kept ready per topic; what is beyond them is found again by scanning the index.

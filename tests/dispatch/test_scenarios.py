@@ -62,7 +62,7 @@ class Player:
         for received in desk.received[self.seen :]:
             name = self.polls[id(received.poll)]
             self.answers[name] = received
-            said.append(f"{int(received.at)} {name}: {self._what(received)}")
+            said.append(f"{int(received.at + 1e-6)} {name}: {self._what(received)}")
         self.seen = len(desk.received)
         return said
 

@@ -41,6 +41,8 @@ MAX_REQUEST_ID = 64
 MAX_REASON = 128
 #: A position in a grant is a u16 in its lease tokens.
 MAX_GRANT = 65_535
+#: A grant may be committed at most this long before its messages are due (they are handed out when they are).
+MAX_AHEAD_MS = 100
 
 
 class Command(IntEnum):
@@ -74,7 +76,7 @@ class Command(IntEnum):
 
 _ENTRY = struct.Struct("<BBHq")
 _COMMAND = struct.Struct("<BI")
-_GRANT = struct.Struct("<IIqIBBBB")
+_GRANT = struct.Struct("<IIqIBBBBH")
 _LEASES = struct.Struct("<BIq")
 _COUNT = struct.Struct("<I")
 _TARGETS = struct.Struct("<II")
@@ -103,6 +105,8 @@ class Grant(NamedTuple):
     indexes: NDArray[np.uint32]
     #: They were handed out already (interval mode): to be recorded, whatever the topic's limits say by now.
     handed: bool = False
+    #: Messages that fall due within so many ms may be granted too (at most MAX_AHEAD_MS): they are handed out then.
+    ahead_ms: int = 0
 
 
 class Leases(NamedTuple):
@@ -196,7 +200,7 @@ def encode_grant(grant: Grant) -> bytes:
     assert len(grant.request_id) <= MAX_REQUEST_ID
     head = _GRANT.pack(
         grant.term, grant.seq, grant.lease_ms, len(hours), len(consumer), len(grant.request_id), len(node),
-        grant.handed,
+        grant.handed, grant.ahead_ms,
     )  # fmt: skip
     return _frame(Command.GRANT, head, consumer, grant.request_id, node, hours.tobytes(), indexes.tobytes())
 
@@ -339,7 +343,7 @@ def decode(kind: int, body: memoryview) -> Any:
 
 
 def _decode_grant(reader: Reader) -> Grant:
-    term, seq, lease_ms, count, consumer, request_id, node, handed = reader.unpack(_GRANT)
+    term, seq, lease_ms, count, consumer, request_id, node, handed, ahead_ms = reader.unpack(_GRANT)
     if count > MAX_GRANT or request_id > MAX_REQUEST_ID:
         raise Malformed("a grant has at most 65,535 messages and a request id at most 64 bytes")
     return Grant(
@@ -352,6 +356,7 @@ def _decode_grant(reader: Reader) -> Grant:
         reader.array(_U32, count),
         reader.array(_U32, count),
         bool(handed),
+        ahead_ms,
     )
 
 

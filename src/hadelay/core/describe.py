@@ -178,9 +178,13 @@ def _first_event_at(state: DelayState, hour: int, at_ms: int) -> int:
 def _happened(state: DelayState, hour: int, event: np.void, kind: Event) -> Happened:
     consumer = NONE32 if kind in MOVES else int(event["consumer"])
     node, other = int(event["node"]), int(event["other_hour"])
+    at_ms = int(event["at_ms"])
+    if kind is Event.LEASED:  # the commit may have come first; it was handed out when it was due
+        index = int(event["index"])
+        at_ms = max(at_ms, int(state.store.entries(hour, slice(index, index + 1))["deliver_at_ms"][0]))
     return Happened(
         kind,
-        int(event["at_ms"]),
+        at_ms,
         int(event["attempt"]),
         None if consumer == NONE32 else state.names.name(CONSUMER, consumer),
         None if node == state.no_node else state.names.name(NODE, node),

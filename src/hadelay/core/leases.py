@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.core.backoff import waits_ms
+from hadelay.core.commands import MAX_AHEAD_MS
 from hadelay.core.dead import die
 from hadelay.core.formats import INDEX
 from hadelay.core.held import HELD, HeldGrant
@@ -58,14 +59,15 @@ def apply_grant(state: DelayState, command: Grant) -> GrantResult | Refused:
         return result
     if (command.term, command.seq) in state.grants:
         return Refused("grant_exists", f"{command.term}/{command.seq} was granted before")
-    result.until_ms = state.now_ms + min(max(command.lease_ms, 1), state.settings.max_lease_ms)
+    due_ms = state.now_ms + min(command.ahead_ms, MAX_AHEAD_MS)
+    result.until_ms = due_ms + min(max(command.lease_ms, 1), state.settings.max_lease_ms)
     consumer = state.number_of(CONSUMER, command.consumer)
     node = state.number_of(NODE, command.node)
     rows = np.zeros(count, HELD)
     rows["hour"], rows["index"], rows["until_ms"] = command.hours, command.indexes, result.until_ms
     for hour, where in groups(command.hours):
         part = rows[where]
-        _lease(state, hour, part, consumer, node, command.handed)
+        _lease(state, hour, part, consumer, node, command.handed, due_ms)
         rows[where] = part
     result.granted = rows["open"] == 1
     if command.handed and not result.granted.all():
@@ -82,20 +84,23 @@ def apply_grant(state: DelayState, command: Grant) -> GrantResult | Refused:
     return result
 
 
-def _lease(state: DelayState, hour: int, rows: NDArray[np.void], consumer: int, node: int, handed: bool) -> None:
+def _lease(
+    state: DelayState, hour: int, rows: NDArray[np.void], consumer: int, node: int, handed: bool, due_ms: int
+) -> None:
     """Lease those of these rows that may be; fills everything but hour, index and until_ms, `open` included."""
     inside = rows["index"] < (state.store.count(hour) if hour < DEAD_HOURS else 0)
     if not inside.all():
         some = rows[inside]
         if len(some):
-            _lease(state, hour, some, consumer, node, handed)
+            _lease(state, hour, some, consumer, node, handed, due_ms)
             rows[inside] = some
         return
     entries = state.store.entries(hour, rows["index"])
     rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
     rows["size"] = entries["size"]
-    # A grant only gives out what is due: never early, whatever the leader believed (architecture §5).
-    free = (entries["deliver_at_ms"] <= state.now_ms) & state.topics.owed(entries)
+    # A grant only gives out what is due, or will be before its answer leaves (server/ahead.py): never early, whatever
+    # the leader believed (architecture §5).
+    free = (entries["deliver_at_ms"] <= due_ms) & state.topics.owed(entries)
     bits = bitmap(rows["index"])
     if len(bits) != len(rows):
         first = np.zeros(len(rows), bool)

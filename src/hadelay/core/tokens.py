@@ -15,6 +15,15 @@ from numpy.typing import NDArray
 #: A lease as ACK, NACK and EXTEND carry it.
 LEASE = np.dtype([("term", "<u4"), ("seq", "<u4"), ("pos", "<u4"), ("hour", "<u4"), ("index", "<u4")])
 
+#: What a token's bytes are; `hour` begins with the last byte of `pos`, which does not belong to it.
+_TOKEN = np.dtype(
+    {
+        "names": ["group", "term", "seq", "pos", "hour", "index", "spare"],
+        "formats": ["u1", ">u4", ">u4", ">u2", ">u4", ">u4", "u1"],
+        "offsets": [0, 1, 5, 9, 10, 14, 18],
+    }
+)
+
 TOKEN_CHARS = 29
 _ALPHABET = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _LETTERS = np.frombuffer(_ALPHABET, np.uint8)
@@ -63,17 +72,9 @@ def _parse(group: int, text: bytes) -> tuple[NDArray[np.void], NDArray[np.bool_]
     bits = np.unpackbits(values[:, :, None], axis=2)[:, :, 3:].reshape(len(values), -1)
     raw = np.packbits(bits, axis=1)  # 145 bits: 18 bytes, and a last byte that holds the spare bit
     rows = np.zeros(len(raw), LEASE)
-    rows["term"] = _number(raw[:, 1:5])
-    rows["seq"] = _number(raw[:, 5:9])
-    rows["pos"] = _number(raw[:, 9:11])
-    rows["hour"] = _number(raw[:, 11:14])
-    rows["index"] = _number(raw[:, 14:18])
-    fine = (values < 32).all(axis=1) & (raw[:, 0] == group) & (raw[:, 18] == 0)
+    fields = raw.view(_TOKEN)[:, 0]
+    for name in ("term", "seq", "pos", "index"):
+        rows[name] = fields[name]
+    rows["hour"] = fields["hour"] & 0xFFFFFF
+    fine = (values < 32).all(axis=1) & (fields["group"] == group) & (fields["spare"] == 0)
     return rows, fine
-
-
-def _number(columns: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    total = np.zeros(len(columns), np.uint32)
-    for n in range(columns.shape[1]):
-        total = (total << np.uint32(8)) | columns[:, n]
-    return total

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote
 
@@ -164,9 +165,14 @@ def refuse_unknown(what: str, name: str, known: Iterable[str], where: str = "") 
     raise BadRequest(f"unknown {what} {name!r}{where}{suggest(name, known)}")
 
 
+@cache
+def _names(kind: type[types.In] | None) -> set[str]:
+    return {f.encode_name for f in msgspec.structs.fields(kind)} if kind else set()
+
+
 def decode_query(request: web.BaseRequest, kind: type[types.In] | None) -> Any:
     pairs = list(request.query.items()) if request.query_string else []
-    fields = {f.encode_name for f in msgspec.structs.fields(kind)} if kind else set()
+    fields = _names(kind)
     found = dict(pairs)
     for name in found:
         if name not in fields:

@@ -1,8 +1,8 @@
 """The dispatcher's hands: timers, proposals, and answers to polls. core/dispatch.py decides what is due and for whom.
 
-commit (default): a hand-out is a grant that is proposed, decided by apply, and only then answered. What falls due is
-proposed in the same millisecond; while two rounds of grants are on their way (the batcher has no more entries in
-flight either) what falls due joins the next.
+commit (default): a hand-out is a grant that is proposed, decided by apply, and only then answered. It is proposed as
+much ahead of its time as grants take lately, and held back until it is due (server/ahead.py); while two rounds of
+grants are on their way what falls due joins the next.
 interval (S2): handed out at once and proposed within half an interval; while the oldest hand-out that is not committed
 is an interval old, nothing more is handed out, so that a crash repeats at most the last 50 ms. After a take-over
 everything that was due before is marked as redelivered, on suspicion.
@@ -23,7 +23,7 @@ import numpy as np
 from hadelay.config import Config
 from hadelay.core.chain import Damage
 from hadelay.core.clustertime import ClusterClock
-from hadelay.core.commands import Grant, encode_extend, encode_grant
+from hadelay.core.commands import MAX_AHEAD_MS, Grant, encode_extend, encode_grant
 from hadelay.core.dispatch import DONE, PROPOSED, Delivery, Dispatcher, Offer, Poll
 from hadelay.core.held import HeldGrant
 from hadelay.core.ports import NoListener
@@ -33,6 +33,7 @@ from hadelay.core.state import DelayState
 from hadelay.core.topics import Topic
 from hadelay.errors import DamagedFile, HadelayError, LimitReached, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.runtime import Runtime
+from hadelay.server.ahead import HeldBack, Lead
 from hadelay.server.alarm import Alarm
 from hadelay.server.cursor import CursorKeeper
 from hadelay.server.deliveries import Lateness, again, empty, first_time, still_held
@@ -61,8 +62,12 @@ _SWEEP_SLICES = 4
 class _Term:
     """What exists only while this node leads."""
 
-    def __init__(self, term: int, core: Dispatcher, polls: Polls, cursor: CursorKeeper, expiry: Expiry) -> None:
+    def __init__(
+        self, term: int, core: Dispatcher, polls: Polls, cursor: CursorKeeper, expiry: Expiry, early: HeldBack
+    ) -> None:
         self.number, self.core, self.polls, self.cursor, self.expiry = term, core, polls, cursor, expiry
+        #: Granted ahead of their time.
+        self.early = early
         self.seq = 0
         #: What was due by then may have been handed out before, unrecorded (interval mode).
         self.suspect_ms = 0
@@ -82,8 +87,8 @@ class _Term:
         self.cursor_tried = False
 
     def unanswered(self) -> list[Poll]:
-        """Polls whose grant or renewal is on its way."""
-        asked = [*(offer.poll for offer in self.offers.values()), *self.renewing]
+        """Polls whose grant or renewal is on its way, or is there and not due yet."""
+        asked = [*(offer.poll for offer in self.offers.values()), *self.renewing, *self.early.polls()]
         return [poll for poll in map(self.polls.current, asked) if poll.phase == PROPOSED]
 
     def landed(self, offer: Offer) -> None:
@@ -122,6 +127,7 @@ class LeaderDispatcher:
         self.handed_out = 0
         self.damaged_links = 0
         self.lateness = Lateness()
+        self.lead = Lead(0 if self.interval else min(config.dispatch.max_ahead_ms, MAX_AHEAD_MS))
         self._swept_before = 0
         self._throttled_before: Counter[str] = Counter()
         self._term: _Term | None = None
@@ -154,6 +160,7 @@ class LeaderDispatcher:
             Polls(core.ready, self.runtime.monotonic),
             CursorKeeper(core, self.runtime, self.propose, self.interval_s, self._cursor_settled),
             Expiry(self.state, self.runtime, self.clock, self.propose, now + self.config.limits.max_clock_skew_ms),
+            HeldBack(self.runtime, self.clock),
         )
         # What the leader before still hands out while it may believe in itself was due by then.
         self._term.suspect_ms = now + self.config.raft.election_min_ms if self.interval else 0
@@ -170,6 +177,8 @@ class LeaderDispatcher:
         self.state.listener = NoListener()
         term.expiry.stop()
         term.cursor.stop()
+        unanswered = term.unanswered()
+        term.early.stop()
         self._janitor.stop()
         self._ttl.stop()
         for alarm in self._alarms:
@@ -177,7 +186,7 @@ class LeaderDispatcher:
         self._swept_before += term.core.backlog.swept
         self._throttled_before += term.core.ready.throttled
         unknown = OutcomeUnknown("the leader changed; ask again with the same request_id")
-        for poll in term.unanswered():
+        for poll in unanswered:
             term.polls.answer(poll, None, unknown)
         for poll in term.core.ready.polls():
             term.polls.answer(poll, None, NoLeader("the leader changed; nothing was handed out", retry_after_ms=100))
@@ -188,6 +197,7 @@ class LeaderDispatcher:
         """The clock was slewed: timers that were set by it are set again."""
         if self._term is not None:
             self._due.cancel()
+            self._term.early.clock_changed()
             self._turn_soon()
 
     def repaired(self, hour: int) -> None:
@@ -203,6 +213,10 @@ class LeaderDispatcher:
 
     def _now(self) -> int:
         return self.clock.read(self.runtime.monotonic())
+
+    def _ahead_ms(self, term: _Term) -> int:
+        """What is due so soon is proposed now. Beside a round that is on its way goes only what is due already."""
+        return 0 if term.rounds else self.lead.ms
 
     # ---- polls
 
@@ -277,20 +291,21 @@ class LeaderDispatcher:
         if term.holding:
             self._answer_late_polls(term)
             return  # the wheels stand still, too: their tick is what is handed over
-        aligned = self._now() >= core.resume_ms
+        ahead_ms = self._ahead_ms(term)
+        aligned = self._now() + ahead_ms >= core.resume_ms
         if aligned and core.busy:
             core.work()
             if core.past_first:
                 self._turn_soon()
                 return
-        next_ms = core.advance(self._now())
+        next_ms = core.advance(self._now() + ahead_ms)
         self._hand_out(term)
         self._answer_late_polls(term)
         term.cursor.watch()
         self._janitor.watch()
         if aligned and core.busy:
             self._turn_soon()
-        self._wake_at(next_ms)
+        self._wake_at(next_ms - self._ahead_ms(term))
 
     def _wake_at(self, cluster_ms: int) -> None:
         mono = self.runtime.monotonic()
@@ -304,33 +319,34 @@ class LeaderDispatcher:
             self._due.at(mono + _BACKOFF_S)
             return
         offers = term.core.match()
-        self._wake_at(term.core.ready.next_ms())
+        self._wake_at(term.core.ready.next_ms() - self._ahead_ms(term))
         if offers and not self.interval:
             term.rounds[term.seq] = len(offers)
-        this_round = term.seq
+        this_round, now_ms = term.seq, self._now()
         for offer in offers:
             term.seq += 1
             offer.seq, offer.round = term.seq, this_round
             term.offers[offer.seq] = offer
-            command = self._grant(term, offer)
+            command = self._grant(term, offer, max(0, int(offer.rows["deliver_at_ms"].max()) - now_ms))
             if self.interval:
                 self._hand_out_at_once(term, offer, command)
             else:
-                self.propose(command, partial(self._decided, term, offer))
+                self.propose(command, partial(self._decided, term, offer, mono))
 
-    def _grant(self, term: _Term, offer: Offer) -> bytes:
+    def _grant(self, term: _Term, offer: Offer, ahead_ms: int) -> bytes:
         poll = offer.poll
         return encode_grant(
             Grant(
                 term.number, offer.seq, poll.lease_ms, poll.consumer, poll.request_id, self.config.node.name,
-                offer.hours, offer.indexes, self.interval,
+                offer.hours, offer.indexes, self.interval, ahead_ms,
             )
         )  # fmt: skip
 
-    def _decided(self, term: _Term, offer: Offer, result: Any, error: HadelayError | None) -> None:
+    def _decided(self, term: _Term, offer: Offer, proposed: float, result: Any, error: HadelayError | None) -> None:
         """commit mode: what apply made of a grant."""
         if term is not self._term:
             return
+        self.lead.took((self.runtime.monotonic() - proposed) * 1000)
         term.landed(offer)
         poll = term.polls.current(offer.poll)
         granted = error is None and isinstance(result, GrantResult) and result.existing is None
@@ -368,12 +384,20 @@ class LeaderDispatcher:
             # Too little of the lease is left to be worth an answer: a whole one, or nothing.
             self._hand_out_again(term, poll, (term.number, offer.seq))
             return
-        self._deliver(term, poll, first_time(term.number, offer, result, term.suspect_ms, now))
+        delivery = first_time(term.number, offer, result, term.suspect_ms, now)
+        term.early.until_due(poll, delivery, partial(self._deliver, term, poll))
 
     def _deliver(self, term: _Term, poll: Poll, delivery: Delivery) -> None:
-        self.handed_out += len(delivery.indexes)
-        self.lateness.count(delivery)
-        term.polls.answer(poll, delivery)
+        poll = term.polls.current(poll)
+        if poll.phase != DONE:  # else it hung up meanwhile: the lease has to run out
+            self.handed_out += len(delivery.indexes)
+            self.lateness.count(delivery)
+        self._answer(term, poll, delivery)
+
+    def _answer(self, term: _Term, poll: Poll, delivery: Delivery) -> None:
+        """To the poll, or to the one that took its place while the delivery was held back."""
+        term.polls.answer(term.polls.current(poll), delivery)
+        self._check_held(term)
 
     def _hand_out_again(self, term: _Term, poll: Poll, key: tuple[int, int]) -> None:
         """A grant that is held already: its leases are extended, which also proves that this node still leads, and
@@ -406,7 +430,8 @@ class LeaderDispatcher:
             late = Overloaded("the commit took longer than half of the lease", retry_after_ms=1_000)
             term.polls.answer(poll, None, late)
         else:
-            term.polls.answer(poll, still_held(delivery, held, result.until_ms, now))
+            left = still_held(delivery, held, result.until_ms, now)
+            term.early.until_due(poll, left, partial(self._answer, term, poll))
         self._check_held(term)
 
     # ---- interval mode
@@ -485,7 +510,7 @@ class LeaderDispatcher:
             self._turn_soon()
 
     def _check_held(self, term: _Term) -> None:
-        if term.held is None or term.offers or term.renewing or term.cursor.busy:
+        if term.held is None or term.offers or term.renewing or term.early or term.cursor.busy:
             return
         if term.cursor.changed and not term.cursor_tried:
             term.cursor_tried = True

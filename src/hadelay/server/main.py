@@ -11,6 +11,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -40,6 +41,8 @@ _LOOK_S = 0.02
 _CHECKPOINT_S = 10.0
 #: Batches on their way are many objects and no cycles: the default, 700, looks at each of them twice.
 _GC = (20_000, 20, 50)
+#: A sync that has ended waits for the interpreter as long as the loop keeps it: 5 ms by default, more than most syncs.
+_SWITCH_S = 0.0005
 
 log = structlog.get_logger("hadelay")
 
@@ -48,6 +51,7 @@ def serve(config: Config, ready: Callable[[dict[str, Any]], None] = lambda node:
     """Run one node until a signal; `ready` is called once, when it can serve. Returns the exit code."""
     set_up_logs(config.log)
     gc.set_threshold(*_GC)
+    sys.setswitchinterval(_SWITCH_S)
     return uvloop.run(_serve(config, ready))
 
 

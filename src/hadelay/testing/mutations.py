@@ -168,8 +168,8 @@ def _reused_attempt() -> Iterator[None]:
     """What returns to waiting keeps its attempt number."""
     lease = leases._lease
 
-    def again(state: Any, hour: int, rows: Any, consumer: int, node: int, handed: bool) -> None:
-        lease(state, hour, rows, consumer, node, handed)
+    def again(state: Any, hour: int, rows: Any, *more: Any) -> None:
+        lease(state, hour, rows, *more)
         rows["attempt"] = 1
 
     with _patched(leases, "_lease", again):
