@@ -14,7 +14,7 @@ from hadelay.core.drafts import Draft, hash_client_key
 from hadelay.core.keys import find_key
 from hadelay.core.results import LeaseOutcome, Outcome, Refused
 from hadelay.core.topics import DEAD, READY, SCHEDULED
-from hadelay.model import DEAD_HOURS
+from hadelay.model import DEAD_HOURS, State
 from tests.core.world import World, draft, leases
 
 
@@ -175,6 +175,26 @@ def test_a_redrive_waits_for_its_rate_and_says_so() -> None:
     world.one(commands.encode_redrive_some("t"))
     after = [world.topic().redrive.waits(world.state.now_ms + ms) for ms in (0, 9_999, 10_000)]
     assert (before, after) == (False, [True, True, False])
+
+
+def test_a_grant_looks_ahead_as_far_as_it_says_and_never_further_than_100_ms() -> None:
+    world = World()
+    soon, later = world.ids(draft("t", 90), draft("t", 101))
+
+    def granted(seq: int, ahead_ms: int, message_id: int) -> bool:
+        hour, index = world.place(message_id)
+        places = np.array([hour]), np.array([index])
+        command = commands.Grant(1, seq, 30_000, "c", b"", "n1", *places, ahead_ms=ahead_ms)
+        return bool(world.one(commands.encode_grant(command)).granted.all())
+
+    assert not granted(1, 89, soon)
+    assert not granted(2, 65_535, later)
+    assert granted(3, 90, soon)
+    described = world.state.describe(soon)
+    assert described.state is State.LEASED
+    assert [e.at_ms for e in described.history] == [described.deliver_at_ms]
+    world.now += 1
+    assert granted(4, 65_535, later)
 
 
 def test_what_was_in_hands_when_it_was_rescheduled_is_handed_out_as_another_attempt() -> None:

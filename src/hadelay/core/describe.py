@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hadelay.core.commands import MAX_AHEAD_MS
 from hadelay.core.formats import RECORD, RECORD_SIZE
 from hadelay.core.lifecycle import MOVES
 from hadelay.core.places import Place, locate, state_of
@@ -144,14 +145,15 @@ def _events_of(state: DelayState, hour: int, index: int) -> list[np.void]:
 
 
 def _last_event(state: DelayState, hour: int, index: int, ended: Event | None) -> int:
-    """Number of the entry's last event: looked for from the end, where the latest stand, and forwards from when it fell
-    due, where the lease and what ended it usually stand; by turns, so that it costs no more than twice the shorter way.
+    """Number of the entry's last event: looked for from the end, where the latest stand, and forwards from when it
+    could be leased, where the lease and what ended it usually stand; by turns, so that it costs no more than twice the
+    shorter way.
     """
     start, end = 0, state.store.event_count(hour)
     # An ack that came late (of the attempt before) may stand before the time it was due.
     if ended in (None, Event.ACKED) and index not in state.hours[hour].late:
         due_ms = int(state.store.entries(hour, slice(index, index + 1))["deliver_at_ms"][0])
-        start = _first_event_at(state, hour, due_ms)
+        start = _first_event_at(state, hour, due_ms - MAX_AHEAD_MS)
     while start < end:
         # Unverified: what counts is read again, by its number.
         for chunk in (slice(start, min(start + _CHUNK, end)), slice(max(start, end - _CHUNK), end)):

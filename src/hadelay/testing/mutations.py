@@ -22,6 +22,7 @@ from hadelay.raft.journal import Journal
 from hadelay.raft.leader import Leader
 from hadelay.raft.peer import Peer
 from hadelay.server import batcher
+from hadelay.server.ahead import HeldBack
 from hadelay.server.dispatcher import LeaderDispatcher
 from hadelay.server.expiry import Expiry
 from hadelay.testing.disk import SimDisk, SimFile
@@ -151,6 +152,14 @@ def _five_ms_early() -> Iterator[None]:
         yield
 
 
+def _not_held_back() -> Iterator[None]:
+    def at_once(held: HeldBack, poll: Any, delivery: Any, release: Callable[[Any], None]) -> None:
+        release(delivery._replace(now_ms=held._clock.read(held._runtime.monotonic())))
+
+    with _patched(HeldBack, "until_due", at_once):
+        yield
+
+
 def _wall_clock_stamps() -> Iterator[None]:
     """Every node follows its own wall clock whenever it leads."""
     observe = ClusterClock.observe_wall
@@ -262,6 +271,7 @@ MUTATIONS: dict[str, Mutation] = {
         "hand-outs precede their commit", ("I6",), ("partition", "pause", "kill"), _dispatch_before_commit
     ),
     "five_ms_early": Mutation("delays are 5 ms short", ("I9",), (), _five_ms_early),
+    "not_held_back": Mutation("grants ahead of their time are answered at once", ("I9",), (), _not_held_back),
     "wall_clock_stamps": Mutation("cluster time follows one wall clock", ("I9",), ("clock_step",), _wall_clock_stamps),
     "reused_attempt": Mutation("attempt numbers are used again", ("I6",), (), _reused_attempt),
     "dropped_ack": Mutation("an acked message is still owed", ("I5", "I6"), (), _dropped_ack),
