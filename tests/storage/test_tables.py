@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -143,6 +144,18 @@ def test_a_large_commit_is_whole_after_a_crash_within_it(tmp_path: Path, monkeyp
     assert tables.backend.tables() == [b"numbers"]
     tables.backend.close()
     LmdbBackend(path, readonly=True).close()
+
+
+def test_a_file_that_lost_every_page_but_the_first_two(tmp_path: Path) -> None:
+    """The list of tables is beyond its end: an error, not a signal that ends the process without a word."""
+    path = tmp_path / "state.mdb"
+    tables = Tables(LmdbBackend(str(path)))
+    tables.put(b"t", b"k", b"v")
+    commit(tables)
+    tables.backend.close()
+    os.truncate(path, 2 * 4096)
+    with pytest.raises(DamagedFile, match=str(path)):
+        LmdbBackend(str(path))
 
 
 def test_a_full_map_is_a_full_disk(tmp_path: Path) -> None:

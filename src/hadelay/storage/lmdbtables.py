@@ -45,12 +45,12 @@ class LmdbBackend:
                 path, map_size=map_bytes, max_dbs=_MAX_TABLES, subdir=False, readonly=readonly, lock=not readonly,
                 sync=True, metasync=True, writemap=False, map_async=False, readahead=False,
             )  # fmt: skip
+            pages, page_bytes = self._env.info()["last_pgno"] + 1, self._env.stat()["psize"]
+            if not readonly and os.path.getsize(path) < pages * page_bytes:
+                # A file that lost its end reads as zeroes there, which do not verify; touching nothing is a SIGBUS.
+                os.truncate(path, pages * page_bytes)
             with self._env.begin() as txn:
                 names = [bytes(key) for key in txn.cursor().iternext(values=False)]
-                pages = self._env.info()["last_pgno"] + 1
-            if not readonly and os.path.getsize(path) < pages * self._env.stat()["psize"]:
-                # A file that lost its end reads as zeroes there, which do not verify; touching nothing is a SIGBUS.
-                os.truncate(path, pages * self._env.stat()["psize"])
             self._tables: dict[bytes, Any] = {name: self._env.open_db(name, create=False) for name in names}
             if readonly and self.scan(_REDO, b"", 1):
                 raise DamagedFile(path, 0, "its last commit is there, but not sorted in yet: start the node once")
