@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
 import sys
 from itertools import pairwise
 
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +32,7 @@ RECEIVE = b"POST /v1/topics/empty/receive HTTP/1.1\r\nHost: x\r\nContent-Length:
 
 
 async def open_warm(node: Node) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The first request of a connection may go by aiohttp; those after it do not."""
+    """aiohttp has answered on it before."""
     reader, writer = await node.raw()
     writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await read_answer(reader))[0] == 200
@@ -39,6 +41,24 @@ async def open_warm(node: Node) -> tuple[asyncio.StreamReader, asyncio.StreamWri
 
 def bodies(node: Node) -> list[bytes]:
     return [bytes(draft.body) for draft in node.service.published]
+
+
+def test_what_comes_with_the_connect_goes_the_short_way() -> None:
+    """uvloop tells of a connection and of its first bytes in one pass, before aiohttp's handler has begun."""
+
+    async def run() -> None:
+        server = HttpServer(MemoryService(), HttpConfig(listen="127.0.0.1:0"), 1 << 40)
+        host, port = (await server.start()).split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(publish(b"at once"))
+            client.setblocking(False)
+            answer = await asyncio.get_running_loop().sock_recv(client, 1024)
+        await server.stop(1)
+        assert answer.startswith(b"HTTP/1.1 201 ")
+        # Only the short way remembers heads.
+        assert len(server.heads.recent) == 1
+
+    uvloop.run(run())
 
 
 @pytest.mark.parametrize("cut", [1, 5, 30, 60, 90, -1])

@@ -129,7 +129,8 @@ class Heads:
 
 
 class Connection(RequestHandler):
-    """See the module. `_missing`: bytes until aiohttp's parser is between requests again; −1: nobody knows."""
+    """See the module. `_missing`: bytes until aiohttp's parser is between requests again; −1: nobody knows, ever again.
+    `_publishing`: bytes that arrive are held until it is over."""
 
     __slots__ = ("_held", "_key", "_missing", "_publishing", "_server", "_stalled", "_topic")
 
@@ -151,7 +152,12 @@ class Connection(RequestHandler):
             return
         waiter = self._waiter
         if self._missing or not data or waiter is None or waiter.done() or self._messages or self._paused:
-            self._to_aiohttp(data)
+            if waiter is None and self._is_about_to_wait() and data:
+                self._publishing = True
+                self._hold(data)
+                self._loop.call_soon(self._go_on)
+            else:
+                self._to_aiohttp(data)
             return
         end = data.find(b"\r\n\r\n") + 4
         text = data[:end]
@@ -177,6 +183,11 @@ class Connection(RequestHandler):
         except Exception:
             log.exception("publish_failed")
             self._answer(HadelayError("the node failed; its log says why"))
+
+    def _is_about_to_wait(self) -> bool:
+        """aiohttp's handler has not begun yet, or has just answered: what a client sends with its connect, or at once
+        after an answer, is here before the handler waits for it."""
+        return not (self._missing or self._request_in_progress or self._messages or self._paused)
 
     def _to_aiohttp(self, data: bytes) -> None:
         if self._missing > 0:
@@ -228,7 +239,10 @@ class Connection(RequestHandler):
         held, self._held, self._publishing = self._held, b"", False
         if self.transport is not None:
             self._resume_transport_reading()
-            self.data_received(held)
+            if self._waiter is None:
+                self._to_aiohttp(held)
+            else:
+                self.data_received(held)
 
     # ---- what aiohttp leaves to its user
 
