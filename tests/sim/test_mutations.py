@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import pytest
 
 from hadelay.testing.mutations import MUTATIONS, broken
@@ -11,6 +14,15 @@ from tests.sim.test_journal_torture import torture
 
 #: Most show in the first seed or the second.
 SEEDS = range(1, 61)
+#: Takes a certain order of faults, and this seed has it. Where it no longer does, the others are looked through.
+FIRST = {"wiped_node_votes": (16,)}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def report_of(name: str, seed: int) -> Report:
@@ -23,7 +35,7 @@ def report_of(name: str, seed: int) -> Report:
 def test_a_bug_is_noticed(name: str):
     found: list[str] = []
     with broken(name) as mutation:
-        for seed in SEEDS:
+        for seed in (*FIRST.get(name, ()), *SEEDS):
             report = report_of(name, seed)
             if report.failure:
                 found.append(f"seed {seed}: {report.failure}")

@@ -272,7 +272,10 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "five_ms_early": Mutation("delays are 5 ms short", ("I9",), (), _five_ms_early),
     "not_held_back": Mutation("grants ahead of their time are answered at once", ("I9",), (), _not_held_back),
-    "wall_clock_stamps": Mutation("cluster time follows one wall clock", ("I9",), ("clock_step",), _wall_clock_stamps),
+    # Messages come early, or leases end early: in true time, both.
+    "wall_clock_stamps": Mutation(
+        "cluster time follows one wall clock", ("I9", "I6"), ("clock_step",), _wall_clock_stamps
+    ),
     "reused_attempt": Mutation("attempt numbers are used again", ("I6",), (), _reused_attempt),
     "dropped_ack": Mutation("an acked message is still owed", ("I5", "I6"), (), _dropped_ack),
     "ignored_cancel": Mutation("a cancelled message is still owed", ("I3",), (), _ignored_cancel),
