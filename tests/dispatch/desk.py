@@ -235,7 +235,7 @@ class Desk:
         return poll
 
     def answer(self, poll: Poll) -> Received | None:
-        return next((r for r in self.received if r.poll is poll), None)
+        return next((r for r in reversed(self.received) if r.poll is poll), None)
 
     def ack(self, received: Received, *names: str) -> list[int]:
         return self.do(commands.encode_ack("n1", received.leases(*names))).outcomes.tolist()

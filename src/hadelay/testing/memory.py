@@ -6,6 +6,7 @@ For unit tests of the core, and a model for storage itself: the same calls must 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -193,22 +194,17 @@ class MemoryTables:
 
 class MemoryNames:
     def __init__(self) -> None:
-        self.known: dict[int, list[str]] = {}
+        #: Per kind: each name and its number, in the order of the numbers.
+        self.known: dict[int, dict[str, int]] = {}
 
     def number(self, kind: int, name: str) -> int:
-        try:
-            return self.known.get(kind, []).index(name)
-        except ValueError:
-            raise KeyError(name) from None
+        return self.known.get(kind, {})[name]
 
     def name(self, kind: int, number: int) -> str:
-        try:
-            return self.known[kind][number]
-        except IndexError:
-            raise KeyError(number) from None
+        for name in islice(self.known[kind], number, None):
+            return name
+        raise KeyError(number)
 
     def register(self, kind: int, name: str) -> int:
-        names = self.known.setdefault(kind, [])
-        if name not in names:
-            names.append(name)
-        return names.index(name)
+        names = self.known.setdefault(kind, {})
+        return names.setdefault(name, len(names))
