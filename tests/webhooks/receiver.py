@@ -45,6 +45,18 @@ def answers(status: int, *headers: str, body: bytes = b"") -> Behave:
     return behave
 
 
+def says(text: bytes, then_ends: bool = False, *, pieces: int = 1 << 20) -> Behave:
+    async def behave(writer: asyncio.StreamWriter, call: Call) -> None:
+        for at in range(0, len(text), pieces):
+            writer.write(text[at : at + pieces])
+            await writer.drain()
+            await asyncio.sleep(0)
+        if then_ends:
+            writer.close()
+
+    return behave
+
+
 async def hangs(writer: asyncio.StreamWriter, call: Call) -> None:
     await asyncio.Event().wait()
 

@@ -12,15 +12,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohappyeyeballs import AddrInfoType
 
 from hadelay.server.webhooks.call import Answer, Request
-from hadelay.server.webhooks.guard import Guard
+from hadelay.server.webhooks.guard import Guard, Info
 from hadelay.server.webhooks.sender import Sender, retry_after
 from tests.webhooks import receiver as r
 from tests.webhooks.receiver import Behave, Receiver
 
 LOOPBACK = Guard(["127.0.0.0/8"])
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 @pytest.fixture
@@ -52,6 +53,12 @@ CASES = [
     ("hangs up", r.hangs_up, 0, "connection closed"),
     ("babbles", r.babbles, 0, "no HTTP answer"),
     ("endless head", r.endless_head, 0, "no HTTP answer"),
+    ("says 103 first", r.says(b"HTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + OK), 200, ""),
+    ("changes the protocol", r.says(b"HTTP/1.1 101 X\r\n\r\n"), 101, "HTTP 101"),
+    ("HTTP/2", r.says(b"HTTP/2 200 OK\r\n\r\n"), 0, "no HTTP answer"),
+    ("bare line feeds", r.says(b"HTTP/1.1 503 X\nContent-Length: 0\n\n"), 503, "HTTP 503"),
+    ("half an answer", r.says(b"HTTP/1.1 200 OK\r\nContent-Le", True), 0, "connection closed"),
+    ("half a body", r.says(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", True), 200, ""),
 ]
 
 
@@ -80,6 +87,78 @@ async def test_a_connection_is_used_again(sender: Sender) -> None:
         for _ in range(5):
             await call(sender, receiver.url)
         assert (len(receiver.calls), receiver.connections) == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "connections"),
+    [
+        (OK, 1),
+        (b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n", 1),
+        (b"HTTP/1.1 200 OK\r\ncontent-length:2 \r\nX: connection: close\r\n\r\nok", 1),
+        (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 0\r\n\r\n", 1),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\nX: y\r\n\r\n", 1),
+        # The end of these is not certain, or is the connection's.
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n", 3),
+        (b"HTTP/1.1 200 OK\r\nConnection: Close\r\nContent-Length: 0\r\n\r\n", 3),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nContent-Length: 2\r\n\r\n", 3),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 3),
+    ],
+)
+async def test_where_an_answer_ends(sender: Sender, said: bytes, connections: int) -> None:
+    """In pieces of any size: the next call's answer is its own."""
+    for size in (len(said), 1, 7):
+        async with Receiver(r.says(said, pieces=size)) as receiver:
+            answers = [await call(sender, receiver.url) for _ in range(3)]
+            assert [answer.reason for answer in answers] == [""] * 3
+            assert receiver.connections == connections
+
+
+async def test_more_than_an_answer_costs_the_connection(sender: Sender) -> None:
+    async with Receiver(r.says(OK + b"HTTP/1.1 500 X\r\n\r\n")) as receiver:
+        assert [(await call(sender, receiver.url)).status for _ in range(3)] == [200] * 3
+        assert receiver.connections == 3
+
+
+async def test_an_answer_that_never_ends_is_the_status(sender: Sender) -> None:
+    async with Receiver(r.says(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nab")) as receiver:
+        answer = await call(sender, receiver.url, 0.3)
+        assert (answer.status, answer.reason) == (200, "")
+
+
+async def test_names_are_resolved_once_and_failures_are_not_kept() -> None:
+    asked: list[str] = []
+
+    async def resolve(host: str, port: int) -> list[AddrInfoType]:
+        asked.append(host)
+        if len(asked) == 1:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    sender = Sender(LOOPBACK, "hadelay/test", resolve)
+    async with Receiver(r.says(OK + b"?")) as receiver:
+        url = f"http://name.example:{receiver.port}/"
+        assert [(await call(sender, url)).reason for _ in range(4)] == ["name not resolved", "", "", ""]
+        assert len(asked) == 2
+        assert receiver.calls[0].headers["host"] == f"name.example:{receiver.port}"
+    await sender.close()
+
+
+@pytest.mark.parametrize("header", [{"X": "a\r\nInjected: 1"}, {"X\r\nInjected: 1": "a"}, {"X": "a\nb"}])
+async def test_headers_have_no_line_ends(sender: Sender, header: dict[str, str]) -> None:
+    async with Receiver(r.answers(200)) as receiver:
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        sender.call(Request(receiver.url, header, b"", 5.0), future.set_result)
+        assert (await future).reason == "invalid request"
+        assert receiver.connections == 0
+
+
+async def test_a_topics_headers_take_the_place_of_the_usual_ones(sender: Sender) -> None:
+    async with Receiver(r.answers(200)) as receiver:
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        sender.call(Request(receiver.url, {"USER-AGENT": "own"}, b"", 5.0), future.set_result)
+        await future
+        assert receiver.calls[0].headers["user-agent"] == "own"
+        assert receiver.calls[0].headers["accept"] == "*/*"
 
 
 async def test_nobody_listens(sender: Sender) -> None:
@@ -121,19 +200,20 @@ async def test_private_addresses_are_not_connected_to() -> None:
     await sender.close()
 
 
-class Rebinding(AbstractResolver):
-    """A public address when it is looked at, a private one when it is used."""
+class Rebound(Guard):
+    """As if what the name was resolved to had passed, and something else were connected to."""
 
-    async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:
-        return [ResolveResult(hostname=host, host="127.0.0.1", port=port, family=socket.AF_INET, proto=0, flags=0)]
-
-    async def close(self) -> None: ...
+    def permitted(self, found: list[Info]) -> list[Info]:
+        return found
 
 
 async def test_a_name_that_changes_its_mind_gains_nothing() -> None:
-    """As if the check of what was resolved had been passed by another answer: the socket's own check holds."""
-    sender = Sender(Guard(), "hadelay/test")
-    sender._session.connector._resolver = Rebinding()  # type: ignore[union-attr]
+    """The socket's own check holds."""
+
+    async def resolve(host: str, port: int) -> list[AddrInfoType]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    sender = Sender(Rebound(), "hadelay/test", resolve)
     async with Receiver(r.answers(200)) as receiver:
         answer = await call(sender, f"http://rebound.example:{receiver.port}/")
         assert (answer.reason, receiver.connections) == ("address refused", 0)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+Info = TypeVar("Info", bound=tuple[Any, ...])
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 #: NAT64: the last 32 bits are an IPv4 address that a gateway connects to.
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -54,8 +55,15 @@ class Guard:
             "configuration names the network"
         )
 
-    def socket(self, info: tuple[Any, ...]) -> socket.socket:
-        """aiohttp's socket factory: the last check, of what is connected to. Raises AddressRefused."""
+    def permitted(self, found: list[Info]) -> list[Info]:
+        """What getaddrinfo found for a host, less what may not be called. Raises AddressRefused if nothing is left."""
+        permitted = [one for one in found if self.permits(one[4][0])]
+        if not permitted:
+            raise AddressRefused("private addresses only")
+        return permitted
+
+    def socket(self, info: Info) -> socket.socket:
+        """A socket factory: the last check, of what is connected to. Raises AddressRefused."""
         family, kind, proto, _, address = info
         if not self.permits(address[0]):
             raise AddressRefused(f"{address[0]} is a private address")

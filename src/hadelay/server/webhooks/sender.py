@@ -1,4 +1,7 @@
-"""One call: an HTTP/1.1 POST on a connection that is kept, and what came of it in words that fit into a history.
+"""Calls: an HTTP/1.1 POST on a connection that is kept, and what came of it in words that fit into a history.
+
+A client of our own, because a general one costs three times as much per call (ADR 0088). It sends one request at a time
+on a connection, and of an answer it wants the status, `Retry-After`, and where it ends.
 
 The status decides. What follows it is read only so that the connection can be used again: at most 16 KiB, within what
 is left of the timeout; whoever answers more, or more slowly, loses the connection. Redirects are refused: the place
@@ -10,114 +13,318 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import socket
 import ssl
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, cast
 
-import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.resolver import ThreadedResolver
+from aiohappyeyeballs import AddrInfoType, start_connection
 from yarl import URL
 
 from hadelay.server.webhooks.call import Answer, Done, Request
 from hadelay.server.webhooks.guard import AddressRefused, Guard
 
-#: Of an answer's body, before the connection is given up.
+#: Of an answer's head, and of its body, before the connection is given up.
 MAX_ANSWER = 16 << 10
 #: Connections idle for longer are closed by us: some servers close theirs after 5 s, and what is sent meanwhile fails.
 _IDLE_S = 4.0
-_DNS_S = 10
+_DNS_S = 10.0
+_MAX_NAMES = 1_024
+#: Before the next address of a host is tried beside the one that does not answer (RFC 8305).
+_NEXT_ADDRESS_S = 0.25
+_NO_ANSWER = "no HTTP answer"
+
+_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: [^\r\n]*)?(?:\r?\n|\Z)")
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+#: What there is to know of an answer besides its status.
+_FIELD = re.compile(rb"(?i)\n(connection|content-length|retry-after|transfer-encoding)[ \t]*:[ \t]*([^\r\n]*)")
+_DIGITS = re.compile(rb"\d{1,15}[ \t]*\Z")
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
+_TRAILERS = re.compile(rb"(?:[^\r\n]+\r?\n)*\r?\n")
+
+Resolve = Callable[[str, int], Awaitable[list[AddrInfoType]]]
 
 
-class GuardedResolver(AbstractResolver):
-    """Leaves out what may not be called. Raises AddressRefused when nothing is left."""
+class Place(NamedTuple):
+    """Where connections lead; those to the same place are interchangeable."""
 
-    def __init__(self, inner: AbstractResolver, guard: Guard) -> None:
-        self.inner, self.guard = inner, guard
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        found = await self.inner.resolve(host, port, family)
-        permitted = [one for one in found if self.guard.permits(one["host"])]
-        if found and not permitted:
-            raise AddressRefused(f"{host} has private addresses only")
-        return permitted
-
-    async def close(self) -> None:
-        await self.inner.close()
+    host: str
+    port: int
+    tls: bool
 
 
 class Sender:
     """A Caller (call.py). Make it inside the running loop; `close` waits for no answer."""
 
-    def __init__(self, guard: Guard, user_agent: str) -> None:
-        resolver = GuardedResolver(ThreadedResolver(), guard)
-        connector = aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=_IDLE_S, resolver=resolver, ttl_dns_cache=_DNS_S, socket_factory=guard.socket
-        )
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": user_agent, "Accept": "*/*"},
-            skip_auto_headers=("Accept-Encoding",),
-            auto_decompress=False,
-            trust_env=False,
-        )
-        self._tasks: set[asyncio.Task[None]] = set()
+    def __init__(self, guard: Guard, user_agent: str, resolve: Resolve | None = None) -> None:
+        self._guard, self._loop = guard, asyncio.get_running_loop()
+        self._resolve = resolve or self._look_up
+        #: Unless a topic's own headers name them.
+        self._defaults = {"user-agent": f"User-Agent: {user_agent}\r\n", "accept": "Accept: */*\r\n"}
+        #: Those that are not over.
+        self.calls: set[_Call] = set()
+        #: Connections that wait for a call, and since when, the last to wait last.
+        self._idle: dict[Place, list[_Connection]] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
+        #: Addresses of (host, port), and until when they are taken for granted.
+        self._names: dict[tuple[str, int], tuple[float, asyncio.Task[list[AddrInfoType]]]] = {}
+        self._tls = _tls_context()
 
     def call(self, request: Request, done: Done) -> None:
-        task = asyncio.ensure_future(self._call(request, done))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        call = _Call(done)
+        self.calls.add(call)
+        call.timer = self._loop.call_later(request.timeout_s, self._expired, call)
+        try:
+            place, line = _target(request.url)
+            call.request = b"".join((self._head(line, request.headers, len(request.body)), request.body))
+        except ValueError:
+            self._loop.call_soon(self.over, call, "invalid request")
+            return
+        waiting = self._idle.get(place)
+        while waiting:
+            connection = waiting.pop()
+            if not connection.transport.is_closing():
+                connection.send(call)
+                return
+        call.task = self._loop.create_task(self._connect(call, place))
 
     async def close(self) -> None:
-        for task in self._tasks:
+        calls, self.calls = self.calls, set()
+        tasks: list[asyncio.Task[Any]] = [call.task for call in calls if call.task is not None]
+        tasks += [task for _, task in self._names.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._session.close()
+        for call in calls:
+            call.end()
+        for connection in [one for idle in self._idle.values() for one in idle]:
+            connection.transport.close()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _call(self, request: Request, done: Done) -> None:
-        began = time.monotonic()
-        status, reason, retry_after_ms = 0, "", None
-        try:
-            async with self._session.post(
-                _url(request.url),
-                data=request.body,
-                headers=request.headers,
-                allow_redirects=False,
-                timeout=_timeout(request.timeout_s),
-            ) as answer:
-                status = answer.status
-                retry_after_ms = retry_after(answer.headers.get("Retry-After"))
-                if not answer.content.at_eof():
-                    await _skim(answer)
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, ssl.CertificateError) as error:
-            reason = "" if status else why(error)
-        done(Answer(status, reason or failure(status), retry_after_ms, time.monotonic() - began))
-
-
-async def _skim(answer: aiohttp.ClientResponse) -> None:
-    """Read to its end, or close the connection if that is not near."""
-    size = 0
-    async for part in answer.content.iter_any():
-        size += len(part)
-        if size > MAX_ANSWER:
-            answer.close()
+    def over(self, call: _Call, reason: str) -> None:
+        """`reason`: why there is no status, if there is none."""
+        call.end()
+        if call not in self.calls:
             return
+        self.calls.remove(call)
+        reason = failure(call.status) if call.status else reason
+        call.done(Answer(call.status, reason, call.retry_after_ms, time.monotonic() - call.began))
+
+    def _expired(self, call: _Call) -> None:
+        if call.task is not None:
+            call.task.cancel()
+        self.over(call, "timeout")
+
+    def _head(self, line: str, headers: Mapping[str, str], size: int) -> bytes:
+        fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        if not fields.count("\n") == fields.count("\r") == len(headers):
+            raise ValueError("a header with a line end in it")
+        named = {name.lower() for name in headers}
+        defaults = "".join([text for name, text in self._defaults.items() if name not in named])
+        return f"{line}{defaults}{fields}Content-Length: {size}\r\n\r\n".encode()
+
+    # connections
+
+    async def _connect(self, call: _Call, place: Place) -> None:
+        host = place.host.rstrip(".") if place.tls else None
+        try:
+            found = self._guard.permitted(await self._addresses(place.host, place.port))
+            connected = await start_connection(
+                found, happy_eyeballs_delay=_NEXT_ADDRESS_S, socket_factory=self._guard.socket
+            )
+            await self._loop.create_connection(
+                partial(_Connection, self, place, call),
+                sock=connected,
+                ssl=self._tls if place.tls else None,
+                server_hostname=host,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            self.over(call, why(error))
+
+    async def _addresses(self, host: str, port: int) -> list[AddrInfoType]:
+        now = time.monotonic()
+        until, task = self._names.get((host, port), (0.0, None))
+        if task is None or until < now or (task.done() and (task.cancelled() or task.exception())):
+            if len(self._names) >= _MAX_NAMES:
+                self._names.clear()
+            task = asyncio.ensure_future(self._resolve(host, port))
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            self._names[host, port] = now + _DNS_S, task
+        # Whoever asked first may give up; others wait for the same answer.
+        return await asyncio.shield(task)
+
+    async def _look_up(self, host: str, port: int) -> list[AddrInfoType]:
+        kind, flags = socket.SOCK_STREAM, socket.AI_ADDRCONFIG
+        return cast(list[AddrInfoType], await self._loop.getaddrinfo(host, port, type=kind, flags=flags))
+
+    def idle(self, connection: _Connection) -> None:
+        self._idle.setdefault(connection.place, []).append(connection)
+        if self._sweeping is None:
+            self._sweeping = self._loop.call_later(_IDLE_S / 4, self._sweep)
+
+    def lost(self, connection: _Connection) -> None:
+        waiting = self._idle.get(connection.place, [])
+        if connection in waiting:
+            waiting.remove(connection)
+
+    def _sweep(self) -> None:
+        self._sweeping = None
+        oldest = time.monotonic() - _IDLE_S
+        for place, waiting in list(self._idle.items()):
+            kept = [one for one in waiting if one.since >= oldest]
+            for connection in waiting:
+                if connection.since < oldest:
+                    connection.transport.close()
+            if kept:
+                self._idle[place] = kept
+            else:
+                del self._idle[place]
+        if self._idle:
+            self._sweeping = self._loop.call_later(_IDLE_S / 4, self._sweep)
+
+
+class _Call:
+    __slots__ = ("began", "connection", "done", "request", "retry_after_ms", "status", "task", "timer")
+
+    def __init__(self, done: Done) -> None:
+        self.done, self.began = done, time.monotonic()
+        self.request = b""
+        self.status = 0
+        self.retry_after_ms: int | None = None
+        self.timer: asyncio.TimerHandle
+        #: Makes its connection, unless one was there.
+        self.task: asyncio.Task[None] | None = None
+        self.connection: _Connection | None = None
+
+    def end(self) -> None:
+        """It is over, and so is its connection unless that was put aside for the next one."""
+        self.timer.cancel()
+        if self.connection is not None:
+            self.connection.drop()
+
+
+class _Connection(asyncio.Protocol):
+    """`call`: the one under way, None while it waits."""
+
+    def __init__(self, sender: Sender, place: Place, call: _Call) -> None:
+        self.sender, self.place = sender, place
+        self.call: _Call | None = call
+        self.since = 0.0
+        #: Of the answer: its head, later what is left of its body to look at.
+        self._buffer = b""
+        #: Whether the connection may be used again, and how long the body is: None: it comes in chunks; beyond what is
+        #: read if its end is the connection's.
+        self._keep, self._length = False, cast(int | None, 0)
+        #: In chunks: where the next one begins.
+        self._next = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        if self.call is not None and self.call in self.sender.calls:
+            self.send(self.call)
+        else:
+            self.drop()
+
+    def send(self, call: _Call) -> None:
+        self.call, call.connection = call, self
+        self.transport.write(call.request)
+
+    def drop(self) -> None:
+        self.call = None
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        call = self.call
+        if call is None:
+            self.transport.abort()  # nobody asked
+            return
+        searched = max(0, len(self._buffer) - 3)
+        data = self._buffer + data
+        while not call.status:
+            end = _HEAD_END.search(data, searched)
+            line = _STATUS.match(data) if end is not None else None
+            if end is None and b"HTTP/1.".startswith(data[:7]) and len(data) <= MAX_ANSWER:
+                self._buffer = data
+                return
+            if end is None or line is None:
+                self.sender.over(call, _NO_ANSWER)
+                return
+            head, data, searched = data[: end.start()], data[end.end() :], 0
+            # Interim answers (1xx) say nothing; but after 101 it would not be HTTP any more.
+            if line[2][:1] != b"1" or line[2] == b"101":
+                call.status = int(line[2])
+                self._frame(call, line[1] == b"1", head)
+        end_at = self._length if self._length is not None else self._chunks(data)
+        if len(data) < end_at and len(data) <= MAX_ANSWER:
+            self._buffer = data
+            return
+        self._buffer = b""
+        if self._keep and len(data) == end_at and not self.transport.get_write_buffer_size():
+            self.call = call.connection = None
+            self.since = time.monotonic()
+            self.sender.idle(self)
+        self.sender.over(call, "")
+
+    def _frame(self, call: _Call, persistent: bool, head: bytes) -> None:
+        """Of a head: what it says about the body, and about later (RFC 9112, 6.3 and 9.3)."""
+        fields: dict[bytes, bytes] = {}
+        doubtful = False
+        for name, value in _FIELD.findall(head):
+            doubtful |= fields.setdefault(name.lower(), value) != value
+        length, coding = fields.get(b"content-length"), fields.get(b"transfer-encoding")
+        options = fields.get(b"connection", b"").lower()
+        self._keep = not doubtful and (b"close" not in options if persistent else b"keep-alive" in options)
+        self._next = 0
+        if call.status in (204, 304):
+            self._length = 0
+        elif coding is not None:
+            self._length = None if coding.strip().lower() == b"chunked" else MAX_ANSWER + 1
+            self._keep &= length is None
+        else:
+            self._length = int(length) if length is not None and _DIGITS.match(length) else MAX_ANSWER + 1
+        after = fields.get(b"retry-after")
+        call.retry_after_ms = None if after is None else retry_after(after.decode("latin-1"))
+
+    def _chunks(self, data: bytes) -> int:
+        """Where a body in chunks ends; beyond what is read while that is not known, or if it is none."""
+        while chunk := _CHUNK.match(data, self._next):
+            size = int(chunk[1], 16)
+            if not size:
+                trailers = _TRAILERS.match(data, chunk.end())
+                return trailers.end() if trailers else MAX_ANSWER + 1
+            self._next = chunk.end() + size + 2
+        return MAX_ANSWER + 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        call, self.call = self.call, None
+        if call is None:
+            self.sender.lost(self)
+        else:
+            self.sender.over(call, "connection closed" if exc is None else why(exc))
+
+
+@lru_cache(maxsize=1)
+def _tls_context() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 @lru_cache(maxsize=1024)
-def _url(text: str) -> URL:
-    return URL(text, encoded=True)
-
-
-@lru_cache(maxsize=1024)
-def _timeout(seconds: float) -> aiohttp.ClientTimeout:
-    """For all of it; aiohttp would round those over 5 s up to whole seconds of the clock."""
-    return aiohttp.ClientTimeout(total=seconds, sock_connect=None, ceil_threshold=1e9)
+def _target(url: str) -> tuple[Place, str]:
+    """Where to connect, and how the request's head begins. Raises ValueError."""
+    parts = URL(url, encoded=True)
+    if not parts.raw_host or parts.port is None:
+        raise ValueError("a URL without a host")
+    line = f"POST {parts.raw_path_qs or '/'} HTTP/1.1\r\nHost: {parts.host_port_subcomponent}\r\n"
+    if not line.isascii() or line.count("\n") != 2:
+        raise ValueError("a URL that is not ASCII")
+    return Place(parts.raw_host, parts.port, parts.scheme == "https"), line
 
 
 def failure(status: int) -> str:
@@ -128,26 +335,15 @@ def failure(status: int) -> str:
 
 def why(error: BaseException) -> str:
     """A few words out of a bounded set: they are kept with the message, and name what its owner can do about."""
-    cause: BaseException | None = error
-    if isinstance(error, aiohttp.ClientConnectorError):
-        cause = error.os_error
-    if isinstance(cause, AddressRefused):
+    if isinstance(error, AddressRefused):
         return "address refused"
-    if isinstance(error, TimeoutError):
-        return "timeout"
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
+    if isinstance(error, (socket.gaierror, UnicodeError)):
         return "name not resolved"
-    if isinstance(error, (aiohttp.ClientSSLError, ssl.SSLError, ssl.CertificateError)):
+    if isinstance(error, ssl.SSLError):
         return "TLS error"
-    if isinstance(error, aiohttp.InvalidURL):
-        return "invalid URL"
-    if isinstance(cause, OSError) and cause.errno in _ERRORS:
-        return _ERRORS[cause.errno]
-    if isinstance(error, (aiohttp.ServerDisconnectedError, ConnectionError)):
-        return "connection closed"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return "connection failed"
-    return "no HTTP answer"
+    if isinstance(error, OSError) and error.errno in _ERRORS:
+        return _ERRORS[error.errno]
+    return "connection closed" if isinstance(error, ConnectionError) else "connection failed"
 
 
 _ERRORS = {
