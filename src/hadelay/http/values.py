@@ -126,18 +126,19 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "…")
 
 
-_second = -1
+_day = -1
 _prefix = ""
 
 
 def format_instant(ms: int) -> str:
     """`2026-11-20T18:00:00.000Z`."""
-    global _second, _prefix
-    second, rest = divmod(ms, 1000)
-    # Messages come in runs that are due in the same second.
-    if second != _second:
-        _prefix, _second = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S."), second
-    return f"{_prefix}{rest:03d}Z"
+    global _day, _prefix
+    day, rest = divmod(ms, 86_400_000)
+    if day != _day:
+        _prefix, _day = datetime.fromtimestamp(day * 86_400, UTC).strftime("%Y-%m-%dT"), day
+    second, rest = divmod(rest, 1000)
+    minute, second = divmod(second, 60)
+    return f"{_prefix}{minute // 60:02d}:{minute % 60:02d}:{second:02d}.{rest:03d}Z"
 
 
 def parse_id(text: str) -> int:
