@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from hadelay.config import HttpConfig
+from hadelay.http.app import HttpServer
+from hadelay.http.connection import Heads
 from tests.http.conftest import Node
 
 KEYS = "/v1/topics/orders/keys/"
@@ -101,3 +107,24 @@ async def test_wrong(node: Node, method: str, path: str, body: Any, status: int,
     answer = await node.ask(method, path, body)
     assert answer.status == status, answer.json
     assert words in answer.json["detail"]
+
+
+LINES = [
+    b"Hadelay-Key: a-1", b"hadelay-key:a", b"HADELAY-KEY: a", b"Hadelay-Key: a b", b"Hadelay-Key: \xc3\xa4",
+    b"Hadelay-Key: ", b"Hadelay-Key: " + b"k" * 257, b"Hadelay-On-Conflict: replace", b"Hadelay-Tags: x",
+    b"Content-Type: text/x", b"Hadelay-Meta-Who: me", b"Idempotency-Key: i", b"Hadelay-Kee: a", b" folded",
+    b"Expect: 100-continue",
+]  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(lines=st.lists(st.sampled_from(LINES), max_size=4), query=st.sampled_from([b"", b"?delay=1h", b"?key=b"]))
+def test_a_key_taken_out_of_a_known_head(lines: list[bytes], query: bytes) -> None:
+    """Means what the whole head means, also when the rest of it was seen before."""
+    server = SimpleNamespace(config=HttpConfig(listen="127.0.0.1:0"), max_delay_ms=1 << 40)
+    heads = Heads(cast(HttpServer, server))
+    for key in (b"first", b"a-1", b"other"):
+        sent = [line.replace(b"a-1", key) for line in lines]
+        first = b"POST /v1/topics/t/messages%b HTTP/1.1" % query
+        text = b"\r\n".join([first, *sent, b"Content-Length: 1", b"", b""])
+        assert heads.parse(text) == Heads(cast(HttpServer, server))._parse(text)

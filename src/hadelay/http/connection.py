@@ -24,7 +24,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from hadelay.errors import BadRequest, HadelayError
 from hadelay.http import problems, receipts
-from hadelay.http.options import Head, Options, parse_headers, with_line
+from hadelay.http.options import Head, Options, parse_headers, with_key, with_line
 from hadelay.server.api import Receipts
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ _TARGET = re.compile(rb"(GET|POST|PUT|DELETE) (/[!-~]*) HTTP/1\.1\r\n")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff]*)\r\n")
 _PUBLISH = re.compile(rb"/v1/topics/([A-Za-z0-9._-]+)/messages(?:\?(.*))?")
 _DIGITS = re.compile(rb"\d{1,15}")
+#: The line of a client key that means what it says: printable ASCII, no space.
+_KEY_LINE = re.compile(rb"\r\n[Hh]adelay-[Kk]ey: ?([!-~]+)(?=\r\n)")
 #: Headers that change how a message is framed, or need an answer of their own.
 _AIOHTTP_ONLY = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"content-encoding", b"te", b"trailer"))
 
@@ -69,6 +71,18 @@ class Heads:
 
     def parse(self, text: bytes) -> Seen | None:
         """None: not plain, so that only aiohttp can tell where the request ends."""
+        line = _KEY_LINE.search(text)
+        if line is not None:
+            # Of requests with keys of their own all else is the same.
+            rest = text[: line.start()] + text[line.end() :]
+            seen = self.recent.get(rest) or self._remembered(rest)
+            if seen is not None and seen.head is not None and seen.head.extras is None:
+                key = line[1]
+                if len(key) <= self.server.config.max_key_bytes:
+                    return seen._replace(head=with_key(seen.head, key))
+        return self._remembered(text)
+
+    def _remembered(self, text: bytes) -> Seen | None:
         seen = self._parse(text)
         if seen is not None and (seen.head is None or (seen.head.idempotency_key is None and seen.head.extras is None)):
             if len(self.recent) >= self.capacity:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 from hadelay.config import HttpConfig
 from hadelay.core.drafts import KEEP, REJECT, REPLACE, Draft
-from hadelay.core.meta import Meta, pack
+from hadelay.core.meta import Meta, pack, unpack
 from hadelay.core.tags import mask_of
 from hadelay.core.topicconfig import url_problem
 from hadelay.errors import BadRequest, Impossible, UnsupportedMediaType
@@ -135,6 +135,13 @@ def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, opt
         None if tags is None else tags.split(","), found.get("ttl"), found.get("callback"),
     )  # fmt: skip
     return Head(topic, when_ms, relative, pack_meta(limits, content_type, own_meta, extras), key, extras)
+
+
+def with_key(head: Head, key: bytes) -> Head:
+    """The same with a client key: printable ASCII, not too long; `head` has no extras."""
+    meta = unpack(head.meta)
+    packed = pack(Meta(ct=meta.ct, key=key.decode(), meta=meta.meta))
+    return Head(head.topic, head.when_ms, head.relative, packed, head.idempotency_key, Extras(key))
 
 
 def parse_extras(
