@@ -11,6 +11,7 @@ Within one command rows are decided in order, as if they had come one by one.
 from __future__ import annotations
 
 import struct
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,10 +75,13 @@ class Decision:
         raw, size = scopes.tobytes(), scopes.itemsize
         keys = [raw[n : n + size] for n in range(0, len(raw), size)]
         stored = state.tables.get_many(KEY, keys)
-        columns = zip(at.tolist(), keys, stored, rows["mode"].tolist(), take[at].tolist(), strict=True)
-        for row, key, known, mode, taken in columns:
-            if taken:
-                self._decide(row, key, known, mode)
+        if not any(stored) and len(set(keys)) == len(keys):
+            self._filed = list(zip(at.tolist(), keys, strict=True))  # all are new: nothing to decide
+        else:
+            columns = zip(at.tolist(), keys, stored, rows["mode"].tolist(), take[at].tolist(), strict=True)
+            for row, key, known, mode, taken in columns:
+                if taken:
+                    self._decide(row, key, known, mode)
         waits = rows["max_wait_ms"].tolist()
         if any(waits):
             for row, max_wait_ms in zip(at.tolist(), waits, strict=True):
@@ -165,10 +169,13 @@ class Decision:
             for hour in dict.fromkeys(place.hour for place in over):
                 rows = np.concatenate([place.rows for place in over if place.hour == hour])
                 cancel_entries(state, hour, rows, node)
-        ids, starts, now_ms = result.ids.tolist(), self._starts, state.now_ms
-        filed = [(key, ids[row], starts.get(row, now_ms)) for row, key in self._filed if take[row]]
-        state.tables.put_many(KEY, {key: _VALUE.pack(message_id, start) for key, message_id, start in filed})
-        state.tables.put_many(KEYOF, {PLACE_KEY.pack(i): key for key, i, _ in filed})
+        every = result.ids.tolist()
+        filed = [one for one in self._filed if take[one[0]]]
+        ids, keys = [every[row] for row, _ in filed], [key for _, key in filed]
+        starts = [self._starts.get(row, state.now_ms) for row, _ in filed] if self._starts else repeat(state.now_ms)
+        # A key that is there twice: the later one counts.
+        state.tables.put_many(KEY, dict(zip(keys, map(_VALUE.pack, ids, starts), strict=True)))
+        state.tables.put_many(KEYOF, dict(zip(map(PLACE_KEY.pack, ids), keys, strict=True)))
 
 
 def _id_of(place: Place | None) -> int:
