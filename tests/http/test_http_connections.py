@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import re
 import resource
 import socket
 import sys
@@ -116,6 +118,62 @@ async def test_a_thousand_pipelined(node: Node) -> None:
     assert all(a < b for a, b in pairwise(ids))
 
 
+def post(path: str, body: bytes, extra: bytes = b"") -> bytes:
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (path.encode(), extra, len(body))
+    return head + body
+
+
+SHORT = [
+    (
+        post("/v1/messages:batch", b'[{"topic":"a","body":"x"},{"topic":"/"}]', b"Content-Type: application/json\r\n"),
+        200,
+    ),
+    (post("/v1/messages:batch", b"[]", b"Content-Type: text/csv\r\n"), 415),
+    (post("/v1/messages:batch", b"[]", b"Hadelay-Delay: 1\r\nContent-Type: application/json\r\n"), 400),
+    (post("/v1/topics/none/receive", b""), 200),
+    (post("/v1/topics/none/receive?redirect=false", b'{"max":5}', b"Accept: application/msgpack\r\n"), 200),
+    (post("/v1/topics/none/receive?redirct=false", b'{"max":5}'), 400),
+    (post("/v1/topics/none/receive", b'{"max":0}'), 400),
+    (post("/v1/receive", b'{"topics":["a%2Fb"]}'), 400),
+    (post("/v1/leases:ack", b'{"leases":["0"]}'), 200),
+    (post("/v1/leases:nack", b'{"leases":["0"],"delay":"5s"}'), 200),
+    (post("/v1/leases:extend", b'{"leases":["0"],"lease":"0s"}'), 400),
+    (post("/v1/leases:ack", b'{"leases":1}'), 400),
+    (post("/v1/leases:ack", b"<a/>", b"Content-Type: text/xml\r\n"), 415),
+    (post("/v1/leases:acq", b"{}"), 404),
+]
+
+
+@pytest.mark.parametrize(("request_", "expected"), SHORT)
+async def test_both_ways_give_the_same_answer(make_node: Make, request_: bytes, expected: int) -> None:
+    """Whole, a request is answered without aiohttp; in pieces, by it."""
+    answers = []
+    for pieces in (
+        [request_],
+        [request_[:-1], request_[-1:]] if request_[-1:] != b"\n" else [request_[:9], request_[9:]],
+    ):
+        node = await make_node()
+        reader, writer = await open_warm(node)
+        for piece in pieces:
+            writer.write(piece)
+            for _ in range(20):
+                await asyncio.sleep(0)
+        status, headers, body = await read_answer(reader)
+        assert status == expected
+        kept = {name: value for name, value in headers.items() if name not in ("date", "server")}
+        times = re.compile(rb'"(id|deliver_at)":"[^"]*"')
+        answers.append((kept, times.sub(b"", body)))
+    assert answers[0] == answers[1]
+
+
+async def test_pipelined_requests_of_all_kinds_are_answered_in_order(node: Node) -> None:
+    reader, writer = await open_warm(node)
+    kinds = [*SHORT, (publish(b"x"), 201), (b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n", 200)] * 20
+    random.Random(7).shuffle(kinds)
+    writer.write(b"".join(data for data, _ in kinds))
+    assert [(await read_answer(reader))[0] for _ in kinds] == [status for _, status in kinds]
+
+
 @pytest.mark.parametrize(
     "head",
     [
@@ -210,6 +268,17 @@ async def test_hang_up_while_a_poll_waits_withdraws_it(node: Node) -> None:
     writer.close()
     await until(lambda: node.service.withdrawn == 1)
     assert node.server.waiting == 0
+
+
+async def test_hang_up_with_more_requests_behind_a_poll_that_waits(node: Node) -> None:
+    _, writer = await open_warm(node)
+    writer.write(RECEIVE + publish(b"never begun"))
+    await until(lambda: node.server.waiting == 1)
+    writer.write(publish(b"nor this"))
+    writer.close()
+    await until(lambda: node.service.withdrawn == 1)
+    assert node.server.waiting == 0
+    assert not node.service.published
 
 
 async def test_a_body_that_does_not_arrive(make_node: Make) -> None:

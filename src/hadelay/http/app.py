@@ -17,10 +17,9 @@ from aiohttp import web
 from hadelay.config import HttpConfig, split_address
 from hadelay.errors import ConfigError, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.http import admin, consume, dead, health, listing, messages, openapi, problems, publish
-from hadelay.http.bodies import read_body
 from hadelay.http.connection import Connection, Heads
 from hadelay.http.metrics import Metrics
-from hadelay.http.routes import Call, Routes, check_headers, decode_body, decode_query
+from hadelay.http.routes import Answer, Call, Route, Routes, check_headers, decode_body, decode_query, header_lines
 from hadelay.server.api import Leader, Service
 
 log = logging.getLogger(__name__)
@@ -95,7 +94,7 @@ class HttpServer:
         self._server: _Server | None = None
         self._relay: aiohttp.ClientSession | None = None
         self._openapi: bytes | None = None
-        self._answer_head: tuple[int, str | None, bytes, bytes] = (-1, None, b"", b"")
+        self._common: tuple[int, str | None, bytes] = (-1, None, b"")
         self.address = ""
 
     # ---- life
@@ -143,16 +142,25 @@ class HttpServer:
 
     # ---- one request
 
+    @staticmethod
+    def route(method: str, path: str) -> tuple[Route, dict[str, str]]:
+        return ROUTES.find(method, path)
+
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         name = "none"
         try:
-            route, path = ROUTES.find(request.method, request.raw_path.partition("?")[0])
+            route, path = self.route(request.method, request.raw_path.partition("?")[0])
             name = route.name
-            response = await self._call(Call(self, request, route, path))
+            call = Call(self, request, route, path)
+            if not route.raw_body:
+                check_headers(request.raw_headers, route.headers)
+                call.query = decode_query(list(request.query.items()) if request.query_string else [], route.query)
+            answer = await self.run(call)
         except HadelayError as error:
-            if error.http_status == HTTPStatus.INTERNAL_SERVER_ERROR:
-                log.error("request_failed", exc_info=error, extra={"route": name})
-            response = problems.response(error)
+            answer = self.refused(name, error)
+        response = answer
+        if isinstance(response, Answer):
+            response = web.Response(status=response.status, body=response.body, headers=response.headers)
         self.count(name, response.status)
         if not response.prepared:
             self.add_headers(response.headers)
@@ -160,17 +168,20 @@ class HttpServer:
             response.force_close()
         return response
 
-    async def _call(self, call: Call) -> web.StreamResponse:
-        route, request = call.route, call.request
-        if not route.raw_body:
-            check_headers(request, route.headers)
-            call.query = decode_query(request, route.query)
-            if route.body is not None:
-                call.data = await read_body(request, _MAX_REQUEST_BYTES, self.config.io_timeout_ms, "of this request")
-                call.body = decode_body(request, route, call.data)
+    async def run(self, call: Call) -> web.StreamResponse | Answer:
+        """`call` has its query. Raises HadelayError."""
+        route = call.route
+        if route.body is not None:
+            call.body = decode_body(call.request, route, await call.read(_MAX_REQUEST_BYTES, "of this request"))
         return await route.handler(call)
 
-    async def relay(self, call: Call, leader: Leader) -> web.StreamResponse:
+    @staticmethod
+    def refused(route: str, error: HadelayError) -> Answer:
+        if error.http_status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            log.error("request_failed", exc_info=error, extra={"route": route})
+        return Answer(error.http_status, problems.headers(error), problems.encode(error))
+
+    async def relay(self, call: Call, leader: Leader) -> Answer:
         """The same request to the leader, for clients that cannot follow a redirect."""
         request = call.request
         if self._relay is None:
@@ -183,7 +194,7 @@ class HttpServer:
             ) as answer:
                 body = await answer.read()
                 kept = {k: v for k, v in answer.headers.items() if k in ("Content-Type", "Retry-After", "Location")}
-                return web.Response(status=answer.status, body=body, headers=kept)
+                return Answer(answer.status, kept, body)
         except aiohttp.ClientConnectorError as error:
             raise NoLeader(f"{leader.name} could not be asked: {error}", retry_after_ms=200) from None
         except aiohttp.ClientError as error:
@@ -203,28 +214,14 @@ class HttpServer:
         if leader is not None:
             headers["Hadelay-Leader"] = leader
 
-    def publish_answer(self, status: int, message_id: str, document: bytes) -> bytes:
-        """A whole response. The head is the same for a second, but for three places."""
-        second = int(time.time())
-        leader = self.service.leader_name
-        head = self._answer_head
-        if head[0] != second or head[1] != leader:
-            head = self._answer_head = (second, leader, *self._publish_heads(second, leader))
-        template = head[2] if status == HTTPStatus.CREATED else head[3]
-        return template % (message_id.encode(), len(document), document)
-
-    def _publish_heads(self, second: int, leader: str | None) -> tuple[bytes, bytes]:
-        rest = (
-            f"Content-Type: application/json\r\nDate: {formatdate(second, usegmt=True)}\r\n"
-            f"Hadelay-Node: {self.service.node}\r\n" + (f"Hadelay-Leader: {leader}\r\n" if leader else "")
-        ).encode().replace(b"%", b"%%") + b"Location: /v1/messages/%b\r\nContent-Length: %d\r\n\r\n%b"
-        return b"HTTP/1.1 201 Created\r\n" + rest, b"HTTP/1.1 200 OK\r\n" + rest
-
-    def raw_answer(self, status: int, headers: dict[str, str], document: bytes) -> bytes:
-        headers = headers | {"Date": formatdate(usegmt=True), "Content-Length": str(len(document))}
-        self.add_headers(headers)
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{lines}\r\n".encode() + document
+    def head_of(self, status: int, lines: bytes, size: int) -> bytes:
+        """What goes before a body of `size` bytes; `lines`: its own headers. Much of it is the same for a second."""
+        second, leader = int(time.time()), self.service.leader_name
+        if self._common[0] != second or self._common[1] != leader:
+            common = {"Date": formatdate(second, usegmt=True)}
+            self.add_headers(common)
+            self._common = second, leader, header_lines(common)
+        return b"%b%b%bContent-Length: %d\r\n\r\n" % (_STATUS_LINES[status], self._common[2], lines, size)
 
     def openapi_document(self) -> bytes:
         if self._openapi is None:
@@ -237,4 +234,5 @@ class HttpServer:
         self.metrics.gauges.update(http_connections=connections, http_waiting_receives=self.waiting)
 
 
+_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _RELAYED = ("Content-Type", "Accept", "Accept-Body")

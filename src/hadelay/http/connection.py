@@ -1,14 +1,15 @@
-"""One client's connection: aiohttp's, with a short way for the one request that there is most of.
+"""One client's connection: aiohttp's, with a short way for the requests that there are most of.
 
-aiohttp gives every request a parsed head, a task, a request and a response object; that is four times what a publish
-costs otherwise. So a publish that arrives whole is taken out of the bytes here: its head is looked up among the heads
-of recent requests (producers repeat theirs to the byte), its body becomes a draft, and the answer is written when the
-commit calls back. No task, no future, no header map.
+aiohttp gives every request a parsed head, two tasks, a request and a response object; that is four times what a publish
+costs otherwise. So a request that arrives whole is taken out of the bytes here: its head is looked up among the heads
+of recent requests (clients repeat theirs to the byte). A publish's body becomes a draft, and the answer is written when
+the commit calls back: no task, no future, no header map. Routes that are declared `short` (batches, receive, ack and
+the like) run as they do otherwise, in a task that gets the parsed head and the body, and whose answer is written here.
 
 Only heads of the plainest form come this way (`_HEAD` is strict: one Content-Length, nothing that changes framing).
 Whatever else arrives is fed to aiohttp, which keeps its parser, its limits and its errors. The two never overlap:
 the short way is open only while aiohttp's parser is between two requests and its handler waits for the next, and
-bytes that arrive while a publish is under way wait until it is answered (so pipelined requests are answered in order).
+bytes that arrive while a request is under way wait until it is answered (so pipelined requests are answered in order).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import logging
 import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -25,6 +27,8 @@ from aiohttp.web_protocol import RequestHandler
 from hadelay.errors import BadRequest, HadelayError
 from hadelay.http import problems, receipts
 from hadelay.http.options import Head, Options, parse_headers, with_key, with_line
+from hadelay.http.routes import Answer, Call, Route, check_headers, decode_query, header_lines
+from hadelay.http.routes import Head as RequestHead
 from hadelay.server.api import Receipts
 
 if TYPE_CHECKING:
@@ -36,6 +40,10 @@ _MAX_HEAD = 8_190
 _TARGET = re.compile(rb"(GET|POST|PUT|DELETE) (/[!-~]*) HTTP/1\.1\r\n")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff]*)\r\n")
 _PUBLISH = re.compile(rb"/v1/topics/([A-Za-z0-9._-]+)/messages(?:\?(.*))?")
+#: An answer up to so large is copied behind its head.
+_JOIN_BYTES = 64 << 10
+#: While a task runs, so much of what follows its request is read.
+_MAX_HELD = 64 << 10
 _DIGITS = re.compile(rb"\d{1,15}")
 #: The line of a client key that means what it says: printable ASCII, no space.
 _KEY_LINE = re.compile(rb"\r\n[Hh]adelay-[Kk]ey: ?([!-~]+)(?=\r\n)")
@@ -50,14 +58,28 @@ class Fields(NamedTuple):
     body_bytes: int | None
     #: None: something in them is wrong, or not for a publish.
     options: Options | None
+    lines: tuple[tuple[bytes, bytes], ...]
+    #: They may come again, to the byte.
+    common: bool
+
+
+class Known(NamedTuple):
+    """What a request asks that a route answers without aiohttp, but for its body."""
+
+    route: Route
+    path: dict[str, str]
+    query: Any
+    head: RequestHead
 
 
 class Seen(NamedTuple):
-    """A request head that was parsed: where its request ends and, for a publish, what it asks."""
+    """A request head that was parsed: where its request ends, and what it asks."""
 
     body_bytes: int
-    #: None: not a publish, or a wrong one; aiohttp and the routes deal with it.
-    head: Head | None
+    #: None: it has no short way, or something is wrong with it; aiohttp and the routes deal with it.
+    asks: Head | Known | None
+    #: It may come again, to the byte.
+    common: bool
 
 
 class Heads:
@@ -76,15 +98,15 @@ class Heads:
             # Of requests with keys of their own all else is the same.
             rest = text[: line.start()] + text[line.end() :]
             seen = self.recent.get(rest) or self._remembered(rest)
-            if seen is not None and seen.head is not None and seen.head.extras is None:
+            if seen is not None and isinstance(seen.asks, Head) and seen.asks.extras is None:
                 key = line[1]
                 if len(key) <= self.server.config.max_key_bytes:
-                    return seen._replace(head=with_key(seen.head, key))
+                    return seen._replace(asks=with_key(seen.asks, key))
         return self._remembered(text)
 
     def _remembered(self, text: bytes) -> Seen | None:
         seen = self._parse(text)
-        if seen is not None and (seen.head is None or (seen.head.idempotency_key is None and seen.head.extras is None)):
+        if seen is not None and seen.common:
             if len(self.recent) >= self.capacity:
                 self.recent.clear()
             self.recent[text] = seen
@@ -98,35 +120,57 @@ class Heads:
         fields = self._fields.get(lines) or self._parse_fields(lines)
         if fields is None:
             return None
-        return Seen(fields.body_bytes or 0, self._publish(line, fields))
+        known = self._known(line, fields)
+        if known is not None:
+            return Seen(fields.body_bytes or 0, known, fields.common)
+        head = self._publish(line, fields)
+        common = head is None or (head.idempotency_key is None and head.extras is None)
+        return Seen(fields.body_bytes or 0, head, common)
 
     def _parse_fields(self, text: bytes) -> Fields | None:
         headers: list[tuple[bytes, bytes]] = []
         at = 0
         length: int | None = None
+        common = True
         while at < len(text) - 2:
             header = _HEADER.match(text, at)
             if header is None:
                 return None
             name, value = header[1].lower(), header[2].rstrip()
+            common = common and name not in (b"idempotency-key", b"hadelay-key")
             if name in _AIOHTTP_ONLY or (name == b"connection" and value.lower() != b"keep-alive"):
                 return None
             if name == b"content-length":
                 if length is not None or not _DIGITS.fullmatch(value):
                     return None
                 length = int(value)
-            headers.append((name, value))
+            headers.append((header[1], value))
             at = header.end()
         try:
             options = parse_headers(self.server.config, headers)
         except HadelayError:
             options = None  # the route says the same again, with all that belongs to an answer
-        fields = Fields(length, options)
-        if options is None or (options.idempotency_key is None and "key" not in options.found):
+        fields = Fields(length, options, tuple(headers), common)
+        if common:
             if len(self._fields) >= self.capacity:
                 self._fields.clear()
             self._fields[text] = fields
         return fields
+
+    def _known(self, line: re.Match[bytes], fields: Fields) -> Known | None:
+        target = line[2].decode()
+        path, _, query = target.partition("?")
+        try:
+            route, found = self.server.route(line[1].decode(), path)
+            if not route.short or fields.body_bytes is None:
+                return None
+            decoded = None
+            if not route.raw_body:
+                check_headers(fields.lines, route.headers)
+                decoded = decode_query(parse_qsl(query, keep_blank_values=True), route.query)
+        except HadelayError:
+            return None
+        return Known(route, found, decoded, RequestHead(line[1].decode(), target, fields.lines))
 
     def _publish(self, line: re.Match[bytes], fields: Fields) -> Head | None:
         target = _PUBLISH.fullmatch(line[2])
@@ -144,15 +188,17 @@ class Heads:
 
 class Connection(RequestHandler):
     """See the module. `_missing`: bytes until aiohttp's parser is between requests again; −1: nobody knows, ever again.
-    `_publishing`: bytes that arrive are held until it is over."""
+    `_busy`: bytes that arrive are held until it is over."""
 
-    __slots__ = ("_held", "_key", "_missing", "_publishing", "_server", "_stalled", "_topic")
+    __slots__ = ("_busy", "_held", "_key", "_missing", "_server", "_stalled", "_task", "_topic")
 
     def __init__(self, manager: Any, server: HttpServer, *, loop: asyncio.AbstractEventLoop, **kwargs: Any) -> None:
         super().__init__(manager, loop=loop, **kwargs)
         self._server = server
         self._missing = 0
-        self._publishing = False
+        #: A request is under way on the short way; `_task`: in a task.
+        self._busy = False
+        self._task: asyncio.Task[None] | None = None
         self._topic = ""
         self._key: bytes | None = None
         self._held = b""
@@ -161,13 +207,13 @@ class Connection(RequestHandler):
     # ---- the short way
 
     def data_received(self, data: bytes) -> None:
-        if self._publishing:
+        if self._busy:
             self._hold(data)
             return
         waiter = self._waiter
         if self._missing or not data or waiter is None or waiter.done() or self._messages or self._paused:
             if waiter is None and self._is_about_to_wait() and data:
-                self._publishing = True
+                self._busy = True
                 self._hold(data)
                 self._loop.call_soon(self._go_on)
             else:
@@ -181,22 +227,28 @@ class Connection(RequestHandler):
             self._missing = -1
             super().data_received(data)
             return
-        body_bytes, head = seen
+        body_bytes, asks, _ = seen
         after = end + body_bytes
-        if head is None or len(data) < after or not self._server.accepting:
+        if asks is None or len(data) < after or not self._server.accepting:
             self._missing = max(after, len(data)) - len(data) if len(data) <= after else -1
             super().data_received(data)
             return
         body = data[end:after]
-        self._publishing = self._request_in_progress = True
-        self._topic, self._key = head.topic, head.key
+        self._busy = self._request_in_progress = True
+        if isinstance(asks, Known):
+            self._task = self._loop.create_task(self._run(asks, body))
         if len(data) > after:
             self._hold(data[after:])
+        if isinstance(asks, Head):
+            self._publish(asks, body)
+
+    def _publish(self, head: Head, body: bytes) -> None:
+        self._topic, self._key = head.topic, head.key
         try:
             self._server.service.publish([head.draft(body)], head.idempotency_key, self._published)
         except Exception:
             log.exception("publish_failed")
-            self._answer(HadelayError("the node failed; its log says why"))
+            self._refuse(HadelayError("the node failed; its log says why"))
 
     def _is_about_to_wait(self) -> bool:
         """aiohttp's handler has not begun yet, or has just answered: what a client sends with its connect, or at once
@@ -220,37 +272,66 @@ class Connection(RequestHandler):
             except HadelayError as refusal:
                 error = refusal
             else:
-                self._write(self._server.publish_answer(status, message_id, document), status)
+                lines = b"Content-Type: application/json\r\nLocation: /v1/messages/%b\r\n" % message_id.encode()
+                self._write("publish", status, lines, document)
                 return
         assert error is not None
-        self._answer(error)
+        self._refuse(error)
 
-    def _answer(self, error: HadelayError) -> None:
-        document = problems.encode(error)
-        self._write(self._server.raw_answer(error.http_status, problems.headers(error), document), error.http_status)
+    def _refuse(self, error: HadelayError) -> None:
+        answer = self._server.refused("publish", error)
+        self._write("publish", answer.status, header_lines(answer.headers), answer.body)
 
-    def _write(self, answer: bytes, status: int) -> None:
-        self._server.count("publish", status)
+    async def _run(self, known: Known, body: bytes) -> None:
+        server, route = self._server, known.route
+        try:
+            answer = await server.run(Call(server, known.head, route, known.path, known.query, data=body))
+            assert isinstance(answer, Answer)
+        except HadelayError as error:
+            answer = server.refused(route.name, error)
+        except Exception as error:
+            log.error("request_failed", exc_info=error, extra={"path": known.head.raw_path})
+            answer = server.refused(route.name, HadelayError("the node failed; its log says why"))
+        lines = header_lines(answer.headers)
+        if server.draining:
+            self._held = b""
+            lines += b"Connection: close\r\n"
+        self._task = None
+        self._write(route.name, answer.status, lines, answer.body)
+        if server.draining:
+            self.force_close()
+
+    def _end(self) -> None:
         self._request_in_progress = False
         if self._handler_waiter is not None and not self._handler_waiter.done():
             self._handler_waiter.set_result(None)
+
+    def _write(self, route: str, status: int, lines: bytes, body: bytes) -> None:
+        self._server.count(route, status)
+        self._end()
         transport = self.transport
         if transport is None:
             return
-        transport.write(answer)
+        head = self._server.head_of(status, lines, len(body))
+        if len(body) <= _JOIN_BYTES:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if self._held:
             # Not at once: an answer may come from within data_received, and this must not nest.
             self._loop.call_soon(self._go_on)
         else:
-            self._publishing = False
+            self._busy = False
 
     def _hold(self, data: bytes) -> None:
         self._held += data
-        self._pause_transport_reading()
+        # What runs in a task ends when its client hangs up, which is only seen by reading on.
+        if self._task is None or len(self._held) > _MAX_HELD:
+            self._pause_transport_reading()
 
     def _go_on(self) -> None:
-        held, self._held, self._publishing = self._held, b"", False
+        held, self._held, self._busy = self._held, b"", False
         if self.transport is not None:
             self._resume_transport_reading()
             if self._waiter is None:
@@ -261,7 +342,7 @@ class Connection(RequestHandler):
     # ---- what aiohttp leaves to its user
 
     def _process_keepalive(self) -> None:
-        if self._publishing:
+        if self._busy:
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         super()._process_keepalive()
 
@@ -280,6 +361,10 @@ class Connection(RequestHandler):
             self._stalled.cancel()
             self._stalled = None
         self._held = b""
+        if self._task is not None:  # it hung up
+            self._task.cancel()
+            self._task = None
+            self._end()
         super().connection_lost(exc)
 
     def _drop_slow_reader(self) -> None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from aiohttp import web
-
 from hadelay.core.commands import MAX_REASON
 from hadelay.core.meta import Meta, unpack
 from hadelay.errors import BadRequest, HadelayError, Impossible, LimitReached, NoLeader
 from hadelay.http import types
 from hadelay.http.options import check_tags
-from hadelay.http.routes import Call, Routes
+from hadelay.http.routes import Answer, Call, Routes
 from hadelay.http.values import check_topic, format_instant
 from hadelay.model import encode_id
 from hadelay.server.api import Delivered, Delivery, Leader, Poll, SettleKind
@@ -39,8 +37,9 @@ _ATTEMPTS = 3
     body=types.Receive,
     returns={200: types.ReceivedMessages, 307: None},
     errors=(404, 409, 429, 503),
+    short=True,
 )
-async def receive(call: Call) -> web.StreamResponse:
+async def receive(call: Call) -> Answer:
     """Lease messages of one topic that are due, waiting for the first"""
     return await _receive(call, [call.path["topic"]])
 
@@ -52,8 +51,9 @@ async def receive(call: Call) -> web.StreamResponse:
     body=types.ReceiveTopics,
     returns={200: types.ReceivedMessages, 307: None},
     errors=(404, 409, 429, 503),
+    short=True,
 )
-async def receive_topics(call: Call) -> web.StreamResponse:
+async def receive_topics(call: Call) -> Answer:
     """Lease messages of several topics that are due, waiting for the first"""
     topics = call.body.topics
     if not 0 < len(topics) <= _MAX_TOPICS:
@@ -61,7 +61,7 @@ async def receive_topics(call: Call) -> web.StreamResponse:
     return await _receive(call, topics)
 
 
-async def _receive(call: Call, topics: list[str]) -> web.StreamResponse:
+async def _receive(call: Call, topics: list[str]) -> Answer:
     server = call.server
     poll = _poll(call, topics)
     if server.waiting >= server.config.max_waiting:
@@ -76,7 +76,7 @@ async def _receive(call: Call, topics: list[str]) -> web.StreamResponse:
         server.waiting -= 1
 
 
-async def _from_leader(call: Call, poll: Poll) -> web.StreamResponse:
+async def _from_leader(call: Call, poll: Poll) -> Answer:
     server = call.server
     failure: HadelayError = NoLeader("there is no leader", retry_after_ms=500)
     for _ in range(_ATTEMPTS):
@@ -92,9 +92,9 @@ async def _from_leader(call: Call, poll: Poll) -> web.StreamResponse:
     raise failure
 
 
-async def _elsewhere(call: Call, leader: Leader) -> web.StreamResponse:
+async def _elsewhere(call: Call, leader: Leader) -> Answer:
     if call.query.redirect:
-        return web.Response(status=307, headers={"Location": leader.url + call.request.raw_path})
+        return Answer(307, {"Location": leader.url + call.request.raw_path}, b"")
     return await call.server.relay(call, leader)
 
 
@@ -129,7 +129,7 @@ def _lease(call: Call, lease_ms: int) -> int:
 # ---- the answer
 
 
-def _delivered(call: Call, delivery: Delivery) -> web.Response:
+def _delivered(call: Call, delivery: Delivery) -> Answer:
     msgpack = call.wants_msgpack()
     texts = not msgpack and call.request.headers.get("Accept-Body", "").lower() == "text"
     until, left_ms = format_instant(delivery.lease_until_ms), delivery.lease_left_ms
@@ -152,7 +152,7 @@ def _delivered(call: Call, delivery: Delivery) -> web.Response:
         else:
             received.body_base64 = m.body  # type: ignore[assignment]
         messages.append(received)
-    return call.reply(types.ReceivedMessages(messages))
+    return call.answer(types.ReceivedMessages(messages))
 
 
 def _text(message: Delivered, content_type: str) -> str | None:
@@ -170,14 +170,19 @@ _TEXTUAL = ("application/json", "application/xml", "application/x-ndjson", "appl
 # ---- settling
 
 
-@routes.add("POST", "/v1/leases:ack", body=types.Ack, returns={200: types.LeaseResults}, errors=(503, 504))
-async def ack(call: Call) -> web.Response:
+_SETTLING = {"returns": {200: types.LeaseResults}, "errors": (503, 504), "short": True}
+
+
+@routes.add("POST", "/v1/leases:ack", body=types.Ack, **_SETTLING)  # type: ignore[arg-type]
+async def ack(call: Call) -> Answer:
     """Done with these messages: never hand them out again"""
     return await _settle(call, "ack", None)
 
 
-@routes.add("POST", "/v1/leases:nack", body=types.Nack, returns={200: types.LeaseResults}, errors=(503, 504))
-async def nack(call: Call) -> web.Response:
+@routes.add(
+    "POST", "/v1/leases:nack", body=types.Nack, returns={200: types.LeaseResults}, errors=(503, 504), short=True
+)
+async def nack(call: Call) -> Answer:
     """Not done: hand them out again, after a delay or the topic's backoff; or they are dead"""
     delay = call.body.delay
     if delay is not None and delay > call.server.max_delay_ms:
@@ -188,16 +193,18 @@ async def nack(call: Call) -> web.Response:
     return await _settle(call, "nack", None if delay is None else int(delay), reason)
 
 
-@routes.add("POST", "/v1/leases:extend", body=types.Extend, returns={200: types.LeaseResults}, errors=(503, 504))
-async def extend(call: Call) -> web.Response:
+@routes.add(
+    "POST", "/v1/leases:extend", body=types.Extend, returns={200: types.LeaseResults}, errors=(503, 504), short=True
+)
+async def extend(call: Call) -> Answer:
     """Hold them longer: from now, for the lease given"""
     return await _settle(call, "extend", _lease(call, call.body.lease))
 
 
-async def _settle(call: Call, kind: SettleKind, value_ms: int | None, reason: str = "") -> web.Response:
+async def _settle(call: Call, kind: SettleKind, value_ms: int | None, reason: str = "") -> Answer:
     leases = call.body.leases
     if len(leases) > _MAX_LEASES:
         raise BadRequest(f"leases: {len(leases)}; at most {_MAX_LEASES} at once")
     outcomes = await call.server.service.settle(kind, leases, value_ms, reason) if leases else []
     results: list[Any] = [{"lease": lease, "outcome": outcome} for lease, outcome in zip(leases, outcomes, strict=True)]
-    return call.reply({"results": results})
+    return call.answer({"results": results})

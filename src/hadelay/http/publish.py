@@ -19,9 +19,21 @@ from hadelay.core.commands import Draft
 from hadelay.core.meta import Meta, pack
 from hadelay.errors import BadRequest, HadelayError, TooLarge, UnsupportedMediaType
 from hadelay.http import receipts, types
-from hadelay.http.bodies import read_body
 from hadelay.http.options import HEADERS, check_idempotency_key, pack_meta, parse_extras, parse_head, when
-from hadelay.http.routes import JSON, MSGPACK, NDJSON, Call, Routes, check_headers, decoded, is_msgpack, media_type
+from hadelay.http.routes import (
+    JSON,
+    JSON_TYPE,
+    MSGPACK,
+    MSGPACK_TYPE,
+    NDJSON,
+    Answer,
+    Call,
+    Routes,
+    check_headers,
+    decoded,
+    is_msgpack,
+    media_type,
+)
 from hadelay.http.values import LARGEST_MS, SMALLEST_INSTANT_MS, check_topic
 from hadelay.server.api import Receipts
 
@@ -59,7 +71,7 @@ async def publish(call: Call) -> web.Response:
     head = parse_head(
         server.config, server.max_delay_ms, call.path["topic"], request.rel_url.raw_query_string, request.raw_headers
     )
-    body = await read_body(request, server.config.max_body_bytes, server.config.io_timeout_ms, "max_body_bytes")
+    body = await call.read(server.config.max_body_bytes, "max_body_bytes")
     answer = await commit(call, [head.draft(body)], head.idempotency_key)
     status, message_id, document = receipts.one(head.topic, head.key, answer)
     where = f"/v1/messages/{message_id}"
@@ -72,16 +84,17 @@ async def publish(call: Call) -> web.Response:
     returns={200: types.BatchResults},
     errors=(413, 415, 422, 429, 503, 504, 507),
     raw_body=(JSON, NDJSON, MSGPACK),
+    short=True,
 )
-async def publish_batch(call: Call) -> web.Response:
+async def publish_batch(call: Call) -> Answer:
     """Publish many messages in one commit; results in the order of the items"""
     server, request = call.server, call.request
-    check_headers(request, frozenset())
+    check_headers(request.raw_headers, frozenset())
     decode = _decoder(media_type(request))
     key = request.headers.get("Idempotency-Key")
     request_key = None if key is None else check_idempotency_key(key.encode("utf-8", "surrogateescape"))
     limits = server.config
-    data = await read_body(request, limits.max_batch_bytes, limits.io_timeout_ms, "max_batch_bytes")
+    data = await call.read(limits.max_batch_bytes, "max_batch_bytes")
     items = decoded(lambda: decode(data), types.BatchItem)
     if len(items) > limits.max_batch_items:
         raise TooLarge(f"{len(items)} items; a batch has at most {limits.max_batch_items} (max_batch_items)")
@@ -89,7 +102,7 @@ async def publish_batch(call: Call) -> web.Response:
     answer = await commit(call, drafts, request_key) if drafts else Receipts([], [])
     msgpack = call.wants_msgpack()
     document = receipts.batch(answer, problems, len(items), msgpack)
-    return web.Response(body=document, headers={"Content-Type": MSGPACK if msgpack else JSON})
+    return Answer(200, MSGPACK_TYPE if msgpack else JSON_TYPE, document)
 
 
 class _JsonItem(types.BatchItem):

@@ -13,22 +13,39 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
 
-from hadelay.errors import BadRequest, MethodNotAllowed, NotFound, UnsupportedMediaType
+from hadelay.errors import BadRequest, MethodNotAllowed, NotFound, TooLarge, UnsupportedMediaType
 from hadelay.http import types
+from hadelay.http.bodies import read_body
 from hadelay.http.values import suggest
 
 if TYPE_CHECKING:
     from hadelay.http.app import HttpServer
 
-Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
+
+class Answer(NamedTuple):
+    """A whole response, but for the headers that all have."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def header_lines(headers: Mapping[str, str]) -> bytes:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("utf-8", "surrogateescape")
+
+
+Handler = Callable[["Call"], Awaitable[web.StreamResponse | Answer]]
+H = TypeVar("H", bound=Handler)
 
 JSON, MSGPACK, NDJSON = "application/json", "application/msgpack", "application/x-ndjson"
+JSON_TYPE, MSGPACK_TYPE = {"Content-Type": JSON}, {"Content-Type": MSGPACK}
 #: What clients send for JSON when they do not think about it (curl -d, raw bytes).
 _JSON_ENOUGH = frozenset(
     (JSON, "", "text/json", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream")
@@ -52,10 +69,22 @@ class Route:
     raw_body: tuple[str, ...]
     json: msgspec.json.Decoder[Any] | None
     msgpack: msgspec.msgpack.Decoder[Any] | None
+    #: Its handler gives an `Answer` and looks at nothing that `Head` lacks: connection.py may call it without aiohttp.
+    short: bool
 
     @property
     def name(self) -> str:
         return self.handler.__name__
+
+
+class Head:
+    """A request's head that connection.py has parsed: the same for all requests that repeat it."""
+
+    def __init__(self, method: str, raw_path: str, raw_headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        self.method, self.raw_path, self.raw_headers = method, raw_path, raw_headers
+        # As aiohttp decodes them.
+        pairs = [(name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in raw_headers]
+        self.headers = CIMultiDictProxy(CIMultiDict(pairs))
 
 
 @dataclass(slots=True)
@@ -63,23 +92,34 @@ class Call:
     """One request on its way through a handler."""
 
     server: HttpServer
-    request: web.BaseRequest
+    #: web.BaseRequest; or Head, in routes that are short.
+    request: Any
     route: Route
     path: dict[str, str]
     query: Any = None
     body: Any = None
-    #: What `body` was decoded from.
-    data: bytes = b""
+    #: The bytes of the body. None: not read yet.
+    data: bytes | None = None
+
+    async def read(self, limit: int, name: str) -> bytes:
+        """The body. Raises TooLarge, and what bodies.read_body raises."""
+        if self.data is None:
+            self.data = await read_body(self.request, limit, self.server.config.io_timeout_ms, name)
+        elif len(self.data) > limit:
+            raise TooLarge(f"a body of {len(self.data)} bytes; at most {limit} are allowed ({name})")
+        return self.data
 
     def wants_msgpack(self) -> bool:
         return "msgpack" in self.request.headers.get("Accept", "")
 
-    def reply(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    def answer(self, value: Any) -> Answer:
         if self.wants_msgpack():
-            body, content_type = msgspec.msgpack.encode(value), MSGPACK
-        else:
-            body, content_type = msgspec.json.encode(value), JSON
-        return web.Response(status=status, body=body, headers={"Content-Type": content_type, **(headers or {})})
+            return Answer(200, MSGPACK_TYPE, msgspec.msgpack.encode(value))
+        return Answer(200, JSON_TYPE, msgspec.json.encode(value))
+
+    def reply(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+        _, kind, body = self.answer(value)
+        return web.Response(status=status, body=body, headers={**kind, **(headers or {})})
 
 
 @dataclass(slots=True)
@@ -101,12 +141,15 @@ class Routes:
         returns: Mapping[int, Any],
         errors: tuple[int, ...] = (),
         raw_body: tuple[str, ...] = (),
-    ) -> Callable[[Handler], Handler]:
-        def declare(handler: Handler) -> Handler:
+        short: bool = False,
+    ) -> Callable[[H], H]:
+        def declare(handler: H) -> H:
             json = msgspec.json.Decoder(body, dec_hook=types.decode_hook) if body else None
             msgpack = msgspec.msgpack.Decoder(body, dec_hook=types.decode_hook) if body else None
             known = frozenset(name.lower().encode() for name in headers)
-            self._register(Route(method, path, handler, query, body, known, returns, errors, raw_body, json, msgpack))
+            self._register(
+                Route(method, path, handler, query, body, known, returns, errors, raw_body, json, msgpack, short)
+            )
             return handler
 
         return declare
@@ -149,8 +192,8 @@ class Routes:
         return route, found
 
 
-def check_headers(request: web.BaseRequest, known: frozenset[bytes]) -> None:
-    for name, _ in request.raw_headers:
+def check_headers(headers: Iterable[tuple[bytes, bytes]], known: frozenset[bytes]) -> None:
+    for name, _ in headers:
         if name[:8].lower() == b"hadelay-" and name.lower() not in known:
             lowered = name.lower()
             if not (lowered.startswith(b"hadelay-meta-") and b"hadelay-meta-*" in known):
@@ -170,8 +213,7 @@ def _names(kind: type[types.In] | None) -> set[str]:
     return {f.encode_name for f in msgspec.structs.fields(kind)} if kind else set()
 
 
-def decode_query(request: web.BaseRequest, kind: type[types.In] | None) -> Any:
-    pairs = list(request.query.items()) if request.query_string else []
+def decode_query(pairs: list[tuple[str, str]], kind: type[types.In] | None) -> Any:
     fields = _names(kind)
     found = dict(pairs)
     for name in found:
@@ -188,12 +230,13 @@ def decode_query(request: web.BaseRequest, kind: type[types.In] | None) -> Any:
         raise BadRequest(f"query: {_words(error)}") from None
 
 
-def media_type(request: web.BaseRequest) -> str:
+def media_type(request: Any) -> str:
     """Without parameters, in lower case, "" when there is none."""
-    return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    kind: str = request.headers.get("Content-Type", "")
+    return kind.partition(";")[0].strip().lower()
 
 
-def decode_body(request: web.BaseRequest, route: Route, data: bytes) -> Any:
+def decode_body(request: Any, route: Route, data: bytes) -> Any:
     """No body is an empty object: everything in it may be optional."""
     body, json, msgpack = route.body, route.json, route.msgpack
     assert body is not None
