@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +12,7 @@ from hadelay.config import HttpConfig
 from hadelay.http.app import HttpServer
 from hadelay.http.connection import Heads
 from tests.http.conftest import Node
+from tests.http.memory_service import MemoryService
 
 KEYS = "/v1/topics/orders/keys/"
 LATER = "2030-01-01T00:00:00.000Z"
@@ -121,10 +121,10 @@ LINES = [
 @given(lines=st.lists(st.sampled_from(LINES), max_size=4), query=st.sampled_from([b"", b"?delay=1h", b"?key=b"]))
 def test_a_key_taken_out_of_a_known_head(lines: list[bytes], query: bytes) -> None:
     """Means what the whole head means, also when the rest of it was seen before."""
-    server = SimpleNamespace(config=HttpConfig(listen="127.0.0.1:0"), max_delay_ms=1 << 40)
-    heads = Heads(cast(HttpServer, server))
+    server = HttpServer(MemoryService(), HttpConfig(listen="127.0.0.1:0"), 1 << 40)
+    heads = Heads(server)
     for key in (b"first", b"a-1", b"other"):
         sent = [line.replace(b"a-1", key) for line in lines]
         first = b"POST /v1/topics/t/messages%b HTTP/1.1" % query
         text = b"\r\n".join([first, *sent, b"Content-Length: 1", b"", b""])
-        assert heads.parse(text) == Heads(cast(HttpServer, server))._parse(text)
+        assert heads.parse(text) == Heads(server)._parse(text)

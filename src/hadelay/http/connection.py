@@ -101,7 +101,7 @@ class Heads:
             if seen is not None and isinstance(seen.asks, Head) and seen.asks.extras is None:
                 key = line[1]
                 if len(key) <= self.server.config.max_key_bytes:
-                    return seen._replace(asks=with_key(seen.asks, key))
+                    return seen._replace(asks=with_key(seen.asks, key), common=False)
         return self._remembered(text)
 
     def _remembered(self, text: bytes) -> Seen | None:
