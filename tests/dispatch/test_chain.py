@@ -33,13 +33,13 @@ def walk(desk: Desk, second: int, limit: int = 1000) -> tuple[list[int], ChainWa
 
 def spoil(desk: Desk, entry: int, *, seal: bool = True, **fields: int) -> None:
     """Change an entry on disk; with `seal` even its CRC fits."""
-    row = desk.store.files[START_HOUR].idx[entry].copy()
+    row = desk.store.files[START_HOUR].idx.all[entry].copy()
     for name, value in fields.items():
         row[name] = value
     rows = np.array([row], INDEX)
     if seal:
         INDEX_CRC.seal(rows)
-    desk.store.files[START_HOUR].idx[entry] = rows[0]
+    desk.store.files[START_HOUR].idx.all[entry] = rows[0]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7, 20, 1000])
@@ -123,7 +123,7 @@ def test_an_hour_that_is_not_mapped_is_read_in_blocks(monkeypatch: pytest.Monkey
 
 def test_messages_behind_a_broken_link_come_after_the_repair() -> None:
     desk = filed(9)
-    whole = desk.store.files[START_HOUR].idx[3].copy()
+    whole = desk.store.files[START_HOUR].idx.all[3].copy()
     desk.checking = False
     spoil(desk, 3, seal=False, pre=2)
     desk.dispatcher.on_follower()
@@ -133,7 +133,7 @@ def test_messages_behind_a_broken_link_come_after_the_repair() -> None:
     assert sorted(desk.delivered()) == ["m1", "m2", "m4", "m5", "m6", "m7", "m8"]
     assert [(hour, index) for hour, index, _ in desk.damage] == [(0, 3)]
     assert desk.dispatcher.damaged_links == 1
-    desk.store.files[START_HOUR].idx[3] = whole
+    desk.store.files[START_HOUR].idx.all[3] = whole
     desk.dispatcher.repaired(START_HOUR)
     desk.run_to(71_000)
     assert sorted(desk.delivered()) == sorted(f"m{n}" for n in range(9))
@@ -144,13 +144,13 @@ def test_messages_behind_a_broken_link_come_after_the_repair() -> None:
 def test_a_link_repaired_before_its_second_is_over_makes_nothing_late(repaired_at: int) -> None:
     """Seconds are walked ten seconds ahead: then the repair is in time, or at the latest when the second has passed."""
     desk = filed(9)
-    whole = desk.store.files[START_HOUR].idx[3].copy()
+    whole = desk.store.files[START_HOUR].idx.all[3].copy()
     desk.checking = False
     spoil(desk, 3, seal=False, pre=2)
     desk.consume()
     desk.run_to(repaired_at)
     assert [index for _, index, _ in desk.damage] == [3]
-    desk.store.files[START_HOUR].idx[3] = whole
+    desk.store.files[START_HOUR].idx.all[3] = whole
     desk.dispatcher.repaired(START_HOUR)
     desk.run_to(61_200)
     assert {"m0", "m3", "m6"} <= set(desk.delivered())
@@ -162,14 +162,14 @@ def test_a_link_repaired_before_its_second_is_over_makes_nothing_late(repaired_a
 def test_an_entry_that_rots_while_it_is_ready_is_not_proposed() -> None:
     desk = filed(9)
     desk.run_to(70_000)  # all are ready, nobody asks
-    whole = desk.store.files[START_HOUR].idx[3].copy()
+    whole = desk.store.files[START_HOUR].idx.all[3].copy()
     desk.checking = False
     spoil(desk, 3, seal=False, topic=9)
     desk.consume()
     desk.run_to(71_000)
     assert len(desk.delivered()) == 8
     assert [index for _, index, _ in desk.damage] == [3]
-    desk.store.files[START_HOUR].idx[3] = whole
+    desk.store.files[START_HOUR].idx.all[3] = whole
     desk.dispatcher.repaired(START_HOUR)
     desk.run_to(72_000)
     assert sorted(desk.delivered()) == sorted(f"m{n}" for n in range(9))

@@ -11,7 +11,7 @@ DAY = 24 * HOUR_MS
 
 
 def test_what_nobody_consumes_is_carried_to_the_running_hour() -> None:
-    desk = Desk(checking=False)
+    desk = Desk(checking=False, sweep_ms=30_000)
     desk.lead()
     for n in range(5):
         desk.publish(f"m{n}", at=n * 1_000)

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import NOW, events, messages
 
-from hadelay.core.formats import INDEX
 from hadelay.model import DEAD_HOURS, NONE32, hour_from_name, hour_name, pack_id
 from hadelay.storage.disk import RealDisk
 from hadelay.storage.hours import HourStore
@@ -80,7 +79,7 @@ def test_whatever_the_timing_files_are_those_of_the_model(actions: list[tuple], 
         path = f"/hours/{hour_name(hour)}"
         log_bytes, idx_bytes, _ = store.lengths(hour)
         assert disk.open(path + ".log").pread(log_bytes, 0) == bytes(model.files[hour].log)
-        assert disk.open(path + ".idx").pread(idx_bytes, 0) == np.array(model.files[hour].idx, INDEX).tobytes()
+        assert disk.open(path + ".idx").pread(idx_bytes, 0) == model.files[hour].idx.all.tobytes()
         assert (store.heads(hour).last == model.heads(hour).last).all()
         assert (store.heads(hour).count == model.heads(hour).count).all()
         assert sums[hour_name(hour) + ".log"][0] == log_bytes

@@ -23,13 +23,32 @@ class Heads(NamedTuple):
     count: NDArray[np.uint32]  # type: ignore[assignment]  # a tuple has a method of that name
 
 
+class _Rows:
+    """An array that grows at its end."""
+
+    def __init__(self, kind: np.dtype[np.void]) -> None:
+        self._room = np.zeros(16, kind)
+        self.count = 0
+
+    def append(self, row: np.void) -> None:
+        if self.count == len(self._room):
+            self._room = np.concatenate([self._room, np.zeros_like(self._room)])
+        self._room[self.count] = row
+        self.count += 1
+
+    @property
+    def all(self) -> NDArray[np.void]:
+        """No copy: who writes into it changes the file."""
+        return self._room[: self.count]
+
+
 class MemoryHour:
     """One hour's three files, whole."""
 
     def __init__(self) -> None:
         self.log = bytearray()
-        self.idx: list[np.void] = []
-        self.dsp: list[np.void] = []
+        self.idx = _Rows(INDEX)
+        self.dsp = _Rows(DISPATCH)
         self.last = np.full(3600, NONE32, np.uint32)
         self.count = np.zeros(3600, np.uint32)
 
@@ -45,7 +64,7 @@ class MemoryHours:
 
     def count(self, hour: int) -> int:
         found = self.files.get(hour)
-        return len(found.idx) if found else 0
+        return found.idx.count if found else 0
 
     def counts(self, hours: NDArray[np.int64]) -> NDArray[np.uint32]:
         return np.array([self.count(hour) for hour in hours.tolist()], np.uint32)
@@ -90,28 +109,26 @@ class MemoryHours:
 
     def _link(self, file: MemoryHour, row: np.void) -> None:
         second = row["second"]
-        row["index"], row["pre"], row["local"] = len(file.idx), file.last[second], file.count[second]
+        row["index"], row["pre"], row["local"] = file.idx.count, file.last[second], file.count[second]
         file.last[second] = row["index"]
         file.count[second] += 1
         row["crc"] = crc32c(row.tobytes()[:60])
-        file.idx.append(row.copy())
+        file.idx.append(row)
 
     def mapped(self, hour: int) -> bool:
         return True
 
     def entries(self, hour: int, indexes: NDArray[np.integer] | slice, *, verify: bool = True) -> NDArray[np.void]:
-        rows = self.files[hour].idx
-        some = rows[indexes] if isinstance(indexes, slice) else [rows[n] for n in indexes.tolist()]
-        return np.array(some, INDEX)
+        return self.files[hour].idx.all[indexes].copy()
 
     def entry(self, hour: int, index: int) -> np.void:
-        return self.files[hour].idx[index]
+        return self.files[hour].idx.all[index]  # type: ignore[no-any-return]
 
     def index_view(self, hour: int) -> NDArray[np.void]:
-        return self.entries(hour, slice(None))
+        return self.files[hour].idx.all
 
     def pre_view(self, hour: int) -> memoryview:
-        return memoryview(self.index_view(hour).tobytes()).cast("I")
+        return self.index_view(hour).view(np.uint32).data
 
     def heads(self, hour: int) -> Heads:
         return Heads(self.files[hour].last, self.files[hour].count)
@@ -126,7 +143,7 @@ class MemoryHours:
 
     def append_events(self, hour: int, rows: NDArray[np.void]) -> int:
         file = self.files[hour]
-        first = len(file.dsp)
+        first = file.dsp.count
         for n in range(len(rows)):
             row = rows[n].copy()
             row["crc"] = crc32c(row.tobytes()[:28])
@@ -136,13 +153,11 @@ class MemoryHours:
     def events(
         self, hour: int, numbers: NDArray[np.integer] | slice = slice(None), *, verify: bool = True
     ) -> NDArray[np.void]:
-        rows = self.files[hour].dsp
-        some = rows[numbers] if isinstance(numbers, slice) else [rows[n] for n in numbers.tolist()]
-        return np.array(some, DISPATCH)
+        return self.files[hour].dsp.all[numbers].copy()
 
     def event_count(self, hour: int) -> int:
         found = self.files.get(hour)
-        return len(found.dsp) if found else 0
+        return found.dsp.count if found else 0
 
     def set_clock(self, now_hour: int) -> None:
         assert now_hour >= self.now_hour or not self.now_hour
@@ -158,8 +173,8 @@ class MemoryHours:
         for hour in self.hours():
             file = self.files[hour]
             out[f"{hour}.log"] = bytes(file.log)
-            out[f"{hour}.idx"] = np.array(file.idx, INDEX).tobytes()
-            out[f"{hour}.dsp"] = np.array(file.dsp, DISPATCH).tobytes()
+            out[f"{hour}.idx"] = file.idx.all.tobytes()
+            out[f"{hour}.dsp"] = file.dsp.all.tobytes()
         return out
 
 
