@@ -18,18 +18,22 @@ LEASE = np.dtype([("term", "<u4"), ("seq", "<u4"), ("pos", "<u4"), ("hour", "<u4
 #: What a token's bytes are; `hour` begins with the last byte of `pos`, which does not belong to it.
 _TOKEN = np.dtype(
     {
-        "names": ["group", "term", "seq", "pos", "hour", "index", "spare"],
-        "formats": ["u1", ">u4", ">u4", ">u2", ">u4", ">u4", "u1"],
-        "offsets": [0, 1, 5, 9, 10, 14, 18],
+        "names": ["group", "term", "seq", "pos", "hour", "index"],
+        "formats": ["u1", ">u4", ">u4", ">u2", ">u4", ">u4"],
+        "offsets": [0, 1, 5, 9, 10, 14],
     }
 )
 
 TOKEN_CHARS = 29
-_ALPHABET = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_LETTERS = np.frombuffer(_ALPHABET, np.uint8)
-_VALUES = np.full(256, 255, np.uint8)
-_VALUES[_LETTERS] = np.arange(32)
-_VALUES[np.frombuffer(_ALPHABET.lower(), np.uint8)] = np.arange(32)
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+#: Ten bits, as two characters.
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+#: Each character as the digit that Python's int() reads in base 32; the rest as one that it refuses.
+_DIGITS = bytearray(b"!" * 256)
+for _letters in (_ALPHABET, _ALPHABET.lower()):
+    for _letter, _digit in zip(_letters.encode(), b"0123456789abcdefghijklmnopqrstuv", strict=True):
+        _DIGITS[_letter] = _digit
+_NO_TOKEN = bytes(_TOKEN.itemsize)
 
 
 def encode_leases(
@@ -37,44 +41,39 @@ def encode_leases(
     hours: Sequence[int] | NDArray[np.integer], indexes: Sequence[int] | NDArray[np.integer],
 ) -> list[str]:  # fmt: skip
     """One token per position of the grant {term, seq}."""
-    raw = np.zeros((len(positions), 19), np.uint8)
-    raw[:, 0] = group
-    raw[:, 1:5] = _big_endian([term], ">u4")
-    raw[:, 5:9] = _big_endian([seq], ">u4")
-    raw[:, 9:11] = _big_endian(positions, ">u2")
-    raw[:, 11:14] = _big_endian(hours, ">u4")[:, 1:]
-    raw[:, 14:18] = _big_endian(indexes, ">u4")
-    bits = np.unpackbits(raw, axis=1)[:, : TOKEN_CHARS * 5].reshape(-1, TOKEN_CHARS, 5)
-    text = _LETTERS[np.packbits(bits, axis=2)[:, :, 0] >> 3].tobytes().decode()
-    return [text[at : at + TOKEN_CHARS] for at in range(0, len(text), TOKEN_CHARS)]
-
-
-def _big_endian(values: Sequence[int] | NDArray[np.integer], layout: str) -> NDArray[np.uint8]:
-    array = np.asarray(values).astype(layout)
-    return array.view(np.uint8).reshape(len(array), array.itemsize)
+    pairs, letters = _PAIRS, _ALPHABET
+    # 60 bits that all have, 60 that end within the index, and its other 24 with the zero bit.
+    first = group << 52 | term << 20 | seq >> 12
+    head = "".join([pairs[first >> shift & 1023] for shift in range(50, -1, -10)])
+    columns = (np.asarray(column).tolist() for column in (positions, hours, indexes))
+    tokens = []
+    for place, hour, index in zip(*columns, strict=True):
+        v = (seq & 0xFFF) << 48 | place << 32 | hour << 8 | index >> 24
+        w = (index & 0xFFFFFF) << 1
+        tokens.append(
+            f"{head}{pairs[v >> 50]}{pairs[v >> 40 & 1023]}{pairs[v >> 30 & 1023]}{pairs[v >> 20 & 1023]}"
+            f"{pairs[v >> 10 & 1023]}{pairs[v & 1023]}{pairs[w >> 15]}{pairs[w >> 5 & 1023]}{letters[w & 31]}"
+        )
+    return tokens
 
 
 def decode_leases(group: int, tokens: Sequence[str]) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
     """(LEASE rows, ok): ok is False, and the row zero, where the token is malformed or of another group."""
+    raw = [_parse(group, token) for token in tokens]
+    fields = np.frombuffer(b"".join(raw), _TOKEN)
     rows = np.zeros(len(tokens), LEASE)
-    ok = np.fromiter((len(t) == TOKEN_CHARS and t.isascii() for t in tokens), bool, len(tokens))
-    if ok.any():
-        good = tokens if ok.all() else [t for t, fine in zip(tokens, ok, strict=True) if fine]
-        parsed, fine = _parse(group, "".join(good).encode())
-        rows[ok] = parsed
-        ok[ok] = fine
-        rows[~ok] = 0
-    return rows, ok
-
-
-def _parse(group: int, text: bytes) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-    values = _VALUES[np.frombuffer(text, np.uint8)].reshape(-1, TOKEN_CHARS)
-    bits = np.unpackbits(values[:, :, None], axis=2)[:, :, 3:].reshape(len(values), -1)
-    raw = np.packbits(bits, axis=1)  # 145 bits: 18 bytes, and a last byte that holds the spare bit
-    rows = np.zeros(len(raw), LEASE)
-    fields = raw.view(_TOKEN)[:, 0]
     for name in ("term", "seq", "pos", "index"):
         rows[name] = fields[name]
     rows["hour"] = fields["hour"] & 0xFFFFFF
-    fine = (values < 32).all(axis=1) & (fields["group"] == group) & (fields["spare"] == 0)
-    return rows, fine
+    return rows, np.array([found is not _NO_TOKEN for found in raw], np.bool_)
+
+
+def _parse(group: int, token: str) -> bytes:
+    if len(token) == TOKEN_CHARS:
+        try:
+            value = int(token.encode("ascii").translate(_DIGITS), 32)
+        except ValueError:
+            return _NO_TOKEN
+        if value >> 137 == group and not value & 1:
+            return (value >> 1).to_bytes(_TOKEN.itemsize, "big")
+    return _NO_TOKEN
