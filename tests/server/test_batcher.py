@@ -55,6 +55,7 @@ class Wire:
     def __init__(self) -> None:
         self.up = True
         self.leads = 0
+        self.leader = "n2"
         self.sent: list[tuple[list[bytes], Callable[..., None]]] = []
 
     def ready(self) -> bool:
@@ -62,6 +63,9 @@ class Wire:
 
     def term(self) -> int:
         return self.leads
+
+    def to(self) -> str:
+        return self.leader
 
     def send(self, commands: list[bytes], done: Callable[..., None]) -> None:
         self.sent.append((commands, done))
@@ -213,6 +217,37 @@ def test_no_answer_in_time_is_unknown_and_a_late_one_is_ignored(world: World) ->
     assert isinstance(answers[0], OutcomeUnknown)
     wire.commit(0)
     assert len(answers) == 1
+
+
+def test_what_went_to_a_silent_leader_does_not_keep_the_next_one_waiting(world: World) -> None:
+    timers, wire, batcher = world
+    silent, next_one = Answers(), Answers()
+    for _ in range(2):
+        batcher.publish([draft()], None, silent)
+        timers.turn()
+    batcher.publish([draft()], None, next_one)
+    timers.turn()
+    assert len(wire.sent) == 2, "there is no room for a third"
+    wire.leader = "n3"
+    batcher.kick()
+    assert not silent, "the answer may still be on its way"
+    timers.later()
+    assert [type(answer) for answer in silent] == [OutcomeUnknown, OutcomeUnknown]
+    wire.commit(2)
+    assert len(next_one[0].ids) == 1
+
+
+def test_what_this_node_proposed_waits_for_what_raft_says_of_it(world: World) -> None:
+    timers, wire, batcher = world
+    answers = Answers()
+    wire.leader = "n1"
+    batcher.publish([draft()], None, answers)
+    timers.turn()
+    wire.leader = "n3"
+    batcher.kick()
+    assert [delay_s for delay_s, _ in timers.timers] == [10]
+    wire.commit(0)
+    assert len(answers[0].ids) == 1
 
 
 def test_a_full_queue_refuses_at_once(world: World) -> None:

@@ -307,3 +307,22 @@ def test_kill_9_of_everybody_loses_nothing(make_cluster: Make) -> None:
     assert cluster.settle("n2", "ack", got) == ["already_acked"] * 10 + ["acked"] * 10
     cluster.assert_identical(*cluster.names)
     assert {m["id"] for m in got} == set(done)
+
+
+def test_a_silent_leader_keeps_nobody_waiting_once_another_leads(make_cluster: Make) -> None:
+    """Paused, it breaks no connection: what followers sent to it is neither answered nor refused."""
+    cluster = make_cluster(settings=("limits.commit_timeout_ms=5m",))
+    leader, path = cluster.leader(), "/v1/topics/silent/messages"
+    others = [name for name in cluster.names if name != leader]
+    cluster.publish(leader, "silent")
+
+    def knows_another(name: str) -> bool:
+        answer = cluster.ask(name, "GET", "/v1/cluster?stale=true", timeout=3)
+        return answer.json["leader"] not in (None, leader)
+
+    with paused(cluster.pids[leader]):
+        unanswered = [cluster.later(cluster.ask, name, "POST", path, b"x") for name in others for _ in range(4)]
+        for name in others:
+            until(lambda name=name: knows_another(name), f"{name} follows another leader, or leads")
+            until(lambda name=name: cluster.ask(name, "POST", path, b"y").status == 201, f"{name} stores")
+        assert {answer.result(30).status for answer in unanswered} <= {201, 503, 504}

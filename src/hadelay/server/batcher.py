@@ -42,6 +42,8 @@ _MAX_INFLIGHT = 2
 _MAX_INFLIGHT_OWN = 4
 #: How soon a batch is tried again that found no leader where it went.
 _RETRY_S = 0.02
+#: How long the answer of a leader that was followed by another may still be on its way.
+_OVERTAKEN_S = 0.1
 #: A topic's settings may change: nobody is shut out for longer without asking again.
 _LONGEST_SHUT_MS = 1_000
 _LIMITS = {
@@ -62,6 +64,10 @@ class Outlet(Protocol):
 
     def term(self) -> int:
         """The term this node leads, 0 when it does not."""
+        ...
+
+    def to(self) -> str | None:
+        """The node that gets a batch now, this one if it leads; None when nobody is known to lead."""
         ...
 
     def send(self, commands: list[bytes], done: Callable[[Sequence[Any] | None, HadelayError | None], None]) -> None:
@@ -119,6 +125,7 @@ class Batcher:
         self.inflight = 0
         self.batches = 0
         self.held = False
+        self._sent: list[_Batch] = []
         self._publishes: deque[_Publish] = deque()
         self._commands: deque[_Command] = deque()
         self._scheduled = self._resting = False
@@ -188,6 +195,10 @@ class Batcher:
             self._schedule()
 
     def kick(self) -> None:
+        if self._sent:
+            to = self.outlet.to()
+            for batch in self._sent:
+                batch.leader_is(to)
         if not self._scheduled and (self._publishes or self._commands):
             self._schedule()
 
@@ -249,11 +260,14 @@ class Batcher:
         encoded += [c.command for c in commands]
         self.inflight += 1
         self.batches += 1
-        _Batch(self, groups, commands, encoded)
+        batch = _Batch(self, groups, commands)
+        self._sent.append(batch)
+        batch.send(encoded)
 
-    def settled(self, publishes: list[_Publish], commands: list[_Command], again: bool) -> None:
+    def settled(self, batch: _Batch, publishes: list[_Publish], commands: list[_Command], again: bool) -> None:
         """A batch is over; `again`: nothing happened, it goes back to the head of the queue."""
         self.inflight -= 1
+        self._sent.remove(batch)
         if again:
             self._publishes.extendleft(reversed(publishes))
             self._commands.extendleft(reversed(commands))
@@ -293,14 +307,25 @@ class Batcher:
 class _Batch:
     """One batch on its way, answered once: by its results, by an error, or by the clock."""
 
-    __slots__ = ("batcher", "commands", "groups", "open", "timer")
+    __slots__ = ("batcher", "commands", "groups", "open", "overtaken", "timer", "to")
 
-    def __init__(
-        self, batcher: Batcher, groups: list[list[_Publish]], commands: list[_Command], encoded: list[bytes]
-    ) -> None:
-        self.batcher, self.groups, self.commands, self.open = batcher, groups, commands, True
+    def __init__(self, batcher: Batcher, groups: list[list[_Publish]], commands: list[_Command]) -> None:
+        self.batcher, self.groups, self.commands = batcher, groups, commands
+        self.open, self.overtaken = True, False
+        self.to = batcher.outlet.to()
         self.timer = batcher.runtime.call_later(batcher.commit_timeout_s, self._timeout)
-        batcher.outlet.send(encoded, self._done)
+
+    def send(self, encoded: list[bytes]) -> None:
+        self.batcher.outlet.send(encoded, self._done)
+
+    def leader_is(self, leader: str | None) -> None:
+        """A leader that is paused or cut off answers nothing and breaks no link: what was sent to it must not keep the
+        next leader waiting. What this node proposed itself Raft answers, when it is deposed."""
+        if leader in (None, self.to) or self.to == self.batcher.node or self.overtaken:
+            return
+        self.overtaken = True
+        self.timer.cancel()
+        self.timer = self.batcher.runtime.call_later(_OVERTAKEN_S, self._timeout)
 
     def _timeout(self) -> None:
         self._done(None, OutcomeUnknown("no majority answered in time; the request may still take effect"))
@@ -312,7 +337,7 @@ class _Batch:
         self.timer.cancel()
         publishes = [p for group in self.groups for p in group]
         again = isinstance(error, NoLeader)
-        self.batcher.settled(publishes, self.commands, again)
+        self.batcher.settled(self, publishes, self.commands, again)
         if again:
             return
         if error is not None:

@@ -398,6 +398,9 @@ class _Outlet:
     def term(self) -> int:
         return self.node.leading
 
+    def to(self) -> str | None:
+        return self.node.name if self.node.leading else self.node.raft.leader
+
     def send(self, commands: list[bytes], done: Callable[[Sequence[Any] | None, HadelayError | None], None]) -> None:
         node = self.node
         if node.leading:
