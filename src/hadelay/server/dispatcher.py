@@ -214,10 +214,6 @@ class LeaderDispatcher:
     def _now(self) -> int:
         return self.clock.read(self.runtime.monotonic())
 
-    def _ahead_ms(self, term: _Term) -> int:
-        """What is due so soon is proposed now. Beside a round that is on its way goes only what is due already."""
-        return 0 if term.rounds else self.lead.ms
-
     # ---- polls
 
     def poll(self, poll: Poll) -> None:
@@ -291,7 +287,7 @@ class LeaderDispatcher:
         if term.holding:
             self._answer_late_polls(term)
             return  # the wheels stand still, too: their tick is what is handed over
-        ahead_ms = self._ahead_ms(term)
+        ahead_ms = self.lead.ms
         aligned = self._now() + ahead_ms >= core.resume_ms
         if aligned and core.busy:
             core.work()
@@ -305,11 +301,11 @@ class LeaderDispatcher:
         self._janitor.watch()
         if aligned and core.busy:
             self._turn_soon()
-        self._wake_at(next_ms - self._ahead_ms(term))
+        self._wake_at(next_ms)
 
     def _wake_at(self, cluster_ms: int) -> None:
         mono = self.runtime.monotonic()
-        self._due.at(mono + min(self.clock.delay_s(cluster_ms, mono), _LONGEST_SLEEP_S))
+        self._due.at(mono + min(self.clock.delay_s(cluster_ms - self.lead.ms, mono), _LONGEST_SLEEP_S))
 
     def _hand_out(self, term: _Term) -> None:
         mono = self.runtime.monotonic()
@@ -319,7 +315,7 @@ class LeaderDispatcher:
             self._due.at(mono + _BACKOFF_S)
             return
         offers = term.core.match()
-        self._wake_at(term.core.ready.next_ms() - self._ahead_ms(term))
+        self._wake_at(term.core.ready.next_ms())
         if offers and not self.interval:
             term.rounds[term.seq] = len(offers)
         this_round, now_ms = term.seq, self._now()
