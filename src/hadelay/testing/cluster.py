@@ -86,7 +86,7 @@ class Workload:
     keys: int = 8
     reschedules: float = 0.04
     #: No delay is longer than this, but for the few that stay until the end.
-    longest_ms: int = 6000
+    longest_ms: int = 4500
     far: float = 0.03
 
     def delay_ms(self, rng: random.Random) -> int:

@@ -12,7 +12,7 @@ from hadelay.testing.nemesis import Nemesis
 from hadelay.testing.story import tell
 
 #: Simulated seconds under faults.
-FAULTS_S = 13.0
+FAULTS_S = 10.0
 #: And at most this long until everything has converged and is drained.
 DRAIN_S = 30.0
 #: A true hour that begins during most runs: 2026-11-20T11:00:00Z.
@@ -88,16 +88,17 @@ def play(cluster: SimCluster, nemesis: Nemesis, report: Report) -> None:
     producers = [Producer(cluster, f"p{n}") for n in range(2)]
     consumers = [Consumer(cluster, f"c{n}") for n in range(3)]
     for producer in producers:
-        producer.start(FAULTS_S + 2.0, interval_s=0.6)
+        producer.start(FAULTS_S + 1.0, interval_s=0.6)
     for consumer in consumers:
         consumer.start()
-    world.run_until(FAULTS_S, stop=lambda: bool(cluster.violations))
+    while world.now < FAULTS_S and not cluster.violations:
+        world.run_for(0.25)
     for consumer in consumers:
         consumer.good = True
     deadline = FAULTS_S + DRAIN_S
     while world.now < deadline and not cluster.violations:
         world.run_for(0.25)
-        if world.now > FAULTS_S + 3.0 and drained(cluster):
+        if world.now > FAULTS_S + 2.0 and drained(cluster):
             break
     for client in (*producers, *consumers):
         client.stopped = True
