@@ -16,9 +16,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-WHEEL = re.compile(
-    r"-(py3|py2\.py3|cp3\d+)-(none|abi3|cp31[1-9])-(any|(manylinux|musllinux)\S*(x86_64|aarch64))\.whl$"
-)
+WHEEL = re.compile(r"-(py3|py2\.py3|cp3\d+)-(none|abi3|cp31[1-9])-(any|(manylinux|musllinux)\S*(x86_64|aarch64))\.whl$")
 LINK = re.compile(r"(?:^|[\s/])(?P<file>[^\s/#]+\.(?:whl|tar\.gz|zip))#sha256=(?P<hash>[0-9a-f]{64})")
 
 
