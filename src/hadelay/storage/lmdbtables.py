@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, islice
@@ -29,6 +31,21 @@ _GIB = 1 << 30
 _AT_ONCE = 4_096
 _REDO = b"redo"
 _CRC_SIZE = 4
+#: Reads all of the file at argv[1].
+_READ_ALL = """
+import sys, lmdb
+env = lmdb.open(sys.argv[1], max_dbs=64, subdir=False, readonly=True, lock=False)
+with env.begin() as txn:
+    for name in list(txn.cursor().iternext(values=False)):
+        for _ in txn.cursor(env.open_db(bytes(name), txn=txn, create=False)): pass
+"""
+
+
+def _can_be_read(path: str) -> bool:
+    """Whether a file that is shorter than it says has all that is in use: LMDB need not write the pages at its end that
+    it has freed. In a process of its own, which a page that is missing ends by a signal."""
+    done = subprocess.run([sys.executable, "-c", _READ_ALL, path], capture_output=True, check=False)
+    return done.returncode == 0
 
 
 class LmdbBackend:
@@ -45,10 +62,10 @@ class LmdbBackend:
                 path, map_size=map_bytes, max_dbs=_MAX_TABLES, subdir=False, readonly=readonly, lock=not readonly,
                 sync=True, metasync=True, writemap=False, map_async=False, readahead=False,
             )  # fmt: skip
-            pages, page_bytes = self._env.info()["last_pgno"] + 1, self._env.stat()["psize"]
-            if not readonly and os.path.getsize(path) < pages * page_bytes:
-                # A file that lost its end reads as zeroes there, which do not verify; touching nothing is a SIGBUS.
-                os.truncate(path, pages * page_bytes)
+            size = os.path.getsize(path)
+            if size < (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"] and not _can_be_read(path):
+                self._env.close()
+                raise DamagedFile(path, size, f"it ends here, and has lost what came behind; {WAY_OUT}")
             with self._env.begin() as txn:
                 names = [bytes(key) for key in txn.cursor().iternext(values=False)]
             self._tables: dict[bytes, Any] = {name: self._env.open_db(name, create=False) for name in names}
