@@ -6,13 +6,14 @@ PY := $(VENV)/bin/python
 export PYTHONDONTWRITEBYTECODE :=
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test check format bench lock docs clean
+.PHONY: help setup demo test check format bench chaos lock docs clean
 
 help:
 	@echo 'make demo    three nodes, producers, consumers; the leader is killed; a table says what became of the messages'
 	@echo 'make test    everything that is tested'
 	@echo 'make check   format, lint, types'
 	@echo 'make bench   the numbers, beside those of others (bench/README.md); ROWS="single batch" for some of them'
+	@echo 'make chaos   one hour of faults of every kind that works here, against real processes (docs/howto/chaos.md)'
 	@echo 'make docs    the generated reference pages'
 	@echo 'make lock    requirements.lock from the newest versions that pyproject.toml allows'
 
@@ -41,16 +42,20 @@ test: $(READY)
 	wait $$side; side=$$?; cat $(VENV)/side.log; exit $$((others ? others : side))
 
 check: $(READY)
-	$(PY) -m ruff format --check src tests bench cluster tools
-	$(PY) -m ruff check src tests bench cluster tools
+	$(PY) -m ruff format --check src tests bench chaos cluster tools
+	$(PY) -m ruff check src tests bench chaos cluster tools
 	$(PY) -m mypy
 
 format: $(READY)
-	$(PY) -m ruff format src tests bench cluster tools
-	$(PY) -m ruff check --fix src tests bench cluster tools
+	$(PY) -m ruff format src tests bench chaos cluster tools
+	$(PY) -m ruff check --fix src tests bench chaos cluster tools
 
 bench: $(READY)
 	@$(PY) -m bench $(ROWS)
+
+# One hour, and a minute to start and to drain. Shorter: .venv/bin/python -m chaos run hour --seconds 180
+chaos: $(READY)
+	@$(PY) -m chaos run hour
 
 docs: $(READY)
 	$(PY) tools/reference.py
@@ -59,4 +64,4 @@ lock: $(READY)
 	$(PY) tools/lock.py
 
 clean:
-	rm -rf $(VENV) bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) bench/out chaos-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,180 @@
+"""python -m chaos run|replay|report|list
+
+    run SCENARIO   break a cluster as the scenario says, and check what it promised
+    replay DIR     the scenario of that run again, with its seed
+    report DIR     judge a run's history again, and write its page
+    list           scenarios, kinds of faults, and what of them works here
+
+Exit codes: 0 every promise held · 1 one was broken · 2 a mistake in the scenario, the cluster file or what is installed
+· 130 interrupted, everything healed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+
+from chaos import scenario as scenarios
+from chaos import tools
+from chaos.checkers import check
+from chaos.cluster import Cluster, GivenCluster, LocalCluster, check_targets
+from chaos.history import History
+from chaos.report import page, summary, table
+from chaos.run import Run
+from chaos.scenario import KINDS, Mistake
+
+HELD, BROKEN, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="run|replay|report|list")
+    run = commands.add_parser("run")
+    run.add_argument("scenario", help="a TOML file, or the name of one that comes along")
+    replay = commands.add_parser("replay")
+    replay.add_argument("directory", type=Path)
+    for one in (run, replay):
+        one.add_argument("--cluster", type=Path, help="a cluster that runs already: a file with addresses and commands")
+        one.add_argument("--seconds", type=float, help="how long, instead of what the scenario says")
+        one.add_argument("--port-base", type=int, help="of a cluster on loopback; free ports otherwise")
+        one.add_argument("--dir", type=Path, help="where logs, history and report go")
+    run.add_argument("--seed", type=int, help="instead of the scenario's")
+    report = commands.add_parser("report")
+    report.add_argument("directory", type=Path)
+    commands.add_parser("list")
+    for one in commands.choices.values():
+        one.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    options = parser.parse_args(argv)
+    try:
+        code: int = {"run": _run, "replay": _replay, "report": _report, "list": _list}[options.command](options)
+        return code
+    except Mistake as error:
+        print(error, file=sys.stderr)
+        return MISTAKE
+
+
+def _list(options: argparse.Namespace) -> int:
+    lacking = {name: [tools.missing(n) for n in kind.needs if tools.missing(n)] for name, kind in KINDS.items()}
+    files = sorted(scenarios.HERE.glob("*.toml"))
+    if options.output == "json":
+        print(json.dumps({"scenarios": [path.stem for path in files], "missing": lacking}))
+        return HELD
+    for path in files:
+        print(f"{path.stem:<14}{scenarios.load(path).title}")
+    print()
+    for name, kind in KINDS.items():
+        print(f"{name:<14}{kind.help}" + (f"  — not here: {'; '.join(lacking[name])}" if lacking[name] else ""))
+    return HELD
+
+
+def _replay(options: argparse.Namespace) -> int:
+    head = _head(options.directory)
+    options.scenario, options.seed = str(options.directory / "scenario.toml"), head["seed"]
+    options.seconds = options.seconds or head["seconds"]
+    return _run(options)
+
+
+def _head(directory: Path) -> dict[str, Any]:
+    try:
+        head: dict[str, Any] = json.loads((directory / "run.json").read_bytes())
+    except OSError as error:
+        raise Mistake(f"{directory}: not the directory of a run: {error.strerror}") from error
+    return head
+
+
+def _report(options: argparse.Namespace) -> int:
+    head = _head(options.directory)
+    return _finish(options, head, History.read(options.directory / "history.jsonl"))
+
+
+def _run(options: argparse.Namespace) -> int:
+    path = scenarios.find(options.scenario)
+    scenario = scenarios.load(path)
+    if options.seconds:
+        scenario = msgspec.structs.replace(scenario, seconds=options.seconds)
+    seed = scenario.seed if options.seed is None else options.seed
+    for what in tools.clean():
+        _say(f"removed {what}, left behind by a run that was killed")
+    given = GivenCluster(options.cluster) if options.cluster else None
+    kinds = given.kinds(scenario.kinds()) if given else tools.usable(scenario.kinds())
+    directory: Path = (options.dir or Path(f"chaos-out/{time.strftime('%Y%m%d-%H%M%S')}-{path.stem}-{seed}")).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    if path.absolute() != directory / "scenario.toml":
+        shutil.copyfile(path, directory / "scenario.toml")
+    head = {
+        "scenario": scenario.title or path.stem,
+        "seed": seed,
+        "seconds": scenario.seconds,
+        "sync": scenario.cluster.sync,
+        "directory": str(directory),
+        "replay": f"python -m chaos replay {directory}",
+    }
+    cluster = given or LocalCluster(scenario, directory, kinds, options.port_base)
+    check_targets(scenario, cluster)
+    with open(directory / "history.jsonl", "wb", buffering=1 << 16) as file:
+        history = History(file=file)
+        head["interrupted"] = _interruptible(Run(scenario, seed, cluster, history, _say), cluster, sorted(kinds))
+    (directory / "run.json").write_text(json.dumps(head))
+    return _finish(options, head, history)
+
+
+def _interruptible(run: Run, cluster: Cluster, kinds: list[str]) -> bool:
+    """True if SIGINT or SIGTERM ended it early. In any case everything is healed, and what we started is gone."""
+    stopped = False
+
+    async def all() -> None:
+        loop = asyncio.get_running_loop()
+        work = asyncio.current_task()
+        assert work is not None
+
+        def stop() -> None:
+            nonlocal stopped
+            if not stopped:
+                stopped = True
+                _say("interrupted: healing; this takes a few seconds")
+                work.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
+        try:
+            cluster.up()
+            await run.all(kinds)
+        except asyncio.CancelledError:
+            if not stopped:
+                raise
+        finally:
+            cluster.close()
+
+    uvloop.run(all())
+    return stopped
+
+
+def _finish(options: argparse.Namespace, head: dict[str, Any], history: History) -> int:
+    found = summary(history, check(history, head["sync"]), head)
+    directory = Path(head["directory"]) if options.command != "report" else options.directory
+    (directory / "report.json").write_text(json.dumps(found, indent=1))
+    (directory / "report.html").write_text(page(history, found))
+    print(json.dumps(found) if options.output == "json" else table(found))
+    if not found["ok"]:
+        return BROKEN
+    return INTERRUPTED if head["interrupted"] else HELD
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

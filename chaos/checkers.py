@@ -1,0 +1,169 @@
+"""The promises, one function each, over what the outside saw; the docstring is the definition (ADR 101).
+
+The simulator's checks (hadelay.testing.invariants) know when a node answered. From outside there is only an interval:
+a thing happened after it was asked for and before the answer was here. Each check takes the end that cannot accuse a
+cluster that kept its promise.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from chaos.history import Given, History
+
+#: Cluster time is slewed by at most 500 ppm, and crystals drift.
+_RATE = 600e-6
+#: Times are told in milliseconds, rounded.
+_ROUNDING_MS = 2.0
+#: What a new leader's time may be ahead of the last one's.
+_CHANGE_MS = 5.0
+#: What the wall clocks of an agreeing majority may be apart: a cold start of all nodes takes its time from them.
+_COLD_MS = 2 * 250.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    name: str
+    what: str
+    violations: list[str]
+
+
+def check(history: History, sync: str = "commit") -> list[Verdict]:
+    found = []
+    for name, checker in CHECKERS.items():
+        what = " ".join((checker.__doc__ or "").partition(": ")[2].split())
+        skipped = sync != "commit" and checker is double_leases
+        found.append(Verdict(name, what, [] if skipped else sorted(checker(history))))
+    return found
+
+
+def lost(history: History) -> Iterator[str]:
+    """I1: a message whose publish was answered yes, and which nobody tried to cancel, was handed out before the end."""
+    if not history.of("drained"):
+        return  # interrupted: what was not handed out was not waited for
+    given = {g.id for g in history.given}
+    asked = {event["id"]: event["state"] for event in history.of("asked-for")}
+    for put in history.puts.values():
+        if put.id is not None and put.id not in given and put.cancel_asked is None:
+            state = asked.get(put.id, "never handed out")
+            if state not in ("scheduled", "ready", "leased"):  # then it is late: I15
+                yield f"message {put.n} ({put.id}), stored at {put.stored:.3f} s, is {state}"
+
+
+def phantoms(history: History) -> Iterator[str]:
+    """I3: what is handed out was published, is whole, was not refused, and not cancelled before it was asked for."""
+    for g in history.given:
+        put = history.puts.get(g.n)
+        if put is None or not g.whole:
+            yield f"{g.id}, received at {g.got:.3f} s, is not what anybody published"
+        elif put.refused:
+            yield f"message {g.n} ({g.id}) was refused, and handed out at {g.got:.3f} s"
+        elif put.cancelled is not None and g.asked > put.cancelled:
+            yield f"message {g.n} ({g.id}), cancelled at {put.cancelled:.3f} s, was handed out at {g.got:.3f} s"
+
+
+def resurrected(history: History) -> Iterator[str]:
+    """I5: nothing is handed out to a receive that began after an ack of it was answered yes."""
+    acked: dict[str, float] = {}
+    for g in history.given:
+        if g.acked is not None:
+            acked[g.id] = min(g.acked, acked.get(g.id, g.acked))
+    for g in history.given:
+        if g.asked > acked.get(g.id, g.asked):
+            yield f"message {g.n} ({g.id}), acked at {acked[g.id]:.3f} s, was handed out at {g.got:.3f} s"
+
+
+def double_leases(history: History) -> Iterator[str]:
+    """I6: no two receives get one attempt of a message, and none gets a later attempt, in cluster time, before the
+    lease of the one before ended, unless that was handed back."""
+    for one, two in _neighbours(history):
+        if one.attempt == two.attempt:
+            if one.request != two.request:
+                yield f"message {one.n} ({one.id}): attempt {one.attempt} went to {one.consumer} and {two.consumer}"
+        elif two.now_ms < one.until_ms - _ROUNDING_MS and (one.nack_asked is None or one.nack_asked > two.got):
+            left_ms = one.until_ms - two.now_ms
+            yield f"message {one.n} ({one.id}): attempt {two.attempt}, and that before has {left_ms} ms left"
+
+
+def _neighbours(history: History) -> Iterator[tuple[Given, Given]]:
+    by_id: dict[str, list[Given]] = defaultdict(list)
+    for g in history.given:
+        by_id[g.id].append(g)
+    for several in by_id.values():
+        # A receive that was asked twice was granted once, and extended: what counts is its last answer.
+        several.sort(key=lambda g: (g.attempt, g.request, g.got))
+        yield from pairwise(several)
+
+
+def two_ids(history: History) -> Iterator[str]:
+    """I8: one idempotency key is one message under one id, in every answer and whenever it is handed out."""
+    for n, first, other in history.second_ids:
+        yield f"message {n} was told to be {first} and {other}"
+    ids: dict[int, str] = {put.n: put.id for put in history.puts.values() if put.id is not None}
+    for g in history.given:
+        if g.n >= 0 and ids.setdefault(g.n, g.id) != g.id:
+            yield f"message {g.n} is {ids[g.n]}, and was handed out as {g.id} too"
+
+
+def early(history: History) -> Iterator[str]:
+    """I9: no message is here before its delay has passed since its publish began, on this machine's monotonic clock;
+    nor does a node hand it out before its deliver_at in cluster time."""
+    changes = [event["t"] for event in history.of("leader")]
+    cold = [e["t"] for e in history.of("fault") if len(e["nodes"]) > len(e["all"]) // 2]
+    clocks = any(e["kind"] == "clock" for e in history.of("fault"))
+    for g in history.given:
+        if g.now_ms < g.due_ms - _ROUNDING_MS:
+            yield f"message {g.n} ({g.id}): {g.due_ms - g.now_ms} ms early in cluster time, at {g.got:.3f} s"
+        put = history.puts.get(g.n)
+        if put is None:
+            continue
+        passed_ms = (g.got - put.asked) * 1000
+        allowed_ms = _ROUNDING_MS + passed_ms * _RATE
+        short_ms = put.delay_s * 1000 - passed_ms - allowed_ms
+        if short_ms > 0:
+            # A leader is seen a while after it leads.
+            short_ms -= _CHANGE_MS * sum(put.asked < at < g.got + 1 for at in changes)
+            if clocks and any(at < g.got for at in cold):
+                short_ms -= _COLD_MS
+        if short_ms > 0:
+            yield f"message {g.n} ({g.id}): {short_ms:.1f} ms early, at {g.got:.3f} s"
+
+
+def diverged(history: History) -> Iterator[str]:
+    """I12: after healing every node has the same files, by length and checksum, at one applied index."""
+    for event in history.of("replicas"):
+        if event["code"]:
+            yield event["said"]
+
+
+def stuck(history: History) -> Iterator[str]:
+    """I15: after healing every node is ready again within the limit, all owed messages are handed out, and no leader's
+    place stays empty for longer than allowed."""
+    for event in history.of("not-recovered"):
+        yield f"{event['s']:.1f} s after healing at {event['t'] - event['s']:.3f} s: {event['why']}"
+    for event in history.of("asked-for"):
+        if event["state"] in ("scheduled", "ready", "leased"):
+            yield f"{event['id']} is still {event['state']} at the end"
+
+
+def ended(history: History) -> Iterator[str]:
+    """I17: no node ends by itself, unless its disk failed it."""
+    for event in history.of("ended"):
+        if not event["may"]:
+            yield f"{event['node']} ended by itself at {event['t']:.3f} s with exit code {event['code']}: see its log"
+
+
+CHECKERS: dict[str, Callable[[History], Iterator[str]]] = {
+    "I1 lost": lost,
+    "I3 phantom": phantoms,
+    "I5 resurrection": resurrected,
+    "I6 double lease": double_leases,
+    "I8 duplicate": two_ids,
+    "I9 early": early,
+    "I12 divergence": diverged,
+    "I15 liveness": stuck,
+    "I17 fail-stop": ended,
+}

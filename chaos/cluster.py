@@ -1,0 +1,297 @@
+"""The cluster under test: processes that chaos starts itself, or one that an admin runs, given by a cluster file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from chaos import tools
+from chaos.disks import Disk
+from chaos.namespaces import Network
+from chaos.scenario import KINDS, TARGETS, Mistake, Scenario, line_of, read_toml, unknown
+
+_PR_SET_PDEATHSIG = 1
+_CLEAN_END_S = 20.0
+_COMMAND_S = 120.0
+
+
+class Cluster:
+    """What faults are made of. `do` returns when it is done; what heals is harmless when there is nothing to heal."""
+
+    #: URL by name.
+    urls: dict[str, str]
+    network: Network | None = None
+    disks: Mapping[str, Disk] = {}
+    #: Operations take seconds, so they are done in a thread.
+    slow = False
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.urls)
+
+    def others(self, name: str) -> list[str]:
+        return [other for other in self.urls if other != name]
+
+    def do(self, what: str, name: str) -> None:
+        """kill, stop, start, pause, resume, empty (of a node that does not run: all it kept), cut and uncut (from all
+        other nodes)."""
+        raise NotImplementedError
+
+    def control(self, name: str, *, sync_delay_ms: int = 0, sync_errno: int = 0, clock_offset_ms: int = 0) -> None:
+        """What preload.c does to a node's syncs and clock."""
+        raise NotImplementedError
+
+    def ended(self, name: str) -> int | None:
+        """The exit code of a node that does not run, where that is known."""
+        return None
+
+    def founded(self) -> None:
+        """Every node was ready once."""
+
+    def up(self) -> None:
+        """Everything is started."""
+
+    def close(self) -> None:
+        """Whatever state things are in: nothing of ours is left but files."""
+
+
+class LocalCluster(Cluster):
+    """n1 … nN on this machine, in `directory`; in a network and on disks of their own if the faults need that."""
+
+    def __init__(self, scenario: Scenario, directory: Path, kinds: set[str], port_base: int | None = None) -> None:
+        needs = {need for kind in kinds for need in KINDS[kind].needs}
+        self.directory = directory
+        self._scenario = scenario
+        self._names = [f"n{i + 1}" for i in range(scenario.cluster.nodes)]
+        self.network = Network(self._names) if "ip" in needs else None
+        mib = scenario.cluster.disk_mib
+        self.disks = {name: Disk(directory, name, mib) for name in self._names} if "mkfs" in needs else {}
+        self._preload = tools.build_preload(directory) if "cc" in needs else None
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        #: Asked to end, and not waited for.
+        self._ending: set[str] = set()
+        self._founded = False
+        self._environment = {k: v for k, v in os.environ.items() if not k.startswith("HADELAY_")}
+        self._ports = list(range(port_base, port_base + 2 * len(self._names))) if port_base else self._free_ports()
+        self.urls = {name: f"http://{self._http(i)}" for i, name in enumerate(self._names)}
+
+    def _free_ports(self) -> list[int]:
+        with contextlib.ExitStack() as held:
+            sockets = [held.enter_context(socket.socket()) for _ in range(2 * len(self._names))]
+            for one in sockets:
+                one.bind(("127.0.0.1", 0))
+            return [one.getsockname()[1] for one in sockets]
+
+    def _http(self, i: int) -> str:
+        return f"{self.network.address(self._names[i])}:8400" if self.network else f"127.0.0.1:{self._ports[i]}"
+
+    def _raft(self, i: int) -> str:
+        port = self._ports[len(self._names) + i]
+        return f"{self.network.address(self._names[i])}:8500" if self.network else f"127.0.0.1:{port}"
+
+    def _data(self, name: str) -> Path:
+        return (self.disks[name].mount if self.disks else self.directory) / name
+
+    def up(self) -> None:
+        if self.network:
+            self.network.up()
+        for disk in self.disks.values():
+            disk.make()
+        peers = "".join(f'{name} = "{self._raft(i)}"\n' for i, name in enumerate(self._names))
+        for i, name in enumerate(self._names):
+            (self.directory / f"{name}.toml").write_text(
+                f'[node]\nname = "{name}"\ndata_dir = "{self._data(name)}"\n[cluster]\nid = "chaos-{os.getpid()}"\n'
+                f'[http]\nlisten = "{self._http(i)}"\n[raft]\nlisten = "{self._raft(i)}"\n'
+                f'[dispatch]\nsync = "{self._scenario.cluster.sync}"\n'
+                f"[security]\ninsecure = {'true' if self.network else 'false'}\n[raft.peers]\n{peers}"
+            )
+            self._control_file(name).write_bytes(bytes(16))
+        for name in self._names:
+            self._start(name)
+
+    def do(self, what: str, name: str) -> None:
+        getattr(self, f"_{what}")(name)
+
+    def founded(self) -> None:
+        self._founded = True  # from now on an empty directory is a loss
+
+    def _start(self, name: str) -> None:
+        if name in self._ending:
+            self._ending.discard(name)
+            try:
+                self._processes[name].wait(_CLEAN_END_S)
+            except subprocess.TimeoutExpired:
+                self._kill(name)
+        if name in self._processes and self._processes[name].poll() is None:
+            return
+        words = ["serve", str(self.directory / f"{name}.toml"), "--output", "json"]
+        words += [] if self._founded else ["--init"]
+        # Small enough that checkpoints, segments and reserves are met in a short run.
+        settings = ["storage.checkpoint_interval_ms=5s", "raft.segment_bytes=8MiB"]
+        settings += ["storage.min_free_bytes=48MiB"] if self.disks else []
+        for setting in (*settings, *self._scenario.cluster.settings):
+            words += ["--set", setting]
+        environment = dict(self._environment)
+        if self._preload:
+            environment |= {"LD_PRELOAD": str(self._preload), "CHAOS_CONTROL": str(self._control_file(name))}
+        space = self.network.space(name) if self.network else None
+
+        def before() -> None:  # in the child: it ends with us, whatever ends us
+            tools.libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if space:
+                tools.enter_namespace(space)
+
+        with open(self.directory / f"{name}.log", "ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "hadelay", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=before,
+            )
+
+    def _kill(self, name: str) -> None:
+        self._processes[name].kill()
+        self._processes[name].wait()
+
+    def _stop(self, name: str) -> None:
+        self._processes[name].terminate()
+        self._ending.add(name)
+
+    def _pause(self, name: str) -> None:
+        self._processes[name].send_signal(signal.SIGSTOP)
+
+    def _resume(self, name: str) -> None:
+        self._processes[name].send_signal(signal.SIGCONT)
+
+    def _empty(self, name: str) -> None:
+        shutil.rmtree(self._data(name), ignore_errors=True)
+
+    def _cut(self, name: str) -> None:
+        assert self.network
+        self.network.cut(name)
+
+    def _uncut(self, name: str) -> None:
+        assert self.network
+        self.network.uncut(name)
+
+    def _control_file(self, name: str) -> Path:
+        return self.directory / f"{name}.control"
+
+    def control(self, name: str, *, sync_delay_ms: int = 0, sync_errno: int = 0, clock_offset_ms: int = 0) -> None:
+        with open(self._control_file(name), "r+b", buffering=0) as file:
+            file.write(struct.pack("<iiq", sync_delay_ms, sync_errno, clock_offset_ms))
+
+    def ended(self, name: str) -> int | None:
+        return self._processes[name].poll()
+
+    def close(self) -> None:
+        for disk in self.disks.values():
+            with contextlib.suppress(OSError):
+                disk.thaw()
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.kill()
+        for process in self._processes.values():
+            process.wait()
+        for disk in self.disks.values():
+            disk.remove()
+        if self.network:
+            self.network.down()
+
+
+# --- one that an admin runs
+
+
+class _NodePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    http: str
+    kill: str = ""
+    stop: str = ""
+    start: str = ""
+    pause: str = ""
+    resume: str = ""
+    empty: str = ""
+    cut: str = ""
+    uncut: str = ""
+
+
+class _ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    nodes: dict[str, _NodePart]
+
+
+#: The commands that a kind of fault needs of a cluster file.
+_NEEDS = {
+    "kill": ("kill", "start"), "stop": ("stop", "start"), "pause": ("pause", "resume"),
+    "wipe": ("kill", "empty", "start"), "transfer": (), "cut": ("cut", "uncut"),
+}  # fmt: skip
+
+
+class GivenCluster(Cluster):
+    """What is done to a node is a command of its table in the file, run here; in it {node} is the node's name and
+    {peers} the hosts of the other nodes."""
+
+    slow = True
+
+    def __init__(self, path: Path) -> None:
+        file, self._lines = read_toml(path, _ClusterFile)
+        self._path, self._nodes = path, file.nodes
+        self.urls = {name: node.http.rstrip("/") for name, node in file.nodes.items()}
+
+    def kinds(self, asked: set[str]) -> set[str]:
+        """Those of `asked` that the file has the commands for; Mistake when one is named that it has not."""
+        lacking = {}
+        for kind, needs in _NEEDS.items():
+            for name, node in self._nodes.items():
+                if absent := [what for what in needs if not getattr(node, what)]:
+                    where = f"{self._path}:{line_of(self._lines, f'nodes.{name}')}: nodes.{name}"
+                    lacking[kind] = f"{where}: {kind} needs {', '.join(absent)}"
+        for kind in sorted(asked - {"any"}):
+            if kind not in _NEEDS:
+                raise Mistake(f"{kind} is for clusters that chaos starts itself; there are {', '.join(_NEEDS)}")
+            if kind in lacking:
+                raise Mistake(lacking[kind])
+        return (asked - {"any"}) | (_NEEDS.keys() - lacking.keys() if "any" in asked else set())
+
+    def up(self) -> None:
+        """The load follows redirects, and faults follow names: both must lead nowhere that the file does not name."""
+        for name, url in self.urls.items():
+            try:
+                with urllib.request.urlopen(f"{url}/v1/cluster?stale=true", timeout=5) as answer:
+                    members = msgspec.json.decode(answer.read())["members"]
+            except OSError as error:
+                raise Mistake(f"{name}: {url} does not answer: {error}") from error
+            for member in members:
+                if self.urls.get(member["name"]) != member["http"].rstrip("/"):
+                    raise Mistake(
+                        f"{self._path}: the cluster has {member['name']} at {member['http']}, and the file does not "
+                        "say so: nothing is done to addresses that are not in it"
+                    )
+
+    def do(self, what: str, name: str) -> None:
+        peers = " ".join(str(urlsplit(self.urls[other]).hostname) for other in self.others(name))
+        words = shlex.split(getattr(self._nodes[name], what).replace("{node}", name).replace("{peers}", peers))
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_S)
+        if done.returncode:
+            raise Mistake(f"{name}: {shlex.join(words)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+
+
+def check_targets(scenario: Scenario, cluster: Cluster) -> None:
+    """Names of nodes in a scenario are nodes of this cluster."""
+    for i, fault in enumerate(scenario.faults):
+        if fault.target not in (*TARGETS, *cluster.names):
+            raise Mistake(f"faults[{i}].target: {unknown(fault.target, (*TARGETS, *cluster.names))}")

@@ -1,0 +1,156 @@
+"""What is broken, and how it is healed: a context manager for each kind. Leaving it heals, whatever happened inside."""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from http.client import HTTPException
+
+from chaos.cluster import Cluster
+from chaos.disks import METADATA_FLUSHED, NOTHING_FLUSHED, Disk
+from chaos.namespaces import Network
+from chaos.scenario import KINDS, Fault
+
+Strike = Callable[[Cluster, list[str], Fault], Iterator[None]]
+_TRANSFER_S = 5.0
+
+
+def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> AbstractContextManager[None]:
+    """`fault` holds on `nodes` until the context is left."""
+    return contextmanager(_STRIKES[fault.kind])(cluster, nodes, fault)
+
+
+def choose(fault: Fault, names: list[str], leader: str | None, busy: set[str], draw: random.Random) -> list[str]:
+    """The nodes that are hit, of those that nothing else holds."""
+    free = [name for name in names if name not in busy]
+    draw.shuffle(free)
+    if leader in free:  # first, so that a majority has it
+        free.remove(leader)
+        free.insert(0, leader)
+    minority, majority = (len(names) - 1) // 2, len(names) // 2 + 1
+    if fault.target == "leader":
+        return free[:1]
+    if fault.target == "follower":
+        return [name for name in free if name != leader][:1]
+    if fault.target == "random":
+        return draw.sample(free, min(1, len(free)))
+    if fault.target in ("minority", "majority", "all"):
+        return free[: {"minority": minority, "majority": majority, "all": len(names)}[fault.target]]
+    return [fault.target] if fault.target in free else []
+
+
+def _doing(*hit: str, heal: str) -> Strike:
+    def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
+        try:
+            for name in nodes:
+                for what in hit:
+                    cluster.do(what, name)
+            yield
+        finally:
+            for name in nodes:
+                cluster.do(heal, name)
+
+    return strike
+
+
+def _transfer(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
+    # Refused, or not answered, is as good: it is a request like any other.
+    def ask(name: str) -> None:
+        url, head = f"{cluster.urls[name]}/v1/cluster:transfer-leader", {"Content-Type": "application/json"}
+        with suppress(OSError, HTTPException):
+            urllib.request.urlopen(urllib.request.Request(url, b"{}", head), timeout=_TRANSFER_S).close()
+
+    for name in nodes[:1]:
+        threading.Thread(target=ask, args=(name,)).start()
+    yield
+
+
+def _on_network(hit: Callable[[Network, str, Fault], None], heal: Callable[[Network, str], None]) -> Strike:
+    def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
+        assert cluster.network
+        with ExitStack() as healing:
+            for name in nodes:
+                healing.callback(heal, cluster.network, name)
+                hit(cluster.network, name, fault)
+            yield
+
+    return strike
+
+
+def _shaping(*discipline: str) -> Strike:
+    def shape(network: Network, name: str, fault: Fault) -> None:
+        network.shape(name, *(word.format(fault.amount()) for word in discipline))
+
+    return _on_network(shape, Network.unshape)
+
+
+def _controlling(values: Callable[[Fault], dict[str, int]]) -> Strike:
+    def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
+        try:
+            for name in nodes:
+                cluster.control(name, **values(fault))
+            yield
+        finally:
+            for name in nodes:
+                cluster.control(name)
+                cluster.do("start", name)
+
+    return strike
+
+
+def _on_disk(hit: Callable[[Disk], None], heal: Callable[[Disk], None]) -> Strike:
+    def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
+        with ExitStack() as healing:
+            for name in nodes:
+                healing.callback(cluster.do, "start", name)
+                hit(cluster.disks[name])
+                healing.callback(heal, cluster.disks[name])
+            yield
+
+    return strike
+
+
+def _power_cut(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
+    disks = [cluster.disks[name] for name in nodes]
+    # All of them first: a node that sees another die may not sync meanwhile.
+    for disk in disks:
+        disk.cut_power(NOTHING_FLUSHED if fault.target != "random" else METADATA_FLUSHED)
+    try:
+        for name in nodes:
+            cluster.do("kill", name)
+            cluster.disks[name].detach()
+        yield
+    finally:
+        for name in nodes:
+            cluster.disks[name].attach()
+            cluster.do("start", name)
+
+
+_STRIKES: dict[str, Strike] = {
+    "kill": _doing("kill", heal="start"),
+    "stop": _doing("stop", heal="start"),
+    "wipe": _doing("kill", "empty", heal="start"),
+    "pause": _doing("pause", heal="resume"),
+    "transfer": _transfer,
+    "cut": _doing("cut", heal="uncut"),
+    "deaf": _on_network(lambda network, name, fault: network.cut(name, heard=True), Network.uncut),
+    "mute": _on_network(lambda network, name, fault: network.cut(name, hears=True), Network.uncut),
+    "loss": _on_network(lambda network, name, fault: network.lose(name, fault.amount()), Network.lose_nothing),
+    "delay": _shaping("netem", "delay", "{}ms"),
+    "slow-link": _shaping("tbf", "rate", "{}kbit", "burst", "16kb", "latency", "200ms"),
+    "slow-sync": _controlling(lambda fault: {"sync_delay_ms": fault.amount()}),
+    "fail-sync": _controlling(lambda fault: {"sync_errno": errno.EIO}),
+    "clock": _controlling(lambda fault: {"clock_offset_ms": fault.amount()}),
+    "full-disk": _on_disk(Disk.fill, Disk.unfill),
+    "stalled-disk": _on_disk(Disk.freeze, Disk.thaw),
+    "power-cut": _power_cut,
+}
+assert _STRIKES.keys() == KINDS.keys()
+#: A node that is hit by these may end by itself, and should: an error of the disk is never ignored.
+MAY_END = {"fail-sync", "full-disk", "stalled-disk", "power-cut"}
+#: These take a leader away: how long until somebody else commits is measured.
+DEPOSING = {"kill", "stop", "pause", "wipe", "cut", "stalled-disk", "power-cut", "fail-sync"}

@@ -1,0 +1,170 @@
+"""What a run found: a table for people, JSON for machines, and a page of one file with the course of it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+from chaos.checkers import Verdict
+from chaos.history import History
+
+_SHOWN = 20
+_WIDTH, _LEFT, _ROW, _PLOT = 1000, 70, 16, 120
+_COLOURS = ("#4269d0", "#3ca951", "#efb118", "#a463f2", "#ff725c", "#6cc5b0", "#97bbf5", "#9c6b4e", "#9498a0")
+
+
+def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> dict[str, Any]:
+    """Everything but the course of the run; times in milliseconds unless their name says `_s`."""
+    puts = history.puts.values()
+    first = {g.id: g for g in reversed(history.given)}
+    spans = fault_spans(history)
+    late: dict[str, list[float]] = {"calm": [], "during faults": []}
+    for g in first.values():
+        due_s = g.got - (g.now_ms - g.due_ms) / 1000
+        calm = not any(began < g.got and due_s < healed for began, healed in spans)
+        late["calm" if calm else "during faults"].append(g.now_ms - g.due_ms)
+    failovers: dict[str, list[float]] = defaultdict(list)
+    for event in history.of("failover"):
+        failovers[event["kind"]].append(event["s"] * 1000)
+    return {
+        **head,
+        "ok": not any(v.violations for v in verdicts),
+        "messages": {
+            "tried": len(puts),
+            "acknowledged": sum(p.id is not None for p in puts),
+            "unknown": sum(p.id is None and not p.refused for p in puts),
+            "refused": sum(p.refused for p in puts),
+            "handed out": len(first),
+            "redelivered": sum(g.attempt > 1 for g in history.given),
+            "acked": len({g.id for g in history.given if g.acked is not None}),
+            "cancelled": sum(p.cancelled is not None for p in puts),
+        },
+        "faults": dict(sorted(Counter(event["kind"] for event in history.of("fault")).items())),
+        "leaders": len(history.of("leader")),
+        "ended by themselves": len(history.of("ended")),
+        "failover_ms": {kind: spread(values) for kind, values in sorted(failovers.items())},
+        "late_ms": {phase: spread(values) for phase, values in late.items() if values},
+        "recovery_ms": spread(event["s"] * 1000 for event in history.of("recovered")),
+        "verdicts": {v.name: {"what": v.what, "violations": v.violations} for v in verdicts},
+    }
+
+
+def fault_spans(history: History) -> list[tuple[float, float]]:
+    """From each fault until every node was ready again and a second more, in which what it held up is handed out."""
+    again = [event["t"] for event in history.of("recovered")]
+    return [(e["began"], next((t for t in again if t >= e["t"]), e["t"]) + 1.0) for e in history.of("healed")]
+
+
+def spread(values: Iterable[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    if not ordered:
+        return {"n": 0}
+    at = {"p50": 0.5, "p99": 0.99}
+    found = {name: round(ordered[min(len(ordered) - 1, int(q * len(ordered)))], 1) for name, q in at.items()}
+    return {"n": len(ordered), **found, "max": round(ordered[-1], 1)}
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = [f"{found['scenario']}, seed {found['seed']}, {found['seconds']:.0f} s", ""]
+    if found.get("interrupted"):
+        lines[0] += ", interrupted: verdicts are of what was seen until then"
+    lines += [f"  {name:<16}{count:>10,}" for name, count in found["messages"].items()]
+    lines += ["", "  faults          " + ", ".join(f"{kind} {n}" for kind, n in found["faults"].items())]
+    lines += [f"  {'leaders':<16}{found['leaders']:>10}"]
+    for title, rows in (("failover", found["failover_ms"]), ("late", found["late_ms"])):
+        lines += [f"  {title + ', ' + kind:<24}{_spread(row)}" for kind, row in rows.items()]
+    lines += [f"  {'ready after healing':<24}{_spread(found['recovery_ms'])}", ""]
+    for name, verdict in found["verdicts"].items():
+        violations = verdict["violations"]
+        lines.append(f"  {name:<16}{f'VIOLATED {len(violations)} times' if violations else 'held'}")
+        lines += [f"    {violation}" for violation in violations[:_SHOWN]]
+        lines += [f"    … and {len(violations) - _SHOWN} more"] if len(violations) > _SHOWN else []
+    lines += ["", f"  again: {found['replay']}", f"  files: {found['directory']}"]
+    return "\n".join(lines)
+
+
+def _spread(row: dict[str, float]) -> str:
+    if not row["n"]:
+        return "none"
+    return f"p50 {row['p50']:,.0f} ms, p99 {row['p99']:,.0f} ms, max {row['max']:,.0f} ms ({row['n']:,.0f})"
+
+
+# --- the page
+
+
+def page(history: History, found: dict[str, Any]) -> str:
+    return f"""<!doctype html><meta charset="utf-8"><title>chaos: {escape(found["scenario"])}</title>
+<style>body{{font:14px/1.4 system-ui;margin:2em;max-width:1100px}} pre{{background:#f4f4f4;padding:1em;overflow:auto}}
+text{{font:11px system-ui}} .bad{{color:#c00}}</style>
+<h1>{escape(found["scenario"])}, seed {found["seed"]}:
+{"held" if found["ok"] else '<span class="bad">violated</span>'}</h1>
+{_course(history)}
+<pre>{escape(table(found))}</pre>
+"""
+
+
+def _course(history: History) -> str:
+    """Rates above, who leads and what is broken at each node below, over time."""
+    faults = history.of("healed")
+    names = sorted({name for event in history.of("fault") for name in event["all"]})
+    end: float = max([g.got for g in history.given] + [e["t"] for e in history.events] + [1.0])
+
+    def x(t: float) -> float:
+        return _LEFT + t / end * (_WIDTH - _LEFT)
+
+    def rate(times: Iterable[float], colour: str, peak: int) -> str:
+        counts = Counter(int(t) for t in times)
+        points = " ".join(
+            f"{x(t + 0.5):.1f},{_PLOT - counts[t] / peak * (_PLOT - 10):.1f}" for t in range(int(end) + 1)
+        )
+        return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+
+    stored = [p.stored for p in history.puts.values() if p.stored is not None]
+    got = [g.got for g in history.given]
+    peak = max([*Counter(map(int, stored)).values(), *Counter(map(int, got)).values(), 1])
+    parts = [
+        f'<text x="0" y="12">{peak}/s</text>',
+        f'<text x="0" y="30" fill="{_COLOURS[0]}">stored</text>',
+        f'<text x="0" y="46" fill="{_COLOURS[4]}">handed out</text>',
+        rate(stored, _COLOURS[0], peak),
+        rate(got, _COLOURS[4], peak),
+    ]
+    worst: dict[int, int] = {}
+    for g in history.given:
+        worst[int(g.got)] = max(worst.get(int(g.got), 0), g.now_ms - g.due_ms if g.attempt == 1 else 0)
+    top = max([*worst.values(), 1])
+    base = _PLOT + 70
+    parts.append(f'<text x="0" y="{_PLOT + 22}">latest: {top} ms</text>')
+    for second, ms in worst.items():
+        height = ms / top * 50
+        parts.append(
+            f'<rect x="{x(second):.1f}" y="{base - height:.1f}" width="{max(1.0, x(1) - x(0) - 0.5):.1f}" '
+            f'height="{height:.1f}" fill="{_COLOURS[2]}"><title>{ms} ms late</title></rect>'
+        )
+    row = {name: base + 12 + i * _ROW for i, name in enumerate(names)}
+    leaders = history.of("leader")
+    for one, after in zip(leaders, [*leaders[1:], {"t": end}], strict=False):
+        if one["node"] in row:
+            parts.append(
+                _bar(x(one["t"]), x(after["t"]), row[one["node"]] + 5, 3, "#333", f"leader, term {one['term']}")
+            )
+    kinds = sorted({event["kind"] for event in faults})
+    for event in faults:
+        for name in event["nodes"]:
+            colour = _COLOURS[kinds.index(event["kind"]) % len(_COLOURS)]
+            parts.append(_bar(x(event["began"]), x(event["t"]), row[name], _ROW - 3, colour, event["kind"]))
+    parts += [f'<text x="0" y="{y + 11}">{escape(name)}</text>' for name, y in row.items()]
+    legend = base + 24 + len(names) * _ROW
+    for i, kind in enumerate(kinds):
+        colour = _COLOURS[i % len(_COLOURS)]
+        parts.append(f'<text x="{_LEFT + i % 10 * 90}" y="{legend + i // 10 * 14}" fill="{colour}">{kind}</text>')
+    return f'<svg width="{_WIDTH}" height="{legend + 40}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+
+
+def _bar(left: float, right: float, y: float, height: float, colour: str, title: str) -> str:
+    return (
+        f'<rect x="{left:.1f}" y="{y}" width="{max(1.5, right - left):.1f}" height="{height}" fill="{colour}" '
+        f'opacity="0.75"><title>{escape(title)}</title></rect>'
+    )

@@ -1,0 +1,282 @@
+"""A scenario: a TOML file that says which cluster, which load, which faults, for how long. docs/howto/chaos.md has it
+key by key; a mistake is told with its line and key."""
+
+from __future__ import annotations
+
+import difflib
+import random
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+HERE = Path(__file__).resolve().parent / "scenarios"
+#: Or the name of a node.
+TARGETS = ("leader", "follower", "random", "minority", "majority", "all")
+T = TypeVar("T")
+
+
+class Mistake(Exception):
+    """What the user has to mend before anything is started. Exit code 2."""
+
+
+class ClusterPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    nodes: int = 3
+    sync: Literal["commit", "interval"] = "commit"
+    #: key=value for every node, over what chaos itself sets.
+    settings: list[str] = field(default_factory=list)
+    #: Size of each node's own disk, where faults need one.
+    disk_mib: int = 512
+
+
+class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    #: Messages per second, all publishers together.
+    rate: int = 200
+    publishers: int = 4
+    #: Messages per request of every other publisher; the others send one at a time.
+    batch: int = 20
+    delay_s: tuple[float, float] = (0.0, 4.0)
+    payload_bytes: tuple[int, int] = (0, 256)
+    topics: int = 2
+    consumers: int = 6
+    lease_s: float = 3.0
+    #: Shares: messages with a key; published twice under one idempotency key; cancelled; nacked; received by consumers
+    #: that then do nothing; receives whose connection is cut while they wait.
+    keyed: float = 0.2
+    repeated: float = 0.1
+    cancelled: float = 0.03
+    nacked: float = 0.05
+    forgotten: float = 0.03
+    hung_up: float = 0.05
+
+
+class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    kind: str
+    target: str = "leader"
+    #: Seconds after the one before was healed and every node was ready again.
+    after: float = 1.0
+    #: Or at once, along with the one before.
+    along: bool = False
+    #: How long until it is healed.
+    seconds: float = 1.5
+    ms: int | None = None
+    percent: int | None = None
+    kbit: int | None = None
+
+    def amount(self) -> int:
+        return next(value for value in (self.ms, self.percent, self.kbit, 0) if value is not None)
+
+
+class Rotation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Faults drawn by the seed, one round after another, until the time is over."""
+
+    #: Names of kinds, or "any": whatever works here.
+    kinds: list[str]
+    targets: list[str] = field(default_factory=lambda: ["leader", "leader", "follower", "majority", "all"])
+    seconds: tuple[float, float] = (0.3, 3.0)
+    #: Between a round that is healed and the next.
+    after: tuple[float, float] = (0.5, 4.0)
+    #: How many at once, at most.
+    together: int = 2
+
+
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    #: After a round's last fault is healed, every node has to be ready again within this.
+    recovery_s: float = 30.0
+    #: 0: reported, not judged.
+    failover_s: float = 0.0
+
+
+class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    title: str = ""
+    seconds: float = 20.0
+    seed: int = 1
+    cluster: ClusterPart = ClusterPart()
+    load: Load = Load()
+    limits: Limits = Limits()
+    faults: list[Fault] = field(default_factory=list)
+    rotation: Rotation | None = None
+
+    def kinds(self) -> set[str]:
+        return {fault.kind for fault in self.faults} | set(self.rotation.kinds if self.rotation else ())
+
+
+class Kind(Struct, frozen=True):
+    """What a scenario may say of a fault of this kind."""
+
+    help: str
+    #: What it needs: keys of tools._COMMANDS, root or netem.
+    needs: tuple[str, ...] = ()
+    #: Its amount: the key, and its default.
+    amount: tuple[str, int] | None = None
+    #: It never hits more than a minority: that would break what nobody promises.
+    few: bool = False
+    #: There is nothing to heal.
+    brief: bool = False
+
+
+KINDS: dict[str, Kind] = {
+    "kill": Kind("SIGKILL; started again"),
+    "stop": Kind("SIGTERM, a clean end; started again"),
+    "pause": Kind("SIGSTOP; SIGCONT"),
+    "wipe": Kind("SIGKILL and an empty disk; started again", few=True),
+    "transfer": Kind("leadership is handed to another node", brief=True),
+    "cut": Kind("no packets between it and the other nodes", ("root", "ip", "nft")),
+    "deaf": Kind("it hears nothing of the other nodes, and they hear it", ("root", "ip", "nft")),
+    "mute": Kind("the other nodes hear nothing of it, and it hears them", ("root", "ip", "nft")),
+    "loss": Kind("so many of the packets from other nodes are lost", ("root", "ip", "nft"), ("percent", 20)),
+    "delay": Kind("its packets leave so much later", ("root", "ip", "tc", "netem"), ("ms", 50)),
+    "slow-link": Kind("its packets leave at this rate", ("root", "ip", "tc"), ("kbit", 1000)),
+    "slow-sync": Kind("every sync takes so much longer", ("cc",), ("ms", 50)),
+    "fail-sync": Kind("syncs fail with EIO; started again", ("cc",), few=True),
+    "clock": Kind("its wall clock jumps by so much; back again", ("cc",), ("ms", 3_600_000), few=True),
+    "full-disk": Kind("no byte is left on its disk", ("root", "mkfs")),
+    "stalled-disk": Kind("every write to its disk waits", ("root", "mkfs")),
+    "power-cut": Kind("what was not synced is gone; started again", ("root", "mkfs")),
+}
+
+
+def find(name: str) -> Path:
+    """A file, or one of those that come along, by its name."""
+    path = Path(name)
+    if path.suffix != ".toml" and not path.exists():
+        path = HERE / f"{name}.toml"
+    if not path.exists():
+        raise Mistake(f"no scenario {name}: name a file, or one of {', '.join(sorted(p.stem for p in HERE.glob('*')))}")
+    return path
+
+
+def load(path: Path) -> Scenario:
+    """Raises Mistake that says what is wrong, with line and key."""
+    found, lines = read_toml(path, Scenario)
+    if complaints := [f"{path}:{line_of(lines, key)}: {key}: {what}" for key, what in _problems(found)]:
+        raise Mistake("\n".join(complaints))
+    return found
+
+
+def _problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
+    if not 1 <= scenario.cluster.nodes <= 9:
+        yield "cluster.nodes", f"{scenario.cluster.nodes}: expected 1 to 9"
+    if scenario.cluster.disk_mib < 128:
+        yield "cluster.disk_mib", "less than 128 is full from the beginning"
+    for i, fault in enumerate(scenario.faults):
+        kind = KINDS.get(fault.kind)
+        if kind is None:
+            yield f"faults[{i}].kind", unknown(fault.kind, KINDS)
+            continue
+        if kind.few and fault.target in ("majority", "all"):
+            yield f"faults[{i}].target", f"{fault.kind} of {fault.target} breaks what no cluster promises"
+        for name in ("ms", "percent", "kbit"):
+            if getattr(fault, name) is not None and (kind.amount is None or kind.amount[0] != name):
+                yield f"faults[{i}].{name}", f"{fault.kind} takes {kind.amount[0] if kind.amount else 'no amount'}"
+    if scenario.rotation:
+        lists = (("kinds", scenario.rotation.kinds, (*KINDS, "any")), ("targets", scenario.rotation.targets, TARGETS))
+        for key, given, known in lists:
+            yield from ((f"rotation.{key}", unknown(name, known)) for name in given if name not in known)
+    for part, names in ((scenario.load, ("delay_s", "payload_bytes")), (scenario.rotation, ("seconds", "after"))):
+        for name in names if part else ():
+            if not 0 <= getattr(part, name)[0] <= getattr(part, name)[1]:
+                yield f"{'load' if part is scenario.load else 'rotation'}.{name}", "expected [least, most]"
+    for name in ("rate", "publishers", "batch", "topics", "consumers", "lease_s"):
+        if getattr(scenario.load, name) <= 0:
+            yield f"load.{name}", "must be more than 0"
+
+
+def rounds(scenario: Scenario, seed: int, works: list[str]) -> Iterator[tuple[float, list[Fault]]]:
+    """(pause before it, faults at once): those of the list, then those of the rotation, for ever; equal for a seed."""
+    together: list[Fault] = []
+    for fault in map(_with_amount, scenario.faults):
+        if together and not fault.along:
+            yield together[0].after, together
+            together = []
+        together.append(fault)
+    if together:
+        yield together[0].after, together
+    rotation, draw = scenario.rotation, random.Random(seed)
+    waiting: list[str] = []
+    while rotation:
+        together = []
+        for _ in range(draw.randint(1, rotation.together)):
+            if not waiting:  # each in its turn, shuffled: by chance alone some would hardly be seen
+                kinds = works if "any" in rotation.kinds else rotation.kinds
+                waiting = draw.sample(kinds, len(kinds))
+            name, target = waiting.pop(), draw.choice(rotation.targets)
+            if KINDS[name].few and target in ("majority", "all"):
+                target = "random"
+            together.append(_with_amount(Fault(kind=name, target=target, seconds=draw.uniform(*rotation.seconds))))
+        yield draw.uniform(*rotation.after), together
+
+
+def _with_amount(fault: Fault) -> Fault:
+    amount = KINDS[fault.kind].amount
+    if amount is None or getattr(fault, amount[0]) is not None:
+        return fault
+    return msgspec.structs.replace(fault, **{amount[0]: amount[1]})
+
+
+# --- TOML with lines, for scenarios and cluster files
+
+
+def read_toml(path: Path, kind: type[T]) -> tuple[T, dict[str, int]]:
+    """The file as a struct, and the line of each dotted key (`faults[2].kind`). Raises Mistake."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise Mistake(f"{path}: not TOML: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise Mistake(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    lines = _lines(text)
+    try:
+        return msgspec.convert(tree, kind), lines
+    except msgspec.ValidationError as error:
+        what, _, at = str(error).partition(" - at ")
+        key = at.strip("`").removeprefix("$").removeprefix(".").replace("[...]", "")
+        if name := re.search(r"unknown field `(.*)`", what):
+            key = f"{key}.{name[1]}".lstrip(".")
+            # Of dicts, msgspec does not say which key: then the last part has to be enough.
+            key = next((k for k in lines if k.rpartition(".")[2] == name[1]), key) if key not in lines else key
+            what = unknown(name[1], _table_at(kind, key.split(".")[:-1]).__struct_fields__)
+        raise Mistake(f"{path}:{line_of(lines, key)}: {key or path.name}: {what}") from error
+
+
+def _table_at(kind: Any, path: list[str]) -> Any:
+    """The struct that stands there, by itself, in a list or in a dict."""
+    for part in path:
+        fields = {item.name: item.type for item in msgspec.structs.fields(kind)}
+        if inner := fields.get(part.partition("[")[0]):
+            options = (inner, *getattr(inner, "__args__", ()))
+            kind = next(one for one in options if isinstance(one, type) and issubclass(one, Struct))
+    return kind
+
+
+def _lines(text: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]", line):
+            table = re.sub(r"[\" ]", "", header[2])
+            if header[1] == "[[":
+                counts[table] = counts.get(table, -1) + 1
+                table = f"{table}[{counts[table]}]"
+            found.setdefault(table, number)
+        elif entry := re.match(r"\s*([\w.\"' -]+?)\s*=", line):
+            key = re.sub(r"[\"' ]", "", entry[1])
+            found.setdefault(f"{table}.{key}" if table else key, number)
+    return found
+
+
+def line_of(lines: dict[str, int], key: str) -> int:
+    while key and key not in lines:
+        key = key.rpartition(".")[0]
+    return lines.get(key, 1)
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"{name!r} is unknown; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}")

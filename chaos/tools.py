@@ -1,0 +1,111 @@
+"""What faults need of this machine, and what to install where it is missing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+from chaos.scenario import KINDS, Mistake
+
+#: command → Debian package.
+_COMMANDS = {
+    "ip": ("ip", "iproute2"),
+    "tc": ("tc", "iproute2"),
+    "nft": ("nft", "nftables"),
+    "mkfs": ("mkfs.ext4", "e2fsprogs"),
+    "cc": ("cc", "gcc"),
+}
+#: Namespaces and mounts of a run carry the pid of its process: what is left of a dead one is ours to clean.
+OURS = re.compile(r"hdchaos\.(\d+)\.[\w.-]+")
+_CLONE_NEWNET = 0x4000_0000
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def run(*words: object, stdin: str | None = None) -> str:
+    """A command's output; Mistake with its words when it fails."""
+    done = subprocess.run([str(w) for w in words], input=stdin, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise Mistake(f"{' '.join(map(str, words))}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+@cache
+def missing(need: str) -> str:
+    """ "" when it is there, else what to do."""
+    if need == "root":
+        return "" if os.geteuid() == 0 else "run it as root: it makes network namespaces and mounts disks"
+    if need == "netem":
+        return _netem()
+    command, package = _COMMANDS[need]
+    return "" if shutil.which(command) else f"{command} is not installed: apt-get install {package}"
+
+
+def _netem() -> str:
+    if missing("root") or missing("ip") or missing("tc"):
+        return ""  # said already
+    name = f"hdchaos.{os.getpid()}.probe"
+    run("ip", "netns", "add", name)
+    try:
+        run("tc", "-n", name, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
+    except Mistake:
+        return "this kernel has no netem (CONFIG_NET_SCH_NETEM, Debian: linux-image-amd64)"
+    finally:
+        run("ip", "netns", "del", name)
+    return ""
+
+
+def usable(kinds: set[str]) -> set[str]:
+    """`kinds`, with "any" as whatever works here. Raises Mistake that says what is missing for those that are named."""
+    works = {name for name, kind in KINDS.items() if not any(map(missing, kind.needs))} if "any" in kinds else set()
+    named = kinds - {"any"}
+    complaints = [f"{kind}: {missing(need)}" for kind in sorted(named) for need in KINDS[kind].needs if missing(need)]
+    if complaints:
+        raise Mistake("\n".join(complaints))
+    return named | works
+
+
+def build_preload(directory: Path) -> Path:
+    target = directory / "preload.so"
+    run("cc", "-shared", "-fPIC", "-O2", "-o", target, Path(__file__).with_name("preload.c"), "-ldl")
+    return target
+
+
+def enter_namespace(name: str) -> None:
+    """This thread, and what it starts, from now on lives in network namespace `name`."""
+    with open(f"/run/netns/{name}") as handle:
+        if libc.setns(handle.fileno(), _CLONE_NEWNET):
+            raise Mistake(f"setns {name}: {os.strerror(ctypes.get_errno())}")
+
+
+def clean() -> list[str]:
+    """Remove what runs that were killed left behind: only names that are ours, and only of processes that are gone."""
+    if missing("root") or missing("ip"):
+        return []
+    done = []
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        where = line.split()[1]
+        if _stale(Path(where).name):
+            subprocess.run(["fsfreeze", "-u", where], capture_output=True)
+            run("umount", "-l", where)
+            done.append(where)
+    for line in run("ip", "netns", "list").splitlines():
+        if _stale(line.split()[0]):
+            run("ip", "netns", "del", line.split()[0])
+            done.append(line.split()[0])
+    return done
+
+
+def _stale(name: str) -> bool:
+    match = OURS.fullmatch(name)
+    if not match:
+        return False
+    try:
+        words = Path(f"/proc/{match[1]}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return b"chaos" not in words and b"pytest" not in words

@@ -1,0 +1,168 @@
+"""Each promise of the checkers, kept and broken: a check that cannot fail is no check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.checkers import CHECKERS, check
+from chaos.history import History, body_of, number_of
+from chaos.report import page, summary, table
+
+HEAD = {"scenario": "test", "seed": 1, "seconds": 9, "replay": "again", "directory": "/"}
+
+
+def put(history: History, n: int = 0, delay_s: float = 1.0, at: float = 10.0) -> str:
+    history.record("put", n=n, delay_s=delay_s, size=3, asked=at)
+    history.record("stored", n=n, t=at + 0.01, id=f"M{n}")
+    return f"M{n}"
+
+
+def give(history: History, n: int = 0, got: float = 11.1, attempt: int = 1, request: str = "r", **other: Any) -> None:
+    """Handed out when it was due, in cluster time that is this clock's, for a lease of 2 s."""
+    now_ms = int(got * 1000)
+    fields = {"id": f"M{n}", "consumer": "c", "asked": got - 0.5, "now_ms": now_ms, "until_ms": now_ms + 2000}
+    fields |= {"due_ms": 11_000, "redelivered": attempt > 1, "whole": True, **other}
+    history.record("given", n=n, attempt=attempt, request=request, got=got, **fields)
+
+
+def kept(history: History) -> None:
+    put(history)
+    give(history)
+    give(history, got=13.2, attempt=2, request="r2")
+    history.record("acked", id="M0", attempt=2, request="r2", t=13.3)
+    put(history, n=1)
+    history.record("cancel", n=1, t=10.5)
+    history.record("cancelled", n=1, t=10.6)
+    history.record("replicas", t=20.0, code=0, said="all identical")
+    history.record("recovered", t=20.0, s=0.1)
+
+
+def early_by_the_harness_clock(history: History) -> None:
+    give(history, got=10.9, due_ms=10_900)
+
+
+def handed_back_and_given_again(history: History) -> None:
+    give(history, got=11.1, attempt=1, request="a")
+    history.record("nack", id="M0", attempt=1, request="a", t=11.2)
+    give(history, got=11.3, attempt=2, request="b")
+
+
+def asked_twice(history: History) -> None:
+    """One receive, asked again because its answer was lost: its lease was extended, and nothing is double."""
+    give(history, got=11.1)
+    give(history, got=12.1)
+
+
+def overlapping(history: History) -> None:
+    give(history, got=11.1, request="a")
+    give(history, got=12.0, attempt=2, request="b")
+
+
+def after_its_ack(history: History) -> None:
+    give(history)
+    history.record("acked", id="M0", attempt=1, request="r", t=11.2)
+    give(history, got=14.0, attempt=2, request="r2")
+
+
+def after_its_cancel(history: History) -> None:
+    history.record("cancel", n=0, t=10.5)
+    history.record("cancelled", n=0, t=10.6)
+    give(history, asked=10.7)
+
+
+def refused_and_given(history: History) -> None:
+    history.record("put", n=7, delay_s=0.0, size=3, asked=10.0)
+    history.record("refused", n=7, why="NoLeader")
+    give(history, n=7)
+
+
+def two_answers(history: History) -> None:
+    history.record("stored", n=0, t=10.2, id="M9")
+    give(history)
+
+
+def unlucky_end(history: History) -> None:
+    give(history)
+    history.record("ended", t=11.0, node="n1", code=70, may=False)
+
+
+BROKEN: list[tuple[str, Callable[[History], None]]] = [
+    ("I1 lost", lambda history: None),  # stored, and never seen again
+    ("I1 lost", lambda history: history.record("asked-for", t=20.0, id="M0", state="acked")),
+    ("I3 phantom", lambda history: give(history, n=5)),
+    ("I3 phantom", lambda history: give(history, whole=False)),
+    ("I3 phantom", after_its_cancel),
+    ("I3 phantom", refused_and_given),
+    ("I5 resurrection", after_its_ack),
+    ("I6 double lease", overlapping),
+    ("I6 double lease", lambda history: [give(history, request=one) for one in "ab"] and None),
+    ("I8 duplicate", two_answers),
+    ("I8 duplicate", lambda history: give(history, id="M9")),
+    ("I9 early", lambda history: give(history, got=11.1, due_ms=11_200)),
+    ("I9 early", early_by_the_harness_clock),
+    ("I12 divergence", lambda history: history.record("replicas", t=20.0, code=1, said="1 of 3 files differ")),
+    ("I15 liveness", lambda history: history.record("not-recovered", t=20.0, s=9.0, why="n1 not ready")),
+    ("I15 liveness", lambda history: history.record("asked-for", t=20.0, id="M0", state="ready")),
+    ("I17 fail-stop", unlucky_end),
+]
+
+
+def broken(history: History) -> set[str]:
+    return {verdict.name for verdict in check(history) if verdict.violations}
+
+
+@pytest.mark.parametrize("story", [kept, handed_back_and_given_again, asked_twice])
+def test_a_cluster_that_kept_its_promises_is_not_accused(story: Callable[[History], Any]) -> None:
+    history = History()
+    put(history)
+    story(history)
+    history.record("drained", t=20.0)
+    assert broken(history) == set()
+
+
+def test_what_an_interrupted_run_did_not_wait_for_is_not_lost() -> None:
+    history = History()
+    put(history)
+    assert broken(history) == set()
+
+
+@pytest.mark.parametrize(("name", "story"), BROKEN)
+def test_each_broken_promise_is_noticed(name: str, story: Callable[[History], None]) -> None:
+    history = History()
+    put(history)
+    story(history)
+    history.record("drained", t=20.0)
+    assert name in broken(history)
+
+
+def test_every_check_can_fail() -> None:
+    assert {name for name, _ in BROKEN} == set(CHECKERS)
+
+
+def test_interval_mode_promises_less() -> None:
+    history = History()
+    put(history)
+    overlapping(history)
+    assert not any(verdict.violations for verdict in check(history, "interval"))
+
+
+def test_a_payload_says_which_message_it_is_and_whether_it_is_whole() -> None:
+    assert number_of(body_of(70_000, 9)) == 70_000
+    assert number_of(body_of(70_000, 9)[:-1] + b"\0") is None
+
+
+def test_a_history_that_was_written_reads_the_same_even_if_it_was_cut_short(tmp_path: Path) -> None:
+    with open(tmp_path / "history.jsonl", "wb") as file:
+        history = History(file=file)
+        kept(history)
+        file.write(b'{"e":"give')
+    again = History.read(tmp_path / "history.jsonl")
+    assert (again.puts, again.given, again.events) == (history.puts, history.given, history.events)
+    found = summary(again, check(again), HEAD)
+    assert found["ok"]
+    assert "I1 lost" in table(found)
+    assert "<svg" in page(again, found)

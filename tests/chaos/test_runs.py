@@ -1,0 +1,110 @@
+"""Runs against real processes: a short one of everything that needs no root, and what an interruption leaves behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos import tools
+from chaos.__main__ import main
+from tests.ports import free_ports
+from tests.system.cluster import Cluster, environment, until
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+ROOT = Path(__file__).resolve().parents[2]
+BY_ROOT = not any(map(tools.missing, ("root", "ip", "nft", "mkfs")))
+
+
+def start(directory: Path, *words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "chaos", *map(str, words), "--dir", str(directory), "-o", "json"]
+    path = f"{ROOT / 'src'}:{ROOT}"
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment() | {"PYTHONPATH": path}
+    )
+
+
+def test_smoke(tmp_path: Path) -> None:
+    with start(tmp_path / "run", "run", "smoke", "--port-base", free_ports(6)) as run:
+        out, err = run.communicate()
+    assert run.returncode == 0, out + err
+    found: dict[str, Any] = json.loads(out)
+    assert found["ok"]
+    assert found["faults"] == {"kill": 2, "pause": 1, "stop": 1, "transfer": 1, "wipe": 1}
+    messages = found["messages"]
+    assert messages["acknowledged"] > 100
+    assert messages["handed out"] >= messages["acknowledged"] - messages["cancelled"]
+    assert set(found["failover_ms"]) == {"kill", "pause", "stop"}
+    assert "<svg" in (tmp_path / "run" / "report.html").read_text()
+    # What was written down is enough to judge it again.
+    assert main(["report", str(tmp_path / "run")]) == 0
+
+
+def processes_of(directory: Path) -> dict[int, str]:
+    """pid → state of each process that was started with a file in that directory."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{directory}/n".encode() in (path / "cmdline").read_bytes():
+                found[int(path.name)] = (path / "stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def leftovers() -> list[str]:
+    mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if "hdchaos" in line]
+    spaces = Path("/run/netns")
+    return mounts + ([path.name for path in spaces.glob("hdchaos*")] if spaces.exists() else [])
+
+
+def test_ctrl_c_in_the_middle_of_faults_heals_everything_and_leaves_nothing(tmp_path: Path) -> None:
+    before = leftovers()
+    kinds = ["pause", "cut", "stalled-disk"] if BY_ROOT else ["pause"]
+    fault = '[[faults]]\nkind = "{}"\ntarget = "n{}"\nseconds = 600.0\nalong = true\n'
+    (tmp_path / "long.toml").write_text("".join(fault.format(kind, i + 1) for i, kind in enumerate(kinds)))
+    directory = tmp_path / "run"
+    with start(directory, "run", tmp_path / "long.toml", "--port-base", free_ports(6)) as run:
+        assert run.stderr is not None
+        for kind in kinds:
+            assert kind in run.stderr.readline()
+        until(lambda: "T" in processes_of(directory).values(), "a node is paused")
+        assert bool(set(leftovers()) - set(before)) == BY_ROOT
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate(timeout=60)
+    assert run.returncode == 130, err
+    assert processes_of(directory) == {}
+    assert set(leftovers()) <= set(before)
+    found = json.loads(out)
+    assert found["interrupted"]
+    assert found["faults"] == dict.fromkeys(sorted(kinds), 1)
+
+
+def test_a_cluster_that_runs_already(tmp_path: Path) -> None:
+    """Only what its file names is touched; interrupted in the middle of a fault, it goes on as before."""
+    with Cluster(tmp_path / "cluster") as cluster:
+        (tmp_path / "long.toml").write_text('[[faults]]\nkind = "pause"\ntarget = "n2"\nseconds = 600.0\n')
+        nodes = {
+            name: f'[nodes.{name}]\nhttp = "{url}"\npause = "kill -STOP {cluster.pids[name]}"\n'
+            f'resume = "kill -CONT {cluster.pids[name]}"\n'
+            for name, url in cluster.urls.items()
+        }
+        (tmp_path / "all.toml").write_text("".join(nodes.values()))
+        (tmp_path / "two.toml").write_text(nodes["n1"] + nodes["n2"])
+
+        with start(tmp_path / "refused", "run", tmp_path / "long.toml", "--cluster", tmp_path / "two.toml") as run:
+            assert "the cluster has n3 at" in run.communicate(timeout=60)[1]
+        assert run.returncode == 2
+
+        state = Path(f"/proc/{cluster.pids['n2']}/stat")
+        with start(tmp_path / "run", "run", tmp_path / "long.toml", "--cluster", tmp_path / "all.toml") as run:
+            until(lambda: ") T " in state.read_text(), "n2 is paused")
+            run.send_signal(signal.SIGINT)
+            assert run.wait(60) == 130
+        assert ") T " not in state.read_text()
+        cluster.publish("n2", "after")

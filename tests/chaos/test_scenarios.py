@@ -1,0 +1,106 @@
+"""Scenario and cluster files: every mistake is refused before anything starts, with its line and key."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from chaos import scenario, tools
+from chaos.__main__ import MISTAKE, main
+from chaos.cluster import GivenCluster
+from chaos.scenario import KINDS, Mistake, rounds
+
+FAULT = '[[faults]]\nkind = "kill"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("seconds = 5\nseed = \n", 2, "not TOML"),
+        ("second = 5", 1, "did you mean seconds"),
+        ('seconds = "long"', 1, "seconds: Expected"),
+        ("[load]\nrate = 5\nratio = 1", 3, "'ratio' is unknown; did you mean rate"),
+        ("[load]\n\nrate = 0", 3, "load.rate"),
+        ("[load]\ndelay_s = [3.0, 1.0]", 2, "[least, most]"),
+        (f'{FAULT}\n[[faults]]\nkind = "kil"', 5, "faults[1].kind: 'kil' is unknown; did you mean kill"),
+        (f"{FAULT}{FAULT}sceonds = 3", 5, "did you mean seconds"),
+        (f"{FAULT}ms = 3", 3, "kill takes no amount"),
+        ('[[faults]]\nkind = "loss"\nms = 3', 3, "loss takes percent"),
+        ('[[faults]]\nkind = "wipe"\ntarget = "all"', 3, "breaks what no cluster promises"),
+        ('[rotation]\nkinds = ["any", "kll"]', 2, "did you mean kill"),
+        ('[rotation]\nkinds = ["any"]\ntargets = ["leder"]', 3, "did you mean leader"),
+        ("[cluster]\nnodes = 12", 2, "1 to 9"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(Mistake) as caught:
+        scenario.load(path)
+    assert words in str(caught.value)
+    assert f"mine.toml:{line}:" in str(caught.value) or f"line {line}" in str(caught.value)
+
+
+def test_a_node_that_is_not_there_and_a_scenario_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'{FAULT}target = "n7"')
+    assert main(["run", str(path), "--dir", str(tmp_path / "out")]) == MISTAKE
+    assert "'n7' is unknown" in capsys.readouterr().err
+    assert main(["run", "smock"]) == MISTAKE
+    assert "smoke" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == MISTAKE
+
+
+def test_missing_tools_are_named_with_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools.shutil, "which", lambda command: None)
+    monkeypatch.setattr(tools.os, "geteuid", lambda: 1000)
+    tools.missing.cache_clear()
+    try:
+        with pytest.raises(Mistake) as caught:
+            tools.usable({"cut", "slow-sync", "kill"})
+        for words in ("cut: run it as root", "apt-get install nftables", "slow-sync: cc is not installed"):
+            assert words in str(caught.value)
+        assert tools.usable({"any"}) == {"kill", "stop", "pause", "wipe", "transfer"}
+    finally:
+        tools.missing.cache_clear()
+
+
+def test_a_cluster_file_without_the_commands_a_fault_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text('[nodes.n1]\nhttp = "http://127.0.0.1:1"\nkill = "true"\n')
+    assert main(["run", "smoke", "--cluster", str(path), "--dir", str(tmp_path / "out")]) == MISTAKE
+    assert "cluster.toml:1: nodes.n1: kill needs start" in capsys.readouterr().err
+    path.write_text('[nodes.n1]\nhttp = "http://127.0.0.1:1"\nkil = "true"\n')
+    assert main(["run", "smoke", "--cluster", str(path)]) == MISTAKE
+    assert "cluster.toml:3: nodes.n1.kil: 'kil' is unknown; did you mean kill?" in capsys.readouterr().err
+
+
+def test_a_seed_draws_the_same_rounds_and_a_rotation_leaves_no_kind_out() -> None:
+    hour = scenario.load(scenario.find("hour"))
+    first = list(islice(rounds(hour, 5, list(KINDS)), 30))
+    assert first == list(islice(rounds(hour, 5, list(KINDS)), 30))
+    assert first != list(islice(rounds(hour, 6, list(KINDS)), 30))
+    faults = [fault for _, together in first for fault in together]
+    assert {fault.kind for fault in faults} == set(KINDS)
+    assert not any(KINDS[fault.kind].few and fault.target in ("majority", "all") for fault in faults)
+
+
+def test_what_comes_along_and_what_the_how_to_shows_is_in_order(tmp_path: Path) -> None:
+    for path in scenario.HERE.glob("*.toml"):
+        assert scenario.load(path).title
+    page = (scenario.HERE.parents[1] / "docs/howto/chaos.md").read_text()
+    shown = re.findall(r"^```toml (scenario|cluster)\n(.*?)^```$", page, re.M | re.S)
+    assert len(shown) == 3
+    for kind, text in shown:
+        path = tmp_path / "shown.toml"
+        path.write_text(text)
+        if kind == "scenario":
+            scenario.load(path)
+        else:
+            assert GivenCluster(path).kinds({"any"}) == {"kill", "stop", "pause", "transfer"}
+    assert all(f"`{kind}`" in page for kind in KINDS)
