@@ -120,7 +120,9 @@ def _run(options: argparse.Namespace) -> int:
         "sync": scenario.cluster.sync,
         "directory": str(directory),
         "replay": f"python -m chaos replay {directory}",
+        "interrupted": True,  # until it is over: `report` reads what a killed run left
     }
+    (directory / "run.json").write_text(json.dumps(head))
     cluster = given or LocalCluster(scenario, directory, kinds, options.port_base)
     check_targets(scenario, cluster)
     with open(directory / "history.jsonl", "wb", buffering=1 << 16) as file:

@@ -45,14 +45,12 @@ def choose(fault: Fault, names: list[str], leader: str | None, busy: set[str], d
 
 def _doing(*hit: str, heal: str) -> Strike:
     def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
-        try:
+        with ExitStack() as healing:  # a heal that fails does not keep the others from theirs
             for name in nodes:
+                healing.callback(cluster.do, heal, name)
                 for what in hit:
                     cluster.do(what, name)
             yield
-        finally:
-            for name in nodes:
-                cluster.do(heal, name)
 
     return strike
 
@@ -90,14 +88,12 @@ def _shaping(*discipline: str) -> Strike:
 
 def _controlling(values: Callable[[Fault], dict[str, int]]) -> Strike:
     def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
-        try:
+        with ExitStack() as healing:
             for name in nodes:
+                healing.callback(cluster.do, "start", name)
+                healing.callback(cluster.control, name)
                 cluster.control(name, **values(fault))
             yield
-        finally:
-            for name in nodes:
-                cluster.control(name)
-                cluster.do("start", name)
 
     return strike
 
@@ -115,19 +111,15 @@ def _on_disk(hit: Callable[[Disk], None], heal: Callable[[Disk], None]) -> Strik
 
 
 def _power_cut(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
-    disks = [cluster.disks[name] for name in nodes]
-    # All of them first: a node that sees another die may not sync meanwhile.
-    for disk in disks:
-        disk.cut_power(NOTHING_FLUSHED if fault.target != "random" else METADATA_FLUSHED)
-    try:
+    for name in nodes:  # all of them first: a node that sees another die may not sync meanwhile
+        cluster.disks[name].cut_power(NOTHING_FLUSHED if fault.target != "random" else METADATA_FLUSHED)
+    with ExitStack() as healing:
         for name in nodes:
+            healing.callback(cluster.do, "start", name)
+            healing.callback(cluster.disks[name].attach)
             cluster.do("kill", name)
             cluster.disks[name].detach()
         yield
-    finally:
-        for name in nodes:
-            cluster.disks[name].attach()
-            cluster.do("start", name)
 
 
 _STRIKES: dict[str, Strike] = {

@@ -23,7 +23,7 @@ from hadelay.errors import HadelayError
 
 _FOUNDED_S, _DRAIN_S, _REPLICAS_S = 60.0, 60.0, 60.0
 _WATCH_S, _PROBE_S, _LOOK_S = 0.1, 0.025, 0.05
-_PROBING_S = 20.0
+_PROBING_S, _DRAIN_LOOK_S = 20.0, 0.5
 #: Not asked one by one for more than this: a run that loses more needs no more to be told.
 _ASKED_FOR = 1_000
 Say = Callable[[str], None]
@@ -216,7 +216,7 @@ class Run:
         await self._recovered()
         end = self.history.clock() + self.scenario.load.delay_s[1] + 2 * self.scenario.load.lease_s + _DRAIN_S
         while self._owed() and self.history.clock() < end:  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_DRAIN_LOOK_S)
         self.history.record("drained", t=self.history.clock())
         client = self.traffic.client()
         for message_id in sorted(self._owed())[:_ASKED_FOR]:
@@ -228,7 +228,7 @@ class Run:
         await asyncio.to_thread(self._compare)
 
     def _owed(self) -> set[str]:
-        """Stored, not cancelled, and not yet acked as far as we know; in the end consumers leave nothing unacked."""
+        """Stored, not cancelled, and not yet handed out."""
         stored = {put.id for put in self.history.puts.values() if put.id is not None and put.cancel_asked is None}
         return stored - {given.id for given in self.history.given}
 
