@@ -113,7 +113,7 @@ def early(history: History) -> Iterator[str]:
     nor does a node hand it out before its deliver_at in cluster time."""
     changes = [event["t"] for event in history.of("leader")]
     cold = [e["t"] for e in history.of("fault") if len(e["nodes"]) > len(e["all"]) // 2]
-    clocks = any(e["kind"] == "clock" for e in history.of("fault"))
+    clocks = any(e["kind"] == "clock" for e in history.of("fault")) or any(e["clocks"] > 1 for e in history.of("load"))
     for g in history.given:
         if g.now_ms < g.due_ms - _ROUNDING_MS:
             yield f"message {g.n} ({g.id}): {g.due_ms - g.now_ms} ms early in cluster time, at {g.got:.3f} s"

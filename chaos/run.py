@@ -116,7 +116,8 @@ class Run:
     # breaking
 
     async def _break(self, kinds: list[str]) -> None:
-        self.history.record("load", t=self.history.clock())
+        clocks = len(self.cluster.names) if self.cluster.slow else 1
+        self.history.record("load", t=self.history.clock(), clocks=clocks)
         end = self.history.clock() + self.scenario.seconds
         for pause_s, together in rounds(self.scenario, self.seed, kinds):
             if self.scenario.rotation and self.history.clock() + pause_s >= end:

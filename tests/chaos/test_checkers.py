@@ -143,6 +143,16 @@ def test_every_check_can_fail() -> None:
     assert {name for name, _ in BROKEN} == set(CHECKERS)
 
 
+def test_a_cold_start_takes_time_from_wall_clocks_which_may_differ_between_machines() -> None:
+    for clocks, noticed in ((1, True), (3, False)):
+        history = History()
+        history.record("load", t=9.0, clocks=clocks)
+        put(history)
+        history.record("fault", t=10.2, kind="kill", nodes=["n1", "n2"], all=["n1", "n2", "n3"], deposed=True)
+        early_by_the_harness_clock(history)
+        assert ("I9 early" in broken(history)) == noticed
+
+
 def test_interval_mode_promises_less() -> None:
     history = History()
     put(history)
