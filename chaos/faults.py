@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from http.client import HTTPException
 
 from chaos.cluster import Cluster
-from chaos.disks import METADATA_FLUSHED, NOTHING_FLUSHED, Disk
+from chaos.disks import METADATA_FLUSHED, NOTHING_FLUSHED
 from chaos.namespaces import Network
 from chaos.scenario import KINDS, Fault
 
@@ -67,12 +67,12 @@ def _transfer(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None
     yield
 
 
-def _on_network(hit: Callable[[Network, str, Fault], None], heal: Callable[[Network, str], None]) -> Strike:
+def _on_network(hit: Callable[[Network, str, Fault], None], heal: str) -> Strike:
     def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
         assert cluster.network
         with ExitStack() as healing:
             for name in nodes:
-                healing.callback(heal, cluster.network, name)
+                healing.callback(getattr(cluster.network, heal), name)
                 hit(cluster.network, name, fault)
             yield
 
@@ -83,7 +83,7 @@ def _shaping(*discipline: str) -> Strike:
     def shape(network: Network, name: str, fault: Fault) -> None:
         network.shape(name, *(word.format(fault.amount()) for word in discipline))
 
-    return _on_network(shape, Network.unshape)
+    return _on_network(shape, "unshape")
 
 
 def _controlling(values: Callable[[Fault], dict[str, int]]) -> Strike:
@@ -98,13 +98,13 @@ def _controlling(values: Callable[[Fault], dict[str, int]]) -> Strike:
     return strike
 
 
-def _on_disk(hit: Callable[[Disk], None], heal: Callable[[Disk], None]) -> Strike:
+def _on_disk(hit: str, heal: str) -> Strike:
     def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
         with ExitStack() as healing:
             for name in nodes:
                 healing.callback(cluster.do, "start", name)
-                hit(cluster.disks[name])
-                healing.callback(heal, cluster.disks[name])
+                getattr(cluster.disks[name], hit)()
+                healing.callback(getattr(cluster.disks[name], heal))
             yield
 
     return strike
@@ -129,16 +129,16 @@ _STRIKES: dict[str, Strike] = {
     "pause": _doing("pause", heal="resume"),
     "transfer": _transfer,
     "cut": _doing("cut", heal="uncut"),
-    "deaf": _on_network(lambda network, name, fault: network.cut(name, heard=True), Network.uncut),
-    "mute": _on_network(lambda network, name, fault: network.cut(name, hears=True), Network.uncut),
-    "loss": _on_network(lambda network, name, fault: network.lose(name, fault.amount()), Network.lose_nothing),
+    "deaf": _on_network(lambda network, name, fault: network.cut(name, heard=True), "uncut"),
+    "mute": _on_network(lambda network, name, fault: network.cut(name, hears=True), "uncut"),
+    "loss": _on_network(lambda network, name, fault: network.lose(name, fault.amount()), "lose_nothing"),
     "delay": _shaping("netem", "delay", "{}ms"),
     "slow-link": _shaping("tbf", "rate", "{}kbit", "burst", "16kb", "latency", "200ms"),
     "slow-sync": _controlling(lambda fault: {"sync_delay_ms": fault.amount()}),
     "fail-sync": _controlling(lambda fault: {"sync_errno": errno.EIO}),
     "clock": _controlling(lambda fault: {"clock_offset_ms": fault.amount()}),
-    "full-disk": _on_disk(Disk.fill, Disk.unfill),
-    "stalled-disk": _on_disk(Disk.freeze, Disk.thaw),
+    "full-disk": _on_disk("fill", "unfill"),
+    "stalled-disk": _on_disk("freeze", "thaw"),
     "power-cut": _power_cut,
 }
 assert _STRIKES.keys() == KINDS.keys()
