@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from html import escape
@@ -20,10 +21,12 @@ def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> 
     puts = history.puts.values()
     first = {g.id: g for g in reversed(history.given)}
     spans = fault_spans(history)
+    begins = [began for began, _ in spans]
     late: dict[str, list[float]] = {"calm": [], "during faults": []}
     for g in first.values():
         due_s = g.got - (g.now_ms - g.due_ms) / 1000
-        calm = not any(began < g.got and due_s < healed for began, healed in spans)
+        before = bisect_left(begins, g.got)
+        calm = not before or spans[before - 1][1] <= due_s
         late["calm" if calm else "during faults"].append(g.now_ms - g.due_ms)
     failovers: dict[str, list[float]] = defaultdict(list)
     for event in history.of("failover"):
@@ -52,9 +55,18 @@ def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> 
 
 
 def fault_spans(history: History) -> list[tuple[float, float]]:
-    """From each fault until every node was ready again and a second more, in which what it held up is handed out."""
+    """From each fault until every node was ready again and a second more, in which what it held up is handed out; in
+    order, and those that overlap as one."""
     again = [event["t"] for event in history.of("recovered")]
-    return [(e["began"], next((t for t in again if t >= e["t"]), e["t"]) + 1.0) for e in history.of("healed")]
+    spans: list[tuple[float, float]] = []
+    for event in sorted(history.of("healed"), key=lambda event: float(event["began"])):
+        began, healed = event["began"], event["t"]
+        at = bisect_left(again, healed)
+        end = (again[at] if at < len(again) else healed) + 1.0
+        if spans and began <= spans[-1][1]:
+            began, end = spans[-1][0], max(end, spans.pop()[1])
+        spans.append((began, end))
+    return spans
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:

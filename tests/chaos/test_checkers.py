@@ -10,7 +10,7 @@ import pytest
 
 from chaos.checkers import CHECKERS, check
 from chaos.history import History, body_of, number_of
-from chaos.report import page, summary, table
+from chaos.report import fault_spans, page, summary, table
 
 HEAD = {"scenario": "test", "seed": 1, "seconds": 9, "replay": "again", "directory": "/"}
 
@@ -158,6 +158,20 @@ def test_interval_mode_promises_less() -> None:
     put(history)
     overlapping(history)
     assert not any(verdict.violations for verdict in check(history, "interval"))
+
+
+def test_lateness_is_told_apart_by_what_was_broken_when_a_message_was_owed() -> None:
+    history = History()
+    for t, began, again in ((12.0, 11.0, 13.0), (13.5, 11.5, 13.6), (30.0, 29.0, 31.0)):
+        history.record("healed", t=t, kind="kill", nodes=["n1"], began=began)
+        history.record("recovered", t=again, s=0.1)
+    assert fault_spans(history) == [(11.0, 14.6), (29.0, 32.0)]
+    for n, (got, late_ms) in enumerate(((10.0, 5), (14.0, 20), (20.0, 6), (20.0, 6_000), (32.5, 1))):
+        put(history, n)
+        give(history, n, got=got, due_ms=int(got * 1000) - late_ms)
+    late = summary(history, [], HEAD)["late_ms"]
+    assert late["calm"] == {"n": 3, "p50": 5, "p99": 6, "max": 6}
+    assert late["during faults"] == {"n": 2, "p50": 6000, "p99": 6000, "max": 6000}
 
 
 def test_a_payload_says_which_message_it_is_and_whether_it_is_whole() -> None:
