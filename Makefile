@@ -35,7 +35,7 @@ demo: $(READY)
 	@$(PY) cluster/local/demo.py
 
 # Two halves, side by side: half of the tests wait for processes and disks while the simulator computes.
-SIDE := tests/sim tests/storage tests/webhooks
+SIDE := tests/chaos tests/core tests/raft tests/sim tests/storage tests/webhooks
 test: $(READY)
 	@$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \
 	$(PY) -m pytest $(SIDE:%=--ignore=%); others=$$?; \
