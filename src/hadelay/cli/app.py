@@ -82,6 +82,9 @@ COMMANDS = (
     Command("cluster status", "hadelay.cli.cluster:status", "Members, leader, lag, and the dispatch cursor."),
     Command("cluster transfer", "hadelay.cli.cluster:transfer", "Hand leadership over, without a gap."),
     Command("check replicas", "hadelay.cli.check:replicas", "Compare every node's files at one applied index."),
+    Command("pipeline reconcile", "hadelay.cli.pipeline:reconcile", "What became of every message that fell due."),
+    Command("pipeline archive", "hadelay.cli.pipeline:archive", "Write closed hours to Parquet."),
+    Command("pipeline doctor", "hadelay.cli.pipeline:doctor", "Is everything there that Spark needs?"),
     Command("config check", "hadelay.cli.serve:config_check", "Read a configuration and say everything wrong in it."),
     Command("inspect", "hadelay.cli.inspect:inspect", "Print any file of a data directory."),
     Command("bench", "hadelay.cli.bench:bench", "Put load on a running cluster and measure it."),
@@ -93,6 +96,7 @@ GROUPS = {
     "dead": "List, redrive, export and purge dead letters.",
     "cluster": "See and steer the cluster.",
     "check": "Verify what a cluster promises.",
+    "pipeline": "Jobs on the hour files, with Spark.",
     "config": "Configuration files.",
 }
 

@@ -1,0 +1,131 @@
+"""`hadelay pipeline …`: jobs on the hour files. They need `hadelay[spark]`, and say so."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from hadelay.cli.output import Format, Printing, emit_json, note, table
+from hadelay.errors import ConfigError
+
+__all__ = ["Format"]  # the fields of Printing are looked up here
+
+Engine = Literal["fast", "exact"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Source(Printing):
+    """Options of every job."""
+
+    path: str = ""
+    "A node's data directory, or a copy of one."
+    endpoint: Annotated[str, Parameter(env_var="HADELAY_SERVERS")] = ""
+    "Instead: URLs of nodes, separated by commas."
+    token: Annotated[str, Parameter(env_var="HADELAY_TOKEN")] = ""
+    "For them."
+    hour_from: int = 0
+    "First hour, as yyyymmddHH."
+    hour_to: int = 0
+    "Last hour."
+    on_torn: Literal["fail", "skip"] = "fail"
+    "What to do about files that are shorter than they should be."
+    as_of: int = 0
+    "Unix ms at which what waits is judged; 0: of the last checkpoint, or the nodes' time."
+    master: str = "local[*]"
+    "Where Spark runs, as spark-submit has it; none: in this process, without Spark and Java."
+    driver_memory: str = "2g"
+    "For a local Spark."
+
+    def options(self, **more: Any) -> Any:
+        from hadelay.pipeline.schema import Options
+
+        return Options(
+            path="" if self.endpoint and not self.path else self.path,
+            endpoint="" if self.path else self.endpoint,
+            token=self.token, hour_from=self.hour_from, hour_to=self.hour_to, on_torn=self.on_torn, as_of=self.as_of,
+            **more,
+        )  # fmt: skip
+
+    def spark(self) -> Any:
+        """None if it is to be done without."""
+        from hadelay.pipeline.session import INSTALL, session
+
+        if self.master != "none":
+            return session(self.master, self.driver_memory)
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError:
+            raise ConfigError(f"the pipeline needs pyarrow: {INSTALL}") from None
+        return None
+
+
+def reconcile(
+    *, out: str = "", engine: Engine = "fast", late_ms: int = 1_000, grace_ms: int = 60_000,
+    fail_on: str = "undelivered,orphan,early", source: Source | None = None,
+) -> int:  # fmt: skip
+    """A verdict for every message: was it delivered, once, and on time. Ends with 1 when something was lost.
+
+    Parameters
+    ----------
+    out
+        Directory for summary.json and offending.parquet: the messages that are not as they should be.
+    engine
+        fast: an hour per task. exact: one SQL query over everything, to prove the other.
+    late_ms
+        Handed out later than this is late.
+    grace_ms
+        What is overdue for less is pending.
+    fail_on
+        Verdicts with which the command ends with 1.
+    """
+    source = source or Source()
+    options, spark = source.options(), source.spark()
+    from hadelay.pipeline.reconcile import ReconcileOptions, run
+
+    failing = tuple(name.strip() for name in fail_on.split(",") if name.strip())
+    summary = run(spark, ReconcileOptions(options, engine, late_ms, grace_ms, out, failing))
+    if source.output == "json":
+        emit_json(asdict(summary))
+    else:
+        table(summary.table, ("hour", "topic", "verdict", "count"))
+    said = ", ".join(f"{count:,} {name}" for name, count in summary.verdicts.items() if count)
+    note(f"{summary.messages:,} messages of {summary.hours:,} hours: {said or 'nothing to judge'}")
+    return 1 if summary.failed else 0
+
+
+def archive(*, out: str, level: int = 3, source: Source | None = None) -> int:
+    """Write closed hours to Parquet, with a manifest each. Run again, it writes what is new.
+
+    Parameters
+    ----------
+    out
+        Directory, one that all workers see.
+    level
+        Of zstd.
+    """
+    source = source or Source()
+    options, spark = source.options(), source.spark()
+    from hadelay.pipeline.archive import ArchiveOptions, run
+
+    summary = run(spark, ArchiveOptions(options, out, level))
+    if source.output == "json":
+        emit_json(asdict(summary))
+    else:
+        table(summary.hours, ("hour", "status", "messages", "events", "bytes", "detail"))
+    note(f"{summary.archived:,} of {len(summary.hours):,} hours that are over are archived")
+    return 0
+
+
+def doctor(*, printing: Printing | None = None) -> int:
+    """Java, versions, a job of one row; and what to do about what is missing. Ends with 1 when something is."""
+    from hadelay.pipeline.session import doctor as examine
+
+    checks = examine()
+    if (printing or Printing()).output == "json":
+        emit_json(checks)
+    else:
+        table(checks, ("check", "ok", "detail"))
+    return 0 if all(check["ok"] for check in checks) else 1

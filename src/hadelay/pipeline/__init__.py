@@ -1,0 +1,9 @@
+"""The data pipeline: the hour files as Arrow and as a Spark data source, and the jobs on them.
+
+    schema.py      columns and options, as documented              stores.py     where hour files are read from
+    batches.py     files → Arrow record batches, without Spark     source.py     spark.read.format("hadelay")
+    reconcile.py   a verdict per message    exact.py  the same in SQL    archive.py    hours → Parquet with manifest
+    session.py     finding Java, starting Spark
+
+Needs the extra `hadelay[spark]`; nothing else of hadelay imports this package.
+"""

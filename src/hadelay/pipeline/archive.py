@@ -1,0 +1,205 @@
+"""Closed hours to Parquet, with a manifest per hour that is written last: what has one is whole, and was read back.
+
+    OUT/messages/hour=2026112018/part-0000000000-0001000000.parquet     bodies and metas too
+    OUT/events/hour=2026112018/part-….parquet
+    OUT/_manifest/2026112018.json
+
+An hour is closed when it is over and everything in it is settled: nothing is appended to it then. Names follow from the
+hour alone, files appear by rename, so that a task that runs twice, or a job that is run again, changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hadelay.core.checksums import crc32c
+from hadelay.errors import BadRequest, DamagedFile
+from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
+from hadelay.pipeline import batches
+from hadelay.pipeline.reconcile import each
+from hadelay.pipeline.schema import KINDS, Options
+from hadelay.pipeline.stores import HourFiles, Store, listing, open_store
+
+_CHUNK = 8 << 20
+#: A row group is written when it has so many rows or bytes.
+_GROUP_ROWS, _GROUP_BYTES = 1 << 20, 256 << 20
+MANIFEST_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ArchiveOptions:
+    source: Options
+    #: Directory that every task can write to.
+    out: str
+    #: zstd level.
+    level: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.out:
+            raise BadRequest("archive: out has to say where to")
+
+
+@dataclass
+class Summary:
+    as_of_ms: int
+    #: Per hour: hour, status (archived, unchanged, open), detail, messages, events, bytes.
+    hours: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def archived(self) -> int:
+        return sum(hour["status"] != "open" for hour in self.hours)
+
+
+def run(spark: Any, options: ArchiveOptions) -> Summary:
+    """spark: a session, or None to do it in this process."""
+    store = open_store(options.source)
+    found = listing(store, options.source)
+    asked = [files for files in found.hours if files.hour < DEAD_HOURS and options.source.takes(files.hour)]
+    over = [files for files in asked if (files.hour + 1) * HOUR_MS <= found.as_of_ms]
+    return Summary(found.as_of_ms, each(spark, partial(archive_hour, store, options), over))
+
+
+def archive_hour(store: Store, options: ArchiveOptions, files: HourFiles) -> dict[str, Any]:
+    """One hour; what was done. DamagedFile when its bytes are not those that were written once, OSError from the disk:
+    no manifest then."""
+    name, out = hour_name(files.hour), Path(options.out)
+    told = {"hour": int(name), "messages": files.entries, "events": files.events}
+    manifest = out / "_manifest" / f"{name}.json"
+    known = read_manifest(manifest)
+    if known and known["source"] == _source(files) and all(_is(out, part) for part in known["files"]):
+        return told | {"status": "unchanged", "bytes": sum(part["bytes"] for part in known["files"])}
+    if not_settled := _open_entries(store, files, options.source):
+        return told | {"status": "open", "detail": f"{not_settled} entries are not settled", "bytes": 0}
+    _verify(store, files, options.source)
+    parts: list[dict[str, Any]] = []
+    for kind in ("messages", "events"):
+        directory = out / kind / f"hour={name}"
+        directory.mkdir(parents=True, exist_ok=True)
+        parts += [_write(store, options, kind, directory, split) for split in _splits(kind, files, options.source)]
+        ours = {part["path"].rpartition("/")[2] for part in parts}
+        for left in directory.glob("*.parquet*"):  # of another splitRows, or of a run that was ended
+            if left.name not in ours:
+                left.unlink()
+    for part in parts:
+        part["path"] = str(Path(part["path"]).relative_to(out))
+        if not _is(out, part):
+            raise OSError(f"{out / part['path']}: it does not read back as it was written")
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    body = {"version": MANIFEST_VERSION, "hour": int(name), "source": _source(files), "files": parts}
+    _replace(manifest, json.dumps(body, indent=1).encode())
+    return told | {"status": "archived", "bytes": sum(part["bytes"] for part in parts)}
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if found.get("version") == MANIFEST_VERSION else None
+
+
+def _source(files: HourFiles) -> dict[str, Any]:
+    crcs = [f"{crc:08x}" for crc in files.crcs] if files.crcs else None
+    return {"entries": files.entries, "events": files.events, "log_bytes": files.log_bytes, "crc32c_log_idx_dsp": crcs}
+
+
+def _open_entries(store: Store, files: HourFiles, options: Options) -> int:
+    whole = replace(options, kind="messages", columns="state", body=False, topics="")
+    waiting = batches.Filter("state", "in", ("scheduled", "ready", "leased"))
+    split = batches.Split(files, 0, files.entries, 0)
+    return sum(part.num_rows for part in batches.read(store, whole, ["state"], split, [waiting]))
+
+
+def _verify(store: Store, files: HourFiles, options: Options) -> None:
+    """Every byte against the checkpoint's checksums where they are known; otherwise, and to name what is wrong, row by
+    row and record by record."""
+    suffixes = ("log", "idx", "dsp")
+    if files.crcs and all(_crc(store, files, suffix) == crc for suffix, crc in zip(suffixes, files.crcs, strict=True)):
+        return
+    for kind, column in (("messages", "body"), ("events", "event")):
+        strict = replace(options, kind=kind, columns=column, topics="", verify=True, on_torn="fail")
+        for split in _splits(kind, files, strict):
+            for _ in batches.read(store, strict, [column], split):
+                pass
+    if files.crcs:
+        raise DamagedFile(store.where(files, "log"), 0, f"hour {hour_name(files.hour)}: its checksum is another one")
+
+
+def _crc(store: Store, files: HourFiles, suffix: str) -> int:
+    crc, length = 0, files.length(suffix)
+    for at in range(0, length, _CHUNK):
+        crc = crc32c(np.ascontiguousarray(store.read(files, suffix, at, min(at + _CHUNK, length))).data, crc)
+    return crc
+
+
+def _splits(kind: str, files: HourFiles, options: Options) -> Iterator[batches.Split]:
+    count = files.entries if kind == "messages" else files.events
+    for start in range(0, count, options.split_rows):
+        yield batches.Split(files, start, min(start + options.split_rows, count), 0)
+
+
+def _write(store: Store, options: ArchiveOptions, kind: str, directory: Path, split: batches.Split) -> dict[str, Any]:
+    columns = [name for name in KINDS[kind] if name not in ("hour", "dead")]
+    source = replace(options.source, kind=kind, columns="", topics="", verify=False, on_torn="fail")
+    path = directory / f"part-{split.start:010}-{split.stop:010}.parquet"
+    part = path.with_suffix(f".parquet.{os.getpid()}")
+    schema = batches.schema(kind, columns)
+    waiting: list[pa.RecordBatch] = []
+    try:
+        with pq.ParquetWriter(part, schema, compression="zstd", compression_level=options.level) as writer:
+            for batch in batches.read(store, source, columns, split):
+                waiting.append(batch)
+                if sum(b.num_rows for b in waiting) >= _GROUP_ROWS or sum(b.nbytes for b in waiting) >= _GROUP_BYTES:
+                    writer.write_table(pa.Table.from_batches(waiting, schema))
+                    waiting.clear()
+            if waiting:
+                writer.write_table(pa.Table.from_batches(waiting, schema))
+        with open(part, "rb") as file:
+            crc, size = _file_crc(file), file.tell()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return {"path": str(path), "rows": split.stop - split.start, "bytes": size, "crc32c": f"{crc:08x}"}
+
+
+def _file_crc(file: Any) -> int:
+    crc = 0
+    while data := file.read(_CHUNK):
+        crc = crc32c(data, crc)
+    return crc
+
+
+def _is(out: Path, part: dict[str, Any]) -> bool:
+    """The file is there, has as many rows as it should, and the bytes it was written with."""
+    try:
+        with open(out / part["path"], "rb") as file:
+            whole = f"{_file_crc(file):08x}" == part["crc32c"] and file.tell() == part["bytes"]
+        return whole and bool(pq.read_metadata(out / part["path"]).num_rows == part["rows"])
+    except (OSError, pa.ArrowInvalid):
+        return False
+
+
+def _replace(path: Path, data: bytes) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(part, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

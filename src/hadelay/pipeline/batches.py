@@ -1,0 +1,515 @@
+"""Hour files as Arrow record batches: numpy all the way, no row is ever a Python object.
+
+A split is a range of rows of one hour. Filters are decided on the raw rows, so that only what is wanted is made into
+columns. Metas, which are msgpack, are decoded once per distinct value of a batch.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hadelay.core import meta
+from hadelay.core.formats import INDEX, RECORD, RECORD_SIZE
+from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
+from hadelay.errors import BadRequest, DamagedFile
+from hadelay.model import DEAD_HOURS, NONE32, Event, decode_id
+from hadelay.pipeline.schema import KINDS, Options, hour_int
+from hadelay.pipeline.stores import HourFiles, Listing, Names, Rows, Store, damage, rows
+from hadelay.storage.records import check_record
+
+Mask = npt.NDArray[np.bool_]
+
+_ARROW = {
+    "STRING": pa.string(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "BOOLEAN": pa.bool_(),
+    "TIMESTAMP": pa.timestamp("us", "UTC"),
+    "BINARY": pa.binary(),
+    "ARRAY<STRING>": pa.list_(pa.string()),
+    "MAP<STRING,STRING>": pa.map_(pa.string(), pa.string()),
+}
+#: Bytes of records that one batch may be made from.
+_BATCH_BYTES = 64 << 20
+_EVENTS_AT_ONCE = 1 << 20
+_ID_CHARS = np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", np.uint8)
+_EVENT_NAMES = pa.array([None, *(event.name.lower() for event in Event)])
+#: An entry's state is that of its last event, and events are numbered in the order in which they can follow each other.
+_STATES = ("", "leased", "acked", "", "", "expired", "cancelled", "moved", "moved", "moved")
+_STATE_NAMES = ("scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead", "moved")
+MOVES = (Event.MOVED, Event.DEAD, Event.REDRIVEN)
+
+
+class Filter(NamedTuple):
+    """`column op value`; op: one of _OPERATORS, value: a tuple for "in"."""
+
+    column: str
+    op: str
+    value: Any
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": operator.eq,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "lt": operator.lt,
+    "le": operator.le,
+}
+#: What is filtered here, exactly.
+FILTERED = {"hour", "dead", "deliver_at", "at", "topic", "state", "event", "id", "first_id", "entry"}
+
+
+class Split(NamedTuple):
+    files: HourFiles
+    start: int
+    stop: int
+    #: Unix ms at which a message that waits is scheduled or ready.
+    as_of_ms: int
+
+
+def schema(kind: str, columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([(name, _ARROW[KINDS[kind][name].type]) for name in columns])
+
+
+def splits(listing: Listing, options: Options, filters: Sequence[Filter] = ()) -> list[Split]:
+    """Of every hour that options and filters leave over, oldest first."""
+    wanted = [f for f in filters if f.column in ("hour", "dead")]
+    found = []
+    for files in sorted(listing.hours):
+        if not options.takes(files.hour) or not all(_holds(f, files.hour) for f in wanted):
+            continue
+        count = files.entries if options.kind == "messages" else files.events
+        for start in range(0, count, options.split_rows):
+            found.append(Split(files, start, min(start + options.split_rows, count), listing.as_of_ms))
+    return found
+
+
+def _holds(f: Filter, hour: int) -> bool:
+    value = hour_int(hour) if f.column == "hour" else hour >= DEAD_HOURS
+    return value in f.value if f.op == "in" else bool(_OPERATORS[f.op](value, f.value))
+
+
+def read(
+    store: Store, options: Options, columns: Sequence[str], split: Split, filters: Sequence[Filter] = (),
+    names: Names | None = None,
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """The split's rows that pass the filters. DamagedFile names file, hour and entry; with onTorn=skip such rows are
+    left out."""
+    names = names or store.names()
+    target = schema(options.kind, columns)
+    if options.topics:
+        topics = tuple(name.strip() for name in options.topics.split(",") if name.strip())
+        filters = [*filters, Filter("topic", "in", topics)]
+    filters = [f for f in filters if f.column not in ("hour", "dead")]
+    kind = _Messages if options.kind == "messages" else _Events
+    whole = kind(store, options, split, names)
+    needs_log = any(KINDS[options.kind][name].needs == "log" for name in columns)
+    for start in range(split.start, split.stop, options.batch_rows):
+        stop = min(start + options.batch_rows, split.stop)
+        for batch in whole.batches(start, stop, filters, needs_log):
+            found = [batch.column(name) for name in target.names]
+            made = [a if isinstance(a, pa.Array) else pa.array(a, f.type) for a, f in zip(found, target, strict=True)]
+            yield pa.RecordBatch.from_arrays(made, schema=target)
+
+
+# ---- rows with what they need
+
+
+class _Batch:
+    """Rows of one kind. `column` gives an array as long as `rows`."""
+
+    def __init__(self, whole: _Whole, taken: Rows) -> None:
+        self.whole, self.rows = whole, taken
+        self.store, self.files, self.names = whole.store, whole.split.files, whole.names
+
+    def column(self, name: str) -> Any:
+        n = len(self.rows)
+        if name == "hour":
+            return np.full(n, hour_int(self.files.hour), np.int32)
+        if name == "dead":
+            return np.full(n, self.files.hour >= DEAD_HOURS)
+        made = getattr(self, f"_{name}", None)
+        return made() if made is not None else np.ascontiguousarray(self.rows[name])
+
+    def _entry(self) -> Any:
+        return self.rows["index"].astype(np.int64)
+
+
+class _Whole:
+    batch: type[_Batch]
+
+    def __init__(self, store: Store, options: Options, split: Split, names: Names) -> None:
+        self.store, self.options, self.split, self.names = store, options, split, names
+
+    def batches(self, start: int, stop: int, filters: Sequence[Filter], needs_log: bool) -> Iterator[_Batch]:
+        raise NotImplementedError
+
+    def sound(self, suffix: str, start: int, stop: int) -> tuple[Rows, Mask | None]:
+        """Rows [start, stop), and which of them verify, if they were verified and not all do."""
+        store, files, verify = self.store, self.split.files, self.options.verify
+        found = rows(store, files, suffix, start, stop, verify=verify and self.options.on_torn == "fail")
+        if verify and self.options.on_torn == "skip":
+            bad = (INDEX_CRC if suffix == "idx" else DISPATCH_CRC).bad(np.ascontiguousarray(found))
+            if len(bad):
+                good = np.ones(len(found), np.bool_)
+                good[bad] = False
+                return found, good
+        return found, None
+
+
+class _MessageBatch(_Batch):
+    whole: _Messages
+    #: Where each row's record is in `log`, and what its header says; set if a column needs it.
+    log: Any = None
+    at: npt.NDArray[np.int64]
+    headers: Rows
+
+    def _id(self) -> pa.Array:
+        return ids(self.rows["first_id"])
+
+    def _first_id(self) -> Any:
+        return np.ascontiguousarray(self.rows["first_id"]).view(np.int64)
+
+    def _tag_mask(self) -> Any:
+        return np.ascontiguousarray(self.rows["tag_mask"]).view(np.int64)
+
+    def _size(self) -> Any:
+        return self.rows["size"].astype(np.int32)
+
+    def _topic(self) -> pa.Array:
+        return named(self.names.topics, self.rows["topic"])
+
+    def _deliver_at(self) -> pa.Array:
+        return instants(self.rows["deliver_at_ms"])
+
+    def _state(self) -> pa.Array:
+        return pa.array(_STATE_NAMES).take(pa.array(self.whole.states(self.rows)))
+
+    def _published_at(self) -> pa.Array:
+        return instants(self.headers["published_at_ms"])
+
+    @cached_property
+    def _parts(self) -> tuple[pa.Array, pa.Array]:
+        """(metas, bodies) of the rows. The .log is one array of binaries (gap and header, meta, body; gap …): taking
+        from it is all there is to do. Several rows may share a record: the array has it once."""
+        starts = first = inverse = np.arange(len(self.at))
+        if (self.at[1:] > self.at[:-1]).all():  # as a rule: sorting would cost more than all the rest
+            starts = self.at
+        else:
+            starts, first, inverse = np.unique(self.at, return_index=True, return_inverse=True)
+        bounds = np.empty((len(starts), 3), np.int64)
+        bounds[:, 0] = starts + RECORD_SIZE
+        bounds[:, 1] = bounds[:, 0] + self.headers["meta_size"][first]
+        bounds[:, 2] = bounds[:, 1] + self.headers["body_size"][first]
+        offsets = np.concatenate([np.zeros(1, np.int64), bounds.ravel()])
+        if (np.diff(offsets) < 0).any() or offsets[-1] > len(self.log):
+            raise DamagedFile(self.store.where(self.files, "log"), 0, "a header's sizes do not fit; try verify=true")
+        all_parts = pa.Array.from_buffers(
+            pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(self.log)]
+        )
+        return all_parts.take(pa.array(inverse * 3 + 1)), all_parts.take(pa.array(inverse * 3 + 2))
+
+    def _body(self) -> pa.Array:
+        return self._parts[1].cast(pa.binary())
+
+    @cached_property
+    def _metas(self) -> tuple[list[meta.Meta], pa.Array]:
+        encoded = self._parts[0].dictionary_encode()
+        return [meta.unpack(data) for data in encoded.dictionary.to_pylist()], encoded.indices
+
+    def _of_meta(self, get: Callable[[meta.Meta], Any], kind: pa.DataType) -> pa.Array:
+        values, indices = self._metas
+        return pa.array([get(value) for value in values], kind).take(indices)
+
+    def _content_type(self) -> pa.Array:
+        return self._of_meta(lambda m: m.ct, pa.string())
+
+    def _key(self) -> pa.Array:
+        return self._of_meta(lambda m: m.key, pa.string())
+
+    def _tags(self) -> pa.Array:
+        return self._of_meta(lambda m: m.tags, _ARROW["ARRAY<STRING>"])
+
+    def _meta(self) -> pa.Array:
+        return self._of_meta(lambda m: list(m.meta.items()), _ARROW["MAP<STRING,STRING>"])
+
+
+class _Messages(_Whole):
+    def batches(self, start: int, stop: int, filters: Sequence[Filter], needs_log: bool) -> Iterator[_MessageBatch]:
+        found, keep = self.sound("idx", start, stop)
+        for f in filters:
+            mask = self._mask(f, found)
+            keep = mask if keep is None else keep & mask
+        if keep is not None and not keep.all():
+            found = found[keep]
+        if not len(found):
+            return
+        if not needs_log:
+            yield _MessageBatch(self, found)
+            return
+        # Bodies may be large: so many rows at a time that their records stay small.
+        group = found["size"].astype(np.int64).cumsum() // _BATCH_BYTES
+        for at in np.split(np.arange(len(found)), np.flatnonzero(np.diff(group)) + 1):
+            part = self._with_records(_MessageBatch(self, found[at[0] : at[-1] + 1]))
+            if len(part.rows):
+                yield part
+
+    def _mask(self, f: Filter, found: Rows) -> Mask:
+        if f.column == "topic":
+            return _in(found["topic"], _numbers(self.names.topics, f))
+        if f.column == "state":
+            wanted = f.value if f.op == "in" else (f.value,)
+            return _in(self.states(found), [_STATE_NAMES.index(value) for value in wanted if value in _STATE_NAMES])
+        if f.column == "deliver_at":
+            return _compare(found["deliver_at_ms"] * 1000, f, micros)
+        if f.column == "id":
+            return _in(found["first_id"], _ids_of(f))
+        column = found["first_id"].view(np.int64) if f.column == "first_id" else found["index"].astype(np.int64)
+        return _compare(column, f, int)
+
+    @cached_property
+    def _codes(self) -> npt.NDArray[np.uint8]:
+        """Of each entry of the split: the largest event, which is the last."""
+        split = self.split
+        codes = np.zeros(split.stop - split.start, np.uint8)
+        for at in range(0, split.files.events, _EVENTS_AT_ONCE):
+            end = min(at + _EVENTS_AT_ONCE, split.files.events)
+            events, good = self.sound("dsp", at, end)
+            mine = (events["index"] >= split.start) & (events["index"] < split.stop) & (events["event"] < len(_STATES))
+            mine = mine if good is None else mine & good
+            np.maximum.at(codes, events["index"][mine].astype(np.int64) - split.start, events["event"][mine])
+        return codes
+
+    def states(self, found: Rows) -> npt.NDArray[np.int8]:
+        """Positions in _STATE_NAMES."""
+        codes = self._codes[found["index"].astype(np.int64) - self.split.start]
+        if self.split.files.hour >= DEAD_HOURS:
+            waiting = np.full(len(found), _STATE_NAMES.index("dead"), np.int8)
+        else:
+            waiting = (found["deliver_at_ms"] <= self.split.as_of_ms).astype(np.int8)
+        table = np.array([_STATE_NAMES.index(name) if name else -1 for name in _STATES], np.int8)
+        states = table[codes]
+        return np.where(states < 0, waiting, states)
+
+    def _with_records(self, batch: _MessageBatch) -> _MessageBatch:
+        store, files, skip = self.store, self.split.files, self.options.on_torn == "skip"
+        ends = batch.rows["offset"].astype(np.int64) + batch.rows["size"]
+        if len(beyond := np.flatnonzero((ends > files.log_bytes) | (batch.rows["size"] < RECORD_SIZE))):
+            if not skip:
+                raise damage(store, files, "idx", int(batch.rows["index"][beyond[0]]), "its record is not in the .log")
+            batch.rows = np.delete(batch.rows, beyond)
+        if not len(batch.rows):
+            return batch
+        batch.log, batch.at = _records(store, files, batch.rows)
+        headers = np.ndarray(len(batch.log) - RECORD_SIZE + 1, RECORD, batch.log, strides=(1,))
+        if self.options.verify:
+            bad = []
+            for n, (at, size) in enumerate(zip(batch.at.tolist(), batch.rows["size"].tolist(), strict=True)):
+                if (what := check_record(batch.log[at : at + size].tobytes(), size)) is not None:
+                    if not skip:
+                        raise damage(store, files, "idx", int(batch.rows["index"][n]), what)
+                    bad.append(n)
+            batch.rows, batch.at = np.delete(batch.rows, bad), np.delete(batch.at, bad)
+        batch.headers = headers[batch.at]
+        return batch
+
+
+def _records(store: Store, files: HourFiles, found: Rows) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """(bytes, where each row's record starts in them), read in as few pieces as the store likes."""
+    offsets, sizes = found["offset"].astype(np.int64), found["size"].astype(np.int64)
+    order = offsets.argsort(kind="stable")
+    starts, ends = offsets[order], np.maximum.accumulate((offsets + sizes)[order])
+    cuts = np.flatnonzero(starts[1:] - ends[:-1] > store.max_gap) + 1
+    firsts, lasts = starts[np.r_[0, cuts]], ends[np.r_[cuts - 1, len(ends) - 1]]
+    pieces = [store.read(files, "log", a, b) for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+    bases = np.cumsum([0, *(lasts - firsts)[:-1]]) - firsts
+    where = np.searchsorted(firsts, offsets, "right") - 1
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces), offsets + bases[where]
+
+
+class _EventBatch(_Batch):
+    whole: _Events
+
+    def _number(self) -> Any:
+        return self.numbers
+
+    numbers: npt.NDArray[np.int64]
+
+    def _event(self) -> pa.Array:
+        return _EVENT_NAMES.take(pa.array(np.minimum(self.rows["event"], len(_EVENT_NAMES))))
+
+    def _at(self) -> pa.Array:
+        return instants(self.rows["at_ms"])
+
+    def _attempt(self) -> Any:
+        return self.rows["attempt"].astype(np.int32)
+
+    def _consumer(self) -> pa.Array:
+        return named(self.names.consumers, np.where(self._moved, NONE32, self.rows["consumer"]))
+
+    def _node(self) -> pa.Array:
+        return named(self.names.nodes, self.rows["node"])
+
+    @cached_property
+    def _moved(self) -> Mask:
+        return np.isin(self.rows["event"], MOVES)
+
+    def _other_hour(self) -> pa.Array:
+        values, inverse = np.unique(self.rows["other_hour"], return_inverse=True)
+        shown = np.array([_shown(int(value)) for value in values], np.int32)
+        return pa.array(shown[inverse], mask=~self._moved)
+
+    def _other_dead(self) -> pa.Array:
+        return pa.array(self.rows["other_hour"] >= DEAD_HOURS, mask=~self._moved)
+
+    def _other_entry(self) -> pa.Array:
+        return pa.array(self.rows["consumer"].astype(np.int64), mask=~self._moved)
+
+    def _reason(self) -> pa.Array:
+        nacked = self.rows["event"] == Event.NACKED
+        return named(self.names.reasons, np.where(nacked, self.rows["other_hour"], NONE32))
+
+    def _previous(self) -> pa.Array:
+        return pa.array(self.rows["previous"].astype(np.int64), mask=self.rows["previous"] == NONE32)
+
+    @cached_property
+    def _index(self) -> tuple[Rows, Mask]:
+        """The entry of each event, and which have none."""
+        return self.whole.index_of(self.rows)
+
+    def _id(self) -> pa.Array:
+        found, missing = self._index
+        return without(ids(found["first_id"]), missing)
+
+    def _first_id(self) -> pa.Array:
+        found, missing = self._index
+        return pa.array(found["first_id"].view(np.int64), mask=missing)
+
+    def _topic(self) -> pa.Array:
+        found, missing = self._index
+        return named(self.names.topics, np.where(missing, NONE32, found["topic"]))
+
+    def _deliver_at(self) -> pa.Array:
+        found, missing = self._index
+        return without(instants(found["deliver_at_ms"]), missing)
+
+
+class _Events(_Whole):
+    def batches(self, start: int, stop: int, filters: Sequence[Filter], needs_log: bool) -> Iterator[_EventBatch]:
+        found, keep = self.sound("dsp", start, stop)
+        kind = self.options.kind
+        if kind != "events":
+            leased = found["event"] == Event.LEASED
+            leased = leased if kind == "dispatches" else ~leased
+            keep = leased if keep is None else keep & leased
+        numbers = np.arange(start, stop, dtype=np.int64)
+        if keep is not None:
+            found, numbers = found[keep], numbers[keep]
+        for f in filters:
+            mask = self._mask(f, found)
+            found, numbers = found[mask], numbers[mask]
+        if len(found):
+            batch = _EventBatch(self, found)
+            batch.numbers = numbers
+            yield batch
+
+    def _mask(self, f: Filter, found: Rows) -> Mask:
+        if f.column == "event":
+            wanted = f.value if f.op == "in" else (f.value,)
+            return _in(found["event"], [event for event in Event if event.name.lower() in wanted])
+        if f.column == "at":
+            return _compare(found["at_ms"] * 1000, f, micros)
+        if f.column == "entry":
+            return _compare(found["index"].astype(np.int64), f, int)
+        entries, missing = self.index_of(found)
+        if f.column == "topic":
+            return _in(entries["topic"], _numbers(self.names.topics, f)) & ~missing
+        if f.column == "id":
+            return _in(entries["first_id"], _ids_of(f)) & ~missing
+        if f.column == "first_id":
+            return _compare(entries["first_id"].view(np.int64), f, int) & ~missing
+        return _compare(entries["deliver_at_ms"] * 1000, f, micros) & ~missing
+
+    def index_of(self, found: Rows) -> tuple[Rows, Mask]:
+        """INDEX rows of these events, zeroes where there is none."""
+        files = self.split.files
+        at = found["index"].astype(np.int64)
+        missing = at >= files.entries
+        entries = np.zeros(len(found), INDEX)
+        if not missing.all():
+            present = at[~missing]
+            first, last = int(present.min()), int(present.max())
+            entries[~missing] = rows(self.store, files, "idx", first, last + 1)[present - first]
+        return entries, missing
+
+
+# ---- values
+
+
+def ids(first_ids: npt.NDArray[np.uint64]) -> pa.Array:
+    """The 13 characters of each."""
+    n = len(first_ids)
+    shifts = np.arange(60, -1, -5, dtype=np.uint64)
+    chars = _ID_CHARS[(np.ascontiguousarray(first_ids)[:, None] >> shifts & np.uint64(31)).astype(np.intp)]
+    offsets = np.arange(n + 1, dtype=np.int32) * 13
+    return pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(chars)))
+
+
+def named(names: Sequence[str], numbers: npt.NDArray[np.integer]) -> pa.Array:
+    """The name of each number, null where there is none."""
+    unknown = numbers >= len(names)
+    return pa.array(names, pa.string()).take(pa.array(np.where(unknown, 0, numbers).astype(np.int64), mask=unknown))
+
+
+def instants(ms: npt.NDArray[np.int64]) -> pa.Array:
+    return pa.array(ms * 1000).view(_ARROW["TIMESTAMP"])
+
+
+def micros(value: Any) -> int:
+    """Unix µs of a datetime with a zone."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise BadRequest(f"a time with a zone is expected, not {value!r}")
+    delta = value - datetime.fromtimestamp(0, value.tzinfo)
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+
+
+def _shown(hour: int) -> int:
+    return hour_int(hour) if hour < 2 * DEAD_HOURS else 0  # none: masked, or damage
+
+
+def without(values: pa.Array, missing: Mask) -> pa.Array:
+    return values if not missing.any() else pc.if_else(pa.array(missing), None, values)
+
+
+def _in(column: npt.NDArray[Any], values: Sequence[int]) -> Mask:
+    return np.asarray(column == values[0]) if len(values) == 1 else np.isin(column, np.array(values, column.dtype))
+
+
+def _compare(column: npt.NDArray[np.int64], f: Filter, convert: Callable[[Any], int]) -> Mask:
+    if f.op == "in":
+        return np.isin(column, [convert(value) for value in f.value])
+    return np.asarray(_OPERATORS[f.op](column, convert(f.value)))
+
+
+def _numbers(names: Sequence[str], f: Filter) -> list[int]:
+    wanted = f.value if f.op == "in" else (f.value,)
+    return [n for n, name in enumerate(names) if name in wanted]
+
+
+def _ids_of(f: Filter) -> list[int]:
+    found = []
+    for text in f.value if f.op == "in" else (f.value,):
+        try:
+            found.append(decode_id(text))
+        except ValueError:
+            continue  # no message has it
+    return found

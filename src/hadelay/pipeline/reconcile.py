@@ -1,0 +1,342 @@
+"""What became of every message that fell due: a verdict each, moved ones judged once, by their first id.
+
+Facts are taken per entry, in numpy, an hour at a time: its status, how often it was handed out, whether too early, how
+late. A message that never moved is judged on the spot; the entries of the others, which are few, are put together
+afterwards. `exact.py` does the same in SQL, and has to agree.
+
+A grant may be committed up to 100 ms before its messages are due, and is held back until they are (ADR 0092): a
+hand-out's time is the later one of its event's and of deliver_at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hadelay.errors import BadRequest
+from hadelay.model import DEAD_HOURS, HOUR_MS, Event
+from hadelay.pipeline.schema import Options, hour_int
+from hadelay.pipeline.stores import HourFiles, Listing, Names, Rows, Store, open_store, rows
+from hadelay.pipeline.stores import listing as list_hours
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: Worst last: a message with several entries has the status of its worst.
+MOVED, GONE, ACKED, CANCELLED, EXPIRED, DEAD, PENDING, UNACKED, LOST = range(9)
+#: orphan is not a message's: an event of an entry that is not there.
+VERDICTS = tuple(
+    "ok pending undelivered duplicate early late orphan unacked cancelled expired dead gone".split()  # noqa: SIM905
+)
+OK, UNDELIVERED, DUPLICATE, EARLY, LATE, ORPHAN = map(
+    VERDICTS.index, ("ok", "undelivered", "duplicate", "early", "late", "orphan")
+)
+#: Written out one by one.
+OFFENDING = (UNDELIVERED, DUPLICATE, EARLY, LATE, ORPHAN, VERDICTS.index("unacked"))
+#: Of each status, where nothing worse is to be said.
+_OF_STATUS = ("gone", "gone", "ok", "cancelled", "expired", "dead", "pending", "unacked", "undelivered")
+OF_STATUS = np.array([VERDICTS.index(name) for name in _OF_STATUS], np.uint8)
+#: How long before deliver_at a grant may be committed.
+AHEAD_MS = 100
+#: Hours go two hours past their end, dead ones at their end.
+RETIRED_MS = 2 * HOUR_MS
+_EVENTS_AT_ONCE = 1 << 20
+_STATUS_OF_EVENT = np.array(
+    [PENDING, UNACKED, ACKED, PENDING, PENDING, EXPIRED, CANCELLED, MOVED, MOVED, MOVED], np.uint8
+)
+_HOME = np.uint64((1 << 56) - 1)
+
+#: What is known of one entry, or, put together, of a message.
+FACTS = np.dtype(
+    [
+        ("first_id", "<u8"), ("hour", "<u4"), ("entry", "<u4"), ("topic", "<u4"), ("status", "u1"), ("early", "?"),
+        ("deliver_at_ms", "<i8"), ("late_ms", "<i8"),  # late_ms: the latest hand-out, -1 for none
+        ("leases", "<u4"), ("excused", "<u4"),  # excused: nacks and redrives, each of which allows another hand-out
+        ("to_hour", "<u4"), ("to_entry", "<u4"), ("live", "<u4"), ("verdict", "u1"),
+    ]
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ReconcileOptions:
+    source: Options
+    #: fast: numpy, an hour per task. exact: one SQL query over everything. They agree; the second is there to prove it.
+    engine: str = "fast"
+    #: Handed out later than this after deliver_at is late.
+    late_ms: int = 1_000
+    #: What is overdue for less is pending, not undelivered.
+    grace_ms: int = 60_000
+    #: Directory for summary.json and offending.parquet.
+    out: str = ""
+    #: Verdicts that make the run a failure.
+    fail_on: tuple[str, ...] = ("undelivered", "orphan", "early")
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("fast", "exact"):
+            raise BadRequest(f"engine is fast or exact, not {self.engine!r}")
+        if unknown := set(self.fail_on) - set(VERDICTS):
+            raise BadRequest(f"fail_on: {', '.join(sorted(unknown))}: no such verdict; there are {', '.join(VERDICTS)}")
+
+
+@dataclass
+class Summary:
+    as_of_ms: int
+    engine: str
+    hours: int
+    messages: int
+    verdicts: dict[str, int]
+    #: hour, topic, verdict, count: hour is the one a message was first filed in.
+    table: list[dict[str, Any]] = field(default_factory=list)
+    offending: int = 0
+    failed: bool = False
+
+
+class Rule(NamedTuple):
+    as_of_ms: int
+    late_ms: int
+    grace_ms: int
+    #: First hours of the messages to judge; None: all messages, whether their first hour is still there or not.
+    homes: frozenset[int] | None
+
+
+class Judged(NamedTuple):
+    #: FACTS of messages judged, offending ones only; how many there are of (home hour, topic, verdict).
+    offending: Rows
+    counts: Counter[tuple[int, int, int]]
+    #: FACTS of entries of messages that moved.
+    moving: Rows
+
+
+def run(spark: Any, options: ReconcileOptions) -> Summary:
+    """spark: a session, or None to do it in this process (engine fast)."""
+    store = open_store(options.source)
+    listing = list_hours(store, options.source)
+    rule = rule_of(listing, options)
+    if options.engine == "exact":
+        from hadelay.pipeline import exact
+
+        return exact.run(spark, store, listing, rule, options)
+    counts: Counter[tuple[int, int, int]] = Counter()
+    offending, moving = [], []
+    for judged in _follow(spark, store, listing, rule):
+        counts += judged.counts
+        offending.append(judged.offending)
+        moving.append(judged.moving)
+    judged = conclude(np.concatenate([np.zeros(0, FACTS), *moving]), listing, rule)
+    found = np.concatenate([judged.offending, *offending])
+    return summarise(counts + judged.counts, found, store.names(), listing, rule, options)
+
+
+def rule_of(listing: Listing, options: ReconcileOptions) -> Rule:
+    homes = None
+    if options.source.hour_from or options.source.hour_to:
+        homes = frozenset(f.hour for f in listing.hours if f.hour < DEAD_HOURS and options.source.takes(f.hour))
+    return Rule(listing.as_of_ms, options.late_ms, options.grace_ms, homes)
+
+
+def _follow(spark: Any, store: Store, listing: Listing, rule: Rule) -> Iterable[Judged]:
+    """Every hour that may have to do with the messages: those asked for, then wherever they were moved to."""
+    listed = {files.hour: files for files in listing.hours}
+    todo, done = set(listed) if rule.homes is None else set(rule.homes), set[int]()
+    while todo:
+        done |= todo
+        judged = each(spark, partial(judge, store, rule=rule), [listed[hour] for hour in sorted(todo)])
+        yield from judged
+        todo = {int(h) for part in judged for h in np.unique(part.moving["to_hour"])} & listed.keys() - done
+
+
+def each(spark: Any, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """work(item) of each, as Spark tasks or here."""
+    if spark is None or not items:
+        return [work(item) for item in items]
+    found: list[R] = spark.sparkContext.parallelize(items, len(items)).map(work).collect()
+    return found
+
+
+def judge(store: Store, files: HourFiles, *, rule: Rule) -> Judged:
+    """One hour."""
+    facts, orphans = entry_facts(store, files, rule)
+    place = facts["entry"].astype(np.uint64) | np.uint64(files.hour << 32)
+    home = (facts["first_id"] & _HOME) == place
+    stays = home & (facts["status"] != MOVED)
+    if rule.homes is not None:
+        if files.hour not in rule.homes:
+            stays[:], home[:], orphans = False, False, orphans[:0]
+        homes = np.array(sorted(rule.homes), np.uint64)
+        home |= np.isin((facts["first_id"] & _HOME) >> np.uint64(32), homes)
+        moving = facts[home & ~stays]
+    else:
+        moving = facts[~stays]
+    alone = facts if stays.all() else facts[stays]
+    alone["verdict"] = verdicts(alone, rule)
+    judged = _counted(alone, moving)
+    if len(orphans):
+        judged.counts[files.hour, -1, ORPHAN] += len(orphans)
+    lost = np.zeros(len(orphans), FACTS)
+    lost["hour"], lost["entry"], lost["verdict"] = files.hour, orphans, ORPHAN
+    return judged._replace(offending=np.concatenate([judged.offending, lost]))
+
+
+def entry_facts(store: Store, files: HourFiles, rule: Rule) -> tuple[Rows, npt.NDArray[np.uint32]]:
+    """(FACTS of every entry of the hour; entries that events name and that are not there)."""
+    n = files.entries
+    index = rows(store, files, "idx", 0, n)
+    facts = np.zeros(n, FACTS)
+    for name in ("first_id", "topic", "deliver_at_ms"):
+        facts[name] = index[name]
+    due = np.ascontiguousarray(facts["deliver_at_ms"])
+    facts["hour"], facts["entry"] = files.hour, np.arange(n)
+    codes, late = np.zeros(n, np.uint8), np.full(n, -1, np.int64)
+    leases, excused = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    orphans = []
+    for start in range(0, files.events, _EVENTS_AT_ONCE):
+        events = rows(store, files, "dsp", start, min(start + _EVENTS_AT_ONCE, files.events))
+        at = events["index"].astype(np.int64)
+        if len(at) and at.max() >= n:
+            orphans.append(np.unique(events["index"][at >= n]))
+            events, at = events[at < n], at[at < n]
+        kind = events["event"]
+        np.maximum.at(codes, at, np.minimum(kind, len(_STATUS_OF_EVENT) - 1))
+        leased = kind == Event.LEASED
+        who, when = at[leased], events["at_ms"][leased]
+        leases += np.bincount(who, minlength=n)
+        late_by = when - due[who]
+        np.maximum.at(late, who, np.maximum(late_by, 0))
+        facts["early"][who[late_by < -AHEAD_MS]] = True
+        excuse = (kind == Event.NACKED) | (kind == Event.REDRIVEN)
+        if excuse.any():
+            excused += np.bincount(at[excuse], minlength=n)
+        moved = kind >= Event.MOVED
+        facts["to_hour"][at[moved]], facts["to_entry"][at[moved]] = (
+            events["other_hour"][moved],
+            events["consumer"][moved],
+        )
+    status = _STATUS_OF_EVENT[codes]
+    waits = status == PENDING
+    if files.hour >= DEAD_HOURS:
+        status[waits] = DEAD
+    else:
+        status[waits & (due + rule.grace_ms <= rule.as_of_ms)] = LOST
+    facts["status"], facts["late_ms"], facts["leases"], facts["excused"] = status, late, leases, excused
+    facts["live"] = status != MOVED
+    return facts, np.unique(np.concatenate([np.zeros(0, np.uint32), *orphans]))
+
+
+def verdicts(facts: Rows, rule: Rule) -> npt.NDArray[np.uint8]:
+    """One per message: a loss before everything, then what must never be, then how it ended."""
+    found: npt.NDArray[np.uint8] = OF_STATUS[facts["status"]]
+    found[(found == OK) & (facts["late_ms"] > rule.late_ms)] = LATE
+    lost = facts["status"] == LOST
+    found[~lost & ((facts["leases"] > facts["excused"] + 1) | (facts["live"] > 1))] = DUPLICATE
+    found[~lost & facts["early"]] = EARLY
+    return found
+
+
+def conclude(moving: Rows, listing: Listing, rule: Rule) -> Judged:
+    """Judge messages by all their entries, which lead from one to the next."""
+    if not len(moving):
+        return Judged(moving, Counter(), moving)
+    place = moving["hour"].astype(np.uint64) << np.uint64(32) | moving["entry"]
+    target = moving["to_hour"].astype(np.uint64) << np.uint64(32) | moving["to_entry"]
+    broken = np.flatnonzero((moving["status"] == MOVED) & ~np.isin(target, place))
+    listed = {files.hour for files in listing.hours}
+    for hour in np.unique(moving["to_hour"][broken]).tolist():
+        # An hour goes when all in it is settled, and never before its time.
+        away = hour not in listed and retired_by(hour) <= rule.as_of_ms
+        moving["status"][broken[moving["to_hour"][broken] == hour]] = GONE if away else LOST
+    moving = moving[np.lexsort((moving["entry"], moving["hour"], moving["first_id"]))]
+    firsts = np.flatnonzero(np.r_[True, moving["first_id"][1:] != moving["first_id"][:-1]])
+    whole = moving[firsts]
+    for name in ("leases", "excused", "live"):
+        whole[name] = np.add.reduceat(moving[name], firsts)
+    for name in ("status", "late_ms"):
+        whole[name] = np.maximum.reduceat(moving[name], firsts)
+    whole["early"] = np.logical_or.reduceat(moving["early"], firsts)
+    whole["hour"] = (whole["first_id"] & _HOME) >> np.uint64(32)
+    whole["verdict"] = verdicts(whole, rule)
+    return _counted(whole, moving[:0])
+
+
+def retired_by(hour: int) -> int:
+    """Unix ms before which an hour cannot have gone."""
+    return (hour % DEAD_HOURS + 1) * HOUR_MS + (0 if hour >= DEAD_HOURS else RETIRED_MS)
+
+
+def _counted(judged: Rows, moving: Rows) -> Judged:
+    key = np.stack(
+        [judged["hour"].astype(np.int64), judged["topic"].astype(np.int64), judged["verdict"].astype(np.int64)]
+    )
+    if len(judged):
+        # One number per (hour, topic, verdict), so that counting is a bincount.
+        hours, hour_at = np.unique(key[0], return_inverse=True) if np.ptp(key[0]) else (key[0, :1], 0)
+        width, topics = len(VERDICTS), int(key[1].max()) + 1
+        found = np.bincount((hour_at * topics + key[1]) * width + key[2])
+        counts = {
+            (int(hours[n // width // topics]), n // width % topics, n % width): int(found[n])
+            for n in np.flatnonzero(found).tolist()
+        }
+    else:
+        counts = {}
+    offends = np.isin(np.arange(len(VERDICTS)), OFFENDING)
+    return Judged(judged[offends[judged["verdict"]]], Counter(counts), moving)
+
+
+# ---- telling
+
+
+def summarise(
+    counts: Counter[tuple[int, int, int]], offending: Rows, names: Names, listing: Listing, rule: Rule,
+    options: ReconcileOptions,
+) -> Summary:  # fmt: skip
+    """counts: of (home hour, topic number, verdict); topic -1: not known."""
+    topics = dict(enumerate(names.topics))
+    table: list[dict[str, Any]] = [
+        {"hour": hour_int(hour), "topic": topics.get(topic), "verdict": VERDICTS[verdict], "count": count}
+        for (hour, topic, verdict), count in sorted(counts.items())
+    ]
+    totals = {name: sum(row["count"] for row in table if row["verdict"] == name) for name in VERDICTS}
+    hours = len(listing.hours if rule.homes is None else rule.homes)
+    summary = Summary(
+        listing.as_of_ms, options.engine, hours, sum(totals.values()) - totals["orphan"], totals, table, len(offending),
+        any(totals[name] for name in options.fail_on),
+    )  # fmt: skip
+    if options.out:
+        _write(summary, offending, topics, options.out)
+    return summary
+
+
+def _write(summary: Summary, offending: Rows, topics: dict[int, str], out: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from hadelay.pipeline.batches import ids, instants, named, without
+
+    os.makedirs(out, exist_ok=True)
+    orphan = offending["verdict"] == ORPHAN
+    hours, inverse = np.unique(offending["hour"], return_inverse=True)
+    shown = np.array([hour_int(int(hour)) for hour in hours], np.int32)
+    late = offending["late_ms"]
+    columns = {
+        "verdict": named(VERDICTS, offending["verdict"]),
+        "id": without(ids(offending["first_id"]), orphan),
+        "hour": pa.array(shown[inverse] if len(hours) else np.zeros(0, np.int32)),
+        "entry": pa.array(offending["entry"].astype(np.int64)),
+        "topic": named(list(topics.values()), np.where(orphan, len(topics), offending["topic"])),
+        "deliver_at": instants(offending["deliver_at_ms"]),
+        "hand_outs": pa.array(offending["leases"].astype(np.int32)),
+        "late_ms": pa.array(late, mask=late < 0),
+    }
+    target = f"{out}/offending.parquet"
+    pq.write_table(pa.table(columns), f"{target}.part", compression="zstd")
+    os.replace(f"{target}.part", target)
+    with open(f"{out}/summary.json.part", "w") as file:
+        json.dump(asdict(summary), file, indent=1)
+    os.replace(f"{out}/summary.json.part", f"{out}/summary.json")

@@ -1,0 +1,193 @@
+"""What the data source offers: kinds, columns, options. Imports neither pyarrow nor pyspark.
+
+docs/reference/pipeline.md is made from this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from hadelay.errors import BadRequest
+from hadelay.model import DEAD_HOURS, hour_from_name, hour_name
+
+
+class Column(NamedTuple):
+    #: As Spark SQL writes it.
+    type: str
+    doc: str
+    #: Which file it is made from besides the row's own: "log", "idx", "dsp" or none.
+    needs: str = ""
+
+
+_PLACE = {
+    "hour": Column("INT", "the UTC hour of the file, as yyyymmddHH"),
+    "dead": Column("BOOLEAN", "the hour is one of dead letters: `hour` is then when their retention ends"),
+    "entry": Column("BIGINT", "globalIndex within the hour; `hour`, `dead`, `entry` name an entry"),
+}
+MESSAGES = {
+    "id": Column("STRING", "the message's id, as the API writes it; all entries of a message have the same"),
+    "first_id": Column("BIGINT", "the same as a number: cheap to join by"),
+    **_PLACE,
+    "topic": Column("STRING", ""),
+    "generation": Column("INT", "of the topic: it was deleted so many times before"),
+    "deliver_at": Column("TIMESTAMP", "when this entry is due; in a dead hour, when the message died"),
+    "attempt": Column("INT", "hand-outs before this entry was filed"),
+    "flags": Column("INT", "on-disk-format.md, INDEX.flags"),
+    "tag_mask": Column("BIGINT", "the tags' hashes, OR-ed"),
+    "size": Column("INT", "bytes of the whole record"),
+    "state": Column(
+        "STRING",
+        "scheduled, ready, leased, acked, cancelled, expired, dead; or moved: the message has a later entry",
+        "dsp",
+    ),
+    "published_at": Column("TIMESTAMP", "cluster time of its commit", "log"),
+    "content_type": Column("STRING", "", "log"),
+    "key": Column("STRING", "the client's key", "log"),
+    "tags": Column("ARRAY<STRING>", "", "log"),
+    "meta": Column("MAP<STRING,STRING>", "", "log"),
+    "body": Column("BINARY", "only with `columns` or `body`", "log"),
+}
+EVENTS = {
+    **_PLACE,
+    "number": Column("BIGINT", "place of the event in its file"),
+    "event": Column("STRING", "leased, acked, nacked, lease_expired, ttl_expired, cancelled, moved, dead, redriven"),
+    "at": Column("TIMESTAMP", "cluster time; of a grant ahead of its time, when it was committed"),
+    "attempt": Column("INT", ""),
+    "consumer": Column("STRING", "who leased it; none if the log does not say"),
+    "node": Column("STRING", "which node handled it"),
+    "other_hour": Column("INT", "where a moved message went"),
+    "other_dead": Column("BOOLEAN", ""),
+    "other_entry": Column("BIGINT", ""),
+    "reason": Column("STRING", "why it was nacked"),
+    "previous": Column("BIGINT", "number of the same entry's event before this one"),
+    "id": Column("STRING", "of the message; none if there is no such entry", "idx"),
+    "first_id": Column("BIGINT", "", "idx"),
+    "topic": Column("STRING", "", "idx"),
+    "deliver_at": Column("TIMESTAMP", "of the entry", "idx"),
+}
+#: dispatches are hand-outs (`leased`), settlements everything else, events both.
+KINDS = {"messages": MESSAGES, "dispatches": EVENTS, "settlements": EVENTS, "events": EVENTS}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of the data source. Names are written in camelCase and compared without case."""
+
+    #: A node's data directory, a group's, or any with `hours/` and `names` in it; `root` says the same.
+    path: str = ""
+    #: Instead: URLs of nodes, separated by commas. Followers are read first; what fails is read from another.
+    endpoint: str = ""
+    #: For `endpoint`: the token to send.
+    token: str = ""
+    #: For `endpoint`: seconds one request may take.
+    timeout: int = 30
+    #: messages, dispatches, settlements, or events, which is the last two together.
+    kind: str = "messages"
+    #: Names of columns, separated by commas: only they are read. Spark itself asks for all of a source's columns.
+    columns: str = ""
+    #: Add `body` to the columns.
+    body: bool = False
+    #: First and last hour to read, as yyyymmddHH. Dead hours are named by the end of their retention.
+    hour_from: int = 0
+    hour_to: int = 0
+    #: Topics to read, separated by commas.
+    topics: str = ""
+    #: Read hours of dead letters too.
+    dead: bool = True
+    #: Unix ms at which what waits is scheduled, ready or overdue; 0: of the last checkpoint, or the nodes' time.
+    as_of: int = 0
+    #: What `stores.Listing.encode` gave: read exactly this, so that several reads see the same.
+    listing: str = ""
+    #: Rows of one partition; an hour has at least one.
+    split_rows: int = 1_000_000
+    #: Rows of one Arrow batch; fewer where bodies are large.
+    batch_rows: int = 65_536
+    #: Check every row's and record's CRC-32C before it is used.
+    verify: bool = False
+    #: Of a file shorter than its checkpoint says, of what is cut off, or does not verify: fail names it, skip leaves it
+    #: out.
+    on_torn: str = "fail"
+    #: Take filters from Spark, which needs `spark.sql.python.filterPushdown.enabled`. Load anew for each query then:
+    #: Spark 4.3 keeps the filters of one query for the next one of the same DataFrame, if that has none.
+    pushdown: bool = False
+
+    def __post_init__(self) -> None:
+        if bool(self.path) == bool(self.endpoint):
+            raise BadRequest("one of the options path (or root) and endpoint has to say where the hours are")
+        _among("kind", self.kind, KINDS)
+        _among("onTorn", self.on_torn, ("fail", "skip"))
+        for name in ("split_rows", "batch_rows"):
+            if getattr(self, name) < 1:
+                raise BadRequest(f"option {camel(name)} has to be at least 1")
+        for hour in (self.hour_from, self.hour_to):
+            if hour:
+                hour_number(hour)
+        self.projection()
+
+    def projection(self) -> list[str]:
+        """Names of the columns to read. BadRequest for one that is not there."""
+        known = KINDS[self.kind]
+        if not self.columns:
+            return [name for name in known if name != "body" or self.body]
+        names = [name.strip() for name in self.columns.split(",") if name.strip()]
+        if self.body and "body" in known and "body" not in names:
+            names.append("body")
+        for name in names:
+            _among("columns", name, known)
+        return names
+
+    def takes(self, hour: int) -> bool:
+        if hour >= DEAD_HOURS and not self.dead:
+            return False
+        shown = hour_int(hour)
+        return shown >= self.hour_from and (not self.hour_to or shown <= self.hour_to)
+
+
+def parse_options(given: Mapping[str, Any]) -> Options:
+    """Options from what Spark or a command line has, in any case. BadRequest in words."""
+    types = get_type_hints(Options)
+    known = {camel(field.name).lower(): field.name for field in fields(Options)} | {"root": "path"}
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        name = known.get(key.replace("_", "").lower())
+        if name is None:
+            raise BadRequest(f"there is no option {key}; there are {', '.join(sorted(map(camel, types)))}")
+        values[name] = _parsed(camel(name), value, types[name])
+    return Options(**values)
+
+
+def camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.title() for part in rest)
+
+
+def _parsed(name: str, value: Any, kind: type) -> Any:
+    text = str(value).strip()
+    if kind is bool:
+        _among(name, text.lower(), ("true", "false"))
+        return text.lower() == "true"
+    try:
+        return kind(text)
+    except ValueError:
+        raise BadRequest(f"option {name} is a whole number, not {text!r}") from None
+
+
+def _among(name: str, value: str, known: Any) -> None:
+    if value not in known:
+        names = ", ".join(known if not get_args(known) else get_args(known))
+        raise BadRequest(f"option {name}: {value!r} is none of {names}")
+
+
+def hour_int(hour: int) -> int:
+    """yyyymmddHH of an hour's number; of a dead one, that of the hour it is named after."""
+    return int(hour_name(hour % DEAD_HOURS))
+
+
+def hour_number(shown: int, dead: bool = False) -> int:
+    """The hour's number. BadRequest unless it is a yyyymmddHH."""
+    try:
+        return hour_from_name(f"{shown:010}") + (DEAD_HOURS if dead else 0)
+    except ValueError:
+        raise BadRequest(f"{shown} is no hour: it is written yyyymmddHH, in UTC") from None

