@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hadelay.core.formats import DISPATCH_SIZE, INDEX_SIZE
+from hadelay.errors import DamagedFile
 from hadelay.model import hour_from_name, hour_name
 from hadelay.pipeline import reconcile, stores
 from hadelay.pipeline.reconcile import ReconcileOptions
@@ -125,6 +126,18 @@ def test_what_one_does_not_answer_or_does_not_have_is_read_from_another(nodes: l
     nodes[0].behind = set(nodes[0].files)
     with pytest.raises(ConnectionError, match=r"no node has it: .*refused.*; .*status 416"):
         read(given)
+
+
+def test_what_the_nodes_send_is_verified_on_request(nodes: list[Node]) -> None:
+    for node in nodes:
+        for name, data in node.files.items():
+            if name.endswith("/idx"):
+                node.files[name] = bytes([data[0] ^ 1]) + data[1:]
+    given = {"endpoint": nodes[0].url, "columns": "entry"}
+    assert read(parse_options(given))
+    for use in (read, lambda options: reconcile.run(None, ReconcileOptions(options))):
+        with pytest.raises(DamagedFile, match="entry 0: the entry's CRC does not hold"):
+            use(parse_options(given | {"verify": "true"}))
 
 
 def test_reconciling_over_http_says_the_same(nodes: list[Node], tmp_path: Path) -> None:

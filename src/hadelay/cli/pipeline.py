@@ -32,6 +32,8 @@ class Source(Printing):
     "Last hour."
     on_torn: Literal["fail", "skip"] = "fail"
     "What to do about files that are shorter than they should be."
+    verify: bool = False
+    "Check every checksum on the way. Archiving always does."
     as_of: int = 0
     "Unix ms at which what waits is judged; 0: of the last checkpoint, or the nodes' time."
     master: str = "local[*]"
@@ -39,14 +41,13 @@ class Source(Printing):
     driver_memory: str = "2g"
     "For a local Spark."
 
-    def options(self, **more: Any) -> Any:
+    def options(self) -> Any:
         from hadelay.pipeline.schema import Options
 
         return Options(
-            path="" if self.endpoint and not self.path else self.path,
-            endpoint="" if self.path else self.endpoint,
-            token=self.token, hour_from=self.hour_from, hour_to=self.hour_to, on_torn=self.on_torn, as_of=self.as_of,
-            **more,
+            path=self.path, endpoint="" if self.path else self.endpoint, token=self.token,
+            hour_from=self.hour_from, hour_to=self.hour_to, on_torn=self.on_torn, as_of=self.as_of,
+            verify=self.verify,
         )  # fmt: skip
 
     def spark(self) -> Any:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
 from hadelay.pipeline import batches
 from hadelay.pipeline.reconcile import each
 from hadelay.pipeline.schema import KINDS, Options
-from hadelay.pipeline.stores import HourFiles, Store, listing, open_store
+from hadelay.pipeline.stores import HourFiles, Listing, Store, listing, open_store
 
 _CHUNK = 8 << 20
 #: A row group is written when it has so many rows or bytes.
@@ -142,10 +141,8 @@ def _crc(store: Store, files: HourFiles, suffix: str) -> int:
     return crc
 
 
-def _splits(kind: str, files: HourFiles, options: Options) -> Iterator[batches.Split]:
-    count = files.entries if kind == "messages" else files.events
-    for start in range(0, count, options.split_rows):
-        yield batches.Split(files, start, min(start + options.split_rows, count), 0)
+def _splits(kind: str, files: HourFiles, options: Options) -> list[batches.Split]:
+    return batches.splits(Listing([files], 0), replace(options, kind=kind, columns="", body=False))
 
 
 def _write(store: Store, options: ArchiveOptions, kind: str, directory: Path, split: batches.Split) -> dict[str, Any]:

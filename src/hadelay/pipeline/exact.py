@@ -122,4 +122,4 @@ def frame(spark: Any, listing: Listing, kind: str, columns: tuple[str, ...], opt
     reader = spark.read.format("hadelay").options(
         **where, kind=kind, columns=",".join(columns), listing=listing.encode()
     )
-    return reader.options(onTorn=options.on_torn, splitRows=options.split_rows).load()
+    return reader.options(onTorn=options.on_torn, splitRows=options.split_rows, verify=options.verify).load()

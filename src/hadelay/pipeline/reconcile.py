@@ -49,6 +49,9 @@ AHEAD_MS = 100
 #: Hours go two hours past their end, dead ones at their end.
 RETIRED_MS = 2 * HOUR_MS
 _EVENTS_AT_ONCE = 1 << 20
+_OFFENDS = np.isin(np.arange(len(VERDICTS)), OFFENDING)
+#: By the names of FACTS.
+Columns = dict[str, npt.NDArray[Any]]
 _STATUS_OF_EVENT = np.array(
     [PENDING, UNACKED, ACKED, PENDING, PENDING, EXPIRED, CANCELLED, MOVED, MOVED, MOVED], np.uint8
 )
@@ -105,6 +108,7 @@ class Rule(NamedTuple):
     grace_ms: int
     #: First hours of the messages to judge; None: all messages, whether their first hour is still there or not.
     homes: frozenset[int] | None
+    verify: bool = False
 
 
 class Judged(NamedTuple):
@@ -139,7 +143,7 @@ def rule_of(listing: Listing, options: ReconcileOptions) -> Rule:
     homes = None
     if options.source.hour_from or options.source.hour_to:
         homes = frozenset(f.hour for f in listing.hours if f.hour < DEAD_HOURS and options.source.takes(f.hour))
-    return Rule(listing.as_of_ms, options.late_ms, options.grace_ms, homes)
+    return Rule(listing.as_of_ms, options.late_ms, options.grace_ms, homes, options.source.verify)
 
 
 def _follow(spark: Any, store: Store, listing: Listing, rule: Rule) -> Iterable[Judged]:
@@ -164,73 +168,73 @@ def each(spark: Any, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
 def judge(store: Store, files: HourFiles, *, rule: Rule) -> Judged:
     """One hour."""
     facts, orphans = entry_facts(store, files, rule)
-    place = facts["entry"].astype(np.uint64) | np.uint64(files.hour << 32)
-    home = (facts["first_id"] & _HOME) == place
-    stays = home & (facts["status"] != MOVED)
+    first = facts["first_id"] & _HOME
+    mine = first == facts["entry"] | np.uint64(files.hour << 32)
+    stays = mine & (facts["status"] != MOVED)
+    moving = ~stays
     if rule.homes is not None:
+        moving &= np.isin(first >> np.uint64(32), np.array(sorted(rule.homes), np.uint64))
         if files.hour not in rule.homes:
-            stays[:], home[:], orphans = False, False, orphans[:0]
-        homes = np.array(sorted(rule.homes), np.uint64)
-        home |= np.isin((facts["first_id"] & _HOME) >> np.uint64(32), homes)
-        moving = facts[home & ~stays]
-    else:
-        moving = facts[~stays]
-    alone = facts if stays.all() else facts[stays]
-    alone["verdict"] = verdicts(alone, rule)
-    judged = _counted(alone, moving)
+            stays, orphans = np.zeros_like(stays), orphans[:0]
+    facts["verdict"] = found = verdicts(facts, rule)
+    counts = _count([files.hour], 0, facts["topic"][stays], found[stays])
     if len(orphans):
-        judged.counts[files.hour, -1, ORPHAN] += len(orphans)
+        counts[files.hour, -1, ORPHAN] = len(orphans)
     lost = np.zeros(len(orphans), FACTS)
     lost["hour"], lost["entry"], lost["verdict"] = files.hour, orphans, ORPHAN
-    return judged._replace(offending=np.concatenate([judged.offending, lost]))
+    return Judged(np.concatenate([_table(facts, stays & _OFFENDS[found]), lost]), counts, _table(facts, moving))
 
 
-def entry_facts(store: Store, files: HourFiles, rule: Rule) -> tuple[Rows, npt.NDArray[np.uint32]]:
-    """(FACTS of every entry of the hour; entries that events name and that are not there)."""
+def entry_facts(store: Store, files: HourFiles, rule: Rule) -> tuple[Columns, npt.NDArray[np.uint32]]:
+    """(columns of FACTS of every entry of the hour; entries that events name and that are not there)."""
     n = files.entries
-    index = rows(store, files, "idx", 0, n)
-    facts = np.zeros(n, FACTS)
-    for name in ("first_id", "topic", "deliver_at_ms"):
-        facts[name] = index[name]
-    due = np.ascontiguousarray(facts["deliver_at_ms"])
-    facts["hour"], facts["entry"] = files.hour, np.arange(n)
-    codes, late = np.zeros(n, np.uint8), np.full(n, -1, np.int64)
-    leases, excused = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    orphans = []
+    index = rows(store, files, "idx", 0, n, verify=rule.verify)
+    facts: Columns = {name: np.ascontiguousarray(index[name]) for name in ("first_id", "topic", "deliver_at_ms")}
+    facts["hour"], facts["entry"] = np.broadcast_to(np.uint32(files.hour), n), np.arange(n, dtype=np.uint64)
+    facts |= {name: np.zeros(n, np.int64) for name in ("leases", "excused")}
+    facts |= {name: np.zeros(n, np.uint32) for name in ("to_hour", "to_entry")}
+    due, late, early = facts["deliver_at_ms"], np.full(n, -1, np.int64), np.zeros(n, np.bool_)
+    codes = np.zeros(n, np.uint8)
+    orphans = [np.zeros(0, np.uint32)]
     for start in range(0, files.events, _EVENTS_AT_ONCE):
-        events = rows(store, files, "dsp", start, min(start + _EVENTS_AT_ONCE, files.events))
+        stop = min(start + _EVENTS_AT_ONCE, files.events)
+        events = rows(store, files, "dsp", start, stop, verify=rule.verify)
         at = events["index"].astype(np.int64)
-        if len(at) and at.max() >= n:
-            orphans.append(np.unique(events["index"][at >= n]))
+        if at.max() >= n:
+            orphans.append(events["index"][at >= n])
             events, at = events[at < n], at[at < n]
-        kind = events["event"]
-        np.maximum.at(codes, at, np.minimum(kind, len(_STATUS_OF_EVENT) - 1))
+        kind = np.minimum(events["event"], len(_STATUS_OF_EVENT) - 1)
+        np.maximum.at(codes, at, kind)
         leased = kind == Event.LEASED
-        who, when = at[leased], events["at_ms"][leased]
-        leases += np.bincount(who, minlength=n)
-        late_by = when - due[who]
-        np.maximum.at(late, who, np.maximum(late_by, 0))
-        facts["early"][who[late_by < -AHEAD_MS]] = True
+        who = at[leased]
+        facts["leases"] += np.bincount(who, minlength=n)
+        late_ms = events["at_ms"][leased] - due[who]
+        np.maximum.at(late, who, np.maximum(late_ms, 0))
+        early[who[late_ms < -AHEAD_MS]] = True
         excuse = (kind == Event.NACKED) | (kind == Event.REDRIVEN)
         if excuse.any():
-            excused += np.bincount(at[excuse], minlength=n)
+            facts["excused"] += np.bincount(at[excuse], minlength=n)
         moved = kind >= Event.MOVED
-        facts["to_hour"][at[moved]], facts["to_entry"][at[moved]] = (
-            events["other_hour"][moved],
-            events["consumer"][moved],
-        )
+        facts["to_hour"][at[moved]] = events["other_hour"][moved]
+        facts["to_entry"][at[moved]] = events["consumer"][moved]
     status = _STATUS_OF_EVENT[codes]
     waits = status == PENDING
     if files.hour >= DEAD_HOURS:
         status[waits] = DEAD
     else:
         status[waits & (due + rule.grace_ms <= rule.as_of_ms)] = LOST
-    facts["status"], facts["late_ms"], facts["leases"], facts["excused"] = status, late, leases, excused
-    facts["live"] = status != MOVED
-    return facts, np.unique(np.concatenate([np.zeros(0, np.uint32), *orphans]))
+    facts |= {"status": status, "late_ms": late, "early": early, "live": status != MOVED}
+    return facts, np.unique(np.concatenate(orphans))
 
 
-def verdicts(facts: Rows, rule: Rule) -> npt.NDArray[np.uint8]:
+def _table(facts: Columns, which: npt.NDArray[np.bool_]) -> Rows:
+    found = np.zeros(np.count_nonzero(which), FACTS)
+    for name in FACTS.names or () if len(found) else ():
+        found[name] = facts[name][which]
+    return found
+
+
+def verdicts(facts: Rows | Columns, rule: Rule) -> npt.NDArray[np.uint8]:
     """One per message: a loss before everything, then what must never be, then how it ended."""
     found: npt.NDArray[np.uint8] = OF_STATUS[facts["status"]]
     found[(found == OK) & (facts["late_ms"] > rule.late_ms)] = LATE
@@ -262,7 +266,9 @@ def conclude(moving: Rows, listing: Listing, rule: Rule) -> Judged:
     whole["early"] = np.logical_or.reduceat(moving["early"], firsts)
     whole["hour"] = (whole["first_id"] & _HOME) >> np.uint64(32)
     whole["verdict"] = verdicts(whole, rule)
-    return _counted(whole, moving[:0])
+    hours, at = np.unique(whole["hour"], return_inverse=True)
+    counts = _count(hours.tolist(), at, whole["topic"], whole["verdict"])
+    return Judged(whole[_OFFENDS[whole["verdict"]]], counts, moving[:0])
 
 
 def retired_by(hour: int) -> int:
@@ -270,23 +276,18 @@ def retired_by(hour: int) -> int:
     return (hour % DEAD_HOURS + 1) * HOUR_MS + (0 if hour >= DEAD_HOURS else RETIRED_MS)
 
 
-def _counted(judged: Rows, moving: Rows) -> Judged:
-    key = np.stack(
-        [judged["hour"].astype(np.int64), judged["topic"].astype(np.int64), judged["verdict"].astype(np.int64)]
-    )
-    if len(judged):
-        # One number per (hour, topic, verdict), so that counting is a bincount.
-        hours, hour_at = np.unique(key[0], return_inverse=True) if np.ptp(key[0]) else (key[0, :1], 0)
-        width, topics = len(VERDICTS), int(key[1].max()) + 1
-        found = np.bincount((hour_at * topics + key[1]) * width + key[2])
-        counts = {
-            (int(hours[n // width // topics]), n // width % topics, n % width): int(found[n])
-            for n in np.flatnonzero(found).tolist()
+def _count(
+    hours: list[int], hour_at: npt.NDArray[np.intp] | int, topics: npt.NDArray[np.uint32], found: npt.NDArray[np.uint8]
+) -> Counter[tuple[int, int, int]]:
+    """hour_at: which of `hours`. One number per (hour, topic, verdict), so that counting is a bincount."""
+    width, height = len(VERDICTS), int(topics.max(initial=0)) + 1
+    totals = np.bincount((hour_at * height + topics.astype(np.int64)) * width + found)
+    return Counter(
+        {
+            (hours[n // width // height], n // width % height, n % width): int(totals[n])
+            for n in np.flatnonzero(totals).tolist()
         }
-    else:
-        counts = {}
-    offends = np.isin(np.arange(len(VERDICTS)), OFFENDING)
-    return Judged(judged[offends[judged["verdict"]]], Counter(counts), moving)
+    )
 
 
 # ---- telling

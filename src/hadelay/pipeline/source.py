@@ -34,6 +34,7 @@ from pyspark.sql.types import (
     LongType,
     MapType,
     StringType,
+    StructField,
     StructType,
     TimestampType,
 )
@@ -61,6 +62,8 @@ _OPERATORS: dict[type[Filter], str] = {
     LessThan: "lt",
     LessThanOrEqual: "le",
 }
+#: By whether the kind is messages: columns whose IS NOT NULL, which comes along with every comparison, says nothing.
+_NEVER_NULL = ({"hour", "dead", "entry", "event", "at"}, batches.FILTERED)
 #: Columns whose order is not Spark's, or has no use: these are compared for equality alone.
 _EQUAL_ONLY = {"topic", "state", "event", "id", "dead"}
 
@@ -74,10 +77,8 @@ class HadelaySource(DataSource):
 
     def schema(self) -> StructType:
         options = parse_options(self.options)
-        schema = StructType()
-        for name in options.projection():
-            schema = schema.add(name, _SPARK[KINDS[options.kind][name].type])
-        return schema
+        known = KINDS[options.kind]
+        return StructType([StructField(name, _SPARK[known[name].type]) for name in options.projection()])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = parse_options(self.options)
@@ -112,7 +113,9 @@ class _Reader(DataSourceReader):
             return
         yield from batches.read(self.store, self.options, self.columns, partition.split, self.filters)
 
-    def take(self, filters: list[Filter]) -> list[Filter]:
+
+class _Pushing(_Reader):
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
         """Take what is decided here exactly; what is left is Spark's."""
         left = []
         known = KINDS[self.options.kind]
@@ -127,11 +130,3 @@ class _Reader(DataSourceReader):
             elif not (isinstance(f, IsNotNull) and column in _NEVER_NULL[self.options.kind == "messages"]):
                 left.append(f)
         return left
-
-
-_NEVER_NULL = ({"hour", "dead", "entry", "event", "at"}, batches.FILTERED)
-
-
-class _Pushing(_Reader):
-    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
-        return self.take(filters)

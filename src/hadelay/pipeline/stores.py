@@ -11,7 +11,6 @@ import http.client
 import os
 import time
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -280,12 +279,12 @@ class HttpStore:
     max_gap: int = 1 << 16
 
     def list(self) -> Listing:
-        cluster = msgspec.json.decode(self._ask("/v1/cluster", ok=(200,)))
+        cluster = msgspec.json.decode(self._ask("/v1/cluster"))
         members = sorted(cluster["members"], key=lambda m: (m["role"] == "leader", m["name"]))
         # Who was named stays, last: the addresses that members advertise may not be reachable from here.
         advertised = [member["http"].rstrip("/") for member in members if member["http"]]
         self.urls = list(dict.fromkeys([*advertised, *self.urls]))
-        answer = msgspec.json.decode(self._ask("/v1/hours", ok=(200,)))
+        answer = msgspec.json.decode(self._ask("/v1/hours"))
         hours = []
         for hour in answer["hours"]:
             log, idx, dsp = hour["log"], hour["idx"], hour["dsp"]
@@ -296,10 +295,9 @@ class HttpStore:
         return Listing(hours, int(time_ms))
 
     def names(self) -> Names:
-        answer = msgspec.json.decode(self._ask("/v1/names", ok=(200,)))
-        return Names(
-            *(sorted(answer[kind], key=answer[kind].get) for kind in ("topics", "consumers", "nodes", "reasons"))
-        )
+        answer = msgspec.json.decode(self._ask("/v1/names"))
+        kinds = ("topics", "consumers", "nodes", "reasons")
+        return Names(*(sorted(answer[kind], key=answer[kind].get) for kind in kinds))
 
     def where(self, files: HourFiles, suffix: str) -> str:
         return f"/v1/hours/{hour_name(files.hour)}/{suffix}"
@@ -308,20 +306,12 @@ class HttpStore:
         if start >= stop:
             return np.zeros(0, np.uint8)
         data = self._ask(
-            self.where(files, suffix), ok=(200, 206), size=stop - start, turn=files.hour,
+            self.where(files, suffix), size=stop - start, turn=files.hour,
             headers={"Range": f"bytes={start}-{stop - 1}"},
         )  # fmt: skip
         return np.frombuffer(data, np.uint8)
 
-    def _ask(
-        self,
-        path: str,
-        *,
-        ok: Iterable[int],
-        size: int | None = None,
-        turn: int = 0,
-        headers: dict[str, str] | None = None,
-    ) -> bytes:
+    def _ask(self, path: str, size: int | None = None, turn: int = 0, headers: dict[str, str] | None = None) -> bytes:
         """From the first node that answers as it should. turn: spreads hours over the followers; who is last in the
         list stays last."""
         sent = dict(headers or {}) | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
@@ -334,7 +324,7 @@ class HttpStore:
             except (OSError, http.client.HTTPException) as error:
                 problems.append(f"{url}: {error or type(error).__name__}")
                 continue
-            if status in ok and size in (None, len(data)):
+            if status in (200, 206) and size in (None, len(data)):
                 return data
             problems.append(f"{url}: status {status}, {len(data)} bytes" + (f" of {size}" if size else ""))
         raise ConnectionError(f"GET {path}: no node has it: {'; '.join(problems)}")
