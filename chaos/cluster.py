@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from chaos import tools
 from chaos.disks import Disk
 from chaos.namespaces import Network
 from chaos.scenario import KINDS, TARGETS, Mistake, Scenario, line_of, read_toml, unknown
+from hadelay.testing.ports import free_ports
 
 _PR_SET_PDEATHSIG = 1
 _CLEAN_END_S = 20.0
@@ -85,15 +85,9 @@ class LocalCluster(Cluster):
         self._ending: set[str] = set()
         self._founded = False
         self._environment = {k: v for k, v in os.environ.items() if not k.startswith("HADELAY_")}
-        self._ports = list(range(port_base, port_base + 2 * len(self._names))) if port_base else self._free_ports()
+        first = port_base or free_ports(2 * len(self._names))
+        self._ports = range(first, first + 2 * len(self._names))
         self.urls = {name: f"http://{self._http(i)}" for i, name in enumerate(self._names)}
-
-    def _free_ports(self) -> list[int]:
-        with contextlib.ExitStack() as held:
-            sockets = [held.enter_context(socket.socket()) for _ in range(2 * len(self._names))]
-            for one in sockets:
-                one.bind(("127.0.0.1", 0))
-            return [one.getsockname()[1] for one in sockets]
 
     def _http(self, i: int) -> str:
         return f"{self.network.address(self._names[i])}:8400" if self.network else f"127.0.0.1:{self._ports[i]}"

@@ -16,7 +16,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from hadelay.testing.ports import free_ports
 
 TOPIC = "demo"
 PRODUCERS, CONSUMERS = 3, 3
@@ -130,7 +131,7 @@ def _conduct(
 ) -> Outcome:
     console.print(f"Three nodes, each a process of its own ({sync} mode) …")
     data = ["--data-dir", str(directory / "cluster"), "-o", "json"]
-    base = str(_free_ports(6))
+    base = str(free_ports(6))
     command = _hadelay("dev", "--nodes", "3", "--port-base", base, "--dispatch-sync", sync, *data)
     cluster = _spawn(children, *command, output=True)
     nodes = _ready(cluster)
@@ -277,19 +278,6 @@ def _drain(directory: Path, until: float) -> None:
 
 def _sleep_until(at_ms: float) -> None:
     time.sleep(max(0.0, at_ms / 1000 - time.time()))
-
-
-def _free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody has."""
-    for base in range(18_500, 32_000, 10):
-        with contextlib.ExitStack() as held:
-            try:
-                for port in range(base, base + count):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return base
-    raise SystemExit(f"no {count} free ports in a row")
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from chaos import tools
 from chaos.__main__ import main
-from tests.ports import free_ports
+from hadelay.testing.ports import free_ports
 from tests.system.cluster import Cluster, environment, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]

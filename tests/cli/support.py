@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.ports import free_ports
+from hadelay.testing.ports import free_ports
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from hadelay.testing.ports import free_ports
 from hadelay.version import VERSION
 from tests.cli.support import Dev, cluster, environment, hadelay, start
-from tests.ports import free_ports
 
 pytestmark = pytest.mark.processes
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.ports import free_ports
+from hadelay.testing.ports import free_ports
 
 T = TypeVar("T")
 SOURCE = Path(__file__).resolve().parents[2] / "src"

@@ -21,7 +21,7 @@ from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.server.service import NodeService
 from hadelay.storage.disk import RealDisk
-from tests.ports import free_ports
+from hadelay.testing.ports import free_ports
 
 NAMES = ("n1", "n2", "n3")
 

@@ -13,7 +13,7 @@ import msgpack
 import pytest
 
 from hadelay.core.checksums import crc32c
-from tests.ports import free_ports
+from hadelay.testing.ports import free_ports
 from tests.system.cluster import Cluster, end, hadelay, ready_line, spawn, until
 
 

@@ -1,7 +1,8 @@
-"""Free ports, and never the same to two tests, however many processes run tests side by side.
+"""Free ports for clusters on this machine, and never the same to two of them, however many start side by side.
 
-A port that was free when a test looked may be taken when its node binds it; only tests of ours take such ports, so it
-is enough that they take turns: a counter in a locked file says where the next looks.
+A port that was free when somebody looked may be taken when a node binds it, or binds it again after a kill: by the
+kernel for a connection (so these lie below its range), or by another cluster of ours (so all take turns: a counter in
+a locked file says where the next looks).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 #: Below the range from which the kernel takes the ports of outgoing connections.
 FIRST, LAST = 20_000, 32_000
-_TURN = Path(tempfile.gettempdir()) / f"hadelay-test-ports-{os.getuid()}"
+_TURN = Path(tempfile.gettempdir()) / f"hadelay-ports-{os.getuid()}"
 
 
 def free_ports(count: int) -> int:
