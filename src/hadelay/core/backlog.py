@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from hadelay.core.chain import ChainWalk, Damage
 from hadelay.core.formats import SECONDS_PER_HOUR
+from hadelay.core.lines import Window
 from hadelay.core.owed import Owed
-from hadelay.core.ready import Ready, Window
+from hadelay.core.ready import Ready
 from hadelay.core.wheel import Second
 
 #: Rows looked at in one go: two to three milliseconds.

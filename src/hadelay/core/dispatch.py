@@ -25,9 +25,10 @@ from hadelay.core.backlog import SLICE, Backlog, split
 from hadelay.core.chain import NO_SECOND, ChainWalk, Damage
 from hadelay.core.formats import RECORD_SIZE, SECONDS_PER_HOUR
 from hadelay.core.hourstate import bitmap, indexes_of
+from hadelay.core.lines import DONE, PROPOSED, WAITING, Delivery, Offer, Poll
 from hadelay.core.meta import unpack
 from hadelay.core.owed import Owed
-from hadelay.core.ready import DONE, PROPOSED, WAITING, Delivery, Offer, Poll, Ready
+from hadelay.core.ready import Ready
 from hadelay.core.topics import by_topic, known_topic
 from hadelay.core.wheel import NEVER_MS, HourWheel, Second, SecondWheel
 from hadelay.errors import DamagedFile

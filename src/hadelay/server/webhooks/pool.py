@@ -25,8 +25,8 @@ import numpy as np
 import structlog
 
 from hadelay.core.commands import encode_extend, encode_topic_put
+from hadelay.core.lines import Delivery, Poll
 from hadelay.core.meta import unpack
-from hadelay.core.ready import Delivery, Poll
 from hadelay.core.results import LeaseOutcome, LeaseResult
 from hadelay.core.tokens import LEASE
 from hadelay.errors import DamagedFile, HadelayError
