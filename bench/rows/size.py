@@ -46,8 +46,9 @@ async def _fill(cluster: Cluster, count: int, due: Due, tally: Tally) -> None:
     await asyncio.gather(*(produce(i) for i in range(6)))
 
 
-def _written_out(cluster: Cluster, quiet_s: float = 3.0, timeout_s: float = 300.0) -> None:
-    """Wait until the checkpoints that the filling left behind are over: what is measured is the pending messages."""
+def _written_out(cluster: Cluster, quiet_s: float = 70.0, timeout_s: float = 300.0) -> None:
+    """Wait until the last checkpoint that the filling left behind is over, which may be a `checkpoint_interval` later:
+    what is measured is the pending messages."""
     end, since, before = time.monotonic() + timeout_s, time.monotonic(), [0]
     while time.monotonic() < end:
         written = [written_bytes(node.pid) for node in cluster.nodes]

@@ -150,9 +150,10 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class StorageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Checkpoints: what bounds recovery time, and what may lie in memory in between."""
 
-    #: Appends to hours that are not near wait in memory up to this much, and changes of keys and places up to half of
-    #: it; then a checkpoint writes them.
-    far_buffer_bytes: int = 64 * MIB
+    #: Appends to hours that are not near wait in memory up to this much, and changes of keys and places up to as much;
+    #: then a checkpoint writes them, and what comes meanwhile takes as much again. More: fewer and larger writes when
+    #: messages are spread over years.
+    far_buffer_bytes: int = 32 * MIB
     #: Journal written since the last checkpoint that causes the next one, an entry counting as 8 KiB at least. Smaller:
     #: quicker restart, more writing.
     checkpoint_bytes: int = 64 * MIB

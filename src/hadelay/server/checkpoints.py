@@ -45,7 +45,7 @@ class Checkpoints:
         if (
             self.bytes_since >= config.checkpoint_bytes
             or storage.hours.far_bytes >= config.far_buffer_bytes
-            or storage.tables.overlay_bytes >= config.far_buffer_bytes // 2
+            or storage.tables.overlay_bytes >= config.far_buffer_bytes
         ) and not storage.checkpointing:
             # Not inside apply: the entry is not counted as applied yet.
             self.node.runtime.call_soon(self.begin)

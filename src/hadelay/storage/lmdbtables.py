@@ -6,6 +6,7 @@ CRC32C of its key and of itself.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -31,6 +32,8 @@ _GIB = 1 << 30
 _AT_ONCE = 4_096
 _REDO = b"redo"
 _CRC_SIZE = 4
+#: Gives free memory back to the system, whole pages amid the heap included; glibc's own.
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)
 #: Reads all of the file at argv[1].
 _READ_ALL = """
 import sys, lmdb
@@ -134,6 +137,8 @@ class LmdbBackend:
                 self._put(txn, tables, [(_REDO, number.to_bytes(4, "big"), msgpack.packb(rest))])
         self._tables = tables
         self._sort_in()
+        # What lay in memory until this commit is free now, and would count as ours for good.
+        _malloc_trim(0)
 
     def _put(self, txn: Any, tables: dict[bytes, Any], puts: Iterable[Put]) -> None:
         last: bytes | None = None

@@ -48,7 +48,7 @@ class Storage:
         identity: Identity,
         *,
         backend: Callable[[str], Backend] = LmdbBackend,
-        far_buffer_bytes: int = 64 << 20,
+        far_buffer_bytes: int = 32 << 20,
     ) -> None:
         """Lock the directory, check that it is ours (ConfigError), recover to its last checkpoint (DamagedFile).
 
