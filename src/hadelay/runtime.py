@@ -48,6 +48,10 @@ class Runtime(Protocol):
         """
         ...
 
+    def join(self, lane: str) -> None:
+        """Block until the lane's thread is through with what it was given: before what it uses is closed."""
+        ...
+
 
 #: A brief job may run on the loop after this many of its lane in a row took less than this (seconds).
 _BRIEF_JOBS, _BRIEF_S = 8, 0.001
@@ -140,6 +144,10 @@ class AsyncioRuntime:
                 self.loop.call_soon_threadsafe(ended, result, error)
 
         executor.submit(timed).add_done_callback(finished)
+
+    def join(self, lane: str) -> None:
+        if lane in self._lanes:
+            self._lanes[lane].executor.submit(lambda: None).result()
 
     def _on_loop(self, jobs: _Lane, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         result, error = None, None

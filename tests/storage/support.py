@@ -59,6 +59,9 @@ class Loop:
 
         self._soon.append(run)
 
+    def join(self, lane: str) -> None:
+        pass
+
     def run(self) -> None:
         while self._soon:
             self._soon.popleft()()

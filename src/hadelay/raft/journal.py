@@ -541,6 +541,7 @@ class Journal:
         self.closed = True
         if self._mark_timer is not None:
             self._mark_timer.cancel()
+        self._runtime.join("journal")  # its file is not closed under a sync
         try:
             if not self._syncing:
                 self._write_all()

@@ -60,6 +60,7 @@ class LmdbBackend:
 
     def __init__(self, path: str, *, map_bytes: int = 64 * _GIB, readonly: bool = False) -> None:
         self.path = path
+        self._interrupted = False
         with _as_os_error(path):
             self._env = lmdb.open(
                 path, map_size=map_bytes, max_dbs=_MAX_TABLES, subdir=False, readonly=readonly, lock=not readonly,
@@ -155,14 +156,18 @@ class LmdbBackend:
                 put(key, value + crc32c(key + value).to_bytes(_CRC_SIZE, "little"), True, True, False, db)
 
     def _sort_in(self) -> None:
-        """Carry out what the last commit left as lists; after a crash, when the file is opened."""
-        while lists := self.scan(_REDO, b"", 1):
+        """Carry out what the last commit left as lists; after a crash or an interruption, when the file is opened."""
+        while not self._interrupted and (lists := self.scan(_REDO, b"", 1)):
             tables = dict(self._tables)
             with _as_os_error(self.path), self._env.begin(write=True) as txn:
                 self._put(txn, tables, [*msgpack.unpackb(lists[0][1]), (_REDO, lists[0][0], None)])
             self._tables = tables
 
+    def interrupt(self) -> None:
+        self._interrupted = True
+
     def close(self) -> None:
+        """Never while a thread is in `commit` or reads: LMDB would end its transaction under it."""
         self._env.close()
 
 

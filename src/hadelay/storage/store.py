@@ -231,7 +231,9 @@ class Storage:
         )
 
     def close(self) -> None:
-        """Without a checkpoint: the journal has the rest."""
+        """Without a checkpoint: the journal has the rest. Waits for the thread, which may be in the middle of one."""
+        self.tables.backend.interrupt()
+        self._runtime.join(_LANE)
         self.hours.close()
         self.tables.backend.close()
         self._lock.close()

@@ -48,6 +48,10 @@ class Backend(Protocol):
         """Drop whole tables first, then put (table, key, value) or delete (value None). Durable when it returns."""
         ...
 
+    def interrupt(self) -> None:
+        """A commit under way in a thread ends as soon as it can, either durable or not at all: `close` comes next."""
+        ...
+
     def close(self) -> None: ...
 
 

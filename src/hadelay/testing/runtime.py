@@ -160,6 +160,9 @@ class SimRuntime:
         if len(jobs) == 1:
             self._start_next(lane)
 
+    def join(self, lane: str) -> None:
+        """A job runs at one instant: none is ever under way while the loop does something else."""
+
     def _start_next(self, lane: str) -> None:
         self.world.after(self.world.random.uniform(5e-6, 100e-6), self._run_job, lane, owner=self)
 

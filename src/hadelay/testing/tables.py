@@ -74,5 +74,8 @@ class SimBackend:
         self._end += len(record)
         self._apply(*change)
 
+    def interrupt(self) -> None:
+        pass
+
     def close(self) -> None:
         pass

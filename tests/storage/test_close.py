@@ -1,0 +1,61 @@
+"""A node is stopped while a checkpoint is being committed in the thread: LMDB closed under a transaction leaves its
+write lock locked for good, and the node never ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from hadelay.runtime import AsyncioRuntime
+from hadelay.storage.disk import RealDisk
+from hadelay.storage.lmdbtables import LmdbBackend
+from hadelay.storage.tables import Put
+
+from .support import open_storage
+
+
+class Slow(LmdbBackend):
+    """Of a disk that takes its time. May not be closed while it commits."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.committing = threading.Event()
+
+    def commit(self, dropped: Iterable[bytes], puts: Iterable[Put]) -> None:
+        self.committing.set()
+        time.sleep(0.1)
+        super().commit(dropped, puts)
+        self.committing.clear()
+
+    def close(self) -> None:
+        assert not self.committing.is_set()
+        super().close()
+
+
+def test_a_commit_under_way_is_waited_for(tmp_path: Path) -> None:
+    async def stop_during() -> None:
+        runtime = AsyncioRuntime(asyncio.get_running_loop())
+        storage = open_storage(RealDisk(), str(tmp_path / "data"), runtime, backend=Slow)
+        backend = storage.tables.backend
+        assert isinstance(backend, Slow)
+        for n in range(10_000):  # more than one transaction takes
+            storage.tables.put(b"t", n.to_bytes(4, "big"), b"1")
+        storage.checkpoint(7, 1, b"core", {}, lambda error: None)
+        while not backend.committing.is_set():
+            await asyncio.sleep(0)
+        storage.close()
+        runtime.close()
+
+    async def seen() -> None:
+        runtime = AsyncioRuntime(asyncio.get_running_loop())
+        storage = open_storage(RealDisk(), str(tmp_path / "data"), runtime)
+        assert storage.applied_index == 7
+        assert all(storage.tables.get(b"t", n.to_bytes(4, "big")) == b"1" for n in range(10_000))
+        storage.close()
+        runtime.close()
+
+    asyncio.run(stop_during())
+    asyncio.run(seen())
