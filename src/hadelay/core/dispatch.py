@@ -384,11 +384,12 @@ class Dispatcher:
 
     # ---- polls
 
-    def match(self) -> list[Offer]:
-        """Take messages out of their windows for waiting polls: propose each, then call `settle_offer`."""
+    def match(self, now_ms: int) -> list[Offer]:
+        """Take messages out of their windows for waiting polls: propose each, then call `settle_offer`. now_ms: cluster
+        time, which `advance` may have been told ahead of."""
         if self.tick_ms < self.resume_ms:
             return []
-        return self.ready.match(OFFERED - len(self.ready.flying))
+        return self.ready.match(OFFERED - len(self.ready.flying), now_ms)
 
     def settle_offer(self, offer: Offer, granted: NDArray[np.bool_] | None) -> None:
         """Decided by apply: most of what it did not grant is settled or leased, and what is still owed waits again.

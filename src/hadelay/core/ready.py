@@ -49,6 +49,9 @@ _LINGER_MS = 60_000
 #: Overdue is what fell due longer ago than this when the line between past and present was drawn; it is drawn anew
 #: when something twice as old is met.
 OVERDUE_MS = 5_000
+#: An answer is held back until the last message in it is due: those that are not due yet go together when no more than
+#: this lies between them.
+_TOGETHER_MS = 2
 #: A window of which nothing is owed any more is looked through in pieces of up to this.
 _BARREN = 4_096
 
@@ -404,8 +407,9 @@ class Ready:
 
     # bringing them together
 
-    def match(self, room: int) -> list[Offer]:
-        """Offers for as many waiting polls as there are messages for, of at most `room` messages together."""
+    def match(self, room: int, now_ms: int) -> list[Offer]:
+        """Offers for as many waiting polls as there are messages for, of at most `room` messages together. now_ms: what
+        falls due after it is handed out ahead of its time."""
         offers: list[Offer] = []
         ring = self._ring
         while ring and room > 0:
@@ -418,7 +422,7 @@ class Ready:
                     idle = True
                     break
                 poll = next(iter(line.waiters))
-                offer = self._offer(poll, line, room)
+                offer = self._offer(poll, line, room, now_ms)
                 if offer is not None:
                     self.unwait(poll)
                     poll.phase = PROPOSED
@@ -458,15 +462,17 @@ class Ready:
         leased = self._topic_at(topic.number).leased
         return topic.flow.room(leased + topic.flying, window.overdue, self.now_ms)
 
-    def _offer(self, poll: Poll, first: Line, room: int) -> Offer | None:
+    def _offer(self, poll: Poll, first: Line, room: int, now_ms: int) -> Offer | None:
         """From the line whose turn it is, then from the poll's others, until the answer is full."""
-        want, size = min(poll.max, room), GRANT_BYTES
+        want, size, until_ms = min(poll.max, room), GRANT_BYTES, now_ms
         parts: list[Part] = []
         for line in (first, *(line for line in poll.lines if line is not first)):
             for window in line.windows:
                 while want > 0 and size > 0 and window.places and (most := min(want, self._allowed(window).most)) > 0:
-                    part, cost = self._take(window, most, size, bool(parts))
+                    part, cost = self._take(window, most, size, until_ms, bool(parts))
                     if part.places:
+                        if not parts:
+                            until_ms = max(now_ms, int(part.rows["deliver_at_ms"].min()) + _TOGETHER_MS)
                         parts.append(part)
                         want -= len(part.places)
                         size -= cost
@@ -479,9 +485,11 @@ class Ready:
         numbers = np.array(places, np.int64)
         return Offer(poll, parts, places, (numbers >> 32).astype(np.uint32), numbers.astype(np.uint32), rows)
 
-    def _take(self, window: Window, want: int, size: int, more: bool) -> tuple[Part, int]:
-        """Up to `want` places of one hour off the window, their rows and bytes; what is gone is dropped.
-        more: the answer has something already, so nothing needs to fit that does not."""
+    def _take(self, window: Window, want: int, size: int, until_ms: int, more: bool) -> tuple[Part, int]:
+        """Up to `want` places of one hour off the window, their rows and bytes (1 if there are more, which do not fit);
+        what is gone is dropped.
+        until_ms: what is due later stays. more: the answer has something already, so nothing needs to fit that does
+        not; else what is due first goes, and what is due with it."""
         topic, waiting = window.line.topic, window.places
         hour = waiting[0] >> 32
         count = max(want, window.barren)
@@ -495,15 +503,18 @@ class Ready:
         rows, owed = self._look(hour, np.array(places, np.int64).astype(np.uint32))
         if topic.split_ms and not window.overdue:
             owed = owed & self._on_time(topic, rows)
+        passed: list[int] = []
         left = places
-        if window.line.filter is not None or not owed.all() or len(places) > want:
-            chosen, passed = self._choose(window.line, hour, rows, owed, want)
+        later = self._later(rows, owed, until_ms, more)
+        if window.line.filter is not None or not owed.all() or len(places) > want or later.any():
+            chosen, passed = self._choose(window.line, hour, rows, owed & ~later, want)
+            passed = sorted([*passed, *np.flatnonzero(owed & later).tolist()])
             left = [places[n] for n in chosen]
             self._return(window, [places[n] for n in passed])
             rows = rows[chosen]
         # The more was gone, the more is looked at next time: nothing is looked at twice for long.
-        window.barren = 0 if left else min(2 * looked, _BARREN)
-        cost = int(rows["size"].sum(dtype=np.int64))
+        window.barren = 0 if left or passed else min(2 * looked, _BARREN)
+        cost = int(rows["size"].sum(dtype=np.int64)) or int(more and bool(passed))
         if cost > size:
             fits = int(np.cumsum(rows["size"], dtype=np.int64).searchsorted(size, "right"))
             fits = max(fits, 0 if more else 1)
@@ -518,6 +529,13 @@ class Ready:
         if topic.flow is not None:
             topic.flow.take(len(left), window.overdue, self.now_ms)
         return Part(window, left, rows), cost
+
+    def _later(self, rows: NDArray[np.void], owed: NDArray[np.bool_], until_ms: int, more: bool) -> NDArray[np.bool_]:
+        """Which of these would hold the answer back for longer than the others in it are due."""
+        due = rows["deliver_at_ms"]
+        if not more and owed.any():
+            until_ms = max(until_ms, int(due[owed].min()) + _TOGETHER_MS)
+        return np.asarray(due > until_ms)
 
     def _return(self, window: Window, places: list[int]) -> None:
         window.places.extendleft(reversed(places))

@@ -314,11 +314,12 @@ class LeaderDispatcher:
         if self.interval and not self.surely_leads():
             self._due.at(mono + _BACKOFF_S)
             return
-        offers = term.core.match()
+        now_ms = self._now()
+        offers = term.core.match(now_ms)
         self._wake_at(term.core.ready.next_ms())
         if offers and not self.interval:
             term.rounds[term.seq] = len(offers)
-        this_round, now_ms = term.seq, self._now()
+        this_round = term.seq
         for offer in offers:
             term.seq += 1
             offer.seq, offer.round = term.seq, this_round
