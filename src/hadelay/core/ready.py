@@ -51,7 +51,7 @@ _LINGER_MS = 60_000
 OVERDUE_MS = 5_000
 #: An answer is held back until the last message in it is due: those that are not due yet go together when no more than
 #: this lies between them.
-_TOGETHER_MS = 2
+_TOGETHER_MS = 8
 #: A window of which nothing is owed any more is looked through in pieces of up to this.
 _BARREN = 4_096
 
