@@ -15,7 +15,7 @@ from hadelay.core.keys import find_key
 from hadelay.core.results import LeaseOutcome, Outcome, Refused
 from hadelay.core.topics import DEAD, READY, SCHEDULED
 from hadelay.model import DEAD_HOURS, State
-from tests.core.world import World, draft, leases
+from tests.core.world import START_MS, World, draft, leases
 
 
 def failing_once() -> World:
@@ -195,6 +195,21 @@ def test_a_grant_looks_ahead_as_far_as_it_says_and_never_further_than_100_ms() -
     assert [e.at_ms for e in described.history] == [described.deliver_at_ms]
     world.now += 1
     assert granted(4, 65_535, later)
+
+
+def test_what_comes_back_before_its_time_is_due_at_its_time() -> None:
+    """Leased ahead of its time, and then the lease was made shorter."""
+    world = World()
+    (soon,) = world.ids(draft("t", 90))
+    hour, index = world.place(soon)
+    grant = commands.Grant(1, 1, 30_000, "c", b"", "n1", np.array([hour]), np.array([index]), ahead_ms=90)
+    world.one(commands.encode_grant(grant))
+    world.extend(leases((1, 1, 0, hour, index)), 10)
+    world.now += 10
+    assert world.expire((1, 1)).returned == 1
+    described = world.state.describe(soon)
+    assert described is not None
+    assert (described.state, described.deliver_at_ms) == (State.SCHEDULED, START_MS + 90)
 
 
 def test_what_was_in_hands_when_it_was_rescheduled_is_handed_out_as_another_attempt() -> None:

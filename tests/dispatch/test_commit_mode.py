@@ -394,3 +394,30 @@ def test_a_grant_that_is_committed_after_it_was_given_up_runs_out(desk: Desk) ->
     assert not desk.state.grants
     assert Command.EXPIRE in desk.kinds()
     assert isinstance(desk.answer(poll).error, OutcomeUnknown)
+
+
+def knowing_how_long_grants_take(desk: Desk) -> None:
+    """The next grants are proposed some 48 ms ahead of their time."""
+    desk.commit_ms = 12
+    desk.publish("first")
+    desk.poll()
+    desk.run(20)
+    desk.received.clear()
+    desk.commit_ms = 1
+
+
+def test_a_lease_that_is_renewed_while_it_is_held_back_does_not_end_before_it_is_due(desk: Desk) -> None:
+    knowing_how_long_grants_take(desk)
+    desk.publish("a", at=2_000)
+    gone = desk.poll(consumer="x", request=b"1", lease=10)
+    desk.run_to(1_960)
+    assert desk.state.grants
+    desk.dispatcher.cancel_poll(gone)
+    again = desk.poll(consumer="x", request=b"1", lease=10)
+    desk.poll()
+    desk.run_to(1_999)
+    assert desk.received == []
+    desk.run_to(2_002)
+    answer = desk.answer(again)
+    assert answer.names == ["a"]  # type: ignore[union-attr]
+    assert answer.delivery.until_ms[0] - answer.delivery.now_ms >= 8  # type: ignore[union-attr]

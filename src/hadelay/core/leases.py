@@ -328,14 +328,14 @@ class _GivingBack:
     def _due_ms(self, held: NDArray[np.void], entries: NDArray[np.void]) -> NDArray[np.int64]:
         state = self.state
         due_ms = np.full(len(held), state.now_ms + max(self.delay_ms, 0))
-        if self.delay_ms >= 0:
-            return due_ms
-        for number, where in groups(held["topic"]):
+        for number, where in groups(held["topic"]) if self.delay_ms < 0 else ():
             backoff = state.topics[number].settings.backoff
             if backoff:
                 waits = waits_ms(backoff, held["attempt"][where], entries["first_id"][where])
                 due_ms[where] += np.minimum(waits, state.settings.max_delay_ms)
-        return due_ms
+        # Leased ahead of its time: coming back makes nothing due before it.
+        later: NDArray[np.int64] = np.maximum(due_ms, entries["deliver_at_ms"])
+        return later
 
     def _one_hour(
         self, hour: int, held: NDArray[np.void], entries: NDArray[np.void], due_ms: NDArray[np.int64], consumer: int

@@ -410,7 +410,9 @@ class LeaderDispatcher:
             term.polls.answer(poll, None, damage)
             return
         term.renewing.add(poll)
-        command = encode_extend(self.config.node.name, leases, poll.lease_ms)
+        # As in a grant, the lease counts from when it can be handed out.
+        ahead_ms = max(0, int(delivery.rows["deliver_at_ms"].max()) - self._now())
+        command = encode_extend(self.config.node.name, leases, poll.lease_ms + ahead_ms)
         self.propose(command, partial(self._renewed, term, poll, delivery))
 
     def _renewed(self, term: _Term, asked: Poll, delivery: Delivery, result: Any, error: HadelayError | None) -> None:
