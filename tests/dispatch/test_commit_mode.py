@@ -421,3 +421,18 @@ def test_a_lease_that_is_renewed_while_it_is_held_back_does_not_end_before_it_is
     answer = desk.answer(again)
     assert answer.names == ["a"]  # type: ignore[union-attr]
     assert answer.delivery.until_ms[0] - answer.delivery.now_ms >= 8  # type: ignore[union-attr]
+
+
+def test_a_leader_that_slept_over_a_lease_renews_it_before_it_answers(desk: Desk) -> None:
+    knowing_how_long_grants_take(desk)
+    desk.publish("a", at=2_000)
+    poll = desk.poll(lease=1_000)
+    desk.run_to(1_990)
+    assert desk.state.grants
+    desk.runtime.pause()
+    desk.run_to(5_000)
+    desk.runtime.resume()
+    desk.run(20)
+    answer = desk.answer(poll)
+    assert answer.names == ["a"]  # type: ignore[union-attr]
+    assert answer.delivery.until_ms[0] - answer.delivery.now_ms > 900  # type: ignore[union-attr]

@@ -9,6 +9,7 @@ import pytest
 
 from hadelay.core.commands import Draft
 from hadelay.core.dispatch import Poll
+from hadelay.errors import OutcomeUnknown
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.testing import invariants
@@ -258,3 +259,28 @@ def test_a_node_that_restarts_does_not_take_the_time_from_what_waited() -> None:
     scene.until(lambda: clock.ready)
     error_ms = clock.exact(node.runtime.monotonic()) - leader.clock.exact(leader.runtime.monotonic())
     assert abs(error_ms) < 5
+
+
+def test_a_leader_that_slept_hands_out_nothing_of_what_others_had_meanwhile():
+    """Granted ahead of its time; before that comes its leader is stopped, for longer than the lease."""
+    scene = Scene(restart=False)
+    for _ in range(5):  # how long grants take
+        scene.publish()
+        scene.receive()
+    asleep = scene.process(scene.first)
+    leader = asleep.node
+    message = scene.publish(500)
+    got: list[tuple[Any, Any]] = []
+    poll = Poll("early", b"r", ("orders",), 1, 700, 5000, lambda d, e: got.append((d, e)))
+    leader.runtime.call_soon(leader.dispatcher.poll, poll)
+    scene.until(lambda: bool(leader.dispatcher._term.early))
+    asleep.runtime.pause()
+    scene.until(lambda: scene.leader() is not leader)
+    received = scene.receive(4000)
+    assert received == [message]
+    asleep.runtime.resume()
+    scene.until(lambda: bool(got))
+    ((delivery, error),) = got
+    assert delivery is None, "the lease was over, and somebody else has the message"
+    assert isinstance(error, OutcomeUnknown)
+    scene.converge()

@@ -374,14 +374,9 @@ class LeaderDispatcher:
         if not result.granted.any():
             self._wait_on(term, poll)
             return
-        now = self._now()
         if poll.phase == DONE:
             return  # it hung up after the proposal: the lease has to run out
-        if (result.until_ms - now) * 2 < poll.lease_ms:
-            # Too little of the lease is left to be worth an answer: a whole one, or nothing.
-            self._hand_out_again(term, poll, (term.number, offer.seq))
-            return
-        delivery = first_time(term.number, offer, result, term.suspect_ms, now)
+        delivery = first_time(term.number, offer, result, term.suspect_ms, self._now())
         term.early.until_due(poll, delivery, partial(self._deliver, term, poll))
 
     def _deliver(self, term: _Term, poll: Poll, delivery: Delivery) -> None:
@@ -393,7 +388,13 @@ class LeaderDispatcher:
 
     def _answer(self, term: _Term, poll: Poll, delivery: Delivery) -> None:
         """To the poll, or to the one that took its place while the delivery was held back."""
-        term.polls.answer(term.polls.current(poll), delivery)
+        poll = term.polls.current(poll)
+        if (int(delivery.until_ms.min()) - delivery.now_ms) * 2 < poll.lease_ms:
+            # The commit took so long, or this process slept: too little of the lease is left to be worth an answer, and
+            # somebody else may have it by now. A whole one, or nothing.
+            self._hand_out_again(term, poll, (delivery.term, delivery.seq))
+        else:
+            term.polls.answer(poll, delivery)
         self._check_held(term)
 
     def _hand_out_again(self, term: _Term, poll: Poll, key: tuple[int, int]) -> None:
