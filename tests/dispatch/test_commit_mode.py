@@ -253,6 +253,18 @@ def test_a_proposal_that_could_not_be_made_is_made_again(desk: Desk) -> None:
     assert desk.delivered() == ["a", "b"]
 
 
+def test_a_proposal_that_could_not_be_made_is_made_again_whatever_else_wakes_the_leader(desk: Desk) -> None:
+    desk.publish("a")
+    desk.run(100)
+    desk.refuse_with = Overloaded("full")
+    desk.poll("other", wait=5)
+    poll = desk.poll()
+    desk.run(1)
+    desk.refuse_with = None
+    desk.run(100)
+    assert desk.answer(poll).names == ["a"]  # type: ignore[union-attr]
+
+
 def test_a_proposal_that_could_not_be_made_in_time(desk: Desk) -> None:
     desk.publish("a")
     desk.refuse_with = Overloaded("full")

@@ -309,7 +309,10 @@ class LeaderDispatcher:
 
     def _hand_out(self, term: _Term) -> None:
         mono = self.runtime.monotonic()
-        if mono < term.resting_until or len(term.rounds) >= _MAX_ROUNDS or self._is_stalled(term, mono):
+        if mono < term.resting_until:
+            self._due.at(term.resting_until)
+            return
+        if len(term.rounds) >= _MAX_ROUNDS or self._is_stalled(term, mono):
             return
         if self.interval and not self.surely_leads():
             self._due.at(mono + _BACKOFF_S)
@@ -354,7 +357,6 @@ class LeaderDispatcher:
             self._hand_out_again(term, poll, result.existing)
         else:
             term.resting_until = self.runtime.monotonic() + _BACKOFF_S
-            self._due.at(term.resting_until)
             if error is None or isinstance(error, OutcomeUnknown):
                 term.polls.answer(poll, None, error or HadelayError(f"the grant was refused: {result}"))
             else:
