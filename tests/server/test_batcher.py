@@ -15,6 +15,7 @@ from hadelay.core.results import Done, PublishResult, RowCode
 from hadelay.errors import HadelayError, Impossible, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.server.api import Receipts
 from hadelay.server.batcher import Batcher
+from tests.core.world import World as Log
 
 
 class Timers:
@@ -144,6 +145,17 @@ def test_a_request_key_over_several_drafts_keeps_its_own_command(world: World) -
     batcher.publish([draft()], None, Answers())
     timers.turn()
     assert wire.rows(0) == [2, 2]
+
+
+def test_the_key_of_an_item_counts_whatever_key_its_request_has(world: World) -> None:
+    timers, wire, batcher = world
+    log, answers = Log(), Answers()
+    for request_key in (b"one", b"two"):
+        batcher.publish([draft(idem=b"item")], request_key, answers)
+        timers.turn()
+        ((command,), done) = wire.sent.pop()
+        done([log.one(command)], None)
+    assert answers[0].ids == answers[1].ids
 
 
 def test_a_large_batch_is_split_and_answered_as_one(world: World) -> None:

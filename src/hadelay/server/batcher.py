@@ -148,7 +148,7 @@ class Batcher:
             done(None, Overloaded("too many publishes are waiting for their commit on this node", retry_after_ms=200))
             return
         self.queued_bytes += size
-        if request_key is not None and len(drafts) == 1:
+        if request_key is not None and len(drafts) == 1 and drafts[0].idem is None:
             # One row: the key may as well be the row's, and then many requests share one command.
             drafts, request_key = [replace(drafts[0], idem=request_key)], None
         if size <= self.max_entry_bytes:
