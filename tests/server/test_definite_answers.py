@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 
 from hadelay.core.commands import Draft
 from hadelay.core.dispatch import Poll
-from hadelay.errors import DiskFull, HadelayError, OutcomeUnknown, Overloaded
+from hadelay.core.results import Done, LeaseOutcome, LeaseResult, RedriveOutcome, RedriveResult
+from hadelay.core.tokens import encode_leases
+from hadelay.errors import DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.server.batcher import Batcher
 from hadelay.server.link import REPLY
+from hadelay.server.node import Node
+from hadelay.server.service import NodeService
 from hadelay.testing.cluster import SimCluster
 from tests.server.test_batcher import Timers, Wire
 from tests.server.test_link import Pair
@@ -90,3 +97,57 @@ def test_a_result_that_this_version_does_not_know_ends_no_node(result: list[Any]
     pair.a.link_down("b")
     ((_, error),) = answers
     assert isinstance(error, OutcomeUnknown)
+
+
+class Scripted(NodeService):
+    """Of which the next commands have these results, or errors; after them no leader is known."""
+
+    def __init__(self, node: Node, *results: Any) -> None:
+        super().__init__(node)
+        self.results = list(results)
+
+    async def _propose(self, command: bytes) -> Any:
+        if not self.results:
+            raise NoLeader("no majority of the cluster can be reached; nothing was stored")
+        return self.results.pop(0)
+
+    async def _confirm(self, stale: bool) -> None:
+        raise NoLeader("no leader is known")
+
+
+def alone() -> Node:
+    cluster = SimCluster(1, names=("n1",))
+    cluster.start_all()
+    wait_for_leader(cluster)
+    leader = cluster.leader()
+    assert leader is not None
+    return leader
+
+
+def asked(call: Coroutine[Any, Any, Any]) -> HadelayError:
+    with pytest.raises(HadelayError) as caught:
+        asyncio.run(call)
+    return caught.value
+
+
+LEASES = encode_leases(0, 1, 1, [0, 1], [5, 5], [0, 1])
+
+
+def test_a_nack_of_which_a_part_is_done_does_not_say_that_nothing_happened() -> None:
+    node = alone()
+    half = LeaseResult(np.array([LeaseOutcome.DONE, LeaseOutcome.AGAIN], np.uint8))
+    assert isinstance(asked(Scripted(node, half).settle("nack", LEASES, None)), OutcomeUnknown)
+    assert isinstance(asked(Scripted(node).settle("nack", LEASES, None)), NoLeader)
+
+
+def test_a_redrive_of_which_a_part_is_done_does_not_say_that_nothing_happened() -> None:
+    node = alone()
+    half = RedriveResult(np.array([RedriveOutcome.REDRIVEN, RedriveOutcome.AGAIN], np.uint8))
+    assert isinstance(asked(Scripted(node, half).redrive("t", [1, 2])), OutcomeUnknown)
+    assert isinstance(asked(Scripted(node).redrive("t", [1, 2])), NoLeader)
+
+
+def test_settings_that_cannot_be_read_back_are_set_all_the_same() -> None:
+    node = alone()
+    assert isinstance(asked(Scripted(node, Done()).put_topic("t", {})), OutcomeUnknown)
+    assert isinstance(asked(Scripted(node).put_topic("t", {})), NoLeader)

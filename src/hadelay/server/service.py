@@ -7,7 +7,8 @@ until it has applied that much, and then answers from its own state.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,16 @@ from hadelay.core.results import (
 )
 from hadelay.core.tokens import decode_leases, encode_leases
 from hadelay.core.topics import Topic
-from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, LimitReached, NoLeader, NotFound
+from hadelay.errors import (
+    BadRequest,
+    Conflict,
+    HadelayError,
+    Impossible,
+    LimitReached,
+    NoLeader,
+    NotFound,
+    OutcomeUnknown,
+)
 from hadelay.server import views
 from hadelay.server.api import (
     Check,
@@ -122,7 +132,8 @@ class NodeService:
         }
         left = np.flatnonzero(fine)
         while len(left):
-            result = await self._propose(self._settlement(kind, rows[left], value_ms, reason))
+            with _once_begun(len(left) < int(fine.sum())):
+                result = await self._propose(self._settlement(kind, rows[left], value_ms, reason))
             assert isinstance(result, LeaseResult)
             again = result.outcomes == LeaseOutcome.AGAIN
             for place, outcome in zip(left[~again].tolist(), result.outcomes[~again].tolist(), strict=True):
@@ -146,7 +157,8 @@ class NodeService:
         outcomes: dict[int, str] = {}
         left = ids
         while left:
-            result = await self._propose(commands.encode_redrive(self.node, topic, left))
+            with _once_begun(bool(outcomes)):
+                result = await self._propose(commands.encode_redrive(self.node, topic, left))
             assert isinstance(result, RedriveResult)
             found = list(zip(left, map(RedriveOutcome, result.outcomes.tolist()), strict=True))
             outcomes |= {i: outcome.name.lower() for i, outcome in found if outcome is not RedriveOutcome.AGAIN}
@@ -286,7 +298,8 @@ class NodeService:
             # Accepting what is not done would promise the topic's owner the wrong thing after a crash.
             raise Impossible(f"dispatch_sync is one for all topics so far, here {sync!r}: set dispatch.sync")
         await self._propose(commands.encode_topic_put(name, config))
-        return await self.get_topic(name, stale=False)
+        with _once_begun():
+            return await self.get_topic(name, stale=False)
 
     async def delete_topic(self, name: str, *, force: bool) -> None:
         await self._propose(commands.encode_topic_delete(name, force))
@@ -326,7 +339,8 @@ class NodeService:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         node.transfer_anywhere(to, _settle_future(future, with_result=False))
         await future
-        return (await self.find_leader()).name
+        with _once_begun():
+            return (await self.find_leader()).name
 
     async def hours(self) -> HoursView:
         # What waits for far hours is written first, in slices: the checksums would do it in one go otherwise.
@@ -387,6 +401,17 @@ class NodeService:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._node.raft.read_index(_settle_future(future, with_result=False))
         await future
+
+
+@contextmanager
+def _once_begun(begun: bool = True) -> Iterator[None]:
+    """Of a request of which something is done already: no failure of the rest may say that nothing happened."""
+    try:
+        yield
+    except HadelayError as error:
+        if not (begun and error.retryable and error.outcome_known):
+            raise
+        raise OutcomeUnknown(f"a part of it is done, but not all: {error}") from error
 
 
 def _named(target: Target) -> tuple[list[int], list[tuple[str, bytes]]]:
