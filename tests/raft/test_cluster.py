@@ -7,6 +7,7 @@ import pytest
 
 from hadelay.errors import FatalError, HadelayError, NoLeader, Overloaded, TooLarge
 from hadelay.raft import messages
+from hadelay.raft.library import NO_OP
 from hadelay.raft.ports import RaftConfig
 from tests.raft.rig import CONFIG, Cluster, Lone, one_lags_behind_the_journal
 
@@ -425,3 +426,29 @@ def test_a_node_with_much_left_to_apply_lets_others_campaign_first(unapplied: in
     assert bool(lone.wire.take(messages.PRE_VOTE)) is not waits
     lone.run(1.0)
     assert lone.wire.take(messages.PRE_VOTE), "nobody else may be left"
+
+
+def test_who_waits_for_an_entry_that_was_cut_off_is_answered_when_its_place_is_taken() -> None:
+    lone = Lone()
+    lone.lead()
+    answered: list[bytes] = []
+
+    def propose(command: bytes) -> None:
+        lone.node.propose(command, lambda result, error: answered.append(command))
+
+    for command in (b"first", b"second", b"third"):
+        propose(command)
+    lone.run(0.01)
+    term, first = lone.node.term, lone.node.last_index - 2
+    lone.append([(first, term + 1, NO_OP)], term=term + 1, prev=(first - 1, term))
+    lone.run(0.01)
+    assert lone.log()[-1] == (first, term + 1)
+    lone.lead()
+    lone.answer("n2", lone.node.last_index)
+    lone.run(0.01)
+    assert answered == [b"first", b"second"]
+    propose(b"another")
+    lone.run(0.01)
+    lone.answer("n2", lone.node.last_index)
+    lone.run(3.0)
+    assert sorted(answered) == [b"another", b"first", b"second", b"third"]

@@ -42,6 +42,9 @@ class Applier:
         return len(self._waiters)
 
     def wait(self, index: int, term: int, done: Done, deadline: float) -> None:
+        before = self._waiters.pop(index, None)
+        if before is not None:  # of an earlier term, and cut off since: the next entry takes its place
+            self.node.call_soon(before.done, None, OutcomeUnknown("not decided while this node led"))
         self._waiters[index] = _Waiter(term, done, deadline)
 
     def jump(self, index: int, term: int) -> None:
