@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from hadelay.pipeline import session
+from hadelay.pipeline import forecast, lateness, load, session
+from hadelay.pipeline.forecast import ForecastOptions
+from hadelay.pipeline.timing import JobOptions
 from tests.pipeline import test_archive, test_reconcile
 from tests.pipeline.support import at_random, one_of_each, options, write
 from tests.pipeline.test_batches import read
@@ -17,7 +19,7 @@ from tests.pipeline.test_reconcile import check_one_of_each, judge
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "pipeline.md"
 
 
-def load(spark: Any, path: Path, **more: object) -> Any:
+def read_from(spark: Any, path: Path, **more: object) -> Any:
     return spark.read.format("hadelay").options(path=str(path), **more).load()
 
 
@@ -34,7 +36,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 def test_rows_are_those_of_the_reader(spark: Any, busy: tuple[Any, Path]) -> None:
     world, path = busy
     given = options(world, path, columns="id,hour,entry,topic,deliver_at,state,tags,meta,body", batchRows=7)
-    found = load(spark, path, columns=given.columns, batchRows=7, splitRows=20, asOf=given.as_of).collect()
+    found = read_from(spark, path, columns=given.columns, batchRows=7, splitRows=20, asOf=given.as_of).collect()
     expected = [row | {"meta": dict(row["meta"])} for row in read(given)]
     assert [row.asDict() | {"deliver_at": None, "body": bytes(row.body)} for row in found] == [
         row | {"deliver_at": None} for row in expected
@@ -49,21 +51,21 @@ def test_a_schema_of_ones_own_is_the_projection(spark: Any, busy: tuple[Any, Pat
     with pytest.raises(Exception, match="column topic is STRING, not int"):
         reader.schema("topic INT").load().collect()
     with pytest.raises(Exception, match="no option colums"):
-        load(spark, path, colums="topic").collect()
+        read_from(spark, path, colums="topic").collect()
 
 
 def test_filters_are_pushed_down_when_asked_and_change_nothing(spark: Any, busy: tuple[Any, Path]) -> None:
     _, path = busy
     where = "topic = 'a' AND state IN ('acked', 'moved') AND hour >= 2026112018 AND deliver_at < '2026-11-21 00:00:00'"
     columns = "hour,entry,topic,state,deliver_at"
-    pushed = load(spark, path, columns=columns, pushdown="true").where(where)
-    plain = load(spark, path, columns=columns).where(where)
+    pushed = read_from(spark, path, columns=columns, pushdown="true").where(where)
+    plain = read_from(spark, path, columns=columns).where(where)
     assert "Filter (" not in plan(pushed)
     assert "Filter (" in plan(plain)
     found = pushed.collect()
     assert found == plain.collect()
     assert found
-    assert load(spark, path, columns=columns, pushdown="true").where("hour = 1").collect() == []
+    assert read_from(spark, path, columns=columns, pushdown="true").where("hour = 1").collect() == []
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +99,15 @@ def test_tasks_archive_what_one_process_does(spark: Any, tmp_path: Path) -> None
         assert test_archive.run(world, tmp_path / name, runner).archived == 1
         found.append(test_archive.contents(tmp_path / name))
     assert found[0] == found[1]
+
+
+def test_tasks_count_what_one_process_does(spark: Any, busy: tuple[Any, Path]) -> None:
+    given = options(*busy)
+    wanted = ForecastOptions(given, threshold=1, hours=48)
+    for run, asked in ((lateness.run, JobOptions(given)), (load.run, JobOptions(given)), (forecast.run, wanted)):
+        found = run(spark, asked)  # type: ignore[arg-type]
+        assert found == run(None, asked)  # type: ignore[arg-type]
+        assert found.table
 
 
 def test_the_page_shows_what_runs(spark: Any, busy: tuple[Any, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -91,7 +91,7 @@ def reconcile(
     if source.output == "json":
         emit_json(asdict(summary))
     else:
-        table(summary.table, ("hour", "topic", "verdict", "count"))
+        table(_hours(summary.table), ("hour", "topic", "verdict", "count"))
     said = ", ".join(f"{count:,} {name}" for name, count in summary.verdicts.items() if count)
     note(f"{summary.messages:,} messages of {summary.hours:,} hours: {said or 'nothing to judge'}")
     return 1 if summary.failed else 0
@@ -115,9 +115,87 @@ def archive(*, out: str, level: int = 3, source: Source | None = None) -> int:
     if source.output == "json":
         emit_json(asdict(summary))
     else:
-        table(summary.hours, ("hour", "status", "messages", "events", "bytes", "detail"))
+        table(_hours(summary.hours), ("hour", "status", "messages", "events", "bytes", "detail"))
     note(f"{summary.archived:,} of {len(summary.hours):,} hours that are over are archived")
     return 0
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Counting(Source):
+    """Options of lateness, load and forecast."""
+
+    topics: str = ""
+    "Only these, separated by commas."
+    out: str = ""
+    "Directory for summary.json and report.html, a page with plots that needs nothing else."
+
+    def options(self) -> Any:
+        return replace(super().options(), topics=self.topics)
+
+
+def lateness(*, source: Counting | None = None) -> int:
+    """How late messages were handed out: p50, p90, p99, p99.9 and the worst, per hour and topic."""
+    source = source or Counting()
+    options, spark = source.options(), source.spark()
+    from hadelay.pipeline.lateness import run
+    from hadelay.pipeline.timing import JobOptions
+
+    summary = run(spark, JobOptions(options, source.out))
+    _tell(summary, source, ("hour", "topic", "count", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms"))
+    waits = f"; {summary.overdue:,} are overdue and were not" if summary.overdue else ""
+    note(f"{summary.handed_out:,} messages were handed out{waits}")
+    return 0
+
+
+def load(*, source: Counting | None = None) -> int:
+    """How much fell due, was handed out and acked: per hour and topic, with the busiest second."""
+    source = source or Counting()
+    options, spark = source.options(), source.spark()
+    from hadelay.pipeline.load import run
+    from hadelay.pipeline.timing import JobOptions
+
+    summary = run(spark, JobOptions(options, source.out))
+    _tell(summary, source, ("hour", "topic", "due", "handed_out", "acked", "peak_due", "peak_due_at"))
+    note(f"{summary.due:,} messages fell due, {summary.handed_out:,} were handed out, {summary.acked:,} acked")
+    return 0
+
+
+def forecast(*, threshold: int = 5_000, hours: int = 24, fail: bool = False, source: Counting | None = None) -> int:
+    """Seconds to come in which more falls due than can be taken, and what would help.
+
+    Parameters
+    ----------
+    threshold
+        Messages per second that consumers, or the cluster, can take.
+    hours
+        How far to look ahead.
+    fail
+        End with 1 when there are such seconds.
+    """
+    source = source or Counting()
+    options, spark = source.options(), source.spark()
+    from hadelay.pipeline.forecast import ForecastOptions, run
+
+    summary = run(spark, ForecastOptions(options, source.out, threshold, hours))
+    _tell(summary, source, ("hour", "messages", "peak", "peak_at", "hot_seconds"))
+    for line in summary.advice:
+        note(line)
+    return 1 if fail and summary.hot_seconds else 0
+
+
+def _tell(summary: Any, source: Counting, columns: tuple[str, ...]) -> None:
+    if source.output == "json":
+        emit_json(asdict(summary))
+    else:
+        table(_hours(summary.table), columns)
+    if source.out:
+        note(f"report: {source.out}/report.html")
+
+
+def _hours(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Hours are names, not amounts."""
+    return [{**row, "hour": str(row["hour"])} for row in rows]
 
 
 def doctor(*, printing: Printing | None = None) -> int:

@@ -1,0 +1,220 @@
+"""Seconds to come in which more falls due than can be taken, and what would help.
+
+What is known now is counted; what will still be published is not. Whoever takes `threshold` messages per second works
+off a second with more in the seconds after it: how late that makes messages is computed, and so is the smallest jitter
+that would do without lateness: each message due up to so much later, at random, as its publisher chooses deliver_at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hadelay.errors import BadRequest
+from hadelay.model import HOUR_MS
+from hadelay.pipeline import load, page, timing
+from hadelay.pipeline.schema import hour_int
+from hadelay.pipeline.stores import Rows, open_store
+from hadelay.pipeline.stores import listing as list_hours
+from hadelay.pipeline.timing import JobOptions
+
+Counts = npt.NDArray[np.int64]
+#: Hot seconds that are named, the hottest first.
+_NAMED = 100
+_MAX_JITTER_S = 3600
+#: The load to come that a catch-up has to leave room for.
+_NEAR_S = 600
+
+
+@dataclass(frozen=True)
+class ForecastOptions(JobOptions):
+    #: Messages per second that consumers, or the cluster, can take.
+    threshold: int = 5_000
+    #: How far to look ahead.
+    hours: int = 24
+
+    def __post_init__(self) -> None:
+        if self.threshold < 1 or not 1 <= self.hours <= 24 * 31:
+            raise BadRequest("forecast: threshold is at least 1, hours 1 to 744")
+
+
+@dataclass
+class Summary:
+    as_of_ms: int
+    threshold: int
+    #: Due within the hours looked at; and due before as_of and not handed out.
+    coming: int
+    overdue: int
+    hot_seconds: int
+    #: The hottest: second (UTC), messages, topics (name → messages, the largest three).
+    hot: list[dict[str, Any]] = field(default_factory=list)
+    #: Per hour: messages, peak, peak_at, hot_seconds.
+    table: list[dict[str, Any]] = field(default_factory=list)
+    #: At `threshold` per second: the most that waits, the longest wait in seconds, and when nothing waits any more
+    #: (UTC, none if not within the hours looked at).
+    backlog: int = 0
+    wait_s: float = 0.0
+    clear_at: str | None = None
+    #: Seconds; 0: none is needed; none: no jitter up to an hour does it.
+    jitter_s: int | None = 0
+    #: Messages per second at which what is overdue can come without making anything else late; none: nothing is.
+    catch_up_rate: int | None = None
+    advice: list[str] = field(default_factory=list)
+
+
+class Drain(NamedTuple):
+    backlog: int
+    wait_s: float
+    #: The first second from which on nothing waits; none if not within.
+    clear: int | None
+
+
+def run(spark: Any, options: ForecastOptions) -> Summary:
+    """spark: a session, or None to do it in this process."""
+    store = open_store(options.source)
+    listing = list_hours(store, options.source)
+    now = -(-listing.as_of_ms // 1000)
+    until = listing.as_of_ms // HOUR_MS + options.hours
+    # Hours that are over may still owe something: that comes at once.
+    parts = timing.over_hours(spark, store, listing, options.source, timing.per_second, until + 1)
+    names = store.names()
+    found = timing.merged(parts, options.wanted(names))
+    found = found[(found["waiting"] > 0) & (found["second"] < now + options.hours * 3600)]
+    overdue = int(found["waiting"][found["second"] < now].sum())
+    found = found[found["second"] >= now]
+    whole = timing.summed(found, ("second",))
+    counts = load.dense(whole, "waiting", now, now + options.hours * 3600 - 1)
+    hot = np.flatnonzero(counts > options.threshold)
+    summary = Summary(listing.as_of_ms, options.threshold, int(counts.sum()), overdue, len(hot))
+    for at in hot[np.argsort(-counts[hot], kind="stable")][:_NAMED].tolist():
+        some = found[found["second"] == now + at]
+        some = some[np.argsort(-some["waiting"], kind="stable")][:3]
+        topics = dict(zip(timing.topic_names(names, some["topic"]), some["waiting"].tolist(), strict=True))
+        told = {"second": timing.instant(now + at), "messages": int(counts[at]), "topics": topics}
+        summary.hot.append(told)
+    summary.table = _hours(whole, options.threshold)
+    drained = drain(counts, options.threshold, overdue)
+    summary.backlog, summary.wait_s = drained.backlog, round(drained.wait_s, 1)
+    summary.clear_at = None if drained.clear is None else timing.instant(now + drained.clear)
+    summary.jitter_s = jitter(counts, options.threshold)
+    if overdue:
+        room = options.threshold - float(counts[:_NEAR_S].mean())
+        summary.catch_up_rate = max(0, int(room))
+    summary.advice = _advice(summary)
+    if options.out:
+        timing.write_summary(options.out, summary, report(summary, counts, now))
+    return summary
+
+
+def _hours(whole: Rows, threshold: int) -> list[dict[str, Any]]:
+    found = []
+    hours = whole["second"] // 3600
+    for hour in np.unique(hours).tolist():
+        some = whole[hours == hour]
+        at = int(some["waiting"].argmax())
+        told: dict[str, Any] = {
+            "hour": hour_int(hour),
+            "messages": int(some["waiting"].sum()),
+            "peak": int(some["waiting"][at]),
+        }
+        told |= {
+            "peak_at": timing.instant(int(some["second"][at])),
+            "hot_seconds": int((some["waiting"] > threshold).sum()),
+        }
+        found.append(told)
+    return found
+
+
+def drain(counts: Counts, rate: int, waiting: int = 0) -> Drain:
+    """What waits when `rate` per second are taken, oldest first. counts: due in each second; waiting: due before."""
+    if not len(counts):
+        return Drain(waiting, waiting / rate, None if waiting else 0)
+    # Lindley: the backlog is how far the sum of (due - rate) stands above its lowest point so far.
+    total = waiting + np.cumsum(counts - rate)
+    backlog = total - np.minimum.accumulate(np.minimum(total, 0))
+    worst = max(int(backlog.max()), waiting)
+    waits = np.flatnonzero(backlog > 0)
+    clear = 0 if not len(waits) else int(waits[-1]) + 1
+    return Drain(worst, worst / rate, clear if clear < len(counts) else None)
+
+
+def jitter(counts: Counts, threshold: int) -> int | None:
+    """A J such that spreading every message evenly over the J seconds from its own on leaves no second with more than
+    `threshold`, and J - 1 does not; 0 if none has more, None if an hour is not enough."""
+    if not len(counts) or int(counts.max()) <= threshold:
+        return 0
+    total = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+    def fits(seconds: int) -> bool:
+        # In a second there is 1/J of what is due in the J seconds up to it.
+        most = int((total[seconds:] - total[:-seconds]).max()) if seconds < len(total) else int(total[-1])
+        return most <= threshold * seconds
+
+    low, high = 1, 2
+    while not fits(high):
+        if high >= _MAX_JITTER_S:
+            return None
+        low, high = high, min(2 * high, _MAX_JITTER_S)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _advice(summary: Summary) -> list[str]:
+    said = []
+    rate = f"{summary.threshold:,} per second"
+    if not summary.hot_seconds:
+        said.append(f"No second has more than {summary.threshold:,} messages: nothing has to be done.")
+    else:
+        names = [name or "?" for name in dict.fromkeys(name for row in summary.hot[:10] for name in row["topics"])]
+        said.append(
+            f"{summary.hot_seconds:,} seconds have more than {summary.threshold:,} messages. Taken at {rate}, up to "
+            f"{summary.backlog:,} wait, and the longest for {summary.wait_s:,.1f} s"
+            + (f", until {summary.clear_at} UTC." if summary.clear_at else "; the hours looked at do not clear it.")
+        )
+        if summary.jitter_s is None:
+            said.append(
+                "No jitter of up to an hour is enough: take more per second, or publish for other times. "
+                f"Most of it is of {', '.join(names[:3])}."
+            )
+        else:
+            said.append(
+                f"Spread it: a random part of {summary.jitter_s:,} s added to deliver_at, where {', '.join(names[:3])} "
+                f"are published, leaves no second above {rate}."
+            )
+    if summary.catch_up_rate:
+        clears = summary.overdue / summary.catch_up_rate
+        said.append(
+            f"{summary.overdue:,} are overdue. A catch_up_rate of {summary.catch_up_rate:,} clears them in "
+            f"{clears:,.0f} s, and makes nothing else late."
+        )
+    elif summary.catch_up_rate is not None:
+        said.append(f"{summary.overdue:,} are overdue, and the next ten minutes leave no room for them at {rate}.")
+    return said
+
+
+def report(summary: Summary, counts: Counts, first: int) -> str:
+    lead = " ".join(summary.advice)
+    rows = [row | {"topics": ", ".join(f"{n or '?'} {c:,}" for n, c in row["topics"].items())} for row in summary.hot]
+    parts = [
+        page.section(
+            "What is coming", f"{summary.coming:,} messages known by now; the busiest second of each stretch (UTC).",
+            page.plot(*load.peaks({"due": counts}, first), unit="messages/s", limit=summary.threshold),
+        ),
+        page.section(
+            "Hour by hour", "Times are UTC.",
+            page.table(summary.table, ("hour", "messages", "peak", "peak_at", "hot_seconds")),
+        ),
+    ]  # fmt: skip
+    if rows:
+        parts.append(
+            page.section(
+                "Hot seconds", f"More than {summary.threshold:,}; the hottest first.",
+                page.table(rows, ("second", "messages", "topics")),
+            )
+        )  # fmt: skip
+    return page.page("Forecast", lead, parts)

@@ -1,0 +1,113 @@
+"""How late messages were handed out: p50, p90, p99, p99.9 and the worst, per topic and hour.
+
+Of what is handed out more than once, the first time counts; a retry has a time of its own, and is counted by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hadelay.pipeline import page, timing
+from hadelay.pipeline.schema import hour_int
+from hadelay.pipeline.stores import Rows, open_store
+from hadelay.pipeline.stores import listing as list_hours
+from hadelay.pipeline.timing import JobOptions
+
+_QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999}
+#: Of the report: how many were handed out within so many ms.
+_WITHIN = (10, 20, 50, 100, 200, 500, 1_000, 5_000, 60_000)
+
+
+@dataclass
+class Summary:
+    as_of_ms: int
+    handed_out: int
+    #: Due before as_of and never handed out: in no percentile, however late they will be.
+    overdue: int
+    #: Of everything: p50_ms, p90_ms, p99_ms, p999_ms, max_ms. To the millisecond below 1,024, at most 0.8 % too high
+    #: above; max_ms is exact. Empty where nothing was handed out.
+    overall: dict[str, int] = field(default_factory=dict)
+    #: The same per hour in which messages were due, and topic; topic none: all topics.
+    table: list[dict[str, Any]] = field(default_factory=list)
+
+
+def run(spark: Any, options: JobOptions) -> Summary:
+    """spark: a session, or None to do it in this process."""
+    store = open_store(options.source)
+    listing = list_hours(store, options.source)
+    parts = timing.over_hours(spark, store, listing, options.source, timing.late)
+    names = store.names()
+    found = np.concatenate([np.zeros(0, timing.LATE), *(rows for rows, _ in parts)])
+    if (wanted := options.wanted(names)) is not None:
+        found = found[np.isin(found["topic"], np.flatnonzero(wanted))]
+    summary = Summary(listing.as_of_ms, int(found["count"].sum()), sum(overdue for _, overdue in parts))
+    summary.overall = _spread(found)
+    for hour in np.unique(found["hour"]).tolist():
+        of_hour = found[found["hour"] == hour]
+        topics = np.unique(of_hour["topic"])
+        rows = [(None, of_hour)] + [
+            (name, of_hour[of_hour["topic"] == topic])
+            for name, topic in zip(timing.topic_names(names, topics), topics, strict=True)
+        ]
+        for topic, some in rows:
+            told = {"hour": hour_int(hour), "topic": topic, "count": int(some["count"].sum())}
+            summary.table.append(told | _spread(some))
+    if options.out:
+        timing.write_summary(options.out, summary, report(summary, found))
+    return summary
+
+
+def _spread(found: Rows) -> dict[str, int]:
+    if not len(found):
+        return {}
+    values = timing.quantiles(found, list(_QUANTILES.values()))
+    return dict(zip(_QUANTILES, values, strict=True)) | {"max_ms": int(found["max_ms"].max())}
+
+
+def within(found: Rows, ms: Sequence[int]) -> list[float]:
+    """Percent of what was handed out that was not later than each."""
+    late = np.array([timing.decode(code) for code in found["code"].tolist()], np.int64)
+    total = max(int(found["count"].sum()), 1)
+    return [round(100 * int(found["count"][late <= limit].sum()) / total, 3) for limit in ms]
+
+
+def report(summary: Summary, found: Rows) -> str:
+    if not summary.overall:
+        return page.page("Lateness", "Nothing was handed out in these hours.", [])
+    said = summary.overall
+    hours = [row for row in summary.table if row["topic"] is None]
+    lead = (
+        f"Of {summary.handed_out:,} messages, half were handed out within {_time(said['p50_ms'])} of the time they "
+        f"were due, 99 of 100 within {_time(said['p99_ms'])}, and the latest {_time(said['max_ms'])} after it."
+    )
+    parts = []
+    if summary.overdue:
+        text = f"{summary.overdue:,} messages are due and were not handed out yet: no figure below knows of them."
+        parts.append(page.section("Still waiting", text, bad=True))
+    lines = {name: [row[f"{name}_ms"] for row in hours] for name in ("p50", "p99", "max")}
+    labels = [f"{row['hour'] % 100:02}:00" for row in hours]
+    shares = [(f"within {_time(ms)}", share) for ms, share in zip(_WITHIN, within(found, _WITHIN), strict=True)]
+    worst = sorted((row for row in summary.table if row["topic"] is not None), key=lambda r: -r["p99_ms"])
+    parts += [
+        page.section(
+            "Hour by hour", "By the hour (UTC) in which messages were due. Each line up is ten times as late.",
+            page.plot(labels, lines, unit="ms", log=True),
+        ),
+        page.section("How many, how soon", "Share of messages handed out.", page.bars(shares, unit="%", top=100)),
+        page.section(
+            "Topics and hours", "The latest first, by p99. Times are milliseconds.",
+            page.table(worst, ("topic", "hour", "count", *_QUANTILES, "max_ms")),
+        ),
+    ]  # fmt: skip
+    return page.page("Lateness", lead, parts)
+
+
+def _time(ms: int) -> str:
+    for size, unit in ((3_600_000, "h"), (60_000, "min"), (1_000, "s")):
+        if ms >= size:
+            return f"{ms / size:.3g} {unit}"
+    return f"{ms} ms"

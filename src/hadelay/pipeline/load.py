@@ -1,0 +1,130 @@
+"""How much fell due, was handed out and was acked: per hour and topic, with the busiest second; and each second."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hadelay.pipeline import page, timing
+from hadelay.pipeline.schema import hour_int
+from hadelay.pipeline.stores import Names, Rows, open_store
+from hadelay.pipeline.stores import listing as list_hours
+from hadelay.pipeline.timing import JobOptions
+
+_COUNTS = ("due", "handed_out", "acked")
+
+
+@dataclass
+class Summary:
+    as_of_ms: int
+    due: int
+    handed_out: int
+    acked: int
+    #: Per hour in which it happened, and topic (none: all topics): due, handed_out, acked; peak_due and
+    #: peak_handed_out, the most in one second, and when that was (UTC).
+    table: list[dict[str, Any]] = field(default_factory=list)
+
+
+def run(spark: Any, options: JobOptions) -> Summary:
+    """spark: a session, or None to do it in this process. With `out` also writes seconds.parquet."""
+    store = open_store(options.source)
+    listing = list_hours(store, options.source)
+    parts = timing.over_hours(spark, store, listing, options.source, timing.per_second)
+    names = store.names()
+    found = timing.merged(parts, options.wanted(names))
+    due, handed_out, acked = (int(found[name].sum()) for name in _COUNTS)
+    whole = timing.summed(found, ("second",))
+    summary = Summary(listing.as_of_ms, due, handed_out, acked)
+    hours = found["second"] // 3600
+    for hour in np.unique(hours).tolist():
+        of_hour = found[hours == hour]
+        summary.table.append({"hour": hour_int(hour), "topic": None} | _counts(whole[whole["second"] // 3600 == hour]))
+        topics = np.unique(of_hour["topic"])
+        for name, topic in zip(timing.topic_names(names, topics), topics, strict=True):
+            told = {"hour": hour_int(hour), "topic": name}
+            summary.table.append(told | _counts(of_hour[of_hour["topic"] == topic]))
+    if options.out:
+        _write_seconds(options.out, found, names)
+        timing.write_summary(options.out, summary, report(summary, whole))
+    return summary
+
+
+def _counts(seconds: Rows) -> dict[str, Any]:
+    """seconds: one row each."""
+    told: dict[str, Any] = {name: int(seconds[name].sum()) for name in _COUNTS}
+    for name in ("due", "handed_out"):
+        at = int(seconds[name].argmax())
+        told[f"peak_{name}"] = int(seconds[name][at])
+        told[f"peak_{name}_at"] = timing.instant(int(seconds["second"][at])) if told[f"peak_{name}"] else None
+    return told
+
+
+def _write_seconds(out: str, found: Rows, names: Names) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from hadelay.pipeline.batches import instants, named
+
+    os.makedirs(out, exist_ok=True)
+    columns = {"second": instants(found["second"] * 1000), "topic": named(names.topics, found["topic"])}
+    columns |= {name: pa.array(found[name]) for name in _COUNTS}
+    pq.write_table(pa.table(columns), f"{out}/seconds.parquet.part", compression="zstd")
+    os.replace(f"{out}/seconds.parquet.part", f"{out}/seconds.parquet")
+
+
+def dense(whole: Rows, name: str, first: int, last: int) -> npt.NDArray[np.int64]:
+    """The counts of every second of [first, last]. whole: one row per second."""
+    found = np.zeros(last - first + 1, np.int64)
+    inside = (whole["second"] >= first) & (whole["second"] <= last)
+    found[whole["second"][inside] - first] = whole[name][inside]
+    return found
+
+
+def report(summary: Summary, whole: Rows) -> str:
+    if not len(whole):
+        return page.page("Load", "Nothing fell due in these hours.", [])
+    first, last = int(whole["second"][0]), int(whole["second"][-1])
+    hours = [row for row in summary.table if row["topic"] is None]
+    busiest = max(hours, key=lambda row: row["peak_due"])
+    lead = (
+        f"{summary.due:,} messages fell due, {summary.handed_out:,} were handed out and {summary.acked:,} acked. "
+        f"The busiest second had {busiest['peak_due']:,} due: {busiest['peak_due_at']} UTC."
+    )
+    topics = [row for row in summary.table if row["topic"] is not None]
+    parts = [
+        page.section(
+            "Second by second", "The busiest second of each stretch (UTC).",
+            page.plot(
+                *peaks({n: dense(whole, n, first, last) for n in ("due", "handed_out")}, first), unit="messages/s"
+            ),
+        ),
+        page.section(
+            "Hour by hour", "Times are UTC.",
+            page.table(hours, ("hour", *_COUNTS, "peak_due", "peak_due_at", "peak_handed_out", "peak_handed_out_at")),
+        ),
+        page.section(
+            "Topics", "By how much was due.",
+            page.table(
+                sorted(topics, key=lambda row: -row["due"]), ("topic", "hour", *_COUNTS, "peak_due", "peak_handed_out")
+            ),
+        ),
+    ]  # fmt: skip
+    return page.page("Load", lead, parts)
+
+
+def peaks(
+    series: dict[str, npt.NDArray[np.int64]], first: int, points: int = 400
+) -> tuple[list[str], dict[str, list[float | None]]]:
+    """(labels, lines) for a plot: of many seconds, the largest of each stretch, so that none of them is lost."""
+    length = len(next(iter(series.values())))
+    step = -(-length // points)
+    labels = [timing.instant(first + at)[5 if length > 86_400 else 11 :] for at in range(0, length, step)]
+    lines: dict[str, list[float | None]] = {
+        name.replace("_", " "): [float(v) for v in np.maximum.reduceat(values, np.arange(0, length, step))]
+        for name, values in series.items()
+    }
+    return labels, lines

@@ -1,0 +1,131 @@
+"""A report as one file of HTML, for people who do not read logs: sentences first, then plots (SVG), then tables.
+
+Nothing is loaded from anywhere, so it can be mailed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "h1{margin-bottom:.2rem}.lead{font-size:1.15rem}.bad{color:#b00020;font-weight:600}.quiet{color:#666}"
+    "table{border-collapse:collapse;margin:.5rem 0}td,th{padding:.2rem .7rem;border-bottom:1px solid #ddd}"
+    "td{text-align:right;font-variant-numeric:tabular-nums}th,td:first-child{text-align:left}"
+    "svg{width:100%;height:auto}text{font:12px system-ui,sans-serif;fill:#555}"
+)
+_COLOURS = ("#3b6ea5", "#d9822b", "#3ca951", "#a463f2")
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 960, 260, 64, 12, 26, 24
+#: Points of a line: more than there are pixels say nothing.
+_POINTS = 600
+
+
+def page(title: str, lead: str, parts: Iterable[str]) -> str:
+    """lead: what the reader has to know if they read nothing else. parts: HTML."""
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+        f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{"".join(parts)}</html>\n'
+    )
+
+
+def section(title: str, text: str, *parts: str, bad: bool = False) -> str:
+    mark = ' class="bad"' if bad else ""
+    return f"<h2>{escape(title)}</h2><p{mark}>{escape(text)}</p>{''.join(parts)}"
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, limit: int = 200) -> str:
+    head = "".join(f"<th>{escape(column.replace('_', ' '))}</th>" for column in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(_cell(column, row.get(column)))}</td>" for column in columns) + "</tr>"
+        for row in rows[:limit]
+    )
+    more = f'<p class="quiet">… and {len(rows) - limit:,} more</p>' if len(rows) > limit else ""
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if column == "hour":  # yyyymmddHH
+        day, hour = divmod(value, 100)
+        return f"{day // 10_000}-{day // 100 % 100:02}-{day % 100:02} {hour:02}:00"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def plot(
+    labels: Sequence[str], series: Mapping[str, Sequence[float | None]], *, unit: str, limit: float | None = None,
+    log: bool = False,
+) -> str:  # fmt: skip
+    """Lines over the same positions, None where there is nothing; of many points the largest of each pixel is shown.
+    limit: a line across. log: every line of the grid is ten times the one below, and what is less than 1 is 1."""
+    known = [value for values in series.values() for value in values if value is not None]
+    top = max([*known, limit or 0, 1])
+    scale = math.log10(max(top, 10)) if log else top
+
+    def y(value: float) -> float:
+        part = math.log10(max(value, 1)) / scale if log else value / scale
+        return _HEIGHT - _BOTTOM - part * (_HEIGHT - _TOP - _BOTTOM)
+
+    def x(at: float) -> float:
+        return _LEFT + (at + 0.5) / max(len(labels), 1) * (_WIDTH - _LEFT - _RIGHT)
+
+    grid = [10.0**n for n in range(int(scale) + 1)] if log else [top * n / 4 for n in range(5)]
+    parts = [
+        f'<path d="M{_LEFT} {y(v):.1f}H{_WIDTH - _RIGHT}" stroke="#e4e4e4"/>'
+        f'<text x="{_LEFT - 6}" y="{y(v) + 4:.1f}" text-anchor="end">{_short(v)}</text>'
+        for v in grid
+    ]
+    parts.append(f'<text x="0" y="12">{escape(unit)}</text>')
+    for at in sorted({round(n * (len(labels) - 1) / 5) for n in range(6)} if labels else ()):
+        parts.append(f'<text x="{x(at):.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(labels[at])}</text>')
+    for n, (name, values) in enumerate(series.items()):
+        colour = _COLOURS[n % len(_COLOURS)]
+        points = [(x(at), y(value)) for at, value in _thinned(values)]
+        line = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        if len(points) <= 60:
+            parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{colour}"/>' for a, b in points]
+        parts.append(f'<text x="{_LEFT + 130 * (n + 1)}" y="12" style="fill:{colour}">{escape(name)}</text>')
+    if limit is not None:
+        parts.append(f'<path d="M{_LEFT} {y(limit):.1f}H{_WIDTH - _RIGHT}" stroke="#b00020" stroke-dasharray="5 4"/>')
+    return _svg(_HEIGHT, parts)
+
+
+def _thinned(values: Sequence[float | None]) -> list[tuple[int, float]]:
+    step = -(-len(values) // _POINTS) or 1
+    found = []
+    for start in range(0, len(values), step):
+        known = [(value, -at) for at, value in enumerate(values[start : start + step], start) if value is not None]
+        if known:
+            value, at = max(known)
+            found.append((-at, value))
+    return found
+
+
+def bars(values: Sequence[tuple[str, float]], *, unit: str, top: float | None = None) -> str:
+    """A bar each, from left to right, with its number."""
+    height, widest = 22, max([value for _, value in values] + [top or 0, 1e-9])
+    parts = []
+    for n, (name, value) in enumerate(values):
+        width = value / widest * (_WIDTH - 320)
+        base = n * height + 15
+        parts.append(
+            f'<text x="150" y="{base}" text-anchor="end">{escape(name)}</text>'
+            f'<rect x="160" y="{base - 12}" width="{max(width, 0.5):.1f}" height="15" fill="{_COLOURS[0]}"/>'
+            f'<text x="{166 + width:.1f}" y="{base}">{value:,.6g} {escape(unit)}</text>'
+        )
+    return _svg(len(values) * height + 6, parts)
+
+
+def _svg(height: int, parts: Iterable[str]) -> str:
+    return f'<svg viewBox="0 0 {_WIDTH} {height}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+
+
+def _short(value: float) -> str:
+    for size, mark in ((1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{mark}"
+    return f"{value:.3g}"
