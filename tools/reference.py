@@ -1,4 +1,4 @@
-"""Write docs/reference/config.md and cli.md from the code, and the list of decisions: `make docs`. A test compares."""
+"""Write the pages of docs/reference that come from the code, and the list of decisions: `make docs`; tests compare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ import hadelay.cli.app
 import hadelay.config
 from hadelay.cli.app import COMMANDS, build
 from hadelay.config import Config
+from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.pipeline import schema
+from hadelay.server.families import FAMILIES, OTHER
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "reference"
@@ -140,6 +142,30 @@ def pipeline_page() -> str:
     return "\n".join(text) + "\n"
 
 
+def metrics_page() -> str:
+    shown = f"{Config().limits.metrics_topics:,}"
+    text = [HEAD, "# Metrics", ""]
+    text += [
+        "`GET /metrics` of each node, in Prometheus' text format. Times are in seconds, sizes in bytes; a counter ends "
+        "in `_total`. What is the same on every node is the cluster's: take the `max` of it. What only the leader "
+        "shows moves to the next one with the lead: `sum` it. [What wakes somebody, and what to "
+        "do](../howto/runbook.md).",
+        "",
+        f"`limits.metrics_topics` topics ({shown}) have series of their own: those with the most messages when the "
+        "node was first asked as the leader, then others as they come, each until it is deleted. What the others hold "
+        f"is one topic in the gauges, `{OTHER}`, which no topic can be called; in the counters it is the total less "
+        "the sum. So a million topic names cost a scrape no more than these.",
+        "",
+    ]
+    for title, families in (("The node", FAMILIES.values()), ("HTTP, the event loop and the process", HTTP_FAMILIES)):
+        text += [f"## {title}", "", "| Name | Type | Labels | |", "|---|---|---|---|"]
+        for family in families:
+            labels = ", ".join(f"`{label}`" for label in family.labels)
+            text.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
+        text.append("")
+    return "\n".join(text)
+
+
 def decisions_page() -> str:
     text = [HEAD, "# Decisions", ""]
     text += ["A page each: context, decision, consequences. Superseded by a later one, never edited.", ""]
@@ -155,6 +181,7 @@ def main() -> None:
     (PAGES / "config.md").write_text(config_page())
     (PAGES / "cli.md").write_text(cli_page())
     (PAGES / "pipeline.md").write_text(pipeline_page())
+    (PAGES / "metrics.md").write_text(metrics_page())
     (DECISIONS / "index.md").write_text(decisions_page())
 
 

@@ -143,6 +143,9 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     commit_timeout_ms: int = 10 * SECOND
     #: A topic appears when it is first published to. false: only topics made by PUT exist, others are 404.
     auto_create_topics: bool = True
+    #: Topics with series of their own in /metrics, the busiest first; all others are one, "(other)". Bounds what a
+    #: million topic names cost whoever scrapes.
+    metrics_topics: int = 1_000
     #: How far this node's wall clock may be off before it says so.
     max_clock_skew_ms: int = 250
 
@@ -259,6 +262,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "raft.heartbeat_ms": (5, 10_000),
     "webhooks.max_calls": (1, 60_000),
     "webhooks.topic_calls": (1, 10_000),
+    "limits.metrics_topics": (0, 100_000),
     "limits.max_delay_ms": (1, 36_500 * DAY),
     "dispatch.interval_ms": (1, 10_000),
     "dispatch.ready_window": (1_000, 1_000_000),

@@ -80,7 +80,7 @@ def steady(rate: int, seconds: int) -> None:
         count = desk.dispatcher.handed_out
         report(f"{rate:,}/s one by one: dispatch", count, spent - _spent["apply"])
         report("  apply", count, _spent["apply"])
-        counts = desk.dispatcher.lateness_counts
+        counts = desk.dispatcher.lateness.counts
         print(f"  lateness in ms (simulated 1 ms commit): {counts}, grants {desk.kinds().count(Command.GRANT):,}")
 
 

@@ -328,8 +328,8 @@ def test_lateness_is_counted(desk: Desk) -> None:
     desk.poll()
     desk.run(10)
     assert desk.dispatcher.handed_out == 2
-    assert sum(desk.dispatcher.lateness_counts) == 2
-    assert 1_000 <= desk.dispatcher.lateness_sum_ms <= 1_010
+    assert sum(desk.dispatcher.lateness.counts) == 2
+    assert 1_000 <= desk.dispatcher.lateness.sum_ms <= 1_010
 
 
 def test_ready_is_what_is_due_and_not_leased(desk: Desk) -> None:

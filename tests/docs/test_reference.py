@@ -17,5 +17,9 @@ def test_data_source_page_is_up_to_date() -> None:
     assert (reference.PAGES / "pipeline.md").read_text() == reference.pipeline_page()
 
 
+def test_metrics_page_is_up_to_date() -> None:
+    assert (reference.PAGES / "metrics.md").read_text() == reference.metrics_page()
+
+
 def test_every_decision_is_listed() -> None:
     assert (reference.DECISIONS / "index.md").read_text() == reference.decisions_page()

@@ -29,16 +29,17 @@ from hadelay.server.api import (
     Delivery,
     DispatchView,
     FailureView,
+    Family,
     Histogram,
     HistoryEvent,
     HoursView,
     HourView,
     Leader,
     ListWish,
+    Measured,
     MemberView,
     MessagePage,
     MessageView,
-    MetricsView,
     NamesView,
     Poll,
     PublishDone,
@@ -401,9 +402,14 @@ class MemoryService:
         known = self.leader is not None
         return [Check("leader", known, "" if known else "no leader is known"), Check("disk", True)]
 
-    def metrics(self) -> MetricsView:
-        return MetricsView(
-            {"raft_term": 3, "sweeper_found_total": 0},
-            {"messages": ("state", {"scheduled": 1.0})},
-            {"delivery_lateness_seconds": Histogram([0.001, 0.01], [3, 1, 0], 0.012)},
-        )
+    async def metrics(self) -> Measured:
+        return [
+            (Family("hadelay_raft_term", "gauge", "Raft term"), 3),
+            (Family("hadelay_sweeper_found_messages_total", "counter", "Forgotten"), 0),
+            (Family("hadelay_messages", "gauge", "Kept", ("state",)), {("waiting",): 1, ('odd "\\\n',): 2}),
+            (Family("hadelay_nobody", "gauge", "Without a value", ("peer",)), {}),
+            (
+                Family("hadelay_delivery_lateness_seconds", "histogram", "Late"),
+                Histogram([0.001, 0.01], [3, 1, 0], 0.012),
+            ),
+        ]

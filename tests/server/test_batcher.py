@@ -25,6 +25,10 @@ class Timers:
         self.soon: list[Callable[[], None]] = []
         self.timers: list[list[Any]] = []
         self.random = random.Random(1)
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
 
     def call_soon(self, fn: Callable[..., None], *args: Any) -> None:
         self.soon.append(lambda: fn(*args))
@@ -124,6 +128,20 @@ def test_publishes_of_one_turn_share_a_command(world: World) -> None:
     wire.commit(0)
     assert [a.ids for a in answers] == [[1], [2], [3], [4], [5]]
     assert batcher.queued_bytes == 0
+
+
+def test_what_a_commit_takes_is_counted_once_per_batch(world: World) -> None:
+    timers, wire, batcher = world
+    for _ in range(3):
+        batcher.publish([draft()], None, Answers())
+    timers.turn()
+    timers.now = 0.03
+    wire.sent[0][1](None, OutcomeUnknown("the link broke"))
+    batcher.propose(b"ack", Answers())
+    timers.turn()
+    timers.now += 0.03
+    wire.sent[1][1](["done"], None)
+    assert (sum(batcher.commits.counts), batcher.commits.sum) == (1, 0.03)
 
 
 def test_at_most_two_entries_are_on_their_way_and_the_next_collects(world: World) -> None:

@@ -119,6 +119,7 @@ class HttpServer:
             if error.errno == errno.EADDRINUSE:
                 raise ConfigError(f"http.listen: {self.config.listen} is in use by another process") from None
             raise ConfigError(f"http.listen: {self.config.listen}: {error.strerror}") from None
+        self.metrics.watch()
         taken = self._runner.addresses[0][1]
         self.address = f"[{host}]:{taken}" if ":" in host else f"{host}:{taken}"
         return self.address
@@ -126,6 +127,7 @@ class HttpServer:
     async def stop(self, grace_s: float = 10.0) -> None:
         """Drains: no new connections, waiting polls answered, publishes under way finished. Then closes."""
         self.polls.drain()
+        self.metrics.stop()
         if self._runner is not None:
             self._runner._shutdown_timeout = grace_s
             await self._runner.cleanup()
@@ -228,10 +230,9 @@ class HttpServer:
             self._openapi = openapi.document(ROUTES.all)
         return self._openapi
 
-    def gauges(self) -> None:
-        """Before a scrape."""
-        connections = 0 if self._server is None else len(self._server.connections)
-        self.metrics.gauges.update(http_connections=connections, http_waiting_receives=self.waiting)
+    @property
+    def connections(self) -> int:
+        return 0 if self._server is None else len(self._server.connections)
 
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}

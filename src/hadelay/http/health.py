@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from aiohttp import web
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from hadelay.http import types
+from hadelay.http.metrics import CONTENT_TYPE
 from hadelay.http.routes import JSON, Call, Routes
 from hadelay.server.api import Check
 
@@ -39,8 +39,9 @@ def _health(call: Call, checks: list[Check]) -> web.Response:
 @routes.add("GET", "/metrics", returns={200: str})
 async def metrics(call: Call) -> web.Response:
     """Prometheus"""
-    call.server.gauges()
-    return web.Response(body=call.server.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    server = call.server
+    text = await server.metrics.exposition(server.connections, server.waiting)
+    return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
 @routes.add("GET", "/openapi.json", returns={200: dict})

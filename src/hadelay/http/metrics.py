@@ -1,71 +1,138 @@
-"""Prometheus exposition from plain numbers.
-
-Nothing is counted through prometheus-client: an int on an object costs a twentieth of a labelled counter. The
-collector turns what the service and the HTTP layer counted into families when somebody scrapes.
+"""/metrics in Prometheus' text format 0.0.4, written here: in slices, which prometheus-client cannot (ADR 130).
+docs/reference/metrics.md lists every family.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import resource
+import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
+from pathlib import Path
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
-from hadelay.server.api import Histogram, Service
+from hadelay.server.api import Family, Histogram, Measured, Service, Values
 from hadelay.version import VERSION
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: Lines written before the others on the loop have their turn: a millisecond or two.
+_LINES = 2_000
+#: How often the loop is looked at, and upper bounds of how late it was.
+_LOOK_S = 0.1
+_DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
-class Metrics(Collector):
+REQUESTS = Family("hadelay_http_requests_total", "counter", "Answers by route and status", ("route", "code"))
+CONNECTIONS = Family("hadelay_http_connections", "gauge", "Open connections of clients")
+RECEIVES = Family("hadelay_http_waiting_receives", "gauge", "Receives that wait on this node; http.max_waiting at most")
+DELAYS = Family(
+    "hadelay_loop_delay_seconds", "histogram",
+    "How late a timer of the event loop was, ten times a second: what keeps it busy delays everything",
+)  # fmt: skip
+BUILD = Family("hadelay_build_info", "gauge", "1; the version that runs, and the node's name", ("version", "node"))
+CPU = Family("process_cpu_seconds_total", "counter", "User and system CPU time")
+RESIDENT = Family("process_resident_memory_bytes", "gauge", "Resident memory, mapped files included")
+VIRTUAL = Family("process_virtual_memory_bytes", "gauge", "Address space; the LMDB map counts in full")
+STARTED = Family("process_start_time_seconds", "gauge", "When the process began, Unix time")
+OPEN_FDS = Family("process_open_fds", "gauge", "Open file descriptors")
+MAX_FDS = Family("process_max_fds", "gauge", "Most file descriptors that it may open")
+#: In the order in which they are shown, after those of the node.
+FAMILIES = (
+    REQUESTS, CONNECTIONS, RECEIVES, DELAYS, BUILD, CPU, RESIDENT, VIRTUAL, STARTED, OPEN_FDS, MAX_FDS,
+)  # fmt: skip
+
+
+class Metrics:
+    """What the HTTP layer counts, and the text."""
+
     def __init__(self, service: Service) -> None:
         self.service = service
         #: (route, status) → answers
         self.requests: Counter[tuple[str, int]] = Counter()
-        #: name → number, as of now; the HTTP server adds its own
-        self.gauges: dict[str, float] = {}
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
+        self.delays = Histogram.of(_DELAYS_S)
+        self._timer: asyncio.TimerHandle | None = None
 
-    def exposition(self) -> bytes:
-        return generate_latest(self._registry)
+    def watch(self) -> None:
+        """Look at the loop from now on, until `stop`."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + _LOOK_S
 
-    def describe(self) -> list[Metric]:
-        return []
+        def look() -> None:
+            self.delays.observe(max(0.0, loop.time() - due))
+            self.watch()
 
-    def collect(self) -> Iterator[Metric]:
-        view = self.service.metrics()
-        for name, value in (*view.values.items(), *self.gauges.items()):
-            yield _number(name, None, {"": value})
-        for name, (label, values) in view.labelled.items():
-            yield _number(name, label, values)
-        for name, histogram in view.histograms.items():
-            yield _histogram(name, histogram)
-        info = GaugeMetricFamily("hadelay_build_info", "The version that runs", labels=["version", "node"])
-        info.add_metric([VERSION, self.service.node], 1)
-        yield info
-        requests = CounterMetricFamily("hadelay_http_requests", "Answers by route and status", labels=["route", "code"])
-        for (route, status), count in sorted(self.requests.items()):
-            requests.add_metric([route, str(status)], count)
-        yield requests
+        self._timer = loop.call_at(due, look)
 
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
-def _number(name: str, label: str | None, values: dict[str, float]) -> Metric:
-    full = f"hadelay_{name}"
-    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-    family = kind(full.removesuffix("_total"), _words(name), labels=[label] if label else [])
-    for text, value in values.items():
-        family.add_metric([text] if label else [], value)
-    return family
-
-
-def _histogram(name: str, histogram: Histogram) -> Metric:
-    bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
-    buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
-    return HistogramMetricFamily(f"hadelay_{name}", _words(name), buckets=buckets, sum_value=histogram.sum)
+    async def exposition(self, connections: int, receives: int) -> bytes:
+        own: Measured = [
+            (REQUESTS, {(route, str(code)): count for (route, code), count in sorted(self.requests.items())}),
+            (CONNECTIONS, connections),
+            (RECEIVES, receives),
+            (DELAYS, self.delays),
+            (BUILD, {(VERSION, self.service.node): 1}),
+            *_process(),
+        ]
+        parts: list[str] = []
+        written = 0
+        for family, values in [*await self.service.metrics(), *own]:
+            for line in lines(family, values):
+                parts.append(line)
+                written += 1
+                if written % _LINES == 0:
+                    await asyncio.sleep(0)
+        return "".join(parts).encode()
 
 
-def _words(name: str) -> str:
-    return name.removesuffix("_total").replace("_", " ")
+def lines(family: Family, values: Values) -> Iterator[str]:
+    """Each with its end; a family without a value is left out."""
+    name = family.name
+    if isinstance(values, dict) and not values:
+        return
+    yield f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n"
+    if isinstance(values, Histogram):
+        for bound, count in zip((*map(str, values.bounds), "+Inf"), accumulate(values.counts), strict=True):
+            yield f'{name}_bucket{{le="{bound}"}} {count}\n'
+        yield f"{name}_sum {values.sum}\n{name}_count {sum(values.counts)}\n"
+    elif isinstance(values, dict):
+        form = ",".join(f'{label}="%s"' for label in family.labels)
+        for texts, value in values.items():
+            yield f"{name}{{{form % tuple(map(_escaped, texts))}}} {value}\n"
+    else:
+        yield f"{name} {values}\n"
+
+
+def _escaped(text: str) -> str:
+    if text.isidentifier():
+        return text
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _process() -> Measured:
+    """As every Prometheus client names them. Linux only, as hadelay is."""
+    times = os.times()
+    size, resident = map(int, Path("/proc/self/statm").read_text().split()[:2])
+    page = resource.getpagesize()
+    return [
+        (CPU, times.user + times.system),
+        (RESIDENT, resident * page),
+        (VIRTUAL, size * page),
+        (STARTED, _STARTED_S),
+        # From Linux 6.2 on the directory's size is its count; to list ten thousand takes milliseconds.
+        (OPEN_FDS, os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))),
+        (MAX_FDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+    ]
+
+
+def _started() -> float:
+    """/proc/stat, which knows when the machine began, may be hidden from a service (ProcSubset=pid)."""
+    ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(ticks) / os.sysconf("SC_CLK_TCK")
+
+
+#: Once: a wall clock that is stepped would make another process of it.
+_STARTED_S = _started()

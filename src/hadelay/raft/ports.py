@@ -156,3 +156,5 @@ class RaftStats:
     sync_buckets: dict[float, int] = field(default_factory=dict)
     snapshots_sent: int = 0
     snapshots_installed: int = 0
+    snapshot_sent_bytes: int = 0
+    snapshot_received_bytes: int = 0

@@ -99,6 +99,7 @@ class Snapshots:
             log.error("snapshot_unreadable", extra={"file": name, "offset": offset, "error": str(error)})
             self.release(peer)
             return
+        node.stats.snapshot_sent_bytes += len(chunk)
         node.network.send(peer.name, messages.encode(messages.CHUNK_REPLY, index, name, offset, crc32c(chunk), chunk))
 
     def on_done(self, peer: Peer, data: bytes) -> None:
@@ -161,6 +162,7 @@ class Snapshots:
         if not pull.files or pull.files[0].name != name or pull.offset != offset:
             return
         pull.heard = self.node.runtime.monotonic()
+        self.node.stats.snapshot_received_bytes += len(chunk)
         if not chunk or crc32c(chunk) != crc:
             self._give_up()
             return

@@ -8,10 +8,11 @@ the wait for a majority are the service's. Refusals are raised as `hadelay.error
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from hadelay.core.commands import Draft
 from hadelay.core.listing import Key
@@ -242,18 +243,31 @@ class Histogram(Struct):
     """Counts per bucket (not cumulative); one more bucket than bounds, for what is above the last."""
 
     bounds: Sequence[float]
-    counts: Sequence[int]
-    sum: float
+    counts: list[int]
+    sum: float = 0.0
+
+    @classmethod
+    def of(cls, bounds: Sequence[float]) -> Histogram:
+        return cls(bounds, [0] * (len(bounds) + 1))
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
 
 
-class MetricsView(Struct):
-    """Plain numbers, read at scrape time; http.metrics names them. Counters by node, gauges as of now."""
+class Family(NamedTuple):
+    """One metric: docs/reference/metrics.md lists it so, and http.metrics writes it so."""
 
-    #: Without the prefix `hadelay_`; a name ending in `_total` is a counter, others are gauges.
-    values: dict[str, float] = field(default_factory=dict)
-    #: name → (label name, {label value: value}).
-    labelled: dict[str, tuple[str, dict[str, float]]] = field(default_factory=dict)
-    histograms: dict[str, Histogram] = field(default_factory=dict)
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+#: What a family shows: one number, a number per values of its labels, or a histogram.
+Values = float | Mapping[tuple[str, ...], float] | Histogram
+#: Read at scrape time. Counters are of this process, but for those of messages: they are the cluster's.
+Measured = list[tuple[Family, Values]]
 
 
 class Service(Protocol):
@@ -377,4 +391,6 @@ class Service(Protocol):
         """Can it serve: leader known, caught up, disk fine."""
         ...
 
-    def metrics(self) -> MetricsView: ...
+    async def metrics(self) -> Measured:
+        """In slices: others on the loop have their turns meanwhile, however many topics there are."""
+        ...

@@ -30,7 +30,7 @@ from hadelay.errors import (
 )
 from hadelay.model import encode_id
 from hadelay.runtime import Handle, Runtime
-from hadelay.server.api import PublishDone, Receipts
+from hadelay.server.api import Histogram, PublishDone, Receipts
 
 #: done(result, error): what apply said of one command, or why that is not known.
 Done = Callable[[Any, HadelayError | None], None]
@@ -51,6 +51,8 @@ _LIMITS = {
     RowCode.TOO_MANY_BYTES: "max_bytes",
     RowCode.TOO_FAST: "publish_rate",
 }
+#: Upper bounds of hadelay_commit_duration_seconds.
+_COMMITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 #: The most commands in one entry (its count is a u16).
 _MAX_COMMANDS = 16_384
 
@@ -124,6 +126,8 @@ class Batcher:
         self.queued_bytes = 0
         self.inflight = 0
         self.batches = 0
+        #: From leaving this queue to the answer of apply.
+        self.commits = Histogram.of(_COMMITS_S)
         self.held = False
         self._sent: list[_Batch] = []
         self._publishes: deque[_Publish] = deque()
@@ -133,6 +137,14 @@ class Batcher:
 
     def __repr__(self) -> str:
         return f"<Batcher {len(self._publishes)} publishes {len(self._commands)} commands {self.inflight} in flight>"
+
+    @property
+    def waiting_publishes(self) -> int:
+        return len(self._publishes)
+
+    @property
+    def waiting_commands(self) -> int:
+        return len(self._commands)
 
     # asking
 
@@ -307,12 +319,13 @@ class Batcher:
 class _Batch:
     """One batch on its way, answered once: by its results, by an error, or by the clock."""
 
-    __slots__ = ("batcher", "commands", "groups", "open", "overtaken", "timer", "to")
+    __slots__ = ("batcher", "began", "commands", "groups", "open", "overtaken", "timer", "to")
 
     def __init__(self, batcher: Batcher, groups: list[list[_Publish]], commands: list[_Command]) -> None:
         self.batcher, self.groups, self.commands = batcher, groups, commands
         self.open, self.overtaken = True, False
         self.to = batcher.outlet.to()
+        self.began = batcher.runtime.monotonic()
         self.timer = batcher.runtime.call_later(batcher.commit_timeout_s, self._timeout)
 
     def send(self, encoded: list[bytes]) -> None:
@@ -347,6 +360,7 @@ class _Batch:
                 command.done(None, error)
             return
         assert results is not None
+        self.batcher.commits.observe(self.batcher.runtime.monotonic() - self.began)
         assert len(results) == len(self.groups) + len(self.commands)
         for group, result in zip(self.groups, results, strict=False):
             _answer(self.batcher, group, result)

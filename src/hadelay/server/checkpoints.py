@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hadelay.raft.ports import Installer, Manifest
+from hadelay.server.api import Histogram
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
@@ -16,6 +17,8 @@ _TICK_S = 1.0
 _ENTRY_BYTES = 8 << 10
 #: … and after how much that was applied: at full speed, a second is far beyond any mark.
 _SPACE_BYTES = 4 << 20
+#: Upper bounds of hadelay_checkpoint_duration_seconds.
+_DURATIONS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Checkpoints:
@@ -28,7 +31,12 @@ class Checkpoints:
         self._unchecked = 0
         self._last = node.runtime.monotonic()
         self._space = True
+        #: Free on the fuller of both disks, as of the last look.
+        self.free_bytes = 0
         self.count = 0
+        self.durations = Histogram.of(_DURATIONS_S)
+        #: When the last one was durable, or the process began.
+        self.finished = self._last
 
     def start(self) -> None:
         self._tick()
@@ -57,7 +65,7 @@ class Checkpoints:
             then()
             return
         self.bytes_since = 0
-        self._last = node.runtime.monotonic()
+        began = self._last = node.runtime.monotonic()
         blob, hours = node.state.dump()
         index, term = node.raft.applied_index, node.raft.applied_term
 
@@ -68,6 +76,8 @@ class Checkpoints:
                 node.on_fatal(error)
                 return
             self.count += 1
+            self.finished = node.runtime.monotonic()
+            self.durations.observe(self.finished - began)
             node.raft.compact(index, term)
             then()
 
@@ -89,8 +99,8 @@ class Checkpoints:
     def _look_for_space(self) -> None:
         node = self.node
         self._unchecked = 0
-        free = min(node.disk.free(d)[0] for d in (node.config.node.data_dir, node.config.journal_dir))
-        if self._space != (free >= self.config.min_free_bytes):
+        self.free_bytes = min(node.disk.free(d)[0] for d in (node.config.node.data_dir, node.config.journal_dir))
+        if self._space != (self.free_bytes >= self.config.min_free_bytes):
             self._space = not self._space
             node.peers.tell()
 

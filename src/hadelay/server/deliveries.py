@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +16,9 @@ from hadelay.core.tokens import LEASE
 from hadelay.core.topics import by_topic
 
 _BOUNDS = np.array(LATENESS_BUCKETS_MS)
+#: Where each bucket begins and ends.
+_LOWS = np.array((0, *LATENESS_BUCKETS_MS))
+_HIGHS = np.array((*LATENESS_BUCKETS_MS, LATENESS_BUCKETS_MS[-1]))
 #: How far back a topic's lateness goes, this minute included.
 RECENT_MINUTES = 5
 
@@ -117,14 +123,20 @@ class Lateness:
             counts = minute.setdefault(number, np.zeros(len(self.counts), np.int64))
             counts += np.bincount(buckets[topics == number], minlength=len(counts))
 
-    def recent(self, now_ms: int) -> dict[int, tuple[int, float, float]]:
-        """Per topic number: messages of the last minutes, and p50 and p99 of their lateness in ms."""
+    def recent(self, now_ms: int, numbers: Iterable[int] | None = None) -> dict[int, tuple[int, float, float]]:
+        """Per topic number (of these, or of all): messages of the last minutes, p50 and p99 of their lateness in ms."""
         self._minute(now_ms)
+        minutes = list(self._minutes.values())
         sums: dict[int, Counts] = {}
-        for minute in self._minutes.values():
-            for number, counts in minute.items():
-                sums[number] = sums[number] + counts if number in sums else counts
-        return {n: (int(c.sum()), _quantile(c, 0.5), _quantile(c, 0.99)) for n, c in sums.items()}
+        for number in dict.fromkeys(chain.from_iterable(minutes)) if numbers is None else numbers:
+            counts = [minute[number] for minute in minutes if number in minute]
+            if counts:
+                sums[number] = np.sum(counts, axis=0)
+        if not sums:
+            return {}
+        table = np.stack(list(sums.values()))
+        columns = table.sum(axis=1), _quantiles(table, 0.5), _quantiles(table, 0.99)
+        return dict(zip(sums, zip(*(column.tolist() for column in columns), strict=True), strict=True))
 
     def _minute(self, now_ms: int) -> dict[int, Counts]:
         now = now_ms // 60_000
@@ -134,12 +146,14 @@ class Lateness:
         return self._minutes[now]
 
 
-def _quantile(counts: Counts, part: float) -> float:
-    """Within its bucket by linear interpolation, as Prometheus has it; beyond the last bound, that bound."""
-    rank = part * counts.sum()
-    below = np.concatenate([[0], counts.cumsum()])
-    bucket = int(below[1:].searchsorted(rank))
-    if bucket >= len(_BOUNDS):
-        return float(_BOUNDS[-1])
-    low, high = (_BOUNDS[bucket - 1] if bucket else 0), _BOUNDS[bucket]
-    return round(float(low + (high - low) * (rank - below[bucket]) / counts[bucket]), 1)
+def _quantiles(counts: Counts, part: float) -> NDArray[np.float64]:
+    """Of each row: within its bucket by linear interpolation, as Prometheus has it; beyond the last bound, that bound.
+    No row is all zeros."""
+    below = counts.cumsum(axis=1)
+    ranks = part * below[:, -1]
+    buckets = (below < ranks[:, None]).sum(axis=1)
+    rows = np.arange(len(counts))
+    inside = counts[rows, buckets]
+    low, high = _LOWS[buckets], _HIGHS[buckets]
+    found: NDArray[np.float64] = low + (high - low) * (ranks - below[rows, buckets] + inside) / inside
+    return found.round(1)

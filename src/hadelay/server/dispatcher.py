@@ -542,15 +542,6 @@ class LeaderDispatcher:
     # ---- what others ask
 
     @property
-    def lateness_counts(self) -> list[int]:
-        """One per LATENESS_BUCKETS_MS, and one for what is above; not cumulative."""
-        return self.lateness.counts
-
-    @property
-    def lateness_sum_ms(self) -> int:
-        return self.lateness.sum_ms
-
-    @property
     def sweeper_found(self) -> int:
         """Messages that were owed and forgotten, since this process started. A bug unless 0."""
         return self._swept_before + (self._term.core.backlog.swept if self._term is not None else 0)
@@ -570,6 +561,16 @@ class LeaderDispatcher:
 
     def waiting_polls(self) -> int:
         return self._term.core.ready.waiting if self._term is not None else 0
+
+    def window_size(self) -> int:
+        """Places of ready messages in memory."""
+        return self._term.core.ready.size if self._term is not None else 0
+
+    def ready_of(self, number: int) -> tuple[int, int]:
+        """As ready_counts, of one topic; zeros if nothing is ready."""
+        core = self._term.core if self._term is not None else None
+        count = core.ready_counts[number] if core is not None else 0
+        return (count, core.oldest_ready_ms(number)) if core is not None and count > 0 else (0, 0)
 
     def ready_counts(self) -> dict[int, tuple[int, int]]:
         """Per topic number: how many messages are due, not leased and not settled, and when the oldest fell due."""

@@ -56,9 +56,9 @@ from hadelay.server.api import (
     HoursView,
     Leader,
     ListWish,
+    Measured,
     MessagePage,
     MessageView,
-    MetricsView,
     NamesView,
     Poll,
     PublishDone,
@@ -71,7 +71,7 @@ from hadelay.server.batcher import refusal
 from hadelay.server.counting import DueCounts
 from hadelay.server.dead import dead_page
 from hadelay.server.listing import page_of
-from hadelay.server.metrics import node_metrics
+from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node
 from hadelay.server.records import read_in_slices, read_mended, read_records, split_record
 from hadelay.server.webhooks.checks import check_settings
@@ -92,6 +92,7 @@ class NodeService:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._due = DueCounts(node)
+        self._metrics = NodeMetrics(node)
         self.node = node.name
 
     @property
@@ -370,8 +371,8 @@ class NodeService:
     def readyz(self) -> list[Check]:
         return views.ready_checks(self._node)
 
-    def metrics(self) -> MetricsView:
-        return node_metrics(self._node)
+    async def metrics(self) -> Measured:
+        return await read_in_slices(self._node, self._metrics.collect)
 
     # inside
 

@@ -75,6 +75,13 @@ class HourReader:
             int(table.events[slot]) * DISPATCH_SIZE,
         )
 
+    def totals(self) -> tuple[int, int, int, int]:
+        """Hours that are not retired, and bytes of all their .log, .idx and .dsp at the applied index."""
+        table = self._table
+        entries, events = int(table.entries.sum(dtype=np.int64)), int(table.events.sum(dtype=np.int64))
+        log_bytes = int(table.log_bytes.sum())
+        return int(np.count_nonzero(table.entries)), log_bytes, entries * INDEX_SIZE, events * DISPATCH_SIZE
+
     def mapped(self, hour: int) -> bool:
         return hour in self._near
 

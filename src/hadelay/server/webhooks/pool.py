@@ -13,7 +13,6 @@ together want more than there may be each has an equal share. Whoever does not a
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator
 from functools import partial
@@ -32,6 +31,7 @@ from hadelay.core.tokens import LEASE
 from hadelay.errors import DamagedFile, HadelayError
 from hadelay.http.values import format_instant
 from hadelay.model import encode_id
+from hadelay.server.api import Histogram
 from hadelay.server.records import split_record
 from hadelay.server.webhooks.call import Answer, Caller, Request
 from hadelay.server.webhooks.headers import Facts, call_headers
@@ -60,7 +60,9 @@ _AGAIN_S = 0.1
 #: Why a topic is paused whose receiver answered 410.
 GONE = "webhook disabled: HTTP 410"
 #: Upper bounds of hadelay_webhook_call_duration_seconds.
-DURATIONS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_DURATIONS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+#: Different outcomes that are counted apart.
+_MOST_OUTCOMES = 32
 
 log = structlog.get_logger("hadelay")
 
@@ -147,8 +149,7 @@ class Pool:
         #: For /metrics.
         self.in_flight = 0
         self.outcomes: Counter[str] = Counter()
-        self.durations = [0] * (len(DURATIONS_S) + 1)
-        self.seconds = 0.0
+        self.durations = Histogram.of(_DURATIONS_S)
 
     @property
     def busy(self) -> bool:
@@ -368,15 +369,16 @@ class Pool:
     # numbers
 
     def _count(self, answer: Answer) -> None:
-        self.outcomes[f"{answer.status // 100}xx" if answer.status else answer.reason.replace(" ", "_")] += 1
-        self.durations[bisect_left(DURATIONS_S, answer.seconds)] += 1
-        self.seconds += answer.seconds
+        outcome = f"{answer.status // 100}xx" if answer.status else answer.reason.replace(" ", "_")
+        # Reasons may be the words of a library: what is counted by them stays few.
+        known = outcome in self.outcomes or len(self.outcomes) < _MOST_OUTCOMES
+        self.outcomes[outcome if known else "other"] += 1
+        self.durations.observe(answer.seconds)
 
     @property
-    def disabled(self) -> int:
-        return sum(
-            1 for t in self.node.state.topics.all if t.exists and t.settings.paused and t.settings.paused_reason == GONE
-        )
+    def queued(self) -> int:
+        """Fetched, and not called about yet."""
+        return sum(len(feed.queue) for feed in self.feeds.values())
 
 
 def _ignore(delivery: Delivery | None, error: HadelayError | None) -> None: ...

@@ -1,0 +1,227 @@
+"""What /metrics shows of real nodes, and what a label attack costs."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hadelay.config import Config, LimitsConfig
+from hadelay.core.commands import Draft
+from hadelay.core.dispatch import Delivery, Poll
+from hadelay.core.topics import Topic
+from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
+from hadelay.http.metrics import lines
+from hadelay.model import Event
+from hadelay.server.api import Histogram, Values
+from hadelay.server.families import FAMILIES, OTHER
+from hadelay.server.metrics import NodeMetrics
+from hadelay.server.node import Node
+from hadelay.server.webhooks.call import Answer
+from hadelay.server.webhooks.pool import Pool
+from hadelay.testing.cluster import SimCluster
+from tests.server.test_lost_disks import wait_for_leader
+
+ALL = [*FAMILIES.values(), *HTTP_FAMILIES]
+#: https://prometheus.io/docs/practices/naming/, as promtool's linter has it.
+UNITS = {"seconds", "bytes"}
+OTHER_UNITS = re.compile(r"_(ms|milliseconds|minutes|hours|kib|mib|kilobytes|megabytes|percent)(_|$)")
+
+
+def collect(metrics: NodeMetrics) -> tuple[dict[str, Values], int]:
+    """(values by name, how many slices it took)"""
+    slices, count = metrics.collect(), 1
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            return {family.name.removeprefix("hadelay_"): values for family, values in end.value}, count
+        count += 1
+
+
+@pytest.mark.parametrize("family", ALL, ids=lambda family: family.name)
+def test_names_are_by_the_rules(family: Any) -> None:
+    name = family.name
+    assert re.fullmatch(r"(hadelay|process)_[a-z]+(_[a-z0-9]+)*", name)
+    assert name.endswith("_total") == (family.kind == "counter")
+    assert not OTHER_UNITS.search(name)
+    assert not re.search(r"_(count|sum|bucket|counter|gauge|histogram)$", name)
+    if family.kind == "histogram":
+        assert name.rpartition("_")[2] in UNITS
+    assert family.help
+    assert not family.help.endswith(".")
+    assert all(re.fullmatch("[a-z]+", label) and label not in ("le", "instance", "job") for label in family.labels)
+
+
+def test_names_are_not_given_twice() -> None:
+    assert len({family.name for family in ALL}) == len(ALL)
+
+
+def publish(cluster: SimCluster, node: Node, topics: list[str], delay_ms: int = 0) -> None:
+    answers: list[Any] = []
+    drafts = [Draft(topic, delay_ms, True, 0, 0, b"", b"x" * 100) for topic in topics]
+    node.publish(drafts, None, lambda result, error: answers.append(error))
+    cluster.world.run_until(cluster.world.now + 5, stop=lambda: bool(answers))
+    assert answers == [None]
+
+
+def receive(cluster: SimCluster, node: Node, topic: str, most: int) -> Delivery:
+    answers: list[Any] = []
+    poll = Poll("me", b"1", (topic,), most, 30_000, 5_000, lambda delivery, error: answers.append(delivery))
+    node.dispatcher.poll(poll)
+    cluster.world.run_until(cluster.world.now + 6, stop=lambda: bool(answers))
+    (delivery,) = answers
+    assert isinstance(delivery, Delivery)
+    return delivery
+
+
+def test_what_a_cluster_shows() -> None:
+    cluster = SimCluster(3, restart=False)
+    cluster.start_all()
+    wait_for_leader(cluster)
+    cluster.world.run_for(1.0)
+    leader = cluster.leader()
+    assert leader is not None
+    publish(cluster, leader, ["orders"] * 3 + ["trips"])
+    publish(cluster, leader, ["orders"], delay_ms=3_600_000)
+    cluster.world.run_for(2.0)
+    receive(cluster, leader, "orders", 1)
+    cluster.world.run_for(5.0)
+    values, _ = collect(NodeMetrics(leader))
+    assert set(values) == set(FAMILIES)
+    assert values["messages"] == {("waiting",): 4, ("leased",): 1, ("dead",): 0}
+    assert (values["ready_messages"], values["topics"], values["published_messages_total"]) == (3, 2, 5)
+    assert isinstance(values["oldest_ready_age_seconds"], float)
+    assert 6 < values["oldest_ready_age_seconds"] < 9
+    states = values["topic_messages"]
+    assert isinstance(states, dict)
+    assert [states["orders", state] for state in ("scheduled", "ready", "leased", "dead")] == [1, 2, 1, 0]
+    late = values["topic_lateness_seconds"]
+    assert isinstance(late, dict)
+    assert 1 < late["orders", "0.5"] <= late["orders", "0.99"] < 5
+    assert ("trips", "0.5") not in late
+    assert (values["raft_is_leader"], values["raft_has_leader"], values["clock_ready"]) == (1, 1, 1)
+    skews, peers = values["clock_skew_seconds"], values["raft_peer_up"]
+    assert isinstance(skews, dict)
+    assert set(skews) == {("n1",), ("n2",), ("n3",)}
+    assert all(abs(skew) < 0.2 for skew in skews.values())
+    assert isinstance(peers, dict)
+    assert sorted(peers.values()) == [1, 1]
+    for name in ("delivery_lateness_seconds", "commit_duration_seconds", "log_fsync_duration_seconds"):
+        histogram = values[name]
+        assert isinstance(histogram, Histogram)
+        assert sum(histogram.counts) > 0, name
+
+
+def test_a_follower_shows_what_is_the_clusters_and_nothing_of_topics() -> None:
+    cluster = SimCluster(4, restart=False)
+    cluster.start_all()
+    wait_for_leader(cluster)
+    cluster.world.run_for(1.0)
+    leader = cluster.leader()
+    assert leader is not None
+    publish(cluster, leader, ["orders"] * 3)
+    cluster.world.run_for(1.0)
+    follower = next(node for node in cluster.nodes() if node is not leader)
+    values, _ = collect(NodeMetrics(follower))
+    assert values["messages"] == {("waiting",): 3, ("leased",): 0, ("dead",): 0}
+    leaders_only = {"ready_messages", "oldest_ready_age_seconds", "raft_peer_lag_entries", "raft_peer_rtt_seconds"}
+    assert set(FAMILIES) - set(values) == leaders_only | {name for name in FAMILIES if name.startswith("topic_")}
+
+
+# ---- many topics
+
+
+class Crowd:
+    """A leader with many topics, and a clock that runs a microsecond per look."""
+
+    def __init__(self, topics: int, shown: int) -> None:
+        self.cluster = cluster = SimCluster(5, names=("n1",), restart=False)
+        cluster.start_all()
+        wait_for_leader(cluster)
+        leader = cluster.leader()
+        assert leader is not None
+        self.node = leader
+        all_topics = leader.state.topics
+        for number in range(topics):
+            topic = Topic(number, f"topic-{number}", published=number % 10, open=number % 10, bytes=100)
+            topic.settled[Event.ACKED] = 1
+            all_topics.add(topic)
+        limits = LimitsConfig(metrics_topics=shown)
+        leader.config = Config(node=leader.config.node, limits=limits)
+        self.metrics = NodeMetrics(leader)
+
+    def series(self) -> dict[str, dict[tuple[str, ...], float]]:
+        values, self.slices = collect(self.metrics)
+        return {name: v for name, v in values.items() if name.startswith("topic_") and isinstance(v, dict)}
+
+
+def names(series: dict[str, dict[tuple[str, ...], float]], family: str) -> set[str]:
+    return {labels[0] for labels in series[family]}
+
+
+def test_the_busiest_have_series_of_their_own_and_the_others_are_one() -> None:
+    crowd = Crowd(2_000, 50)
+    series = crowd.series()
+    busiest = {f"topic-{number}" for number in range(9, 500, 10)}
+    assert names(series, "topic_published_messages_total") == busiest
+    assert names(series, "topic_messages") == busiest | {OTHER}
+    assert series["topic_messages"][OTHER, "scheduled"] == sum(n % 10 for n in range(2_000)) - 50 * 9
+    assert series["topic_pending_bytes"][OTHER,] == 100 * 1_950
+    assert sum(len(rows) for rows in series.values()) < 51 * 14
+
+
+def test_who_is_shown_stays_until_it_is_deleted() -> None:
+    crowd = Crowd(100, 3)
+    before = names(crowd.series(), "topic_published_messages_total")
+    assert before == {"topic-9", "topic-19", "topic-29"}
+    topics = crowd.node.state.topics
+    topics[50].published = 1_000_000
+    assert names(crowd.series(), "topic_published_messages_total") == before
+    topics[19].exists = False
+    assert names(crowd.series(), "topic_published_messages_total") == {"topic-9", "topic-29"}
+    assert names(crowd.series(), "topic_published_messages_total") == {"topic-9", "topic-29", "topic-50"}
+
+
+@pytest.mark.parametrize("shown", [0, 100, 1_000])
+def test_all_are_shown_when_there_is_room(shown: int) -> None:
+    crowd = Crowd(100, shown)
+    found = names(crowd.series(), "topic_messages")
+    assert found == ({f"topic-{n}" for n in range(100)} if shown else {OTHER})
+
+
+def test_topics_are_summed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd = Crowd(1_000, 1_000)
+    crowd.series()
+    # A look at the clock is 1 ms later than the one before.
+    now = iter(range(1_000_000))
+    runtime = crowd.node.runtime
+    monkeypatch.setattr(runtime, "monotonic", lambda: next(now) / 1000)
+    crowd.series()
+    # Two times 1,000 topics, 32 at a time; every third look is 2 ms after the yield before.
+    assert crowd.slices > 2 * 1_000 // 32 // 3
+
+
+def test_a_histogram_is_written_cumulative() -> None:
+    histogram = Histogram.of((0.5, 1.0))
+    for value in (0.5, 0.6, 7.0):
+        histogram.observe(value)
+    name = FAMILIES["commit_duration_seconds"]
+    assert "".join(lines(name, histogram)).splitlines()[2:] == [
+        'hadelay_commit_duration_seconds_bucket{le="0.5"} 1',
+        'hadelay_commit_duration_seconds_bucket{le="1.0"} 2',
+        'hadelay_commit_duration_seconds_bucket{le="+Inf"} 3',
+        "hadelay_commit_duration_seconds_sum 8.1",
+        "hadelay_commit_duration_seconds_count 3",
+    ]
+
+
+def test_webhook_outcomes_are_few() -> None:
+    node = SimpleNamespace(name="n1", runtime=None, config=Config(), propose=None)
+    pool = Pool(node)  # type: ignore[arg-type]
+    for number in range(100):
+        pool._count(Answer(0, f"certificate {number} is wrong", None, 0.1))
+    assert len(pool.outcomes) <= 33
+    assert sum(pool.outcomes.values()) == sum(pool.durations.counts) == 100
