@@ -44,6 +44,8 @@ from hadelay.server.api import (
     Poll,
     PublishDone,
     Receipts,
+    SnapshotFile,
+    SnapshotView,
     Target,
     TopicView,
 )
@@ -79,6 +81,7 @@ class MemoryService:
         self.held: list[Callable[[], None]] | None = None
         self.published: list[Draft] = []
         self.polls: list[Poll] = []
+        self.snapshots: set[str] = set()
         self.withdrawn = 0
         self.reason = ""
         self.rate: float | None = None
@@ -391,6 +394,22 @@ class MemoryService:
 
     async def read_hour_file(self, hour: int, file: str, offset: int, length: int) -> bytes:
         return self.hour_bytes[offset : offset + length]
+
+    async def open_snapshot(self) -> SnapshotView:
+        files = [SnapshotFile("hours/2026051008.log", len(self.hour_bytes), 1), SnapshotFile("state-7", 0, 0)]
+        self.snapshots.add("7-00c0ffee")
+        return SnapshotView("7-00c0ffee", "c", 0, 7, 3, 1, self.now_ms(), files)
+
+    async def snapshot_file_length(self, snapshot: str, file: str) -> int:
+        if snapshot not in self.snapshots or file not in ("hours/2026051008.log", "state-7"):
+            raise NotFound("no such snapshot, or no such file")
+        return len(self.hour_bytes) if file.startswith("hours/") else 0
+
+    async def read_snapshot(self, snapshot: str, file: str, offset: int, length: int) -> bytes:
+        return self.hour_bytes[offset : offset + length]
+
+    async def release_snapshot(self, snapshot: str) -> None:
+        self.snapshots.discard(snapshot)
 
     async def names(self) -> NamesView:
         return NamesView({name: n for n, name in enumerate(self.topics)}, {"anonymous": 0}, {"n1": 0}, {})

@@ -383,6 +383,24 @@ async def test_files_that_are_not(node: Node, path: str, status: int) -> None:
     assert (await node.ask("GET", path)).status == status
 
 
+async def test_a_snapshot_is_held_read_and_let_go(node: Node) -> None:
+    opened = await node.ask("POST", "/v1/snapshots")
+    assert (opened.status, opened.headers["Location"]) == (201, "/v1/snapshots/7-00c0ffee")
+    assert {name: opened.json[name] for name in ("cluster_id", "group", "index", "term", "feature_level")} == {
+        "cluster_id": "c", "group": 0, "index": "7", "term": 3, "feature_level": 1,
+    }  # fmt: skip
+    assert opened.json["files"][0] == {"name": "hours/2026051008.log", "bytes": "5000", "crc32c": "00000001"}
+    log = "/v1/snapshots/7-00c0ffee/hours%2F2026051008.log"
+    part = await node.ask("GET", log, Range="bytes=10-19")
+    assert (part.status, part.body) == (206, node.service.hour_bytes[10:20])
+    assert (await node.ask("GET", log)).body == node.service.hour_bytes
+    empty = await node.ask("GET", "/v1/snapshots/7-00c0ffee/state-7")
+    assert (empty.status, empty.body) == (200, b"")
+    assert (await node.ask("GET", "/v1/snapshots/7-00c0ffee/identity")).status == 404
+    assert (await node.ask("DELETE", "/v1/snapshots/7-00c0ffee")).status == 204
+    assert (await node.ask("GET", log)).status == 404
+
+
 async def test_health(node: Node) -> None:
     assert (await node.ask("GET", "/livez")).json == {"status": "ok", "checks": []}
     verbose = await node.ask("GET", "/readyz?verbose")

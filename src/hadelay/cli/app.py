@@ -82,6 +82,8 @@ COMMANDS = (
     Command("cluster status", "hadelay.cli.cluster:status", "Members, leader, lag, and the dispatch cursor."),
     Command("cluster transfer", "hadelay.cli.cluster:transfer", "Hand leadership over, without a gap."),
     Command("check replicas", "hadelay.cli.check:replicas", "Compare every node's files at one applied index."),
+    Command("backup create", "hadelay.cli.backup:create", "Copy a running cluster into a directory."),
+    Command("backup verify", "hadelay.cli.backup:verify", "Is every byte of a backup what was backed up?"),
     Command("pipeline reconcile", "hadelay.cli.pipeline:reconcile", "What became of every message that fell due."),
     Command("pipeline archive", "hadelay.cli.pipeline:archive", "Write closed hours to Parquet."),
     Command("pipeline lateness", "hadelay.cli.pipeline:lateness", "How late messages were handed out."),
@@ -99,6 +101,7 @@ GROUPS = {
     "dead": "List, redrive, export and purge dead letters.",
     "cluster": "See and steer the cluster.",
     "check": "Verify what a cluster promises.",
+    "backup": "Copy a cluster, and verify the copy.",
     "pipeline": "Jobs on the hour files, with Spark.",
     "config": "Configuration files.",
 }

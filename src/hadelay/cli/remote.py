@@ -7,7 +7,7 @@ is sent more than once carries an Idempotency-Key, a request_id, or is harmless 
 from __future__ import annotations
 
 import http.client
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -35,8 +35,10 @@ def call(
     query: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 15.0,
+    decode: Callable[[bytes], Any] = msgspec.json.decode,
 ) -> Any:
-    """The decoded JSON answer. `body`: bytes as they are, anything else as JSON. Refusals are raised as errors.*"""
+    """The decoded answer: JSON, if nothing else is said. `body`: bytes as they are, anything else as JSON. Refusals are
+    raised as errors.*"""
     asked = {key: value for key, value in (query or {}).items() if value is not None}
     target = f"{path}?{urlencode(asked)}" if asked else path
     sent = dict(headers or {})
@@ -51,7 +53,7 @@ def call(
             problem = _unreachable(url, error)
             continue
         if 200 <= status < 300:
-            return msgspec.json.decode(answer) if answer else None
+            return decode(answer) if answer else None
         problem = _refusal(status, answer)
         if status not in (503, 504):
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
@@ -186,7 +187,8 @@ def _hour(h: HourView) -> types.Hour:
 
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
-_CHUNK = 1 << 20
+#: Read at a time, between what else the node does.
+_CHUNK = 256 << 10
 
 
 @routes.add("GET", "/v1/hours/{hour}/{file}", returns={200: bytes, 206: bytes}, errors=(404, 416))
@@ -199,12 +201,18 @@ async def hour_file(call: Call) -> web.StreamResponse:
         hour = hour_from_name(call.path["hour"])
     except ValueError as error:
         raise BadRequest(str(error)) from None
-    return await _send_file(call, hour, file)  # type: ignore[arg-type]
+    return await _send_hour_file(call, hour, file)  # type: ignore[arg-type]
 
 
-async def _send_file(call: Call, hour: int, file: HourFile) -> web.StreamResponse:
-    service, request = call.server.service, call.request
+async def _send_hour_file(call: Call, hour: int, file: HourFile) -> web.StreamResponse:
+    service = call.server.service
     length = await service.hour_file_length(hour, file)
+    return await _send(call, length, lambda at, size: service.read_hour_file(hour, file, at, size))
+
+
+async def _send(call: Call, length: int, read: Callable[[int, int], Awaitable[bytes]]) -> web.StreamResponse:
+    """Those of `length` bytes that are asked for, by read(offset, size)."""
+    request = call.request
     start, end = _range(request.headers.get("Range"), length)
     partial = (start, end) != (0, length)
     response = web.StreamResponse(status=206 if partial else 200)
@@ -217,7 +225,7 @@ async def _send_file(call: Call, hour: int, file: HourFile) -> web.StreamRespons
     await response.prepare(request)
     if request.method != "HEAD":
         for at in range(start, end, _CHUNK):
-            await response.write(await service.read_hour_file(hour, file, at, min(_CHUNK, end - at)))
+            await response.write(await read(at, min(_CHUNK, end - at)))
     await response.write_eof()
     return response
 
@@ -239,6 +247,43 @@ def _range(header: str | None, length: int) -> tuple[int, int]:
     if start >= length or end <= start:
         raise RangeNotSatisfiable(f"the file has {length} committed bytes")
     return start, end
+
+
+# ---- snapshots, for backups
+
+
+@routes.add("POST", "/v1/snapshots", returns={201: types.Snapshot}, errors=(404, 503))
+async def open_snapshot(call: Call) -> web.Response:
+    """Hold a checkpoint of everything committed so far, to be copied file by file from this node"""
+    view = await call.server.service.open_snapshot()
+    body = types.Snapshot(
+        id=view.id,
+        cluster_id=view.cluster_id,
+        group=view.group,
+        index=str(view.index),
+        term=view.term,
+        feature_level=view.feature_level,
+        time=format_instant(view.time_ms),
+        files=[types.SnapshotFileOut(file.name, str(file.length), f"{file.crc:08x}") for file in view.files],
+    )
+    return call.reply(body, 201, {"Location": f"/v1/snapshots/{view.id}"})
+
+
+@routes.add(
+    "GET", "/v1/snapshots/{snapshot}/{name}", returns={200: bytes, 206: bytes}, errors=(404, 416),
+)  # fmt: skip
+async def snapshot_file(call: Call) -> web.StreamResponse:
+    """One file of a snapshot, its name percent-encoded; Range is understood"""
+    service, snapshot, name = call.server.service, call.path["snapshot"], call.path["name"]
+    length = await service.snapshot_file_length(snapshot, name)
+    return await _send(call, length, lambda at, size: service.read_snapshot(snapshot, name, at, size))
+
+
+@routes.add("DELETE", "/v1/snapshots/{snapshot}", returns={204: None})
+async def release_snapshot(call: Call) -> web.Response:
+    """Let a snapshot's files go; one that nobody reads for a minute goes by itself"""
+    await call.server.service.release_snapshot(call.path["snapshot"])
+    return web.Response(status=204)
 
 
 @routes.add("GET", "/v1/names", returns={200: types.Names})

@@ -21,6 +21,8 @@ _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "key": {"minLength": 1, "maxLength": 256},
     "hour": {"pattern": r"^(dead-)?[0-9]{10}$"},
     "file": {"pattern": "^(log|idx|dsp)$"},
+    "snapshot": {"pattern": "^[0-9]+-[0-9a-f]{8}$"},
+    "name": {"pattern": "^(names|state-[0-9]+|hours/.+)$"},
 }
 _REF = "#/components/schemas/{name}"
 _PLAIN: dict[Any, tuple[str, dict[str, Any]]] = {
@@ -38,6 +40,7 @@ _STANDARD_HEADERS = {
     "receive": ("Accept-Body",),
     "receive_topics": ("Accept-Body",),
     "hour_file": ("Range",),
+    "snapshot_file": ("Range",),
 }
 _HEADER_SCHEMAS: dict[str, dict[str, Any]] = {
     "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": 255},

@@ -536,6 +536,25 @@ class Hours(Out):
     hours: list[Hour]
 
 
+class SnapshotFileOut(Out):
+    name: str
+    bytes: str
+    #: CRC-32C over exactly those bytes, in hex.
+    crc32c: str
+
+
+class Snapshot(Out):
+    id: str
+    cluster_id: str
+    group: int
+    index: str
+    term: int
+    feature_level: int
+    #: Cluster time: nothing in it is later.
+    time: str
+    files: list[SnapshotFileOut]
+
+
 class Names(Out):
     topics: dict[str, int]
     consumers: dict[str, int]

@@ -218,6 +218,28 @@ class HoursView(Struct):
     hours: list[HourView]
 
 
+class SnapshotFile(Struct):
+    """`name` is a path relative to a data directory; `state-<index>` is the tables, exported."""
+
+    name: str
+    length: int
+    crc: int
+
+
+class SnapshotView(Struct):
+    """A checkpoint whose files stay as they are until it is released, or not read from for a minute."""
+
+    id: str
+    cluster_id: str
+    group: int
+    index: int
+    term: int
+    feature_level: int
+    #: Cluster time: nothing in it is later.
+    time_ms: int
+    files: list[SnapshotFile]
+
+
 class NamesView(Struct):
     topics: dict[str, int]
     consumers: dict[str, int]
@@ -380,6 +402,20 @@ class Service(Protocol):
     async def read_hour_file(self, hour: int, file: HourFile, offset: int, length: int) -> bytes:
         """Exactly `length` bytes, within what hour_file_length said."""
         ...
+
+    async def open_snapshot(self) -> SnapshotView:
+        """Of everything that was committed before the call. Raises Overloaded, NotFound (nothing to copy)."""
+        ...
+
+    async def snapshot_file_length(self, snapshot: str, file: str) -> int:
+        """Raises NotFound, also when the snapshot was given up."""
+        ...
+
+    async def read_snapshot(self, snapshot: str, file: str, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes, within what snapshot_file_length said."""
+        ...
+
+    async def release_snapshot(self, snapshot: str) -> None: ...
 
     async def names(self) -> NamesView: ...
 

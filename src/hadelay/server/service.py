@@ -64,10 +64,12 @@ from hadelay.server.api import (
     PublishDone,
     Receipts,
     SettleKind,
+    SnapshotView,
     Target,
     TopicView,
 )
 from hadelay.server.batcher import refusal
+from hadelay.server.copies import Copies
 from hadelay.server.counting import DueCounts
 from hadelay.server.dead import dead_page
 from hadelay.server.listing import page_of
@@ -93,6 +95,7 @@ class NodeService:
         self._node = node
         self._due = DueCounts(node)
         self._metrics = NodeMetrics(node)
+        self._copies = Copies(node)
         self.node = node.name
 
     @property
@@ -358,6 +361,19 @@ class NodeService:
 
     async def read_hour_file(self, hour: int, file: HourFile, offset: int, length: int) -> bytes:
         return self._node.storage.hours.read_file(hour, file, offset, length)
+
+    async def open_snapshot(self) -> SnapshotView:
+        await self._confirm(False)
+        return await self._copies.open()
+
+    async def snapshot_file_length(self, snapshot: str, file: str) -> int:
+        return self._copies.length(snapshot, file)
+
+    async def read_snapshot(self, snapshot: str, file: str, offset: int, length: int) -> bytes:
+        return await self._copies.read(snapshot, file, offset, length)
+
+    async def release_snapshot(self, snapshot: str) -> None:
+        self._copies.release(snapshot)
 
     async def names(self) -> NamesView:
         await self._confirm(False)

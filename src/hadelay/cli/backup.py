@@ -1,0 +1,188 @@
+"""`hadelay backup`: copy a running cluster into a directory, and verify what was copied."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hadelay.cli.output import Printing, Remote, emit_json, fields, note, table
+from hadelay.cli.remote import call, segment
+from hadelay.errors import BadRequest, ConfigError, DamagedFile, HadelayError, NoLeader, NotFound, Overloaded
+from hadelay.storage.backup import BLOCK, FORMAT, Archive, Backup, Contents
+from hadelay.storage.disk import RealDisk
+
+#: Bytes per request.
+_PART = 4 << 20
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+#: With another node it may go better.
+_ELSEWHERE = (ConnectionError, TimeoutError, NoLeader, NotFound, Overloaded, DamagedFile)
+
+
+def create(directory: Path, /, *, rate: str = "", keep: int = 2, remote: Remote | None = None) -> None:
+    """Copy the cluster as it is now, while it serves; a follower's files if there is one. Into a directory that has a
+    backup, what is new. One that was interrupted goes on when it is run again.
+
+    Parameters
+    ----------
+    directory
+        Where to.
+    rate
+        Bytes per second at most, such as 20MiB.
+    keep
+        So many backups stay, this one included; older ones go.
+    """
+    remote = remote or Remote()
+    limit = _rate(rate)
+    archive = Archive(RealDisk(), str(directory.absolute()))
+    archive.prepare()
+    problem: Exception = ConnectionError("no server was named: --servers")
+    for url in _nodes(remote):
+        try:
+            done = _Copying(archive, replace(remote, servers=url), limit).run(keep)
+        except _ELSEWHERE as error:
+            note(f"{url}: {error}")
+            problem = error
+            continue
+        if remote.output == "json":
+            emit_json({"directory": str(directory), **done})
+        else:
+            fields({"directory": str(directory), **done})
+        return
+    raise problem
+
+
+def verify(directory: Path, /, *, index: int | None = None, printing: Printing | None = None) -> int:
+    """Read every byte of a backup again. Ends with 1 when some are not those that were backed up, and says where.
+
+    Parameters
+    ----------
+    directory
+        The backup's.
+    index
+        Of an older backup in it; without it, the newest.
+    """
+    archive = Archive(RealDisk(), str(directory.absolute()))
+    backup = archive.read(index)
+    wrong: list[dict[str, Any]] = []
+    with bar(backup.size) as done:
+        for name, damages in archive.verify(backup):
+            wrong += [{"file": damage.file, "offset": damage.offset, "what": damage.what} for damage in damages]
+            done(backup.files[name].length)
+    if printing and printing.output == "json":
+        emit_json(summary(backup) | {"damaged": wrong})
+    elif wrong:
+        table(wrong, ("file", "offset", "what"))
+    verdict = f"{len({row['file'] for row in wrong})} of {len(backup.files)} files are damaged"
+    note(f"index {backup.index}, {backup.time}: {verdict if wrong else f'{len(backup.files)} files, all as backed up'}")
+    return 1 if wrong else 0
+
+
+def summary(backup: Backup) -> dict[str, Any]:
+    return {
+        "cluster_id": backup.cluster_id,
+        "group": backup.group,
+        "index": backup.index,
+        "time": backup.time,
+        "files": len(backup.files),
+        "bytes": backup.size,
+    }
+
+
+def _rate(text: str) -> float:
+    """Bytes per second; inf when nothing is said."""
+    if not text:
+        return float("inf")
+    number = text.rstrip("KMGiB")
+    unit = text.removeprefix(number)
+    if not number.isdigit() or unit not in _UNITS or int(number) * _UNITS[unit] < BLOCK:
+        raise BadRequest(f"--rate {text}: expected bytes per second such as 20MiB, and at least {BLOCK >> 10}KiB")
+    return float(int(number) * _UNITS[unit])
+
+
+def _nodes(remote: Remote) -> list[str]:
+    """URLs of the nodes, followers first and the one furthest behind last among them; then those that were named, for
+    the others may not be reachable from here."""
+    members = call(remote, "GET", "/v1/cluster")["members"]
+    live = [member for member in members if member["http"] and member["role"] in ("leader", "follower")]
+    live.sort(key=lambda member: (member["role"] == "leader", member["lag"]))
+    return list(dict.fromkeys([*(member["http"].rstrip("/") for member in live), *remote.addresses()]))
+
+
+class _Copying:
+    """One snapshot of one node on its way into an archive."""
+
+    def __init__(self, archive: Archive, node: Remote, rate: float) -> None:
+        self.archive, self.node, self.rate = archive, node, rate
+        self.part = int(min(_PART, max(rate, BLOCK)))
+        self.began = self.allowed = time.monotonic()
+        self.copied_bytes = self.copied_files = 0
+
+    def run(self, keep: int) -> dict[str, Any]:
+        snapshot = call(self.node, "POST", "/v1/snapshots", timeout_s=600)
+        url = f"/v1/snapshots/{snapshot['id']}"
+        try:
+            files = self._copy(url, snapshot)
+        finally:
+            # Else the node holds its files for a minute more; that is all.
+            with suppress(HadelayError, OSError):
+                call(self.node, "DELETE", url)
+        backup = Backup(
+            FORMAT, snapshot["cluster_id"], snapshot["group"], snapshot["feature_level"], int(snapshot["index"]),
+            snapshot["term"], snapshot["time"], files,
+        )  # fmt: skip
+        self.archive.finish(backup, keep)
+        return summary(backup) | {
+            "node": self.node.servers,
+            "copied_files": self.copied_files,
+            "copied_bytes": self.copied_bytes,
+            "seconds": round(time.monotonic() - self.began, 1),
+        }
+
+    def _copy(self, url: str, snapshot: dict[str, Any]) -> dict[str, Contents]:
+        archive, before = self.archive, self.archive.intact()
+        theirs = (snapshot["cluster_id"], snapshot["group"])
+        if before is not None and (before.cluster_id, before.group) != theirs:
+            raise ConfigError(
+                f"{archive.directory} has backups of cluster {before.cluster_id!r}, group {before.group}, and this is "
+                f"{theirs[0]!r}, group {theirs[1]}: name another directory"
+            )
+        files = {file["name"]: (int(file["bytes"]), int(file["crc32c"], 16)) for file in snapshot["files"]}
+        known = {name: archive.has(name, *file, before) for name, file in files.items()}
+        with bar(sum(length for name, (length, _) in files.items() if known[name] is None)) as done:
+            for name, (length, crc) in files.items():
+                if known[name] is None:
+                    known[name] = archive.copy(name, length, crc, self._reader(f"{url}/{segment(name)}"))
+                    self.copied_files += 1
+                    done(length)
+        return {name: contents for name, contents in known.items() if contents is not None}
+
+    def _reader(self, url: str) -> Callable[[int, int], bytes]:
+        def read(offset: int, most: int) -> bytes:
+            time.sleep(max(0.0, self.allowed - time.monotonic()))
+            end = offset + min(self.part, most)
+            part = {"Range": f"bytes={offset}-{end - 1}"}
+            data: bytes = call(self.node, "GET", url, headers=part, timeout_s=60, decode=bytes) or b""
+            if len(data) != end - offset:
+                raise ConnectionError(f"{url}: {len(data)} bytes of {end - offset}")
+            self.copied_bytes += len(data)
+            self.allowed = max(self.allowed, time.monotonic() - 1) + len(data) / self.rate
+            return data
+
+        return read
+
+
+@contextmanager
+def bar(total: int) -> Iterator[Callable[[int], None]]:
+    """On stderr, while somebody watches."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda size: progress.update(task, advance=size)

@@ -1,0 +1,117 @@
+"""Checkpoints whose files somebody copies over HTTP, for backups (docs/spec/backup.md).
+
+A copy is the manifest that a follower would get (storage.snapshot). While it is open, none of its files goes, not even
+those of hours that are retired meanwhile; so it ends when it is released, or when nobody has read for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from hadelay.errors import NotFound, Overloaded
+from hadelay.server.api import SnapshotFile, SnapshotView
+from hadelay.storage.snapshot import Manifest
+from hadelay.storage.store import Storage
+
+if TYPE_CHECKING:
+    from hadelay.server.node import Node
+
+#: A copy that nobody has read from for so long is over.
+_PATIENCE_S = 60.0
+#: Each holds an export of the tables, and the files of hours that are retired meanwhile.
+_MOST = 4
+_LOOK_S = 0.02
+
+
+class _Copy:
+    def __init__(self, storage: Storage, manifest: Manifest, now: float) -> None:
+        self.storage, self.manifest, self.heard = storage, manifest, now
+        self.lengths = {file.name: file.length for file in manifest.files}
+
+
+class Copies:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._open: dict[str, _Copy] = {}
+
+    async def open(self) -> SnapshotView:
+        """A checkpoint of everything that is applied here now, or of more."""
+        node = self._node
+        if len(self._open) >= _MOST:
+            raise Overloaded("others copy this node's files already: ask another node, or later", retry_after_ms=5_000)
+        await self._checkpoint()
+        if not node.storage.applied_index:
+            raise NotFound("nothing has been published yet: there is nothing to copy")
+        manifest = node.storage.manifest()
+        while manifest is None:
+            await asyncio.sleep(_LOOK_S)
+            manifest = node.storage.manifest()
+        name = f"{manifest.index}-{node.runtime.random.getrandbits(32):08x}"
+        self._open[name] = _Copy(node.storage, manifest, node.runtime.monotonic())
+        if len(self._open) == 1:
+            node.runtime.call_later(_PATIENCE_S, self._look)
+        identity = node.storage.identity
+        files = [SnapshotFile(file.name, file.length, file.crc) for file in manifest.files]
+        return SnapshotView(
+            name, identity.cluster_id, identity.group, manifest.index, manifest.term, node.state.level,
+            node.state.now_ms, files,
+        )  # fmt: skip
+
+    def length(self, name: str, file: str) -> int:
+        lengths = self._copy(name).lengths
+        if file not in lengths:
+            raise NotFound(f"this snapshot has no file {file[:64]!r}")
+        return lengths[file]
+
+    async def read(self, name: str, file: str, offset: int, size: int) -> bytes:
+        """In a thread: the disk may have to look for it."""
+        copy = self._copy(name)
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def done(data: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if isinstance(error, FileNotFoundError):
+                future.set_exception(_gone())
+            elif error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(data)
+
+        self._node.runtime.in_thread("copies", lambda: copy.storage.read_chunk(file, offset, size), done)
+        data = await future
+        copy.heard = self._node.runtime.monotonic()
+        return data
+
+    def release(self, name: str) -> None:
+        copy = self._open.pop(name, None)
+        # A node that installed another's snapshot meanwhile has other files now.
+        if copy is not None and copy.storage is self._node.storage:
+            copy.storage.release(copy.manifest)
+
+    async def _checkpoint(self) -> None:
+        storage, checkpoints = self._node.storage, self._node.checkpoints
+        wanted = self._node.raft.applied_index
+        # What is left once nothing is to be written are entries that change nothing.
+        while storage.checkpointing or (storage.applied_index < wanted and checkpoints.bytes_since):
+            checkpoints.begin()
+            await asyncio.sleep(_LOOK_S)
+
+    def _copy(self, name: str) -> _Copy:
+        copy = self._open.get(name)
+        if copy is None or copy.storage is not self._node.storage:
+            raise _gone()
+        copy.heard = self._node.runtime.monotonic()
+        return copy
+
+    def _look(self) -> None:
+        now = self._node.runtime.monotonic()
+        for name in [name for name, copy in self._open.items() if now - copy.heard >= _PATIENCE_S]:
+            self.release(name)
+        if self._open and not self._node.stopped:
+            self._node.runtime.call_later(_PATIENCE_S / 4, self._look)
+
+
+def _gone() -> NotFound:
+    return NotFound("this snapshot is over: open another one; what was copied so far is a part of that, too")

@@ -1,0 +1,159 @@
+"""Snapshots held for backups: how long, how many, and what becomes of them when the node changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hadelay.core.formats import INDEX, RECORD, RECORD_SIZE
+from hadelay.errors import NotFound, Overloaded
+from hadelay.server.copies import Copies
+from hadelay.storage.identity import Identity
+from hadelay.storage.store import Storage
+from hadelay.testing.disk import SimDisk
+from hadelay.testing.tables import SimBackend
+
+HOUR = 490_000
+
+
+class Now:
+    """A runtime whose threads run at once, and whose timers when the test says so."""
+
+    def __init__(self) -> None:
+        self.random, self.now = random.Random(1), 0.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def call_soon(self, fn: Callable[..., None], *args: Any) -> None:
+        fn(*args)
+
+    def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> Any:
+        self.timers.append((self.now + delay_s, lambda: fn(*args)))
+
+    def in_thread(self, lane: str, fn: Callable[[], Any], done: Callable[..., None], *, brief: bool = False) -> None:
+        try:
+            result = fn()
+        except OSError as error:
+            done(None, error)
+        else:
+            done(result, None)
+
+    def pass_s(self, seconds: float) -> None:
+        end = self.now + seconds
+        while due := [timer for timer in self.timers if timer[0] <= end]:
+            timer = min(due, key=lambda timer: timer[0])
+            self.timers.remove(timer)
+            self.now = timer[0]
+            timer[1]()
+        self.now = end
+
+
+class Fake:
+    """What `Copies` knows of a node, over real storage."""
+
+    def __init__(self) -> None:
+        self.runtime, self.disk = Now(), SimDisk(random.Random(1))
+        self.disk.makedirs("/")
+        self.raft = SimpleNamespace(applied_index=0)
+        self.state = SimpleNamespace(level=1, now_ms=0)
+        self.stopped, self.checkpoints = False, self
+        self.bytes_since = 0
+        self.storage = self.opened()
+
+    def opened(self) -> Storage:
+        backend: Any = lambda path: SimBackend(self.disk, path)  # noqa: E731
+        return Storage(self.disk, "/data", self.runtime, Identity("c", 0, "n1"), backend=backend)  # type: ignore[arg-type]
+
+    def publish(self) -> None:
+        rows, headers = np.zeros(1, INDEX), np.zeros(1, RECORD)
+        rows["deliver_at_ms"], rows["size"] = HOUR * 3_600_000, RECORD_SIZE + 4
+        headers["body_size"] = 4
+        self.storage.hours.append(HOUR, rows, bytearray(RECORD_SIZE + 4), headers)
+        self.raft.applied_index += 1
+        self.bytes_since += 1
+
+    def begin(self) -> None:
+        self.bytes_since = 0
+        self.storage.checkpoint(self.raft.applied_index, 1, b"core", {}, lambda error: None)
+
+    def files(self) -> list[str]:
+        return [path for path in self.disk.copy() if "/hours/" in path]
+
+
+@pytest.fixture
+def node() -> Fake:
+    node = Fake()
+    node.publish()
+    return node
+
+
+@pytest.fixture
+def copies(node: Fake) -> Copies:
+    return Copies(node)  # type: ignore[arg-type]
+
+
+async def test_it_holds_everything_that_was_applied(node: Fake, copies: Copies) -> None:
+    node.publish()
+    view = await copies.open()
+    assert (view.index, view.cluster_id) == (2, "c")
+    (log,) = [file for file in view.files if file.name.endswith(".log")]
+    assert log.length == 2 * (RECORD_SIZE + 4)
+    assert len(await copies.read(view.id, log.name, 10, 50)) == 50
+    assert copies.length(view.id, log.name) == log.length
+    for name in ("identity", "../g1/names", "hours/1999010100.log"):
+        with pytest.raises(NotFound):
+            copies.length(view.id, name)
+
+
+async def test_an_empty_node_has_nothing(copies: Copies, node: Fake) -> None:
+    empty = Fake()
+    with pytest.raises(NotFound, match="nothing"):
+        await Copies(empty).open()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("released", [True, False])
+async def test_a_retired_hour_goes_when_it_is_released_or_left_alone(
+    node: Fake, copies: Copies, released: bool
+) -> None:
+    view = await copies.open()
+    log = next(file.name for file in view.files if file.name.endswith(".log"))
+    node.storage.hours.retire(HOUR)
+    node.raft.applied_index += 1
+    node.begin()
+    for _ in range(5):  # read now and then, it stays
+        node.runtime.pass_s(50)
+        assert len(await copies.read(view.id, log, 0, 10)) == 10
+    if released:
+        copies.release(view.id)
+    else:
+        node.runtime.pass_s(80)
+    with pytest.raises(NotFound, match="over"):
+        await copies.read(view.id, log, 0, 10)
+    node.raft.applied_index += 1
+    node.begin()
+    assert node.files() == []
+
+
+async def test_not_too_many_at_once(node: Fake, copies: Copies) -> None:
+    held = [await copies.open() for _ in range(4)]
+    with pytest.raises(Overloaded):
+        await copies.open()
+    copies.release(held[0].id)
+    await copies.open()
+
+
+async def test_a_node_that_installed_another_snapshot_has_none_of_its_files(node: Fake, copies: Copies) -> None:
+    view = await copies.open()
+    node.storage.close()
+    node.storage = node.opened()
+    with pytest.raises(NotFound, match="over"):
+        copies.length(view.id, view.files[0].name)
+    copies.release(view.id)
+    copies.release("7-unheard0")

@@ -1,0 +1,215 @@
+"""A directory of backups: what is copied, what is copied again, what is found to be wrong."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from msgspec import structs
+from support import NOW, Loop, checkpoint, events, messages, open_storage
+
+from hadelay.errors import ConfigError, DamagedFile, NotFound
+from hadelay.model import hour_name
+from hadelay.storage.backup import BLOCK, FORMAT, Archive, Backup
+from hadelay.storage.disk import Disk
+from hadelay.storage.names import TOPIC
+from hadelay.storage.snapshot import Manifest
+from hadelay.testing.disk import SimDisk
+from hadelay.testing.tables import SimBackend
+
+BACKUP = "/backup"
+
+
+class Broken(Exception):
+    pass
+
+
+class Source:
+    """A node's storage, and the backups made of it. `budget`: bytes until the connection breaks."""
+
+    def __init__(self) -> None:
+        self.disk, self.loop, self.index = SimDisk(random.Random(1)), Loop(), 0
+        self.disk.makedirs(BACKUP)
+        self.storage = open_storage(self.disk, "/data", self.loop, backend=lambda path: SimBackend(self.disk, path))
+        self.archive = Archive(self.disk, BACKUP)
+        self.read: Counter[str] = Counter()
+        self.budget = 1 << 40
+
+    def fill(self, *hours: int) -> None:
+        self.index += 1
+        for hour in hours:
+            self.storage.hours.append(*messages(hour, sizes=[3000] * 100, seed=self.index))
+        self.storage.hours.append_events(NOW, events([self.index]))
+        self.storage.names.register(TOPIC, f"t{self.index}")
+        self.storage.tables.put(b"keys", b"%d" % self.index, bytes(100))
+        checkpoint(self.storage, self.loop, self.index)
+
+    def manifest(self) -> Manifest:
+        self.storage.manifest()
+        self.loop.run()
+        manifest = self.storage.manifest()
+        assert manifest is not None
+        return manifest
+
+    def back_up(self, keep: int = 2) -> Backup:
+        manifest = self.manifest()
+        before = self.archive.intact()
+        files = {}
+        for file in manifest.files:
+
+            def read(offset: int, most: int, name: str = file.name) -> bytes:
+                data = self.storage.read_chunk(name, offset, min(most, 10_000, self.budget))
+                self.budget -= len(data)
+                if not data:
+                    raise Broken
+                self.read[name] += len(data)
+                return data
+
+            known = self.archive.has(file.name, file.length, file.crc, before)
+            files[file.name] = known or self.archive.copy(file.name, file.length, file.crc, read)
+        backup = Backup(FORMAT, "test", 3, 1, manifest.index, manifest.term, "2026-11-21T00:00:00.000Z", files)
+        self.archive.finish(backup, keep)
+        self.storage.release(manifest)
+        return backup
+
+    def wrong(self, index: int | None = None) -> list[tuple[str, int]]:
+        found = self.archive.verify(self.archive.read(index))
+        return [(damage.file, damage.offset) for _, damages in found for damage in damages]
+
+
+@pytest.fixture
+def source() -> Source:
+    source = Source()
+    source.archive.prepare()
+    source.fill(NOW, NOW + 50)
+    return source
+
+
+def flip(disk: Disk, path: str, at: int) -> None:
+    file = disk.open(path)
+    file.pwrite(bytes([file.pread(1, at)[0] ^ 0x10]), at)
+    file.close()
+
+
+def hours(hour: int) -> list[str]:
+    return [f"hours/{hour_name(hour)}.{kind}" for kind in ("log", "idx", "dsp")]
+
+
+def test_a_second_backup_copies_what_is_new(source: Source) -> None:
+    first = source.back_up()
+    assert source.read == {name: file.length for name, file in first.files.items() if file.length}
+    source.read.clear()
+    source.fill(NOW)
+    second = source.back_up()
+    grown = {name: file.length - first.files[name].length for name, file in second.files.items() if name in first.files}
+    assert source.read == {name: more for name, more in grown.items() if more} | {
+        "state-2": second.files["state-2"].length
+    }
+    assert not any(source.read[name] for name in hours(NOW + 50))
+    # Both are there, and each is the beginning of the same files.
+    assert source.archive.indexes() == [1, 2]
+    assert source.wrong(1) == source.wrong(2) == []
+    assert source.archive.read(1) == first
+
+
+def test_older_ones_go_and_what_only_they_needed(source: Source) -> None:
+    source.back_up()
+    source.storage.hours.retire(NOW + 50)
+    source.fill(NOW)
+    source.back_up()
+    assert source.wrong(1) == []  # its hour is retired, and kept for it
+    source.fill(NOW)
+    source.back_up()
+    assert source.archive.indexes() == [2, 3]
+    kept = source.disk.copy()
+    assert not [path for path in kept if "state-1" in path or hours(NOW + 50)[0] in path]
+    assert source.wrong(2) == source.wrong(3) == []
+
+
+@pytest.mark.parametrize("budget", [0, 1, 9_000, 250_000, 500_000])
+def test_one_that_was_interrupted_is_none_and_goes_on(source: Source, budget: int) -> None:
+    source.budget = budget
+    with pytest.raises(Broken):
+        source.back_up()
+    assert source.archive.indexes() == []
+    with pytest.raises(NotFound, match="interrupted"):
+        source.archive.read()
+    source.budget = 1 << 40
+    backup = source.back_up()
+    assert sum(source.read.values()) == backup.size
+    assert source.wrong() == []
+
+
+def test_one_that_was_interrupted_leaves_the_one_before(source: Source) -> None:
+    source.back_up()
+    source.fill(NOW)
+    source.budget = 50_000
+    with pytest.raises(Broken):
+        source.back_up()
+    assert source.archive.indexes() == [1]
+    assert source.wrong() == []
+
+
+def test_a_flipped_byte_is_named(source: Source) -> None:
+    backup = source.back_up()
+    for name, file in backup.files.items():
+        at = file.length * 2 // 3
+        flip(source.disk, f"{BACKUP}/{name}", at)
+        assert source.wrong() == [(name, at // BLOCK * BLOCK)]
+        flip(source.disk, f"{BACKUP}/{name}", at)
+    assert source.wrong() == []
+
+
+def test_a_file_that_is_short_or_gone_is_named(source: Source) -> None:
+    source.back_up()
+    log = hours(NOW)[0]
+    file = source.disk.open(f"{BACKUP}/{log}")
+    file.truncate(70_000)
+    source.disk.unlink(f"{BACKUP}/names")
+    assert sorted(source.wrong()) == [(log, 70_000), ("names", 0)]
+
+
+def test_the_next_backup_repairs_what_it_copies(source: Source) -> None:
+    source.back_up()
+    log = hours(NOW)[0]
+    flip(source.disk, f"{BACKUP}/{log}", 1000)
+    source.fill(NOW)
+    source.back_up()
+    assert source.wrong() == source.wrong(1) == []
+
+
+def test_a_manifest_that_does_not_verify_is_none(source: Source) -> None:
+    source.back_up()
+    source.fill(NOW)
+    source.back_up()
+    flip(source.disk, f"{BACKUP}/manifest-2.json", 100)
+    with pytest.raises(DamagedFile):
+        source.archive.read()
+    assert source.archive.read(1).index == 1
+    source.fill(NOW)
+    source.back_up()
+    assert source.archive.indexes() == [3]
+
+
+def test_what_the_node_sends_must_be_what_it_promised(source: Source) -> None:
+    manifest = source.manifest()
+    file = next(file for file in manifest.files if file.name == hours(NOW)[0])
+    with pytest.raises(DamagedFile, match="twice"):
+        source.archive.copy(file.name, file.length, file.crc, lambda at, most: bytes(min(most, 5000)))
+    with pytest.raises(ConfigError):
+        source.archive.copy("../identity", 1, 0, lambda at, most: b"x")
+
+
+def test_a_newer_format_is_refused_in_words(source: Source) -> None:
+    backup = source.back_up()
+    for newer in (structs.replace(backup, format=FORMAT + 1), structs.replace(backup, feature_level=99)):
+        with pytest.raises(ConfigError, match="newer hadelay"):
+            source.archive.finish(newer, 2)
+        with pytest.raises(ConfigError, match="newer hadelay"):
+            source.archive.read()
+
+
+def test_two_at_once_are_refused(source: Source) -> None:
+    with pytest.raises(ConfigError, match="under way"):
+        Archive(source.disk, BACKUP).prepare()
