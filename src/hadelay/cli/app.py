@@ -84,6 +84,7 @@ COMMANDS = (
     Command("check replicas", "hadelay.cli.check:replicas", "Compare every node's files at one applied index."),
     Command("backup create", "hadelay.cli.backup:create", "Copy a running cluster into a directory."),
     Command("backup verify", "hadelay.cli.backup:verify", "Is every byte of a backup what was backed up?"),
+    Command("restore", "hadelay.cli.restore:restore", "Make a node of a new cluster from a backup."),
     Command("pipeline reconcile", "hadelay.cli.pipeline:reconcile", "What became of every message that fell due."),
     Command("pipeline archive", "hadelay.cli.pipeline:archive", "Write closed hours to Parquet."),
     Command("pipeline lateness", "hadelay.cli.pipeline:lateness", "How late messages were handed out."),

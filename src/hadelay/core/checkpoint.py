@@ -137,6 +137,12 @@ def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
     state.store.set_clock(state.now_hour)
 
 
+def for_new_cluster(main: bytes, group: int) -> bytes:
+    """A main blob as a cluster restored from it begins with: another group, and nodes that are founders again."""
+    whole = msgpack.unpackb(main, strict_map_key=False)
+    return _packed(whole | {"group": group, "incarnations": []})
+
+
 def _load_hour(blob: bytes) -> HourState:
     settled, late, others, seconds, returned, carried, retire_at, keyed, at_ms, topics = msgpack.unpackb(blob)
     hour_state = HourState()

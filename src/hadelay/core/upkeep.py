@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 CARRY_BYTES = 4 << 20
 #: RETIRE forgets at most this many keys in one apply: each costs some look-ups in the tables.
 MAX_KEYS = 512
+#: Of an id: the place that it was given at.
+_WITHOUT_GROUP = np.uint64(pack_id(1, 0, 0) - 1)
 #: Entries looked at per command, whatever it asks for: two to three milliseconds.
 MAX_SLICE = 16_384
 
@@ -127,8 +129,8 @@ def apply_retire(state: DelayState, command: Slice) -> Progress | Refused:
 
 
 def _forget_places(state: DelayState, hour: int, rows: NDArray[np.void]) -> int:
-    own = rows["index"] + np.uint64(pack_id(state.group, hour, 0))
-    returned = rows[rows["first_id"] != own]
+    own = rows["index"] + np.uint64(pack_id(0, hour, 0))
+    returned = rows[rows["first_id"] & _WITHOUT_GROUP != own]
     for first_id, index in zip(returned["first_id"].tolist(), returned["index"].tolist(), strict=True):
         key = PLACE_KEY.pack(first_id)
         # Unless it went on from here.

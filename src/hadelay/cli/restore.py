@@ -1,0 +1,80 @@
+"""`hadelay restore`: the directory of a node of a new cluster, from a backup."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from hadelay.cli.backup import bar, summary
+from hadelay.cli.output import Printing, emit_json, fields, note
+from hadelay.cli.serve import Settings
+from hadelay.config import Config
+from hadelay.configload import load
+from hadelay.errors import HadelayError
+from hadelay.storage.backup import Archive, Backup
+from hadelay.storage.disk import RealDisk
+
+
+async def _restore(
+    config: Config, archive: Archive, backup: Backup, copied: Callable[[int], None]
+) -> HadelayError | None:
+    from hadelay.runtime import AsyncioRuntime
+    from hadelay.server.restore import restore as fill
+
+    loop = asyncio.get_running_loop()
+    runtime = AsyncioRuntime(loop)
+    ended: asyncio.Future[HadelayError | None] = loop.create_future()
+    try:
+        fill(config, archive, backup, RealDisk(), runtime, ended.set_result, copied=copied)
+        return await ended
+    finally:
+        runtime.close()
+
+
+def restore(
+    backup: Path,
+    file: Path | None = None,
+    /,
+    *,
+    data_dir: Path | None = None,
+    index: int | None = None,
+    settings: Settings = (),
+    printing: Printing | None = None,
+) -> None:
+    """Make the directory of one founding node of a new cluster from a backup; the same for each of its nodes. The
+    cluster needs an id and a group that the old one did not have.
+
+    Parameters
+    ----------
+    backup
+        Directory of `hadelay backup`.
+    file
+        The node's TOML file, as for serve.
+    data_dir
+        Instead of node.data_dir. It has to be empty.
+    index
+        Of an older backup in it; without it, the newest.
+    settings
+        KEY=VALUE, over the file, such as cluster.id=orders-2 and cluster.group=1. May be repeated.
+    """
+    named = () if data_dir is None else (f"node.data_dir={data_dir}",)
+    config = load(None if file is None else str(file), os.environ, (*named, *settings))
+    archive = Archive(RealDisk(), str(backup.absolute()))
+    found = archive.read(index)
+    with bar(found.size) as copied:
+        error = asyncio.run(_restore(config, archive, found, copied))
+    if error is not None:
+        raise error
+    done = summary(found) | {
+        "node": config.node.name,
+        "cluster_id": config.cluster.id,
+        "group": config.cluster.group,
+        "data_dir": config.node.data_dir,
+    }
+    if printing and printing.output == "json":
+        emit_json(done)
+    else:
+        fields(done)
+    note("When every node is restored, start them with `hadelay serve`, without --init.")

@@ -1,0 +1,128 @@
+"""A node of a new cluster from a backup of another: its directories, as if it had installed that snapshot.
+
+Every founding member is restored from the same backup, whatever their number. All of them begin with the same entry:
+their journals stand behind it, and nobody holds more. The group's number changes, since it is a part of every id and
+lease token: the lost cluster may have given out others after the backup, and they are not given out again (ADR 141).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgpack
+
+from hadelay.config import Config
+from hadelay.core.checkpoint import for_new_cluster
+from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError
+from hadelay.raft.journal import Journal, JournalConfig
+from hadelay.raft.ports import FOUNDING
+from hadelay.runtime import Runtime
+from hadelay.storage.backup import Archive, Backup
+from hadelay.storage.disk import Disk
+from hadelay.storage.identity import Identity, lock_directory, write_identity
+from hadelay.storage.lmdbtables import LmdbBackend
+from hadelay.storage.snapshot import Installer, Manifest, SnapshotFile, clear, roll_forward
+from hadelay.storage.tables import CHECKPOINT, CORE, ROW, Backend
+
+_CHUNK = 1 << 20
+#: What an unfinished restore leaves behind, and nothing else does.
+_OURS = ("incoming", "lock")
+
+
+def restore(
+    config: Config,
+    archive: Archive,
+    backup: Backup,
+    disk: Disk,
+    runtime: Runtime,
+    done: Callable[[HadelayError | None], None],
+    *,
+    backend: Callable[[str], Backend] = LmdbBackend,
+    copied: Callable[[int], None] = lambda size: None,
+) -> None:
+    """Fill this node's empty directories, then done(None), or done(error). ConfigError, before anything is touched, for
+    directories that are not empty, and for the lost cluster's own id or group."""
+    data = f"{config.node.data_dir}/g{config.cluster.group}"
+    journal_dir = f"{config.journal_dir}/g{config.cluster.group}"
+    _refuse(config, backup, disk, data, journal_dir)
+    disk.makedirs(data)
+    disk.makedirs(journal_dir)
+    locks = [lock_directory(disk, directory, f"{directory}.lock") for directory in sorted({data, journal_dir})]
+
+    def switch(switched: Callable[[], None]) -> None:
+        try:
+            roll_forward(disk, data)
+            _become(config, backup, disk, runtime, data, journal_dir, backend)
+        except Exception as error:
+            finished(error if isinstance(error, HadelayError) else FatalError(f"{data}: {error}"))
+        else:
+            switched()
+
+    def finished(error: HadelayError | None) -> None:
+        for lock in locks:
+            lock.close()
+        done(error)
+
+    clear(disk, f"{data}/incoming/hours")
+    clear(disk, f"{data}/incoming")
+    files = [SnapshotFile(name, known.length, known.crc) for name, known in backup.files.items()]
+    installer = Installer(disk, data, runtime, backend, Manifest(backup.index, backup.term, files), switch)
+    for file in files:
+        installer.write(file.name, 0, b"")
+        for at in range(0, file.length, _CHUNK):
+            part = archive.load(file.name, at, min(_CHUNK, file.length - at))
+            if not part:
+                raise DamagedFile(f"{archive.directory}/{file.name}", at, "the file ends here: hadelay backup verify")
+            installer.write(file.name, at, part)
+            copied(len(part))
+    installer.finish(finished)
+
+
+def _refuse(config: Config, backup: Backup, disk: Disk, data: str, journal_dir: str) -> None:
+    cluster, root = config.cluster, config.node.data_dir
+    if cluster.id == backup.cluster_id or cluster.group == backup.group:
+        raise ConfigError(
+            f"this is a backup of cluster {backup.cluster_id!r}, group {backup.group}; what is restored from it is "
+            "another cluster, which gives out other ids: set cluster.id and cluster.group to something else, and to "
+            "the same on every node"
+        )
+    for directory in (data, journal_dir):
+        if disk.exists(directory) and any(name not in _OURS for name in disk.listdir(directory)):
+            raise ConfigError(f"{directory} is not empty: restore into a new directory, or move this one away")
+    for name in disk.listdir(root) if disk.exists(root) else ():
+        if re.fullmatch(r"g\d+", name) and disk.exists(f"{root}/{name}/identity"):
+            raise ConfigError(f"{root} holds a node's data ({name}): restore into a new directory, or move it away")
+
+
+def _become(
+    config: Config,
+    backup: Backup,
+    disk: Disk,
+    runtime: Runtime,
+    data: str,
+    journal_dir: str,
+    backend: Callable[[str], Backend],
+) -> None:
+    """The identity last: without it, a node refuses to start from what is there."""
+    cluster, node = config.cluster, config.node.name
+    tables = backend(f"{data}/state.mdb")
+    row = msgpack.unpackb(tables.get(CHECKPOINT, ROW) or b"") | {"cluster_id": cluster.id, "group": cluster.group}
+    core = for_new_cluster(tables.get(CHECKPOINT, CORE) or b"", cluster.group)
+    tables.commit([], [(CHECKPOINT, ROW, msgpack.packb(row)), (CHECKPOINT, CORE, core)])
+    tables.close()
+    journal = Journal.create(
+        disk,
+        journal_dir,
+        runtime,
+        cluster_id=cluster.id,
+        group=cluster.group,
+        node=node,
+        incarnation=FOUNDING,
+        config=JournalConfig(segment_bytes=config.raft.segment_bytes),
+    )
+    journal.vote(backup.term, None)
+    journal.reset(backup.index, backup.term)
+    journal.close()
+    identity = Identity(cluster.id, cluster.group, node, FOUNDING, feature_level=backup.feature_level)
+    write_identity(disk, data, identity)
