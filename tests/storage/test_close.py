@@ -44,8 +44,7 @@ def test_a_commit_under_way_is_waited_for(tmp_path: Path) -> None:
         for n in range(10_000):  # more than one transaction takes
             storage.tables.put(b"t", n.to_bytes(4, "big"), b"1")
         storage.checkpoint(7, 1, b"core", {}, lambda error: None)
-        while not backend.committing.is_set():
-            await asyncio.sleep(0)
+        await asyncio.to_thread(backend.committing.wait, 30)
         storage.close()
         runtime.close()
 
