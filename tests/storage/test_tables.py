@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -156,6 +158,24 @@ def test_a_file_that_lost_every_page_but_the_first_two(tmp_path: Path) -> None:
     os.truncate(path, 2 * 4096)
     with pytest.raises(DamagedFile, match=str(path)):
         LmdbBackend(str(path))
+
+
+def test_a_file_that_lost_its_list_of_free_pages(tmp_path: Path) -> None:
+    """All that is in use can be read. The next commit looks for free pages: an error then, and not a signal."""
+    path = tmp_path / "state.mdb"
+    backend = LmdbBackend(str(path))
+    backend.commit([], [(b"t", n.to_bytes(4, "big"), bytes(200)) for n in range(2000)])
+    backend.commit([b"t"], [(b"u", b"k", b"v")])
+    backend.close()
+    os.truncate(path, path.stat().st_size - 4096)
+    commit = (
+        "import sys; from hadelay.storage.lmdbtables import *\n"
+        "backend = LmdbBackend(sys.argv[1])\n"
+        "assert backend.get(b'u', b'k') == b'v'\n"
+        "backend.commit([], [(b'u', b'more', b'v')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", commit, str(path)], capture_output=True, text=True, check=False)
+    assert "DamagedFile" in done.stderr, done
 
 
 def test_a_full_map_is_a_full_disk(tmp_path: Path) -> None:

@@ -66,10 +66,14 @@ class LmdbBackend:
                 path, map_size=map_bytes, max_dbs=_MAX_TABLES, subdir=False, readonly=readonly, lock=not readonly,
                 sync=True, metasync=True, writemap=False, map_async=False, readahead=False,
             )  # fmt: skip
-            size = os.path.getsize(path)
-            if size < (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"] and not _can_be_read(path):
-                self._env.close()
-                raise DamagedFile(path, size, f"it ends here, and has lost what came behind; {WAY_OUT}")
+            size, whole = os.path.getsize(path), (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
+            if size < whole:
+                if not _can_be_read(path):
+                    self._env.close()
+                    raise DamagedFile(path, size, f"it ends here, and has lost what came behind; {WAY_OUT}")
+                if not readonly:
+                    # The list of free pages may be behind the end, too: zeros in its place are an error, not a signal.
+                    os.truncate(path, whole)
             with self._env.begin() as txn:
                 names = [bytes(key) for key in txn.cursor().iternext(values=False)]
             self._tables: dict[bytes, Any] = {name: self._env.open_db(name, create=False) for name in names}
