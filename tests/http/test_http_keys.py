@@ -126,5 +126,5 @@ def test_a_key_taken_out_of_a_known_head(lines: list[bytes], query: bytes) -> No
     for key in (b"first", b"a-1", b"other"):
         sent = [line.replace(b"a-1", key) for line in lines]
         first = b"POST /v1/topics/t/messages%b HTTP/1.1" % query
-        text = b"\r\n".join([first, *sent, b"Content-Length: 1", b"", b""])
+        text = b"\r\n".join([first, *sent, b"Host: x", b"Content-Length: 1", b"", b""])
         assert heads.parse(text) == Heads(server)._parse(text)

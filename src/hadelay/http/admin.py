@@ -45,7 +45,7 @@ async def pause_topic(call: Call) -> web.Response:
     return await _change(call, {"paused": True, "paused_reason": call.body.reason})
 
 
-@routes.add("POST", "/v1/topics/{topic}:resume", returns={200: types.Topic}, errors=(404, 503, 504))
+@routes.add("POST", "/v1/topics/{topic}:resume", body=types.Nothing, returns={200: types.Topic}, errors=(404,))
 async def resume_topic(call: Call) -> web.Response:
     """Hand out again, what fell due meanwhile at the topic's catch-up rate if it has one"""
     return await _change(call, {"paused": None, "paused_reason": None})
@@ -186,7 +186,7 @@ def _hour(h: HourView) -> types.Hour:
     )
 
 
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 #: Read at a time, between what else the node does.
 _CHUNK = 256 << 10
 

@@ -19,7 +19,18 @@ from hadelay.errors import ConfigError, HadelayError, NoLeader, OutcomeUnknown, 
 from hadelay.http import admin, consume, dead, health, listing, messages, openapi, problems, publish
 from hadelay.http.connection import Connection, Heads
 from hadelay.http.metrics import Metrics
-from hadelay.http.routes import Answer, Call, Route, Routes, check_headers, decode_body, decode_query, header_lines
+from hadelay.http.routes import (
+    Answer,
+    Call,
+    Route,
+    Routes,
+    check_headers,
+    decode_body,
+    decode_query,
+    header_lines,
+    origin_form,
+    parse_query,
+)
 from hadelay.server.api import Leader, Service
 
 log = logging.getLogger(__name__)
@@ -151,12 +162,13 @@ class HttpServer:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         name = "none"
         try:
-            route, path = self.route(request.method, request.raw_path.partition("?")[0])
+            target, _, query = origin_form(request.raw_path).partition("?")
+            route, path = self.route(request.method, target)
             name = route.name
             call = Call(self, request, route, path)
-            if not route.raw_body:
+            if not route.own_head:
                 check_headers(request.raw_headers, route.headers)
-                call.query = decode_query(list(request.query.items()) if request.query_string else [], route.query)
+                call.query = decode_query(parse_query(query), route.query)
             answer = await self.run(call)
         except HadelayError as error:
             answer = self.refused(name, error)

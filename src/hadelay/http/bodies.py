@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from hadelay.errors import BadRequest, RequestTimeout, TooLarge, UnsupportedMediaType
 
@@ -17,7 +17,7 @@ async def read_body(request: web.BaseRequest, limit: int, timeout_ms: int, name:
     length = request.content_length
     if length is not None and length > limit:
         raise TooLarge(f"a body of {length} bytes; at most {limit} are allowed ({name})")
-    if request.headers.get("Expect", "").lower() == "100-continue":
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
     stream = request.content

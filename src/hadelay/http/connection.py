@@ -6,10 +6,11 @@ of recent requests (clients repeat theirs to the byte). A publish's body becomes
 the commit calls back: no task, no future, no header map. Routes that are declared `short` (batches, receive, ack and
 the like) run as they do otherwise, in a task that gets the parsed head and the body, and whose answer is written here.
 
-Only heads of the plainest form come this way (`_HEAD` is strict: one Content-Length, nothing that changes framing).
-Whatever else arrives is fed to aiohttp, which keeps its parser, its limits and its errors. The two never overlap:
-the short way is open only while aiohttp's parser is between two requests and its handler waits for the next, and
-bytes that arrive while a request is under way wait until it is answered (so pipelined requests are answered in order).
+Only heads of the plainest form come this way (`_parse_fields` is strict: a Host, no name twice, nothing that changes
+framing). Whatever else arrives is fed to aiohttp, which keeps its parser, its limits and its errors. The two never
+overlap: the short way is open only while aiohttp's parser is between two requests and its handler waits for the next,
+and bytes that arrive while a request is under way wait until it is answered (so pipelined requests are answered in
+order).
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import logging
 import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qsl
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -27,7 +27,7 @@ from aiohttp.web_protocol import RequestHandler
 from hadelay.errors import BadRequest, HadelayError
 from hadelay.http import problems, receipts
 from hadelay.http.options import Head, Options, parse_headers, with_key, with_line
-from hadelay.http.routes import Answer, Call, Route, check_headers, decode_query, header_lines
+from hadelay.http.routes import Answer, Call, Route, check_headers, decode_query, header_lines, parse_query
 from hadelay.http.routes import Head as RequestHead
 from hadelay.server.api import Receipts
 
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MAX_HEAD = 8_190
-_TARGET = re.compile(rb"(GET|POST|PUT|DELETE) (/[!-~]*) HTTP/1\.1\r\n")
+#: As many bytes, and lines, as aiohttp takes.
+_MAX_HEAD, _MAX_LINES = 8_190, 128
+_TARGET = re.compile(rb'(GET|POST|PUT|DELETE) (/[!"$-~]*) HTTP/1\.1\r\n')
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff]*)\r\n")
 _PUBLISH = re.compile(rb"/v1/topics/([A-Za-z0-9._-]+)/messages(?:\?(.*))?")
 #: An answer up to so large is copied behind its head.
@@ -129,6 +130,7 @@ class Heads:
 
     def _parse_fields(self, text: bytes) -> Fields | None:
         headers: list[tuple[bytes, bytes]] = []
+        names: set[bytes] = set()
         at = 0
         length: int | None = None
         common = True
@@ -138,14 +140,17 @@ class Heads:
                 return None
             name, value = header[1].lower(), header[2].rstrip()
             common = common and name not in (b"idempotency-key", b"hadelay-key")
-            if name in _AIOHTTP_ONLY or (name == b"connection" and value.lower() != b"keep-alive"):
+            if name in _AIOHTTP_ONLY or name in names or (name == b"connection" and value.lower() != b"keep-alive"):
                 return None
             if name == b"content-length":
-                if length is not None or not _DIGITS.fullmatch(value):
+                if not _DIGITS.fullmatch(value):
                     return None
                 length = int(value)
+            names.add(name)
             headers.append((header[1], value))
             at = header.end()
+        if b"host" not in names or len(names) > _MAX_LINES:
+            return None
         try:
             options = parse_headers(self.server.config, headers)
         except HadelayError:
@@ -164,10 +169,8 @@ class Heads:
             route, found = self.server.route(line[1].decode(), path)
             if not route.short or fields.body_bytes is None:
                 return None
-            decoded = None
-            if not route.raw_body:
-                check_headers(fields.lines, route.headers)
-                decoded = decode_query(parse_qsl(query, keep_blank_values=True), route.query)
+            check_headers(fields.lines, route.headers)
+            decoded = decode_query(parse_query(query), route.query)
         except HadelayError:
             return None
         return Known(route, found, decoded, RequestHead(line[1].decode(), target, fields.lines))

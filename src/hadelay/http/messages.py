@@ -97,7 +97,7 @@ async def reschedule_message_by_key(call: Call) -> web.StreamResponse:
     return await reschedule_message(call)
 
 
-@routes.add("POST", _ID + ":deliver-now", **_MOVE)  # type: ignore[arg-type]
+@routes.add("POST", _ID + ":deliver-now", body=types.Nothing, **_MOVE)  # type: ignore[arg-type]
 async def deliver_now(call: Call) -> web.Response:
     """Make a message due at once; one that is due already stays where it stands"""
     return await _reschedule(call, 0, True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
-from urllib.parse import parse_qsl
 
 from hadelay.config import HttpConfig
 from hadelay.core.drafts import KEEP, REJECT, REPLACE, Draft
@@ -17,7 +16,7 @@ from hadelay.core.meta import Meta, pack, unpack
 from hadelay.core.tags import mask_of
 from hadelay.core.topicconfig import url_problem
 from hadelay.errors import BadRequest, Impossible, UnsupportedMediaType
-from hadelay.http.routes import refuse_unknown
+from hadelay.http.routes import parse_query, refuse_unknown
 from hadelay.http.values import check_topic, parse_duration, parse_instant
 
 _META = b"hadelay-meta-"
@@ -120,7 +119,7 @@ def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, opt
     if query:
         found = found.copy()
         plain = _PLAIN_QUERY.fullmatch(query)
-        pairs = [(plain[1], plain[2])] if plain else parse_qsl(query, keep_blank_values=True)
+        pairs = [(plain[1], plain[2])] if plain else parse_query(query)
         for option, text in pairs:
             if option not in _KNOWN_QUERY:
                 refuse_unknown("query parameter", option, _KNOWN_QUERY)

@@ -29,7 +29,6 @@ from hadelay.http.routes import (
     Answer,
     Call,
     Routes,
-    check_headers,
     decoded,
     is_msgpack,
     media_type,
@@ -64,6 +63,7 @@ async def commit(call: Call, drafts: list[Draft], key: bytes | None) -> Receipts
     returns={201: types.Published, 200: types.Published},
     errors=(404, 409, 413, 415, 422, 429, 503, 504, 507),
     raw_body=("*/*",),
+    own_head=True,
 )
 async def publish(call: Call) -> web.Response:
     """Publish one message; the body is the payload"""
@@ -89,10 +89,11 @@ async def publish(call: Call) -> web.Response:
 async def publish_batch(call: Call) -> Answer:
     """Publish many messages in one commit; results in the order of the items"""
     server, request = call.server, call.request
-    check_headers(request.raw_headers, frozenset())
     decode = _decoder(media_type(request))
-    key = request.headers.get("Idempotency-Key")
-    request_key = None if key is None else check_idempotency_key(key.encode("utf-8", "surrogateescape"))
+    keys = request.headers.getall("Idempotency-Key", ())
+    if len(keys) > 1:
+        raise BadRequest("Idempotency-Key is given twice")
+    request_key = check_idempotency_key(keys[0].encode("utf-8", "surrogateescape")) if keys else None
     limits = server.config
     data = await call.read(limits.max_batch_bytes, "max_batch_bytes")
     items = decoded(lambda: decode(data), types.BatchItem)
@@ -238,4 +239,7 @@ def payload(item: Any) -> tuple[bytes, str]:
         return body.encode(), given or "text/plain"
     if body is msgspec.UNSET:
         return b"", given
-    return msgspec.json.encode(body), given or "application/json"
+    try:
+        return msgspec.json.encode(body), given or "application/json"
+    except (TypeError, ValueError, RecursionError) as error:  # of msgpack, what JSON has no word for
+        raise BadRequest(f"body: {error}; send bytes") from None

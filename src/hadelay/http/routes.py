@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 from aiohttp import web
@@ -51,6 +51,9 @@ _JSON_ENOUGH = frozenset(
     (JSON, "", "text/json", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream")
 )
 _MSGPACK_NAMES = frozenset((MSGPACK, "application/x-msgpack", "application/vnd.msgpack"))
+_AUTHORITY = re.compile(r"https?://[^/?]*", re.IGNORECASE)
+#: More of a name that is not known is not shown, nor compared.
+_SHOWN = 64
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `(.*)`)?$")
 
 
@@ -67,6 +70,8 @@ class Route:
     errors: tuple[int, ...]
     #: Reads the body by itself (payloads, batches): limits and types are its own.
     raw_body: tuple[str, ...]
+    #: Reads headers and query by itself.
+    own_head: bool
     json: msgspec.json.Decoder[Any] | None
     msgpack: msgspec.msgpack.Decoder[Any] | None
     #: Its handler gives an `Answer` and looks at nothing that `Head` lacks: connection.py may call it without aiohttp.
@@ -100,6 +105,11 @@ class Call:
     body: Any = None
     #: The bytes of the body. None: not read yet.
     data: bytes | None = None
+
+    @property
+    def target(self) -> str:
+        """Path and query, as they were sent."""
+        return origin_form(self.request.raw_path)
 
     async def read(self, limit: int, name: str) -> bytes:
         """The body. Raises TooLarge, and what bodies.read_body raises."""
@@ -141,15 +151,15 @@ class Routes:
         returns: Mapping[int, Any],
         errors: tuple[int, ...] = (),
         raw_body: tuple[str, ...] = (),
+        own_head: bool = False,
         short: bool = False,
     ) -> Callable[[H], H]:
         def declare(handler: H) -> H:
             json = msgspec.json.Decoder(body, dec_hook=types.decode_hook) if body else None
             msgpack = msgspec.msgpack.Decoder(body, dec_hook=types.decode_hook) if body else None
             known = frozenset(name.lower().encode() for name in headers)
-            self._register(
-                Route(method, path, handler, query, body, known, returns, errors, raw_body, json, msgpack, short)
-            )
+            media = raw_body, own_head, json, msgpack
+            self._register(Route(method, path, handler, query, body, known, returns, errors, *media, short))
             return handler
 
         return declare
@@ -175,13 +185,14 @@ class Routes:
             self._register(route)
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        """`path` still percent-encoded: %2F is part of a name, not a separator. Raises NotFound, MethodNotAllowed."""
+        """`path` still percent-encoded: %2F is part of a name, not a separator. Raises NotFound, MethodNotAllowed,
+        BadRequest."""
         methods, found = self._static.get(path), {}
         if methods is None:
             for pattern, candidates in self._patterns:
                 match = pattern.fullmatch(path)
                 if match:
-                    methods, found = candidates, {k: unquote(v) for k, v in match.groupdict().items()}
+                    methods, found = candidates, {k: _decoded(v) for k, v in match.groupdict().items()}
                     break
             else:
                 raise NotFound(f"there is no {path[:200]} here; /openapi.json lists what there is")
@@ -190,6 +201,29 @@ class Routes:
             allow = ", ".join(sorted(methods))
             raise MethodNotAllowed(f"{method[:20]} is not for this address; it takes {allow}", allow=allow)
         return route, found
+
+
+def origin_form(target: str) -> str:
+    """Path and query of a request's target; `http://any.host/path` means `/path` (RFC 9112, 3.2.2)."""
+    if "#" in target:
+        raise BadRequest("the address of a request has no fragment: write # as %23")
+    return target if target.startswith("/") else _AUTHORITY.sub("", target, count=1)
+
+
+def _decoded(text: str) -> str:
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        # Whatever stood for it would stand for others too.
+        raise BadRequest(f"the address: {text[:_SHOWN]!r} is not UTF-8, percent-encoded") from None
+
+
+def parse_query(query: str) -> list[tuple[str, str]]:
+    """`query` without the question mark, still encoded."""
+    try:
+        return parse_qsl(query, keep_blank_values=True, errors="strict")
+    except UnicodeDecodeError:
+        raise BadRequest("query: is not UTF-8, percent-encoded") from None
 
 
 def check_headers(headers: Iterable[tuple[bytes, bytes]], known: frozenset[bytes]) -> None:
@@ -205,6 +239,7 @@ def _titled(name: bytes) -> str:
 
 
 def refuse_unknown(what: str, name: str, known: Iterable[str], where: str = "") -> NoReturn:
+    name = name if len(name) <= _SHOWN else name[: _SHOWN - 1] + "…"
     raise BadRequest(f"unknown {what} {name!r}{where}{suggest(name, known)}")
 
 

@@ -46,6 +46,10 @@ class In(Struct, forbid_unknown_fields=True):
     """A typo must not be taken for a wish: `?dealy=1h` would fire at once."""
 
 
+class Nothing(In):
+    """Nor must a wish that an action does not know."""
+
+
 class Out(Struct):
     pass
 

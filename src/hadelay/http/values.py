@@ -34,6 +34,8 @@ _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 
 #: Anything at or above is Unix milliseconds (1973 and later); below it, somebody meant seconds.
 SMALLEST_INSTANT_MS = 10**11
+#: No time and no duration takes more characters; numbers of a million digits cost seconds.
+_LONGEST_TEXT = 100
 #: Beyond every max_delay, and far from the end of an i64: what is larger is refused before it gets anywhere.
 LARGEST_MS = 10**15
 
@@ -52,6 +54,8 @@ def parse_duration(name: str, value: object) -> int:
     if isinstance(value, float) and not math.isfinite(value):
         raise BadRequest(f"{name}: {value} is not a duration; {DURATION_HELP}")
     text = value.strip() if isinstance(value, str) else format(Decimal(repr(value)), "f")
+    if isinstance(value, str) and len(text) > _LONGEST_TEXT:
+        raise BadRequest(f"{name}: {_shown(text)} is not a duration; {DURATION_HELP}")
     if _NUMBER.fullmatch(text):
         ms = Decimal(text) * 1000
     elif _DURATION.fullmatch(text):
@@ -82,6 +86,8 @@ def parse_instant(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise BadRequest(f"{name}: {INSTANT_HELP}")
     text = value.strip() if isinstance(value, str) else repr(value)
+    if isinstance(value, str) and len(text) > _LONGEST_TEXT:
+        raise BadRequest(f"{name}: {_shown(text)} is not a time; {INSTANT_HELP}")
     if isinstance(value, int) or _NUMBER.fullmatch(text):
         return _unix_ms(name, text)
     match = _INSTANT.fullmatch(text)
