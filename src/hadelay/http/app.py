@@ -196,20 +196,24 @@ class HttpServer:
         return Answer(error.http_status, problems.headers(error), problems.encode(error))
 
     async def relay(self, call: Call, leader: Leader) -> Answer:
-        """The same request to the leader, for clients that cannot follow a redirect."""
-        request = call.request
+        """The same poll to the leader, for clients that cannot follow a redirect. Without its query: whoever is asked
+        and does not lead answers with a redirect, which is followed some times, and does not relay it in turn."""
+        request, path = call.request, call.target.partition("?")[0]
         if self._relay is None:
             self._relay = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
-        headers = {k: v for k, v in request.headers.items() if k in _RELAYED}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.config.no_leader_wait_ms / 1000)
+        headers = {name: request.headers[name] for name in _RELAYED if name in request.headers}
+        longest_ms = (call.body.wait or 0) + self.config.io_timeout_ms
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=self.config.no_leader_wait_ms / 1000, sock_read=longest_ms / 1000
+        )
         try:
             async with self._relay.request(
-                request.method, leader.url + request.raw_path, data=call.data, headers=headers, timeout=timeout
+                request.method, leader.url + path, data=call.data, headers=headers, timeout=timeout
             ) as answer:
                 body = await answer.read()
-                kept = {k: v for k, v in answer.headers.items() if k in ("Content-Type", "Retry-After", "Location")}
+                kept = {name: answer.headers[name] for name in _ANSWERED if name in answer.headers}
                 return Answer(answer.status, kept, body)
-        except aiohttp.ClientConnectorError as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.TooManyRedirects) as error:
             raise NoLeader(f"{leader.name} could not be asked: {error}", retry_after_ms=200) from None
         except aiohttp.ClientError as error:
             raise OutcomeUnknown(
@@ -249,3 +253,4 @@ class HttpServer:
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _RELAYED = ("Content-Type", "Accept", "Accept-Body")
+_ANSWERED = ("Content-Type", "Retry-After", "Location")

@@ -6,8 +6,11 @@ somebody who left. Only the leader hands out; elsewhere the answer is 307, or a 
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
+
+import msgspec
 
 from hadelay.core.commands import MAX_REASON
 from hadelay.core.meta import Meta, unpack
@@ -77,8 +80,9 @@ async def _receive(call: Call, topics: list[str]) -> Answer:
 
 
 async def _from_leader(call: Call, poll: Poll) -> Answer:
-    server = call.server
+    server, loop = call.server, asyncio.get_running_loop()
     failure: HadelayError = NoLeader("there is no leader", retry_after_ms=500)
+    until = loop.time() + poll.wait_ms / 1000
     for _ in range(_ATTEMPTS):
         leader = await server.service.find_leader()
         if not leader.here:
@@ -87,6 +91,7 @@ async def _from_leader(call: Call, poll: Poll) -> Answer:
             delivery = await server.polls.run(server.service.receive(poll))
         except NoLeader as error:  # deposed while it waited
             failure = error
+            poll = msgspec.structs.replace(poll, wait_ms=max(0, int((until - loop.time()) * 1000)))
             continue
         return _delivered(call, delivery)
     raise failure
@@ -94,7 +99,7 @@ async def _from_leader(call: Call, poll: Poll) -> Answer:
 
 async def _elsewhere(call: Call, leader: Leader) -> Answer:
     if call.query.redirect:
-        return Answer(307, {"Location": leader.url + call.request.raw_path}, b"")
+        return Answer(307, {"Location": leader.url + call.target}, b"")
     return await call.server.relay(call, leader)
 
 

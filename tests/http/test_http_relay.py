@@ -1,0 +1,93 @@
+"""Polls that a follower hands on to the leader, and leaders that are not what they seem."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from hadelay.errors import NoLeader
+from hadelay.server.api import Delivery, Leader, Poll
+from tests.http.conftest import Make, Node, read_answer
+from tests.http.test_http_connections import open_warm, post
+
+MESSAGES = "/v1/topics/orders/messages"
+
+
+@pytest.mark.parametrize("case", [str.title, str.lower, str.upper])
+async def test_a_relay_keeps_the_headers_however_they_are_written(make_node: Make, case: Any) -> None:
+    follower, leader = await make_node(), await make_node()
+    follower.service.leader = Leader("n2", leader.url, False)
+    await leader.ask("POST", MESSAGES, b"\xff")
+    reader, writer = await open_warm(follower)
+    extra = "".join(f"{case(name)}: application/msgpack\r\n" for name in ("content-type", "accept")).encode()
+    wish = msgspec.msgpack.encode({"max": 1})
+    writer.write(post("/v1/topics/orders/receive?redirect=false", wish, extra))
+    status, headers, body = await read_answer(reader)
+    assert (status, headers["content-type"]) == (200, "application/msgpack"), body
+    assert msgspec.msgpack.decode(body)["messages"][0]["body"] == b"\xff"
+
+
+async def test_a_leader_that_never_answers_a_relay(make_node: Make) -> None:
+    """Frozen, or cut off without a word: the poll ends all the same, and what came of it is not known."""
+    asked = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    frozen = await asyncio.start_server(hang, "127.0.0.1", 0)
+    node = await make_node(io_timeout_ms=200)
+    node.service.leader = Leader("n2", f"http://127.0.0.1:{frozen.sockets[0].getsockname()[1]}", False)
+    poll = node.ask("POST", "/v1/topics/orders/receive?redirect=false", {"wait": "10ms"})
+    answer = await asyncio.wait_for(poll, 20)
+    assert asked.is_set()
+    assert (answer.status, answer.json["outcome_known"], answer.json["retryable"]) == (504, False, True)
+    assert node.server.waiting == 0
+    frozen.close()
+
+
+async def test_nodes_that_take_one_another_for_the_leader_do_not_relay_for_ever(make_node: Make) -> None:
+    """As when two of them advertise the same address."""
+    one, other = await make_node(max_waiting=50), await make_node(max_waiting=50)
+    one.service.leader, other.service.leader = Leader("n2", other.url, False), Leader("n1", one.url, False)
+    answer = await one.ask("POST", "/v1/topics/orders/receive?redirect=false", {"wait": "1s"})
+    assert (answer.status, answer.json["type"]) == (503, "no-leader")
+    assert sum(one.server.metrics.requests.values()) < 20
+
+
+async def test_a_leader_whose_connections_are_not_taken(make_node: Make) -> None:
+    """Its backlog is full: it was not asked, so nothing happened."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        crowd = [socket.socket() for _ in range(3)]
+        for one in crowd:
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        node = await make_node(no_leader_wait_ms=100)
+        node.service.leader = Leader("n2", f"http://127.0.0.1:{full.getsockname()[1]}", False)
+        answer = await node.ask("POST", "/v1/topics/orders/receive?redirect=false")
+        assert (answer.status, answer.json["outcome_known"]) == (503, True)
+        for one in crowd:
+            one.close()
+
+
+async def test_a_poll_waits_no_longer_because_the_leader_changed(node: Node) -> None:
+    waits: list[int] = []
+
+    async def deposed(poll: Poll) -> Delivery:
+        waits.append(poll.wait_ms)
+        await asyncio.sleep(0.02)
+        raise NoLeader("deposed")
+
+    node.service.receive = deposed  # type: ignore[method-assign]
+    assert (await node.ask("POST", "/v1/topics/orders/receive", {"wait": "5s"})).status == 503
+    assert len(waits) > 1
+    assert all(later < before for before, later in pairwise(waits))
