@@ -7,16 +7,19 @@ are the families that give it a chance to matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 from pyroaring import BitMap
 
 from hadelay.core import idempotency, leases, places, publish
 from hadelay.core.clustertime import ClusterClock
 from hadelay.core.keys import Decision
+from hadelay.core.lifecycle import settle
+from hadelay.model import Event
 from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
 from hadelay.raft.leader import Leader
@@ -25,6 +28,7 @@ from hadelay.server import batcher
 from hadelay.server.ahead import HeldBack
 from hadelay.server.dispatcher import LeaderDispatcher
 from hadelay.server.expiry import Expiry
+from hadelay.storage.disk import RealDisk, RealFile
 from hadelay.testing.disk import SimDisk, SimFile
 
 
@@ -56,20 +60,27 @@ def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _no_sync() -> Iterator[None]:
-    with _patched(SimDisk, "sync", lambda disk, settle: None):
+    with (
+        _patched(SimDisk, "sync", lambda disk, settle: None),
+        _patched(RealFile, "sync", lambda file: None),
+        _patched(RealDisk, "sync_dir", lambda disk, path: None),
+        _patched(RealDisk, "sync_files", lambda disk, paths, root: None),
+    ):
         yield
 
 
 def _swallowed_sync_error() -> Iterator[None]:
-    sync = SimFile.sync
+    def careless(sync: Callable[[Any], None]) -> Callable[[Any], None]:
+        def careless(file: Any) -> None:
+            with suppress(OSError):
+                sync(file)
 
-    def careless(file: SimFile) -> None:
-        try:
-            sync(file)
-        except OSError:
-            return
+        return careless
 
-    with _patched(SimFile, "sync", careless):
+    with (
+        _patched(SimFile, "sync", careless(SimFile.sync)),
+        _patched(RealFile, "sync", careless(RealFile.sync)),
+    ):
         yield
 
 
@@ -200,6 +211,20 @@ def _dropped_ack() -> Iterator[None]:
         yield
 
 
+def _dropped_message() -> Iterator[None]:
+    """What is acknowledged is stored, but for some it is over at once."""
+    filed = vars(publish)["filed"]
+
+    def drop(state: Any, hours: Any, rows: Any) -> None:
+        filed(state, hours, rows)
+        lost = rows["index"] % 29 == 28
+        for hour, where in leases.groups(np.broadcast_to(hours, len(rows))[lost]):
+            settle(state, hour, rows[lost][where], Event.CANCELLED, leased=False)
+
+    with _patched(publish, "filed", drop):
+        yield
+
+
 def _ignored_cancel() -> Iterator[None]:
     with _patched(places, "settle", lambda *args, **more: None):
         yield
@@ -224,12 +249,12 @@ def _lost_timer() -> Iterator[None]:
 
 
 def _local_apply() -> Iterator[None]:
-    """What apply computes depends on the process: every other one rounds due times up by a millisecond."""
+    """What apply computes depends on the process, and on what it hashes strings to: due times are up to 50 ms late."""
     resolve = publish._resolve
     processes: dict[int, int] = {}
 
     def rounded(state: Any, *rest: Any) -> Any:
-        return resolve(state, *rest) + processes.setdefault(id(state), len(processes)) % 2
+        return resolve(state, *rest) + (processes.setdefault(id(state), len(processes)) + hash("late")) % 50
 
     with _patched(publish, "_resolve", rounded):
         yield
@@ -278,6 +303,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "reused_attempt": Mutation("attempt numbers are used again", ("I6",), (), _reused_attempt),
     "dropped_ack": Mutation("an acked message is still owed", ("I5", "I6"), (), _dropped_ack),
+    "dropped_message": Mutation("one message in 29 is never handed out", ("I1 ",), (), _dropped_message),
     "ignored_cancel": Mutation("a cancelled message is still owed", ("I3",), (), _ignored_cancel),
     "forgotten_key": Mutation("idempotency keys are forgotten", ("I8", "I1 "), ("reset", "kill"), _forgotten_key),
     "blind_key": Mutation("two messages of one client key are pending", ("one per key",), (), _blind_key),

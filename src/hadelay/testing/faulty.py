@@ -1,0 +1,36 @@
+"""hadelay, broken on purpose: python -m hadelay.testing.faulty [--mutation NAME] [--points FILE] serve …
+
+The server that users run, with a deliberate bug in it (hadelay.testing.mutations), or one that ends itself at the crash
+point that FILE names (hadelay.testing.failpoints). What follows is the ordinary command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import ExitStack
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m hadelay.testing.faulty", allow_abbrev=False)
+    parser.add_argument("--mutation")
+    parser.add_argument("--points")
+    options, words = parser.parse_known_args(argv)
+    with ExitStack() as broken_by:
+        if options.mutation:
+            from hadelay.testing.mutations import MUTATIONS, broken
+
+            if options.mutation not in MUTATIONS:
+                parser.error(f"no mutation {options.mutation}; there are {', '.join(sorted(MUTATIONS))}")
+            broken_by.enter_context(broken(options.mutation))
+        if options.points:
+            from hadelay.testing.failpoints import install
+
+            install(options.points)
+        from hadelay.cli.app import run
+
+        return run(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
