@@ -1,9 +1,10 @@
-"""python -m chaos run|replay|report|list
+"""python -m chaos run|replay|report|list|mutations
 
     run SCENARIO   break a cluster as the scenario says, and check what it promised
     replay DIR     the scenario of that run again, with its seed
     report DIR     judge a run's history again, and write its page
-    list           scenarios, kinds of faults, and what of them works here
+    list           scenarios, kinds of faults, and what of them works here; crash points, mutations
+    mutations      run with each deliberate bug in its turn: does a run notice?
 
 Exit codes: 0 every promise held · 1 one was broken · 2 a mistake in the scenario, the cluster file or what is installed
 · 130 interrupted, everything healed.
@@ -16,6 +17,7 @@ import asyncio
 import json
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -31,8 +33,18 @@ from chaos.cluster import Cluster, GivenCluster, LocalCluster, check_targets
 from chaos.history import History
 from chaos.report import page, summary, table
 from chaos.run import Run
-from chaos.scenario import KINDS, Mistake
+from chaos.scenario import KINDS, Mistake, unknown
+from hadelay.testing.failpoints import POINTS, STEPS
 
+#: Mutations that no run notices: what they break shows only in orders of events that the simulator finds.
+UNSEEN = (
+    "forgotten_vote",
+    "plain_library",
+    "wiped_node_votes",
+    "answer_before_sync",
+    "swallowed_sync_error",
+    "blind_key",
+)
 HELD, BROKEN, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -40,7 +52,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="run|replay|report|list")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="run|replay|report|list|mutations")
     run = commands.add_parser("run")
     run.add_argument("scenario", help="a TOML file, or the name of one that comes along")
     replay = commands.add_parser("replay")
@@ -51,6 +63,9 @@ def main(argv: list[str]) -> int:
         one.add_argument("--port-base", type=int, help="of a cluster on loopback; free ports otherwise")
         one.add_argument("--dir", type=Path, help="where logs, history and report go")
     run.add_argument("--seed", type=int, help="instead of the scenario's")
+    run.add_argument("--mutation", help="a deliberate bug in every node: the run has to notice it")
+    mutations = commands.add_parser("mutations")
+    mutations.add_argument("names", nargs="*", metavar="NAME", help="these; all that a run can notice otherwise")
     report = commands.add_parser("report")
     report.add_argument("directory", type=Path)
     commands.add_parser("list")
@@ -58,7 +73,8 @@ def main(argv: list[str]) -> int:
         one.add_argument("-o", "--output", choices=("text", "json"), default="text")
     options = parser.parse_args(argv)
     try:
-        code: int = {"run": _run, "replay": _replay, "report": _report, "list": _list}[options.command](options)
+        command = {"run": _run, "replay": _replay, "report": _report, "list": _list, "mutations": _mutations}
+        code: int = command[options.command](options)
         return code
     except Mistake as error:
         print(error, file=sys.stderr)
@@ -68,21 +84,25 @@ def main(argv: list[str]) -> int:
 def _list(options: argparse.Namespace) -> int:
     lacking = {name: [tools.missing(n) for n in kind.needs if tools.missing(n)] for name, kind in KINDS.items()}
     files = sorted(scenarios.HERE.glob("*.toml"))
+    mutations = {name: mutation.what for name, mutation in _all_mutations().items()}
     if options.output == "json":
-        print(json.dumps({"scenarios": [path.stem for path in files], "missing": lacking}))
+        found = {"scenarios": [path.stem for path in files], "missing": lacking}
+        print(json.dumps(found | {"points": POINTS, "mutations": mutations}))
         return HELD
     for path in files:
         print(f"{path.stem:<14}{scenarios.load(path).title}")
     print()
     for name, kind in KINDS.items():
         print(f"{name:<14}{kind.help}" + (f"  — not here: {'; '.join(lacking[name])}" if lacking[name] else ""))
+    print("\ncrash points:", *(f"{name:<24}{', '.join(step.when)}" for name, step in STEPS.items()), sep="\n  ")
+    print("\nmutations:", *(f"{name:<24}{what}" for name, what in mutations.items()), sep="\n  ")
     return HELD
 
 
 def _replay(options: argparse.Namespace) -> int:
     head = _head(options.directory)
     options.scenario, options.seed = str(options.directory / "scenario.toml"), head["seed"]
-    options.seconds = options.seconds or head["seconds"]
+    options.seconds, options.mutation = options.seconds or head["seconds"], head.get("mutation")
     return _run(options)
 
 
@@ -105,6 +125,11 @@ def _run(options: argparse.Namespace) -> int:
     if options.seconds:
         scenario = msgspec.structs.replace(scenario, seconds=options.seconds)
     seed = scenario.seed if options.seed is None else options.seed
+    mutation = options.mutation or scenario.cluster.mutation
+    if mutation and mutation not in _all_mutations():
+        raise Mistake(f"mutation: {unknown(mutation, _all_mutations())}")
+    part = msgspec.structs.replace(scenario.cluster, mutation=mutation)
+    scenario = msgspec.structs.replace(scenario, seed=seed, cluster=part)
     for what in tools.clean():
         _say(f"removed {what}, left behind by a run that was killed")
     given = GivenCluster(options.cluster) if options.cluster else None
@@ -118,12 +143,15 @@ def _run(options: argparse.Namespace) -> int:
         "seed": seed,
         "seconds": scenario.seconds,
         "sync": scenario.cluster.sync,
+        "mutation": mutation,
         "directory": str(directory),
         "replay": f"python -m chaos replay {directory}",
         "interrupted": True,  # until it is over: `report` reads what a killed run left
     }
     (directory / "run.json").write_text(json.dumps(head))
     cluster = given or LocalCluster(scenario, directory, kinds, options.port_base)
+    if given and mutation:
+        raise Mistake("a mutation is for clusters that chaos starts itself")
     check_targets(scenario, cluster)
     with open(directory / "history.jsonl", "wb", buffering=1 << 16) as file:
         history = History(file=file)
@@ -172,6 +200,33 @@ def _finish(options: argparse.Namespace, head: dict[str, Any], history: History)
     if not found["ok"]:
         return BROKEN
     return INTERRUPTED if head["interrupted"] else HELD
+
+
+def _all_mutations() -> dict[str, Any]:
+    # Not before it is needed: they are made of the server's classes.
+    from hadelay.testing.mutations import MUTATIONS
+
+    return MUTATIONS
+
+
+def _mutations(options: argparse.Namespace) -> int:
+    """Each in a run of its own: calm, if it does not need any fault to be noticed."""
+    mutations, noticed = _all_mutations(), {}
+    for name in options.names or [name for name in mutations if name not in UNSEEN]:
+        if name not in mutations:
+            raise Mistake(unknown(name, mutations))
+        scenario = "storm" if mutations[name].faults else "calm"
+        words = ("run", scenario, "--mutation", name, "--output", "json")
+        run = subprocess.run([sys.executable, "-m", "chaos", *words], stdout=subprocess.PIPE, check=False)
+        if run.returncode not in (HELD, BROKEN):
+            return run.returncode
+        verdicts = json.loads(run.stdout)["verdicts"]
+        broken = {verdict: len(found["violations"]) for verdict, found in verdicts.items() if found["violations"]}
+        noticed[name] = any(verdict.startswith(mutations[name].caught_by) for verdict in broken)
+        _say(f"{name}: {'noticed' if noticed[name] else 'NOT NOTICED'}: {broken}")
+    if options.output == "json":
+        print(json.dumps(noticed))
+    return HELD if all(noticed.values()) else BROKEN
 
 
 def _say(text: str) -> None:

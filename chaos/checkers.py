@@ -7,10 +7,11 @@ cluster that kept its promise.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from chaos.history import Given, History
 
@@ -22,6 +23,13 @@ _ROUNDING_MS = 2.0
 _CHANGE_MS = 5.0
 #: What the wall clocks of an agreeing majority may be apart: a cold start of all nodes takes its time from them.
 _COLD_MS = 2 * 250.0
+#: States of a message that is still to come.
+PENDING = ("scheduled", "ready", "leased")
+#: What every node counts, of all topics: metrics without their prefix.
+COUNTED = (
+    "raft_applied_index", "published_messages_total", "settled_messages_total", "acked_messages_total",
+    'messages{state="waiting"}', 'messages{state="leased"}', "sweeper_found_messages_total",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ def check(history: History, sync: str = "commit") -> list[Verdict]:
     found = []
     for name, checker in CHECKERS.items():
         what = " ".join((checker.__doc__ or "").partition(": ")[2].split())
-        skipped = sync != "commit" and checker is double_leases
+        skipped = sync != "commit" and checker in (double_leases, deposed)
         found.append(Verdict(name, what, [] if skipped else sorted(checker(history))))
     return found
 
@@ -49,8 +57,20 @@ def lost(history: History) -> Iterator[str]:
     for put in history.puts.values():
         if put.id is not None and put.id not in given and put.cancel_asked is None:
             state = asked.get(put.id, "never handed out")
-            if state not in ("scheduled", "ready", "leased"):  # then it is late: I15
+            if state not in PENDING:  # then it is late: I15
                 yield f"message {put.n} ({put.id}), stored at {put.stored:.3f} s, is {state}"
+
+
+def miscounted(history: History) -> Iterator[str]:
+    """I2: in the end, on every node, published is settled, waiting and leased, and nothing was found that the wheels
+    had forgotten."""
+    for event in history.of("counted"):
+        count = event["counts"]
+        parts = ("settled_messages_total", 'messages{state="waiting"}', 'messages{state="leased"}')
+        if event["ours"] and count["published_messages_total"] != sum(count[name] for name in parts):
+            yield f"{event['node']} counts {', '.join(f'{name} {number}' for name, number in count.items())}"
+        if count["sweeper_found_messages_total"]:
+            yield f"{event['node']} had forgotten {count['sweeper_found_messages_total']} messages"
 
 
 def phantoms(history: History) -> Iterator[str]:
@@ -132,11 +152,84 @@ def early(history: History) -> Iterator[str]:
             yield f"message {g.n} ({g.id}): {short_ms:.1f} ms early, at {g.got:.3f} s"
 
 
+def late(history: History) -> Iterator[str]:
+    """I10: while nothing is broken, and has not been for a second, a message is handed out for the first time at most
+    limits.late_s after it was due."""
+    limit_s = max([event["late_s"] for event in history.of("load")], default=0.0)
+    if not limit_s:
+        return
+    spans = fault_spans(history)
+    begins = [began for began, _ in spans]
+    for g in first_given(history).values():
+        due = g.got - (g.now_ms - g.due_ms) / 1000
+        before = bisect_left(begins, g.got)
+        since = max(due, spans[before - 1][1] if before else 0.0)
+        if g.got - since > limit_s:
+            yield f"message {g.n} ({g.id}), due at {due:.3f} s, was handed out at {g.got:.3f} s"
+
+
+def first_given(history: History) -> dict[str, Given]:
+    """By id, when each message was first handed out."""
+    return {g.id: g for g in reversed(history.given)}
+
+
+def overtaken(history: History) -> int:
+    """I11, not promised: how many messages were asked for only after another was here that was due a second later."""
+    given = sorted(first_given(history).values(), key=lambda g: g.due_ms)
+    dues = [g.due_ms for g in given]
+    soonest = list(accumulate([g.got for g in reversed(given)], min))[::-1]  # of this one and all due later
+    later = [bisect_left(dues, due + 1000) for due in dues]
+    return sum(at < len(given) and soonest[at] < g.asked for g, at in zip(given, later, strict=True))
+
+
+def fault_spans(history: History) -> list[tuple[float, float]]:
+    """From each fault until every node was ready again and a second more, in which what it held up is handed out; in
+    order, and those that overlap as one."""
+    again = [event["t"] for event in history.of("recovered")]
+    spans: list[tuple[float, float]] = []
+    for event in sorted(history.of("healed"), key=lambda event: float(event["began"])):
+        began, healed = event["began"], event["t"]
+        at = bisect_left(again, healed)
+        end = (again[at] if at < len(again) else healed) + 1.0
+        if spans and began <= spans[-1][1]:
+            began, end = spans[-1][0], max(end, spans.pop()[1])
+        spans.append((began, end))
+    return spans
+
+
 def diverged(history: History) -> Iterator[str]:
     """I12: after healing every node has the same files, by length and checksum, at one applied index."""
     for event in history.of("replicas"):
         if event["code"]:
             yield event["said"]
+
+
+def unsafe(history: History) -> Iterator[str]:
+    """I13: nobody names two leaders of one term, and of one process neither term nor applied index goes back."""
+    for event in history.of("unsafe"):
+        yield f"{event['why']} at {event['t']:.3f} s"
+
+
+def unsynced(history: History) -> Iterator[str]:
+    """I14: between the beginning of a publish and its yes a majority of nodes completed a sync, where chaos preloads
+    what counts them."""
+    nodes = max([event["nodes"] for event in history.of("load")], default=0)
+    for put in history.puts.values():
+        if put.syncs is not None and put.syncs < nodes // 2 + 1:
+            yield f"message {put.n} ({put.id}) was stored at {put.stored:.3f} s, and {put.syncs} of {nodes} had synced"
+
+
+def deposed(history: History) -> Iterator[str]:
+    """I16: what a receive gets was not granted in an older term than what was here before that receive began."""
+    newest = 0
+    got = sorted(history.given, key=lambda g: g.got)
+    at = 0
+    for g in sorted(history.given, key=lambda g: g.asked):
+        while at < len(got) and got[at].got < g.asked:
+            newest = max(newest, got[at].term)
+            at += 1
+        if g.term < newest:
+            yield f"message {g.n} ({g.id}), asked for at {g.asked:.3f} s, is of term {g.term}, and {newest} had begun"
 
 
 def stuck(history: History) -> Iterator[str]:
@@ -145,8 +238,29 @@ def stuck(history: History) -> Iterator[str]:
     for event in history.of("not-recovered"):
         yield f"{event['s']:.1f} s after healing at {event['t'] - event['s']:.3f} s: {event['why']}"
     for event in history.of("asked-for"):
-        if event["state"] in ("scheduled", "ready", "leased"):
+        if event["state"] in PENDING:
             yield f"{event['id']} is still {event['state']} at the end"
+
+
+def dishonest(history: History) -> Iterator[str]:
+    """I18: every node counts the same, as many published as were answered yes, or may have been stored without an
+    answer, and as many acked as were answered yes, or were at least handed out."""
+    for event in history.of("uncounted"):
+        yield f"nodes could not be counted at one applied index: {event['why']}"
+    events = [event for event in history.of("counted") if event["ours"]]
+    sure = sum(put.id is not None for put in history.puts.values())
+    acked, given = {g.id for g in history.given if g.acked is not None}, {g.id for g in history.given}
+    limits = {
+        "published_messages_total": (sure, sum(not put.refused for put in history.puts.values())),
+        "acked_messages_total": (len(acked), len(given)),
+    }
+    for event in events:
+        for name, (least, most) in limits.items():
+            if not least <= event["counts"][name] <= most:
+                yield f"{event['node']}: {name} is {event['counts'][name]}, and {least} to {most} were seen"
+        for name, count in event["counts"].items():
+            if not name.startswith("sweeper") and count != events[0]["counts"][name]:
+                yield f"{name} is {count} on {event['node']}, and {events[0]['counts'][name]} on {events[0]['node']}"
 
 
 def ended(history: History) -> Iterator[str]:
@@ -158,12 +272,18 @@ def ended(history: History) -> Iterator[str]:
 
 CHECKERS: dict[str, Callable[[History], Iterator[str]]] = {
     "I1 lost": lost,
+    "I2 conservation": miscounted,
     "I3 phantom": phantoms,
     "I5 resurrection": resurrected,
     "I6 double lease": double_leases,
     "I8 duplicate": two_ids,
     "I9 early": early,
+    "I10 late": late,
     "I12 divergence": diverged,
+    "I13 log safety": unsafe,
+    "I14 durability": unsynced,
     "I15 liveness": stuck,
+    "I16 fencing": deposed,
     "I17 fail-stop": ended,
+    "I18 honesty": dishonest,
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -21,11 +23,17 @@ from chaos import tools
 from chaos.disks import Disk
 from chaos.namespaces import Network
 from chaos.scenario import KINDS, TARGETS, Mistake, Scenario, line_of, read_toml, unknown
+from hadelay.testing.failpoints import arm
 from hadelay.testing.ports import free_ports
 
 _PR_SET_PDEATHSIG = 1
 _CLEAN_END_S = 20.0
 _COMMAND_S = 120.0
+#: Of preload.c's page: what is done to a node, and behind it how many syncs it has completed.
+_CONTROL_BYTES = 24
+_SYNCS, _SYNCS_AT = struct.Struct("<Q"), 16
+#: How many files lose a bit, and how often a byte is looked for that is in use.
+_ROTTEN_FILES, _TRIES = 3, 200
 
 
 class Cluster:
@@ -46,9 +54,17 @@ class Cluster:
         return [other for other in self.urls if other != name]
 
     def do(self, what: str, name: str) -> None:
-        """kill, stop, start, pause, resume, empty (of a node that does not run: all it kept), cut and uncut (from all
-        other nodes)."""
+        """kill, stop, start, pause, resume, cut and uncut (from all other nodes); and of a node that does not run, with
+        all it kept: empty, rot, copy and restore."""
         raise NotImplementedError
+
+    def arm(self, name: str, point: str) -> None:
+        """The node ends when it comes by that point; "": it does not."""
+        raise NotImplementedError
+
+    def syncs(self) -> tuple[int, ...]:
+        """How many syncs each node has completed so far; nothing where nobody counts them."""
+        return ()
 
     def control(self, name: str, *, sync_delay_ms: int = 0, sync_errno: int = 0, clock_offset_ms: int = 0) -> None:
         """What preload.c does to a node's syncs and clock."""
@@ -79,8 +95,11 @@ class LocalCluster(Cluster):
         self.network = Network(self._names) if "ip" in needs else None
         mib = scenario.cluster.disk_mib
         self.disks = {name: Disk(directory, name, mib) for name in self._names} if "mkfs" in needs else {}
-        self._preload = tools.build_preload(directory) if "cc" in needs else None
+        self._preload = None if tools.missing("cc") else tools.build_preload(directory)
+        self._faulty = bool(scenario.cluster.mutation) or "crash" in kinds
+        self._draw = random.Random(scenario.seed)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._pages: list[mmap.mmap] = []
         #: Asked to end, and not waited for.
         self._ending: set[str] = set()
         self._founded = False
@@ -112,7 +131,11 @@ class LocalCluster(Cluster):
                 f'[dispatch]\nsync = "{self._scenario.cluster.sync}"\n'
                 f"[security]\ninsecure = {'true' if self.network else 'false'}\n[raft.peers]\n{peers}"
             )
-            self._control_file(name).write_bytes(bytes(16))
+            self._control_file(name).write_bytes(bytes(_CONTROL_BYTES))
+            if self._preload:
+                with open(self._control_file(name), "rb") as file:
+                    self._pages.append(mmap.mmap(file.fileno(), _CONTROL_BYTES, prot=mmap.PROT_READ))
+            self.arm(name, "")
         for name in self._names:
             self._start(name)
 
@@ -131,7 +154,12 @@ class LocalCluster(Cluster):
                 self._kill(name)
         if name in self._processes and self._processes[name].poll() is None:
             return
-        words = ["serve", str(self.directory / f"{name}.toml"), "--output", "json"]
+        mutation = self._scenario.cluster.mutation
+        words = ["hadelay"]
+        if self._faulty:
+            words = ["hadelay.testing.faulty", "--points", str(self._points_file(name))]
+            words += ["--mutation", mutation] if mutation else []
+        words += ["serve", str(self.directory / f"{name}.toml"), "--output", "json"]
         words += [] if self._founded else ["--init"]
         # Small enough that checkpoints, segments and reserves are met in a short run.
         settings = ["storage.checkpoint_interval_ms=5s", "raft.segment_bytes=8MiB"]
@@ -150,7 +178,7 @@ class LocalCluster(Cluster):
 
         with open(self.directory / f"{name}.log", "ab") as log:
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "hadelay", *words],
+                [sys.executable, "-m", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -176,6 +204,31 @@ class LocalCluster(Cluster):
     def _empty(self, name: str) -> None:
         shutil.rmtree(self._data(name), ignore_errors=True)
 
+    def _rot(self, name: str) -> None:
+        """A bit each, of bytes that are in use, in some of its files."""
+        kept = [path for path in self._data(name).rglob("*") if path.is_file() and ".lost-" not in str(path)]
+        paths = sorted(path for path in kept if path.stat().st_size)
+        for path in self._draw.sample(paths, min(_ROTTEN_FILES, len(paths))):
+            with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as data:
+                for _ in range(_TRIES):  # what was reserved and not written yet is zero
+                    at = self._draw.randrange(len(data))
+                    if data[at]:
+                        data[at] ^= 1 << self._draw.randrange(8)
+                        break
+
+    def _copy(self, name: str) -> None:
+        shutil.rmtree(self._copy_of(name), ignore_errors=True)
+        shutil.copytree(self._data(name), self._copy_of(name))
+
+    def _restore(self, name: str) -> None:
+        if self._copy_of(name).exists():
+            self._empty(name)
+            shutil.copytree(self._copy_of(name), self._data(name))
+            shutil.rmtree(self._copy_of(name))
+
+    def _copy_of(self, name: str) -> Path:
+        return self.directory / f"{name}.copy"
+
     def _cut(self, name: str) -> None:
         assert self.network
         self.network.cut(name)
@@ -190,6 +243,15 @@ class LocalCluster(Cluster):
     def control(self, name: str, *, sync_delay_ms: int = 0, sync_errno: int = 0, clock_offset_ms: int = 0) -> None:
         with open(self._control_file(name), "r+b", buffering=0) as file:
             file.write(struct.pack("<iiq", sync_delay_ms, sync_errno, clock_offset_ms))
+
+    def _points_file(self, name: str) -> Path:
+        return self.directory / f"{name}.point"
+
+    def arm(self, name: str, point: str) -> None:
+        arm(self._points_file(name), point)
+
+    def syncs(self) -> tuple[int, ...]:
+        return tuple([_SYNCS.unpack_from(page, _SYNCS_AT)[0] for page in self._pages])
 
     def ended(self, name: str) -> int | None:
         return self._processes[name].poll()

@@ -17,6 +17,10 @@ from chaos.scenario import KINDS, Fault
 
 Strike = Callable[[Cluster, list[str], Fault], Iterator[None]]
 _TRANSFER_S = 5.0
+#: Who has to be hit by a crash, for somebody to come by its point; else it does not matter.
+_COME_BY = {"some": "all", "leader": "leader", "follower": "follower", "election": "all", "empty": "random"}
+#: And what is done to them before.
+_BEFORE = {"start": ("kill",), "empty": ("kill", "empty")}
 
 
 def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> AbstractContextManager[None]:
@@ -32,15 +36,16 @@ def choose(fault: Fault, names: list[str], leader: str | None, busy: set[str], d
         free.remove(leader)
         free.insert(0, leader)
     minority, majority = (len(names) - 1) // 2, len(names) // 2 + 1
-    if fault.target == "leader":
+    target = _COME_BY.get(fault.reached, fault.target)
+    if target == "leader":
         return free[:1]
-    if fault.target == "follower":
+    if target == "follower":
         return [name for name in free if name != leader][:1]
-    if fault.target == "random":
+    if target == "random":
         return draw.sample(free, min(1, len(free)))
-    if fault.target in ("minority", "majority", "all"):
-        return free[: {"minority": minority, "majority": majority, "all": len(names)}[fault.target]]
-    return [fault.target] if fault.target in free else []
+    if target in ("minority", "majority", "all"):
+        return free[: {"minority": minority, "majority": majority, "all": len(names)}[target]]
+    return [target] if target in free else []
 
 
 def _doing(*hit: str, heal: str) -> Strike:
@@ -55,7 +60,7 @@ def _doing(*hit: str, heal: str) -> Strike:
     return strike
 
 
-def _transfer(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
+def _ask_for_transfer(cluster: Cluster, nodes: list[str]) -> None:
     # Refused, or not answered, is as good: it is a request like any other.
     def ask(name: str) -> None:
         url, head = f"{cluster.urls[name]}/v1/cluster:transfer-leader", {"Content-Type": "application/json"}
@@ -64,7 +69,37 @@ def _transfer(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None
 
     for name in nodes[:1]:
         threading.Thread(target=ask, args=(name,)).start()
+
+
+def _transfer(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
+    _ask_for_transfer(cluster, nodes)
     yield
+
+
+def _crash(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
+    assert fault.at is not None
+    with ExitStack() as healing:
+        for name in nodes:
+            healing.callback(cluster.do, "start", name)
+            healing.callback(cluster.arm, name, "")
+            for what in _BEFORE.get(fault.reached, ()):
+                cluster.do(what, name)
+            cluster.arm(name, fault.at)
+            if fault.reached in _BEFORE:
+                cluster.do("start", name)
+        if fault.reached == "election":
+            _ask_for_transfer(cluster, nodes)
+        yield
+
+
+def _old_copy(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
+    with ExitStack() as healing:
+        for name in nodes:
+            for what in ("start", "restore", "kill"):  # the last one first
+                healing.callback(cluster.do, what, name)
+            for what in ("kill", "copy", "start"):
+                cluster.do(what, name)
+        yield
 
 
 def _on_network(hit: Callable[[Network, str, Fault], None], heal: str) -> Strike:
@@ -126,6 +161,9 @@ _STRIKES: dict[str, Strike] = {
     "kill": _doing("kill", heal="start"),
     "stop": _doing("stop", heal="start"),
     "wipe": _doing("kill", "empty", heal="start"),
+    "rot": _doing("kill", "rot", heal="start"),
+    "old-copy": _old_copy,
+    "crash": _crash,
     "pause": _doing("pause", heal="resume"),
     "transfer": _transfer,
     "cut": _doing("cut", heal="uncut"),
@@ -143,6 +181,6 @@ _STRIKES: dict[str, Strike] = {
 }
 assert _STRIKES.keys() == KINDS.keys()
 #: A node that is hit by these may end by itself, and should: an error of the disk is never ignored.
-MAY_END = {"fail-sync", "full-disk", "stalled-disk", "power-cut"}
+MAY_END = {"fail-sync", "full-disk", "stalled-disk", "power-cut", "rot", "old-copy"}
 #: These take a leader away: how long until somebody else commits is measured.
 DEPOSING = {"kill", "stop", "pause", "wipe", "cut", "stalled-disk", "power-cut", "fail-sync"}

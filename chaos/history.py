@@ -13,12 +13,20 @@ import msgspec
 
 from hadelay.testing.history import number_of
 
-__all__ = ["Given", "History", "Put", "body_of", "number_of"]
+__all__ = ["Given", "History", "Put", "body_of", "number_of", "term_of"]
+
+#: Crockford's alphabet, as the digits that int() reads.
+_DIGITS = str.maketrans("0123456789ABCDEFGHJKMNPQRSTVWXYZ", "0123456789abcdefghijklmnopqrstuv")
 
 
 def body_of(number: int, size: int) -> bytes:
     """A payload that says which message it is and whether it is whole (`number_of`)."""
     return number.to_bytes(4, "little") + bytes([number & 0xFF]) * size
+
+
+def term_of(lease: str) -> int:
+    """Of the grant that the lease is of: 145 bits in base 32, group u8 and term u32 first (docs/spec/commands.md)."""
+    return int(lease.translate(_DIGITS), 32) >> 105 & 0xFFFF_FFFF
 
 
 @dataclass(slots=True)
@@ -36,6 +44,8 @@ class Put:
     refused: bool = False
     cancel_asked: float | None = None
     cancelled: float | None = None
+    #: How many nodes completed a sync between `asked` and `stored`, where somebody counts them.
+    syncs: int | None = None
 
 
 @dataclass(slots=True)
@@ -54,6 +64,8 @@ class Given:
     due_ms: int
     redelivered: bool
     whole: bool
+    #: In which the lease was granted.
+    term: int
     nack_asked: float | None = None
     acked: float | None = None
 
@@ -99,10 +111,10 @@ class History:
     def _on_put(self, **fields: Any) -> None:
         self.puts[fields["n"]] = Put(**fields)
 
-    def _on_stored(self, n: int, t: float, id: str) -> None:
+    def _on_stored(self, n: int, t: float, id: str, syncs: int | None = None) -> None:
         put = self.puts[n]
         if put.id is None:
-            put.stored, put.id = t, id
+            put.stored, put.id, put.syncs = t, id, syncs
         elif put.id != id:
             self.second_ids.append((n, put.id, id))
 

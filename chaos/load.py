@@ -7,10 +7,11 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from operator import gt
 from typing import Any
 
-from chaos.history import History, body_of, number_of
+from chaos.history import History, body_of, number_of, term_of
 from chaos.scenario import Load
 from hadelay.client import AsyncClient, Message, Put
 from hadelay.errors import HadelayError
@@ -20,8 +21,11 @@ _LOOK_S = 0.02
 
 
 class Traffic:
-    def __init__(self, urls: list[str], load: Load, history: History, seed: int) -> None:
-        self.urls, self.load, self.history = urls, load, history
+    def __init__(
+        self, urls: list[str], load: Load, history: History, seed: int, syncs: Callable[[], tuple[int, ...]] = tuple
+    ) -> None:
+        """syncs: how many each node has completed so far, where somebody counts them."""
+        self.urls, self.load, self.history, self.syncs = urls, load, history, syncs
         self.draw = random.Random(seed)
         self.name = f"chaos-{os.urandom(4).hex()}"
         self.topics = [f"{self.name}-{i}" for i in range(load.topics)]
@@ -99,7 +103,7 @@ class Traffic:
     async def put_one(self, client: AsyncClient, timeout_s: float = _PUT_S) -> bool:
         put, n = self._new()
         key = f"{self.name}-{n}"
-        if not await self._put(client, put, n, key, timeout_s):
+        if not await self._put(client, put, n, key, timeout_s, self.syncs()):
             return False
         if self.draw.random() < self.load.repeated:
             await self._put(client, put, n, key, timeout_s)
@@ -107,7 +111,9 @@ class Traffic:
             self.spawn(self._cancel(client, n))
         return True
 
-    async def _put(self, client: AsyncClient, put: Put, n: int, key: str, timeout_s: float) -> bool:
+    async def _put(
+        self, client: AsyncClient, put: Put, n: int, key: str, timeout_s: float, before: tuple[int, ...] = ()
+    ) -> bool:
         try:
             receipt = await client.put(
                 put.topic, put.body, delay=put.delay, key=put.key, idempotency_key=key, timeout=timeout_s
@@ -115,10 +121,16 @@ class Traffic:
         except (HadelayError, OSError) as error:
             self._failed([n], error)
             return False
-        self.history.record("stored", n=n, t=self.history.clock(), id=receipt.id)
+        self._stored(n, receipt.id, before)
         return True
 
+    def _stored(self, n: int, message_id: str, before: tuple[int, ...]) -> None:
+        """before: syncs when it was asked for."""
+        syncs = sum(map(gt, self.syncs(), before)) if before else None
+        self.history.record("stored", n=n, t=self.history.clock(), id=message_id, syncs=syncs)
+
     async def _put_many(self, client: AsyncClient, many: int) -> None:
+        before = self.syncs()
         puts = [self._new() for _ in range(many)]
         try:
             results = await client.put_many([put for put, _ in puts])
@@ -129,7 +141,7 @@ class Traffic:
             if isinstance(result, HadelayError):
                 self._failed([n], result)
             else:
-                self.history.record("stored", n=n, t=self.history.clock(), id=result.id)
+                self._stored(n, result.id, before)
 
     def _failed(self, numbers: list[int], error: Exception) -> None:
         """Only a definite no is a no; everything else may yet come out."""
@@ -177,7 +189,7 @@ class Traffic:
                 self.history.record(
                     "given", id=m.id, n=-1 if n is None else n, attempt=m.attempt, consumer=name, request=request,
                     asked=asked, got=got, now_ms=until_ms - m.lease_left_ms, until_ms=until_ms,
-                    due_ms=round(m.deliver_at.timestamp() * 1000), redelivered=m.redelivered,
+                    due_ms=round(m.deliver_at.timestamp() * 1000), redelivered=m.redelivered, term=term_of(m.lease),
                     whole=put is not None and m.body == body_of(put.n, put.size),
                 )  # fmt: skip
             await self._settle(client, messages, request)

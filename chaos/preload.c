@@ -1,6 +1,7 @@
 /* What an ordinary user can do to a node's disk and clock, switched while it runs. Built and preloaded by chaos:
  *   cc -shared -fPIC -O2 -o preload.so preload.c -ldl
- * CHAOS_CONTROL names a file of 16 bytes: int32 sync_delay_ms, int32 sync_errno, int64 clock_offset_ms. */
+ * CHAOS_CONTROL names a file of 24 bytes: int32 sync_delay_ms, int32 sync_errno, int64 clock_offset_ms; and behind them,
+ * counted here, uint64 syncs: how many were completed. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -11,16 +12,16 @@
 #include <time.h>
 #include <unistd.h>
 
-struct control { int32_t sync_delay_ms, sync_errno; int64_t clock_offset_ms; };
+struct control { int32_t sync_delay_ms, sync_errno; int64_t clock_offset_ms; uint64_t syncs; };
 static volatile struct control *control;
 
 __attribute__((constructor)) static void attach(void)
 {
     const char *path = getenv("CHAOS_CONTROL");
-    int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0)
         return;
-    void *page = mmap(NULL, sizeof *control, PROT_READ, MAP_SHARED, fd, 0);
+    void *page = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (page != MAP_FAILED)
         control = page;
@@ -42,7 +43,10 @@ __attribute__((constructor)) static void attach(void)
             errno = control->sync_errno;                                        \
             return -1;                                                          \
         }                                                                       \
-        return real(fd);                                                        \
+        int failed = real(fd);                                                  \
+        if (control && !failed)                                                 \
+            __atomic_add_fetch(&control->syncs, 1, __ATOMIC_RELEASE);           \
+        return failed;                                                          \
     }
 
 SYNC(fdatasync)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from chaos.checkers import Verdict
+from chaos.checkers import Verdict, fault_spans, first_given, overtaken
 from chaos.history import History
 
 _SHOWN = 20
@@ -19,7 +19,7 @@ _COLOURS = ("#4269d0", "#3ca951", "#efb118", "#a463f2", "#ff725c", "#6cc5b0", "#
 def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> dict[str, Any]:
     """Everything but the course of the run; times in milliseconds unless their name says `_s`."""
     puts = history.puts.values()
-    first = {g.id: g for g in reversed(history.given)}
+    first = first_given(history)
     spans = fault_spans(history)
     begins = [began for began, _ in spans]
     late: dict[str, list[float]] = {"calm": [], "during faults": []}
@@ -43,8 +43,10 @@ def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> 
             "redelivered": sum(g.attempt > 1 for g in history.given),
             "acked": len({g.id for g in history.given if g.acked is not None}),
             "cancelled": sum(p.cancelled is not None for p in puts),
+            "overtaken": overtaken(history),
         },
         "faults": dict(sorted(Counter(event["kind"] for event in history.of("fault")).items())),
+        "points": _points(history),
         "leaders": len(history.of("leader")),
         "ended by themselves": len(history.of("ended")),
         "failover_ms": {kind: spread(values) for kind, values in sorted(failovers.items())},
@@ -54,19 +56,14 @@ def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> 
     }
 
 
-def fault_spans(history: History) -> list[tuple[float, float]]:
-    """From each fault until every node was ready again and a second more, in which what it held up is handed out; in
-    order, and those that overlap as one."""
-    again = [event["t"] for event in history.of("recovered")]
-    spans: list[tuple[float, float]] = []
-    for event in sorted(history.of("healed"), key=lambda event: float(event["began"])):
-        began, healed = event["began"], event["t"]
-        at = bisect_left(again, healed)
-        end = (again[at] if at < len(again) else healed) + 1.0
-        if spans and began <= spans[-1][1]:
-            began, end = spans[-1][0], max(end, spans.pop()[1])
-        spans.append((began, end))
-    return spans
+def _points(history: History) -> dict[str, list[int]]:
+    """Crash point → how often somebody came by, and how often it was armed."""
+    found: dict[str, list[int]] = {}
+    for event in history.of("crash"):
+        row = found.setdefault(event["at"], [0, 0])
+        row[0] += bool(event["nodes"])
+        row[1] += 1
+    return dict(sorted(found.items()))
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
@@ -84,6 +81,12 @@ def table(found: dict[str, Any]) -> str:
         lines[0] += ", interrupted: verdicts are of what was seen until then"
     lines += [f"  {name:<16}{count:>10,}" for name, count in found["messages"].items()]
     lines += ["", "  faults          " + ", ".join(f"{kind} {n}" for kind, n in found["faults"].items())]
+    if found["points"]:
+        passed = sum(bool(reached) for reached, _ in found["points"].values())
+        missed = ", ".join(point for point, (reached, _) in found["points"].items() if not reached)
+        lines += [
+            f"  crash points    {passed} of {len(found['points'])}" + (f"; nobody came by {missed}" if missed else "")
+        ]
     lines += [f"  {'leaders':<16}{found['leaders']:>10}"]
     for title, rows in (("failover", found["failover_ms"]), ("late", found["late_ms"])):
         lines += [f"  {title + ', ' + kind:<24}{_spread(row)}" for kind, row in rows.items()]

@@ -15,15 +15,22 @@ from typing import Any
 import aiohttp
 
 from chaos import faults
+from chaos.checkers import COUNTED, PENDING
 from chaos.cluster import Cluster
 from chaos.history import History
 from chaos.load import Traffic
 from chaos.scenario import KINDS, Fault, Mistake, Scenario, rounds
+from hadelay.client import AsyncClient
 from hadelay.errors import HadelayError
 
 _FOUNDED_S, _DRAIN_S, _REPLICAS_S = 60.0, 60.0, 60.0
 _WATCH_S, _PROBE_S, _LOOK_S = 0.1, 0.025, 0.05
 _PROBING_S, _DRAIN_LOOK_S = 20.0, 0.5
+_MOMENT_S, _COUNT_S = 0.2, 10.0
+#: The exit code of a node that ended itself.
+_FATAL = 70
+#: Of what is owed in the end, so many are asked for at each look: most need not be.
+_AT_A_LOOK = 50
 #: Not asked one by one for more than this: a run that loses more needs no more to be told.
 _ASKED_FOR = 1_000
 Say = Callable[[str], None]
@@ -34,15 +41,24 @@ class Run:
         self.scenario, self.seed, self.cluster, self.history, self.say = scenario, seed, cluster, history, say
         began = time.monotonic()
         history.clock = lambda: round(time.monotonic() - began, 6)
-        self.traffic = Traffic(list(cluster.urls.values()), scenario.load, history, seed)
+        self.traffic = Traffic(list(cluster.urls.values()), scenario.load, history, seed, cluster.syncs)
         self.draw = random.Random(seed)
         self.leader: str | None = None
         self._term = -1
+        #: Who leads each term, and what each node said last: (term, applied index).
+        self._leaders: dict[int, str] = {}
+        self._said: dict[str, tuple[int, int]] = {}
         #: Nodes that a fault holds, and those that are wiped or not yet ready again after it.
         self._busy: set[str] = set()
         self._hollow: set[str] = set()
         #: Nodes that a fault of the disk holds: these may end by themselves.
         self._may_end: set[str] = set()
+        #: Nodes whose files rotted, or are older than they were: when one refuses them, they are thrown away. What
+        #: rotted may be found much later.
+        self._suspect: set[str] = set()
+        self._rotten: set[str] = set()
+        #: Nodes that were to crash; one may come by when that is no longer waited for.
+        self._armed: set[str] = set()
         self._down: set[str] = set()
 
     async def all(self, kinds: list[str]) -> None:
@@ -85,9 +101,16 @@ class Run:
                 elif name not in self._down and (name not in self._busy or self._may_have_ended(name, code)):
                     self._down.add(name)
                     self.say(f"{self.history.clock():7.1f} s  {name} ended by itself, exit code {code}")
-                    may = name in self._may_end
+                    may = name in self._may_end | self._suspect
+                    may |= name in self._armed and code == -signal.SIGKILL
                     self.history.record("ended", t=self.history.clock(), node=name, code=code, may=may)
                 if code is not None and name not in self._busy:
+                    self._said.pop(name, None)
+                    if name in self._suspect and code not in (0, -signal.SIGKILL):
+                        self._hollow.add(name)
+                        if code != _FATAL:  # it refuses to start: as it asks for
+                            self._forget(name)
+                            self.cluster.do("empty", name)
                     self.cluster.do("start", name)
             await asyncio.gather(*map(self._look, self.cluster.names))
             await asyncio.sleep(_WATCH_S)
@@ -99,9 +122,29 @@ class Run:
     async def _look(self, name: str) -> None:
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError):
             status, said = await self._get(name, "/v1/cluster?stale=true")
-            if status == 200 and said["leader"] and said["term"] > self._term:
+            if status != 200:
+                return
+            self._compare_with_before(name, said["term"], int(said["applied_index"]))
+            if not said["leader"]:
+                return
+            known = self._leaders.setdefault(said["term"], said["leader"])
+            if known != said["leader"]:
+                why = f"{name} says that {said['leader']} leads term {said['term']}, which {known} leads"
+                self.history.record("unsafe", t=self.history.clock(), why=why)
+            if said["term"] > self._term:
                 self._term, self.leader = said["term"], said["leader"]
                 self.history.record("leader", t=self.history.clock(), node=self.leader, term=self._term)
+
+    def _compare_with_before(self, name: str, *said: int) -> None:
+        """Term and applied index of one process never go back."""
+        if name in self._busy or name in self._down:
+            return
+        before = self._said.get(name, said)
+        self._said[name] = said[0], said[1]
+        for what, old, new in zip(("term", "applied index"), before, said, strict=True):
+            if new < old:
+                why = f"{name} went back from {what} {old} to {new}"
+                self.history.record("unsafe", t=self.history.clock(), why=why)
 
     async def _found(self) -> None:
         end = time.monotonic() + _FOUNDED_S
@@ -117,7 +160,8 @@ class Run:
 
     async def _break(self, kinds: list[str]) -> None:
         clocks = len(self.cluster.names) if self.cluster.slow else 1
-        self.history.record("load", t=self.history.clock(), clocks=clocks)
+        late_s, nodes = self.scenario.limits.late_s, len(self.cluster.names)
+        self.history.record("load", t=self.history.clock(), clocks=clocks, late_s=late_s, nodes=nodes)
         end = self.history.clock() + self.scenario.seconds
         for pause_s, together in rounds(self.scenario, self.seed, kinds):
             if self.scenario.rotation and self.history.clock() + pause_s >= end:
@@ -129,17 +173,27 @@ class Run:
 
     async def _strike(self, fault: Fault) -> None:
         nodes = faults.choose(fault, self.cluster.names, self.leader, self._busy, self.draw)
-        if KINDS[fault.kind].few:
-            room = (len(self.cluster.names) - 1) // 2 - len(self._hollow)
-            nodes = nodes[: max(0, room)]
+        if fault.few:
+            # What rotted may yet be found, on the same node again and again rather than on another one.
+            hollow = self._hollow | (self._rotten if fault.hollow else set())
+            room = (len(self.cluster.names) - 1) // 2 - len(hollow)
+            nodes = sorted(hollow - self._busy - self._hollow)[:1] if room <= 0 else nodes[:room]
         if not nodes:
             return
         deposed = fault.kind in faults.DEPOSING and self.leader in nodes
         self._busy.update(nodes)
+        for name in nodes:
+            self._said.pop(name, None)  # when it answers next it may be another process
         if fault.kind in faults.MAY_END:
             self._may_end.update(nodes)
-        if fault.kind == "wipe":
+        if fault.hollow:
             self._hollow.update(nodes)
+        self._armed.update(nodes if fault.at else ())
+        if fault.kind in ("rot", "old-copy"):
+            self._suspect.update(nodes)
+            self._rotten.update(nodes if fault.kind == "rot" else ())
+        elif fault.hollow:
+            self._forget(*nodes)
         self.say(f"{self.history.clock():7.1f} s  {fault.kind} {' '.join(nodes)} for {fault.seconds:.1f} s")
         names = self.cluster.names
         began = self.history.clock()
@@ -151,7 +205,9 @@ class Run:
             others = [name for name in names if name not in self._busy]
             if deposed and len(others) > len(names) // 2:  # they were all ready: see _recovered
                 probe = self.traffic.spawn(self._probe(fault.kind, others))
-            if not KINDS[fault.kind].brief:
+            if fault.at is not None:
+                await self._crashed(nodes, fault)
+            elif not KINDS[fault.kind].brief:
                 await asyncio.sleep(fault.seconds)
         finally:
             await self._do(lambda: held.__exit__(None, None, None))
@@ -159,6 +215,23 @@ class Run:
             self._busy.difference_update(nodes)
         if probe is not None:
             await asyncio.wait([probe], timeout=_PROBING_S)
+
+    def _forget(self, *names: str) -> None:
+        """They begin with nothing, so with nothing bad."""
+        self._suspect.difference_update(names)
+        self._rotten.difference_update(names)
+
+    async def _crashed(self, nodes: list[str], fault: Fault) -> None:
+        """Until one of them came by the point; the others are given a moment more."""
+        end = self.history.clock() + fault.seconds
+        while self.history.clock() < end:
+            if any(self.cluster.ended(name) is not None for name in nodes):
+                end = min(end, self.history.clock() + _MOMENT_S)
+                if all(self.cluster.ended(name) is not None for name in nodes):
+                    break
+            await asyncio.sleep(_LOOK_S)
+        ended = [name for name in nodes if self.cluster.ended(name) == -signal.SIGKILL]
+        self.history.record("crash", t=self.history.clock(), at=fault.at, nodes=ended)
 
     async def _do(self, step: Callable[[], Any]) -> None:
         """A step of a fault, to its end, also when this is cancelled meanwhile."""
@@ -205,6 +278,8 @@ class Run:
                 break
             await asyncio.sleep(_LOOK_S)
         self._may_end.clear()
+        self._suspect &= self._rotten
+        self._armed.clear()
         self._hollow &= set(waiting)
         self.history.record("recovered", t=self.history.clock(), s=took_s)
 
@@ -216,22 +291,52 @@ class Run:
         await self.traffic.no_more()
         await self._recovered()
         end = self.history.clock() + self.scenario.load.delay_s[1] + 2 * self.scenario.load.lease_s + _DRAIN_S
-        while self._owed() and self.history.clock() < end:  # noqa: ASYNC110
-            await asyncio.sleep(_DRAIN_LOOK_S)
-        self.history.record("drained", t=self.history.clock())
         client = self.traffic.client()
+        over: set[str] = set()
+        while (owed := self._owed() - over) and self.history.clock() < end:
+            await asyncio.sleep(_DRAIN_LOOK_S)
+            for message_id in sorted(owed & self._owed())[:_AT_A_LOOK]:
+                if await self._state(client, message_id) not in PENDING:
+                    over.add(message_id)
+        self.history.record("drained", t=self.history.clock())
         for message_id in sorted(self._owed())[:_ASKED_FOR]:
-            try:
-                state: str = (await client.get(message_id)).state
-            except HadelayError as error:
-                state = f"not found: {error}"
+            state = await self._state(client, message_id)
             self.history.record("asked-for", t=self.history.clock(), id=message_id, state=state)
         await asyncio.to_thread(self._compare)
+        await self._count()
+
+    async def _state(self, client: AsyncClient, message_id: str) -> str:
+        try:
+            return (await client.get(message_id)).state
+        except HadelayError as error:
+            return f"not found: {error}"
 
     def _owed(self) -> set[str]:
-        """Stored, not cancelled, and not yet handed out."""
+        """Stored, not cancelled, and not known to be acked."""
         stored = {put.id for put in self.history.puts.values() if put.id is not None and put.cancel_asked is None}
-        return stored - {given.id for given in self.history.given}
+        return stored - {given.id for given in self.history.given if given.acked is not None}
+
+    async def _count(self) -> None:
+        """What each node has counted, when all have applied the same."""
+        end = self.history.clock() + _COUNT_S
+        while True:
+            found = await asyncio.gather(*map(self._metrics, self.cluster.names), return_exceptions=True)
+            counts = [one for one in found if isinstance(one, dict)]
+            if len(counts) == len(found) and len({one["raft_applied_index"] for one in counts}) == 1:
+                break
+            if self.history.clock() > end:
+                self.history.record("uncounted", t=self.history.clock(), why=f"{found}")
+                return
+            await asyncio.sleep(_LOOK_S)
+        for name, count in zip(self.cluster.names, counts, strict=True):
+            ours = not self.cluster.slow
+            self.history.record("counted", t=self.history.clock(), node=name, ours=ours, counts=count)
+
+    async def _metrics(self, name: str) -> dict[str, int]:
+        async with self._http.get(self.cluster.urls[name] + "/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        values = dict(line.rpartition(" ")[::2] for line in lines if line.startswith("hadelay_"))
+        return {metric: int(float(values[f"hadelay_{metric}"])) for metric in COUNTED}
 
     def _compare(self) -> None:
         servers = next(iter(self.cluster.urls.values()))

@@ -7,12 +7,14 @@ import difflib
 import random
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct, field
+
+from hadelay.testing.failpoints import POINTS, step_of
 
 HERE = Path(__file__).resolve().parent / "scenarios"
 #: Or the name of a node.
@@ -31,6 +33,8 @@ class ClusterPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     settings: list[str] = field(default_factory=list)
     #: Size of each node's own disk, where faults need one.
     disk_mib: int = 512
+    #: A deliberate bug in every node (hadelay.testing.mutations): does the run notice?
+    mutation: str = ""
 
 
 class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +70,22 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ms: int | None = None
     percent: int | None = None
     kbit: int | None = None
+    #: Of a crash: the point (hadelay.testing.failpoints); then `seconds` is how long it is waited for.
+    at: str | None = None
+
+    @property
+    def reached(self) -> str:
+        """Of a crash: who comes by its point, and when."""
+        return step_of(self.at).reached if self.at else ""
+
+    @property
+    def hollow(self) -> bool:
+        """What the node kept is lost, or may have to be thrown away."""
+        return KINDS[self.kind].hollow or self.reached == "empty"
+
+    @property
+    def few(self) -> bool:
+        return KINDS[self.kind].few or self.hollow
 
     def amount(self) -> int:
         return next(value for value in (self.ms, self.percent, self.kbit, 0) if value is not None)
@@ -89,6 +109,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     recovery_s: float = 30.0
     #: 0: reported, not judged.
     failover_s: float = 0.0
+    #: How late a message may be, at most, while nothing is broken.
+    late_s: float = 10.0
 
 
 class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,6 +137,10 @@ class Kind(Struct, frozen=True):
     amount: tuple[str, int] | None = None
     #: It never hits more than a minority: that would break what nobody promises.
     few: bool = False
+    #: What the node kept is lost, or may have to be thrown away.
+    hollow: bool = False
+    #: Nothing else is broken at the same time: what it may cost is promised only while others can tell.
+    alone: bool = False
     #: There is nothing to heal.
     brief: bool = False
 
@@ -123,7 +149,10 @@ KINDS: dict[str, Kind] = {
     "kill": Kind("SIGKILL; started again"),
     "stop": Kind("SIGTERM, a clean end; started again"),
     "pause": Kind("SIGSTOP; SIGCONT"),
-    "wipe": Kind("SIGKILL and an empty disk; started again", few=True),
+    "wipe": Kind("SIGKILL and an empty disk; started again", hollow=True),
+    "rot": Kind("SIGKILL, and bits of its files flip; started again", hollow=True, alone=True),
+    "old-copy": Kind("everything it kept is as it was when this began", hollow=True, alone=True),
+    "crash": Kind("ends itself at a point of its code, when it comes by; started again"),
     "transfer": Kind("leadership is handed to another node", brief=True),
     "cut": Kind("no packets between it and the other nodes", ("root", "ip", "nft")),
     "deaf": Kind("it hears nothing of the other nodes, and they hear it", ("root", "ip", "nft")),
@@ -168,7 +197,11 @@ def _problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
         if kind is None:
             yield f"faults[{i}].kind", unknown(fault.kind, KINDS)
             continue
-        if kind.few and fault.target in ("majority", "all"):
+        if fault.at is not None and fault.at not in POINTS:
+            yield f"faults[{i}].at", unknown(fault.at, POINTS)
+        elif (fault.kind == "crash") != (fault.at is not None):
+            yield f"faults[{i}].{'at' if fault.at else 'kind'}", "a crash is `at` a point, and nothing else is"
+        elif fault.few and fault.target in ("majority", "all"):
             yield f"faults[{i}].target", f"{fault.kind} of {fault.target} breaks what no cluster promises"
         for name in ("ms", "percent", "kbit"):
             if getattr(fault, name) is not None and (kind.amount is None or kind.amount[0] != name):
@@ -197,18 +230,31 @@ def rounds(scenario: Scenario, seed: int, works: list[str]) -> Iterator[tuple[fl
     if together:
         yield together[0].after, together
     rotation, draw = scenario.rotation, random.Random(seed)
-    waiting: list[str] = []
-    while rotation:
+    if rotation is None:
+        return
+    kinds = _turns(works if "any" in rotation.kinds else rotation.kinds, draw)
+    points = _turns(POINTS, draw)
+    while True:
         together = []
         for _ in range(draw.randint(1, rotation.together)):
-            if not waiting:  # each in its turn, shuffled: by chance alone some would hardly be seen
-                kinds = works if "any" in rotation.kinds else rotation.kinds
-                waiting = draw.sample(kinds, len(kinds))
-            name, target = waiting.pop(), draw.choice(rotation.targets)
-            if KINDS[name].few and target in ("majority", "all"):
-                target = "random"
-            together.append(_with_amount(Fault(kind=name, target=target, seconds=draw.uniform(*rotation.seconds))))
+            name, target = next(kinds), draw.choice(rotation.targets)
+            at = next(points) if name == "crash" else None
+            fault = Fault(kind=name, target=target, seconds=draw.uniform(*rotation.seconds), at=at)
+            if fault.few and target in ("majority", "all"):
+                fault = msgspec.structs.replace(fault, target="random")
+            if KINDS[name].alone and together:
+                yield draw.uniform(*rotation.after), together
+                together = []
+            together.append(_with_amount(fault))
+            if KINDS[name].alone:
+                break
         yield draw.uniform(*rotation.after), together
+
+
+def _turns(names: Sequence[str], draw: random.Random) -> Iterator[str]:
+    """Each in its turn, shuffled: by chance alone some would hardly be seen."""
+    while True:
+        yield from draw.sample(names, len(names))
 
 
 def _with_amount(fault: Fault) -> Fault:

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from chaos.checkers import CHECKERS, check
-from chaos.history import History, body_of, number_of
-from chaos.report import fault_spans, page, summary, table
+from chaos.checkers import CHECKERS, check, fault_spans, overtaken
+from chaos.history import History, body_of, number_of, term_of
+from chaos.report import page, summary, table
+from hadelay.core.tokens import encode_leases
 
 HEAD = {"scenario": "test", "seed": 1, "seconds": 9, "replay": "again", "directory": "/"}
 
 
-def put(history: History, n: int = 0, delay_s: float = 1.0, at: float = 10.0) -> str:
+def put(history: History, n: int = 0, delay_s: float = 1.0, at: float = 10.0, syncs: int | None = None) -> str:
     history.record("put", n=n, delay_s=delay_s, size=3, asked=at)
-    history.record("stored", n=n, t=at + 0.01, id=f"M{n}")
+    history.record("stored", n=n, t=at + 0.01, id=f"M{n}", syncs=syncs)
     return f"M{n}"
 
 
@@ -25,11 +26,22 @@ def give(history: History, n: int = 0, got: float = 11.1, attempt: int = 1, requ
     """Handed out when it was due, in cluster time that is this clock's, for a lease of 2 s."""
     now_ms = int(got * 1000)
     fields = {"id": f"M{n}", "consumer": "c", "asked": got - 0.5, "now_ms": now_ms, "until_ms": now_ms + 2000}
-    fields |= {"due_ms": 11_000, "redelivered": attempt > 1, "whole": True, **other}
+    fields |= {"due_ms": 11_000, "redelivered": attempt > 1, "whole": True, "term": 1, **other}
     history.record("given", n=n, attempt=attempt, request=request, got=got, **fields)
 
 
+def counted(history: History, node: str = "n1", ours: bool = True, **other: int) -> None:
+    counts = {"raft_applied_index": 9, "published_messages_total": 1, "settled_messages_total": 1}
+    counts |= {"acked_messages_total": 0, 'messages{state="waiting"}': 0, 'messages{state="leased"}': 0}
+    history.record("counted", t=20.0, node=node, ours=ours, counts=counts | {"sweeper_found_messages_total": 0} | other)
+
+
+def load(history: History, **other: Any) -> None:
+    history.record("load", t=9.0, **{"clocks": 1, "late_s": 5.0, "nodes": 3, **other})
+
+
 def kept(history: History) -> None:
+    load(history)
     put(history)
     give(history)
     give(history, got=13.2, attempt=2, request="r2")
@@ -37,8 +49,15 @@ def kept(history: History) -> None:
     put(history, n=1)
     history.record("cancel", n=1, t=10.5)
     history.record("cancelled", n=1, t=10.6)
+    put(history, n=2, syncs=2)
+    give(history, n=2, got=16.5)  # late, but it fell due while something was broken
+    history.record("fault", t=10.9, kind="kill", nodes=["n1"], all=["n1", "n2", "n3"], deposed=False)
+    history.record("healed", t=12.0, kind="kill", nodes=["n1"], began=10.9)
     history.record("replicas", t=20.0, code=0, said="all identical")
-    history.record("recovered", t=20.0, s=0.1)
+    history.record("recovered", t=12.1, s=0.1)
+    for node in ("n1", "n2"):
+        counted(history, node, published_messages_total=3, settled_messages_total=3, acked_messages_total=2)
+    counted(history, "n3", ours=False, published_messages_total=90)
 
 
 def early_by_the_harness_clock(history: History) -> None:
@@ -85,6 +104,27 @@ def two_answers(history: History) -> None:
     give(history)
 
 
+def only_one_disk(history: History) -> None:
+    load(history)
+    history.puts[0].syncs = 1
+    give(history)
+
+
+def of_an_older_term(history: History) -> None:
+    give(history, term=4)
+    give(history, n=1, got=12.0, term=3)
+
+
+def much_too_late(history: History) -> None:
+    load(history)
+    give(history, got=16.5)
+
+
+def not_the_same_everywhere(history: History) -> None:
+    counted(history)
+    counted(history, "n2", settled_messages_total=0)
+
+
 def unlucky_end(history: History) -> None:
     give(history)
     history.record("ended", t=11.0, node="n1", code=70, may=False)
@@ -104,10 +144,19 @@ BROKEN: list[tuple[str, Callable[[History], None]]] = [
     ("I8 duplicate", lambda history: give(history, id="M9")),
     ("I9 early", lambda history: give(history, got=11.1, due_ms=11_200)),
     ("I9 early", early_by_the_harness_clock),
+    ("I2 conservation", lambda history: counted(history, settled_messages_total=0)),
+    ("I2 conservation", lambda history: counted(history, ours=False, sweeper_found_messages_total=1)),
+    ("I10 late", much_too_late),
     ("I12 divergence", lambda history: history.record("replicas", t=20.0, code=1, said="1 of 3 files differ")),
+    ("I13 log safety", lambda history: history.record("unsafe", t=20.0, why="n1 went back from term 2 to 1")),
+    ("I14 durability", only_one_disk),
     ("I15 liveness", lambda history: history.record("not-recovered", t=20.0, s=9.0, why="n1 not ready")),
     ("I15 liveness", lambda history: history.record("asked-for", t=20.0, id="M0", state="ready")),
+    ("I16 fencing", of_an_older_term),
     ("I17 fail-stop", unlucky_end),
+    ("I18 honesty", lambda history: counted(history, published_messages_total=2)),
+    ("I18 honesty", lambda history: counted(history, acked_messages_total=1)),
+    ("I18 honesty", not_the_same_everywhere),
 ]
 
 
@@ -146,7 +195,7 @@ def test_every_check_can_fail() -> None:
 def test_a_cold_start_takes_time_from_wall_clocks_which_may_differ_between_machines() -> None:
     for clocks, noticed in ((1, True), (3, False)):
         history = History()
-        history.record("load", t=9.0, clocks=clocks)
+        load(history, clocks=clocks)
         put(history)
         history.record("fault", t=10.2, kind="kill", nodes=["n1", "n2"], all=["n1", "n2", "n3"], deposed=True)
         early_by_the_harness_clock(history)
@@ -172,6 +221,19 @@ def test_lateness_is_told_apart_by_what_was_broken_when_a_message_was_owed() -> 
     late = summary(history, [], HEAD)["late_ms"]
     assert late["calm"] == {"n": 3, "p50": 5, "p99": 6, "max": 6}
     assert late["during faults"] == {"n": 2, "p50": 6000, "p99": 6000, "max": 6000}
+
+
+def test_what_was_due_later_and_came_sooner_is_counted() -> None:
+    history = History()
+    for n, (due, asked, got) in enumerate(((11.0, 13.0, 13.1), (12.5, 12.0, 12.6), (11.9, 12.7, 12.8))):
+        put(history, n)
+        give(history, n, got=got, asked=asked, due_ms=int(due * 1000))
+    assert overtaken(history) == 1  # the third is no second ahead of the second
+
+
+def test_a_lease_says_in_which_term_it_was_granted() -> None:
+    tokens = encode_leases(255, 0xFEDCBA98, 0xFFFFFFFF, [1], [494_000], [7]) + encode_leases(0, 7, 1, [0], [1], [2])
+    assert list(map(term_of, tokens)) == [0xFEDCBA98, 7]
 
 
 def test_a_payload_says_which_message_it_is_and_whether_it_is_whole() -> None:

@@ -17,6 +17,9 @@ DONE = {
     "kill": ("kill", "start"),
     "stop": ("stop", "start"),
     "wipe": ("kill empty", "start"),
+    "rot": ("kill rot", "start"),
+    "old-copy": ("kill copy start", "kill restore start"),
+    "crash": ("arm(journal.write:before)", "arm() start"),
     "pause": ("pause", "resume"),
     "transfer": ("", ""),
     "cut": ("cut", "uncut"),
@@ -68,10 +71,14 @@ class Recorded(Cluster):
     def control(self, name: str, **values: int) -> None:
         Recorder(self, "").control(name, **values)
 
+    def arm(self, name: str, point: str) -> None:
+        self.note(name, f"arm({point})")
+
 
 def fault(kind: str) -> Fault:
     amount = KINDS[kind].amount
-    return Fault(kind=kind, **({amount[0]: amount[1]} if amount else {}))
+    more: dict[str, Any] = {"at": "journal.write:before"} if kind == "crash" else {}
+    return Fault(kind=kind, **({amount[0]: amount[1]} if amount else more))
 
 
 def test_every_kind_is_here() -> None:
@@ -91,6 +98,13 @@ def test_a_fault_heals_what_it_broke_even_if_the_run_ends_in_the_middle(kind: st
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert cluster.seen == {"n1": hit + heal, "n2": [], "n3": hit + heal}
+
+
+def test_a_node_is_killed_to_come_by_a_point_of_its_start() -> None:
+    cluster = Recorded()
+    with strike(cluster, ["n2"], Fault(kind="crash", at="snapshot.verify:after")):
+        assert cluster.seen["n2"] == ["kill", "empty", "arm(snapshot.verify:after)", "start"]
+    assert cluster.seen["n2"][4:] == ["arm()", "start"]
 
 
 @pytest.mark.parametrize("kind", ["kill", "pause", "cut"])
@@ -126,4 +140,13 @@ def test_a_fault_that_cannot_begin_is_healed_where_it_began() -> None:
 )
 def test_who_is_hit(target: str, busy: set[str], chosen: set[str]) -> None:
     hit = choose(Fault(kind="kill", target=target), NODES, "n2", busy, random.Random(1))
+    assert set(hit) == chosen
+
+
+@pytest.mark.parametrize(
+    ("point", "chosen"),
+    [("raft.commit:before", {"n2"}), ("raft.take:after", {"n1"}), ("journal.vote:before", set(NODES))],
+)
+def test_who_has_to_be_hit_for_somebody_to_come_by_a_crash_point(point: str, chosen: set[str]) -> None:
+    hit = choose(Fault(kind="crash", at=point, target="n3"), NODES, "n2", {"n3"} - chosen, random.Random(1))
     assert set(hit) == chosen

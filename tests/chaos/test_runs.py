@@ -45,6 +45,40 @@ def test_smoke(tmp_path: Path) -> None:
     assert main(["report", str(tmp_path / "run")]) == 0
 
 
+#: One of each kind of step; `python -m chaos run crash-points` goes through all.
+AT = (
+    "journal.pwritev:within", "journal.synced:before", "dispatch.answer:before", "checkpoint.commit:after",
+    "journal.vote:after", "disk.identity:after",
+)  # fmt: skip
+
+
+def test_a_node_that_ends_at_any_step_of_its_code_loses_nothing(tmp_path: Path) -> None:
+    """And another one has the same files in the end."""
+    crash = '[[faults]]\nkind = "crash"\nat = "{}"\ntarget = "{}"\nseconds = 20.0\nafter = 0.0\n'
+    faults = [crash.format(point, ("leader", "follower")[i % 2]) for i, point in enumerate(AT)]
+    head = 'seconds = 1.0\n[cluster]\nsettings = ["storage.checkpoint_interval_ms=1s"]\n[limits]\nrecovery_s = 60.0\n'
+    load = "[load]\nrate = 40\ndelay_s = [0.0, 1.0]\nlease_s = 1.0\nrepeated = 0.3\n"
+    (tmp_path / "points.toml").write_text(head + load + "".join(faults))
+    with start(tmp_path / "run", "run", tmp_path / "points.toml", "--port-base", free_ports(6)) as run:
+        out, err = run.communicate()
+    assert run.returncode == 0, out + err
+    assert json.loads(out)["points"] == {point: [1, 1] for point in sorted(AT)}
+
+
+@pytest.mark.parametrize(
+    ("mutation", "verdict"),
+    [("not_held_back", "I9 early"), ("dropped_message", "I1 lost"), ("no_sync", "I14 durability")],
+)
+def test_a_server_that_is_broken_on_purpose_is_noticed(tmp_path: Path, mutation: str, verdict: str) -> None:
+    if mutation == "no_sync" and tools.missing("cc"):
+        pytest.skip(tools.missing("cc"))
+    words = ("run", "calm", "--seconds", 2.5, "--mutation", mutation, "--port-base", free_ports(6))
+    with start(tmp_path / "run", *words) as run:
+        out, err = run.communicate()
+    assert run.returncode == 1, err
+    assert json.loads(out)["verdicts"][verdict]["violations"]
+
+
 def processes_of(directory: Path) -> dict[int, str]:
     """pid → state of each process that was started with a file in that directory."""
     found = {}

@@ -12,6 +12,7 @@ from chaos import scenario, tools
 from chaos.__main__ import MISTAKE, main
 from chaos.cluster import GivenCluster
 from chaos.scenario import KINDS, Mistake, rounds
+from hadelay.testing.failpoints import POINTS
 
 FAULT = '[[faults]]\nkind = "kill"\n'
 
@@ -30,6 +31,14 @@ FAULT = '[[faults]]\nkind = "kill"\n'
         (f"{FAULT}ms = 3", 3, "kill takes no amount"),
         ('[[faults]]\nkind = "loss"\nms = 3', 3, "loss takes percent"),
         ('[[faults]]\nkind = "wipe"\ntarget = "all"', 3, "breaks what no cluster promises"),
+        ('[[faults]]\nkind = "crash"', 2, "a crash is `at` a point"),
+        (f'{FAULT}at = "journal.sync:after"', 3, "a crash is `at` a point"),
+        ('[[faults]]\nkind = "crash"\nat = "journal.sinc:after"', 3, "did you mean journal.sync:after"),
+        (
+            '[[faults]]\nkind = "crash"\nat = "journal.reset:after"\ntarget = "all"',
+            4,
+            "breaks what no cluster promises",
+        ),
         ('[rotation]\nkinds = ["any", "kll"]', 2, "did you mean kill"),
         ('[rotation]\nkinds = ["any"]\ntargets = ["leder"]', 3, "did you mean leader"),
         ("[cluster]\nnodes = 12", 2, "1 to 9"),
@@ -65,7 +74,9 @@ def test_missing_tools_are_named_with_their_package(monkeypatch: pytest.MonkeyPa
             tools.usable({"cut", "slow-sync", "kill"})
         for words in ("cut: run it as root", "apt-get install nftables", "slow-sync: cc is not installed"):
             assert words in str(caught.value)
-        assert tools.usable({"any"}) == {"kill", "stop", "pause", "wipe", "transfer"}
+        assert tools.usable({"any"}) == {
+            "kill", "stop", "pause", "wipe", "transfer", "rot", "old-copy", "crash",
+        }  # fmt: skip
     finally:
         tools.missing.cache_clear()
 
@@ -87,7 +98,19 @@ def test_a_seed_draws_the_same_rounds_and_a_rotation_leaves_no_kind_out() -> Non
     assert first != list(islice(rounds(hour, 6, list(KINDS)), 30))
     faults = [fault for _, together in first for fault in together]
     assert {fault.kind for fault in faults} == set(KINDS)
-    assert not any(KINDS[fault.kind].few and fault.target in ("majority", "all") for fault in faults)
+    assert not any(fault.few and fault.target in ("majority", "all") for fault in faults)
+    assert not any(KINDS[fault.kind].alone and len(together) > 1 for _, together in first for fault in together)
+
+
+def test_a_rotation_leaves_no_crash_point_out() -> None:
+    found = rounds(scenario.load(scenario.find("crash-points")), 5, list(KINDS))
+    assert {fault.at for _, together in islice(found, len(POINTS)) for fault in together} == set(POINTS)
+
+
+def test_a_mutation_that_there_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "calm", "--mutation", "five_ms_erly", "--dir", str(tmp_path)]) == MISTAKE
+    assert "did you mean five_ms_early" in capsys.readouterr().err
+    assert main(["mutations", "none"]) == MISTAKE
 
 
 def test_what_comes_along_and_what_the_how_to_shows_is_in_order(tmp_path: Path) -> None:
