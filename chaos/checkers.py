@@ -26,10 +26,11 @@ _COLD_MS = 2 * 250.0
 #: States of a message that is still to come.
 PENDING = ("scheduled", "ready", "leased")
 #: What every node counts, of all topics: metrics without their prefix.
-COUNTED = (
-    "raft_applied_index", "published_messages_total", "settled_messages_total", "acked_messages_total",
-    'messages{state="waiting"}', 'messages{state="leased"}', "sweeper_found_messages_total",
-)  # fmt: skip
+ACKED, *OTHER_ENDS = (
+    f'settled_messages_total{{outcome="{outcome}"}}' for outcome in ("acked", "cancelled", "expired", "dead")
+)
+PARTS = (ACKED, *OTHER_ENDS, 'messages{state="waiting"}', 'messages{state="leased"}')
+COUNTED = ("raft_applied_index", "published_messages_total", *PARTS, "sweeper_found_messages_total")
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,7 @@ def miscounted(history: History) -> Iterator[str]:
     had forgotten."""
     for event in history.of("counted"):
         count = event["counts"]
-        parts = ("settled_messages_total", 'messages{state="waiting"}', 'messages{state="leased"}')
-        if event["ours"] and count["published_messages_total"] != sum(count[name] for name in parts):
+        if event["ours"] and count["published_messages_total"] != sum(count[name] for name in PARTS):
             yield f"{event['node']} counts {', '.join(f'{name} {number}' for name, number in count.items())}"
         if count["sweeper_found_messages_total"]:
             yield f"{event['node']} had forgotten {count['sweeper_found_messages_total']} messages"
@@ -252,7 +252,7 @@ def dishonest(history: History) -> Iterator[str]:
     acked, given = {g.id for g in history.given if g.acked is not None}, {g.id for g in history.given}
     limits = {
         "published_messages_total": (sure, sum(not put.refused for put in history.puts.values())),
-        "acked_messages_total": (len(acked), len(given)),
+        ACKED: (len(acked), len(given)),
     }
     for event in events:
         for name, (least, most) in limits.items():
