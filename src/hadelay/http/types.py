@@ -575,6 +575,7 @@ class ReadyQuery(In):
 class CheckOut(Out):
     name: str
     ok: bool
+    #: How it stands, or what is wrong.
     detail: str = ""
 
 

@@ -73,6 +73,7 @@ class Follower:
             self._leader, self.verified, self._owed = (name, term), 0, None
             node.snapshots.new_leader()
             node.stats.leader_changes += 1
+            log.info("follows", extra={"leader": name, "term": term})
 
     def reset(self) -> None:
         """The log was replaced by a snapshot: nothing is verified but what the snapshot holds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ from hadelay.server.api import Histogram
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
+
+log = logging.getLogger(__name__)
 
 #: How often the free space is looked at, and the timer trigger is considered.
 _TICK_S = 1.0
@@ -102,6 +105,11 @@ class Checkpoints:
         self.free_bytes = min(node.disk.free(d)[0] for d in (node.config.node.data_dir, node.config.journal_dir))
         if self._space != (self.free_bytes >= self.config.min_free_bytes):
             self._space = not self._space
+            log.log(
+                logging.INFO if self._space else logging.WARNING,
+                "space_enough" if self._space else "space_low",
+                extra={"free_bytes": self.free_bytes, "min_free_bytes": self.config.min_free_bytes},
+            )
             node.peers.tell()
 
     def _tick(self) -> None:

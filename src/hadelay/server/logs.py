@@ -1,4 +1,8 @@
-"""Log lines: structlog to stderr, an event and its fields; JSON unless a person is watching. None per message."""
+"""Log lines on stderr: an event and its fields, one per change of state, none per message. JSON off a terminal.
+
+Parts that also run in the simulator log through `logging`, with their fields in `extra`; the others through structlog.
+Both come out alike, with the node's name.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +10,40 @@ import logging
 import sys
 
 import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 from hadelay.config import LogConfig
 
 
-def set_up_logs(config: LogConfig) -> None:
+def set_up_logs(config: LogConfig, node: str = "") -> None:
     """Once per process, before anything logs."""
+
+    def named(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        event.setdefault("node", node)
+        return event
+
     pretty = config.format == "text" or (config.format == "auto" and sys.stderr.isatty())
     level = getattr(logging, config.level.upper())
+    now = structlog.processors.TimeStamper(fmt="iso", utc=True)
+    common: list[Processor] = [structlog.processors.add_log_level, now, *([named] if node else [])]
+    written: list[Processor] = (
+        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)]
+        if pretty
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *(
-                [structlog.dev.ConsoleRenderer()]
-                if pretty
-                else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-            ),
-        ],
+        processors=[*common, *written],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    # aiohttp and pysyncobj speak through logging: what they warn about is worth a line, in the same form.
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*common, structlog.stdlib.ExtraAdder()],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *written],
+        )
+    )
+    # Of aiohttp and the others what they warn about is worth a line.
+    logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler], force=True)
+    logging.getLogger("hadelay").setLevel(level)

@@ -8,9 +8,11 @@ journal has everything that was acknowledged.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +31,7 @@ from hadelay.server.service import NodeService
 from hadelay.server.webhooks.sender import Sender
 from hadelay.storage.disk import RealDisk
 from hadelay.storage.lmdbtables import LmdbBackend
+from hadelay.version import VERSION
 
 #: EX_SOFTWARE: the node ended itself because going on could have broken a promise.
 FATAL = 70
@@ -49,7 +52,8 @@ log = structlog.get_logger("hadelay")
 
 def serve(config: Config, ready: Callable[[dict[str, Any]], None] = lambda node: None) -> int:
     """Run one node until a signal; `ready` is called once, when it can serve. Returns the exit code."""
-    set_up_logs(config.log)
+    set_up_logs(config.log, config.node.name)
+    log.info("starting", version=VERSION, cluster=config.cluster.id, data_dir=config.node.data_dir)
     gc.set_threshold(*_GC)
     sys.setswitchinterval(_SWITCH_S)
     return uvloop.run(_serve(config, ready))
@@ -63,7 +67,7 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
     ending = asyncio.Event()
 
     def fatal(error: BaseException) -> None:
-        log.critical("fatal", error=repr(error), node=config.node.name, exc_info=error)
+        log.critical("fatal", error=repr(error), exc_info=error)
         # No clean-up: the very next write might be the one that breaks a promise.
         os._exit(FATAL)
 
@@ -88,9 +92,12 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
         if not ending.is_set():
             # What is here now stays: no collection has to look at it again.
             gc.freeze()
-            log.info("ready", node=node.name, http=config.advertise, raft=config.raft.listen)
+            log.info("ready", http=config.advertise, raft=config.raft.listen, leader=node.raft.leader)
+            notify("READY=1")
             ready({"name": node.name, "pid": os.getpid(), "http": config.advertise, "raft": config.raft.listen})
         await ending.wait()
+        log.info("stopping", leads=bool(node.leading))
+        notify("STOPPING=1")
         await _hand_over(node)
         await _calls_over(node)
         await _within(_CHECKPOINT_S, node.checkpoints.begin, "checkpoint_unfinished", node)
@@ -99,8 +106,16 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
         node.stop()
         await sender.close()
         runtime.close()
-    log.info("stopped", node=node.name)
+    log.info("stopped")
     return 0
+
+
+def notify(state: str) -> None:
+    """Tell systemd, if it started this process and asked to be told (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
 
 
 async def _ready(node: Node, ending: asyncio.Event) -> None:
@@ -128,7 +143,7 @@ async def _calls_over(node: Node) -> None:
         if not node.push.busy:
             return
         await asyncio.sleep(_LOOK_S)
-    log.warning("calls_unfinished", node=node.name, after_s=_CALLS_S)
+    log.warning("calls_unfinished", after_s=_CALLS_S)
 
 
 async def _within(seconds: float, start: Callable[[Callable[[], None]], None], failure: str, node: Node) -> None:
@@ -138,4 +153,4 @@ async def _within(seconds: float, start: Callable[[Callable[[], None]], None], f
     try:
         await asyncio.wait_for(over.wait(), seconds)
     except TimeoutError:
-        log.warning(failure, node=node.name, after_s=seconds)
+        log.warning(failure, after_s=seconds)

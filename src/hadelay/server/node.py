@@ -6,6 +6,7 @@ that HTTP calls, `server.main` the real world.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,6 +36,10 @@ from hadelay.storage.disk import Disk, Lock
 from hadelay.storage.identity import note_damage
 from hadelay.storage.store import Storage
 
+log = logging.getLogger(__name__)
+
+#: Between two lines about the clocks; a node that starts has heard of the others by then.
+_ALARMS_S = 5.0
 #: Cluster time, and the term of the leader who says it.
 _TIME = struct.Struct("<qQ")
 
@@ -67,6 +72,9 @@ class Node:
         self.leading = 0
         self._elected = 0
         self._transferring = False
+        #: What was said last of the clocks, and when.
+        self._alarms: list[str] = []
+        self._alarms_said = runtime.monotonic()
         self.stopped = False
         #: What keeps other processes out of this node's directories.
         self.locks: Sequence[Lock] = ()
@@ -220,6 +228,7 @@ class Node:
         self.link.on_message(peer, kind, payload)
 
     def on_link(self, peer: str, up: bool) -> None:
+        log.info("link_up" if up else "link_down", extra={"peer": peer})
         if up:
             self.peers.greet(peer)
             self.batcher.kick()
@@ -301,6 +310,7 @@ class Node:
 
     def _clock_changed(self) -> None:
         """Elected, and cluster time is known: now this node leads. Until then it proposes nothing of its own."""
+        self._say_what_clocks_do()
         if self._elected and not self.leading and self.clock.ready:
             self.leading = self._elected
             self._agree_on_settings()
@@ -309,6 +319,18 @@ class Node:
             self.batcher.kick()
         elif self.leading:
             self.dispatcher.clock_changed()
+
+    def _say_what_clocks_do(self) -> None:
+        """A line when it changes, and not one a second when a clock is just about too far off."""
+        alarms, mono = sorted(self.clock.alarms), self.runtime.monotonic()
+        if alarms == self._alarms or mono < self._alarms_said + _ALARMS_S:
+            return
+        skews = {name: round(ms) for name, ms in sorted(self.clock.skews(mono).items())}
+        if alarms:
+            log.warning("clock_alarm", extra={"alarms": alarms, "skews_ms": skews})
+        else:
+            log.info("clock_fine", extra={"skews_ms": skews})
+        self._alarms, self._alarms_said = alarms, mono
 
     def _agree_on_settings(self) -> None:
         """What apply decides by must be the same everywhere, whatever each node's file says: the leader's counts."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hadelay.core.describe import Happened
@@ -137,15 +136,28 @@ def names(node: Node) -> NamesView:
 
 
 def ready_checks(node: Node) -> list[Check]:
-    """Can this node serve: the conditions behind /readyz, each with what is wrong."""
-    leader = node.raft.leader
-    lag = node.raft.commit_index - node.raft.applied_index
-    checks: list[tuple[str, bool, Callable[[], str]]] = [
-        ("leader", leader is not None, lambda: "no majority can be reached"),
-        ("clock", node.clock.ready, lambda: f"cluster time is not known: {', '.join(sorted(node.clock.alarms))}"),
-        ("applied", lag <= _MAX_LAG, lambda: f"{lag} entries behind what is committed"),
+    """Can this node serve: the conditions behind /readyz, each with how it stands, or with what is wrong."""
+    raft, clock = node.raft, node.clock
+    lag = raft.commit_index - raft.applied_index
+    skew = clock.skews(node.runtime.monotonic()).get(node.name)
+    alarms = ", ".join(sorted(clock.alarms))
+    free = f"{node.checkpoints.free_bytes >> 20:,} MiB are free"
+    checks = [
+        ("leader", raft.leader is not None, f"{raft.leader} leads term {raft.term}", "no majority can be reached"),
+        (
+            "clock",
+            clock.ready,
+            alarms or f"this node's wall clock is {skew or 0:+.0f} ms off",
+            f"cluster time is not known: {alarms}",
+        ),
+        ("applied", lag <= _MAX_LAG, f"{lag} entries to apply", f"{lag} entries behind what is committed"),
         # Whoever restarts node after node waits for this: until then the others are the majority, without a spare.
-        ("admitted", node.raft.journal.admitted, lambda: "a new incarnation, which neither votes nor counts yet"),
-        ("space", node.checkpoints.has_space(), lambda: "less than storage.min_free_bytes is free"),
+        (
+            "admitted",
+            raft.journal.admitted,
+            f"incarnation {raft.journal.incarnation} votes",
+            "a new incarnation, which neither votes nor counts yet",
+        ),
+        ("space", node.checkpoints.has_space(), free, f"{free}: less than storage.min_free_bytes"),
     ]
-    return [Check(name, ok, "" if ok else detail()) for name, ok, detail in checks]
+    return [Check(name, ok, stands if ok else wrong) for name, ok, stands, wrong in checks]
