@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from hadelay.core.commands import Draft
+from hadelay.core.commands import Command, Draft, decode_entry, encode_cancel, encode_topic_put
 from hadelay.core.dispatch import Poll
 from hadelay.errors import OutcomeUnknown
+from hadelay.core.results import CancelOutcome
+from hadelay.model import hour_name, unpack_id
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.testing import invariants
@@ -44,18 +46,32 @@ class Scene(SimCluster):
     def others(self) -> list[str]:
         return [name for name in self.names if name != self.first]
 
-    def publish(self, delay_ms: int = 0, at: str = "") -> int:
+    def publish(self, delay_ms: int = 0, key: bytes | None = None) -> int:
         """The id of a message that was answered as stored."""
-        process = self.process(at or self.first)
-        answers: list[tuple[Any, Any]] = []
         draft = Draft("orders", delay_ms, True, 0, 0, b"", b"body")
+        return int(self.ask(lambda node, done: node.publish([draft], key, done)).ids[0])
+
+    def ask(self, request: bytes | Any) -> Any:
+        """What the leader's apply says of a command, or what a call on it is answered."""
+        process, answers = self.process(self.first), []
         assert process is not None
-        self.door.call(
-            process, lambda node, done: node.publish([draft], None, done), lambda r, e: answers.append((r, e))
-        )
+        call = request if callable(request) else lambda node, done: node.propose(request, done)
+        self.door.call(process, call, lambda result, error: answers.append((result, error)))
         self.until(lambda: bool(answers))
         assert answers[0][1] is None, answers[0][1]
-        return int(answers[0][0].ids[0])
+        return answers[0][0]
+
+    def on(self, name: str) -> Node:
+        process = self.process(name)
+        assert process is not None
+        assert process.node is not None
+        return process.node
+
+    def sleep(self, seconds: float) -> None:
+        """All machines are suspended: nothing happens meanwhile, and then everything that fell due does."""
+        self.world.now += seconds
+        self.world.run_for(5.0)
+        self.until(lambda: self.leader() is not None)
 
     def receive(self, wait_ms: int = 1000, consumer: str = "c") -> list[int]:
         node, got = self.leader(), []
@@ -283,4 +299,100 @@ def test_a_leader_that_slept_hands_out_nothing_of_what_others_had_meanwhile():
     ((delivery, error),) = got
     assert delivery is None, "the lease was over, and somebody else has the message"
     assert isinstance(error, OutcomeUnknown)
+    scene.converge()
+
+
+def test_a_key_is_never_ahead_of_the_checkpoint_that_it_belongs_to() -> None:
+    """A checkpoint is cut short at any of its steps, while publishes with keys go on. What came after the last one is
+    replayed: a key that was known before its entry would make it a repetition, and lose it."""
+    for steps in (1, 2, 3, 4, 6, 9, 13):
+        scene = Scene(steps)
+        name, keys = scene.others[0], [b"k%d" % n for n in range(6)]
+        ids = [scene.publish(HOUR_S * 1000, key) for key in keys[:3]]
+        node = scene.on(name)
+        scene.until(lambda node=node, ids=ids: all(node.state.find(i) for i in ids))
+        scene.machines[name].disk.crash_in = steps
+        node.runtime.call_soon(node.checkpoints.begin)
+        ids += [scene.publish(HOUR_S * 1000, key) for key in keys[3:]]
+        scene.power_cut(name)
+        scene.converge()
+        assert [scene.publish(HOUR_S * 1000, key) for key in keys] == ids
+        scene.converge()
+
+
+@pytest.mark.parametrize("names", [("n1",), ("n1", "n2", "n3")], ids=["one", "three"])
+def test_forty_eight_idle_hours_and_then_a_publish(names: tuple[str, ...]) -> None:
+    """The state's own time has stood still, and so have the wheels. A single node goes on leading."""
+    scene = Scene(names=names)
+    soon, later = scene.publish(47 * HOUR_S * 1000), scene.publish(49 * HOUR_S * 1000)
+    scene.sleep(48 * HOUR_S)
+    started = scene.world.now
+    new = scene.publish(700)
+    got = scene.receive(wait_ms=3000)
+    assert got == [soon]
+    assert scene.receive(wait_ms=3000) == [new]
+    assert 0.69 < scene.world.now - started < 1.2
+    scene.sleep(HOUR_S)
+    got = scene.receive(wait_ms=3000)
+    while later not in got:
+        got += scene.receive(wait_ms=3000)
+    assert set(got) == {soon, new, later}  # their leases ran out meanwhile
+    scene.converge()
+
+
+def test_a_crash_at_any_step_of_an_hours_retirement() -> None:
+    for steps in (1, 2, 3, 5, 8, 12):
+        scene = Scene(steps)
+        scene.ask(encode_topic_put("orders", {"retention_ms": 0}))
+        old = [scene.publish() for _ in range(3)]
+        hour = unpack_id(old[0])[1]
+        kept = scene.publish(9 * HOUR_S * 1000)
+        scene.ask(encode_cancel("n1", old))
+        scene.sleep(4 * HOUR_S)
+        scene.until(lambda scene=scene, hour=hour: all(hour in node.state.retired for node in scene.nodes()), 60.0)
+        name = scene.others[0]
+        scene.machines[name].disk.crash_in = steps
+        node = scene.on(name)
+        node.runtime.call_soon(node.checkpoints.begin)
+        scene.world.run_for(0.05)
+        scene.power_cut(name)
+        scene.converge()
+        node, disk = scene.on(name), scene.machines[name].disk
+        node.runtime.call_soon(node.checkpoints.begin)
+        scene.publish()
+        scene.world.run_for(1.0)
+        assert scene.state(kept) == "scheduled"
+        assert [node.state.describe(i) for i in old] == [None] * 3
+        assert [path for path in disk.copy() if hour_name(hour) in path] == []
+
+
+@pytest.mark.parametrize("first", ["grant", "cancel"])
+def test_a_grant_and_a_cancel_in_one_batch(first: str) -> None:
+    """Whichever stands first wins, and the other is told so."""
+    scene = Scene()
+    message = scene.publish()
+    scene.world.run_for(0.5)
+    leader, got, outcomes = scene.on(scene.first), [], []
+    poll = Poll("c", b"", ("orders",), 10, 5000, 1000, lambda d, e: got.append((d, e)))
+    cancel = encode_cancel("n1", [message])
+
+    def proposed(result: Any, error: Any) -> None:
+        outcomes.append(CancelOutcome(int(result.outcomes[0])))
+
+    steps = [lambda: leader.dispatcher.poll(poll), lambda: leader.propose(cancel, proposed)]
+    leader.batcher.hold(True)
+    for step in steps if first == "grant" else reversed(steps):
+        leader.runtime.call_soon(step)
+        scene.world.run_for(0.01)
+    leader.batcher.hold(False)
+    scene.until(lambda: bool(got and outcomes))
+    batches = [[kind for kind, _ in decode_entry(entry)[2]] for _, _, entry in scene.entries.values()]
+    together = [batch for batch in batches if Command.CANCEL in batch]
+    assert [kind for kind in together[0] if kind in (Command.GRANT, Command.CANCEL)] == (
+        [Command.GRANT, Command.CANCEL] if first == "grant" else [Command.CANCEL, Command.GRANT]
+    )
+    delivery, error = got[0]
+    assert error is None
+    assert delivery.rows["first_id"].tolist() == ([message] if first == "grant" else [])
+    assert outcomes == [CancelOutcome.LEASED if first == "grant" else CancelOutcome.CANCELLED]
     scene.converge()
