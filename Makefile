@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 export PYTHONDONTWRITEBYTECODE :=
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test check format bench chaos lock docs clean
+.PHONY: help setup demo test check format bench chaos sim lock docs clean
 
 help:
 	@echo 'make demo    three nodes, producers, consumers; the leader is killed; a table says what became of the messages'
@@ -14,6 +14,7 @@ help:
 	@echo 'make check   format, lint, types'
 	@echo 'make bench   the numbers, beside those of others (bench/README.md); ROWS="single batch" for some of them'
 	@echo 'make chaos   one hour of faults of every kind that works here, against real processes (docs/howto/chaos.md)'
+	@echo 'make sim     100,000 seeds of the simulator, a day or so; run it again to go on (docs/explanation/simulation.md)'
 	@echo 'make docs    the generated reference pages'
 	@echo 'make lock    requirements.lock from the newest versions that pyproject.toml allows'
 
@@ -57,6 +58,11 @@ bench: $(READY)
 chaos: $(READY)
 	@$(PY) -m chaos run hour
 
+# Fewer: make sim SEEDS=1000
+SEEDS := 100000
+sim: $(READY)
+	@$(PY) -m hadelay sim --seed 1 --count $(SEEDS) --log sim-out/seeds.jsonl
+
 docs: $(READY)
 	$(PY) tools/reference.py
 
@@ -64,4 +70,4 @@ lock: $(READY)
 	$(PY) tools/lock.py
 
 clean:
-	rm -rf $(VENV) bench/out chaos-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) bench/out chaos-out sim-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

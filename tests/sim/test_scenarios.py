@@ -9,8 +9,8 @@ import pytest
 
 from hadelay.core.commands import Command, Draft, decode_entry, encode_cancel, encode_topic_put
 from hadelay.core.dispatch import Poll
-from hadelay.errors import OutcomeUnknown
 from hadelay.core.results import CancelOutcome
+from hadelay.errors import OutcomeUnknown
 from hadelay.model import hour_name, unpack_id
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node

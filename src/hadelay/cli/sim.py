@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 
-def sim(*, seed: int = 1, count: int = 1, jobs: int = 0, verbose: bool = False) -> int:
+def sim(
+    *, seed: int = 1, count: int = 1, jobs: int = 0, verbose: bool = False, mutation: str = "", log: str = ""
+) -> int:
     """Run seeds of the simulator: real nodes, simulated disks, network and clocks. One that fails ends with 1.
 
     Parameters
@@ -16,7 +18,11 @@ def sim(*, seed: int = 1, count: int = 1, jobs: int = 0, verbose: bool = False) 
         Processes; 0 is one per core.
     verbose
         A line per seed.
+    mutation
+        A bug to put in first, to see it noticed.
+    log
+        A file for the results: seeds that are in it are not run again, so a long run can be interrupted.
     """
     from hadelay.testing.cli import main
 
-    return main(seed, count, jobs, verbose)
+    return main(seed, count, jobs, verbose, mutation, log)

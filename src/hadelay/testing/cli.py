@@ -3,58 +3,151 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import multiprocessing
 import os
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hadelay.testing.mutations import MUTATIONS, broken
 from hadelay.testing.run import Report, run_seed
 
+#: Seeds of which the results are written down together.
+_BLOCK = 100
 
-def main(seed: int = 1, count: int = 1, jobs: int = 0, verbose: bool = False) -> int:
+
+@dataclass
+class Totals:
+    """What some seeds did, together."""
+
+    seeds: int = 0
+    simulated_s: float = 0.0
+    #: Of all cores.
+    wall_s: float = 0.0
+    messages: int = 0
+    hand_outs: int = 0
+    #: seed → the promise that it broke
+    failed: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, report: Report) -> Totals:
+        failed = {str(report.seed): report.invariant} if report.failure else {}
+        return cls(1, report.simulated_s, report.wall_s, report.messages, report.hand_outs, failed, dict(report.counts))
+
+    def join(self, other: Totals) -> None:
+        self.seeds += other.seeds
+        self.simulated_s += other.simulated_s
+        self.wall_s += other.wall_s
+        self.messages += other.messages
+        self.hand_outs += other.hand_outs
+        self.counts = dict(Counter(self.counts) + Counter(other.counts))
+        self.failed |= other.failed
+
+
+class Log:
+    """A file with a line of JSON per block of seeds: what is in it need not run again."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path) if path else None
+        self.blocks: dict[tuple[int, int], Totals] = {}
+        if self.path is not None and self.path.exists():
+            for text in self.path.read_text().splitlines():
+                try:
+                    block = json.loads(text)
+                    self.blocks[block["first"], block["count"]] = Totals(**block["totals"])
+                except (ValueError, TypeError, KeyError):
+                    continue  # cut short: those seeds run again
+
+    def write(self, block: range, totals: Totals) -> None:
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as file:
+                line = {"first": block.start, "count": len(block), "totals": asdict(totals)}
+                file.write(json.dumps(line) + "\n")
+
+
+def main(seed: int = 1, count: int = 1, jobs: int = 0, verbose: bool = False, mutation: str = "", log: str = "") -> int:
     """Run seeds seed … seed + count - 1. Returns 0, or 1 when a promise was broken (the story is printed)."""
+    if mutation and mutation not in MUTATIONS:
+        print(f"there is no mutation {mutation!r}: {', '.join(MUTATIONS)}", file=sys.stderr)
+        return 2
     started = time.perf_counter()
-    failed: list[Report] = []
-    totals: Counter[str] = Counter()
-    simulated = messages = hand_outs = done = 0.0
-    for report in run_seeds(range(seed, seed + count), jobs):
-        done += 1
-        simulated += report.simulated_s
-        messages += report.messages
-        hand_outs += report.hand_outs
-        totals.update(report.counts)
-        if verbose or count == 1:
-            print(line(report), flush=True)
-        if report.failure:
-            failed.append(report)
-            print(story(report), flush=True)
+    known, totals = Log(log), Totals()
+    blocks = [range(first, min(first + _BLOCK, seed + count)) for first in range(seed, seed + count, _BLOCK)]
+    for block in blocks:
+        if (done := known.blocks.get((block.start, len(block)))) is not None:
+            totals.join(done)
+    before = totals.seeds
+    missing = [block for block in blocks if (block.start, len(block)) not in known.blocks]
+    reports = run_seeds([one for block in missing for one in block], jobs, mutation)
+    with _progress(count) as progress:
+        task = progress.add_task("seeds", total=count, completed=before) if progress is not None else None
+        for block in missing:
+            here = Totals()
+            for _ in block:
+                report = next(reports)
+                here.join(Totals.of(report))
+                if verbose or count == 1:
+                    print(line(report), flush=True)
+                if report.failure:
+                    print(story(report, mutation), flush=True)
+                if progress is not None and task is not None:
+                    failed = len(totals.failed) + len(here.failed)
+                    progress.update(task, advance=1, description=f"seeds, {failed} failed")
+            known.write(block, here)
+            totals.join(here)
     wall = time.perf_counter() - started
+    if before:
+        print(f"{before} of these seeds were run before, see {log}")
     print(
-        f"{done:.0f} seeds, {len(failed)} failed: {simulated:.0f} simulated seconds in {wall:.1f} s "
-        f"({done / wall:.1f} seeds/s), {messages:.0f} messages, {hand_outs:.0f} hand-outs"
+        f"{totals.seeds} seeds, {len(totals.failed)} failed: {totals.simulated_s:.0f} simulated seconds, "
+        f"{totals.messages} messages, {totals.hand_outs} hand-outs, {totals.wall_s:.0f} s of computing; "
+        f"now {wall:.1f} s, {(totals.seeds - before) / wall:.1f} seeds/s"
     )
-    print("  " + ", ".join(f"{name} {n}" for name, n in sorted(totals.items())))
-    for report in failed:
-        print(f"failed: seed {report.seed}: {report.invariant}: hadelay sim --seed {report.seed}")
-    return 1 if failed else 0
+    print("  " + ", ".join(f"{name} {n}" for name, n in sorted(totals.counts.items())))
+    for number, invariant in totals.failed.items():
+        print(f"failed: seed {number}: {invariant}: {replay(number, mutation)}")
+    return 1 if totals.failed else 0
 
 
-def run_seeds(seeds: range | list[int], jobs: int = 0) -> Iterator[Report]:
+def _progress(count: int) -> Progress | nullcontext[None]:
+    """For people who wait."""
+    if count == 1 or not sys.stderr.isatty():
+        return nullcontext()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def run_seeds(seeds: Sequence[int], jobs: int = 0, mutation: str = "") -> Iterator[Report]:
     """Reports in the order of the seeds; every process runs its seeds one after another."""
     jobs = jobs or os.cpu_count() or 1
-    if jobs == 1 or len(seeds) == 1:
+    one = partial(_one, mutation)
+    if jobs == 1 or len(seeds) <= 1:
         _quiet()
-        yield from map(_one, seeds)
+        yield from map(one, seeds)
         return
     context = multiprocessing.get_context("spawn")
     with context.Pool(min(jobs, len(seeds)), initializer=_quiet) as pool:
-        yield from pool.imap(_one, seeds, chunksize=4)
+        yield from pool.imap(one, seeds, chunksize=4)
 
 
-def _one(seed: int) -> Report:
-    report = run_seed(seed)
+def _one(mutation: str, seed: int) -> Report:
+    if mutation:
+        with broken(mutation) as bug:
+            report = run_seed(seed, bug.families)
+    else:
+        report = run_seed(seed)
     gc.collect()
     return report
 
@@ -75,6 +168,10 @@ def line(report: Report) -> str:
     )
 
 
-def story(report: Report) -> str:
+def story(report: Report, mutation: str = "") -> str:
     head = f"\n=== seed {report.seed}: {report.failure}"
-    return "\n".join([head, *report.story, f"replay: hadelay sim --seed {report.seed}", ""])
+    return "\n".join([head, *report.story, f"replay: {replay(report.seed, mutation)}", ""])
+
+
+def replay(seed: int | str, mutation: str = "") -> str:
+    return f"hadelay sim --seed {seed}" + (f" --mutation {mutation}" if mutation else "")

@@ -11,13 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hadelay.core.commands import encode_ack, encode_cancel, encode_extend, encode_nack, encode_reschedule
+from hadelay.core import dead
+from hadelay.core.commands import (
+    encode_ack,
+    encode_cancel,
+    encode_extend,
+    encode_nack,
+    encode_purge,
+    encode_redrive,
+    encode_reschedule,
+    encode_topic_put,
+)
 from hadelay.core.dispatch import Delivery, Poll
 from hadelay.core.drafts import KEEP, REJECT, REPLACE, Draft
-from hadelay.core.results import CancelOutcome, LeaseOutcome, LeaseResult, Outcome
+from hadelay.core.results import CancelOutcome, Done, LeaseOutcome, LeaseResult, Outcome, RedriveOutcome, RedriveResult
 from hadelay.core.tokens import LEASE
+from hadelay.core.topics import DEAD, READY, SCHEDULED
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
-from hadelay.testing.history import HandOut, Message, number_of
+from hadelay.testing.history import HandOut, Message, Order, number_of
 
 if TYPE_CHECKING:
     from hadelay.testing.cluster import Process, SimCluster
@@ -120,6 +131,9 @@ class Producer(Client):
             message.on_conflict = rng.choice((KEEP, REPLACE, REPLACE, REJECT))
             if message.on_conflict == REPLACE:
                 self.history.replaced_keys.add((message.topic, message.client_key))
+                message.max_wait_ms = rng.choice((0, 0, 400, 2000))
+        if rng.random() < workload.ttls:
+            message.ttl_ms = rng.choice((300, 1500, 6000))
         self.history.messages.append(message)
         return message
 
@@ -129,9 +143,12 @@ class Producer(Client):
             self._again(messages)
             return
         drafts = [
-            Draft(m.topic, m.when_ms, m.relative, 0, 0, b"", m.body, None, m.client_key, m.on_conflict)
+            Draft(
+                m.topic, m.when_ms, m.relative, 0, m.ttl_ms, b"", m.body, None, m.client_key, m.on_conflict,
+                m.max_wait_ms,
+            )
             for m in messages
-        ]
+        ]  # fmt: skip
         key = messages[0].key
 
         def replied(receipts: Any, error: HadelayError | None) -> None:
@@ -167,60 +184,164 @@ class Producer(Client):
             )
             if n in receipts.replaced:
                 self.history.count("replaced")
+                message.replaces = receipts.replaced[n]
                 for other in self.history.messages:
                     if other.id == receipts.replaced[n] and other.cancelled is None:
                         other.cancelled = other.cancel_invoked = self.world.now
             chance, workload = self.random.random(), self.cluster.workload
+            by_key = message.client_key is not None and self.random.random() < 0.5
             if chance < workload.cancels:
-                self.world.after(self.random.uniform(0.0, 4.0), self._cancel, message)
+                self.world.after(self.random.uniform(0.0, 4.0), self._cancel, message, by_key)
             elif chance < workload.cancels + workload.reschedules and n not in receipts.duplicates:
-                self.world.after(self.random.uniform(0.0, 4.0), self._reschedule, message, 0)
+                self.world.after(self.random.uniform(0.0, 4.0), self._reschedule, message, by_key, 0)
 
-    def _cancel(self, message: Message) -> None:
+    def _cancel(self, message: Message, by_key: bool) -> None:
+        """By key it means whichever message has that key by then: nothing is known of this one."""
         process = self.cluster.any_process()
         if process is None or self.stopped:
             return
-        if message.cancel_invoked is None:
-            message.cancel_invoked = self.world.now
-        assert message.id is not None
         if message.client_key is not None:
             self.history.replaced_keys.add((message.topic, message.client_key))
-        command = encode_cancel(process.name, [message.id])
+        assert message.id is not None
+        if by_key:
+            command = encode_cancel(process.name, keys=[(message.topic, message.client_key or b"")])
+        else:
+            message.cancel_invoked = self.world.now if message.cancel_invoked is None else message.cancel_invoked
+            command = encode_cancel(process.name, [message.id])
 
         def replied(result: Any, error: HadelayError | None) -> None:
             if error is not None:
-                self.world.after(self.random.uniform(0.05, 0.5), self._cancel, message)
+                self.world.after(self.random.uniform(0.05, 0.5), self._cancel, message, by_key)
                 return
             outcome = CancelOutcome(int(result.outcomes[0]))
-            self.note(f"cancel of message {message.number}: {outcome.name}", message.id or 0)
+            how = "by key" if by_key else "by id"
+            self.note(f"cancel of message {message.number} {how}: {outcome.name}", message.id or 0)
+            self.history.count(f"cancel {how}")
             self.history.count(f"cancel {outcome.name}")
-            if outcome == CancelOutcome.CANCELLED and message.cancelled is None:
+            if outcome == CancelOutcome.CANCELLED and not by_key and message.cancelled is None:
                 message.cancelled = self.world.now
 
         self.door.call(process, lambda node, done: node.propose(command, done), replied)
 
-    def _reschedule(self, message: Message, tries: int) -> None:
-        """To some time soon, or now; by id."""
+    def _reschedule(self, message: Message, by_key: bool, tries: int) -> None:
+        """To some time soon, or now."""
         process = self.cluster.any_process()
         if process is None or self.stopped:
             return
-        message.rescheduled = True
         assert message.id is not None
         when_ms = self.random.choice((0, 5, 700, 3000))
-        command = encode_reschedule(process.name, when_ms, True, [message.id])
+        if by_key:
+            self.history.moved_keys.add((message.topic, message.client_key))
+            keys = [(message.topic, message.client_key or b"")]
+            command = encode_reschedule(process.name, when_ms, True, keys=keys)
+        else:
+            message.rescheduled = True
+            command = encode_reschedule(process.name, when_ms, True, [message.id])
 
         def replied(result: Any, error: HadelayError | None) -> None:
             if error is not None:
                 if tries < 5:
-                    self.world.after(self.random.uniform(0.05, 0.5), self._reschedule, message, tries + 1)
+                    self.world.after(self.random.uniform(0.05, 0.5), self._reschedule, message, by_key, tries + 1)
                 return
-            outcome = Outcome(int(result.outcomes[0]))
-            self.note(f"reschedule of message {message.number}: {outcome.name}", message.id or 0)
+            outcome, moved = Outcome(int(result.outcomes[0])), int(result.ids[0])
+            how = "by key" if by_key else "by id"
+            self.note(f"reschedule of {moved:x} {how}: {outcome.name}", moved)
+            self.history.count(f"reschedule {how}")
             self.history.count(f"reschedule {outcome.name}")
-            if outcome == Outcome.DONE:
-                message.deliver_at_ms = int(result.deliver_at_ms[0])
+            for other in self.history.messages:
+                if other.id == moved and outcome == Outcome.DONE:
+                    other.deliver_at_ms = int(result.deliver_at_ms[0])
 
         self.door.call(process, lambda node, done: node.propose(command, done), replied)
+
+
+class Owner(Client):
+    """Of the topic with limits: sets them, purges it now and then, and brings its dead letters back: in the drain
+    (`good`) all of them, until there are none."""
+
+    def start(self) -> None:
+        self.good = False
+        self.topic, self.workload = self.cluster.workload.limited, self.cluster.workload
+        self._limit()
+
+    def _ask(self, command: bytes, replied: Reply) -> None:
+        process = self.cluster.any_process()
+        if process is None:
+            self.world.after(0.1, replied, None, NoLeader("no node runs"))
+        else:
+            self.door.call(process, lambda node, done: node.propose(command, done), replied)
+
+    def _limit(self) -> None:
+        def replied(result: Any, error: HadelayError | None) -> None:
+            if error is not None:
+                if not self.stopped:
+                    self.world.after(0.2, self._limit)
+                return
+            assert isinstance(result, Done), result
+            self.history.limited = self.world.now
+            self.note(f"{self.topic} has limits now")
+            self._next()
+
+        config = {"max_attempts": self.workload.max_attempts, "backoff": [50, 300]}
+        self._ask(encode_topic_put(self.topic, config), replied)
+
+    def _next(self) -> None:
+        self.world.after(0.4 if self.good else self.random.expovariate(1 / 1.5), self._act)
+
+    def _act(self) -> None:
+        if self.stopped:
+            return
+        if not self.good and self.random.random() < self.workload.purges:
+            self._purge(self.random.choice((SCHEDULED | READY, SCHEDULED, READY, DEAD, SCHEDULED | READY | DEAD)))
+        else:
+            self._look()
+        self._next()
+
+    def _order(self, order: Order, command: bytes, what: str) -> None:
+        """What is not answered may be carried out later: it is not asked for again, but anew."""
+        self.history.orders.append(order)
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            self.note(f"{what}: {error.type if error is not None else result}", *(order.ids or ()))
+            if error is None:
+                order.answered = self.world.now
+                self.history.count(order.kind)
+            if isinstance(result, RedriveResult):
+                for outcome in result.outcomes.tolist():
+                    self.history.count(f"redrive {RedriveOutcome(outcome).name}")
+
+        self._ask(command, replied)
+
+    def _purge(self, states: int) -> None:
+        order = Order("purge", self.topic, self.world.now, states)
+        self._order(order, encode_purge(self.topic, states), f"purge {states}")
+
+    def _look(self) -> None:
+        """What the node that is asked knows of dead letters may be old."""
+        process = self.cluster.any_process()
+
+        def listed(ids: Any, error: HadelayError | None) -> None:
+            if error is None and ids and not self.stopped:
+                self._redrive(ids)
+
+        if process is not None:
+            self.door.call(process, lambda node, done: done(self._dead(node), None), listed)
+
+    def _dead(self, node: Any) -> list[int]:
+        topic = node.state.topic(self.topic)
+        return [] if topic is None else [first_id for _, first_id in dead.listing(node.state, topic, b"", 100)]
+
+    def _redrive(self, ids: list[int]) -> None:
+        if self.good or self.random.random() < 0.4:
+            rate = None if self.good else self.random.choice((None, 5.0))
+            order = Order("redrive", self.topic, self.world.now)
+            self._order(
+                order, encode_redrive(self.cluster.names[0], self.topic, [], all=True, rate=rate), "redrive of all"
+            )
+        else:
+            some = self.random.sample(ids, min(len(ids), self.random.randint(1, 3)))
+            order = Order("redrive", self.topic, self.world.now, ids=frozenset(some))
+            self._order(order, encode_redrive(self.cluster.names[0], self.topic, some), "redrive")
 
 
 class Consumer(Client):
@@ -241,7 +362,7 @@ class Consumer(Client):
         self.requests += 1
         rng = self.random
         workload = self.cluster.workload
-        topics = tuple(workload.topics if rng.random() < 0.5 else rng.sample(workload.topics, 1))
+        topics = tuple(workload.topics if self.good or rng.random() < 0.5 else rng.sample(workload.topics, 1))
         lease_ms = rng.choice(workload.leases_ms)
         self._ask(
             b"%d" % self.requests, topics, rng.randint(1, 10), lease_ms, rng.choice((0, 500, 1500)), rng.randint(0, 4)
@@ -295,7 +416,7 @@ class Consumer(Client):
                 position=int(delivery.positions[n]), hour=hour, index=int(delivery.indexes[n]), node=node.name,
                 consumer=self.name, request_id=request_id, answered=self.world.now, now_ms=delivery.now_ms,
                 until_ms=int(delivery.until_ms[n]), deliver_at_ms=int(row["deliver_at_ms"]),
-                redelivered=bool(delivery.redelivered[n]), body=record[48:],
+                redelivered=bool(delivery.redelivered[n]), leading=node.leading, body=record[48:],
             )  # fmt: skip
             handed.append(hand_out)
             self.history.hand_outs.append(hand_out)
@@ -315,6 +436,8 @@ class Consumer(Client):
         for hand_out in handed:
             hand_out.received = self.world.now
             chance = rng.random() if not self.good else 0.0
+            if not self.good and self._fails(hand_out):
+                chance = max(chance, 0.82)
             hold_s = rng.expovariate(1 / 0.15)
             if chance < 0.82:
                 self.world.after(hold_s, self._settle, "ack", hand_out, 0, 6)
@@ -325,6 +448,13 @@ class Consumer(Client):
             else:
                 self.history.count("consumer vanished")
         self._next()
+
+    def _fails(self, hand_out: HandOut) -> bool:
+        """What it is asked to do cannot be done: whoever tries."""
+        number, workload = number_of(hand_out.body), self.cluster.workload
+        if number is None or number >= len(self.history.messages):
+            return False
+        return self.history.messages[number].topic == workload.limited and number % 10 < 10 * workload.failing
 
     def _settle(self, kind: str, hand_out: HandOut, value_ms: int, retries: int) -> None:
         process = self.cluster.any_process()
@@ -338,7 +468,7 @@ class Consumer(Client):
             command = encode_ack(process.name, rows)
             hand_out.ack_invoked = hand_out.ack_invoked or self.world.now
         elif kind == "nack":
-            command = encode_nack(process.name, rows, value_ms)
+            command = encode_nack(process.name, rows, value_ms, "cannot be done" if value_ms < 0 else "")
             hand_out.nack_invoked = hand_out.nack_invoked or self.world.now
         else:
             command = encode_extend(process.name, rows, value_ms)

@@ -25,7 +25,7 @@ from hadelay.config import (
     RaftConfig,
     StorageConfig,
 )
-from hadelay.core.commands import decode_entry
+from hadelay.core.commands import Command, decode, decode_entry
 from hadelay.errors import HadelayError
 from hadelay.raft.journal import Journal
 from hadelay.server.node import Node
@@ -40,6 +40,8 @@ from hadelay.testing.tables import SimBackend
 #: How often the log's safety is looked at.
 WATCH_S = 0.01
 HOUR_S = 3600
+#: A sync may take some seconds on a slow disk, and so may the one that fails.
+FAILED_S = 4.0
 
 
 class Violation(AssertionError):
@@ -62,6 +64,10 @@ class Machine:
     stepped_ms: int = 0
     process: Process | None = None
     founded: bool = False
+    #: The newest entry that its journal ever called synced; and the newest one that is committed and that it called so
+    #: when its last process ended: there it has to be when the next one starts.
+    had: int = 0
+    held: int = 0
 
 
 @dataclass(eq=False)
@@ -74,20 +80,32 @@ class Process:
     node: Node | None = None
     calls: list[Any] = field(default_factory=list)
     commit_index: int = 0
+    #: How many syncs of this disk had failed before it; and since when one of its own has.
+    failed_before: int = 0
+    failed_at: float | None = None
 
 
 @dataclass(frozen=True)
 class Workload:
-    topics: tuple[str, ...] = ("orders", "mail")
+    topics: tuple[str, ...] = ("orders", "mail", "jobs")
+    #: The last of them has an owner, who limits attempts, purges and redrives; a part of its messages always fails.
+    max_attempts: int = 2
+    failing: float = 0.3
+    purges: float = 0.15
     leases_ms: tuple[int, ...] = (700, 2000, 5000)
     cancels: float = 0.04
     #: Messages that have one of a few client keys; and those that are rescheduled.
     keyed: float = 0.15
     keys: int = 8
     reschedules: float = 0.04
+    ttls: float = 0.1
     #: No delay is longer than this, but for the few that stay until the end.
     longest_ms: int = 4500
     far: float = 0.03
+
+    @property
+    def limited(self) -> str:
+        return self.topics[-1]
 
     def delay_ms(self, rng: random.Random) -> int:
         chance = rng.random()
@@ -147,6 +165,11 @@ class SimCluster:
         self.terms: dict[str, int] = {}
         #: Nodes that have heard of a term, and vote.
         self.admitted: set[str] = set()
+        #: When a grant was first applied, its cluster time, and the term it was committed in.
+        self.grants: dict[tuple[int, int], tuple[float, int, int]] = {}
+        #: When an entry of that term was first applied.
+        self.term_began: dict[int, float] = {}
+        self.healed_at = float("inf")
         #: When an entry (by its crc) was proposed; (true seconds, now_ms) of those that were committed.
         self.proposed: dict[int, float] = {}
         self.stamps: list[tuple[float, int]] = []
@@ -192,7 +215,7 @@ class SimCluster:
             drift=machine.drift,
             wall_offset_ms=machine.wall_offset_ms + machine.stepped_ms,
         )
-        process = Process(name, runtime, self.net.network(name, runtime))
+        process = Process(name, runtime, self.net.network(name, runtime), failed_before=machine.disk.failed_syncs)
         machine.process = process
         runtime.call_soon(self._boot, process)
 
@@ -215,6 +238,7 @@ class SimCluster:
             self._fatal(process, error)
             return
         machine.founded = True
+        self._look_at_journal(machine, node.raft.journal)
         node.raft.config = replace(node.raft.config, journal_keep_bytes=self.journal_keep_bytes)
         self._observe(process, node)
         for hook in self.on_boot:
@@ -240,6 +264,7 @@ class SimCluster:
         machine = self.machines[runtime.name]
         if machine.process is not None and machine.process.runtime is runtime:
             self.note("crashes at an I/O step", runtime.name)
+            self.history.count("crashed at an I/O step")
             self.kill(runtime.name)
             self._restart_later(runtime.name)
 
@@ -247,8 +272,28 @@ class SimCluster:
         if self.restart:
             self.world.after(self.world.random.uniform(0.05, 2.0), self.start, name)
 
+    def _look_at_journal(self, machine: Machine, journal: Journal) -> None:
+        """I14: what this disk was said to have is there after a restart."""
+        at, known = machine.held, self.applied.get(machine.held)
+        if known is None or at <= journal.base_index:
+            return
+        self.history.count("checked I14 durability")
+        if at > journal.last_index or journal.term_at(at) != known[0]:
+            text = f"{machine.name} had entry {at} and lost it: its journal ends at {journal.last_index}"
+            self.violate(Violation("I14 durability", text, who=machine.name))
+
+    def _note_held(self, machine: Machine, journal: Journal) -> None:
+        """Its process ends: what it called synced, as far as that is committed."""
+        machine.had = max(machine.had, journal.synced_index)
+        at = min(journal.synced_index, max(self.applied, default=0))
+        while at > journal.base_index and (at not in self.applied or self.applied[at][0] != journal.term_at(at)):
+            at -= 1
+        machine.held = at
+
     def _end(self, machine: Machine, process: Process) -> None:
         self.count_node(process)
+        if process.node is not None:
+            self._note_held(machine, process.node.raft.journal)
         process.runtime.crash()
         process.network.close()
         for call in list(process.calls):
@@ -283,6 +328,7 @@ class SimCluster:
         """The disk is replaced by an empty one."""
         self.kill(name)
         self.machines[name].disk.wipe()
+        self.machines[name].held = 0
         self.terms.pop(name, None)
         self.admitted.discard(name)
         self.votes = {key: vote for key, vote in self.votes.items() if key[0] != name}
@@ -340,7 +386,7 @@ class SimCluster:
                 self.violate(Violation("I12 divergence", f"{node.name} applied {what} at {index}", who=node.name))
             elif first is mark:
                 self.entries[index] = (self.world.now, node.name, bytes(command))
-                self._stamped(command)
+                self._committed(index, term, command)
             return results
 
         node.apply = observed  # type: ignore[method-assign]
@@ -362,11 +408,25 @@ class SimCluster:
 
         node.clock._start_cold = started  # type: ignore[method-assign]
 
-    def _stamped(self, command: bytes) -> None:
-        """An entry that counts, and when its leader wrote cluster time into it."""
-        at = self.proposed.get(zlib.crc32(command))
+    def _committed(self, index: int, term: int, entry: bytes) -> None:
+        """An entry that counts: when its leader wrote cluster time into it, what it grants, and on whose disks it is
+        (I14: on those of a majority, or it may be lost with an answer that was given)."""
+        _, now_ms, commands = decode_entry(entry)
+        at = self.proposed.get(zlib.crc32(entry))
         if at is not None:
-            self.stamps.append((at, decode_entry(command)[1]))
+            self.stamps.append((at, now_ms))
+        self.term_began.setdefault(term, self.world.now)
+        for kind, body in commands:
+            if kind == Command.GRANT:
+                grant = decode(kind, body)
+                self.grants.setdefault((grant.term, grant.seq), (self.world.now, now_ms, term))
+        for machine in self.machines.values():
+            if machine.process is not None and machine.process.node is not None:
+                machine.had = max(machine.had, machine.process.node.raft.synced_index)
+        having = sum(machine.had >= index for machine in self.machines.values())
+        if having <= len(self.machines) // 2:
+            text = f"entry {index} counts as committed, and {having} of {len(self.machines)} disks have it"
+            self.violate(Violation("I14 durability", text))
 
     def _watch(self) -> None:
         """I13, log safety, on everything that is up."""
@@ -376,8 +436,10 @@ class SimCluster:
             if process is None or process.node is None or process.runtime.crashed:
                 continue
             raft, name = process.node.raft, machine.name
+            self._watch_syncs(machine, process)
             if raft.is_leader and raft.term not in self.leaders:
                 self.elected.append(self.world.now)
+                self.history.count("checked I13 log safety")
             if raft.is_leader and self.leaders.setdefault(raft.term, name) != name:
                 other = self.leaders[raft.term]
                 self.violate(Violation("I13 log safety", f"{name} and {other} both lead term {raft.term}", who=name))
@@ -387,6 +449,19 @@ class SimCluster:
             if raft.applied_index > raft.synced_index:
                 self.violate(Violation("I14 durability", f"{name} applied what its own disk does not have", who=name))
             self._watch_votes(name, raft.journal)
+
+    def _watch_syncs(self, machine: Machine, process: Process) -> None:
+        """I17: whoever was told that a sync failed ends, since it cannot know what its disk has."""
+        if machine.disk.failed_syncs == process.failed_before or process.runtime.paused:
+            process.failed_at = None
+            return
+        if process.failed_at is None:
+            process.failed_at = self.world.now
+            self.history.count("checked I17 fail-stop")
+        if self.world.now > process.failed_at + FAILED_S:
+            process.failed_before = machine.disk.failed_syncs
+            text = f"{machine.name} goes on {FAILED_S:.0f} s after a sync of its disk failed"
+            self.violate(Violation("I17 fail-stop", text, who=machine.name))
 
     def _watch_votes(self, name: str, journal: Journal) -> None:
         """What is durable: a term or vote that never reached the disk has not left the node either."""

@@ -53,6 +53,8 @@ class SimDisk:
         self.used = 0
         self.steps = 0
         self.syncs = 0
+        #: How often it did what it was made to do.
+        self.failed_syncs = self.was_full = 0
         #: For tests: called with (step, path) before each mutating step.
         self.watch: Callable[[str, str], None] | None = None
         self.flight: Flight | None = None
@@ -84,6 +86,7 @@ class SimDisk:
 
     def charge(self, size: int, path: str) -> None:
         if size > 0 and self.used + size > self.capacity:
+            self.was_full += 1
             raise OSError(errno.ENOSPC, "simulated full disk", path)
         self.used += size
 
@@ -91,6 +94,7 @@ class SimDisk:
         if not self.fail_syncs:
             return False
         self.fail_syncs -= 1
+        self.failed_syncs += 1
         return True
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:

@@ -37,6 +37,11 @@ class Message:
     cancelled: float | None = None
     client_key: bytes | None = None
     on_conflict: int = KEEP
+    max_wait_ms: int = 0
+    #: The message that it replaced, as its receipt said.
+    replaces: int | None = None
+    #: After it is due; 0: none.
+    ttl_ms: int = 0
     #: Its time may be another than it was published with.
     rescheduled: bool = False
 
@@ -72,6 +77,8 @@ class HandOut:
     until_ms: int
     deliver_at_ms: int
     redelivered: bool
+    #: The term that the node led.
+    leading: int
     body: bytes
     received: float | None = None
     nack_invoked: float | None = None
@@ -82,6 +89,30 @@ class HandOut:
     extend_until_ms: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class Order:
+    """One try of a topic's owner to purge or redrive it. Unless it was answered, it may be carried out at any time
+    after `invoked`."""
+
+    kind: str
+    topic: str
+    invoked: float
+    #: Of a purge: bits of core/topics.py.
+    states: int = 0
+    #: Of a redrive: None for all dead letters.
+    ids: frozenset[int] | None = None
+    answered: float | None = None
+
+    def may_mean(self, message: Message, message_id: int) -> bool:
+        """The message may have been there when it was carried out."""
+        named = self.ids is None or message_id in self.ids
+        return self.topic == message.topic and named and (self.answered is None or message.invoked < self.answered)
+
+    def between(self, start: float, end: float) -> bool:
+        """It may have been carried out in that time."""
+        return self.invoked < end and (self.answered is None or self.answered > start)
+
+
 @dataclass
 class History:
     messages: list[Message] = field(default_factory=list)
@@ -90,12 +121,25 @@ class History:
     second_ids: list[tuple[int, int, int]] = field(default_factory=list)
     #: Client keys of which some message may have been cancelled, by a cancel or by one that replaced it: (topic, key).
     replaced_keys: set[tuple[str, bytes]] = field(default_factory=set)
+    #: Client keys that were rescheduled: any message that had one of them may have been meant.
+    moved_keys: set[tuple[str, bytes | None]] = field(default_factory=set)
+    #: What the owner of the limited topic asked for; and when he was told that its limits hold.
+    orders: list[Order] = field(default_factory=list)
+    limited: float | None = None
     notes: deque[tuple[float, str, str, frozenset[int]]] = field(default_factory=lambda: deque(maxlen=20_000))
     #: How often each kind of fault struck and each kind of request was answered.
     counts: dict[str, int] = field(default_factory=dict)
 
     def count(self, what: str, n: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + n
+
+    def meant(self, kind: str, message: Message, message_id: int) -> list[Order]:
+        """Purges or redrives that may have found this message."""
+        return [order for order in self.orders if order.kind == kind and order.may_mean(message, message_id)]
+
+    def moved(self, message: Message) -> bool:
+        """Its owner may have given it another time since it was published."""
+        return message.rescheduled or (message.topic, message.client_key) in self.moved_keys
 
     def note(self, at: float, who: str, text: str, ids: frozenset[int] = frozenset()) -> None:
         self.notes.append((at, who, text, ids))

@@ -1,8 +1,12 @@
-"""The promises, one function each; the docstring is the definition. Numbers are those of research: I1, I3, I5, I6, I8,
-I9, I12, I15; I13 and the chain of I12 are watched as the run goes (SimCluster).
+"""The promises, one function each; the docstring is the definition. Numbers are those of research; I13, I14, I17 and
+the chain of I12 are watched as the run goes (SimCluster). I4 and I7 are counts of what is allowed, and I11, the order
+of hand-outs, is not promised.
 
-All but the replica checks read only the history: what the outside saw on the true clock. Cluster time may be slewed by
-500 ppm and crystals drift by 50 ppm; that much, rounding, and a little for each new leader, is what "not early" allows.
+All but the replica checks read the history: what the outside saw on the true clock; of the log they take when a grant
+was committed. Cluster time may be slewed by 500 ppm and crystals drift by 50 ppm; that much, rounding, and a little for
+each new leader, is what "not early" allows.
+
+Each counts what it had to decide on: what never came up was not tested.
 """
 
 from __future__ import annotations
@@ -13,9 +17,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from hadelay.core import invariants
+from hadelay.core.drafts import KEEP
 from hadelay.core.keys import KEY, KEYOF
 from hadelay.core.lifecycle import FLAG_KEYED, PLACE_KEY
+from hadelay.core.places import Place, locate, state_of
 from hadelay.core.state import DelayState
+from hadelay.core.topics import DEAD, READY, SCHEDULED
+from hadelay.model import DEAD_HOURS, Event, State
+from hadelay.server.metrics import node_metrics
 from hadelay.server.node import Node
 from hadelay.storage.store import Storage
 from hadelay.testing.cluster import WATCH_S, SimCluster, Violation
@@ -33,43 +42,107 @@ _CHANGE_MS = 5.0
 _COLD_MS = 2 * 250.0
 #: An absolute time is as good as the wall clocks that a majority agreed on.
 _SKEW_MS = 250.0
+#: So long after the last fault, and the last change of leader, nothing is later than that.
+_QUIET_S, _LATE_MS = 2.0, 1_000
+
+
+def _latest(cluster: SimCluster) -> list[Node]:
+    """The node that has applied most, if any is up."""
+    return sorted(cluster.nodes(), key=lambda node: -node.raft.applied_index)[:1]
+
+
+def _message(cluster: SimCluster, h: HandOut) -> Message | None:
+    number = number_of(h.body)
+    messages = cluster.history.messages
+    return messages[number] if number is not None and number < len(messages) else None
+
+
+def _begun(cluster: SimCluster, h: HandOut) -> tuple[float, int]:
+    """When its lease began, at the latest: true time, and cluster time."""
+    at, now_ms, _ = cluster.grants.get((h.term, h.seq), (h.answered, h.now_ms, 0))
+    return min(at, h.answered), min(now_ms, h.now_ms)
 
 
 def lost(cluster: SimCluster) -> Iterator[Violation]:
-    """I1: a message whose publish was answered yes, and which nobody cancelled, was handed to a consumer before the
-    end, or is still owed: scheduled, ready or leased. (That nothing due is still owed is I15.)"""
-    delivered = {h.id for h in cluster.history.hand_outs}
-    nodes = cluster.nodes()
+    """I1: a message whose publish was answered yes is where its clients have put it: it waits or is leased, unless it
+    ended in a way that one of them asked for. (That nothing due still waits is I15.)"""
+    nodes = _latest(cluster)
+    if not nodes:
+        return
+    by_id: dict[int, list[Message]] = defaultdict(list)
     for message in cluster.history.messages:
-        if message.id is None or message.id in delivered or message.cancel_invoked is not None or not nodes:
+        if message.id is not None:
+            by_id[message.id].append(message)  # those that were kept away by another one are known by its id
+    acked = {h.id for h in cluster.history.hand_outs if h.ack_invoked is not None}
+    for message_id, messages in by_id.items():
+        place, state = _where(nodes[0], message_id)
+        cluster.history.count("checked I1 lost")
+        cluster.history.count(f"ends {state}")
+        if state in _WAITING or (state == State.ACKED and message_id in acked):
             continue
-        state = _state_of(nodes[0], message.id)
-        if state == "cancelled" and (message.topic, message.client_key) in cluster.history.replaced_keys:
-            continue  # by a message whose producer does not know yet what it replaced
-        if state not in ("scheduled", "ready", "leased"):
-            text = f"message {message.number} ({message.id:x}) was stored and is {state}"
-            yield Violation("I1 lost", text, _ids(message))
+        if not any(_may_end(cluster, message, message_id, state, place) for message in messages):
+            text = f"message {messages[0].number} ({message_id:x}) was stored and is {state}"
+            yield Violation("I1 lost", text, frozenset({message_id}))
+
+
+_WAITING = (State.SCHEDULED, State.READY, State.LEASED)
+
+
+def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str, place: Place | None) -> bool:
+    """Whether its clients asked for that, as far as they know."""
+    history, workload = cluster.history, cluster.workload
+    purged = 0
+    for order in history.meant("purge", message, message_id):
+        purged |= order.states
+    if state == State.CANCELLED:
+        replaced = (message.topic, message.client_key) in history.replaced_keys
+        return replaced or message.cancel_invoked is not None or bool(purged & (SCHEDULED | READY))
+    if state == State.EXPIRED:
+        return bool(message.ttl_ms)
+    if state == State.DEAD and place is not None:
+        return message.topic == workload.limited and int(place.rows["attempt"][0]) >= workload.max_attempts
+    return state == "gone" and bool(purged & DEAD)
 
 
 def cancelled_means_never(cluster: SimCluster) -> Iterator[Violation]:
     """I3, for cancel: nothing is handed out after its cancel was answered yes."""
     for message in cluster.history.messages:
         if message.cancelled is not None:
+            cluster.history.count("checked I3 phantom, cancelled")
             late = [h for h in cluster.history.hand_outs if h.id == message.id and h.answered > message.cancelled]
             if late:
                 yield Violation("I3 phantom", f"message {message.number} handed out after its cancel", _ids(message))
 
 
+def purged_means_never(cluster: SimCluster) -> Iterator[Violation]:
+    """I3, for a purge of all that waits: what was stored before it is not leased after it was answered, unless it was
+    a dead letter and is redriven."""
+    purges = [order for order in cluster.history.orders if order.kind == "purge" and order.answered is not None]
+    whole = [order for order in purges if order.states & (SCHEDULED | READY) == SCHEDULED | READY]
+    for h in cluster.history.hand_outs if whole else ():
+        message, (begun, _) = _message(cluster, h), _begun(cluster, h)
+        if message is None or message.stored is None or message.topic != cluster.workload.limited:
+            continue
+        redrives = cluster.history.meant("redrive", message, h.id)
+        for order in whole:
+            if message.stored < order.invoked:
+                cluster.history.count("checked I3 phantom, purged")
+                late = order.answered is not None and begun > order.answered
+                if late and not any(redrive.between(order.invoked, h.answered) for redrive in redrives):
+                    yield Violation("I3 phantom", f"message {message.number} handed out after a purge", _ids(message))
+
+
 def phantoms(cluster: SimCluster) -> Iterator[Violation]:
     """I3: what is handed out is a message that somebody published, whole."""
     for h in cluster.history.hand_outs:
-        number = number_of(h.body)
-        if number is None or number >= len(cluster.history.messages):
+        cluster.history.count("checked I3 phantom")
+        message = _message(cluster, h)
+        if message is None:
             yield Violation("I3 phantom", f"{h.id:x} carries a body that nobody sent", frozenset({h.id}))
-            continue
-        message = cluster.history.messages[number]
-        if message.body != h.body:
-            yield Violation("I3 phantom", f"{h.id:x} is not message {number}", frozenset({h.id}))
+        elif message.body != h.body:
+            yield Violation("I3 phantom", f"{h.id:x} is not message {message.number}", frozenset({h.id}))
+        elif message.stored is None:
+            cluster.history.count("recovered")  # I4
 
 
 def resurrected(cluster: SimCluster) -> Iterator[Violation]:
@@ -78,6 +151,7 @@ def resurrected(cluster: SimCluster) -> Iterator[Violation]:
     for h in cluster.history.hand_outs:
         if h.acked is not None:
             acked[h.id] = min(h.acked, acked.get(h.id, h.acked))
+    cluster.history.count("checked I5 resurrection", len(acked))
     for h in cluster.history.hand_outs:
         if h.answered > acked.get(h.id, h.answered):
             yield Violation("I5 resurrection", f"{h.id:x} handed out again after its ack", frozenset({h.id}))
@@ -86,30 +160,55 @@ def resurrected(cluster: SimCluster) -> Iterator[Violation]:
 def double_leases(cluster: SimCluster) -> Iterator[Violation]:
     """I6: in commit mode no two requests get the same attempt of a message, and attempt k + 1 is not handed out
     while the lease of attempt k runs, unless that was given back. In interval mode a change of leader may repeat an
-    attempt, and then one of the two is marked `redelivered`."""
+    attempt, and then one of the two is marked `redelivered`. What is redriven begins anew. And after the last attempt
+    that its topic allows there is no other."""
     by_id: dict[int, list[HandOut]] = defaultdict(list)
     for h in cluster.history.hand_outs:
         by_id[h.id].append(h)
     for message_id, hand_outs in by_id.items():
         hand_outs.sort(key=lambda h: h.answered)
         _share_fate(hand_outs)
+        message = _message(cluster, hand_outs[0])
+        redrives = cluster.history.meant("redrive", message, message_id) if message is not None else []
         for n, h in enumerate(hand_outs):
             for earlier in hand_outs[:n]:
+                if any(order.between(earlier.answered, h.answered) for order in redrives):
+                    continue
+                cluster.history.count("checked I6 double lease")
                 why = _repeated(earlier, h) if cluster.sync == "interval" else _overlap(earlier, h, cluster)
                 if why:
                     yield Violation("I6 double lease", f"{message_id:x}: {why}", frozenset({message_id}))
+                elif message is not None and _beyond(earlier, h, message, cluster):
+                    text = f"{message_id:x}: attempt {h.attempt} of {cluster.workload.max_attempts}"
+                    yield Violation("attempts", text, frozenset({message_id}))
+
+
+def _beyond(one: HandOut, two: HandOut, message: Message, cluster: SimCluster) -> bool:
+    """The lease of `one` ended under the topic's limits, and was the last. (In interval mode a hand-out that was not
+    recorded in time may count twice.)"""
+    limited = cluster.history.limited
+    if cluster.sync != "commit" or message.topic != cluster.workload.limited:
+        return False
+    if limited is None or one.answered < limited:
+        return False
+    if one.attempt == cluster.workload.max_attempts:
+        cluster.history.count("checked attempts")
+    return two.attempt > one.attempt >= cluster.workload.max_attempts
 
 
 def _share_fate(hand_outs: list[HandOut]) -> None:
     """A request that was answered twice is one lease: what the consumer did with one answer, it did with the other."""
-    fate: dict[tuple[int, str, bytes], HandOut] = {}
+    answers: dict[tuple[int, str, bytes], list[HandOut]] = defaultdict(list)
     for h in hand_outs:
-        first = fate.setdefault((h.attempt, h.consumer, h.request_id), h)
+        answers[h.attempt, h.consumer, h.request_id].append(h)
+    for same in answers.values():
         for name in ("nack_invoked", "extend_invoked"):
-            known = [at for at in (getattr(first, name), getattr(h, name)) if at is not None]
-            setattr(first, name, min(known, default=None))
-            setattr(h, name, min(known, default=None))
-        first.extend_until_ms = h.extend_until_ms = max(first.extend_until_ms, h.extend_until_ms)
+            first = min((at for h in same if (at := getattr(h, name)) is not None), default=None)
+            for h in same:
+                setattr(h, name, first)
+        until_ms = max(h.extend_until_ms for h in same)
+        for h in same:
+            h.extend_until_ms = until_ms
 
 
 def _repeated(one: HandOut, two: HandOut) -> str:
@@ -153,6 +252,7 @@ def two_ids(cluster: SimCluster) -> Iterator[Violation]:
     seen = {m.number: m.id for m in cluster.history.messages if m.id is not None}
     for h in cluster.history.hand_outs:
         number = number_of(h.body)
+        cluster.history.count("checked I8 duplicate", number in seen)
         if number is not None and seen.setdefault(number, h.id) != h.id:
             ids = frozenset({h.id, seen[number]})
             yield Violation("I8 duplicate", f"message {number} is {seen[number]:x}, and handed out as {h.id:x}", ids)
@@ -163,14 +263,15 @@ def early(cluster: SimCluster) -> Iterator[Violation]:
     much true time has passed since the request, nor, for a time of day, before that true time less the skew allowed.
     Once a majority had to start cold again, time came from wall clocks again, which may be off by the skew bound."""
     for h in cluster.history.hand_outs:
-        number = number_of(h.body)
-        if number is None or number >= len(cluster.history.messages):
+        message = _message(cluster, h)
+        if message is None:
             continue
-        message = cluster.history.messages[number]
+        number = message.number
+        cluster.history.count("checked I9 early")
         if h.now_ms < h.deliver_at_ms:
             text = f"message {number} handed out {h.deliver_at_ms - h.now_ms} ms early in cluster time"
             yield Violation("I9 early", text, frozenset({h.id}))
-        if message.rescheduled:
+        if cluster.history.moved(message) or message.max_wait_ms:
             continue
         if message.relative:
             passed_ms = (h.answered - message.invoked) * 1000
@@ -209,10 +310,117 @@ def clock_runs_true(cluster: SimCluster) -> Iterator[Violation]:
             least = (lead_ms, leaders)
 
 
+def late(cluster: SimCluster) -> Iterator[Violation]:
+    """I10: some seconds after the last fault and the last change of leader, what falls due is handed out within a
+    second: consumers ask all the time, for all topics."""
+    quiet = max([cluster.healed_at, *cluster.elected]) + _QUIET_S
+    for h in cluster.history.hand_outs:
+        late_ms = h.now_ms - h.deliver_at_ms
+        if h.attempt == 1 and not h.redelivered and h.answered - late_ms / 1000 > quiet:
+            cluster.history.count("checked I10 late")
+            if late_ms > _LATE_MS:
+                yield Violation("I10 late", f"{h.id:x} handed out {late_ms} ms late", frozenset({h.id}))
+
+
+def fenced(cluster: SimCluster) -> Iterator[Violation]:
+    """I16: no leader leases anything once an entry of a newer term counts: its grants are committed in its own term,
+    and in interval mode, where hand-outs precede their commit, it hands out nothing."""
+    for (term, seq), (at, _, committed) in cluster.grants.items():
+        cluster.history.count("checked I16 fenced leader")
+        if committed != term:
+            yield Violation("I16 fenced leader", f"grant {term}.{seq} is committed in term {committed}, t={at:.4f}")
+    for h in cluster.history.hand_outs if cluster.sync == "interval" else ():
+        newer = [term for term, began in cluster.term_began.items() if term > h.leading and began < h.answered]
+        if newer:
+            text = f"{h.id:x} handed out by {h.node}, leader of term {h.leading}, in term {max(newer)}"
+            yield Violation("I16 fenced leader", text, frozenset({h.id}), h.node)
+
+
+def in_time(cluster: SimCluster) -> Iterator[Violation]:
+    """TTL: nothing is leased once its time is over (in commit mode, where apply decides), nor ends before."""
+    history, nodes = cluster.history, _latest(cluster)
+    for h in history.hand_outs if cluster.sync == "commit" else ():
+        message, (_, begun_ms) = _message(cluster, h), _begun(cluster, h)
+        over_ms = _over_ms(cluster, message, h.id) if message is not None else None
+        if over_ms is not None:
+            history.count("checked TTL, leased")
+            if begun_ms >= over_ms:
+                yield Violation("TTL", f"{h.id:x} leased {begun_ms - over_ms} ms after its end", frozenset({h.id}))
+    for message in history.messages if nodes else ():
+        over_ms = None if message.id is None else _over_ms(cluster, message, message.id)
+        if over_ms is not None and _where(nodes[0], message.id or 0)[1] == State.EXPIRED:
+            description = nodes[0].state.describe(message.id or 0)
+            ended = description.history[-1:] if description is not None else []
+            for end in ended if ended and ended[0].event is Event.TTL_EXPIRED else ():
+                history.count("checked TTL, ended")
+                if end.at_ms < over_ms:
+                    yield Violation("TTL", f"{message.id:x} ended {over_ms - end.at_ms} ms early", _ids(message))
+
+
+def _over_ms(cluster: SimCluster, message: Message, message_id: int) -> int | None:
+    """When its TTL is over; None if it has none, if its id may be another message's, which was kept, or if another time
+    may have been given to it meanwhile."""
+    if not message.ttl_ms or message.id != message_id or message.deliver_at_ms is None:
+        return None
+    kept = message.client_key is not None and message.on_conflict == KEEP
+    moved = cluster.history.moved(message) or cluster.history.meant("redrive", message, message_id)
+    return None if kept or moved else message.deliver_at_ms + message.ttl_ms
+
+
+def debounced(cluster: SimCluster) -> Iterator[Violation]:
+    """max_wait: of messages that replaced one another none is due later than that after the first was published."""
+    by_id = {m.id: m for m in cluster.history.messages if m.id is not None and m.replaces is not None}
+    for node in _latest(cluster):
+        for message in cluster.history.messages:
+            if message.id is None or not message.max_wait_ms or cluster.history.moved(message):
+                continue
+            published_ms = _published_ms(node, message.id)
+            first = message
+            while first.replaces in by_id:
+                first = by_id[first.replaces]
+            began_ms = published_ms if first.replaces is None else _published_ms(node, first.replaces)
+            if published_ms is None or began_ms is None or message.deliver_at_ms is None:
+                continue
+            cluster.history.count("checked max_wait")
+            if message.deliver_at_ms > max(began_ms + message.max_wait_ms, published_ms):
+                text = f"message {message.number} is due {message.deliver_at_ms - began_ms} ms after its chain began"
+                yield Violation("max_wait", text, _ids(message))
+
+
+def _published_ms(node: Node, message_id: int) -> int | None:
+    description = node.state.describe(message_id)
+    return None if description is None else description.published_at_ms
+
+
+def honest(cluster: SimCluster) -> Iterator[Violation]:
+    """I18: what /metrics says of the cluster lies between what clients know and what they asked for."""
+    history = cluster.history
+    stored = len({m.id for m in history.messages if m.id is not None})
+    acked = len({h.id for h in history.hand_outs if h.acked is not None})
+    asked = len({h.id for h in history.hand_outs if h.ack_invoked is not None})
+    for node in cluster.nodes():
+        view = node_metrics(node)
+        values, (_, pending) = view.values, view.labelled["messages"]
+        bounds = {
+            "published_messages_total": (stored, len(history.messages)),
+            "acked_messages_total": (acked, asked),
+        }
+        for name, (least, most) in bounds.items():
+            history.count("checked I18 metrics honesty")
+            if not least <= values[name] <= most:
+                text = f"{node.name} says {name} {values[name]}, and it is {least} to {most}"
+                yield Violation("I18 metrics honesty", text, who=node.name)
+        waiting = sum(_where(node, i)[1] in _WAITING for i in {m.id for m in history.messages if m.id is not None})
+        if sum(pending.values()) < waiting:
+            text = f"{node.name} says {pending}, and {waiting} wait or are leased"
+            yield Violation("I18 metrics honesty", text, who=node.name)
+
+
 def diverged(cluster: SimCluster) -> Iterator[Violation]:
     """I12: at one applied index every node has byte-identical files, equal state, and the same chain of entries."""
     nodes = cluster.nodes()
     first = nodes[0]
+    cluster.history.count("checked I12 divergence", len(nodes) - 1)
     want = fingerprint(first)
     for node in nodes[1:]:
         have = fingerprint(node)
@@ -251,6 +459,7 @@ def _tables(storage: Storage) -> list[list[tuple[bytes, bytes]]]:
 def conserved(cluster: SimCluster) -> Iterator[Violation]:
     """I2: on every node bitmaps, grants and counters agree with the entries: published = open + ended, per topic."""
     for node in cluster.nodes():
+        cluster.history.count("checked I2 conservation")
         try:
             invariants.check(node.state)
         except AssertionError as error:
@@ -261,20 +470,27 @@ def nothing_forgotten(cluster: SimCluster) -> Iterator[Violation]:
     """The sweeper looks for messages that are owed and that the wheels do not know. There must not be any, nor a link
     of a chain that is broken: no file was damaged in these runs."""
     for node in cluster.nodes():
+        cluster.history.count("checked forgotten")
         if node.dispatcher.sweeper_found or node.dispatcher.damaged_links:
             text = f"{node.dispatcher.sweeper_found} by the sweeper, {node.dispatcher.damaged_links} broken links"
             yield Violation("forgotten", f"{node.name} found {text}", who=node.name)
 
 
 def one_per_key(cluster: SimCluster) -> Iterator[Violation]:
-    """Of the messages with one client key at most one is pending, and the key finds it."""
+    """Of the messages with one client key at most one is pending, and the key finds it; unless a dead letter was
+    redriven, whose key another message had taken meanwhile."""
+    redrives = [order for order in cluster.history.orders if order.kind == "redrive"]
     for node in cluster.nodes():
         state = node.state
-        for hour in state.store.hours():
+        for hour in (hour for hour in state.store.hours() if hour < DEAD_HOURS):
             rows = state.store.entries(hour, slice(0, state.store.count(hour)))
             rows = rows[(rows["flags"] & FLAG_KEYED != 0) & state.topics.alive(rows)]
-            for first_id, index in zip(rows["first_id"].tolist(), rows["index"].tolist(), strict=True):
+            for topic, first_id, index in rows[["topic", "first_id", "index"]].tolist():
                 if state.fate(hour, index)[0] is None:
+                    mine = (order for order in redrives if order.topic == state.topics[topic].name)
+                    if any(order.ids is None or first_id in order.ids for order in mine):
+                        continue
+                    cluster.history.count("checked one per key")
                     key = state.tables.get(KEYOF, PLACE_KEY.pack(first_id)) or b""
                     found = int.from_bytes((state.tables.get(KEY, key) or bytes(8))[:8], "little")
                     if found != first_id:
@@ -284,7 +500,8 @@ def one_per_key(cluster: SimCluster) -> Iterator[Violation]:
 
 def converged(cluster: SimCluster, drained: bool, seconds: float) -> Iterator[Violation]:
     """I15: within a bound after healing one node leads, every node has applied everything, and nothing that was due
-    is left: each message was handed out and acked, or cancelled."""
+    is left: each message was handed out and acked, or ended as its clients asked, and none is dead."""
+    cluster.history.count("checked I15 liveness")
     if drained:
         return
     nodes = cluster.nodes()
@@ -311,14 +528,15 @@ def unsettled(cluster: SimCluster) -> list[Message]:
 
 
 def _settled(cluster: SimCluster, message: Message) -> bool:
-    """Over without the consumer or canceller having heard so: their answer was lost."""
+    """Over without a client having heard so: the answer was lost, or its time or a purge ended it."""
     leader = cluster.leader()
-    return leader is not None and _state_of(leader, message.id or 0) in ("acked", "cancelled")
+    return leader is not None and _where(leader, message.id or 0)[1] not in (*_WAITING, State.DEAD)
 
 
-def _state_of(node: Node, message_id: int) -> str:
-    description = node.state.describe(message_id)
-    return "unknown" if description is None else str(description.state)
+def _where(node: Node, message_id: int) -> tuple[Place | None, str]:
+    """Its entry and its state; `gone` when nothing is known of it."""
+    place = locate(node.state, message_id)
+    return place, "gone" if place is None else state_of(node.state, place, node.state.now_ms)
 
 
 def _ids(message: Message) -> frozenset[int]:
@@ -326,4 +544,16 @@ def _ids(message: Message) -> frozenset[int]:
 
 
 #: Those that read the history, and those that read healed replicas.
-OUTSIDE = (phantoms, two_ids, lost, cancelled_means_never, resurrected, double_leases, early, clock_runs_true)
+OUTSIDE = (
+    phantoms, two_ids, lost, cancelled_means_never, purged_means_never, fenced, resurrected, double_leases, early,
+    clock_runs_true, in_time, debounced, nothing_forgotten, late,
+)  # fmt: skip
+REPLICAS = (diverged, conserved, one_per_key, honest)
+
+#: What a run counts as "checked …" when it was decided on.
+CHECKED = (
+    "I1 lost", "I2 conservation", "I3 phantom", "I3 phantom, cancelled", "I3 phantom, purged", "I5 resurrection",
+    "I6 double lease", "I8 duplicate", "I9 early", "I10 late", "I12 divergence", "I13 log safety", "I14 durability",
+    "I15 liveness", "I16 fenced leader", "I17 fail-stop", "I18 metrics honesty", "attempts", "TTL, leased",
+    "TTL, ended", "max_wait", "one per key", "forgotten",
+)  # fmt: skip

@@ -17,18 +17,21 @@ from pyroaring import BitMap
 
 from hadelay.core import idempotency, leases, places, publish
 from hadelay.core.clustertime import ClusterClock
+from hadelay.core.dispatch import Dispatcher
 from hadelay.core.keys import Decision
 from hadelay.core.lifecycle import settle
+from hadelay.core.topics import Topics
 from hadelay.model import Event
 from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
 from hadelay.raft.leader import Leader
 from hadelay.raft.peer import Peer
-from hadelay.server import batcher
+from hadelay.server import batcher, cursor
 from hadelay.server.ahead import HeldBack
 from hadelay.server.dispatcher import LeaderDispatcher
 from hadelay.server.expiry import Expiry
 from hadelay.storage.disk import RealDisk, RealFile
+from hadelay.storage.heads import HeadsCache
 from hadelay.testing.disk import SimDisk, SimFile
 
 
@@ -39,6 +42,11 @@ class Mutation:
     caught_by: tuple[str, ...]
     faults: tuple[str, ...]
     apply: Callable[[], Iterator[None]]
+
+    @property
+    def families(self) -> dict[str, float]:
+        """For the nemesis: these faults, all of them, and no others."""
+        return dict.fromkeys(self.faults, 1.0)
 
 
 @contextmanager
@@ -225,6 +233,54 @@ def _dropped_message() -> Iterator[None]:
         yield
 
 
+def _ignored_purge() -> Iterator[None]:
+    with _patched(Topics, "end", lambda topics, topic: topics.note_chores(topic)):
+        yield
+
+
+def _miscounted() -> Iterator[None]:
+    """A batch counts as one message more."""
+    count = publish._count
+
+    def more(state: Any, command: Any, numbers: Any, take: Any) -> None:
+        count(state, command, numbers, take)
+        state.topics[int(numbers[0])].published += int(len(take) > 4)
+
+    with _patched(publish, "_count", more):
+        yield
+
+
+def _cursor_ahead() -> Iterator[None]:
+    """The cursor is moved before what it stands for is handed out."""
+    encode = vars(cursor)["encode_cursor"]
+
+    def ahead(hour: int, second: int, local: int) -> bytes:
+        hours, seconds = divmod(second + 8, 3600)
+        command: bytes = encode(hour + hours, seconds, local)
+        return command
+
+    with _patched(cursor, "encode_cursor", ahead):
+        yield
+
+
+def _deaf_wheel() -> Iterator[None]:
+    """The wheel is not told of what is filed under a second that it has loaded."""
+    with _patched(Dispatcher, "on_filed", lambda *_: None):
+        yield
+
+
+def _wrong_local_index() -> Iterator[None]:
+    """After a restart a second's chain is thought to end one entry before it does."""
+    scan = HeadsCache._scan
+
+    def short(heads: HeadsCache, hour: int, derived: Any, entries: int) -> None:
+        scan(heads, hour, derived, entries - 1 if entries > derived.entries + 1 else entries)
+        derived.entries = entries
+
+    with _patched(HeadsCache, "_scan", short):
+        yield
+
+
 def _ignored_cancel() -> Iterator[None]:
     with _patched(places, "settle", lambda *args, **more: None):
         yield
@@ -276,6 +332,9 @@ _CRASHES = ("kill", "power_cut", "power_cut_all", "reset", "partition")
 #: A journal that lost what it promised may notice by itself, and stop.
 _LOG = ("I1 ", "I12", "I13", "I14", "I17")
 
+#: Seeds that are tried before a bug counts as not noticed.
+SEEDS = range(1, 61)
+
 MUTATIONS: dict[str, Mutation] = {
     "no_sync": Mutation("no sync reaches the disk", _LOG, ("power_cut_all", "kill"), _no_sync),
     "swallowed_sync_error": Mutation(
@@ -284,7 +343,7 @@ MUTATIONS: dict[str, Mutation] = {
     "answer_before_sync": Mutation(
         "a follower acknowledges before its disk has it", _LOG, ("power_cut_all", "slow_sync"), _answer_before_sync
     ),
-    "commit_alone": Mutation("the leader commits without a majority", _LOG, _CRASHES, _commit_alone),
+    "commit_alone": Mutation("the leader commits without a majority", ("I14",), _CRASHES, _commit_alone),
     "plain_library": Mutation(
         "rows 1 and 2 of PySyncObj: batches are sent twice, and matching entries are cut",
         _LOG,
@@ -292,6 +351,9 @@ MUTATIONS: dict[str, Mutation] = {
         _plain_library,
     ),
     "forgotten_vote": Mutation("a vote is not written down", ("I13", "I12", "I1 "), _CRASHES, _forgotten_vote),
+    "wiped_node_votes": Mutation(
+        "a node with an empty disk votes at once", _LOG, ("wipe", "kill", "partition"), _wiped_node_votes
+    ),
     "dispatch_before_commit": Mutation(
         "hand-outs precede their commit", ("I6",), ("partition", "pause", "kill"), _dispatch_before_commit
     ),
@@ -301,15 +363,20 @@ MUTATIONS: dict[str, Mutation] = {
     "wall_clock_stamps": Mutation(
         "cluster time follows one wall clock", ("I9", "I6"), ("clock_step",), _wall_clock_stamps
     ),
+    "cursor_ahead": Mutation("the cursor is ahead of what it stands for", ("I10",), ("kill", "stop"), _cursor_ahead),
+    "deaf_wheel": Mutation("the wheel is not told of new messages", ("forgotten",), (), _deaf_wheel),
     "reused_attempt": Mutation("attempt numbers are used again", ("I6",), (), _reused_attempt),
     "dropped_ack": Mutation("an acked message is still owed", ("I5", "I6"), (), _dropped_ack),
     "dropped_message": Mutation("one message in 29 is never handed out", ("I1 ",), (), _dropped_message),
     "ignored_cancel": Mutation("a cancelled message is still owed", ("I3",), (), _ignored_cancel),
+    "ignored_purge": Mutation("a purged message is still owed", ("I3",), (), _ignored_purge),
     "forgotten_key": Mutation("idempotency keys are forgotten", ("I8", "I1 "), ("reset", "kill"), _forgotten_key),
     "blind_key": Mutation("two messages of one client key are pending", ("one per key",), (), _blind_key),
+    "wrong_local_index": Mutation(
+        "after a restart a second's chain ends too early", ("I12", "I15", "forgotten"), ("kill", "stop"),
+        _wrong_local_index,
+    ),
     "lost_timer": Mutation("no lease ever runs out", ("I15",), (), _lost_timer),
     "local_apply": Mutation("apply depends on the process", ("I12",), (), _local_apply),
-    "wiped_node_votes": Mutation(
-        "a node with an empty disk votes at once", _LOG, ("wipe", "kill", "partition"), _wiped_node_votes
-    ),
-}
+    "miscounted": Mutation("a batch counts as one message more", ("I2",), (), _miscounted),
+}  # fmt: skip

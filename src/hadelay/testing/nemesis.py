@@ -24,6 +24,7 @@ FAMILIES = {
     "transfer": 0.3,
     "stop": 0.2,
     "full_disk": 0.1,
+    "lost_answers": 0.3,
 }
 #: These take two nodes, or others to learn from: a single node that starts has nobody to ask for the time.
 _NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe", "clock_step"}
@@ -44,7 +45,6 @@ class Nemesis:
         self.pace_s = self.random.choice((0.4, 1.0, 2.0))
         self.wiped = False
         self.liar = ""
-        self.healed_at = 0.0
 
     def start(self) -> None:
         self.note("faults of this run: " + (", ".join(name for name, _ in self.faults) or "none"))
@@ -75,7 +75,7 @@ class Nemesis:
             if machine.process is not None:
                 machine.process.runtime.resume()
             self.cluster.start(name)
-        self.healed_at = self.world.now
+        self.cluster.healed_at = self.world.now
 
     def _node(self) -> str:
         """The leader, half of the time."""
@@ -129,6 +129,14 @@ class Nemesis:
         self.note("network healed")
         self.cluster.net.heal()
 
+    def lost_answers(self) -> None:
+        self.note("every third answer to a client is lost")
+        self.cluster.door.lost_answers = 0.3
+        self._later(0.3, 3.0, self._answers_come)
+
+    def _answers_come(self) -> None:
+        self.cluster.door.lost_answers = 0.0
+
     # -- processes
 
     def pause(self) -> None:
@@ -178,7 +186,8 @@ class Nemesis:
             others = [name for name in self.cluster.names if name != leader.name]
             to = self.random.choice([*others, None])
             self.note(f"{leader.name} is asked to hand over to {to or 'anyone'}")
-            leader.runtime.call_soon(leader.transfer, to, lambda error: None)
+            count = self.cluster.history.count
+            leader.runtime.call_soon(leader.transfer, to, lambda error: count("transferred", error is None))
 
     # -- clocks
 
