@@ -33,13 +33,13 @@ def _topic(call: Call) -> str:
 # ---- topics
 
 
-@routes.add("PUT", "/v1/topics/{topic}", body=types.PutTopic, returns={200: types.Topic}, errors=(422, 503, 504))
+@routes.add("PUT", "/v1/topics/{topic}", body=types.PutTopic, returns={200: types.Topic}, errors=(429,))
 async def put_topic(call: Call) -> web.Response:
     """Make a topic, or change what is named"""
     return call.reply(_topic_out(await call.server.service.put_topic(_topic(call), settings_in(call.body))))
 
 
-@routes.add("POST", "/v1/topics/{topic}:pause", body=types.Pause, returns={200: types.Topic}, errors=(404, 503, 504))
+@routes.add("POST", "/v1/topics/{topic}:pause", body=types.Pause, returns={200: types.Topic}, errors=(404,))
 async def pause_topic(call: Call) -> web.Response:
     """Hand out nothing more of the topic; publishing goes on, and so do running leases"""
     return await _change(call, {"paused": True, "paused_reason": call.body.reason})
@@ -77,7 +77,7 @@ async def list_topics(call: Call) -> web.Response:
     "/v1/topics/{topic}",
     query=types.DeleteTopicQuery,
     returns={204: None},
-    errors=(404, 409, 503, 504),
+    errors=(404, 409, 429),
 )
 async def delete_topic(call: Call) -> web.Response:
     """Delete a topic; with force, cancel what is pending in it"""
@@ -158,7 +158,7 @@ async def cluster(call: Call) -> web.Response:
     "/v1/cluster:transfer-leader",
     body=types.Transfer,
     returns={200: types.Transferred},
-    errors=(404, 409, 503, 504),
+    errors=(404, 409),
 )
 async def transfer_leader(call: Call) -> web.Response:
     """Hand leadership to the node named, or to the one that has most"""
@@ -286,7 +286,7 @@ async def release_snapshot(call: Call) -> web.Response:
     return web.Response(status=204)
 
 
-@routes.add("GET", "/v1/names", returns={200: types.Names})
+@routes.add("GET", "/v1/names", returns={200: types.Names}, errors=(503,))
 async def names(call: Call) -> web.Response:
     """The numbers that stand for topics, consumers and nodes in the files"""
     view = await call.server.service.names()

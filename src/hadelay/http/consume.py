@@ -39,7 +39,7 @@ _ATTEMPTS = 3
     query=types.ReceiveQuery,
     body=types.Receive,
     returns={200: types.ReceivedMessages, 307: None},
-    errors=(404, 409, 429, 503),
+    errors=(404, 409, 429),
     short=True,
 )
 async def receive(call: Call) -> Answer:
@@ -53,7 +53,7 @@ async def receive(call: Call) -> Answer:
     query=types.ReceiveQuery,
     body=types.ReceiveTopics,
     returns={200: types.ReceivedMessages, 307: None},
-    errors=(404, 409, 429, 503),
+    errors=(404, 409, 429),
     short=True,
 )
 async def receive_topics(call: Call) -> Answer:
@@ -175,18 +175,13 @@ _TEXTUAL = ("application/json", "application/xml", "application/x-ndjson", "appl
 # ---- settling
 
 
-_SETTLING = {"returns": {200: types.LeaseResults}, "errors": (503, 504), "short": True}
-
-
-@routes.add("POST", "/v1/leases:ack", body=types.Ack, **_SETTLING)  # type: ignore[arg-type]
+@routes.add("POST", "/v1/leases:ack", body=types.Ack, returns={200: types.LeaseResults}, short=True)
 async def ack(call: Call) -> Answer:
     """Done with these messages: never hand them out again"""
     return await _settle(call, "ack", None)
 
 
-@routes.add(
-    "POST", "/v1/leases:nack", body=types.Nack, returns={200: types.LeaseResults}, errors=(503, 504), short=True
-)
+@routes.add("POST", "/v1/leases:nack", body=types.Nack, returns={200: types.LeaseResults}, short=True)
 async def nack(call: Call) -> Answer:
     """Not done: hand them out again, after a delay or the topic's backoff; or they are dead"""
     delay = call.body.delay
@@ -198,9 +193,7 @@ async def nack(call: Call) -> Answer:
     return await _settle(call, "nack", None if delay is None else int(delay), reason)
 
 
-@routes.add(
-    "POST", "/v1/leases:extend", body=types.Extend, returns={200: types.LeaseResults}, errors=(503, 504), short=True
-)
+@routes.add("POST", "/v1/leases:extend", body=types.Extend, returns={200: types.LeaseResults}, short=True)
 async def extend(call: Call) -> Answer:
     """Hold them longer: from now, for the lease given"""
     return await _settle(call, "extend", _lease(call, call.body.lease))

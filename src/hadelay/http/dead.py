@@ -68,7 +68,7 @@ def _failure(view: FailureView) -> types.Failure:
     "/v1/topics/{topic}/dead:redrive",
     body=types.Redrive,
     returns={202: types.Redriven},
-    errors=(404, 503, 504),
+    errors=(404,),
 )
 async def redrive(call: Call) -> web.Response:
     """Make dead letters due again: these at once, or all there are, at a rate"""
@@ -89,14 +89,14 @@ async def redrive(call: Call) -> web.Response:
     return call.reply(types.Redriven(results=results), 202)
 
 
-@routes.add("DELETE", "/v1/topics/{topic}/dead", returns={204: None}, errors=(404, 503, 504))
+@routes.add("DELETE", "/v1/topics/{topic}/dead", returns={204: None}, errors=(404,))
 async def purge_dead(call: Call) -> web.Response:
     """Forget a topic's dead letters"""
     await call.server.service.purge(_topic(call), ["dead"])
     return web.Response(status=204)
 
 
-@routes.add("POST", "/v1/topics/{topic}:purge", body=types.Purge, returns={202: types.Purged}, errors=(404, 503, 504))
+@routes.add("POST", "/v1/topics/{topic}:purge", body=types.Purge, returns={202: types.Purged}, errors=(404, 429))
 async def purge(call: Call) -> web.Response:
     """Cancel what was published before and is scheduled or ready; forget dead letters"""
     topic, states = _topic(call), sorted(set(call.body.states))

@@ -18,8 +18,8 @@ routes = Routes()
 
 _ID, _KEY = "/v1/messages/{id}", "/v1/topics/{topic}/keys/{key}"
 _READ = {"query": types.MessageQuery, "returns": {200: types.Message}, "errors": (404, 503)}
-_CANCEL = {"returns": {200: types.Outcome}, "errors": (404, 409, 503, 504)}
-_MOVE = {"returns": {200: types.Rescheduled}, "errors": (404, 409, 422, 503, 504)}
+_CANCEL = {"returns": {200: types.Outcome}, "errors": (404, 409)}
+_MOVE = {"returns": {200: types.Rescheduled}, "errors": (404, 409)}
 
 
 def _target(call: Call) -> Target:
@@ -73,7 +73,7 @@ async def cancel_message(call: Call) -> web.Response:
     outcome = await call.server.service.cancel(_target(call))
     if outcome != "cancelled":
         raise Conflict(f"the message cannot be cancelled: it is {outcome}", outcome=outcome)
-    return call.reply(types.Outcome(outcome))
+    return call.reply(types.Outcome("cancelled"))
 
 
 @routes.add("DELETE", _KEY, **_CANCEL)  # type: ignore[arg-type]

@@ -100,7 +100,13 @@ def _operation(route: Route, refs: dict[Any, Any]) -> dict[str, Any]:
                 name: {"operationId": name, "parameters": {"id": "$response.body#/id"}} for name in _LINKS[route.name]
             }
         responses[str(status)] = answer
-    for status in sorted({400, *route.errors, *((408, 413, 415, 422) if route.body or route.raw_body else ())}):
+    refused = {400, *route.errors}
+    if route.body or route.raw_body:
+        refused.update((408, 413, 415, 422))
+    if route.method != "GET":
+        # What goes through the log may find no leader, lose it half-way, or find the log full.
+        refused.update((503, 504, 507))
+    for status in sorted(refused):
         responses[str(status)] = _response(status) | {"content": {CONTENT_TYPE: {"schema": refs[Problem]}}}
     operation: dict[str, Any] = {
         "operationId": route.name,

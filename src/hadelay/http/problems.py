@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -14,7 +14,7 @@ CONTENT_TYPE = "application/problem+json"
 
 
 class Problem(msgspec.Struct):
-    """What every refusal looks like. Members that a problem adds (`outcome`, `id`) stand beside these."""
+    """What every refusal looks like."""
 
     #: A stable name: docs/reference/errors.md lists them.
     type: str
@@ -27,6 +27,10 @@ class Problem(msgspec.Struct):
     #: false: it may or may not have happened. Retry only with the same Idempotency-Key or request_id.
     outcome_known: bool
     retry_after_ms: int | msgspec.UnsetType | None = msgspec.UNSET
+    #: Of a conflict: the state that forbids it.
+    outcome: Literal["pending", "leased", "acked", "cancelled", "expired", "dead"] | msgspec.UnsetType = msgspec.UNSET
+    #: Of a conflict over a key: the message that has it.
+    id: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def as_dict(error: HadelayError) -> dict[str, Any]:

@@ -61,7 +61,7 @@ async def commit(call: Call, drafts: list[Draft], key: bytes | None) -> Receipts
     query=types.PublishQuery,
     headers=HEADERS,
     returns={201: types.Published, 200: types.Published},
-    errors=(404, 409, 413, 415, 422, 429, 503, 504, 507),
+    errors=(404, 409, 429),
     raw_body=("*/*",),
     own_head=True,
 )
@@ -82,7 +82,7 @@ async def publish(call: Call) -> web.Response:
     "POST",
     "/v1/messages:batch",
     returns={200: types.BatchResults},
-    errors=(413, 415, 422, 429, 503, 504, 507),
+    errors=(429,),
     raw_body=(JSON, NDJSON, MSGPACK),
     short=True,
 )

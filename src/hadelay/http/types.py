@@ -176,7 +176,7 @@ class Messages(Out):
 
 
 class Outcome(Out):
-    outcome: str
+    outcome: Literal["cancelled"]
 
 
 class Reschedule(In):

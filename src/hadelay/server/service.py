@@ -410,7 +410,11 @@ class NodeService:
             return {}
         future: asyncio.Future[views.Reports] = asyncio.get_running_loop().create_future()
         node.link.call(leader, "ready", None, node.config.http.no_leader_wait_ms / 1000, _settle_future(future))
-        return await future
+        try:
+            return await future
+        except OutcomeUnknown as error:
+            # Of a question it is known that nothing came of it.
+            raise NoLeader(error.detail, retry_after_ms=100) from None
 
     async def _confirm(self, stale: bool) -> None:
         if stale:
@@ -447,6 +451,8 @@ _REFUSALS: dict[str, type[HadelayError]] = {
     "no_topic": NotFound,
     "topic_not_empty": Conflict,
     "too_many_generations": LimitReached,
+    "too_many_topics": LimitReached,
+    "too_far": Impossible,
 }
 
 
