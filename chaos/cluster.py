@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import random
+import resource
 import shlex
 import shutil
 import signal
@@ -200,6 +201,18 @@ class LocalCluster(Cluster):
 
     def _resume(self, name: str) -> None:
         self._processes[name].send_signal(signal.SIGCONT)
+
+    def _limit(self, name: str) -> None:
+        self._may_open(name, 0)
+
+    def _unlimit(self, name: str) -> None:
+        self._may_open(name, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self._start(name)
+
+    def _may_open(self, name: str, files: int) -> None:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        if self._processes[name].poll() is None:
+            resource.prlimit(self._processes[name].pid, resource.RLIMIT_NOFILE, (files, hard))
 
     def _empty(self, name: str) -> None:
         shutil.rmtree(self._data(name), ignore_errors=True)

@@ -16,6 +16,7 @@ from chaos.namespaces import Network
 from chaos.scenario import KINDS, Fault
 
 Strike = Callable[[Cluster, list[str], Fault], Iterator[None]]
+Step = Callable[[Cluster, str, Fault], None]
 _TRANSFER_S = 5.0
 #: Who has to be hit by a crash, for somebody to come by its point; else it does not matter.
 _COME_BY = {"some": "all", "leader": "leader", "follower": "follower", "election": "all", "empty": "random"}
@@ -145,6 +146,35 @@ def _on_disk(hit: str, heal: str) -> Strike:
     return strike
 
 
+def _toggling(on: Step, off: Step, on_s: float, off_s: float) -> Strike:
+    """On and off in turns, and off in the end."""
+
+    def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
+        over = threading.Event()
+
+        def turns() -> None:
+            while not over.is_set():
+                for step, seconds in ((on, on_s), (off, off_s)):
+                    for name in nodes:
+                        step(cluster, name, fault)
+                    over.wait(seconds)
+
+        thread = threading.Thread(target=turns)
+        with ExitStack() as healing:
+            for name in nodes:
+                healing.callback(off, cluster, name, fault)
+            thread.start()
+            healing.callback(thread.join)
+            healing.callback(over.set)
+            yield
+
+    return strike
+
+
+def _doer(what: str) -> Step:
+    return lambda cluster, name, fault: cluster.do(what, name)
+
+
 def _power_cut(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
     for name in nodes:  # all of them first: a node that sees another die may not sync meanwhile
         cluster.disks[name].cut_power(NOTHING_FLUSHED if fault.target != "random" else METADATA_FLUSHED)
@@ -165,6 +195,8 @@ _STRIKES: dict[str, Strike] = {
     "old-copy": _old_copy,
     "crash": _crash,
     "pause": _doing("pause", heal="resume"),
+    "starve": _toggling(_doer("pause"), _doer("resume"), 0.045, 0.005),
+    "few-files": _doing("limit", heal="unlimit"),
     "transfer": _transfer,
     "cut": _doing("cut", heal="uncut"),
     "deaf": _on_network(lambda network, name, fault: network.cut(name, heard=True), "uncut"),
@@ -172,15 +204,23 @@ _STRIKES: dict[str, Strike] = {
     "loss": _on_network(lambda network, name, fault: network.lose(name, fault.amount()), "lose_nothing"),
     "delay": _shaping("netem", "delay", "{}ms"),
     "slow-link": _shaping("tbf", "rate", "{}kbit", "burst", "16kb", "latency", "200ms"),
+    "reset": _on_network(lambda network, name, fault: network.reset(name), "lose_nothing"),
+    "flap": _toggling(_doer("cut"), _doer("uncut"), 0.1, 0.1),
     "slow-sync": _controlling(lambda fault: {"sync_delay_ms": fault.amount()}),
     "fail-sync": _controlling(lambda fault: {"sync_errno": errno.EIO}),
     "clock": _controlling(lambda fault: {"clock_offset_ms": fault.amount()}),
+    "strobe": _toggling(
+        lambda cluster, name, fault: cluster.control(name, clock_offset_ms=fault.amount()),
+        lambda cluster, name, fault: cluster.control(name),
+        0.025,
+        0.025,
+    ),
     "full-disk": _on_disk("fill", "unfill"),
     "stalled-disk": _on_disk("freeze", "thaw"),
     "power-cut": _power_cut,
 }
 assert _STRIKES.keys() == KINDS.keys()
 #: A node that is hit by these may end by itself, and should: an error of the disk is never ignored.
-MAY_END = {"fail-sync", "full-disk", "stalled-disk", "power-cut", "rot", "old-copy"}
+MAY_END = {"fail-sync", "full-disk", "stalled-disk", "power-cut", "rot", "old-copy", "few-files"}
 #: These take a leader away: how long until somebody else commits is measured.
 DEPOSING = {"kill", "stop", "pause", "wipe", "cut", "stalled-disk", "power-cut", "fail-sync"}

@@ -78,6 +78,10 @@ class Network:
         rule = f"ip saddr {{ {self._peers(name)} }} numgen random mod 100 < {percent} drop"
         self._nft(name, f"add rule ip chaos loss {rule}")
 
+    def reset(self, name: str) -> None:
+        rule = f"ip saddr {{ {self._peers(name)} }} ip protocol tcp reject with tcp reset"
+        self._nft(name, f"add rule ip chaos loss {rule}")
+
     def lose_nothing(self, name: str) -> None:
         self._nft(name, "flush chain ip chaos loss")
 

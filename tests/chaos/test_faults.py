@@ -10,6 +10,7 @@ import pytest
 from chaos.cluster import Cluster
 from chaos.faults import choose, strike
 from chaos.scenario import KINDS, Fault, Mistake
+from tests.system.cluster import until
 
 NODES = ["n1", "n2", "n3"]
 #: What is done to a node when the fault begins, and when it is healed.
@@ -21,11 +22,13 @@ DONE = {
     "old-copy": ("kill copy start", "kill restore start"),
     "crash": ("arm(journal.write:before)", "arm() start"),
     "pause": ("pause", "resume"),
+    "few-files": ("limit", "unlimit"),
     "transfer": ("", ""),
     "cut": ("cut", "uncut"),
     "deaf": ("network.cut(heard=True)", "network.uncut"),
     "mute": ("network.cut(hears=True)", "network.uncut"),
     "loss": ("network.lose(20)", "network.lose_nothing"),
+    "reset": ("network.reset", "network.lose_nothing"),
     "delay": ("network.shape(netem,delay,50ms)", "network.unshape"),
     "slow-link": ("network.shape(tbf,rate,1000kbit,burst,16kb,latency,200ms)", "network.unshape"),
     "slow-sync": ("control(sync_delay_ms=50)", "control start"),
@@ -34,6 +37,14 @@ DONE = {
     "full-disk": ("disk.fill", "disk.unfill start"),
     "stalled-disk": ("disk.freeze", "disk.thaw start"),
     "power-cut": ("disk.cut_power(2) kill disk.detach", "disk.attach start"),
+}
+
+
+#: What is done in turns, and to heal.
+TURNS = {
+    "starve": ("pause", "resume"),
+    "flap": ("cut", "uncut"),
+    "strobe": ("control(clock_offset_ms=3600000)", "control"),
 }
 
 
@@ -82,7 +93,7 @@ def fault(kind: str) -> Fault:
 
 
 def test_every_kind_is_here() -> None:
-    assert DONE.keys() == KINDS.keys()
+    assert DONE.keys() | TURNS.keys() == KINDS.keys()
 
 
 @pytest.mark.parametrize("kind", DONE)
@@ -98,6 +109,17 @@ def test_a_fault_heals_what_it_broke_even_if_the_run_ends_in_the_middle(kind: st
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert cluster.seen == {"n1": hit + heal, "n2": [], "n3": hit + heal}
+
+
+@pytest.mark.parametrize("kind", TURNS)
+def test_what_goes_on_and_off_is_off_in_the_end(kind: str) -> None:
+    cluster = Recorded()
+    with strike(cluster, ["n1", "n3"], fault(kind)):
+        until(lambda: len(cluster.seen["n3"]) > 4, "it went on and off twice")
+    for name in ("n1", "n3"):
+        assert tuple(cluster.seen[name][:2]) == TURNS[kind]
+        assert cluster.seen[name][-1] == TURNS[kind][1]
+    assert not cluster.seen["n2"]
 
 
 def test_a_node_is_killed_to_come_by_a_point_of_its_start() -> None:

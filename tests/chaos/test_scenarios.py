@@ -75,7 +75,7 @@ def test_missing_tools_are_named_with_their_package(monkeypatch: pytest.MonkeyPa
         for words in ("cut: run it as root", "apt-get install nftables", "slow-sync: cc is not installed"):
             assert words in str(caught.value)
         assert tools.usable({"any"}) == {
-            "kill", "stop", "pause", "wipe", "transfer", "rot", "old-copy", "crash",
+            "kill", "stop", "pause", "wipe", "transfer", "rot", "old-copy", "crash", "starve", "few-files",
         }  # fmt: skip
     finally:
         tools.missing.cache_clear()
