@@ -15,7 +15,7 @@ help:
 	@echo 'make bench   the numbers, beside those of others (bench/README.md); ROWS="single batch" for some of them'
 	@echo 'make chaos   one hour of faults of every kind that works here, against real processes (docs/howto/chaos.md)'
 	@echo 'make sim     100,000 seeds of the simulator, a day or so; run it again to go on (docs/explanation/simulation.md)'
-	@echo 'make docs    the generated reference pages'
+	@echo 'make docs    the generated reference pages, and the dashboard'
 	@echo 'make lock    requirements.lock from the newest versions that pyproject.toml allows'
 
 setup: $(READY)
@@ -65,6 +65,7 @@ sim: $(READY)
 
 docs: $(READY)
 	$(PY) tools/reference.py
+	$(PY) tools/dashboard.py
 
 lock: $(READY)
 	$(PY) tools/lock.py
