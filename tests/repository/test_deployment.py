@@ -1,0 +1,223 @@
+"""What cluster/ offers to run a cluster with, against the configuration, the ports and the routes that there are."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hadelay.cli.app import COMMANDS
+from hadelay.config import Config, split_address
+from hadelay.configload import load
+from hadelay.http.app import ROUTES
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = ROOT / "cluster"
+PATHS = {route.path for route in ROUTES.all}
+UNIT = CLUSTER / "systemd/hadelay.service"
+#: systemd-analyze security: 0 is a service that can do nothing, 10 one that can do everything.
+MOST_EXPOSED = 1.5
+
+
+def configured(text: str, directory: Path, environment: dict[str, str]) -> Config:
+    path = directory / "hadelay.toml"
+    path.write_text(text)
+    return load(str(path), environment)
+
+
+def check_node(config: Config, name: str, names: list[str]) -> None:
+    assert config.node.name == name
+    assert list(config.raft.peers) == names
+    assert (split_address(config.http.listen)[1], split_address(config.raft.listen)[1]) == (8400, 8500)
+    assert {split_address(address)[1] for address in config.raft.peers.values()} == {8500}
+    assert config.advertise.startswith("http://")
+    assert config.advertise.endswith(":8400")
+
+
+def check_command(words: list[str]) -> None:
+    assert words[0] in {command.path for command in COMMANDS}
+    assert words[1:] in (["/etc/hadelay/hadelay.toml"], ["/etc/hadelay/hadelay.toml", "--init"])
+
+
+# ---- Kubernetes
+
+MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((CLUSTER / "kubernetes/hadelay.yaml").read_text()))
+
+
+def manifest(kind: str, name: str = "hadelay") -> dict[str, Any]:
+    (found,) = (m for m in MANIFESTS if (m["kind"], m["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def pod() -> dict[str, Any]:
+    template: dict[str, Any] = manifest("StatefulSet")["spec"]["template"]
+    return template
+
+
+def container() -> dict[str, Any]:
+    (found,) = pod()["spec"]["containers"]
+    return dict(found)
+
+
+def test_each_pod_has_a_configuration_that_the_others_expect(tmp_path: Path) -> None:
+    text = manifest("ConfigMap")["data"]["hadelay.toml"]
+    stateful = manifest("StatefulSet")["spec"]
+    names = [f"hadelay-{n}" for n in range(stateful["replicas"])]
+    variables = {item["name"]: item for item in container()["env"]}
+    assert variables["HADELAY_NODE__NAME"]["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    for name in names:
+        advertise = variables["HADELAY_HTTP__ADVERTISE"]["value"].replace("$(HADELAY_NODE__NAME)", name)
+        config = configured(text, tmp_path, {"HADELAY_NODE__NAME": name, "HADELAY_HTTP__ADVERTISE": advertise})
+        check_node(config, name, names)
+        # As the headless service names them.
+        assert config.raft.peers[name] == f"{name}.{stateful['serviceName']}:8500"
+        assert config.advertise == f"http://{name}.{stateful['serviceName']}:8400"
+        mounts = [mount["mountPath"] for mount in container()["volumeMounts"] if not mount.get("readOnly")]
+        # In a directory of its own: the root of a volume has a lost+found.
+        for directory in (config.node.data_dir, config.journal_dir):
+            assert str(Path(directory).parent) in mounts
+    check_command(container()["args"])
+    (mount,) = (m for m in container()["volumeMounts"] if m["name"] == "config")
+    assert mount["mountPath"] == "/etc/hadelay"
+    # A Service called hadelay would give every pod variables such as HADELAY_PORT, which the configuration refuses.
+    assert pod()["spec"]["enableServiceLinks"] is False
+
+
+def test_nodes_find_each_other_before_they_are_ready() -> None:
+    headless = manifest("Service", manifest("StatefulSet")["spec"]["serviceName"])["spec"]
+    assert headless["clusterIP"] == "None"
+    assert headless["publishNotReadyAddresses"] is True
+    assert manifest("StatefulSet")["spec"]["podManagementPolicy"] == "Parallel"
+
+
+def test_selectors_and_ports_name_what_there_is() -> None:
+    labels = pod()["metadata"]["labels"]
+    ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
+    assert ports == {"http": 8400, "raft": 8500}
+    assert manifest("StatefulSet")["spec"]["selector"]["matchLabels"] == labels
+    assert manifest("PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
+    for name in ("hadelay", "hadelay-nodes"):
+        service = manifest("Service", name)["spec"]
+        assert service["selector"] == labels
+        assert all((port["targetPort"], port["port"]) in ports.items() for port in service["ports"])
+    mounted = {mount["name"] for mount in container()["volumeMounts"]}
+    claimed = {claim["metadata"]["name"] for claim in manifest("StatefulSet")["spec"]["volumeClaimTemplates"]}
+    assert mounted == claimed | {volume["name"] for volume in pod()["spec"]["volumes"]}
+
+
+def test_one_node_may_be_away_and_probes_ask_for_routes() -> None:
+    assert manifest("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    probes = {name: container()[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    assert all(probe["path"] in PATHS and probe["port"] == "http" for probe in probes.values())
+    # Never the majority: a partition would restart every node.
+    assert probes["liveness"]["path"] == probes["startup"]["path"] == "/livez"
+    assert probes["readiness"]["path"] == "/readyz"
+    assert pod()["metadata"]["annotations"]["prometheus.io/path"] in PATHS
+
+
+def test_only_nodes_reach_the_links() -> None:
+    policy = manifest("NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["podSelector"]["matchLabels"] == pod()["metadata"]["labels"]
+    for rule in policy["ingress"]:
+        named = {port["port"] for port in rule["ports"]}
+        assert named <= {"http", "raft"}
+        if "raft" in named:
+            assert rule["from"] == [{"podSelector": {"matchLabels": pod()["metadata"]["labels"]}}]
+
+
+def test_pods_may_do_little() -> None:
+    spec, own = pod()["spec"], container()["securityContext"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["automountServiceAccountToken"] is False
+    assert own["allowPrivilegeEscalation"] is False
+    assert own["readOnlyRootFilesystem"] is True
+    assert own["capabilities"] == {"drop": ["ALL"]}
+    # Handing over, calls that end, and a checkpoint (server/main.py).
+    assert spec["terminationGracePeriodSeconds"] >= 3 + 5 + 10
+
+
+# ---- Docker
+
+
+def test_each_service_has_a_configuration_that_the_others_expect(tmp_path: Path) -> None:
+    compose = yaml.safe_load((CLUSTER / "docker/compose.yaml").read_text())
+    names = list(compose["services"])
+    text = compose["configs"]["hadelay"]["content"]
+    hosts = set()
+    for name, service in compose["services"].items():
+        check_node(configured(text, tmp_path, service["environment"]), name, names)
+        assert service["environment"]["HADELAY_HTTP__ADVERTISE"] == f"http://{name}:8400"
+        assert service["volumes"] == [f"{name}:/var/lib/hadelay"]
+        assert name in compose["volumes"]
+        assert service["configs"] == [{"source": "hadelay", "target": "/etc/hadelay/hadelay.toml"}]
+        (published,) = service["ports"]
+        host, ours = published.rsplit(":", 1)
+        # Without TLS and tokens: this machine only.
+        assert host.startswith("127.0.0.1:")
+        assert ours == "8400"
+        hosts.add(host)
+        build = service["build"]
+        assert (CLUSTER / "docker" / build["context"] / build["dockerfile"]).exists()
+    assert len(hosts) == len(names)
+
+
+def test_the_image_is_made_of_what_there_is() -> None:
+    text = re.sub(r"\\\n\s*", " ", (CLUSTER / "docker/Dockerfile").read_text())
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
+    of = {word: [rest for kind, rest in lines if kind == word] for word, _ in lines}
+    for copied in of["COPY"]:
+        if not copied.startswith("--from"):
+            assert all((ROOT / source).exists() for source in copied.split()[:-1]), copied
+    assert of["EXPOSE"] == ["8400 8500"]
+    assert of["USER"] == ["10001"]
+    check_command(yaml.safe_load(of["CMD"][0]))
+    assert any(path in of["HEALTHCHECK"][0] for path in PATHS if path == "/livez")
+    # What pins the versions finds every package of the lock.
+    pattern = re.compile(r"^([a-z0-9-]*==[^ \\]*)", re.M)
+    lock = (ROOT / "requirements.lock").read_text()
+    assert len(pattern.findall(lock)) == lock.count("==")
+    assert "s/^\\([a-z0-9-]*==[^ \\\\]*\\).*/\\1/p" in of["RUN"][0]
+
+
+# ---- systemd
+
+
+def unit() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in UNIT.read_text().splitlines():
+        if "=" in line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def test_the_unit_starts_what_there_is() -> None:
+    (start,) = unit()["ExecStart"]
+    program, *words = start.split()
+    assert program == "/opt/hadelay/bin/hadelay"
+    check_command(words)
+    assert unit()["Type"] == ["notify"]
+    # A mistake in the configuration ends with 2 (cli/app.py).
+    assert unit()["RestartPreventExitStatus"] == ["2"]
+    assert int(unit()["TimeoutStopSec"][0]) >= 3 + 5 + 10
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_takes_the_unit_and_finds_it_hardened(tmp_path: Path) -> None:
+    here = tmp_path / UNIT.name
+    # Where the program will be it is not yet.
+    here.write_text(UNIT.read_text().replace("/opt/hadelay/bin/hadelay", "/bin/true"))
+    verified = subprocess.run(["systemd-analyze", "verify", "--man=no", here], capture_output=True, text=True)
+    assert (verified.returncode, verified.stderr) == (0, "")
+    judged = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--threshold={MOST_EXPOSED * 10:.0f}", here],
+        capture_output=True,
+        text=True,
+    )
+    assert judged.returncode == 0, judged.stdout[-2000:] + judged.stderr
