@@ -49,6 +49,13 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     listen: str = "127.0.0.1:8400"
     #: URL under which clients and other nodes reach this node; `receive` redirects to it. Empty: http://<listen>.
     advertise: str = ""
+    #: PEM file of this node's certificate, followed by those between it and its authority: HTTP becomes HTTPS. Read
+    #: again when it changes.
+    tls_cert: str = ""
+    #: PEM file of the certificate's key, without a password.
+    tls_key: str = ""
+    #: PEM file of the authority whose certificates the other nodes show over HTTPS. Empty: those the system trusts.
+    tls_ca: str = ""
     #: Largest payload of one message. Larger ones cost latency for everybody: keep files elsewhere and send names.
     max_body_bytes: int = MIB
     #: Largest request of POST /v1/messages:batch.
@@ -92,6 +99,13 @@ class RaftConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     listen: str = "127.0.0.1:8500"
     #: Every voting member, this one included: name = "host:port". Empty: a cluster of this node alone.
     peers: dict[str, str] = field(default_factory=dict)
+    #: PEM file of the certificate that this node shows to the others. It has to name the node: node.name is one of its
+    #: DNS names, or its common name. Read again when it changes.
+    tls_cert: str = ""
+    #: PEM file of the certificate's key, without a password.
+    tls_key: str = ""
+    #: PEM file of the authority that every node's certificate is of. One per cluster: whoever it signs for is a node.
+    tls_ca: str = ""
     #: A follower that heard nothing for between min and max (random) asks for an election. Short: quick fail-over;
     #: shorter than a pause of a busy machine: leaders deposed for nothing.
     election_min_ms: int = 300
@@ -237,7 +251,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def advertise(self) -> str:
-        return self.http.advertise or f"http://{self.http.listen}"
+        return self.http.advertise or f"http{'s' if self.http.tls_cert else ''}://{self.http.listen}"
 
     @property
     def members(self) -> dict[str, str]:
@@ -298,6 +312,7 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     if not config.node.data_dir:
         yield "node.data_dir", "must not be empty"
     yield from _addresses(config)
+    yield from _certificates(config)
     yield from _webhooks(config.webhooks)
     yield from _relations(config)
 
@@ -345,6 +360,17 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
             yield f"raft.peers.{name}", "a node's name is 1 to 64 of A-Z a-z 0-9 . _ -"
     if len(set(peers.values())) < len(peers):
         yield "raft.peers", "two members have the same address"
+
+
+def _certificates(config: Config) -> Iterator[tuple[str, str]]:
+    for section, needed in (("http", ("tls_cert", "tls_key")), ("raft", ("tls_cert", "tls_key", "tls_ca"))):
+        part = getattr(config, section)
+        given = [name for name in needed if getattr(part, name)]
+        missing = [name for name in needed if name not in given]
+        if given and missing:
+            yield f"{section}.{given[0]}", f"goes with {' and '.join(missing)}"
+    if config.http.tls_cert and config.http.advertise.startswith("http:"):
+        yield "http.advertise", f"{config.http.advertise}: this node has a tls_cert, so it is https://…"
 
 
 def _webhooks(webhooks: WebhooksConfig) -> Iterator[tuple[str, str]]:

@@ -60,6 +60,12 @@ def test_durations_sizes_and_peers_in_words() -> None:
         ('[raft.peers]\nn2 = "127.0.0.1:1"', "1: raft.peers: lists every member, but not this node (n1)"),
         ('[raft.peers]\nn1 = "127.0.0.1:1"\nn2 = "x"', '3: raft.peers.n2: expected "host:port"'),
         ("[raft]\nheartbeat_ms = 190", "2: raft.heartbeat_ms: is 190; must be at most a third"),
+        ('[http]\ntls_cert = "a"', "2: http.tls_cert: goes with tls_key"),
+        ('[raft]\ntls_cert = "a"\ntls_key = "b"', "2: raft.tls_cert: goes with tls_ca"),
+        (
+            '[http]\ntls_cert = "a"\ntls_key = "b"\nadvertise = "http://x"',
+            "4: http.advertise: http://x: this node has a tls_cert",
+        ),
         ("[http]\nlisten = ", "not TOML"),
     ],
 )

@@ -96,7 +96,7 @@ async def test_urgent_frames_overtake_what_waits_here(monkeypatch):
     async with pair() as (one, _, _, inbox):
         await until(lambda: inbox.up)
         for _ in range(20):
-            assert one.send("n2", bytes(1 << 20))
+            assert one.send("n2", b"x" * (1 << 20))
         assert one.send("n2", b"urgent", urgent=True)
         assert one.buffered("n2") > 1 << 20
         await until(lambda: len(inbox.frames) == 21)

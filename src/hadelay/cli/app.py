@@ -81,6 +81,7 @@ COMMANDS = (
     Command("dead purge", "hadelay.cli.dead:purge", "Forget the dead letters of a topic."),
     Command("cluster status", "hadelay.cli.cluster:status", "Members, leader, lag, and the dispatch cursor."),
     Command("cluster transfer", "hadelay.cli.cluster:transfer", "Hand leadership over, without a gap."),
+    Command("cluster certs", "hadelay.cli.certs:certs", "Make certificates for the nodes, and an authority for them."),
     Command("check replicas", "hadelay.cli.check:replicas", "Compare every node's files at one applied index."),
     Command("backup create", "hadelay.cli.backup:create", "Copy a running cluster into a directory."),
     Command("backup verify", "hadelay.cli.backup:verify", "Is every byte of a backup what was backed up?"),

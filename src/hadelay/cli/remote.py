@@ -7,6 +7,7 @@ is sent more than once carries an Idempotency-Key, a request_id, or is harmless 
 from __future__ import annotations
 
 import http.client
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -69,9 +70,10 @@ def _exchange(
     url: str, method: str, target: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
 ) -> tuple[int, bytes]:
     parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme != "http" or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname:
         raise errors.BadRequest(f"{url!r}: expected a URL such as http://127.0.0.1:8400 (--servers, HADELAY_SERVERS)")
-    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=_CONNECT_S)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname, parts.port, timeout=_CONNECT_S)
     try:
         connection.connect()
         connection.sock.settimeout(timeout_s)
@@ -80,14 +82,19 @@ def _exchange(
         if answer.status == 307 and (location := answer.getheader("Location")):
             answer.read()
             there = urlsplit(location)
+            if parts.scheme == "https" != there.scheme:
+                raise errors.Forbidden(f"{url} redirects to {location[:200]}, which is not encrypted")
             path = there.path + (f"?{there.query}" if there.query else "")
-            return _exchange(f"http://{there.netloc}", method, path, body, headers, timeout_s)
+            return _exchange(f"{there.scheme}://{there.netloc}", method, path, body, headers, timeout_s)
         return answer.status, answer.read()
     finally:
         connection.close()
 
 
 def _unreachable(url: str, error: Exception) -> Exception:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = f"its certificate is not accepted: {error.verify_message}"
+        return ConnectionError(f"{url}: {why} (SSL_CERT_FILE names a file of authorities; --servers names the nodes)")
     if isinstance(error, TimeoutError):
         return TimeoutError(f"{url} did not answer in time")
     return ConnectionError(f"{url}: {getattr(error, 'strerror', None) or error or type(error).__name__}")

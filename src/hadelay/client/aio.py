@@ -127,12 +127,19 @@ class AsyncClient:
     Requests fail over between the addresses and are retried, with backoff, for up to `timeout` seconds; every publish
     carries an Idempotency-Key and every receive a request_id, so a retry never makes a second message. Refusals are
     raised as the classes of `hadelay.errors`. One client serves any number of tasks of one event loop.
+
+    ca: a PEM file with the authority of the nodes' certificates, for https; without it, those the system trusts.
     """
 
     def __init__(
-        self, urls: str | Sequence[str] = "http://127.0.0.1:8400", token: str | None = None, *, timeout: float = 30.0
+        self,
+        urls: str | Sequence[str] = "http://127.0.0.1:8400",
+        token: str | None = None,
+        *,
+        timeout: float = 30.0,
+        ca: str | None = None,
     ) -> None:
-        self._transport = Transport(urls, token, timeout)
+        self._transport = Transport(urls, token, timeout, ca)
         self._consumers: set[Consumer] = set()
         #: Who this client says it is when it consumes, unless told otherwise.
         self.consumer = f"py-{os.getpid()}-{os.urandom(4).hex()}"

@@ -125,10 +125,15 @@ class Client:
     """
 
     def __init__(
-        self, urls: str | Sequence[str] = "http://127.0.0.1:8400", token: str | None = None, *, timeout: float = 30.0
+        self,
+        urls: str | Sequence[str] = "http://127.0.0.1:8400",
+        token: str | None = None,
+        *,
+        timeout: float = 30.0,
+        ca: str | None = None,
     ) -> None:
-        self._arguments = (urls, token, timeout)
-        AsyncClient(urls, token, timeout=timeout)  # refuse wrong addresses here and now
+        self._new = functools.partial(AsyncClient, urls, token, timeout=timeout, ca=ca)
+        self._new()  # refuse wrong addresses here and now
         self._clients: dict[int, AsyncClient] = {}
 
     def _async(self) -> AsyncClient:
@@ -136,8 +141,7 @@ class Client:
         pid = os.getpid()
         with _lock:
             if pid not in self._clients:
-                urls, token, timeout = self._arguments
-                self._clients = {pid: AsyncClient(urls, token, timeout=timeout)}
+                self._clients = {pid: self._new()}
             return self._clients[pid]
 
     def __enter__(self) -> Client:

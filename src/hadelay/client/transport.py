@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import io
 import random
+import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -81,11 +82,20 @@ def addresses(urls: str | Sequence[str]) -> list[str]:
     return found
 
 
+def encrypted_too(url: str, location: str) -> str:
+    """`location`, where `url` redirects to. Raises Forbidden when a token would leave the encrypted way."""
+    if url.startswith("https:") and not location.startswith("https:"):
+        raise errors.Forbidden(f"{url} redirects to {location[:200]}, which is not encrypted: see http.advertise there")
+    return location
+
+
 class Transport:
     """Opened lazily, on the loop that first uses it."""
 
-    def __init__(self, urls: str | Sequence[str], token: str | None, timeout_s: float) -> None:
+    def __init__(self, urls: str | Sequence[str], token: str | None, timeout_s: float, ca: str | None = None) -> None:
+        """ca: a PEM file; OSError when it can't be read."""
         self.urls = addresses(urls)
+        self._ssl = ssl.create_default_context(cafile=ca) if ca else True
         self.timeout_s = timeout_s
         #: Where the leader was when a node last told us; receives go there first.
         self.leader: str | None = None
@@ -103,7 +113,7 @@ class Transport:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30),
+                connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30, ssl=self._ssl),
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
@@ -166,7 +176,7 @@ class Transport:
                     ) as response:
                         connected = True
                         if response.status == 307 and "Location" in response.headers:
-                            url = response.headers["Location"]
+                            url = encrypted_too(url, response.headers["Location"])
                             base = self.leader = url.removesuffix(path)
                             connected = False
                             continue

@@ -32,6 +32,7 @@ from hadelay.http.routes import (
     parse_query,
 )
 from hadelay.server.api import Leader, Service
+from hadelay.tls import Certificates
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -90,10 +91,14 @@ class _Server(web.Server):
 
 
 class HttpServer:
-    """Serves `service`. `max_delay_ms` refuses what the log would refuse anyway, before it travels."""
+    """Serves `service`. `max_delay_ms` refuses what the log would refuse anyway, before it travels.
+
+    Raises ConfigError if the certificate can't be used.
+    """
 
     def __init__(self, service: Service, config: HttpConfig, max_delay_ms: int) -> None:
         self.service = service
+        self.tls = Certificates("http", config.tls_cert, config.tls_key, config.tls_ca) if config.tls_cert else None
         self.config = config
         self.max_delay_ms = max_delay_ms
         self.heads = Heads(self)
@@ -122,7 +127,8 @@ class HttpServer:
         )
         self._runner = web.ServerRunner(self._server)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, backlog=_BACKLOG)
+        context = self.tls.listening if self.tls is not None else None
+        site = web.TCPSite(self._runner, host, port, backlog=_BACKLOG, ssl_context=context)
         try:
             await site.start()
         except OSError as error:
@@ -208,8 +214,9 @@ class HttpServer:
         )
         try:
             async with self._relay.request(
-                request.method, leader.url + path, data=call.data, headers=headers, timeout=timeout
-            ) as answer:
+                request.method, leader.url + path, data=call.data, headers=headers, timeout=timeout,
+                ssl=self.tls.client if self.tls is not None else True,
+            ) as answer:  # fmt: skip
                 body = await answer.read()
                 kept = {name: answer.headers[name] for name in _ANSWERED if name in answer.headers}
                 return Answer(answer.status, kept, body)

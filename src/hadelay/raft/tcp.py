@@ -1,8 +1,9 @@
 """`AsyncioNetwork`: the node link over TCP (docs/spec/node-link.md).
 
 One connection per pair of nodes; the later name dials, and keeps trying. Both sides say who they are first (HELLO), and
-refuse a stranger in words. A frame is a length of four bytes and as many bytes; what is not understood ends the
-connection, and nothing from the wire is ever unpickled.
+refuse a stranger in words; under TLS both show a certificate before that, and it has to name the node that HELLO says
+(ADR 120). A frame is a length of four bytes and as many bytes; what is not understood ends the connection, and nothing
+from the wire is ever unpickled.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hadelay.errors import ConfigError
 from hadelay.raft import messages
 from hadelay.raft.network import MAX_FRAME, Buffer, Receiver
 from hadelay.runtime import AsyncioRuntime
+from hadelay.tls import Certificates, in_words, names_of
 
 if TYPE_CHECKING:
     from hadelay.config import Config
@@ -30,6 +33,10 @@ HELLO, REFUSED = 1, 0
 #: Before HELLO nobody gets to fill our memory.
 _MAX_HELLO = 4096
 _HELLO_TIMEOUT_S = 5.0
+#: Connections at once that have not said HELLO yet; what comes beyond is closed.
+_MAX_STRANGERS = 64
+#: No descriptor for a connection that waits: try again.
+_ACCEPT_RETRY_S = 0.1
 _RETRY_S = (0.05, 1.0)
 _REFUSED_RETRY_S = 5.0
 #: Bytes given to the kernel at a time; the rest waits here, where urgent frames can overtake it.
@@ -55,6 +62,8 @@ class _Link(asyncio.Protocol):
     # -- coming and going
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        #: Whom its certificate names.
+        self.names = names_of(transport.get_extra_info("peercert"))
         self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
         sock = transport.get_extra_info("socket")
         for level, option, value in _SOCKET_OPTIONS:
@@ -71,10 +80,14 @@ class _Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._timeout.cancel()
         self.network.links.discard(self)
+        if self.dialled and self.network.tls is not None and not self.peer and not self.refused:
+            # In TLS 1.3 whoever dials has sent its certificate before it is looked at, and mostly gets no alert.
+            self.refused = True
+            self.network.say_refused(self.dialled, in_words(exc) if isinstance(exc, ssl.SSLError) else _HUNG_UP)
         if not self.closed.done():
             self.closed.set_result(None)
         # A clean end or a reset: the process on the other side closed it, or is gone. Anything else is silence.
-        self.network.lost(self, exc is None or isinstance(exc, (ConnectionResetError, BrokenPipeError)))
+        self.network.lost(self, exc is None or isinstance(exc, _RESETS))
 
     # -- reading
     def data_received(self, data: bytes) -> None:
@@ -107,12 +120,13 @@ class _Link(asyncio.Protocol):
     def _frame(self, frame: bytes) -> None:
         if not frame:
             self.transport.abort()
+        elif frame[0] == REFUSED:
+            # Perhaps by a node whose own HELLO was accepted here.
+            self.refused = True
+            self.network.say_refused(self.dialled or self.peer, frame[1:500].decode(errors="replace"))
+            self.transport.abort()
         elif self.peer:
             self.network.deliver(self.peer, frame)
-        elif frame[0] == REFUSED:
-            self.refused = True
-            log.error("link_refused", extra={"peer": self.dialled, "reason": frame[1:500].decode(errors="replace")})
-            self.transport.abort()
         else:
             self._on_hello(frame)
 
@@ -125,6 +139,9 @@ class _Link(asyncio.Protocol):
             self._refuse("this is the node link of a hadelay cluster, and that was no HELLO")
             return
         reason = self.network.refusal(protocol, version, cluster_id, group, name, self.dialled)
+        if not reason and self.network.tls is not None and name not in self.names:
+            whom = ", ".join(sorted(self.names)) or "nobody"
+            reason = f"{name} shows a certificate that names {whom}: a node's certificate has to name the node"
         if reason:
             self._refuse(reason)
         else:
@@ -132,7 +149,7 @@ class _Link(asyncio.Protocol):
             self.network.linked(self)
 
     def _refuse(self, reason: str) -> None:
-        log.error("link_refused", extra={"peer": self.dialled or "unknown", "reason": reason})
+        self.network.say_refused(self.dialled, reason)
         self.refused = True
         frame = bytes((REFUSED,)) + reason.encode()
         self.transport.write(len(frame).to_bytes(4, "little") + frame)
@@ -176,22 +193,26 @@ class AsyncioNetwork:
         group: int,
         runtime: AsyncioRuntime,
         feature_level: int = 1,
+        tls: Certificates | None = None,
     ) -> None:
-        """`peers`: name → host:port of the other members (this node among them is ignored)."""
+        """`peers`: name → host:port of the other members (this node among them is ignored). tls: a mutual one."""
         self.name, self.listen = name, listen
         self.peers = {peer: address for peer, address in peers.items() if peer != name}
         self.loop = runtime.loop
+        self.tls = tls
         #: What HELLO says.
         self.identity = (cluster_id, group, name, feature_level)
         self.links: set[_Link] = set()
         self._up: dict[str, _Link] = {}
         self._receiver: Receiver | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._server: asyncio.Server | None = None
-        self._closed = False
+        self._shaking: set[asyncio.Task[None]] = set()
 
     @classmethod
     def from_config(cls, config: Config, runtime: AsyncioRuntime) -> AsyncioNetwork:
+        """ConfigError if the certificate can't be used."""
+        raft = config.raft
+        files = (raft.tls_cert, raft.tls_key, raft.tls_ca)
         return cls(
             config.node.name,
             config.raft.listen,
@@ -199,6 +220,7 @@ class AsyncioNetwork:
             cluster_id=config.cluster.id,
             group=config.cluster.group,
             runtime=runtime,
+            tls=Certificates("raft", *files, mutual=True) if all(files) else None,
         )
 
     # -- Network
@@ -243,31 +265,65 @@ class AsyncioNetwork:
             link.transport.abort()
 
     def close(self) -> None:
-        self._closed = True
         self._receiver = None
-        for task in self._tasks:
+        for task in (*self._tasks, *self._shaking):
             task.cancel()
-        if self._server is not None:
-            self._server.close()
         for link in list(self.links):
             link.transport.abort()
 
     # -- connections
     async def _serve(self, sock: socket.socket) -> None:
-        self._server = await self.loop.create_server(lambda: _Link(self, None), sock=sock)
+        with sock:
+            while True:
+                try:
+                    connection, address = await self.loop.sock_accept(sock)
+                except OSError as error:
+                    log.warning("accept_failed", extra={"reason": error.strerror or str(error)})
+                    await asyncio.sleep(_ACCEPT_RETRY_S)
+                    continue
+                if len(self._shaking) + sum(not link.peer for link in self.links) >= _MAX_STRANGERS:
+                    connection.close()
+                    continue
+                task = self.loop.create_task(self._accept(connection, address[0]))
+                self._shaking.add(task)
+                task.add_done_callback(self._shaking.discard)
+
+    async def _accept(self, connection: socket.socket, host: str) -> None:
+        options: dict[str, Any] = {}
+        if self.tls is not None:
+            options = {"ssl": self.tls.server, "ssl_handshake_timeout": _HELLO_TIMEOUT_S}
+        try:
+            await self.loop.connect_accepted_socket(lambda: _Link(self, None), connection, **options)
+        except ssl.SSLError as error:
+            self.say_refused(host, in_words(error))
+        except OSError as error:
+            log.debug("stranger_left", extra={"peer": host, "reason": str(error)})
 
     async def _dial(self, peer: str) -> None:
         host, _, port = self.peers[peer].rpartition(":")
         wait = _RETRY_S[0]
         while True:
+            options: dict[str, Any] = {}
+            if self.tls is not None:
+                # Its certificate is compared with the name that it says, not with an address.
+                options = {"ssl": self.tls.client, "server_hostname": "", "ssl_handshake_timeout": _HELLO_TIMEOUT_S}
             try:
-                _, link = await self.loop.create_connection(lambda: _Link(self, peer), host.strip("[]"), int(port))
+                _, link = await self.loop.create_connection(
+                    lambda: _Link(self, peer), host.strip("[]"), int(port), **options
+                )
+            except ssl.SSLError as error:
+                self.say_refused(peer, in_words(error))
+                wait = _REFUSED_RETRY_S
             except OSError:
                 wait = min(wait * 2, _RETRY_S[1])
             else:
                 await link.closed
                 wait = _REFUSED_RETRY_S if link.refused else _RETRY_S[0]
             await asyncio.sleep(wait)
+
+    @staticmethod
+    def say_refused(peer: str | None, reason: str) -> None:
+        log.error("link_refused", extra={"peer": peer or "unknown", "reason": reason})
 
     def refusal(self, protocol: str, version: int, cluster_id: str, group: int, name: str, dialled: str | None) -> str:
         """Why a connection is not wanted, in words for the operator of the other side; empty if it is."""
@@ -315,6 +371,8 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
+_HUNG_UP = "it hung up instead of a HELLO: it may not accept the certificate of this node; its log says why"
+_RESETS = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 _SOCKET_OPTIONS = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER),

@@ -31,6 +31,7 @@ from hadelay.server.service import NodeService
 from hadelay.server.webhooks.sender import Sender
 from hadelay.storage.disk import RealDisk
 from hadelay.storage.lmdbtables import LmdbBackend
+from hadelay.tls import Certificates
 from hadelay.version import VERSION
 
 #: EX_SOFTWARE: the node ended itself because going on could have broken a promise.
@@ -42,6 +43,8 @@ _CALLS_S = 5.0
 _LOOK_S = 0.02
 #: How long the last checkpoint may take. Without it the next start replays more of the journal.
 _CHECKPOINT_S = 10.0
+#: How often the certificates' files are looked at. SIGHUP: at once.
+_CERTIFICATES_S = 10.0
 #: Batches on their way are many objects and no cycles: the default, 700, looks at each of them twice.
 _GC = (20_000, 20, 50)
 #: A sync that has ended waits for the interpreter as long as the loop keeps it: 5 ms by default, more than most syncs.
@@ -86,6 +89,7 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
     service = NodeService(node)
     http = HttpServer(service, config.http, config.limits.max_delay_ms)
     await http.start()
+    _watch([tls for tls in (network.tls, http.tls) if tls is not None], runtime)
     node.start()
     try:
         await _ready(node, ending)
@@ -116,6 +120,21 @@ def notify(state: str) -> None:
     if address:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
+
+
+def _watch(certificates: list[Certificates], runtime: AsyncioRuntime) -> None:
+    def refresh() -> None:
+        for one in certificates:
+            if one.refresh():
+                log.info("certificate_read", path=one.paths["tls_cert"])
+
+    def again() -> None:
+        refresh()
+        runtime.call_later(_CERTIFICATES_S, again)
+
+    if certificates:
+        runtime.loop.add_signal_handler(signal.SIGHUP, refresh)
+        runtime.call_later(_CERTIFICATES_S, again)
 
 
 async def _ready(node: Node, ending: asyncio.Event) -> None:

@@ -1,0 +1,150 @@
+"""`hadelay cluster certs`: a small certificate authority for one cluster, made by the openssl command.
+
+Whoever has an authority already uses that: what a node's certificate needs is in docs/howto/security.md.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import secrets
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from hadelay.cli.output import Printing, show
+from hadelay.errors import BadRequest, HadelayError, NotFound
+
+_CA_DAYS = 3650
+_CA = """
+[req]
+distinguished_name = name
+prompt = no
+x509_extensions = authority
+[name]
+CN = hadelay cluster authority
+[authority]
+basicConstraints = critical, CA:TRUE, pathlen:0
+keyUsage = critical, keyCertSign, cRLSign
+subjectKeyIdentifier = hash
+"""
+_NODE = """
+[req]
+distinguished_name = name
+prompt = no
+[name]
+CN = {name}
+[node]
+basicConstraints = critical, CA:FALSE
+keyUsage = critical, digitalSignature
+extendedKeyUsage = serverAuth, clientAuth
+subjectKeyIdentifier = hash
+authorityKeyIdentifier = keyid
+subjectAltName = {names}
+"""
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+def certs(
+    directory: Path,
+    /,
+    *nodes: str,
+    host: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    days: int = 365,
+    printing: Printing | None = None,
+) -> None:
+    """Make certificates for the nodes of a cluster, signed by an authority of its own.
+
+    The authority (ca.pem, ca.key) is made the first time; keep ca.key off the nodes. A node gets NODE.pem and NODE.key;
+    named again it gets new ones, and a running node that has them read in a while.
+
+    Parameters
+    ----------
+    directory
+        Where they are kept.
+    nodes
+        Names of nodes, as in node.name.
+    host
+        NODE=HOST: a name or address by which clients reach the node. May be repeated.
+    days
+        How long the nodes' certificates hold.
+    """
+    printing = printing or Printing()
+    if not nodes:
+        raise BadRequest("name the nodes: hadelay cluster certs DIRECTORY n1 n2 n3")
+    hosts: dict[str, list[str]] = {name: [] for name in nodes}
+    for text in host:
+        name, _, address = text.partition("=")
+        if name not in hosts or not address:
+            raise BadRequest(f"--host {text}: expected NODE=HOST, of the nodes named")
+        hosts[name].append(address)
+    make_authority(directory)
+    made = [make_certificate(directory, name, addresses, days) for name, addresses in hosts.items()]
+    show([{"certificate": path} for path in (str(directory / "ca.pem"), *map(str, made))], printing, ["certificate"])
+
+
+def make_authority(directory: Path) -> None:
+    """ca.pem and ca.key, unless they are there."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if (directory / "ca.key").exists():
+        return
+    with tempfile.TemporaryDirectory(dir=directory) as name:
+        scratch = Path(name)
+        (scratch / "config").write_text(_CA)
+        _openssl(scratch, "req", "-x509", *_NEW_KEY, "-config", "config", "-days", str(_CA_DAYS), *_OUT)
+        _move(scratch, directory, "ca")
+
+
+def make_certificate(directory: Path, name: str, hosts: Sequence[str] = (), days: int = 365) -> Path:
+    """NAME.pem and NAME.key, in the place of those that are there."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) or name == "ca":
+        raise BadRequest(f"{name!r}: a node's name is 1 to 64 of A-Z a-z 0-9 . _ -, and not ca")
+    for host in hosts:
+        if not re.fullmatch(r"[A-Za-z0-9.:*_-]+", host):
+            raise BadRequest(f"{host!r} is neither a host's name nor an address")
+    if not (directory / "ca.key").exists():
+        raise NotFound(f"{directory}: there is no ca.key to sign with")
+    names = ", ".join(f"{'IP' if _is_address(host) else 'DNS'}:{host}" for host in dict.fromkeys((name, *hosts)))
+    with tempfile.TemporaryDirectory(dir=directory) as made:
+        scratch, authority = Path(made), directory.absolute()
+        (scratch / "config").write_text(_NODE.format(name=name, names=names))
+        _openssl(scratch, "req", "-new", *_NEW_KEY, "-config", "config", "-keyout", "key", "-out", "request")
+        _openssl(
+            scratch,
+            *("x509", "-req", "-in", "request", "-out", "cert", "-days", str(days)),
+            *("-CA", str(authority / "ca.pem"), "-CAkey", str(authority / "ca.key")),
+            *("-set_serial", f"0x{secrets.token_hex(16)}", "-extfile", "config", "-extensions", "node", "-sha256"),
+        )
+        return _move(scratch, directory, name)
+
+
+_OUT = ("-keyout", "key", "-out", "cert")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _move(scratch: Path, directory: Path, name: str) -> Path:
+    os.chmod(scratch / "key", 0o600)
+    os.replace(scratch / "key", directory / f"{name}.key")
+    os.replace(scratch / "cert", directory / f"{name}.pem")
+    return directory / f"{name}.pem"
+
+
+def _openssl(directory: Path, *words: str) -> None:
+    try:
+        done = subprocess.run(("openssl", *words), cwd=directory, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise NotFound("the openssl command is not installed; any other tool makes certificates as well") from None
+    if done.returncode:
+        raise HadelayError(f"openssl {words[0]}: {done.stderr.strip()[-500:]}")
