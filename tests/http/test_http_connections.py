@@ -423,6 +423,7 @@ async def test_a_bug_is_a_problem_too(node: Node, monkeypatch: pytest.MonkeyPatc
     ):
         assert answer.status == 500
         assert answer.json["type"] == HadelayError.type
+        assert not answer.json["outcome_known"], "it may have failed after the commit"
         assert b"secret" not in answer.body
         assert answer.headers["Hadelay-Node"] == "n1"
 

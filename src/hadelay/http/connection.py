@@ -251,7 +251,7 @@ class Connection(RequestHandler):
             self._server.service.publish([head.draft(body)], head.idempotency_key, self._published)
         except Exception:
             log.exception("publish_failed")
-            self._refuse(HadelayError("the node failed; its log says why"))
+            self._refuse(problems.bug())
 
     def _is_about_to_wait(self) -> bool:
         """aiohttp's handler has not begun yet, or has just answered: what a client sends with its connect, or at once
@@ -294,7 +294,7 @@ class Connection(RequestHandler):
             answer = server.refused(route.name, error)
         except Exception as error:
             log.error("request_failed", exc_info=error, extra={"path": known.head.raw_path})
-            answer = server.refused(route.name, HadelayError("the node failed; its log says why"))
+            answer = server.refused(route.name, problems.bug())
         lines = header_lines(answer.headers)
         if server.draining:
             self._held = b""
@@ -390,7 +390,7 @@ class Connection(RequestHandler):
             error: HadelayError = BadRequest(" ".join((message or "not HTTP").split())[:200])
         else:
             log.error("request_failed", exc_info=exc, extra={"path": request.path})
-            error = HadelayError("the node failed; its log says why")
+            error = problems.bug()
         response = problems.response(error)
         self._server.add_headers(response.headers)
         response.force_close()

@@ -47,6 +47,13 @@ def as_dict(error: HadelayError) -> dict[str, Any]:
     return document | error.extra
 
 
+def bug() -> HadelayError:
+    """Of ours. How far the request got, and whether it is in the log by now, nobody knows who answers it."""
+    error = HadelayError("the node failed; its log says why")
+    error.outcome_known = False  # type: ignore[misc]
+    return error
+
+
 def encode(error: HadelayError) -> bytes:
     return msgspec.json.encode(as_dict(error))
 
