@@ -95,6 +95,7 @@ class Consumer:
         self._tasks: list[asyncio.Task[None]] = []
         self._registry = registry
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     async def __aiter__(self) -> AsyncIterator[Leased]:
         if self._tasks or self._closed:
@@ -112,14 +113,14 @@ class Consumer:
 
     async def close(self) -> None:
         """Ends the loops; what nobody has been handed yet goes back to waiting at once."""
-        if self._closed:
-            return
-        self._closed = True
-        self._registry.discard(self)
-        if not self._tasks:
-            return
-        poll, keep, settle = self._tasks
-        for task in (poll, keep):
+        if self._closing is None:
+            self._closed = True
+            self._closing = asyncio.create_task(self._end())
+        # Whoever asks waits until it is done, and who gives up waiting does not stop it.
+        await asyncio.shield(self._closing)
+
+    async def _end(self) -> None:
+        for task in self._tasks[:2]:  # the third ends when nobody waits for it any more
             task.cancel()
         unhandled = []
         while not self._queue.empty():
@@ -127,10 +128,11 @@ class Consumer:
             if isinstance(item, Leased):
                 unhandled.append(item)
         self._queue.put_nowait(None)
-        with contextlib.suppress(HadelayError):
+        with contextlib.suppress(Exception):
             await self.client.nack(unhandled, delay=0)
         self._ordered.set()
-        await asyncio.gather(poll, keep, settle, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._registry.discard(self)
 
     # ---- the loops
 
@@ -155,8 +157,9 @@ class Consumer:
                     consumer=self.wish.name,
                     request_id=request_id,
                 )
-            except HadelayError as error:
-                if not error.retryable:
+            except Exception as error:
+                # Also what is no refusal, such as an answer that no node gave: else the loop ends, and nobody knows.
+                if not isinstance(error, HadelayError) or not error.retryable:
                     self._queue.put_nowait(error)
                     return
                 log.warning("poll_failed", extra={"error": str(error)})
@@ -178,7 +181,7 @@ class Consumer:
             held = list(self.held.values())
             try:
                 outcomes = await self.client.extend(held, lease=self.wish.lease_s)
-            except HadelayError as error:
+            except Exception as error:
                 log.warning("extend_failed", extra={"error": str(error)})
                 continue
             for message, outcome in zip(held, outcomes, strict=True):
@@ -187,14 +190,14 @@ class Consumer:
                     self._forget(message.lease)
 
     async def settle(self, message: Leased, verb: str, delay: Delay | None = None, reason: str | None = None) -> str:
-        future = asyncio.get_running_loop().create_future()
-        self._orders.setdefault((verb, delay, reason), {})[message.lease] = future
+        futures = self._orders.setdefault((verb, delay, reason), {})
+        # Again before the first time is answered: the same answer for both, whoever gives up waiting.
+        future = futures.setdefault(message.lease, asyncio.get_running_loop().create_future())
         message._settled = True
         self._ordered.set()
         if self._closed and self._tasks[2].done():
             await self._settle_once()
-        outcome: str = await future
-        return outcome
+        return await asyncio.shield(future)
 
     async def _settle_all(self) -> None:
         while not self._closed or self._orders:
@@ -209,17 +212,17 @@ class Consumer:
         for (verb, delay, reason), futures in orders.items():
             leases = list(futures)
             try:
-                outcomes: Sequence[str] | HadelayError
+                outcomes: Sequence[str] | Exception
                 if verb == "ack":
                     outcomes = await self.client.ack(leases)
                 else:
                     outcomes = await self.client.nack(leases, delay=delay, reason=reason)
-            except HadelayError as error:
+            except Exception as error:
                 outcomes = error
             for n, (lease, future) in enumerate(futures.items()):
                 if future.done():
                     pass
-                elif isinstance(outcomes, HadelayError):
+                elif isinstance(outcomes, Exception):
                     future.set_exception(outcomes)
                 else:
                     future.set_result(outcomes[n])

@@ -133,7 +133,11 @@ class Transport:
         retry: bool = True,
     ) -> Answer:
         """2xx, or an exception. `timeout_s`: all tries together; `answer_within_s`: one try, then the next address."""
-        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        total_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + total_s
+        if retry and answer_within_s is None:
+            # A node that is frozen takes requests and answers none: each address gets its share of the time.
+            answer_within_s = total_s / len(self.urls)
         backoff_s = _FIRST_BACKOFF_S
         failures = 0
         unknown: HadelayError | None = None
@@ -182,7 +186,7 @@ class Transport:
                             continue
                         content = await response.read()
                         answer = Answer(response.status, response.headers, content)
-                    if answer.status >= 400:
+                    if not 200 <= answer.status < 300:
                         raise _error(answer)
                     return answer
                 raise NoLeader(f"the leader moves: {_MAX_REDIRECTS} redirects and no answer", retry_after_ms=100)
@@ -217,9 +221,11 @@ def _worth_retrying(error: HadelayError) -> bool:
 def _error(answer: Answer) -> HadelayError:
     try:
         document = msgspec.json.decode(answer.body, type=dict[str, Any])
-    except msgspec.MsgspecError:
-        # Not from a node: a proxy in between.
-        document = {"detail": f"HTTP {answer.status}: {answer.body[:200].decode('utf-8', 'replace')}"}
-        if answer.status in (502, 503, 504):
-            document |= {"type": "outcome-unknown"}
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        document = {}
+    if "outcome_known" not in document:
+        # Not from a node: a proxy in between, which may have lost an answer on its way.
+        document["type"] = "outcome-unknown" if answer.status in (502, 503, 504) else ""
+        document["detail"] = f"HTTP {answer.status}: {answer.body[:200].decode('utf-8', 'replace')}"
+        document["retry_after_ms"] = None
     return error_of(document, answer.status)

@@ -1,0 +1,107 @@
+"""What clients make of answers that no node gave, and of nodes that give none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import msgspec
+import pytest
+
+from hadelay.client import AsyncClient
+from hadelay.errors import HadelayError, OutcomeUnknown
+from tests.http.conftest import Make
+
+Proxy = Callable[[bytes], Awaitable[str]]
+
+
+@pytest.fixture
+async def proxy() -> AsyncIterator[Proxy]:
+    """Answers every request with these bytes."""
+    servers: list[asyncio.Server] = []
+    serving: set[asyncio.Task[None]] = set()
+
+    async def start(answer: bytes) -> str:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            serving.add(task)
+            try:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                if "content-length: " in head:
+                    await reader.readexactly(int(head.partition("content-length: ")[2].split("\r\n")[0]))
+                writer.write(answer)
+                await writer.drain()
+            except (ConnectionError, asyncio.IncompleteReadError):
+                pass
+            finally:
+                writer.close()
+                serving.discard(task)
+
+        servers.append(await asyncio.start_server(serve, "127.0.0.1", 0))
+        return f"http://127.0.0.1:{servers[-1].sockets[0].getsockname()[1]}"
+
+    yield start
+    for server in servers:
+        server.close()
+    await asyncio.gather(*serving, return_exceptions=True)
+    await asyncio.sleep(0)  # a closed connection's socket goes in the next pass
+
+
+def answer(status: str, body: bytes = b"", kind: str = "application/json", *headers: str) -> bytes:
+    lines = [
+        f"HTTP/1.1 {status}",
+        f"Content-Type: {kind}",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+        *headers,
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+@pytest.mark.parametrize("status", ["301 Moved Permanently", "302 Found", "304 Not Modified", "307 Temporary Redirect"])
+async def test_what_is_no_success_is_not_taken_for_one(proxy: Proxy, status: str) -> None:
+    where = ["Location: https://login.example/"] if status < "304" else []
+    async with AsyncClient(await proxy(answer(status, b"", "text/html", *where)), timeout=2) as client:
+        for ask in (client.cancel("0" * 13), client.purge("t"), client.delete_topic("t"), client.put("t", b"x")):
+            with pytest.raises(HadelayError) as caught:
+                await ask
+            assert status[:3] in str(caught.value)
+            assert not caught.value.retryable
+
+
+@pytest.mark.parametrize("status", ["502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout"])
+@pytest.mark.parametrize(
+    "body", [b'{"message":"upstream went away","type":["x"],"retry_after_ms":"1"}', b"<html>\xff", b'"\xff"']
+)
+async def test_what_a_proxy_answers_is_not_known_to_have_failed(proxy: Proxy, status: str, body: bytes) -> None:
+    """Only a node knows that nothing happened."""
+    async with AsyncClient(await proxy(answer(status, body)), timeout=0.3) as client:
+        with pytest.raises(OutcomeUnknown) as caught:
+            await client.put("t", b"x")
+    assert not caught.value.outcome_known
+
+
+async def test_a_node_that_is_frozen_is_not_the_only_one_asked(make_node: Make) -> None:
+    """It takes the connection and the request, and answers nothing."""
+    frozen, other = await make_node(), await make_node()
+    frozen.service.hold()
+    async with AsyncClient([frozen.url, other.url], timeout=2) as client:
+        client._transport._at = 0
+        receipt = await client.put("t", b"x", idempotency_key="k")
+    assert receipt.topic == "t"
+    assert list(other.service.keys) == [b"k"]
+    frozen.service.held = None
+
+
+@pytest.mark.parametrize("garbage", [answer("200 OK", b"<html>"), answer("302 Found", b"")])
+async def test_a_consumer_that_is_told_nonsense_says_so(proxy: Proxy, garbage: bytes) -> None:
+    """It must not stand there and wait for messages that nobody will fetch."""
+
+    async def consume() -> None:
+        async for _ in client.consume("t"):
+            pass
+
+    async with AsyncClient(await proxy(garbage), timeout=1) as client:
+        with pytest.raises((HadelayError, msgspec.MsgspecError)):
+            await asyncio.wait_for(consume(), 20)
