@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from decimal import Decimal
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, cast
 from urllib.parse import quote, urlencode
@@ -46,6 +48,9 @@ Topics = str | Sequence[str]
 Leases = str | Message | Iterable[str | Message]
 
 _MSGPACK = "application/msgpack"
+#: What comes out of a header as it went in: no space around it, and no control character.
+_HEADER_VALUE = re.compile(r"([^\0-\x20\x7f]([^\0-\x1f\x7f]*[^\0-\x20\x7f])?)?")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 #: put_many sends this many at once: enough that a request costs nothing, little enough that none waits for it.
 _BATCH_ITEMS, _BATCH_BYTES = 1_000, 8 << 20
 _HEADERS = {
@@ -58,6 +63,8 @@ _DURATION = re.compile(r"[0-9.]+|([0-9.]+(ms|s|m|h|d))+")
 _PART = re.compile(r"([0-9.]+)(ms|s|m|h|d|)")
 #: A poll is given up this much after its wait: the node, or the way to it, is gone.
 _POLL_GRACE_S = 5.0
+#: As many as a node settles in one request.
+_MOST_LEASES = 10_000
 
 
 class _Result(msgspec.Struct):
@@ -186,6 +193,7 @@ class AsyncClient:
         max_wait: with "replace", due at most this long after the first of those that replaced one another.
         tags: up to 16, for consumers that ask for some. ttl: it expires this long after it was due.
         callback: a webhook URL for this message, where the topic allows it.
+        meta: travels with it, names in lower case; what a header cannot carry as it is needs put_many.
         """
         put = Put(
             topic=topic, body=body, delay=delay, at=at, content_type=content_type, meta=meta, key=key,
@@ -193,14 +201,15 @@ class AsyncClient:
         )  # fmt: skip
         data, kind = _payload(body, content_type)
         headers = {"Content-Type": kind, "Idempotency-Key": idempotency_key or _new_key()}
-        options = _options(put)
-        if options.get("tags"):
-            options["tags"] = ",".join(options["tags"])
-        headers |= {_HEADERS[name]: str(value) for name, value in options.items()}
-        headers |= {f"Hadelay-Meta-{name}": value for name, value in (meta or {}).items()}
-        answer = await self._transport.request(
-            "POST", f"/v1/topics/{_quoted(topic)}/messages", data=data, headers=headers, timeout_s=timeout
-        )
+        options, path = _options(put), f"/v1/topics/{_quoted(topic)}/messages"
+        if key is not None and not _HEADER_VALUE.fullmatch(key):
+            path += f"?key={_quoted(options.pop('key'))}"
+        headers |= {_HEADERS[name]: _header_text(value) for name, value in options.items()}
+        for name, value in (meta or {}).items():
+            if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+                raise ValueError(f"meta {name!r}: not what a header can carry as it is; put_many can")
+            headers[f"Hadelay-Meta-{name}"] = value
+        answer = await self._transport.request("POST", path, data=data, headers=headers, timeout_s=timeout)
         return _decode(answer, Receipt)
 
     async def put_many(
@@ -211,24 +220,28 @@ class AsyncClient:
         Raises only when a whole request failed. A key of your own covers the call, also when it is repeated.
         """
         results: list[PutResult] = []
-        key = idempotency_key or _new_key()
-        for n, items in enumerate(_batches(puts)):
-            headers = {"Content-Type": _MSGPACK, "Accept": _MSGPACK, "Idempotency-Key": f"{key}.{n}"}
-            data = msgspec.msgpack.encode(items)
-            answer = await self._transport.request(
-                "POST", "/v1/messages:batch", data=data, headers=headers, timeout_s=timeout
-            )
-            for item, result in zip(items, _decode_results(answer.body).results, strict=True):
-                if result.error is not None:
-                    results.append(error_of(result.error, result.error.get("status", 500)))
-                else:
-                    assert result.deliver_at is not None
-                    results.append(
-                        Receipt(
-                            result.id, result.deliver_at, item["topic"], result.duplicate, item.get("key"),
-                            result.replaced,
-                        )
-                    )  # fmt: skip
+        for key, items in batches(puts, idempotency_key):
+            results += await self._put_batch(key, items, timeout)
+        return results
+
+    async def _put_batch(self, key: str, items: list[dict[str, Any]], timeout: float | None) -> list[PutResult]:
+        """One request of `put_many`."""
+        headers = {"Content-Type": _MSGPACK, "Accept": _MSGPACK, "Idempotency-Key": key}
+        data = msgspec.msgpack.encode(items)
+        answer = await self._transport.request(
+            "POST", "/v1/messages:batch", data=data, headers=headers, timeout_s=timeout
+        )
+        results: list[PutResult] = []
+        for item, result in zip(items, _decode_results(answer.body).results, strict=True):
+            if result.error is not None:
+                results.append(error_of(result.error, result.error.get("status", 500)))
+            else:
+                assert result.deliver_at is not None
+                results.append(
+                    Receipt(
+                        result.id, result.deliver_at, item["topic"], result.duplicate, item.get("key"), result.replaced
+                    )
+                )
         return results
 
     # ---- messages
@@ -375,10 +388,12 @@ class AsyncClient:
     async def _settle(self, verb: str, leases: Leases, options: dict[str, Any]) -> list[str]:
         given = [leases] if isinstance(leases, str | Message) else leases
         tokens = [lease.lease if isinstance(lease, Message) else lease for lease in given]
-        if not tokens:
-            return []
-        answer = await self._send_json("POST", f"/v1/leases:{verb}", {"leases": tokens, **options})
-        return [result.outcome for result in _decode(answer, _Outcomes).results]
+        outcomes: list[str] = []
+        for at in range(0, len(tokens), _MOST_LEASES):
+            wish = {"leases": tokens[at : at + _MOST_LEASES], **options}
+            answer = await self._send_json("POST", f"/v1/leases:{verb}", wish)
+            outcomes += [result.outcome for result in _decode(answer, _Outcomes).results]
+        return outcomes
 
     def consume(
         self,
@@ -485,7 +500,7 @@ class AsyncClient:
 
     async def redrive_all(self, topic: str, *, rate: float | None = None) -> int:
         """Begin to redrive all dead letters there are now, `rate` per second; returns how many they are."""
-        wish: dict[str, Any] = {"all": True} | ({} if rate is None else {"rate": rate})
+        wish: dict[str, Any] = {"all": True} | ({} if rate is None else {"rate": _finite(rate)})
         answer = await self._send_json("POST", f"/v1/topics/{_quoted(topic)}/dead:redrive", wish)
         return _decode(answer, _Redriven).redriving
 
@@ -579,6 +594,8 @@ def _plain(value: Any) -> Any:
     """Settings as JSON has them."""
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if isinstance(value, float):
+        return _finite(value)
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -587,7 +604,25 @@ def _plain(value: Any) -> Any:
 
 
 def _delay(delay: Delay) -> str | float:
-    return delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if isinstance(delay, timedelta):
+        return delay.total_seconds()
+    return _finite(delay) if isinstance(delay, float) else delay
+
+
+def _finite(number: float) -> float:
+    """JSON has only null for the others, and null means something else."""
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is not a number that can be sent")
+    return number
+
+
+def _header_text(value: Any) -> str:
+    if isinstance(value, list):
+        if any("," in tag for tag in value):
+            raise ValueError(f"tags {value!r}: a tag has no comma")
+        return ",".join(value)
+    # Never 1e-05.
+    return format(Decimal(repr(value)), "f") if isinstance(value, float) else str(value)
 
 
 def _seconds(delay: Delay) -> float:
@@ -617,18 +652,19 @@ def _payload(body: Body, content_type: str | None) -> tuple[bytes, str]:
     return msgspec.json.encode(body), content_type or "application/json"
 
 
-def _batches(puts: Iterable[Put]) -> Iterable[list[dict[str, Any]]]:
+def batches(puts: Iterable[Put], idempotency_key: str | None) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """(Idempotency-Key, items) of the requests that `put_many` makes."""
     items: list[dict[str, Any]] = []
-    size = 0
+    key, size, n = idempotency_key or _new_key(), 0, 0
     for put in puts:
         item = _item(put)
         if items and (len(items) == _BATCH_ITEMS or size + len(item["body"]) > _BATCH_BYTES):
-            yield items
-            items, size = [], 0
+            yield f"{key}.{n}", items
+            items, size, n = [], 0, n + 1
         items.append(item)
         size += len(item["body"])
     if items:
-        yield items
+        yield f"{key}.{n}", items
 
 
 def _item(put: Put) -> dict[str, Any]:
@@ -651,7 +687,7 @@ def _options(put: Put) -> dict[str, Any]:
         "key": put.key,
         "on_conflict": put.on_conflict,
         "max_wait": None if put.max_wait is None else _delay(put.max_wait),
-        "tags": None if put.tags is None else list(put.tags),
+        "tags": list(put.tags) if put.tags else None,
         "ttl": None if put.ttl is None else _delay(put.ttl),
         "callback": put.callback,
     }

@@ -10,17 +10,18 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from hadelay.client.aio import AsyncClient, Topics
+from hadelay.client.aio import AsyncClient, Topics, batches
 from hadelay.client.consumer import Consumer, Leased
-from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, NackOutcome
+from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, NackOutcome, Put, PutResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_THREAD = "hadelay-client"
 _lock = threading.Lock()
 _background: tuple[int, asyncio.AbstractEventLoop] | None = None
 
@@ -30,7 +31,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _background is None or _background[0] != os.getpid():
             loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, daemon=True, name="hadelay-client").start()
+            threading.Thread(target=loop.run_forever, daemon=True, name=_THREAD).start()
             _background = os.getpid(), loop
         return _background[1]
 
@@ -153,7 +154,17 @@ class Client:
         self.close()
 
     put = _Blocking(AsyncClient.put)
-    put_many = _Blocking(AsyncClient.put_many)
+
+    def put_many(
+        self, puts: Iterable[Put], *, idempotency_key: str | None = None, timeout: float | None = None
+    ) -> list[PutResult]:
+        # What gives the puts runs on its own thread, not on the one that all clients share.
+        results: list[PutResult] = []
+        for key, items in batches(puts, idempotency_key):
+            results += _wait(self._async()._put_batch(key, items, timeout))
+        return results
+
+    put_many.__doc__ = AsyncClient.put_many.__doc__
     get = _Blocking(AsyncClient.get)
     cancel = _Blocking(AsyncClient.cancel)
     reschedule = _Blocking(AsyncClient.reschedule)
@@ -214,4 +225,15 @@ def _each(items: AsyncIterable[R]) -> Iterator[R]:
             except StopAsyncIteration:
                 return
     finally:
-        _wait(iterator.aclose())  # type: ignore[attr-defined]
+        if threading.current_thread().name == _THREAD:
+            # Collected as garbage, here of all threads: who waited would wait for himself.
+            asyncio.run_coroutine_threadsafe(_end(iterator), _loop())
+        else:
+            _wait(_end(iterator))
+
+
+async def _end(iterator: Any) -> None:
+    """Closes an asynchronous generator, also one whose next item somebody gave up waiting for a moment ago."""
+    while iterator.ag_running:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await iterator.aclose()

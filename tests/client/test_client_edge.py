@@ -1,0 +1,199 @@
+"""What clients do when their user does what nobody expected."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from hadelay.client import AsyncClient, Client, Put, Receipt
+from hadelay.client.sync import _loop
+from tests.client.test_client import url
+from tests.http.conftest import Node, until
+
+__all__ = ["url"]
+
+# ---- what is given is what arrives
+
+
+@pytest.mark.parametrize("delay", [0.00005, 1e-7, timedelta(microseconds=3)])
+async def test_waits_that_are_short(node: Node, delay: Any) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put("t", b"x", delay=delay)
+    assert node.service.published[0].when_ms == 1
+
+
+async def test_no_tags_are_none(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        one = await client.put("t", b"x", tags=[])
+        (many,) = await client.put_many([Put(topic="t", tags=[])])
+        assert isinstance(many, Receipt)
+        assert [(await client.get(r.id)).tags for r in (one, many)] == [[], []]
+        with pytest.raises(ValueError, match="comma"):
+            await client.put("t", b"x", tags=["a,b"])
+
+
+@pytest.mark.parametrize(
+    "key", ["a", "a b", " a ", "\ta", "a\n", "ä", "a\u2003", "%41", "a#b&c=d", "😀", "a\x01b", "."]
+)
+async def test_keys_arrive_as_they_are(node: Node, key: str) -> None:
+    async with AsyncClient(node.url) as client:
+        receipt = await client.put("t", b"x", key=key, delay="1h")
+        assert receipt.key == key
+        assert (await client.get(topic="t", key=key)).id == receipt.id
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [{"trace:id": "7"}, {"a b": "7"}, {"": "7"}, {"ü": "7"}, {"a": " 7"}, {"a": "7\t"}, {"a": "x\r\nHadelay-Key: k"},
+     {"a\r\nHadelay-Key": "k"}],
+)  # fmt: skip
+async def test_meta_that_a_header_cannot_carry_is_refused(node: Node, meta: dict[str, str]) -> None:
+    """It would arrive as something else. A batch can carry it."""
+    async with AsyncClient(node.url) as client:
+        with pytest.raises(ValueError, match="put_many"):
+            await client.put("t", b"x", meta=meta)
+        assert not node.service.published
+        (receipt,) = await client.put_many([Put(topic="t", meta=meta)])
+        assert isinstance(receipt, Receipt)
+        assert (await client.get(receipt.id)).meta == meta
+
+
+async def test_numbers_that_are_none(node: Node) -> None:
+    """JSON has no NaN: it would arrive as null, which takes a setting back."""
+    async with AsyncClient(node.url) as client:
+        await client.put_topic("t", rate=5.0)
+        for ask in (
+            client.put_topic("t", rate=float("nan")),
+            client.redrive_all("t", rate=float("inf")),
+            client.nack("L", delay=float("nan")),
+            client.put("t", delay=float("inf")),
+        ):
+            with pytest.raises(ValueError, match="not a number"):
+                await ask
+        assert (await client.topic("t")).rate == 5.0
+
+
+async def test_more_leases_than_one_request_may_name(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        (receipt,) = await client.put_many([Put(topic="t")])
+        assert isinstance(receipt, Receipt)
+        (message,) = await client.receive("t")
+        outcomes = await client.ack(["x"] * 10_000 + [message.lease])
+    assert outcomes == ["lease_lost"] * 10_000 + ["acked"]
+
+
+# ---- consumers
+
+
+async def test_a_settlement_that_goes_wrong_is_told_to_who_waits(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nonsense(*_: Any) -> Any:
+        raise msgspec.DecodeError("<html>")
+
+    async with AsyncClient(node.url) as client:
+        await client.put("t")
+        async for message in client.consume("t"):
+            with monkeypatch.context() as patch:
+                patch.setattr(client, "ack", nonsense)
+                with pytest.raises(msgspec.DecodeError):
+                    await asyncio.wait_for(message.ack(), 20)
+            assert await asyncio.wait_for(message.ack(), 20) == "acked"
+            break
+
+
+async def test_acked_twice_at_once(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put("t")
+        async for message in client.consume("t"):
+            async with message:
+                gone = asyncio.create_task(message.ack())
+                twice = asyncio.gather(message.ack(), message.ack())
+                await asyncio.sleep(0)
+                gone.cancel()
+                assert await asyncio.wait_for(twice, 20) == ["acked", "acked"]
+            break
+
+
+async def test_closing_waits_for_what_is_closing_already(node: Node) -> None:
+    """What was fetched goes back before the connections do."""
+    async with AsyncClient(node.url) as client:
+        await client.put_many([Put(topic="t")] * 10)
+        consumer = client.consume("t")
+        async for _ in consumer:
+            break
+        closing = asyncio.create_task(consumer.close())
+        await asyncio.sleep(0)
+    assert client._transport._session is None
+    assert sorted(m.state for m in node.service.messages.values()) == ["leased"] + ["scheduled"] * 9
+    await closing
+
+
+def test_puts_are_made_on_the_thread_that_asks(url: str) -> None:
+    """A generator that takes its time must not hold up the loop that extends everybody's leases."""
+    threads = set()
+
+    def puts() -> Iterator[Put]:
+        for _ in range(1_500):
+            threads.add(threading.current_thread())
+            yield Put(topic="t")
+
+    with Client(url) as client:
+        assert len({receipt.id for receipt in client.put_many(puts()) if isinstance(receipt, Receipt)}) == 1_500
+    assert threads == {threading.current_thread()}
+    assert Client.put_many.__doc__ == AsyncClient.put_many.__doc__
+
+
+def test_a_consumer_that_is_collected_on_the_loops_own_thread(url: str) -> None:
+    """Garbage is collected on whatever thread happens to run: it must not wait there for itself."""
+    with Client(url) as client:
+        client.put("t")
+        messages = client.consume("t")
+        next(messages)
+
+        async def collect() -> None:
+            messages.close()  # type: ignore[attr-defined]
+
+        asyncio.run_coroutine_threadsafe(collect(), _loop()).result(20)
+        gone = until(lambda: not client._async()._consumers)
+        asyncio.run_coroutine_threadsafe(gone, _loop()).result(20)
+
+
+def test_ctrl_c_ends_a_blocking_consumer(url: str) -> None:
+    """As what it is, and not as an error about generators."""
+    client = Client(url)
+    interrupted = threading.Event()
+
+    def interrupt() -> None:
+        polling = asyncio.run_coroutine_threadsafe(until(lambda: bool(client._async()._consumers)), loop)
+        polling.result(20)
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGUSR1)
+        interrupted.set()
+
+    def raises(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def consume() -> None:
+        thread.start()
+        for _ in client.consume("t", wait=30):
+            pass
+
+    loop = _loop()
+    before = signal.signal(signal.SIGUSR1, raises)
+    thread = threading.Thread(target=interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            consume()
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert interrupted.is_set()
+    assert not client._async()._consumers
+    client.close()
