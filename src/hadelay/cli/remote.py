@@ -7,6 +7,7 @@ is sent more than once carries an Idempotency-Key, a request_id, or is harmless 
 from __future__ import annotations
 
 import http.client
+import json
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -44,7 +45,10 @@ def call(
     target = f"{path}?{urlencode(asked)}" if asked else path
     sent = dict(headers or {})
     if body is not None and not isinstance(body, bytes):
-        body = msgspec.json.encode(body)
+        try:
+            body = json.dumps(body, allow_nan=False).encode()
+        except ValueError:
+            raise errors.BadRequest("nan and inf are not numbers that can be sent") from None
         sent["Content-Type"] = "application/json"
     problem: Exception = ConnectionError("no server was named: --servers")
     for url in remote.addresses():
@@ -53,6 +57,8 @@ def call(
         except (OSError, http.client.HTTPException) as error:
             problem = _unreachable(url, error)
             continue
+        except ValueError as error:
+            raise errors.BadRequest(f"it cannot be sent: {error}") from None
         if 200 <= status < 300:
             return decode(answer) if answer else None
         problem = _refusal(status, answer)
@@ -67,7 +73,13 @@ def segment(text: str) -> str:
 
 
 def _exchange(
-    url: str, method: str, target: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
+    url: str,
+    method: str,
+    target: str,
+    body: bytes | None,
+    headers: Mapping[str, str],
+    timeout_s: float,
+    redirects: int = 3,
 ) -> tuple[int, bytes]:
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -77,15 +89,15 @@ def _exchange(
     try:
         connection.connect()
         connection.sock.settimeout(timeout_s)
-        connection.request(method, target, body, dict(headers))
+        connection.request(method, target, body, {name: text.encode() for name, text in headers.items()})
         answer = connection.getresponse()
-        if answer.status == 307 and (location := answer.getheader("Location")):
+        if answer.status == 307 and redirects and (location := answer.getheader("Location")):
             answer.read()
             there = urlsplit(location)
             if parts.scheme == "https" != there.scheme:
                 raise errors.Forbidden(f"{url} redirects to {location[:200]}, which is not encrypted")
             path = there.path + (f"?{there.query}" if there.query else "")
-            return _exchange(f"{there.scheme}://{there.netloc}", method, path, body, headers, timeout_s)
+            return _exchange(f"{there.scheme}://{there.netloc}", method, path, body, headers, timeout_s, redirects - 1)
         return answer.status, answer.read()
     finally:
         connection.close()
