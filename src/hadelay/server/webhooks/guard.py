@@ -18,6 +18,9 @@ Info = TypeVar("Info", bound=tuple[Any, ...])
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 #: NAT64: the last 32 bits are an IPv4 address that a gateway connects to.
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+#: Not private by name, and answered from inside all the same: what IETF protocols use, and one cloud's metadata; what
+#: another cloud's machines ask for their keys.
+_INSIDE = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("168.63.129.16/32"))
 #: All that was ever given out of IPv6 for unicast.
 _UNICAST6 = ipaddress.ip_network("2000::/3")
 
@@ -82,6 +85,8 @@ def _meant(ip: Address) -> Address:
 def _is_public(ip: Address) -> bool:
     """Not private, loopback, link-local, shared (CGNAT), reserved, unspecified, documentation, multicast, …"""
     if isinstance(ip, ipaddress.IPv6Address) and ip not in _UNICAST6:
+        return False
+    if any(ip in network for network in _INSIDE):
         return False
     return ip.is_global and not (ip.is_multicast or ip.is_reserved)
 
