@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from aiohappyeyeballs import AddrInfoType
 
+from hadelay.server.webhooks import sender as sender_module
 from hadelay.server.webhooks.call import Answer, Request
 from hadelay.server.webhooks.guard import Guard, Info
 from hadelay.server.webhooks.sender import Sender, retry_after
@@ -140,6 +141,26 @@ async def test_names_are_resolved_once_and_failures_are_not_kept() -> None:
         assert [(await call(sender, url)).reason for _ in range(4)] == ["name not resolved", "", "", ""]
         assert len(asked) == 2
         assert receiver.calls[0].headers["host"] == f"name.example:{receiver.port}"
+    await sender.close()
+
+
+async def test_a_name_server_that_falls_silent_costs_only_names_that_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = False
+
+    async def resolve(host: str, port: int) -> list[AddrInfoType]:
+        if silent:
+            await asyncio.Event().wait()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(sender_module, "_DNS_S", -1.0)
+    monkeypatch.setattr(sender_module, "_SLOW_DNS_S", 0.05, raising=False)
+    sender = Sender(LOOPBACK, "hadelay/test", resolve)
+    async with Receiver(r.answers(200, "Connection: close")) as receiver:
+        url = f"http://old.example:{receiver.port}/"
+        assert (await call(sender, url)).status == 200
+        silent = True
+        assert [(await call(sender, url, 0.5)).reason for _ in range(2)] == ["", ""]
+        assert (await call(sender, f"http://new.example:{receiver.port}/", 0.3)).reason == "timeout"
     await sender.close()
 
 

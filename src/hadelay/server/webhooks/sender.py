@@ -33,6 +33,9 @@ MAX_ANSWER = 16 << 10
 #: Connections idle for longer are closed by us: some servers close theirs after 5 s, and what is sent meanwhile fails.
 _IDLE_S = 4.0
 _DNS_S = 10.0
+#: A name server that takes longer holds up only names that nobody knows yet: look-ups share a few threads, and one
+#: topic's names must not cost the others their calls.
+_SLOW_DNS_S = 1.0
 _MAX_NAMES = 1_024
 #: Before the next address of a host is tried beside the one that does not answer (RFC 8305).
 _NEXT_ADDRESS_S = 0.25
@@ -70,8 +73,8 @@ class Sender:
         #: Connections that wait for a call, and since when, the last to wait last.
         self._idle: dict[Place, list[_Connection]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
-        #: Addresses of (host, port), and until when they are taken for granted.
-        self._names: dict[tuple[str, int], tuple[float, asyncio.Task[list[AddrInfoType]]]] = {}
+        #: By (host, port), the one asked for last the last.
+        self._names: dict[tuple[str, int], _Name] = {}
         self._tls = _tls_context()
 
     def call(self, request: Request, done: Done) -> None:
@@ -94,8 +97,8 @@ class Sender:
 
     async def close(self) -> None:
         calls, self.calls = self.calls, set()
-        tasks: list[asyncio.Task[Any]] = [call.task for call in calls if call.task is not None]
-        tasks += [task for _, task in self._names.values()]
+        tasks: list[asyncio.Future[Any]] = [call.task for call in calls if call.task is not None]
+        tasks += [name.task for name in self._names.values() if name.task is not None]
         for task in tasks:
             task.cancel()
         for call in calls:
@@ -147,16 +150,21 @@ class Sender:
             self.over(call, why(error))
 
     async def _addresses(self, host: str, port: int) -> list[AddrInfoType]:
-        now = time.monotonic()
-        until, task = self._names.get((host, port), (0.0, None))
-        if task is None or until < now or (task.done() and (task.cancelled() or task.exception())):
+        name = self._names.pop((host, port), None)
+        if name is None:
+            name = _Name()
             if len(self._names) >= _MAX_NAMES:
-                self._names.clear()
-            task = asyncio.ensure_future(self._resolve(host, port))
-            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-            self._names[host, port] = now + _DNS_S, task
+                del self._names[next(iter(self._names))]
+        self._names[host, port] = name
+        now = time.monotonic()
+        if name.task is None or (name.task.done() and (name.found is None or name.until < now)):
+            name.until = now + _DNS_S
+            name.task = asyncio.ensure_future(self._resolve(host, port))
+            name.task.add_done_callback(name.resolved)
         # Whoever asked first may give up; others wait for the same answer.
-        return await asyncio.shield(task)
+        if name.found is not None and not name.task.done():
+            await asyncio.wait((name.task,), timeout=_SLOW_DNS_S)
+        return name.found if name.found is not None else await asyncio.shield(name.task)
 
     async def _look_up(self, host: str, port: int) -> list[AddrInfoType]:
         kind, flags = socket.SOCK_STREAM, socket.AI_ADDRCONFIG
@@ -186,6 +194,20 @@ class Sender:
                 del self._idle[place]
         if self._idle:
             self._sweeping = self._loop.call_later(_IDLE_S / 4, self._sweep)
+
+
+class _Name:
+    __slots__ = ("found", "task", "until")
+
+    def __init__(self) -> None:
+        #: The last addresses, taken for granted until then; None: none, or the last look-up found none.
+        self.found: list[AddrInfoType] | None = None
+        self.until = 0.0
+        #: The last look-up.
+        self.task: asyncio.Future[list[AddrInfoType]] | None = None
+
+    def resolved(self, task: asyncio.Future[list[AddrInfoType]]) -> None:
+        self.found = None if task.cancelled() or task.exception() else task.result()
 
 
 class _Call:
