@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hadelay.pipeline import forecast, lateness, load, session
+from hadelay.pipeline import forecast, lateness, load, reconcile, session
 from hadelay.pipeline.forecast import ForecastOptions
 from hadelay.pipeline.timing import JobOptions
-from tests.pipeline import test_archive, test_reconcile
+from tests.pipeline import test_archive, test_archived, test_reconcile
 from tests.pipeline.support import at_random, one_of_each, options, write
 from tests.pipeline.test_batches import read
 from tests.pipeline.test_reconcile import check_one_of_each, judge
@@ -99,6 +99,17 @@ def test_tasks_archive_what_one_process_does(spark: Any, tmp_path: Path) -> None
         assert test_archive.run(world, tmp_path / name, runner).archived == 1
         found.append(test_archive.contents(tmp_path / name))
     assert found[0] == found[1]
+
+
+def test_sql_reads_live_and_archived_hours_as_one(spark: Any, tmp_path: Path) -> None:
+    world = test_archived.two_hours(tmp_path)
+    before = test_reconcile.judge(world, tmp_path, spark, "exact")
+    named = test_reconcile.offending(tmp_path)
+    given = test_archived.delete_first(world, tmp_path)
+    for engine in ("exact", "fast"):
+        summary = reconcile.run(spark, reconcile.ReconcileOptions(given, engine, **test_archived.where(tmp_path)))
+        assert summary.table == before.table
+        assert test_reconcile.offending(tmp_path) == named
 
 
 def test_tasks_count_what_one_process_does(spark: Any, busy: tuple[Any, Path]) -> None:

@@ -64,7 +64,7 @@ class Source(Printing):
 
 
 def reconcile(
-    *, out: str = "", engine: Engine = "fast", late_ms: int = 1_000, grace_ms: int = 60_000,
+    *, out: str = "", archive: str = "", engine: Engine = "fast", late_ms: int = 1_000, grace_ms: int = 60_000,
     fail_on: str = "undelivered,orphan,early", source: Source | None = None,
 ) -> int:  # fmt: skip
     """A verdict for every message: was it delivered, once, and on time. Ends with 1 when something was lost.
@@ -73,6 +73,8 @@ def reconcile(
     ----------
     out
         Directory for summary.json and offending.parquet: the messages that are not as they should be.
+    archive
+        Directory that `archive` wrote: hours that are deleted are read from there.
     engine
         fast: an hour per task. exact: one SQL query over everything, to prove the other.
     late_ms
@@ -87,7 +89,7 @@ def reconcile(
     from hadelay.pipeline.reconcile import ReconcileOptions, run
 
     failing = tuple(name.strip() for name in fail_on.split(",") if name.strip())
-    summary = run(spark, ReconcileOptions(options, engine, late_ms, grace_ms, out, failing))
+    summary = run(spark, ReconcileOptions(options, engine, late_ms, grace_ms, out, archive, failing))
     if source.output == "json":
         emit_json(asdict(summary))
     else:
@@ -134,28 +136,40 @@ class Counting(Source):
         return replace(super().options(), topics=self.topics)
 
 
-def lateness(*, source: Counting | None = None) -> int:
-    """How late messages were handed out: p50, p90, p99, p99.9 and the worst, per hour and topic."""
+def lateness(*, archive: str = "", source: Counting | None = None) -> int:
+    """How late messages were handed out: p50, p90, p99, p99.9 and the worst, per hour and topic.
+
+    Parameters
+    ----------
+    archive
+        Directory that `archive` wrote: hours that are deleted are read from there.
+    """
     source = source or Counting()
     options, spark = source.options(), source.spark()
     from hadelay.pipeline.lateness import run
     from hadelay.pipeline.timing import JobOptions
 
-    summary = run(spark, JobOptions(options, source.out))
+    summary = run(spark, JobOptions(options, source.out, archive))
     _tell(summary, source, ("hour", "topic", "count", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms"))
     waits = f"; {summary.overdue:,} are overdue and were not" if summary.overdue else ""
     note(f"{summary.handed_out:,} messages were handed out{waits}")
     return 0
 
 
-def load(*, source: Counting | None = None) -> int:
-    """How much fell due, was handed out and acked: per hour and topic, with the busiest second."""
+def load(*, archive: str = "", source: Counting | None = None) -> int:
+    """How much fell due, was handed out and acked: per hour and topic, with the busiest second.
+
+    Parameters
+    ----------
+    archive
+        Directory that `archive` wrote: hours that are deleted are read from there.
+    """
     source = source or Counting()
     options, spark = source.options(), source.spark()
     from hadelay.pipeline.load import run
     from hadelay.pipeline.timing import JobOptions
 
-    summary = run(spark, JobOptions(options, source.out))
+    summary = run(spark, JobOptions(options, source.out, archive))
     _tell(summary, source, ("hour", "topic", "due", "handed_out", "acked", "peak_due", "peak_due_at"))
     note(f"{summary.due:,} messages fell due, {summary.handed_out:,} were handed out, {summary.acked:,} acked")
     return 0
@@ -177,7 +191,7 @@ def forecast(*, threshold: int = 5_000, hours: int = 24, fail: bool = False, sou
     options, spark = source.options(), source.spark()
     from hadelay.pipeline.forecast import ForecastOptions, run
 
-    summary = run(spark, ForecastOptions(options, source.out, threshold, hours))
+    summary = run(spark, ForecastOptions(options, source.out, threshold=threshold, hours=hours))
     _tell(summary, source, ("hour", "messages", "peak", "peak_at", "hot_seconds"))
     for line in summary.advice:
         note(line)

@@ -3,6 +3,7 @@
     schema.py      columns and options, as documented              stores.py     where hour files are read from
     batches.py     files → Arrow record batches, without Spark     source.py     spark.read.format("hadelay")
     reconcile.py   a verdict per message    exact.py  the same in SQL    archive.py    hours → Parquet with manifest
+    archived.py    deleted hours, from there
     lateness.py, load.py, forecast.py   how late, how much, and what is coming, on timing.py    page.py    their reports
     session.py     finding Java, starting Spark
 

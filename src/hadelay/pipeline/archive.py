@@ -25,6 +25,7 @@ from hadelay.core.checksums import crc32c
 from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
 from hadelay.pipeline import batches
+from hadelay.pipeline.archived import MANIFEST_VERSION, file_crc, is_whole, read_manifest
 from hadelay.pipeline.reconcile import each
 from hadelay.pipeline.schema import KINDS, Options
 from hadelay.pipeline.stores import HourFiles, Listing, Store, listing, open_store
@@ -32,7 +33,6 @@ from hadelay.pipeline.stores import HourFiles, Listing, Store, listing, open_sto
 _CHUNK = 8 << 20
 #: A row group is written when it has so many rows or bytes.
 _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 256 << 20
-MANIFEST_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ def run(spark: Any, options: ArchiveOptions) -> Summary:
     found = listing(store, options.source)
     asked = [files for files in found.hours if files.hour < DEAD_HOURS and options.source.takes(files.hour)]
     over = [files for files in asked if (files.hour + 1) * HOUR_MS <= found.as_of_ms]
+    (Path(options.out) / "_manifest").mkdir(parents=True, exist_ok=True)  # without any in it, it is still an archive
     return Summary(found.as_of_ms, each(spark, partial(archive_hour, store, options), over))
 
 
@@ -75,7 +76,7 @@ def archive_hour(store: Store, options: ArchiveOptions, files: HourFiles) -> dic
     told = {"hour": int(name), "messages": files.entries, "events": files.events}
     manifest = out / "_manifest" / f"{name}.json"
     known = read_manifest(manifest)
-    if known and known["source"] == _source(files) and all(_is(out, part) for part in known["files"]):
+    if known and known["source"] == _source(files) and all(is_whole(out, part) for part in known["files"]):
         return told | {"status": "unchanged", "bytes": sum(part["bytes"] for part in known["files"])}
     if not_settled := _open_entries(store, files, options.source):
         return told | {"status": "open", "detail": f"{not_settled} entries are not settled", "bytes": 0}
@@ -91,20 +92,11 @@ def archive_hour(store: Store, options: ArchiveOptions, files: HourFiles) -> dic
                 left.unlink()
     for part in parts:
         part["path"] = str(Path(part["path"]).relative_to(out))
-        if not _is(out, part):
+        if not is_whole(out, part):
             raise OSError(f"{out / part['path']}: it does not read back as it was written")
-    manifest.parent.mkdir(parents=True, exist_ok=True)
     body = {"version": MANIFEST_VERSION, "hour": int(name), "source": _source(files), "files": parts}
     _replace(manifest, json.dumps(body, indent=1).encode())
     return told | {"status": "archived", "bytes": sum(part["bytes"] for part in parts)}
-
-
-def read_manifest(path: Path) -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
-    return found if found.get("version") == MANIFEST_VERSION else None
 
 
 def _source(files: HourFiles) -> dict[str, Any]:
@@ -162,30 +154,13 @@ def _write(store: Store, options: ArchiveOptions, kind: str, directory: Path, sp
             if waiting:
                 writer.write_table(pa.Table.from_batches(waiting, schema))
         with open(part, "rb") as file:
-            crc, size = _file_crc(file), file.tell()
+            crc, size = file_crc(file), file.tell()
             os.fsync(file.fileno())
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
     return {"path": str(path), "rows": split.stop - split.start, "bytes": size, "crc32c": f"{crc:08x}"}
-
-
-def _file_crc(file: Any) -> int:
-    crc = 0
-    while data := file.read(_CHUNK):
-        crc = crc32c(data, crc)
-    return crc
-
-
-def _is(out: Path, part: dict[str, Any]) -> bool:
-    """The file is there, has as many rows as it should, and the bytes it was written with."""
-    try:
-        with open(out / part["path"], "rb") as file:
-            whole = f"{_file_crc(file):08x}" == part["crc32c"] and file.tell() == part["bytes"]
-        return whole and bool(pq.read_metadata(out / part["path"]).num_rows == part["rows"])
-    except (OSError, pa.ArrowInvalid):
-        return False
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from hadelay.model import DEAD_HOURS, NONE32, decode_id
 from hadelay.pipeline import reconcile as fast
+from hadelay.pipeline.archived import parts
 from hadelay.pipeline.reconcile import FACTS, VERDICTS, ReconcileOptions, Rule, Summary
 from hadelay.pipeline.schema import Options, hour_int, hour_number
 from hadelay.pipeline.stores import Listing, Store
@@ -80,6 +81,7 @@ SELECT ehour, edead, eentry, NULL, NULL, 'orphan', NULL, 0, -1 FROM orphans {onl
 
 def run(spark: Any, store: Store, listing: Listing, rule: Rule, options: ReconcileOptions) -> Summary:
     """Both tables are read from the one listing: what is filed meanwhile is in neither."""
+    archive = options.archive
     listed = [(hour_int(files.hour), files.hour >= DEAD_HOURS) for files in listing.hours]
     homes = ", ".join(str(hour_int(hour)) for hour in sorted(rule.homes or ())) or "0"
     query = _QUERY
@@ -87,8 +89,8 @@ def run(spark: Any, store: Store, listing: Listing, rule: Rule, options: Reconci
         query = query.replace(f"{{only_{name}}}", "" if rule.homes is None else f"WHERE {column} IN ({homes})")
     judged = spark.sql(
         query,
-        messages=frame(spark, listing, "messages", _MESSAGES, options.source),
-        events=frame(spark, listing, "events", _EVENTS, options.source),
+        messages=frame(spark, listing, "messages", _MESSAGES, options.source, archive),
+        events=frame(spark, listing, "events", _EVENTS, options.source, archive),
         listed=spark.createDataFrame(listed, "hour INT, dead BOOLEAN"),
         late_ms=rule.late_ms, grace_ms=rule.grace_ms, as_of_ms=rule.as_of_ms, ahead_ms=fast.AHEAD_MS,
         retired_ms=fast.RETIRED_MS,
@@ -117,9 +119,19 @@ def run(spark: Any, store: Store, listing: Listing, rule: Rule, options: Reconci
     return fast.summarise(counts, offending, names, listing, rule, options)
 
 
-def frame(spark: Any, listing: Listing, kind: str, columns: tuple[str, ...], options: Options) -> Any:
+def frame(
+    spark: Any, listing: Listing, kind: str, columns: tuple[str, ...], options: Options, archive: str = ""
+) -> Any:
+    """Rows of the hours listed; of those that are archived from there."""
+    live = [files for files in listing.hours if not files.archived]
     where = {"path": options.path} if options.path else {"endpoint": options.endpoint, "token": options.token}
     reader = spark.read.format("hadelay").options(
-        **where, kind=kind, columns=",".join(columns), listing=listing.encode()
+        **where, kind=kind, columns=",".join(columns), listing=listing._replace(hours=live).encode()
     )
-    return reader.options(onTorn=options.on_torn, splitRows=options.split_rows, verify=options.verify).load()
+    found = reader.options(onTorn=options.on_torn, splitRows=options.split_rows, verify=options.verify).load()
+    hours = [files.hour for files in listing.hours if files.archived]
+    paths = [f"{archive}/{part['path']}" for hour in hours for part in parts(archive, hour, kind)]
+    if paths:
+        old = spark.read.option("basePath", f"{archive}/{kind}").parquet(*paths).selectExpr("*", "false AS dead")
+        found = found.union(old.select(*columns))
+    return found

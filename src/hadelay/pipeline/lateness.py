@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from hadelay.pipeline import page, timing
+from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.schema import hour_int
-from hadelay.pipeline.stores import Rows, open_store
+from hadelay.pipeline.stores import Rows
 from hadelay.pipeline.stores import listing as list_hours
 from hadelay.pipeline.timing import JobOptions
 
@@ -37,7 +38,7 @@ class Summary:
 
 def run(spark: Any, options: JobOptions) -> Summary:
     """spark: a session, or None to do it in this process."""
-    store = open_store(options.source)
+    store = open_hours(options.source, options.archive)
     listing = list_hours(store, options.source)
     parts = timing.over_hours(spark, store, listing, options.source, timing.late)
     names = store.names()

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hadelay.pipeline import page, timing
+from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.schema import hour_int
-from hadelay.pipeline.stores import Names, Rows, open_store
+from hadelay.pipeline.stores import Names, Rows
 from hadelay.pipeline.stores import listing as list_hours
 from hadelay.pipeline.timing import JobOptions
 
@@ -31,7 +32,7 @@ class Summary:
 
 def run(spark: Any, options: JobOptions) -> Summary:
     """spark: a session, or None to do it in this process. With `out` also writes seconds.parquet."""
-    store = open_store(options.source)
+    store = open_hours(options.source, options.archive)
     listing = list_hours(store, options.source)
     parts = timing.over_hours(spark, store, listing, options.source, timing.per_second)
     names = store.names()

@@ -23,8 +23,9 @@ import numpy.typing as npt
 
 from hadelay.errors import BadRequest
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event
+from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.schema import Options, hour_int
-from hadelay.pipeline.stores import HourFiles, Listing, Names, Rows, Store, open_store, rows
+from hadelay.pipeline.stores import HourFiles, Listing, Names, Rows, Store, rows
 from hadelay.pipeline.stores import listing as list_hours
 
 T = TypeVar("T")
@@ -79,6 +80,8 @@ class ReconcileOptions:
     grace_ms: int = 60_000
     #: Directory for summary.json and offending.parquet.
     out: str = ""
+    #: Directory that `archive` wrote: hours that are deleted are read from there.
+    archive: str = ""
     #: Verdicts that make the run a failure.
     fail_on: tuple[str, ...] = ("undelivered", "orphan", "early")
 
@@ -121,7 +124,7 @@ class Judged(NamedTuple):
 
 def run(spark: Any, options: ReconcileOptions) -> Summary:
     """spark: a session, or None to do it in this process (engine fast)."""
-    store = open_store(options.source)
+    store = open_hours(options.source, options.archive)
     listing = list_hours(store, options.source)
     rule = rule_of(listing, options)
     if options.engine == "exact":

@@ -44,6 +44,8 @@ class HourFiles(NamedTuple):
     events: int
     log_bytes: int
     crcs: tuple[int, int, int] | None = None
+    #: It is read from an archive (archived.py).
+    archived: bool = False
 
     def length(self, suffix: str) -> int:
         """In bytes."""

@@ -46,6 +46,8 @@ class JobOptions:
     source: Options
     #: Directory for summary.json, report.html and what else the job writes.
     out: str = ""
+    #: Directory that `archive` wrote: hours that are deleted are read from there.
+    archive: str = ""
 
     def wanted(self, names: Names) -> npt.NDArray[np.bool_] | None:
         """Which topic numbers are asked for; None: all."""

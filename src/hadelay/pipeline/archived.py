@@ -1,0 +1,177 @@
+"""Hours that the cluster has deleted, read from their archive, beside those that it still has.
+
+Rows are made from Parquet as they were in .idx and .dsp, as far as jobs need them: what an entry is (first id, topic,
+deliver_at) and what happened to it (event, when, where it went). For bodies and metas the Parquet files are the better
+source. A live hour is read from the store, whether it is archived or not: the archive is of hours that nothing is
+appended to, so both say the same.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hadelay.core.checksums import crc32c
+from hadelay.core.formats import DISPATCH, INDEX
+from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
+from hadelay.errors import DamagedFile, NotFound
+from hadelay.model import NONE32, Event, hour_name
+from hadelay.pipeline.schema import Options, hour_number
+from hadelay.pipeline.stores import Bytes, HourFiles, Listing, Names, Rows, Store, open_store
+
+MANIFEST_VERSION = 1
+_CHUNK = 8 << 20
+_DTYPE = {"idx": INDEX, "dsp": DISPATCH}
+_KIND = {"idx": "messages", "dsp": "events"}
+_COLUMNS = {
+    "idx": ["entry", "first_id", "topic", "deliver_at"],
+    "dsp": ["entry", "event", "at", "other_hour", "other_dead", "other_entry"],
+}
+_EVENTS = {event.name.lower(): int(event) for event in Event}
+
+
+def open_hours(options: Options, archive: str) -> Store:
+    """The store that the options name, with the hours of `archive` (a directory, if any) that it no longer has."""
+    store = open_store(options)
+    if not archive:
+        return store
+    topics: dict[str | None, int] = {name: number for number, name in enumerate(store.names().topics)}
+    return WithArchive(store, archive, options.verify, topics)
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if found.get("version") == MANIFEST_VERSION else None
+
+
+def file_crc(file: Any) -> int:
+    crc = 0
+    while data := file.read(_CHUNK):
+        crc = crc32c(data, crc)
+    return crc
+
+
+def is_whole(archive: Path, part: dict[str, Any]) -> bool:
+    """The file is there, has as many rows as it should, and the bytes it was written with."""
+    try:
+        with open(archive / part["path"], "rb") as file:
+            whole = f"{file_crc(file):08x}" == part["crc32c"] and file.tell() == part["bytes"]
+        return whole and bool(pq.read_metadata(archive / part["path"]).num_rows == part["rows"])
+    except (OSError, pa.ArrowInvalid):
+        return False
+
+
+def parts(archive: str, hour: int, kind: str) -> list[dict[str, Any]]:
+    """What the manifest says of the hour's files of that kind, in the order of their rows."""
+    path = Path(archive) / "_manifest" / f"{hour_name(hour)}.json"
+    if (manifest := read_manifest(path)) is None:
+        raise NotFound(f"{path}: no manifest that can be read, so this hour is not archived")
+    return [part for part in manifest["files"] if part["path"].startswith(f"{kind}/")]
+
+
+@dataclass(frozen=True)
+class WithArchive:
+    """A Store."""
+
+    store: Store
+    archive: str
+    #: Compare each file with its manifest before it is used.
+    verify: bool
+    #: Numbers of the store's topics: they are never taken back, so it has those of every archived hour.
+    topics: dict[str | None, int]
+
+    @property
+    def max_gap(self) -> int:
+        return self.store.max_gap
+
+    def list(self) -> Listing:
+        found = self.store.list()
+        live = {files.hour for files in found.hours}
+        directory = Path(self.archive) / "_manifest"
+        if not directory.is_dir():
+            raise NotFound(f"{self.archive}: no directory _manifest/ in it, so it is no archive")
+        hours = sorted(hour_number(int(path.stem)) for path in directory.glob("[0-9]*.json"))
+        gone = [self._files(hour) for hour in hours if hour not in live]
+        return found._replace(hours=sorted([*found.hours, *gone]))
+
+    def _files(self, hour: int) -> HourFiles:
+        entries, events = (sum(part["rows"] for part in parts(self.archive, hour, kind)) for kind in _KIND.values())
+        return HourFiles(hour, entries, events, 0, archived=True)
+
+    def names(self) -> Names:
+        return self.store.names()
+
+    def where(self, files: HourFiles, suffix: str) -> str:
+        if not files.archived:
+            return self.store.where(files, suffix)
+        return f"{self.archive}/{_KIND[suffix]}/hour={hour_name(files.hour)}"
+
+    def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
+        if not files.archived:
+            return self.store.read(files, suffix, start, stop)
+        size = _DTYPE[suffix].itemsize
+        return self._rows(files, suffix, start // size, stop // size).view(np.uint8)
+
+    def _rows(self, files: HourFiles, suffix: str, start: int, stop: int) -> Rows:
+        found, at = np.zeros(stop - start, _DTYPE[suffix]), 0
+        for part in parts(self.archive, files.hour, _KIND[suffix]):
+            first, last = max(start - at, 0), min(stop - at, part["rows"])
+            if first < last:
+                path = f"{self.archive}/{part['path']}"
+                if self.verify and not is_whole(Path(self.archive), part):
+                    raise DamagedFile(path, 0, f"hour {hour_name(files.hour)}: it is not as its manifest says")
+                try:
+                    table = pq.read_table(path, columns=_COLUMNS[suffix], partitioning=None).slice(first, last - first)
+                except (OSError, pa.ArrowInvalid) as error:
+                    raise DamagedFile(path, 0, f"hour {hour_name(files.hour)}: {error}") from None
+                into = found[at + first - start : at + last - start]
+                (self._index if suffix == "idx" else _dispatch)(table, into)
+            at += part["rows"]
+        if self.verify:
+            (INDEX_CRC if suffix == "idx" else DISPATCH_CRC).seal(found)
+        return found
+
+    def _index(self, table: Any, rows: Rows) -> None:
+        rows["index"], rows["first_id"] = _numbers(table, "entry"), _numbers(table, "first_id")
+        rows["deliver_at_ms"] = _numbers(table, "deliver_at") // 1000
+        rows["topic"] = _coded(table, "topic", self.topics)
+        rows["size"] = 1  # 0 would be the end of a file
+
+
+def _dispatch(table: Any, rows: Rows) -> None:
+    rows["index"], rows["at_ms"] = _numbers(table, "entry"), _numbers(table, "at") // 1000
+    rows["event"] = _coded(table, "event", _EVENTS)
+    rows["other_hour"] = rows["previous"] = NONE32
+    moved = table["other_entry"].is_valid().to_numpy()
+    rows["consumer"] = _numbers(table, "other_entry")
+    shown = _numbers(table, "other_hour") * 2 + _numbers(table, "other_dead")
+    values, inverse = np.unique(shown[moved], return_inverse=True)
+    hours = np.array([hour_number(value // 2, bool(value % 2)) for value in values.tolist()], np.uint32)
+    rows["other_hour"][moved] = hours[inverse] if len(hours) else 0
+
+
+def _numbers(table: Any, name: str) -> npt.NDArray[np.int64]:
+    """0 where there is none."""
+    column = table[name].combine_chunks()
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", "UTC")).view(pa.int64())
+    column = column.cast(pa.int64())
+    return np.asarray((pc.fill_null(column, 0) if column.null_count else column).to_numpy(zero_copy_only=False))
+
+
+def _coded(table: Any, name: str, numbers: dict[Any, int]) -> npt.NDArray[np.uint32]:
+    """The number of each name; NONE32 where it has none."""
+    encoded = table[name].combine_chunks().dictionary_encode()
+    known = np.array([numbers.get(value, NONE32) for value in encoded.dictionary.to_pylist()] + [NONE32], np.uint32)
+    return np.asarray(known[pc.fill_null(encoded.indices, len(known) - 1).to_numpy(zero_copy_only=False)])

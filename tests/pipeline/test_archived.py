@@ -1,0 +1,93 @@
+"""Hours that were archived and deleted are judged and counted as if they were still there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hadelay.core import commands
+from hadelay.errors import DamagedFile, NotFound
+from hadelay.pipeline import archive, lateness, load, reconcile
+from hadelay.pipeline.archive import ArchiveOptions
+from hadelay.pipeline.reconcile import ReconcileOptions
+from hadelay.pipeline.schema import Options
+from hadelay.pipeline.timing import JobOptions
+from tests.core.world import World
+from tests.pipeline.support import HOUR, MINUTE, SECOND, message, options, write
+from tests.pipeline.test_reconcile import offending
+
+FIRST = "2026112018"
+
+
+def two_hours(directory: Path) -> World:
+    """Hour 18: delivered, late, twice, cancelled, and one that was retried in hour 20, of two topics."""
+    world = World()
+    ids = world.ids(*[message("tu"[n % 2], 10 * SECOND + n) for n in range(8)])
+    world.cancel(ids[0])
+    world.now = 10 * SECOND + 20
+    world.ack(world.lease(*ids[1:4]))
+    world.nack(world.lease(ids[4]), 2 * HOUR)
+    held = world.lease(ids[5])
+    world.now = MINUTE
+    world.one(commands.encode_expire([(int(held["term"][0]), int(held["seq"][0]))]))
+    world.now = 3 * MINUTE
+    world.ack(world.lease(ids[5]))
+    world.ack(world.lease(ids[6], ids[7]))
+    world.now = 2 * HOUR + MINUTE
+    world.ack(world.lease(ids[4]))
+    world.ids(message("u", 5 * HOUR))
+    world.now = 4 * HOUR
+    write(world, directory)
+    return world
+
+
+def delete_first(world: World, directory: Path) -> Options:
+    """Archive what is closed, delete the first hour, and say where to read."""
+    given = options(world, directory)
+    summary = archive.run(None, ArchiveOptions(given, str(directory / "archive")))
+    assert [hour["status"] for hour in summary.hours] == ["archived"] * len(summary.hours)
+    for path in (directory / "hours").glob(f"{FIRST}.*"):
+        path.unlink()
+    return given
+
+
+def where(directory: Path) -> dict[str, str]:
+    return {"archive": str(directory / "archive"), "out": str(directory / "out")}
+
+
+def test_every_job_says_of_a_deleted_hour_what_it_said_before(tmp_path: Path) -> None:
+    world = two_hours(tmp_path)
+    given = options(world, tmp_path)
+    jobs: list[Any] = [(reconcile.run, ReconcileOptions), (lateness.run, JobOptions), (load.run, JobOptions)]
+    before = [run(None, kind(given, out=str(tmp_path / "out"))) for run, kind in jobs]
+    assert before[0].verdicts | {"ok": 3, "late": 3, "duplicate": 1, "cancelled": 1, "pending": 1} == before[0].verdicts
+    named = offending(tmp_path)
+    assert delete_first(world, tmp_path) == given
+    # Without the archive the retried one is judged by what is left of it, and the others are not there.
+    assert reconcile.run(None, ReconcileOptions(given)).messages == 2
+    for verify in (False, True):
+        given = options(world, tmp_path, verify=str(verify))
+        after = [run(None, kind(given, **where(tmp_path))) for run, kind in jobs]
+        assert after == before
+        assert offending(tmp_path) == named
+    only = options(world, tmp_path, hour_to=FIRST)
+    assert reconcile.run(None, ReconcileOptions(only, **where(tmp_path))).messages == 8
+
+
+def test_what_is_wrong_with_an_archive_is_named(tmp_path: Path) -> None:
+    world = two_hours(tmp_path)
+    given = delete_first(world, tmp_path)
+    with pytest.raises(NotFound, match="no directory _manifest/"):
+        reconcile.run(None, ReconcileOptions(given, archive=str(tmp_path / "hours")))
+    (part,) = (tmp_path / "archive" / "events" / f"hour={FIRST}").iterdir()
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-1])
+    for verify in ("false", "true"):
+        with pytest.raises(DamagedFile, match=f"hour={FIRST}/part-.*hour {FIRST}: "):
+            reconcile.run(None, ReconcileOptions(options(world, tmp_path, verify=verify), **where(tmp_path)))
+    manifest = tmp_path / "archive" / "_manifest" / f"{FIRST}.json"
+    manifest.write_text("{")
+    with pytest.raises(NotFound, match=rf"{FIRST}\.json: no manifest that can be read"):
+        reconcile.run(None, ReconcileOptions(given, **where(tmp_path)))
