@@ -41,8 +41,6 @@ class Copies:
         if len(self._open) >= _MOST:
             raise Overloaded("others copy this node's files already: ask another node, or later", retry_after_ms=5_000)
         await self._checkpoint()
-        if not node.storage.applied_index:
-            raise NotFound("nothing has been published yet: there is nothing to copy")
         manifest = node.storage.manifest()
         while manifest is None:
             await asyncio.sleep(_LOOK_S)
@@ -93,6 +91,8 @@ class Copies:
     async def _checkpoint(self) -> None:
         storage, checkpoints = self._node.storage, self._node.checkpoints
         wanted = self._node.raft.applied_index
+        if not storage.applied_index:
+            checkpoints.bytes_since += 1  # the first one, although nothing may have been published yet
         # What is left once nothing is to be written are entries that change nothing.
         while storage.checkpointing or (storage.applied_index < wanted and checkpoints.bytes_since):
             checkpoints.begin()
