@@ -339,7 +339,8 @@ async def test_wrong_histograms(node: Node, path: str, query: str) -> None:
 async def test_cluster(node: Node) -> None:
     answer = await node.ask("GET", "/v1/cluster")
     assert answer.json["leader"] == "n1"
-    assert set(answer.json) == {"cluster_id", "leader", "term", "applied_index", "time", "dispatch", "members"}
+    parts = {"cluster_id", "feature_level", "leader", "term", "applied_index", "time", "dispatch", "members"}
+    assert set(answer.json) == parts
     assert set(answer.json["dispatch"]) == {"hour", "second", "local_index", "sync"}
     answer = await node.ask("POST", "/v1/cluster:transfer-leader", {"to": "n2"})
     assert answer.json == {"leader": "n2"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hadelay.cli.output import Remote, emit_json, fields, show, table
 from hadelay.cli.remote import call
 
-_MEMBERS = ("name", "role", "http", "raft", "applied_index", "lag", "version", "clock_skew_ms")
+_MEMBERS = ("name", "role", "http", "raft", "applied_index", "lag", "version", "feature_level", "clock_skew_ms")
 
 
 def status(*, stale: bool = False, remote: Remote | None = None) -> None:

@@ -277,11 +277,13 @@ class Member(Struct, frozen=True, kw_only=True):
     applied_index: str
     lag: int
     version: str
+    feature_level: int = 1
     clock_skew_ms: float | None = None
 
 
 class ClusterInfo(Struct, frozen=True, kw_only=True):
     cluster_id: str
+    feature_level: int = 1
     leader: str | None
     term: int
     applied_index: str

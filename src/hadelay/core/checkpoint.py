@@ -14,7 +14,7 @@ import msgpack
 import numpy as np
 from pyroaring import BitMap
 
-from hadelay.core.commands import FEATURE_LEVEL
+from hadelay.core.formats import FEATURE_LEVEL
 from hadelay.core.held import HELD, HeldGrant
 from hadelay.core.hourstate import HourState, bitmap
 from hadelay.core.leases import groups

@@ -35,8 +35,6 @@ __all__ = [
 ]  # fmt: skip
 
 ENTRY_VERSION = 1
-#: The highest feature level this version of the code understands.
-FEATURE_LEVEL = 1
 MAX_REQUEST_ID = 64
 MAX_REASON = 128
 #: A position in a grant is a u16 in its lease tokens.
@@ -73,6 +71,10 @@ class Command(IntEnum):
     REDRIVE_SOME = 40
     ALERTED = 41
 
+
+#: The feature level that brought a command, where it is above the first. Before the cluster has switched to it, apply
+#: refuses the command on every node alike: those that know it, and those to which its number means nothing.
+LEVEL_OF: dict[int, int] = {}
 
 _ENTRY = struct.Struct("<BBHq")
 _COMMAND = struct.Struct("<BI")

@@ -12,6 +12,8 @@ import numpy as np
 FORMAT_VERSION = 1
 #: Highest feature level this code knows; switched on by a replicated command once every node has it.
 FEATURE_LEVEL = 1
+#: What a cluster begins with, whatever its founders know: they need not all know the same.
+FIRST_LEVEL = 1
 
 SECONDS_PER_HOUR = 3600
 

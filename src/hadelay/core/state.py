@@ -20,8 +20,9 @@ from google_crc32c import extend as crc32c_extend
 from pyroaring import BitMap
 
 from hadelay.core import checkpoint, dead, leases, places, publish, targets, topics, ttl, upkeep
-from hadelay.core.commands import ENTRY_VERSION, FEATURE_LEVEL, Command, Malformed, decode, decode_entry
+from hadelay.core.commands import ENTRY_VERSION, LEVEL_OF, Command, Malformed, decode, decode_entry
 from hadelay.core.describe import Description, describe
+from hadelay.core.formats import FEATURE_LEVEL, FIRST_LEVEL
 from hadelay.core.held import HeldGrant
 from hadelay.core.hourstate import SECONDS, HourState, indexes_of
 from hadelay.core.ports import CONSUMER, NODE, REASON, HourStore, Listener, Names, NoListener, Tables
@@ -55,7 +56,8 @@ class DelayState:
         self.term = 0
         #: CRC32C over all entries applied, each with its index and term: equal on equal replicas.
         self.chain = 0
-        self.level = FEATURE_LEVEL
+        #: The feature level that the cluster has switched to.
+        self.level = FIRST_LEVEL
         #: Hour tick, second tick, localIndex: everything before it was made ready.
         self.cursor = (0, 0, 0)
         self.topics = Topics()
@@ -97,6 +99,8 @@ class DelayState:
         return [self._apply_one(kind, body) for kind, body in commands]
 
     def _apply_one(self, kind: int, body: memoryview) -> Result:
+        if LEVEL_OF.get(kind, FIRST_LEVEL) > self.level:
+            return Refused("needs_upgrade", "not before every node is upgraded (feature_level of GET /v1/cluster)")
         try:
             command = decode(kind, body)
         except Malformed as error:

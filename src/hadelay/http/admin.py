@@ -138,11 +138,14 @@ async def cluster(call: Call) -> web.Response:
     view = await call.server.service.cluster(stale=call.query.stale)
     cursor = view.dispatch
     members = [
-        types.Member(m.name, m.http, m.raft, m.role, str(m.applied_index), m.lag, m.version, m.clock_skew_ms)
+        types.Member(
+            m.name, m.http, m.raft, m.role, str(m.applied_index), m.lag, m.version, m.feature_level, m.clock_skew_ms
+        )
         for m in view.members
     ]
     body = types.Cluster(
         cluster_id=view.cluster_id,
+        feature_level=view.feature_level,
         leader=view.leader,
         term=view.term,
         applied_index=str(view.applied_index),
@@ -252,7 +255,7 @@ def _range(header: str | None, length: int) -> tuple[int, int]:
 # ---- snapshots, for backups
 
 
-@routes.add("POST", "/v1/snapshots", returns={201: types.Snapshot}, errors=(404, 503))
+@routes.add("POST", "/v1/snapshots", returns={201: types.Snapshot}, errors=(503,))
 async def open_snapshot(call: Call) -> web.Response:
     """Hold a checkpoint of everything committed so far, to be copied file by file from this node"""
     view = await call.server.service.open_snapshot()

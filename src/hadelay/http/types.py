@@ -498,11 +498,15 @@ class Member(Out):
     applied_index: str
     lag: int
     version: str
+    #: The highest that its program knows.
+    feature_level: int
     clock_skew_ms: float | None
 
 
 class Cluster(Out):
     cluster_id: str
+    #: What the cluster has switched to: the highest that every member knew at once.
+    feature_level: int
     leader: str | None
     term: int
     applied_index: str

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
+from hadelay.core.formats import FEATURE_LEVEL
 from hadelay.raft import messages
 from hadelay.raft.journal import FIRST
 from hadelay.raft.peer import Peer
@@ -27,7 +28,6 @@ log = logging.getLogger(__name__)
 
 #: How often a leader tells what it remembers, and proposes an admission again, in signs of life.
 _TELL_EVERY = 16
-FEATURE_LEVEL = 1
 
 
 class Seen(NamedTuple):

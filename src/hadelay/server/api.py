@@ -175,6 +175,8 @@ class MemberView(Struct):
     lag: int
     version: str
     clock_skew_ms: float | None
+    #: The highest that its program knows; 0 when nothing was heard of it.
+    feature_level: int = 0
 
 
 class DispatchView(Struct):
@@ -195,6 +197,8 @@ class ClusterView(Struct):
     time_ms: int
     dispatch: DispatchView
     members: list[MemberView]
+    #: What the cluster has switched to.
+    feature_level: int = 1
 
 
 class HourView(Struct):
@@ -404,7 +408,7 @@ class Service(Protocol):
         ...
 
     async def open_snapshot(self) -> SnapshotView:
-        """Of everything that was committed before the call. Raises Overloaded, NotFound (nothing to copy)."""
+        """Of everything that was committed before the call. Raises Overloaded."""
         ...
 
     async def snapshot_file_length(self, snapshot: str, file: str) -> int:

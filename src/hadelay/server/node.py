@@ -13,7 +13,7 @@ from typing import Any
 
 from hadelay.config import Config
 from hadelay.core.clustertime import ClusterClock
-from hadelay.core.commands import Command, Draft, encode_entry, encode_incarnation, encode_settings
+from hadelay.core.commands import Command, Draft, encode_entry, encode_feature, encode_incarnation, encode_settings
 from hadelay.core.formats import FEATURE_LEVEL, INDEX_SIZE
 from hadelay.core.quotas import retry_after_ms
 from hadelay.core.results import Refused
@@ -191,6 +191,9 @@ class Node:
             note_damage(self.disk, self.storage.directory, str(damage))
             raise
         self.clock.raise_floor(self.state.now_ms)
+        if self.state.level > self.storage.identity.feature_level:
+            # An older program refuses the directory in words from now on.
+            self.storage.set_identity(feature_level=self.state.level)
         self.checkpoints.applied(len(command))
         return results
 
@@ -319,6 +322,8 @@ class Node:
             self.batcher.kick()
         elif self.leading:
             self.dispatcher.clock_changed()
+            if (level := self.peers.common_level()) > self.state.level:
+                self.batcher.propose(encode_feature(level), _ignore)
 
     def _say_what_clocks_do(self) -> None:
         """A line when it changes, and not one a second when a clock is just about too far off."""
@@ -426,7 +431,8 @@ class _Outlet:
     def send(self, commands: list[bytes], done: Callable[[Sequence[Any] | None, HadelayError | None], None]) -> None:
         node = self.node
         if node.leading:
-            node.raft.propose(encode_entry(node.clock.read(node.runtime.monotonic()), commands), done)
+            now_ms = node.clock.read(node.runtime.monotonic())
+            node.raft.propose(encode_entry(now_ms, commands, node.state.level), done)
             return
         leader = node.raft.leader
         if leader is None:

@@ -65,6 +65,10 @@ class Peers:
     def live(self, name: str) -> bool:
         return self.runtime.monotonic() - self.peers[name].heard < _LIVE_S
 
+    def common_level(self) -> int:
+        """The feature level that every member knows; 0 while one is away: it may come back as an older one."""
+        return min(peer.feature_level if self.live(name) else 0 for name, peer in self.peers.items())
+
     def greet(self, name: str) -> None:
         """A link came up: introduce this node at once. The peer may have another clock than before."""
         self._ahead.pop(name, None)

@@ -453,6 +453,7 @@ _REFUSALS: dict[str, type[HadelayError]] = {
     "too_many_generations": LimitReached,
     "too_many_topics": LimitReached,
     "too_far": Impossible,
+    "needs_upgrade": Conflict,
 }
 
 

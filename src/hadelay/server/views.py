@@ -90,6 +90,7 @@ def cluster(node: Node) -> ClusterView:
                 max(0, node.raft.commit_index - applied),
                 peer.version,
                 skews.get(name),
+                peer.feature_level,
             )
         )
     return ClusterView(
@@ -100,6 +101,7 @@ def cluster(node: Node) -> ClusterView:
         node.clock.read(node.runtime.monotonic()),
         DispatchView(hour, second, local, node.config.dispatch.sync),
         members,
+        node.state.level,
     )
 
 

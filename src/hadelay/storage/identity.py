@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 
 from hadelay.core.checksums import crc32c
-from hadelay.core.formats import FEATURE_LEVEL, FORMAT_VERSION
+from hadelay.core.formats import FEATURE_LEVEL, FIRST_LEVEL, FORMAT_VERSION
 from hadelay.errors import ConfigError, DamagedFile
 from hadelay.storage.disk import Disk, Lock
 
@@ -29,7 +29,7 @@ class Identity:
     incarnation: int = 1
     format_version: int = FORMAT_VERSION
     #: Highest level the cluster has switched on; files may hold what belongs to it.
-    feature_level: int = FEATURE_LEVEL
+    feature_level: int = FIRST_LEVEL
 
 
 def encode_identity(identity: Identity) -> bytes:

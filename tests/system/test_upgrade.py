@@ -1,0 +1,100 @@
+"""Node after node is restarted under traffic, each as a program that knows more than the one before."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from threading import Event
+from typing import Any
+
+from tests.system.cluster import Cluster, environment, ready_line, until
+from tests.system.conftest import Make
+from tests.system.test_leader_lost import consume_all, publish_all
+
+#: A program before PURGE was thought of, and the one that brought it, with feature level 2.
+_OLD = "commands._DECODERS.pop(commands.Command.PURGE)"
+_NEW = "commands.LEVEL_OF[commands.Command.PURGE] = 2"
+_PROGRAM = """
+import sys
+import hadelay.core.formats as formats
+formats.FEATURE_LEVEL = {level}
+from hadelay.core import commands
+{change}
+from hadelay.cli.app import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def program(level: int) -> str:
+    return _PROGRAM.format(level=level, change=_NEW if level > 1 else _OLD)
+
+
+def start_as(cluster: Cluster, level: int, *names: str) -> None:
+    """Nodes that have ended, again, as programs that know so much."""
+    starting = []
+    for name in names:
+        errors = cluster.directory / f"{name}.log"
+        words = ("dev", "--data-dir", str(cluster.directory), "--start", name, "-o", "json")
+        with open(errors, "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", program(level), *words],
+                stdout=subprocess.PIPE, stderr=log, env=environment(), start_new_session=True,
+            )  # fmt: skip
+        cluster.children.append(process)
+        cluster.pids[name] = process.pid
+        starting.append((process, errors))
+    for process, errors in starting:
+        cluster._take(ready_line(process, errors))
+
+
+def replace(cluster: Cluster, level: int, name: str) -> None:
+    cluster.kill(name, number=signal.SIGTERM)
+    start_as(cluster, level, name)
+
+
+def levels(cluster: Cluster, name: str) -> tuple[int, dict[str, int]]:
+    """(the cluster's, each member's)"""
+    answer = cluster.ask(name, "GET", "/v1/cluster").json
+    return answer["feature_level"], {member["name"]: member["feature_level"] for member in answer["members"]}
+
+
+def purge(cluster: Cluster, name: str) -> Any:
+    return cluster.ask(name, "POST", "/v1/topics/unwanted:purge", {"states": ["scheduled"]})
+
+
+def test_a_rolling_upgrade_loses_nothing_and_repeats_nothing(make_cluster: Make) -> None:
+    cluster = make_cluster()
+    cluster.kill(*cluster.names)
+    start_as(cluster, 1, *cluster.names)
+    kept = cluster.publish_many("n1", "unwanted", ["x"] * 50, delay="1h")
+    stop, enough = Event(), Event()
+    writers = [cluster.later(publish_all, cluster, "rolling", 1_000_000, stop, "?delay=700ms") for _ in range(1)]
+    consumers = [cluster.later(consume_all, cluster, "rolling", enough)]
+    for n, name in enumerate(cluster.names):
+        replace(cluster, 2, name)
+        until(lambda n=n, name=name: levels(cluster, name)[1][name] == 2, "its level is known")  # type: ignore[misc]
+        if n < 2:
+            # Two programs now. What one of them does not know is refused, by whichever is asked and whichever leads.
+            assert levels(cluster, cluster.leader())[0] == 1
+            for asked in cluster.names:
+                assert purge(cluster, asked).status >= 400
+            assert cluster.topic(cluster.leader(), "unwanted")["scheduled"] == len(kept)
+    until(lambda: levels(cluster, cluster.leader())[0] == 2, "all know it, so all use it")
+    stop.set()
+    ids = [i for writer in writers for i in writer.result(60)]
+    until(lambda: cluster.topic(cluster.leader(), "rolling")["leased"] == len(ids), "all are handed out")
+    enough.set()
+    handed = Counter(message["id"] for consumer in consumers for message in consumer.result(30))
+    assert sorted(handed) == sorted(ids)
+    assert set(handed.values()) == {1}
+    assert purge(cluster, "n1").status == 202
+    until(lambda: cluster.topic(cluster.leader(), "unwanted")["scheduled"] == 0, "purged")
+    cluster.assert_identical()
+    # There is no way back for a single node: it says so, and touches nothing.
+    cluster.kill("n1", number=signal.SIGTERM)
+    said = cluster.refused("n1")
+    assert "feature level 2; this program knows 1" in said
+    start_as(cluster, 2, "n1")
+    cluster.assert_identical()
