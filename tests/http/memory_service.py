@@ -43,6 +43,7 @@ from hadelay.server.api import (
     NamesView,
     Poll,
     PublishDone,
+    QuorumView,
     Receipts,
     SnapshotFile,
     SnapshotView,
@@ -420,6 +421,12 @@ class MemoryService:
     def readyz(self) -> list[Check]:
         known = self.leader is not None
         return [Check("leader", known, "" if known else "no leader is known"), Check("disk", True)]
+
+    def quorum(self, without: str) -> QuorumView:
+        if without not in ("n1", "n2", "n3"):
+            raise NotFound(f"there is no node {without!r}")
+        left = [name for name in ("n1", "n2") if name != without]
+        return QuorumView(without, left, 3, 2)
 
     async def metrics(self) -> Measured:
         return [

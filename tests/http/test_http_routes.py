@@ -413,6 +413,15 @@ async def test_health(node: Node) -> None:
     assert (await node.ask("GET", "/readyz?exclude=leader")).status == 200
 
 
+async def test_whether_a_node_may_stop(node: Node) -> None:
+    answer = await node.ask("GET", "/v1/health/quorum?without=n3")
+    assert (answer.status, answer.json) == (200, {"without": "n3", "left": ["n1", "n2"], "members": 3, "needed": 2})
+    refused = await node.ask("GET", "/v1/health/quorum")
+    assert (refused.status, refused.json["left"], refused.json["without"]) == (409, ["n2"], "n1")
+    assert "n1 may not stop now: of 3 nodes 1 would be left as far as n1 sees (n2)" in refused.json["detail"]
+    assert (await node.ask("GET", "/v1/health/quorum?without=n9")).status == 404
+
+
 async def test_metrics(node: Node) -> None:
     await put(node)
     await put(node)

@@ -10,7 +10,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.server.families import FAMILIES
-from tests.system.cluster import Cluster, until
+from tests.system.cluster import Cluster, hadelay, until
+
+
+def on(cluster: Cluster, *words: object) -> Any:
+    """A command, asked of the nodes that live."""
+    return hadelay(*words, "--servers", ",".join(cluster.urls[name] for name in cluster.living))
 
 
 def families(cluster: Cluster, name: str) -> dict[str, Any]:
@@ -71,3 +76,79 @@ def test_readiness_says_how_it_stands(cluster: Cluster) -> None:
         assert checks["leader"]["detail"].startswith(f"{leader} leads term ")
         assert checks["space"]["detail"].endswith("MiB are free")
         assert all(check["ok"] for check in checks.values())
+
+
+def test_the_story_of_a_message(cluster: Cluster) -> None:
+    cluster.ask("n1", "PUT", "/v1/topics/told", {"backoff": ["100ms"], "max_attempts": 5})
+    message = cluster.publish("n2", "told", b"pay 4711", "?delay=200ms&key=order-4711")
+    first = cluster.receive("n1", "told", max=1, wait="10s", consumer="clumsy")
+    cluster.settle("n3", "nack", first, reason="no connection")
+    again = cluster.receive("n1", "told", max=1, wait="10s", consumer="careful")
+    cluster.settle("n2", "ack", again)
+
+    def same() -> Any:
+        done = on(cluster, "story", message, "-o", "json")
+        return done if done.returncode == 0 else None
+
+    told = json.loads(until(same, "all nodes have heard of it").stdout)
+    assert [entry["event"] for entry in told["timeline"]] == [
+        "published", "leased", "nacked", "moved", "due", "leased", "acked",
+    ]  # fmt: skip
+    assert [entry.get("consumer") for entry in told["timeline"] if entry["event"] == "leased"] == ["clumsy", "careful"]
+    assert told["timeline"][2]["reason"] == "no connection"
+    assert told["message"]["state"] == "acked"
+    assert told["message"]["key"] == "order-4711"
+    assert told["topic"] == {"backoff": ["100ms"], "max_attempts": 5}
+    assert [(node["node"], node["state"]) for node in told["nodes"]] == [(name, "acked") for name in cluster.names]
+    assert len(told["places"]) == 2
+    text = on(cluster, "story", message).stdout
+    for words in ("leased, attempt 1, by clumsy", "because: no connection", "acked", "filed first", "max_attempts"):
+        assert words in text, text
+
+
+def test_the_story_of_nothing(cluster: Cluster) -> None:
+    assert on(cluster, "story", "07D7EG00000G0").returncode == 3
+
+
+def test_top_once(cluster: Cluster) -> None:
+    cluster.publish_many("n1", "crowded", [f"m{n}" for n in range(50)])
+    done = on(cluster, "top", "--once", "--interval", "0.3", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    look = json.loads(done.stdout)
+    assert look["leader"] == cluster.leader()
+    assert {node["node"]: node["role"] for node in look["nodes"]} == {
+        name: "leader" if name == look["leader"] else "follower" for name in cluster.names
+    }
+    assert all(node["memory_mb"] > 10 and node["detail"] == "" for node in look["nodes"])
+    assert look["topics"][0]["topic"] == "crowded"
+    assert look["topics"][0]["ready"] == 50
+    assert look["rates"]["published"] == 0
+    text = on(cluster, "top", "--once", "--interval", "0.1").stdout
+    assert "crowded" in text
+    assert f"leader {look['leader']}" in text
+
+
+# ---- at last: nodes end here
+
+
+def may_stop(cluster: Cluster, *names: str) -> tuple[int, dict[str, bool]]:
+    done = on(cluster, "check", "quorum", *names, "-o", "json")
+    rows = json.loads(done.stdout)
+    return done.returncode, {row["node"]: row["may_stop"] for row in rows}
+
+
+def test_whether_a_node_may_stop(cluster: Cluster) -> None:
+    cluster.leader()
+    until(lambda: may_stop(cluster) == (0, dict.fromkeys(cluster.names, True)), "any one may stop")
+    gone = cluster.followers()[0]
+    left = [name for name in cluster.names if name != gone]
+    cluster.kill(gone)
+    until(lambda: may_stop(cluster) == (0, {**dict.fromkeys(left, False), gone: True}), "none of those left may")
+    assert may_stop(cluster, left[0])[0] == 1
+    refused = cluster.ask(left[0], "GET", "/v1/health/quorum")
+    assert refused.status == 409
+    assert refused.json["left"] == [left[1]]
+    assert on(cluster, "check", "quorum", "n9").returncode == 3
+    cluster.restart(gone)
+    until(lambda: may_stop(cluster) == (0, dict.fromkeys(cluster.names, True)), "any one may stop again")
+    assert any(line["event"] == "link_down" and line["peer"] == gone for line in lines(cluster, left[0]))

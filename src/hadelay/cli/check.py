@@ -1,13 +1,14 @@
-"""`hadelay check replicas`: every node's files, compared at one applied index."""
+"""`hadelay check`: replicas, every node's files at one applied index; quorum, whether a node may stop."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
-from hadelay.cli.output import Remote, emit_json, note, table
+from hadelay.cli.output import Remote, emit_json, note, show, table
 from hadelay.cli.remote import call
-from hadelay.errors import OutcomeUnknown
+from hadelay.errors import Conflict, HadelayError, NotFound, OutcomeUnknown
 
 
 def replicas(*, timeout: float = 30, remote: Remote | None = None) -> int:
@@ -65,3 +66,44 @@ def _differences(answers: dict[str, Any]) -> list[dict[str, Any]]:
         for (hour, kind), has in sorted(seen.items())
         if len({has.get(name) for name in answers}) > 1
     ]
+
+
+def quorum(node: str | None = None, /, *, remote: Remote | None = None) -> int:
+    """May this node stop now? Ends with 1 if not.
+
+    Asks every other node: a majority of all must say that, without it, they see a majority of nodes that are linked,
+    admitted and not far behind. What the node itself sees does not count, since it will be gone.
+
+    Parameters
+    ----------
+    node
+        Its name. Without it: each node in turn; ends with 1 if none may stop.
+    """
+    remote = remote or Remote()
+    members = call(remote, "GET", "/v1/cluster", query={"stale": "true"})["members"]
+    names = [member["name"] for member in members]
+    if node is not None and node not in names:
+        raise NotFound(f"there is no node {node!r}; there are {', '.join(names)}")
+    rows = [_without(name, members, remote) for name in ([node] if node else names)]
+    show(rows, remote, ("node", "may_stop", "say_yes", "needed", "others"))
+    return 0 if any(row["may_stop"] for row in rows) else 1
+
+
+def _without(name: str, members: list[dict[str, Any]], remote: Remote) -> dict[str, Any]:
+    said = {}
+    for member in members:
+        if member["name"] != name:
+            said[member["name"]] = _asked(name, replace(remote, servers=member["http"]))
+    needed = len(members) // 2 + 1
+    yes = sum(answer == "yes" for answer in said.values())
+    return {"node": name, "may_stop": yes >= needed, "say_yes": yes, "needed": needed, "others": said}
+
+
+def _asked(name: str, remote: Remote) -> str:
+    try:
+        call(remote, "GET", "/v1/health/quorum", query={"without": name}, timeout_s=5)
+    except Conflict as error:
+        return f"no: sees {', '.join(error.extra['left']) or 'none'}"
+    except (HadelayError, OSError) as error:
+        return f"no answer: {error}"
+    return "yes"

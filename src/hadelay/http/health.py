@@ -1,9 +1,10 @@
-"""/livez, /readyz, /metrics, /openapi.json."""
+"""/livez, /readyz, /v1/health/quorum, /metrics, /openapi.json."""
 
 from __future__ import annotations
 
 from aiohttp import web
 
+from hadelay.errors import Conflict
 from hadelay.http import types
 from hadelay.http.metrics import CONTENT_TYPE
 from hadelay.http.routes import JSON, Call, Routes
@@ -34,6 +35,20 @@ def _health(call: Call, checks: list[Check]) -> web.Response:
     verbose = call.query.verbose not in (None, "false", "0") or not fine
     shown = [types.CheckOut(c.name, c.ok, c.detail) for c in checks] if verbose else []
     return call.reply(types.Health("ok" if fine else "failing", shown), 200 if fine else 503)
+
+
+@routes.add("GET", "/v1/health/quorum", query=types.QuorumQuery, returns={200: types.Quorum}, errors=(404, 409))
+async def quorum(call: Call) -> web.Response:
+    """May this node stop now, or another one: would a majority be left? As the asked node sees it"""
+    service = call.server.service
+    view = service.quorum(call.query.without or service.node)
+    if len(view.left) < view.needed:
+        raise Conflict(
+            f"{view.without} may not stop now: of {view.members} nodes {len(view.left)} would be left as far as "
+            f"{service.node} sees ({', '.join(view.left) or 'none'}), and {view.needed} are needed",
+            without=view.without, left=view.left, members=view.members, needed=view.needed,
+        )  # fmt: skip
+    return call.reply(types.Quorum(view.without, view.left, view.members, view.needed))
 
 
 @routes.add("GET", "/metrics", returns={200: str})

@@ -576,6 +576,20 @@ class ReadyQuery(In):
     exclude: str | None = None
 
 
+class QuorumQuery(In):
+    #: The node that would stop; the one that is asked, if not given.
+    without: str | None = None
+
+
+class Quorum(Out):
+    """Who would be left, as the asked node sees it."""
+
+    without: str
+    left: list[str]
+    members: int
+    needed: int
+
+
 class CheckOut(Out):
     name: str
     ok: bool

@@ -257,6 +257,15 @@ class Check(Struct):
     detail: str = ""
 
 
+class QuorumView(Struct):
+    """Whether a member may stop: who would be left, of how many, and how many are needed."""
+
+    without: str
+    left: list[str]
+    members: int
+    needed: int
+
+
 class Leader(Struct):
     name: str
     #: `http.advertise` of the leader.
@@ -429,6 +438,10 @@ class Service(Protocol):
 
     def readyz(self) -> list[Check]:
         """Can it serve: leader known, caught up, disk fine."""
+        ...
+
+    def quorum(self, without: str) -> QuorumView:
+        """As far as this node sees, at once. Raises NotFound: no such member."""
         ...
 
     async def metrics(self) -> Measured:

@@ -62,6 +62,7 @@ from hadelay.server.api import (
     NamesView,
     Poll,
     PublishDone,
+    QuorumView,
     Receipts,
     SettleKind,
     SnapshotView,
@@ -386,6 +387,12 @@ class NodeService:
 
     def readyz(self) -> list[Check]:
         return views.ready_checks(self._node)
+
+    def quorum(self, without: str) -> QuorumView:
+        members = self._node.config.members
+        if without not in members:
+            raise NotFound(f"there is no node {without!r}; there are {', '.join(sorted(members))}")
+        return QuorumView(without, views.others_left(self._node, without), len(members), self._node.raft.majority)
 
     async def metrics(self) -> Measured:
         return await read_in_slices(self._node, self._metrics.collect)

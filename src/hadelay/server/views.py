@@ -163,3 +163,20 @@ def ready_checks(node: Node) -> list[Check]:
         ("space", node.checkpoints.has_space(), free, f"{free}: less than storage.min_free_bytes"),
     ]
     return [Check(name, ok, stands if ok else wrong) for name, ok, stands, wrong in checks]
+
+
+def others_left(node: Node, without: str) -> list[str]:
+    """Members other than `without` that count, as far as this node sees: admitted, not far behind, and they follow a
+    leader, or are linked and were heard of lately."""
+    raft, peers = node.raft, node.peers
+
+    def fresh(applied_index: int) -> bool:
+        return raft.commit_index - applied_index <= _MAX_LAG
+
+    left = [node.name] if raft.leader and raft.journal.admitted and fresh(raft.applied_index) else []
+    left += [
+        name
+        for name, peer in raft.peers.items()
+        if peer.up and peer.admitted and peers.live(name) and fresh(peers.peers[name].applied_index)
+    ]
+    return sorted(name for name in left if name != without)

@@ -1,0 +1,218 @@
+"""`hadelay top`: the cluster at a glance, again and again. What a node does is read from its /metrics, twice."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from hadelay.cli.output import Remote, cell, emit_json
+from hadelay.cli.remote import call
+from hadelay.errors import BadRequest, HadelayError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_TOPICS = ("topic", "scheduled", "ready", "leased", "dead", "oldest_ready_age_ms", "late_p99_ms")
+_NODES = ("node", "role", "lag", "cpu", "memory_mb", "sync_p99_ms", "loop_p99_ms", "clock_ms", "connections", "detail")
+#: Of a series: its name and labels as they are written → its value.
+Sample = dict[str, float]
+
+
+def top(*, interval: float = 2, once: bool = False, topics: int = 20, remote: Remote | None = None) -> None:
+    """Nodes, leader, rates, lateness and the fullest topics, until Ctrl-C.
+
+    Parameters
+    ----------
+    interval
+        Seconds between two looks; rates are over that time.
+    once
+        Two looks, print, and end. With -o json one line, else one per look.
+    topics
+        So many of them: those with most ready messages, then those with most scheduled ones.
+    """
+    remote = remote or Remote()
+    if not 0.1 <= interval <= 3600:
+        raise BadRequest(f"--interval {interval}: 0.1 to 3600 seconds")
+    looks = _looks(remote, interval, topics)
+    if once or remote.output == "json" or not sys.stdout.isatty():
+        for look in looks:
+            if remote.output == "json":
+                emit_json(look)
+            else:
+                _print(look)
+            if once:
+                return
+        return
+    from rich.live import Live
+
+    with Live(_render(next(looks)), screen=True, auto_refresh=False) as live:
+        for look in looks:
+            live.update(_render(look), refresh=True)
+
+
+def _looks(remote: Remote, interval: float, topics: int) -> Iterator[dict[str, Any]]:
+    _, samples = _look(remote)
+    while True:
+        began = time.monotonic()
+        time.sleep(interval)
+        before = samples
+        cluster, samples = _look(remote)
+        seconds = time.monotonic() - began
+        yield {
+            "cluster": cluster["cluster_id"],
+            "time": cluster["time"],
+            "leader": cluster["leader"],
+            "term": cluster["term"],
+            "rates": _rates(before, samples, cluster["leader"], seconds),
+            "nodes": [_node(m, before.get(m["name"]), samples.get(m["name"]), seconds) for m in cluster["members"]],
+            "topics": _fullest(remote, topics),
+        }
+
+
+def _look(remote: Remote) -> tuple[dict[str, Any], dict[str, Sample]]:
+    cluster = call(remote, "GET", "/v1/cluster", query={"stale": "true"})
+    samples = {}
+    for member in cluster["members"]:
+        try:
+            text = call(replace(remote, servers=member["http"]), "GET", "/metrics", decode=bytes.decode, timeout_s=5)
+        except (HadelayError, OSError):
+            continue
+        samples[member["name"]] = _parse(text)
+    return cluster, samples
+
+
+def _parse(text: str) -> Sample:
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {series: float(value) for series, _, value in lines}
+
+
+def _rates(before: dict[str, Sample], now: dict[str, Sample], leader: str | None, seconds: float) -> dict[str, Any]:
+    """Per second; None: not known, because a node, or the leader, was not there at both looks."""
+    both = [(before[name], now[name]) for name in now if name in before]
+    led = (before[leader], now[leader]) if leader in before and leader in now else None
+
+    def rate(series: str) -> float | None:
+        return None if led is None else max(0.0, led[1].get(series, 0) - led[0].get(series, 0)) / seconds
+
+    def settled(outcome: str) -> float | None:
+        return rate(f'hadelay_settled_messages_total{{outcome="{outcome}"}}')
+
+    requests = sum(
+        value - first.get(series, 0)
+        for first, second in both
+        for series, value in second.items()
+        if series.startswith("hadelay_http_requests_total{")
+    )
+    return {
+        "published": rate("hadelay_published_messages_total"),
+        "handed_out": rate("hadelay_handed_out_messages_total"),
+        "acked": settled("acked"),
+        "dead": settled("dead"),
+        "requests": requests / seconds if both else None,
+        "late_p50_ms": None if led is None else _quantile(0.5, "hadelay_delivery_lateness_seconds", *led),
+        "late_p99_ms": None if led is None else _quantile(0.99, "hadelay_delivery_lateness_seconds", *led),
+        "commit_p99_ms": None if led is None else _quantile(0.99, "hadelay_commit_duration_seconds", *led),
+    }
+
+
+def _quantile(part: float, name: str, before: Sample, now: Sample) -> float | None:
+    """In ms, of what was observed in between, as Prometheus has it; None: nothing was."""
+    head = f'{name}_bucket{{le="'
+    counts = [
+        (float(series[len(head) : -2]), value - before.get(series, 0))
+        for series, value in now.items()
+        if series.startswith(head)
+    ]
+    if not counts or counts[-1][1] <= 0:
+        return None
+    rank = part * counts[-1][1]
+    for (low, below), (high, upto) in pairwise([(0.0, 0.0), *counts]):
+        if upto >= rank:
+            inside = low if high == float("inf") else low + (high - low) * (rank - below) / (upto - below)
+            return round(inside * 1000, 1)
+    return None
+
+
+def _node(member: dict[str, Any], before: Sample | None, now: Sample | None, seconds: float) -> dict[str, Any]:
+    row: dict[str, Any] = {"node": member["name"], "role": member["role"], "lag": member["lag"]}
+    if now is None:
+        return row | {"detail": "does not answer"}
+    row |= {
+        "memory_mb": round(now["process_resident_memory_bytes"] / 1e6, 1),
+        "clock_ms": member["clock_skew_ms"],
+        "connections": int(now["hadelay_http_connections"]),
+        "detail": ", ".join(_trouble(now)),
+    }
+    if before is not None:
+        cpu = (now["process_cpu_seconds_total"] - before["process_cpu_seconds_total"]) / seconds
+        row |= {
+            "cpu": f"{max(0.0, cpu):.0%}",
+            "sync_p99_ms": _quantile(0.99, "hadelay_log_fsync_duration_seconds", before, now),
+            "loop_p99_ms": _quantile(0.99, "hadelay_loop_delay_seconds", before, now),
+        }
+    return row
+
+
+def _trouble(now: Sample) -> Iterator[str]:
+    if not now["hadelay_raft_has_leader"]:
+        yield "knows no leader"
+    if not now["hadelay_raft_admitted"]:
+        yield "does not vote yet"
+    if now["hadelay_snapshot_installing"]:
+        yield "installs a snapshot"
+    if not now["hadelay_clock_ready"]:
+        yield "does not know the time"
+    elif now["hadelay_clock_alarms"]:
+        yield "clock alarm"
+
+
+def _fullest(remote: Remote, most: int) -> list[dict[str, Any]]:
+    try:
+        found = call(remote, "GET", "/v1/topics")["topics"]
+    except (HadelayError, OSError):
+        found = call(remote, "GET", "/v1/topics", query={"stale": "true"})["topics"]
+    found.sort(key=lambda topic: (-topic["ready"], -topic["scheduled"], topic["topic"]))
+    rows = [{name: topic.get(name) for name in _TOPICS} for topic in found[:most]]
+    for row, topic in zip(rows, found, strict=False):
+        row["late_p99_ms"] = topic["lateness"] and topic["lateness"]["p99_ms"]
+    return rows
+
+
+# ---- for people
+
+
+def _print(look: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 200
+    Console(highlight=False, markup=False, width=width).print(_render(look))
+
+
+def _render(look: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    head = f"{look['cluster']}  {look['time']}  leader {look['leader'] or 'unknown'}, term {look['term']}"
+    rates = "  ".join(f"{name.replace('_', ' ')} {_rate(value)}" for name, value in look["rates"].items())
+    return Group(Text(head), Text(rates), _grid(look["nodes"], _NODES), _grid(look["topics"], _TOPICS))
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f}"
+
+
+def _grid(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> RenderableType:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        left = column in ("node", "role", "topic", "detail")
+        grid.add_column(column.replace("_", " "), justify="left" if left else "right")
+    for row in rows:
+        grid.add_row(*(cell(row.get(column)) for column in columns))
+    return grid
