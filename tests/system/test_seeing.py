@@ -12,6 +12,8 @@ from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.server.families import FAMILIES
 from tests.system.cluster import Cluster, hadelay, until
 
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
 
 def on(cluster: Cluster, *words: object) -> Any:
     """A command, asked of the nodes that live."""
@@ -126,6 +128,22 @@ def test_top_once(cluster: Cluster) -> None:
     text = on(cluster, "top", "--once", "--interval", "0.1").stdout
     assert "crowded" in text
     assert f"leader {look['leader']}" in text
+
+
+def test_a_trace_goes_from_publish_to_delivery(cluster: Cluster) -> None:
+    single = cluster.publish("n2", "traced", traceparent=TRACE)
+    untraced = cluster.publish("n2", "traced")
+    # A retry is a span of its own, and the same publish.
+    again = cluster.publish("n2", "traced", traceparent=TRACE, Idempotency_Key="once")
+    other = TRACE.replace("b7ad", "b7ae")
+    assert cluster.publish("n3", "traced", traceparent=other, Idempotency_Key="once") == again
+    items = [{"topic": "traced", "body": "a", "traceparent": other}, {"topic": "traced", "body": "b"}]
+    answer = cluster.ask("n1", "POST", "/v1/messages:batch", items, headers={"traceparent": TRACE})
+    batch = [result["id"] for result in answer.json["results"]]
+    held = {m["id"]: m for m in cluster.drain("traced", 5)}
+    expected = {single: TRACE, untraced: None, again: TRACE, batch[0]: other, batch[1]: TRACE}
+    assert {id: held[id].get("traceparent") for id in expected} == expected
+    assert cluster.describe("n3", single)["traceparent"] == TRACE
 
 
 # ---- at last: nodes end here

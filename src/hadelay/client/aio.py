@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import re
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -182,6 +183,7 @@ class AsyncClient:
         callback: str | None = None,
         content_type: str | None = None,
         meta: Mapping[str, str] | None = None,
+        traceparent: str | None = None,
         idempotency_key: str | None = None,
         timeout: float | None = None,
     ) -> Receipt:
@@ -194,6 +196,7 @@ class AsyncClient:
         tags: up to 16, for consumers that ask for some. ttl: it expires this long after it was due.
         callback: a webhook URL for this message, where the topic allows it.
         meta: travels with it, names in lower case; what a header cannot carry as it is needs put_many.
+        traceparent: the span to be told with the delivery; the present one of OpenTelemetry, if the program uses that.
         """
         put = Put(
             topic=topic, body=body, delay=delay, at=at, content_type=content_type, meta=meta, key=key,
@@ -209,6 +212,8 @@ class AsyncClient:
             if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
                 raise ValueError(f"meta {name!r}: not what a header can carry as it is; put_many can")
             headers[f"Hadelay-Meta-{name}"] = value
+        if trace := traceparent or present_span():
+            headers["traceparent"] = trace
         answer = await self._transport.request("POST", path, data=data, headers=headers, timeout_s=timeout)
         return _decode(answer, Receipt)
 
@@ -227,6 +232,8 @@ class AsyncClient:
     async def _put_batch(self, key: str, items: list[dict[str, Any]], timeout: float | None) -> list[PutResult]:
         """One request of `put_many`."""
         headers = {"Content-Type": _MSGPACK, "Accept": _MSGPACK, "Idempotency-Key": key}
+        if trace := present_span():
+            headers["traceparent"] = trace
         data = msgspec.msgpack.encode(items)
         answer = await self._transport.request(
             "POST", "/v1/messages:batch", data=data, headers=headers, timeout_s=timeout
@@ -644,6 +651,15 @@ def _when(at: When) -> str | int:
     return at.isoformat()
 
 
+def present_span() -> str | None:
+    """W3C's traceparent of OpenTelemetry's present span. A program that has not imported it has none."""
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return None
+    span = api.get_current_span().get_span_context()
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}" if span.is_valid else None
+
+
 def _payload(body: Body, content_type: str | None) -> tuple[bytes, str]:
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body), content_type or "application/octet-stream"
@@ -676,6 +692,8 @@ def _item(put: Put) -> dict[str, Any]:
         item["meta"] = dict(put.meta)
     if put.idempotency_key:
         item["idempotency_key"] = put.idempotency_key
+    if put.traceparent:
+        item["traceparent"] = put.traceparent
     return item | _options(put)
 
 

@@ -43,6 +43,7 @@ class Put(Struct, kw_only=True):
     tags: Sequence[str] | None = None
     ttl: Delay | None = None
     callback: str | None = None
+    traceparent: str | None = None
     idempotency_key: str | None = None
 
 
@@ -78,6 +79,8 @@ class Message(Struct, kw_only=True):
     key: str | None = None
     tags: list[str] = []
     meta: dict[str, str] = {}
+    #: The span that published it, if it was traced: link to it.
+    traceparent: str | None = None
     deliver_at: datetime
     late_ms: int
     #: 1 the first time.
@@ -126,6 +129,7 @@ class MessageInfo(Struct, frozen=True, kw_only=True):
     key: str | None = None
     tags: list[str] = field(default_factory=list)
     meta: dict[str, str] = field(default_factory=dict)
+    traceparent: str | None = None
     history: list[HistoryEvent] = field(default_factory=list)
     #: Only when it was asked for.
     body: bytes | None = field(default=None, name="body_base64")

@@ -22,6 +22,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
+from hadelay.core.meta import retried
 from hadelay.core.wire import Malformed, Reader, pack_name
 
 #: Room for the header of a record, in front of every payload.
@@ -163,7 +164,8 @@ def _key_rows(
         for n in range(first, first + count):
             d = drafts[n]
             print_of.update(_OPTIONS.pack(d.when_ms, d.tag_mask, d.ttl_ms, d.relative, d.on_conflict, d.max_wait_ms))
-            print_of.update(rows[n]["payload_crc"].tobytes())
+            crc = rows[n]["payload_crc"] if (same := retried(d.meta)) is d.meta else np.uint32(crc32c(same + d.body))
+            print_of.update(crc.tobytes())
             print_of.update(d.topic.encode())
         keys[at] = (digest, int.from_bytes(print_of.digest(), "little"), first, count)
     return keys

@@ -2,6 +2,7 @@
 
     ct  content type          key  client key            tags  list of tags       meta  the caller's own map
     ttl  as the publish gave it, in ms                    cb  webhook URL of this message alone
+    tp   traceparent: the span that published it (W3C Trace Context)
 
 Apply never looks into it. Written by the HTTP layer, read by it, by webhooks, and by whoever matches tags.
 """
@@ -20,6 +21,7 @@ class Meta(msgspec.Struct, omit_defaults=True):
     meta: dict[str, str] = {}
     ttl: int = 0
     cb: str | None = None
+    tp: str | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -32,6 +34,11 @@ def pack(meta: Meta) -> bytes:
     """Empty when there is nothing to say."""
     packed = _encode(meta)
     return b"" if packed == _EMPTY else packed
+
+
+def retried(meta: bytes) -> bytes:
+    """Without what differs between two tries of one publish: each is a span of its own."""
+    return pack(msgspec.structs.replace(unpack(meta), tp=None)) if b"\xa2tp" in meta else meta
 
 
 def unpack(meta: bytes | memoryview) -> Meta:

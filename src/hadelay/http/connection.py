@@ -26,7 +26,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from hadelay.errors import BadRequest, HadelayError
 from hadelay.http import problems, receipts
-from hadelay.http.options import Head, Options, parse_headers, with_key, with_line
+from hadelay.http.options import TRACEPARENT, Head, Options, parse_headers, with_key, with_line, with_trace
 from hadelay.http.routes import Answer, Call, Route, check_headers, decode_query, header_lines, parse_query
 from hadelay.http.routes import Head as RequestHead
 from hadelay.server.api import Receipts
@@ -48,6 +48,10 @@ _MAX_HELD = 64 << 10
 _DIGITS = re.compile(rb"\d{1,15}")
 #: The line of a client key that means what it says: printable ASCII, no space.
 _KEY_LINE = re.compile(rb"\r\n[Hh]adelay-[Kk]ey: ?([!-~]+)(?=\r\n)")
+#: What tracing adds: another one with each request.
+_TRACE_LINE = re.compile(rb"\r\n[Tt]raceparent: ?(%b)(?=\r\n)" % TRACEPARENT.pattern)
+#: Headers that hardly come again.
+_OWN = frozenset((b"idempotency-key", b"hadelay-key", b"traceparent"))
 #: Headers that change how a message is framed, or need an answer of their own.
 _AIOHTTP_ONLY = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"content-encoding", b"te", b"trailer"))
 
@@ -94,6 +98,15 @@ class Heads:
 
     def parse(self, text: bytes) -> Seen | None:
         """None: not plain, so that only aiohttp can tell where the request ends."""
+        trace = _TRACE_LINE.search(text)
+        if trace is not None:
+            rest = text[: trace.start()] + text[trace.end() :]
+            seen = self.recent.get(rest) or self._parse_keyed(rest)
+            if seen is not None and isinstance(seen.asks, Head):
+                return seen._replace(asks=with_trace(seen.asks, trace[1]), common=False)
+        return self._parse_keyed(text)
+
+    def _parse_keyed(self, text: bytes) -> Seen | None:
         line = _KEY_LINE.search(text)
         if line is not None:
             # Of requests with keys of their own all else is the same.
@@ -139,7 +152,7 @@ class Heads:
             if header is None:
                 return None
             name, value = header[1].lower(), header[2].rstrip()
-            common = common and name not in (b"idempotency-key", b"hadelay-key")
+            common = common and name not in _OWN
             if name in _AIOHTTP_ONLY or name in names or (name == b"connection" and value.lower() != b"keep-alive"):
                 return None
             if name == b"content-length":

@@ -150,6 +150,8 @@ def _delivered(call: Call, delivery: Delivery) -> Answer:
             meta=meta.meta, deliver_at=format_instant(m.deliver_at_ms), late_ms=m.late_ms, attempt=m.attempt,
             redelivered=m.redelivered, lease_until=until, lease_left_ms=left_ms,
         )  # fmt: skip
+        if meta.tp is not None:
+            received.traceparent = meta.tp
         if msgpack:
             received.body = m.body
         elif texts and (text := _text(m, meta.ct)) is not None:

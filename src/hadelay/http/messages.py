@@ -53,7 +53,7 @@ def message_out(view: MessageView) -> types.Message:
         id=encode_id(view.id), topic=view.topic, key=meta.key, state=view.state,  # type: ignore[arg-type]
         deliver_at=format_instant(view.deliver_at_ms), published_at=format_instant(view.published_at_ms),
         attempt=view.attempt, tags=meta.tags, meta=meta.meta, content_type=meta.ct, size=view.size,
-        history=[_event(event) for event in view.history],
+        traceparent=meta.tp or UNSET, history=[_event(event) for event in view.history],
     )  # fmt: skip
     if view.body is not None:
         message.body_base64 = bytes(view.body)

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from hadelay.config import HttpConfig
 from hadelay.core.drafts import KEEP, REJECT, REPLACE, Draft
 from hadelay.core.meta import Meta, pack, unpack
@@ -30,6 +32,8 @@ _KNOWN_QUERY = ("delay", "deliver_at", *_EXTRAS)
 _ON_CONFLICT = {"keep": KEEP, "replace": REPLACE, "reject": REJECT}
 _MAX_CONTENT_TYPE = 256
 _MAX_IDEMPOTENCY_KEY = 255
+#: https://www.w3.org/TR/trace-context/; whatever else it may be is left out, as that page asks.
+TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 #: One option, and nothing that would have to be decoded: what most queries are.
 _PLAIN_QUERY = re.compile(r"(delay|deliver_at)=([0-9A-Za-z.:-]*)")
@@ -77,7 +81,8 @@ class Options(NamedTuple):
     found: dict[str, str]
     content_type: str
     own_meta: dict[str, str]
-    #: These two, packed: the usual meta.
+    traceparent: str | None
+    #: These three, packed: the usual meta.
     meta: bytes
     idempotency_key: bytes | None
 
@@ -94,6 +99,7 @@ def parse_headers(limits: HttpConfig, headers: Iterable[tuple[bytes, bytes]]) ->
     meta: dict[str, str] = {}
     content_type = ""
     key: bytes | None = None
+    trace: str | None = None
     for name, value in headers:
         name = name.lower()
         if name == b"content-type":
@@ -102,6 +108,8 @@ def parse_headers(limits: HttpConfig, headers: Iterable[tuple[bytes, bytes]]) ->
             if key is not None:
                 raise BadRequest("Idempotency-Key is given twice")
             key = check_idempotency_key(value)
+        elif name == b"traceparent":
+            trace = check_traceparent(value)
         elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise UnsupportedMediaType("Content-Encoding is not kept with a message: send the payload as it is")
         elif name.startswith(_META):
@@ -111,11 +119,11 @@ def parse_headers(limits: HttpConfig, headers: Iterable[tuple[bytes, bytes]]) ->
             if option not in _KNOWN_QUERY:
                 refuse_unknown("header", name.decode("latin-1").title(), HEADERS)
             _once(found, option, text_of(value))
-    return Options(found, content_type, meta, pack_meta(limits, content_type, meta), key)
+    return Options(found, content_type, meta, trace, pack_meta(limits, content_type, meta, trace=trace), key)
 
 
 def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, options: Options) -> Head:
-    found, content_type, own_meta, meta, key = options
+    found, content_type, own_meta, trace, meta, key = options
     if query:
         found = found.copy()
         plain = _PLAIN_QUERY.fullmatch(query)
@@ -133,14 +141,18 @@ def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, opt
         limits, max_delay_ms, found.get("key"), found.get("on_conflict"), found.get("max_wait"),
         None if tags is None else tags.split(","), found.get("ttl"), found.get("callback"),
     )  # fmt: skip
-    return Head(topic, when_ms, relative, pack_meta(limits, content_type, own_meta, extras), key, extras)
+    return Head(topic, when_ms, relative, pack_meta(limits, content_type, own_meta, extras, trace), key, extras)
 
 
 def with_key(head: Head, key: bytes) -> Head:
     """The same with a client key: printable ASCII, not too long; `head` has no extras."""
-    meta = unpack(head.meta)
-    packed = pack(Meta(ct=meta.ct, key=key.decode(), meta=meta.meta))
+    packed = pack(replace(unpack(head.meta), key=key.decode()))
     return Head(head.topic, head.when_ms, head.relative, packed, head.idempotency_key, Extras(key))
+
+
+def with_trace(head: Head, trace: bytes) -> Head:
+    """The same of another span."""
+    return head._replace(meta=pack(replace(unpack(head.meta), tp=trace.decode())))
 
 
 def parse_extras(
@@ -219,10 +231,11 @@ def when(max_delay_ms: int, delay: object, deliver_at: object) -> tuple[int, boo
 
 
 def pack_meta(
-    limits: HttpConfig, content_type: str | None, meta: Mapping[str, str] | None, extras: Extras | None = None
-) -> bytes:
+    limits: HttpConfig, content_type: str | None, meta: Mapping[str, str] | None, extras: Extras | None = None,
+    trace: str | None = None,
+) -> bytes:  # fmt: skip
     """The map kept in the record (core/meta.py). Empty when there is nothing to say."""
-    packed = Meta()
+    packed = Meta(tp=trace)
     if content_type:
         if len(content_type) > _MAX_CONTENT_TYPE or not content_type.isprintable():
             raise BadRequest(f"Content-Type: at most {_MAX_CONTENT_TYPE} printable characters")
@@ -236,6 +249,10 @@ def pack_meta(
         packed.key = None if extras.key is None else extras.key.decode()
         packed.tags, packed.ttl, packed.cb = list(extras.tags), extras.ttl_ms, extras.callback
     return pack(packed)
+
+
+def check_traceparent(value: bytes) -> str | None:
+    return value.decode() if TRACEPARENT.fullmatch(value) else None
 
 
 def check_idempotency_key(value: bytes) -> bytes:

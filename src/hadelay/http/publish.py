@@ -19,7 +19,15 @@ from hadelay.core.commands import Draft
 from hadelay.core.meta import Meta, pack
 from hadelay.errors import BadRequest, HadelayError, TooLarge, UnsupportedMediaType
 from hadelay.http import receipts, types
-from hadelay.http.options import HEADERS, check_idempotency_key, pack_meta, parse_extras, parse_head, when
+from hadelay.http.options import (
+    HEADERS,
+    check_idempotency_key,
+    check_traceparent,
+    pack_meta,
+    parse_extras,
+    parse_head,
+    when,
+)
 from hadelay.http.routes import (
     JSON,
     JSON_TYPE,
@@ -147,6 +155,9 @@ class _Drafts:
         self.topics: set[str] = set()
         self.whens: dict[tuple[object, object], tuple[int, bool]] = {(None, None): (0, True)}
         self.metas: dict[str, bytes] = {}
+        #: Of items that say nothing of their own.
+        self.trace = check_traceparent(call.request.headers.get("traceparent", "").encode("utf-8", "surrogateescape"))
+        self.plain = pack(Meta(tp=self.trace))
 
     def build(self, items: list[Any]) -> tuple[list[Draft], dict[int, HadelayError]]:
         drafts: list[Draft] = []
@@ -171,11 +182,12 @@ class _Drafts:
                 and item.callback is None
                 and item.on_conflict is None
                 and item.max_wait is None
+                and item.traceparent is None
                 and item.body_base64 is msgspec.UNSET
             ):
-                key, meta = item.key, b""
+                key, meta = item.key, self.plain
                 if key is not None:
-                    key, meta = key.encode(), pack(Meta(key=key))
+                    key, meta = key.encode(), pack(Meta(key=key, tp=self.trace))
                 if at is None and type(delay) is int and 0 <= delay <= max_delay_s:
                     drafts.append(Draft(item.topic, delay * 1000, True, 0, 0, meta, body, None, key))
                     continue
@@ -205,15 +217,17 @@ class _Drafts:
             raise TooLarge(f"a body of {len(body)} bytes; at most {limits.max_body_bytes} are allowed (max_body_bytes)")
         key = item.idempotency_key
         idem = None if key is None else check_idempotency_key(key.encode())
+        trace = self.trace if item.traceparent is None else check_traceparent(item.traceparent.encode())
         given = item.key, item.on_conflict, item.max_wait, item.tags, item.ttl, item.callback
         if any(value is not None for value in given):
             extras = parse_extras(limits, self.max_delay_ms, *given)
-            return extras.draft(item.topic, times, pack_meta(limits, content_type, item.meta, extras), body, idem)
-        if item.meta:
-            meta = pack_meta(limits, content_type, item.meta)
+            meta = pack_meta(limits, content_type, item.meta, extras, trace)
+            return extras.draft(item.topic, times, meta, body, idem)
+        if item.meta or item.traceparent is not None:
+            meta = pack_meta(limits, content_type, item.meta, trace=trace)
         else:
             known = self.metas.get(content_type)
-            meta = known if known is not None else pack_meta(limits, content_type, None)
+            meta = known if known is not None else pack_meta(limits, content_type, None, trace=trace)
             self.metas[content_type] = meta
         return Draft(item.topic, *times, 0, 0, meta, body, idem)
 

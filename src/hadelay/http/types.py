@@ -95,6 +95,8 @@ class BatchItem(In, gc=False):
     tags: list[str] | None = None
     ttl: str | int | float | None = None
     callback: str | None = None
+    #: W3C Trace Context; else the request's.
+    traceparent: str | None = None
 
 
 class BatchResult(Out):
@@ -148,6 +150,8 @@ class Message(Out):
     meta: dict[str, str]
     content_type: str
     size: int
+    #: The span that published it.
+    traceparent: str | UnsetType = UNSET
     #: Not in lists.
     history: list[History] | UnsetType = UNSET
     body_base64: bytes | UnsetType = UNSET
@@ -231,6 +235,8 @@ class Received(Out, kw_only=True):
     deliver_at: str
     late_ms: int
     attempt: int
+    #: The span that published it (W3C Trace Context): link to it, for it may have ended long ago.
+    traceparent: str | UnsetType = UNSET
     #: It may have been handed out before.
     redelivered: bool
     lease_until: str

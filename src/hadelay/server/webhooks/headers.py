@@ -48,6 +48,8 @@ def call_headers(
         headers["hadelay-redelivered"] = "true"
     if meta.key is not None:
         headers["ce-subject"] = headers["hadelay-key"] = escaped(meta.key)
+    if meta.tp is not None:
+        headers["traceparent"] = meta.tp
     if meta.tags:
         headers["hadelay-tags"] = ",".join(escaped(tag) for tag in meta.tags)
     for name, value in meta.meta.items():
