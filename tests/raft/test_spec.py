@@ -47,5 +47,5 @@ def test_the_frames_of_the_examples():
     hello = messages.encode(tcp.HELLO, tcp.PROTOCOL, tcp.VERSION, "demo", 0, "n1", 1)
     beat = messages.encode_append(7, 0, 0, 41, 9, info=b"t")
     reply = messages.encode_append_reply(messages.OK, 7, 40, 0, 9)
-    framed = [len(frame).to_bytes(4, "little") + frame for frame in (hello, beat, reply)]
+    framed = [tcp.packed(frame) for frame in (hello, beat, reply)]
     assert blocks("node-link.md") == [framed[0], framed[1] + framed[2]]

@@ -155,8 +155,7 @@ async def _talk(address: str, data: bytes) -> bytes:
 
 
 def _hello(*fields: object) -> bytes:
-    frame = messages.encode(tcp.HELLO, *fields)
-    return len(frame).to_bytes(4, "little") + frame
+    return tcp.packed(messages.encode(tcp.HELLO, *fields))
 
 
 async def test_nonsense_from_a_stranger_ends_the_connection(monkeypatch):
@@ -169,7 +168,8 @@ async def test_nonsense_from_a_stranger_ends_the_connection(monkeypatch):
             b"GET / HTTP/1.1\r\n\r\n",
             b"\xff\xff\xff\xff" + bytes(100),
             bytes(4),
-            len(evil).to_bytes(4, "little") + evil,
+            tcp.packed(evil),
+            tcp.packed(evil)[:-1] + b"?",
             b"\x05\x00\x00\x00\x01",
             b"",
             _hello("hadelay-raft", 1, "test", 0, "n9", 1),

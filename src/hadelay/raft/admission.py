@@ -144,7 +144,8 @@ class Admission:
     def on_seen(self, peer: Peer, data: bytes) -> None:
         (table,) = messages.decode(data, dict)
         for name, fields in table.items():
-            if not isinstance(fields, list) or [type(field) for field in fields] != [int] * len(Seen._fields):
+            numbers = isinstance(fields, list) and [type(field) for field in fields] == [int] * len(Seen._fields)
+            if not numbers or not all(0 <= field < messages.LIMIT for field in fields):
                 raise messages.BadFrame("seen: a member is not [incarnation, boot, term, index]")
             if name in self.node.peers:
                 self._raise(name, Seen(*fields))

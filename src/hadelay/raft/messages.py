@@ -26,6 +26,9 @@ REWOUND = 17
 #: From here on the frames are the node's own.
 FIRST_APP_KIND = 64
 
+#: Terms, indexes, incarnations and the like are below: one more than any of them can still be counted and written.
+LIMIT = 1 << 63
+
 #: kind, flags, length of info, leader's round trip in ms, term, prev index, prev term, commit index, round.
 _APPEND = struct.Struct("<BBHIQQQQQ")
 #: kind, status, term, match, hint, round.
@@ -76,6 +79,8 @@ def decode_append(data: bytes) -> Append:
         _, flags, info, rtt_ms, term, prev_index, prev_term, commit_index, round = _APPEND.unpack_from(data)
     except struct.error as error:
         raise BadFrame(f"append: {error}") from error
+    if max(term, prev_index, prev_term, commit_index, round) >= LIMIT:
+        raise BadFrame("append: a number that none is")
     at = APPEND_HEADER_BYTES + info
     return Append(flags, data[APPEND_HEADER_BYTES:at], rtt_ms, term, prev_index, prev_term, commit_index, round, at)
 
@@ -97,9 +102,12 @@ def encode_append_reply(status: int, term: int, match: int, hint: int, round: in
 
 def decode_append_reply(data: bytes) -> AppendReply:
     try:
-        return AppendReply(*_APPEND_REPLY.unpack(data)[1:])
+        reply = AppendReply(*_APPEND_REPLY.unpack(data)[1:])
     except struct.error as error:
         raise BadFrame(f"append reply: {error}") from error
+    if max(reply) >= LIMIT:
+        raise BadFrame("append reply: a number that none is")
+    return reply
 
 
 def encode(kind: int, *fields: Any) -> bytes:
@@ -108,11 +116,13 @@ def encode(kind: int, *fields: Any) -> bytes:
 
 
 def decode(data: bytes, *types: type) -> list[Any]:
-    """The fields of a frame, checked against `types`."""
+    """The fields of a frame, checked against `types`; numbers are from 0 to below LIMIT."""
     try:
         fields = msgpack.unpackb(memoryview(data)[1:])
     except Exception as error:  # msgpack raises a family of them
         raise BadFrame(f"kind {data[0]}: {error}") from error
     if type(fields) is not list or [type(field) for field in fields] != list(types):
         raise BadFrame(f"kind {data[0]}: the fields are not {[t.__name__ for t in types]}")
+    if any(type(field) is int and not 0 <= field < LIMIT for field in fields):
+        raise BadFrame(f"kind {data[0]}: a number that none is")
     return fields

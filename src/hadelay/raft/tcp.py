@@ -2,8 +2,8 @@
 
 One connection per pair of nodes; the later name dials, and keeps trying. Both sides say who they are first (HELLO), and
 refuse a stranger in words; under TLS both show a certificate before that, and it has to name the node that HELLO says
-(ADR 120). A frame is a length of four bytes and as many bytes; what is not understood ends the connection, and nothing
-from the wire is ever unpickled.
+(ADR 120). A frame goes with its length and its checksum; what does not verify or is not understood ends the
+connection, and nothing from the wire is ever unpickled.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import asyncio
 import logging
 import socket
 import ssl
+import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from hadelay.core.checksums import crc32c
 from hadelay.errors import ConfigError
 from hadelay.raft import messages
 from hadelay.raft.network import MAX_FRAME, Buffer, Receiver
@@ -30,9 +32,13 @@ log = logging.getLogger(__name__)
 PROTOCOL = "hadelay-raft"
 VERSION = 1
 HELLO, REFUSED = 1, 0
+#: Length of a frame, and CRC32C of it.
+_HEAD = struct.Struct("<II")
 #: Before HELLO nobody gets to fill our memory.
 _MAX_HELLO = 4096
 _HELLO_TIMEOUT_S = 5.0
+#: A frame that has begun and does not end: its length is wrong, or nobody means to send it.
+_FRAME_TIMEOUT_S = 30.0
 #: Connections at once that have not said HELLO yet; what comes beyond is closed.
 _MAX_STRANGERS = 64
 #: No descriptor for a connection that waits: try again.
@@ -55,6 +61,9 @@ class _Link(asyncio.Protocol):
         self.closed: asyncio.Future[None] = network.loop.create_future()
         self.refused = False
         self._buffer = bytearray()
+        #: Frames that have arrived; and the timer of the one that has arrived in part.
+        self._arrived = 0
+        self._partial: asyncio.TimerHandle | None = None
         self._paused = False
         self._queues: tuple[deque[bytes], deque[bytes]] = (deque(), deque())
         self._queued = 0
@@ -69,8 +78,7 @@ class _Link(asyncio.Protocol):
         for level, option, value in _SOCKET_OPTIONS:
             sock.setsockopt(level, option, value)
         self.network.links.add(self)
-        hello = messages.encode(HELLO, PROTOCOL, VERSION, *self.network.identity)
-        self.transport.write(len(hello).to_bytes(4, "little") + hello)
+        self.transport.write(packed(messages.encode(HELLO, PROTOCOL, VERSION, *self.network.identity)))
         self._timeout = self.network.loop.call_later(_HELLO_TIMEOUT_S, self._no_hello)
 
     def _no_hello(self) -> None:
@@ -79,6 +87,8 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timeout.cancel()
+        if self._partial is not None:
+            self._partial.cancel()
         self.network.links.discard(self)
         if self.dialled and self.network.tls is not None and not self.peer and not self.refused:
             # In TLS 1.3 whoever dials has sent its certificate before it is looked at, and mostly gets no alert.
@@ -94,18 +104,26 @@ class _Link(asyncio.Protocol):
         buffer = self._buffer
         if buffer:
             buffer += data
-            data = bytes(buffer) if len(buffer) >= 4 and len(buffer) - 4 >= _length(buffer, 0) else b""
+            data = bytes(buffer) if len(buffer) - _HEAD.size >= _length(buffer, 0) else b""
             if not data:
                 self._check_length(buffer)
                 return
             buffer.clear()
         start, size = 0, len(data)
-        while size - start >= 4:
-            end = start + 4 + _length(data, start)
-            if end > size:
+        while size - start >= _HEAD.size:
+            length, crc = _HEAD.unpack_from(data, start)
+            first = start + _HEAD.size
+            start = first + length
+            if start > size:
+                start = first - _HEAD.size
                 break
-            self._frame(data[start + 4 : end])
-            start = end
+            self._arrived += 1
+            frame = data[first:start]
+            if crc32c(frame) != crc:
+                log.warning("frame_damaged", extra={"peer": self.peer or "unknown", "bytes": length})
+                self.transport.abort()
+                return
+            self._frame(frame)
             if self.transport.is_closing():
                 return
         if start < size:
@@ -116,6 +134,18 @@ class _Link(asyncio.Protocol):
         if len(buffer) >= 4 and _length(buffer, 0) > (MAX_FRAME if self.peer else _MAX_HELLO):
             log.warning("frame_too_long", extra={"peer": self.peer or "unknown", "bytes": _length(buffer, 0)})
             self.transport.abort()
+        elif self._partial is None:
+            self._partial = self.network.loop.call_later(_FRAME_TIMEOUT_S, self._is_stuck, self._arrived)
+
+    def _is_stuck(self, arrived: int) -> None:
+        self._partial = None
+        if not self._buffer or self.transport.is_closing():
+            return
+        if arrived == self._arrived:
+            log.warning("frame_incomplete", extra={"peer": self.peer or "unknown", "bytes": len(self._buffer)})
+            self.transport.abort()
+        else:
+            self._partial = self.network.loop.call_later(_FRAME_TIMEOUT_S, self._is_stuck, self._arrived)
 
     def _frame(self, frame: bytes) -> None:
         if not frame:
@@ -151,8 +181,7 @@ class _Link(asyncio.Protocol):
     def _refuse(self, reason: str) -> None:
         self.network.say_refused(self.dialled, reason)
         self.refused = True
-        frame = bytes((REFUSED,)) + reason.encode()
-        self.transport.write(len(frame).to_bytes(4, "little") + frame)
+        self.transport.write(packed(bytes((REFUSED,)) + reason.encode()))
         self.transport.close()
 
     # -- writing
@@ -244,15 +273,14 @@ class AsyncioNetwork:
         link = self._up.get(peer)
         if link is None or link.transport.is_closing():
             return False
-        if isinstance(frame, (bytes, bytearray, memoryview)):
-            size = len(frame)
-            parts: list[Buffer] = [size.to_bytes(4, "little"), frame]
-        else:
-            size = sum(map(len, frame))
-            parts = [size.to_bytes(4, "little"), *frame]
+        parts = [frame] if isinstance(frame, (bytes, bytearray, memoryview)) else frame
+        size = sum(map(len, parts))
         if size > MAX_FRAME or (link.buffered + size > _MAX_QUEUED and not urgent):
             return False
-        link.write(parts, size + 4, urgent)
+        crc = 0
+        for part in parts:
+            crc = crc32c(part, crc)
+        link.write([_HEAD.pack(size, crc), *parts], size + _HEAD.size, urgent)
         return True
 
     def buffered(self, peer: str) -> int:
@@ -361,6 +389,11 @@ class AsyncioNetwork:
     def deliver(self, peer: str, frame: bytes) -> None:
         if self._receiver is not None:
             self._receiver.frame(peer, frame)
+
+
+def packed(frame: bytes) -> bytes:
+    """As it crosses."""
+    return _HEAD.pack(len(frame), crc32c(frame)) + frame
 
 
 def _length(data: bytes | bytearray, at: int) -> int:

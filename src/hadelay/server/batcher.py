@@ -349,6 +349,10 @@ class _Batch:
         self.open = False
         self.timer.cancel()
         publishes = [p for group in self.groups for p in group]
+        if error is None and (
+            not isinstance(results, list | tuple) or len(results) != len(self.groups) + len(self.commands)
+        ):
+            error = OutcomeUnknown("the leader's answer is not one to this batch")
         again = isinstance(error, NoLeader)
         self.batcher.settled(self, publishes, self.commands, again)
         if again:
@@ -361,7 +365,6 @@ class _Batch:
             return
         assert results is not None
         self.batcher.commits.observe(self.batcher.runtime.monotonic() - self.began)
-        assert len(results) == len(self.groups) + len(self.commands)
         for group, result in zip(self.groups, results, strict=False):
             _answer(self.batcher, group, result)
         for command, result in zip(self.commands, results[len(self.groups) :], strict=True):

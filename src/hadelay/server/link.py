@@ -99,6 +99,8 @@ class Link:
 _ERRORS = {c.type: c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, HadelayError)}
 _RESULTS = {c.__name__: c for c in vars(results).values() if dataclasses.is_dataclass(c) and isinstance(c, type)}
 _ARRAY, _RESULT = 1, 2
+#: Of arrays in results: whole numbers and truth.
+_DTYPES = {dtype.str: dtype for dtype in map(np.dtype, ("?", "<u1", "<u2", "<u4", "<u8", "<i4", "<i8"))}
 
 
 def _error(kind: str, detail: str, retry_after_ms: int | None, extra: dict[str, Any]) -> HadelayError:
@@ -128,7 +130,8 @@ def _default(value: Any) -> Any:
 def _unpack_ext(code: int, data: bytes) -> Any:
     if code == _ARRAY:
         dtype, raw = msgpack.unpackb(data)
-        return np.frombuffer(raw, dtype)
+        # Not just any text: numpy reads some of them as Python.
+        return np.frombuffer(raw, _DTYPES[dtype])
     if code == _RESULT:
         name, *fields = msgpack.unpackb(data, ext_hook=_unpack_ext, strict_map_key=False)
         return _RESULTS[name](*fields)

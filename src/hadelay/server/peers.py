@@ -11,9 +11,11 @@ anywhere is known to be old.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from hadelay.core.clustertime import ClusterClock
@@ -26,6 +28,10 @@ _INTERVAL_S = 1.0
 _IMPATIENT_S = 0.1
 #: A peer that said nothing for this long is not counted as live.
 _LIVE_S = 3.0
+
+
+#: What `_send` sends: wall clock, cluster time, mine, yours, address, version, level, applied index, has space.
+_NOTE = tuple[int, int | None, float, float | None, str, str, int, int, bool]
 
 
 class Peer(Struct):
@@ -109,7 +115,9 @@ class Peers:
         )
 
     def _hear(self, name: str, payload: Any, reply: Reply) -> None:
-        wall_ms, now_ms, theirs, yours, http, version, level, applied, has_space = payload
+        wall_ms, now_ms, theirs, yours, http, version, level, applied, has_space = msgspec.convert(payload, _NOTE)
+        if not all(map(math.isfinite, (theirs, yours or 0.0))):
+            raise ValueError("a clock shows no number")
         mono = self.runtime.monotonic()
         self._ahead[name] = theirs - mono
         self.peers[name] = Peer(name, http, version, level, applied, has_space, mono)
