@@ -84,7 +84,9 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_tags: int = 16
     #: Longest tag.
     max_tag_bytes: int = 64
-    #: How long a connection may do nothing between two requests.
+    #: Connections at once; what comes beyond is answered 503 and closed. Each takes a descriptor, and more with TLS.
+    max_connections: int = 16_000
+    #: How long a connection may do nothing between two requests, and how long the head of one may take to arrive.
     idle_timeout_ms: int = 75 * SECOND
     #: How long a request may take to arrive, and a reader to take its answer.
     io_timeout_ms: int = 30 * SECOND
@@ -226,8 +228,14 @@ class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SecurityConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What protects a node that others can reach."""
 
-    #: Listen beyond loopback although there is neither TLS nor a token. Whoever reaches the ports owns the data.
+    #: Listen beyond loopback although TLS or tokens are missing. Whoever reaches the ports owns the data.
     insecure: bool = False
+    #: Every request over HTTP shows a token, but for health and the description of the API. The same on every node.
+    tokens: bool = False
+    #: SHA-256, in hex, of the token that makes the first one with the scope admin: `hadelay token bootstrap` makes
+    #: both. It is good for nothing else, and spent while there is such a token; so it may stay, for the day when the
+    #: last one is lost.
+    bootstrap_token_hash: str = ""
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -313,6 +321,8 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
         yield "node.data_dir", "must not be empty"
     yield from _addresses(config)
     yield from _certificates(config)
+    if not re.fullmatch(r"([0-9a-f]{64})?", config.security.bootstrap_token_hash):
+        yield "security.bootstrap_token_hash", "expected 64 hex digits: `hadelay token bootstrap` prints them"
     yield from _webhooks(config.webhooks)
     yield from _relations(config)
 
@@ -339,12 +349,12 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
         except ValueError as error:
             yield key, str(error)
             continue
-        if exposed and not config.security.insecure:
+        if exposed and not config.security.insecure and (missing := _unprotected(config, key)):
             yield (
                 key,
                 (
                     f"{address} can be reached from other machines, and nothing protects it: listen on 127.0.0.1, "
-                    "or accept that with insecure = true under [security]"
+                    f"set {missing}, or accept that with insecure = true under [security]"
                 ),
             )
     if config.http.advertise and not re.fullmatch(r"https?://[^/\s]+", config.http.advertise):
@@ -360,6 +370,15 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
             yield f"raft.peers.{name}", "a node's name is 1 to 64 of A-Z a-z 0-9 . _ -"
     if len(set(peers.values())) < len(peers):
         yield "raft.peers", "two members have the same address"
+
+
+def _unprotected(config: Config, key: str) -> str:
+    """What an address that others can reach still needs."""
+    if key == "raft.listen":
+        return "" if config.raft.tls_cert else "tls_cert, tls_key and tls_ca under [raft]"
+    needed = [] if config.http.tls_cert else ["tls_cert and tls_key under [http]"]
+    needed += [] if config.security.tokens else ["tokens = true under [security]"]
+    return ", ".join(needed)
 
 
 def _certificates(config: Config) -> Iterator[tuple[str, str]]:

@@ -17,8 +17,8 @@ import msgspec
 from hadelay.config import Config, problems
 from hadelay.errors import ConfigError
 
-#: Variables of ours that are no keys: where clients and the command line find a cluster, and how they print.
-CLIENT_VARIABLES = frozenset({"HADELAY_SERVERS", "HADELAY_OUTPUT"})
+#: Variables of ours that are no keys: where clients and the command line find a cluster, who they are, how they print.
+CLIENT_VARIABLES = frozenset({"HADELAY_SERVERS", "HADELAY_TOKEN", "HADELAY_OUTPUT"})
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNITS_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

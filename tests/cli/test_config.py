@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,7 @@ def test_durations_sizes_and_peers_in_words() -> None:
             '[http]\ntls_cert = "a"\ntls_key = "b"\nadvertise = "http://x"',
             "4: http.advertise: http://x: this node has a tls_cert",
         ),
+        ('[security]\nbootstrap_token_hash = "abc"', "2: security.bootstrap_token_hash: expected 64 hex digits"),
         ("[http]\nlisten = ", "not TOML"),
     ],
 )
@@ -113,6 +115,35 @@ def test_insecure_in_so_many_words(tmp_path: Path) -> None:
     assert load(str(path)).http.listen == "0.0.0.0:8400"
 
 
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        (
+            "",
+            "2: http.listen: 10.* set tls_cert and tls_key under \\[http\\], tokens = true under \\[security\\]",
+        ),
+        ('tls_cert = "a"\ntls_key = "b"', "nothing protects it: .* set tokens = true under"),
+        ("[security]\ntokens = true", "set tls_cert and tls_key under"),
+        ('tls_cert = "a"\ntls_key = "b"\n[security]\ntokens = true', ""),
+        ("[security]\ninsecure = true", ""),
+    ],
+)
+def test_others_are_let_near_a_node_that_asks_who_they_are(tmp_path: Path, text: str, missing: str) -> None:
+    text = f'[http]\nlisten = "10.0.0.1:8400"\n{text}\n'
+    if missing:
+        assert re.search(missing, complaint(tmp_path, text))
+    else:
+        path = tmp_path / "n.toml"
+        path.write_text(text)
+        assert load(str(path)).http.listen == "10.0.0.1:8400"
+
+
+def test_a_node_link_that_others_reach_takes_certificates(tmp_path: Path) -> None:
+    said = complaint(tmp_path, '[raft]\nlisten = "[fd00::1]:8500"')
+    assert "2: raft.listen: [fd00::1]:8500 can be reached" in said
+    assert "set tls_cert, tls_key and tls_ca under [raft]" in said
+
+
 def test_a_missing_file() -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load("/nonexistent/hadelay.toml")
@@ -120,6 +151,6 @@ def test_a_missing_file() -> None:
 
 def test_every_key_has_its_unit_or_needs_none() -> None:
     plain = {"max_batch_items", "max_receive", "default_receive", "max_waiting", "max_tags", "group", "ready_window"}
-    plain |= {"max_calls", "host_calls", "topic_calls"}
+    plain |= {"max_connections", "max_calls", "host_calls", "topic_calls"}
     numbers = {key.partition(".")[2] for key, kind in keys().items() if kind is int}
     assert {name for name in numbers if not name.endswith(("_ms", "_bytes"))} == plain | {"idempotency_keys"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -50,6 +51,9 @@ EXAMPLES = [
     commands.encode_drop_dead(DEAD_HOURS + START_HOUR),
     commands.encode_redrive_some("t"),
     commands.encode_alerted("t", 3),
+    commands.encode_token_create("shop", bytes(32), ["publish:t", "admin"], 5_000),
+    commands.encode_token_revoke("0" * 12),
+    commands.encode_audited("n1", "0" * 12, "shop", "topic.delete", "t", commands.encode_topic_delete("t")),
 ]
 
 
@@ -182,6 +186,7 @@ def spec_examples() -> dict[str, str]:
 def test_the_examples_of_the_specification() -> None:
     lease = leases((7, 21, 0, 498665, 42))
     place = np.array([498665]), np.array([42])
+    digest = hashlib.sha256(b"hadelay_example").digest()
     encoded = {
         "PUBLISH": commands.encode_publish(
             "n1", [Draft("orders", 900_000, True, 0, 0, b"\x80", b"hello", b"k1", b"o-1", REPLACE, 3_600_000)]
@@ -208,6 +213,11 @@ def test_the_examples_of_the_specification() -> None:
         "DROP_DEAD": commands.encode_drop_dead(DEAD_HOURS + 498665),
         "REDRIVE_SOME": commands.encode_redrive_some("orders"),
         "ALERTED": commands.encode_alerted("orders", 3),
+        "TOKEN_CREATE": commands.encode_token_create("shop", digest, ["publish:orders-*", "read"], 86_400_000),
+        "TOKEN_REVOKE": commands.encode_token_revoke(digest.hex()[:12]),
+        "AUDITED": commands.encode_audited(
+            "n1", digest.hex()[:12], "shop", "topic.delete", "orders", commands.encode_topic_delete("orders", True)
+        ),
     }
     expected = spec_examples()
     assert expected.pop("TOKEN") == encode_leases(0, 7, 21, [0], [498665], [42])[0]

@@ -15,12 +15,14 @@ from itertools import count
 from typing import Any
 
 from hadelay.core import meta, topicconfig
+from hadelay.core.access import AuditEntry, Token
 from hadelay.core.drafts import KEEP, REJECT, Draft
 from hadelay.core.settings import Settings
 from hadelay.core.tokens import decode_leases, encode_leases
 from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound
 from hadelay.model import HOUR_MS, encode_id, hour_of, pack_id
 from hadelay.server.api import (
+    Actor,
     Check,
     ClusterView,
     DeadLetterView,
@@ -84,6 +86,8 @@ class MemoryService:
         self.polls: list[Poll] = []
         self.snapshots: set[str] = set()
         self.withdrawn = 0
+        self.tokens: dict[str, Token] = {}
+        self.actors: list[Actor] = []
         self.reason = ""
         self.rate: float | None = None
         self.hour_bytes = b"".join(bytes([n % 251]) for n in range(5000))
@@ -94,6 +98,35 @@ class MemoryService:
     @staticmethod
     def now_ms() -> int:
         return time.time_ns() // 1_000_000
+
+    # ---- who may
+
+    knows_tokens = True
+
+    def acting(self, who: Actor) -> MemoryService:
+        self.actors.append(who)
+        return self
+
+    async def list_tokens(self) -> list[Token]:
+        return list(self.tokens.values())
+
+    async def create_token(self, name: str, digest: bytes, scopes: list[str], lifetime_ms: int | None) -> Token:
+        now = self.now_ms()
+        token = Token(name, digest, tuple(scopes), now, None if lifetime_ms is None else now + lifetime_ms)
+        self.tokens = {**self.tokens, token.id: token}
+        return token
+
+    async def revoke_token(self, token_id: str) -> None:
+        if token_id not in self.tokens:
+            raise NotFound(f"there is no token {token_id}")
+        self.tokens = {other: token for other, token in self.tokens.items() if other != token_id}
+
+    async def audit(self, after: int, limit: int) -> list[AuditEntry]:
+        entries = [AuditEntry(n, 1_795_197_600_000, "n1", "", "", "topic.set", "orders", "done") for n in (1, 2, 3)]
+        return [entry for entry in entries if entry.number > after][:limit]
+
+    async def topics_of_leases(self, leases: list[str]) -> set[str]:
+        return {self.messages[self.leases[lease][0]].draft.topic for lease in leases if lease in self.leases}
 
     # ---- publishing
 

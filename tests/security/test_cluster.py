@@ -1,7 +1,8 @@
-"""Three processes that trust certificates only: they serve, stay three, and take new certificates while they run."""
+"""Three processes that trust certificates and tokens only: the first token, who is refused, what changes meanwhile."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import socket
@@ -15,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from hadelay import Client
+from hadelay.errors import Forbidden, Unauthorized
 from hadelay.testing.ports import free_ports
+from tests.cli.support import hadelay
 from tests.security.conftest import Pki
 from tests.system.cluster import end, ready_line, spawn, until
 
@@ -29,6 +32,8 @@ class Secure:
     directory: Path
     pki: Pki
     settings: tuple[str, ...] = ()
+    #: With the scope admin.
+    token: str = ""
     port: int = field(default_factory=lambda: free_ports(6))
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     names: tuple[str, ...] = ("n1", "n2", "n3")
@@ -40,8 +45,19 @@ class Secure:
     def urls(self) -> list[str]:
         return [f"https://{self.address(name)}" for name in self.names]
 
-    def client(self, token: str | None = None) -> Client:
-        return Client(self.urls, token, ca=self.pki.ca)
+    def client(self, token: str | None = None, *names: str) -> Client:
+        urls = [f"https://{self.address(name)}" for name in names] or self.urls
+        return Client(urls, self.token if token is None else token, ca=self.pki.ca, timeout=20)
+
+    def run(self, *words: object, token: str | None = None) -> subprocess.CompletedProcess[str]:
+        """A command, as an administrator types it; JSON."""
+        variables = {"SSL_CERT_FILE": self.pki.ca, "HADELAY_SERVERS": ",".join(self.urls)}
+        return hadelay(*words, "-o", "json", HADELAY_TOKEN=self.token if token is None else token, **variables)
+
+    def made(self, *words: str, token: str | None = None) -> dict[str, str]:
+        done = self.run("token", "create", *words, token=token)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
 
     def write(self, name: str) -> Path:
         cert, key, ca = self.pki.copy(name, self.directory / f"{name}-tls")
@@ -83,18 +99,105 @@ class Secure:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, pki: Pki) -> Iterator[Secure]:
-    secure = Secure(tmp_path_factory.mktemp("secure"), pki)
+    first = json.loads(hadelay("token", "bootstrap", "-o", "json").stdout)
+    settings = ("security.tokens=true", f"security.bootstrap_token_hash={first['security.bootstrap_token_hash']}")
+    secure = Secure(tmp_path_factory.mktemp("secure"), pki, settings)
     with ExitStack() as stack:
         stack.callback(lambda: [end(process) for process in secure.processes.values()])
         for name in secure.names:
             secure.write(name)
         secure.start(*secure.names, init=True)
+        secure.token = secure.made("ops", "--scope", "admin", token=first["token"])["token"]
+        spent = secure.run("token", "create", "me", "--scope", "admin", token=first["token"])
+        assert spent.returncode == 4, spent
+        assert "the bootstrap token is spent" in spent.stderr
         yield secure
+
+
+def test_nobody_gets_in_without_a_token(cluster: Secure) -> None:
+    done = cluster.run("topic", "list", token="")
+    assert (done.returncode, "no token" in done.stderr) == (4, True)
+    done = cluster.run("topic", "list", token=cluster.token[:-1])
+    assert (done.returncode, "not a whole token" in done.stderr) == (4, True)
+    assert cluster.run("check", "replicas").returncode == 0
+
+
+def test_a_token_is_rotated_and_the_old_one_refused_by_every_node(cluster: Secure) -> None:
+    old = cluster.made("shop", "--scope", "publish:orders-*", "--scope", "consume:orders-*")
+    new = cluster.made("shop", "--scope", "publish:orders-*", "--scope", "consume:orders-*", "--lifetime", "1h")
+    for name in cluster.names:
+        for made in (old, new):
+            with cluster.client(made["token"], name) as client:
+                until(lambda client=client: _accepted(client), f"{name} knows {made['id']}")  # type: ignore[misc]
+                with pytest.raises(Forbidden, match="no scope publish for topic 'refunds'"):
+                    client.put("refunds", b"x")
+    with cluster.client(new["token"]) as client:
+        leased = client.receive("orders-eu", max=1, wait=5)
+        assert [client.ack(message) for message in leased]
+    with cluster.client(old["token"]) as client:
+        message_id = client.put("orders-eu", b"x", delay="1h").id
+    stranger = cluster.made("other", "--scope", "publish:refunds", "--scope", "consume:refunds")
+    with cluster.client(stranger["token"]) as client:
+        until(lambda: _known(client), "the other token is known")
+        with pytest.raises(Forbidden):
+            client.cancel(message_id)
+        with pytest.raises(Forbidden, match="consume"):
+            client.ack(leased)
+    assert cluster.run("token", "revoke", old["id"]).returncode == 0
+    for name in cluster.names:
+        with cluster.client(old["token"], name) as client:
+            until(lambda client=client: not _accepted(client), f"{name} refuses it")  # type: ignore[misc]
+        with cluster.client(new["token"], name) as client:
+            assert _accepted(client)
+
+
+def _accepted(client: Client) -> bool:
+    try:
+        return bool(client.put("orders-eu", b"x"))
+    except Unauthorized:
+        return False
+
+
+def _known(client: Client) -> bool:
+    try:
+        return bool(client.put("refunds", b"x", delay="1h"))
+    except Unauthorized:
+        return False
+
+
+def test_the_audit_trail_survives_all_of_them(cluster: Secure) -> None:
+    for words in (
+        ("topic", "set", "audited", "--lease", "1m"),
+        ("topic", "pause", "audited"),
+        ("topic", "delete", "audited", "--force"),
+        ("topic", "delete", "audited"),
+    ):
+        cluster.run(*words)
+
+    def trail() -> list[tuple[str, str, str, str]]:
+        done = cluster.run("cluster", "audit")
+        assert done.returncode == 0, done.stderr
+        entries = json.loads(done.stdout)
+        assert [entry["number"] for entry in entries] == list(range(1, len(entries) + 1))
+        return [(e["token"], e["action"], e["target"].partition(":")[0], e["outcome"]) for e in entries]
+
+    before = trail()
+    assert before[0][:2] == ("bootstrap", "token.create")
+    assert before[-4:] == [
+        ("ops", "topic.set", "audited", "done"),
+        ("ops", "topic.pause", "audited", "done"),
+        ("ops", "topic.delete", "audited", "done"),
+        ("ops", "topic.delete", "audited", "no_topic"),
+    ]
+    for name in cluster.names:
+        cluster.stop(name)
+    cluster.start(*cluster.names)
+    until(lambda: trail() == before, "the same after a restart of all")
 
 
 def test_it_serves_through_every_node(cluster: Secure) -> None:
     for url in cluster.urls:
-        with Client(url, ca=cluster.pki.ca) as client:
+        with Client(url, cluster.token, ca=cluster.pki.ca) as client:
             receipt = client.put("orders", b"x", delay="1h")
             assert client.get(receipt.id).state == "scheduled"
             assert client.cancel(receipt.id)

@@ -23,7 +23,7 @@ def replicas(*, timeout: float = 30, remote: Remote | None = None) -> int:
     """
     remote = remote or Remote()
     members = call(remote, "GET", "/v1/cluster")["members"]
-    nodes = {member["name"]: Remote(servers=member["http"], output=remote.output) for member in members}
+    nodes = {member["name"]: replace(remote, servers=member["http"]) for member in members}
     answers = _same_index(nodes, timeout)
     index = next(iter(answers.values()))["applied_index"]
     differences = _differences(answers)

@@ -29,6 +29,8 @@ class Remote(Printing):
 
     servers: Annotated[str, Parameter(name=("--servers", "-s"), env_var="HADELAY_SERVERS")] = "http://127.0.0.1:8400"
     "URLs of one or more nodes, separated by commas; any node answers everything."
+    token: Annotated[str, Parameter(env_var="HADELAY_TOKEN", show_default=False)] = ""
+    "Where the cluster asks for one. Other users of this machine see what is typed here, but not the variable."
 
     def addresses(self) -> list[str]:
         return [url.strip().rstrip("/") for url in self.servers.split(",") if url.strip()]

@@ -44,6 +44,8 @@ def call(
     asked = {key: value for key, value in (query or {}).items() if value is not None}
     target = f"{path}?{urlencode(asked)}" if asked else path
     sent = dict(headers or {})
+    if remote.token:
+        sent["Authorization"] = f"Bearer {remote.token}"
     if body is not None and not isinstance(body, bytes):
         try:
             body = json.dumps(body, allow_nan=False).encode()

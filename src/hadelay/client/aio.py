@@ -136,6 +136,7 @@ class AsyncClient:
     carries an Idempotency-Key and every receive a request_id, so a retry never makes a second message. Refusals are
     raised as the classes of `hadelay.errors`. One client serves any number of tasks of one event loop.
 
+    token: where the cluster asks for one; without it, what HADELAY_TOKEN in the environment says.
     ca: a PEM file with the authority of the nodes' certificates, for https; without it, those the system trusts.
     """
 

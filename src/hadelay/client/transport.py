@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import random
 import ssl
 import time
@@ -101,6 +102,7 @@ class Transport:
         self.leader: str | None = None
         self._at = random.randrange(len(self.urls))
         self._headers = {"User-Agent": f"hadelay-python/{VERSION}"}
+        token = token or os.environ.get("HADELAY_TOKEN")
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         self._session: aiohttp.ClientSession | None = None

@@ -14,6 +14,7 @@ import msgpack
 import numpy as np
 from pyroaring import BitMap
 
+from hadelay.core import access
 from hadelay.core.formats import FEATURE_LEVEL
 from hadelay.core.held import HELD, HeldGrant
 from hadelay.core.hourstate import HourState, bitmap
@@ -53,6 +54,7 @@ def dump_main(state: DelayState) -> bytes:
             "requests": [[consumer, list(map(list, r.items()))] for consumer, r in state.requests.items()],
             "incarnations": sorted(state.incarnations.items()),
             "retired": _dump_bits(state.retired, True),
+            **access.dump(state),
         }
     )
 
@@ -125,6 +127,7 @@ def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
     for values in whole["topics"]:
         state.topics.add(_load_topic(values))
     state.incarnations = dict(whole["incarnations"])
+    access.load(state, whole)
     state.retired = BitMap.deserialize(whole["retired"])
     state.ttl_from = b""
     state.hours = {hour: _load_hour(blob) for hour, blob in sorted(hours.items()) if blob}

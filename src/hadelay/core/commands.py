@@ -19,6 +19,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.core.access import Audited
 from hadelay.core.drafts import Draft, Publish, decode_publish, hash_client_key, hash_key
 from hadelay.core.drafts import encode_publish as _publish_body
 from hadelay.core.tokens import LEASE
@@ -26,12 +27,13 @@ from hadelay.core.topicconfig import MAX_RATE
 from hadelay.core.wire import MAX_NAME, Malformed, Reader, pack_name
 
 __all__ = [
-    "Command", "Cursor", "Draft", "Grant", "Leases", "Malformed", "Publish", "Redrive", "Slice", "decode",
-    "decode_entry", "encode_ack", "encode_alerted", "encode_cancel", "encode_carry", "encode_cursor",
+    "Audited", "Command", "Cursor", "Draft", "Grant", "Leases", "Malformed", "Publish", "Redrive", "Slice", "decode",
+    "decode_entry", "encode_ack", "encode_alerted", "encode_audited", "encode_cancel", "encode_carry", "encode_cursor",
     "encode_drop_dead", "encode_entry", "encode_expire", "encode_extend", "encode_feature", "encode_grant",
     "encode_incarnation", "encode_nack", "encode_noop", "encode_publish", "encode_purge", "encode_redrive",
     "encode_redrive_some", "encode_reschedule", "encode_retire", "encode_settings", "encode_sweep",
-    "encode_topic_delete", "encode_topic_put", "encode_ttl_expire", "hash_key",
+    "encode_token_create", "encode_token_revoke", "encode_topic_delete", "encode_topic_put", "encode_ttl_expire",
+    "hash_key",
 ]  # fmt: skip
 
 ENTRY_VERSION = 1
@@ -44,7 +46,8 @@ MAX_AHEAD_MS = 100
 
 
 class Command(IntEnum):
-    """Numbers are in the log: never renumber. 32–63 are kept for keys, reschedule, retries, webhooks and flow."""
+    """Numbers are in the log: never renumber. 32–63 are kept for keys, reschedule, retries, webhooks and flow, 64–79
+    for access."""
 
     NOOP = 0
     PUBLISH = 1
@@ -70,6 +73,9 @@ class Command(IntEnum):
     DROP_DEAD = 36
     REDRIVE_SOME = 40
     ALERTED = 41
+    TOKEN_CREATE = 64
+    TOKEN_REVOKE = 65
+    AUDITED = 66
 
 
 #: The feature level that brought a command, where it is above the first. Before the cluster has switched to it, apply
@@ -184,6 +190,13 @@ def decode_entry(entry: bytes | memoryview) -> tuple[int, int, list[tuple[int, m
         commands.append((kind, reader.take(size)))
     reader.end()
     return level, now_ms, commands
+
+
+def is_whole(command: object) -> bool:
+    """Bytes that say their own length: one encoded command, whatever is in it."""
+    if type(command) is not bytes or len(command) < _COMMAND.size:
+        return False
+    return bool(_COMMAND.unpack_from(command)[1] == len(command) - _COMMAND.size)
 
 
 def _frame(kind: Command, *parts: bytes) -> bytes:
@@ -314,6 +327,22 @@ def encode_alerted(topic: str, count: int) -> bytes:
     return _frame(Command.ALERTED, pack_name(topic), _COUNTER.pack(count))
 
 
+def encode_token_create(name: str, digest: bytes, scopes: Sequence[str], lifetime_ms: int | None) -> bytes:
+    """digest: SHA-256 of the token. Checked by apply (core/access.py)."""
+    return _frame(Command.TOKEN_CREATE, msgpack.packb([name, digest, list(scopes), lifetime_ms]))
+
+
+def encode_token_revoke(token_id: str) -> bytes:
+    return _frame(Command.TOKEN_REVOKE, pack_name(token_id))
+
+
+def encode_audited(node: str, token_id: str, token: str, action: str, target: str, command: bytes) -> bytes:
+    """`command`, encoded, and an entry of the audit trail with it. Texts are cut to MAX_NAME bytes."""
+    texts = (node, token_id, token, action, target)
+    cut = (pack_name(text.encode()[:MAX_NAME].decode(errors="ignore")) for text in texts)
+    return _frame(Command.AUDITED, *cut, command)
+
+
 def encode_feature(level: int) -> bytes:
     return _frame(Command.FEATURE, _COUNT.pack(level))
 
@@ -411,6 +440,12 @@ def _decode_topic_delete(reader: Reader) -> tuple[str, bool]:
     return _named(reader), bool(reader.take(1)[0])
 
 
+def _decode_audited(reader: Reader) -> Audited:
+    node, token_id, token, action, target = (reader.name() for _ in range(5))
+    kind, size = reader.unpack(_COMMAND)
+    return Audited(node, token_id, token, action, target, kind, reader.take(size))
+
+
 def _named(reader: Reader) -> str:
     name = reader.name()
     if not name or len(name) > MAX_NAME:
@@ -443,4 +478,7 @@ _DECODERS: dict[int, Any] = {
     Command.DROP_DEAD: lambda reader: Slice(*reader.unpack(_SLICE)),
     Command.REDRIVE_SOME: lambda reader: (_named(reader), reader.unpack(_COUNT)[0]),
     Command.ALERTED: lambda reader: (_named(reader), reader.unpack(_COUNTER)[0]),
+    Command.TOKEN_CREATE: lambda reader: reader.msgpack(),
+    Command.TOKEN_REVOKE: _named,
+    Command.AUDITED: _decode_audited,
 }

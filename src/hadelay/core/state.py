@@ -19,7 +19,7 @@ import numpy as np
 from google_crc32c import extend as crc32c_extend
 from pyroaring import BitMap
 
-from hadelay.core import checkpoint, dead, leases, places, publish, targets, topics, ttl, upkeep
+from hadelay.core import access, checkpoint, dead, leases, places, publish, targets, topics, ttl, upkeep
 from hadelay.core.commands import ENTRY_VERSION, LEVEL_OF, Command, Malformed, decode, decode_entry
 from hadelay.core.describe import Description, describe
 from hadelay.core.formats import FEATURE_LEVEL, FIRST_LEVEL
@@ -76,6 +76,9 @@ class DelayState:
         self.key_count = 0
         self.key_count_before = 0
         self.keys_dropped_early = 0
+        #: By id. Never changed in place: who holds one of these dicts sees that there is another (core/access.py).
+        self.tokens: dict[str, access.Token] = {}
+        self.audit = access.Audit()
         #: How many consumers, nodes and reasons were given a number.
         self.named = {CONSUMER: 0, NODE: 0, REASON: 0}
         self._touched: set[int] = set()
@@ -96,9 +99,9 @@ class DelayState:
             raise FatalError(f"entry {index} needs feature level {level}, this code has {FEATURE_LEVEL}: upgrade it")
         if self.now_ms < now_ms < _MAX_NOW_MS:
             self._advance(now_ms)
-        return [self._apply_one(kind, body) for kind, body in commands]
+        return [self.apply_one(kind, body) for kind, body in commands]
 
-    def _apply_one(self, kind: int, body: memoryview) -> Result:
+    def apply_one(self, kind: int, body: memoryview) -> Result:
         if LEVEL_OF.get(kind, FIRST_LEVEL) > self.level:
             return Refused("needs_upgrade", "not before every node is upgraded (feature_level of GET /v1/cluster)")
         try:
@@ -246,6 +249,12 @@ def _apply_settings(state: DelayState, command: Any) -> Done | Refused:
     return Done(changed)
 
 
+def _apply_audited(state: DelayState, command: access.Audited) -> Result:
+    if command.kind == Command.AUDITED:
+        return Refused("malformed", "what is audited is not audited again")
+    return access.note(state, command, state.apply_one(command.kind, command.body))
+
+
 _APPLY: dict[int, Callable[[DelayState, Any], Result]] = {
     Command.NOOP: _apply_noop,
     Command.PUBLISH: publish.apply_publish,
@@ -271,4 +280,7 @@ _APPLY: dict[int, Callable[[DelayState, Any], Result]] = {
     Command.DROP_DEAD: dead.apply_drop_dead,
     Command.REDRIVE_SOME: dead.apply_redrive_some,
     Command.ALERTED: dead.apply_alerted,
+    Command.TOKEN_CREATE: access.apply_token_create,
+    Command.TOKEN_REVOKE: access.apply_token_revoke,
+    Command.AUDITED: _apply_audited,
 }

@@ -36,7 +36,7 @@ def _topic(call: Call) -> str:
 @routes.add("PUT", "/v1/topics/{topic}", body=types.PutTopic, returns={200: types.Topic}, errors=(429,))
 async def put_topic(call: Call) -> web.Response:
     """Make a topic, or change what is named"""
-    return call.reply(_topic_out(await call.server.service.put_topic(_topic(call), settings_in(call.body))))
+    return call.reply(_topic_out(await call.service.put_topic(_topic(call), _settings(call))))
 
 
 @routes.add("POST", "/v1/topics/{topic}:pause", body=types.Pause, returns={200: types.Topic}, errors=(404,))
@@ -51,24 +51,44 @@ async def resume_topic(call: Call) -> web.Response:
     return await _change(call, {"paused": None, "paused_reason": None})
 
 
+def _settings(call: Call) -> dict[str, Any]:
+    settings = settings_in(call.body)
+    dead_letter = settings.get("dead_letter")
+    if dead_letter not in (None, "keep"):
+        # Or whoever administers one topic could publish to any.
+        call.access.need("publish", dead_letter)
+    return settings
+
+
 async def _change(call: Call, config: dict[str, Any]) -> web.Response:
     """Settings of a topic that is there: a name that was mistyped makes none."""
-    name, service = _topic(call), call.server.service
+    name, service = _topic(call), call.service
     await service.get_topic(name, stale=False)
     return call.reply(_topic_out(await service.put_topic(name, config)))
 
 
-@routes.add("GET", "/v1/topics/{topic}", query=types.ReadQuery, returns={200: types.Topic}, errors=(404, 503))
+@routes.add(
+    "GET", "/v1/topics/{topic}", query=types.ReadQuery, returns={200: types.Topic}, errors=(404, 503), scope="read"
+)
 async def get_topic(call: Call) -> web.Response:
     """One topic with its counts"""
     view = await call.server.service.get_topic(_topic(call), stale=call.query.stale)
     return call.reply(_topic_out(view), headers=_stale(call))
 
 
-@routes.add("GET", "/v1/topics", query=types.ReadQuery, returns={200: types.Topics}, errors=(503,))
+@routes.add(
+    "GET",
+    "/v1/topics",
+    query=types.ReadQuery,
+    returns={200: types.Topics},
+    errors=(503,),
+    scope="read",
+    own_topics=True,
+)
 async def list_topics(call: Call) -> web.Response:
-    """All topics with their counts"""
+    """All topics that the token may read, with their counts"""
     views = await call.server.service.list_topics(stale=call.query.stale)
+    views = [view for view in views if call.access.may("read", view.name)]
     return call.reply(types.Topics([_topic_out(view) for view in views]), headers=_stale(call))
 
 
@@ -81,7 +101,7 @@ async def list_topics(call: Call) -> web.Response:
 )
 async def delete_topic(call: Call) -> web.Response:
     """Delete a topic; with force, cancel what is pending in it"""
-    await call.server.service.delete_topic(_topic(call), force=call.query.force)
+    await call.service.delete_topic(_topic(call), force=call.query.force)
     return web.Response(status=204)
 
 
@@ -102,13 +122,20 @@ def _topic_out(view: TopicView) -> types.Topic:
 # ---- histograms of what is due
 
 
-@routes.add("GET", "/v1/due", query=types.DueQuery, returns={200: types.Buckets}, errors=(422, 503))
+@routes.add("GET", "/v1/due", query=types.DueQuery, returns={200: types.Buckets}, errors=(422, 503), scope="read")
 async def due(call: Call) -> web.Response:
     """How many messages are due when, over all topics"""
     return await _due(call, None, _SECOND)
 
 
-@routes.add("GET", "/v1/topics/{topic}/due", query=types.DueQuery, returns={200: types.Buckets}, errors=(404, 422, 503))
+@routes.add(
+    "GET",
+    "/v1/topics/{topic}/due",
+    query=types.DueQuery,
+    returns={200: types.Buckets},
+    errors=(404, 422, 503),
+    scope="read",
+)
 async def topic_due(call: Call) -> web.Response:
     """How many messages of a topic are due when"""
     return await _due(call, _topic(call), _MINUTE)
@@ -132,7 +159,7 @@ async def _due(call: Call, topic: str | None, unit_ms: int) -> web.Response:
 # ---- the cluster
 
 
-@routes.add("GET", "/v1/cluster", query=types.ReadQuery, returns={200: types.Cluster}, errors=(503,))
+@routes.add("GET", "/v1/cluster", query=types.ReadQuery, returns={200: types.Cluster}, errors=(503,), scope="read")
 async def cluster(call: Call) -> web.Response:
     """Members, leader, cluster time and the dispatch cursor"""
     view = await call.server.service.cluster(stale=call.query.stale)
@@ -165,7 +192,7 @@ async def cluster(call: Call) -> web.Response:
 )
 async def transfer_leader(call: Call) -> web.Response:
     """Hand leadership to the node named, or to the one that has most"""
-    return call.reply(types.Transferred(await call.server.service.transfer(call.body.to)))
+    return call.reply(types.Transferred(await call.service.transfer(call.body.to)))
 
 
 @routes.add("GET", "/v1/hours", returns={200: types.Hours})
@@ -255,7 +282,7 @@ def _range(header: str | None, length: int) -> tuple[int, int]:
 # ---- snapshots, for backups
 
 
-@routes.add("POST", "/v1/snapshots", returns={201: types.Snapshot}, errors=(503,))
+@routes.add("POST", "/v1/snapshots", returns={201: types.Snapshot}, errors=(503,), scope="read")
 async def open_snapshot(call: Call) -> web.Response:
     """Hold a checkpoint of everything committed so far, to be copied file by file from this node"""
     view = await call.server.service.open_snapshot()
@@ -289,7 +316,7 @@ async def release_snapshot(call: Call) -> web.Response:
     return web.Response(status=204)
 
 
-@routes.add("GET", "/v1/names", returns={200: types.Names}, errors=(503,))
+@routes.add("GET", "/v1/names", returns={200: types.Names}, errors=(503,), scope="read")
 async def names(call: Call) -> web.Response:
     """The numbers that stand for topics, consumers and nodes in the files"""
     view = await call.server.service.names()

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 import time
-from collections.abc import Coroutine, MutableMapping
+from collections.abc import Coroutine, Mapping, MutableMapping, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import aiohttp
 from aiohttp import web
 
-from hadelay.config import HttpConfig, split_address
+from hadelay.config import HttpConfig, SecurityConfig, split_address
 from hadelay.errors import ConfigError, HadelayError, NoLeader, OutcomeUnknown, Overloaded
-from hadelay.http import admin, consume, dead, health, listing, messages, openapi, problems, publish
+from hadelay.http import admin, consume, dead, health, listing, messages, openapi, problems, publish, tokens
+from hadelay.http.access import ANYBODY, OPEN, Access, Door
 from hadelay.http.connection import Connection, Heads
 from hadelay.http.metrics import Metrics
 from hadelay.http.routes import (
@@ -38,10 +39,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ROUTES = Routes()
-for _part in (publish, messages, listing, dead, consume, admin, health):
+for _part in (publish, messages, listing, dead, consume, admin, tokens, health):
     ROUTES.include(_part.routes)
 
 _BACKLOG = 4096
+#: A handshake that takes longer is given up.
+_HANDSHAKE_S = 10.0
 #: Small bodies: everything but payloads and batches.
 _MAX_REQUEST_BYTES = 1 << 20
 
@@ -86,8 +89,25 @@ class _Server(web.Server):
         super().__init__(http.handle, handler_cancellation=True, **kwargs)
         self._http = http
 
+    @property
+    def count(self) -> int:
+        """Without the list that `connections` makes."""
+        return len(self._connections)
+
     def __call__(self) -> Connection:
         return Connection(self, self._http, loop=self._loop, **self._kwargs)
+
+
+class _Site(web.TCPSite):
+    async def start(self) -> None:
+        """As aiohttp's, and with a limit for handshakes, which its own leaves at a minute."""
+        await web.BaseSite.start(self)
+        server, context = self._runner.server, self._ssl_context
+        assert server is not None
+        limit: dict[str, Any] = {} if context is None else {"ssl_handshake_timeout": _HANDSHAKE_S}
+        self._server = await asyncio.get_running_loop().create_server(
+            server, self._host, self._port, ssl=context, backlog=self._backlog, **limit
+        )
 
 
 class HttpServer:
@@ -96,12 +116,18 @@ class HttpServer:
     Raises ConfigError if the certificate can't be used.
     """
 
-    def __init__(self, service: Service, config: HttpConfig, max_delay_ms: int) -> None:
+    def __init__(
+        self, service: Service, config: HttpConfig, max_delay_ms: int, security: SecurityConfig | None = None
+    ) -> None:
         self.service = service
         self.tls = Certificates("http", config.tls_cert, config.tls_key, config.tls_ca) if config.tls_cert else None
         self.config = config
         self.max_delay_ms = max_delay_ms
         self.heads = Heads(self)
+        #: None: nobody is asked for a token.
+        self.door: Door | None = None
+        if security is not None and security.tokens:
+            self.door = Door(service, security, time.monotonic, self.heads.recent.clear)
         self.polls = Polls()
         self.metrics = Metrics(service)
         #: Receives that wait, here or for a leader.
@@ -128,7 +154,7 @@ class HttpServer:
         self._runner = web.ServerRunner(self._server)
         await self._runner.setup()
         context = self.tls.listening if self.tls is not None else None
-        site = web.TCPSite(self._runner, host, port, backlog=_BACKLOG, ssl_context=context)
+        site = _Site(self._runner, host, port, backlog=_BACKLOG, ssl_context=context)
         try:
             await site.start()
         except OSError as error:
@@ -165,13 +191,22 @@ class HttpServer:
     def route(method: str, path: str) -> tuple[Route, dict[str, str]]:
         return ROUTES.find(method, path)
 
+    def admit(self, route: Route, path: Mapping[str, str], authorization: Sequence[str]) -> Access:
+        """Who asks for that. Raises Unauthorized, Forbidden; NoLeader while this node cannot tell."""
+        if self.door is None or route.scope == OPEN:
+            return ANYBODY
+        access = self.door.admit(authorization)
+        access.check(route, path)
+        return access
+
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         name = "none"
         try:
             target, _, query = origin_form(request.raw_path).partition("?")
             route, path = self.route(request.method, target)
             name = route.name
-            call = Call(self, request, route, path)
+            access = self.admit(route, path, request.headers.getall("Authorization", ()))
+            call = Call(self, request, route, path, access=access)
             if not route.own_head:
                 check_headers(request.raw_headers, route.headers)
                 call.query = decode_query(parse_query(query), route.query)
@@ -208,6 +243,8 @@ class HttpServer:
         if self._relay is None:
             self._relay = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
         headers = {name: request.headers[name] for name in _RELAYED if name in request.headers}
+        if self.tls is not None and not leader.url.startswith("https:"):
+            headers.pop("Authorization", None)  # what came encrypted does not leave otherwise
         longest_ms = (call.body.wait or 0) + self.config.io_timeout_ms
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=self.config.no_leader_wait_ms / 1000, sock_read=longest_ms / 1000
@@ -250,14 +287,14 @@ class HttpServer:
 
     def openapi_document(self) -> bytes:
         if self._openapi is None:
-            self._openapi = openapi.document(ROUTES.all)
+            self._openapi = openapi.document(ROUTES.all, tokens=self.door is not None)
         return self._openapi
 
     @property
     def connections(self) -> int:
-        return 0 if self._server is None else len(self._server.connections)
+        return 0 if self._server is None else self._server.count
 
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
-_RELAYED = ("Content-Type", "Accept", "Accept-Body")
+_RELAYED = ("Content-Type", "Accept", "Accept-Body", "Authorization")
 _ANSWERED = ("Content-Type", "Retry-After", "Location")

@@ -19,13 +19,14 @@ import asyncio
 import logging
 import re
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from hadelay.errors import BadRequest, HadelayError
+from hadelay.errors import BadRequest, HadelayError, Overloaded
 from hadelay.http import problems, receipts
+from hadelay.http.access import Access
 from hadelay.http.options import TRACEPARENT, Head, Options, parse_headers, with_key, with_line, with_trace
 from hadelay.http.routes import Answer, Call, Route, check_headers, decode_query, header_lines, parse_query
 from hadelay.http.routes import Head as RequestHead
@@ -66,6 +67,7 @@ class Fields(NamedTuple):
     lines: tuple[tuple[bytes, bytes], ...]
     #: They may come again, to the byte.
     common: bool
+    authorization: tuple[str, ...]
 
 
 class Known(NamedTuple):
@@ -75,10 +77,11 @@ class Known(NamedTuple):
     path: dict[str, str]
     query: Any
     head: RequestHead
+    access: Access
 
 
 class Seen(NamedTuple):
-    """A request head that was parsed: where its request ends, and what it asks."""
+    """A request head that was parsed: where its request ends, and what it asks. Remembered while its token may."""
 
     body_bytes: int
     #: None: it has no short way, or something is wrong with it; aiohttp and the routes deal with it.
@@ -120,7 +123,8 @@ class Heads:
 
     def _remembered(self, text: bytes) -> Seen | None:
         seen = self._parse(text)
-        if seen is not None and seen.common:
+        # Who asks for a token remembers nothing for those who have none.
+        if seen is not None and seen.common and (seen.asks is not None or self.server.door is None):
             if len(self.recent) >= self.capacity:
                 self.recent.clear()
             self.recent[text] = seen
@@ -168,7 +172,8 @@ class Heads:
             options = parse_headers(self.server.config, headers)
         except HadelayError:
             options = None  # the route says the same again, with all that belongs to an answer
-        fields = Fields(length, options, tuple(headers), common)
+        authorization = tuple(value.decode("latin-1") for name, value in headers if name.lower() == b"authorization")
+        fields = Fields(length, options, tuple(headers), common, authorization)
         if common:
             if len(self._fields) >= self.capacity:
                 self._fields.clear()
@@ -184,9 +189,10 @@ class Heads:
                 return None
             check_headers(fields.lines, route.headers)
             decoded = decode_query(parse_query(query), route.query)
+            access = self.server.admit(route, found, fields.authorization)
         except HadelayError:
             return None
-        return Known(route, found, decoded, RequestHead(line[1].decode(), target, fields.lines))
+        return Known(route, found, decoded, RequestHead(line[1].decode(), target, fields.lines), access)
 
     def _publish(self, line: re.Match[bytes], fields: Fields) -> Head | None:
         target = _PUBLISH.fullmatch(line[2])
@@ -195,9 +201,11 @@ class Heads:
             return None
         if length is None or length > config.max_body_bytes:
             return None
-        query = (target[2] or b"").decode("latin-1")
+        query, topic = (target[2] or b"").decode("latin-1"), target[1].decode()
         try:
-            return with_line(config, self.server.max_delay_ms, target[1].decode(), query, fields.options)
+            if self.server.door is not None:
+                self.server.door.admit(fields.authorization).need("publish", topic)
+            return with_line(config, self.server.max_delay_ms, topic, query, fields.options)
         except HadelayError:
             return None
 
@@ -220,6 +228,19 @@ class Connection(RequestHandler):
         self._held = b""
         self._stalled: asyncio.TimerHandle | None = None
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        server = self._server
+        if server.connections > server.config.max_connections:
+            # There is no request yet; clients take what comes first for the answer to theirs.
+            answer = server.refused("none", Overloaded("too many connections (max_connections)", retry_after_ms=1_000))
+            head = server.head_of(
+                answer.status, header_lines(answer.headers) + b"Connection: close\r\n", len(answer.body)
+            )
+            self._busy = True
+            cast(asyncio.Transport, transport).write(head + answer.body)
+            transport.close()
+
     # ---- the short way
 
     def data_received(self, data: bytes) -> None:
@@ -237,7 +258,9 @@ class Connection(RequestHandler):
             return
         end = data.find(b"\r\n\r\n") + 4
         text = data[:end]
-        heads = self._server.heads
+        heads, door = self._server.heads, self._server.door
+        if door is not None:
+            door.look()
         seen = heads.recent.get(text) or (heads.parse(text) if end > 3 else None)
         if seen is None:
             self._missing = -1
@@ -301,7 +324,9 @@ class Connection(RequestHandler):
     async def _run(self, known: Known, body: bytes) -> None:
         server, route = self._server, known.route
         try:
-            answer = await server.run(Call(server, known.head, route, known.path, known.query, data=body))
+            answer = await server.run(
+                Call(server, known.head, route, known.path, known.query, data=body, access=known.access)
+            )
             assert isinstance(answer, Answer)
         except HadelayError as error:
             answer = server.refused(route.name, error)

@@ -41,6 +41,7 @@ _ATTEMPTS = 3
     returns={200: types.ReceivedMessages, 307: None},
     errors=(404, 409, 429),
     short=True,
+    scope="consume",
 )
 async def receive(call: Call) -> Answer:
     """Lease messages of one topic that are due, waiting for the first"""
@@ -55,12 +56,16 @@ async def receive(call: Call) -> Answer:
     returns={200: types.ReceivedMessages, 307: None},
     errors=(404, 409, 429),
     short=True,
+    scope="consume",
+    own_topics=True,
 )
 async def receive_topics(call: Call) -> Answer:
     """Lease messages of several topics that are due, waiting for the first"""
     topics = call.body.topics
     if not 0 < len(topics) <= _MAX_TOPICS:
         raise BadRequest(f"topics: 1 to {_MAX_TOPICS} names")
+    for topic in topics:
+        call.access.need("consume", topic)
     return await _receive(call, topics)
 
 
@@ -177,13 +182,18 @@ _TEXTUAL = ("application/json", "application/xml", "application/x-ndjson", "appl
 # ---- settling
 
 
-@routes.add("POST", "/v1/leases:ack", body=types.Ack, returns={200: types.LeaseResults}, short=True)
+_SETTLING: Any = {
+    "returns": {200: types.LeaseResults}, "short": True, "scope": "consume", "own_topics": True,
+}  # fmt: skip
+
+
+@routes.add("POST", "/v1/leases:ack", body=types.Ack, **_SETTLING)
 async def ack(call: Call) -> Answer:
     """Done with these messages: never hand them out again"""
     return await _settle(call, "ack", None)
 
 
-@routes.add("POST", "/v1/leases:nack", body=types.Nack, returns={200: types.LeaseResults}, short=True)
+@routes.add("POST", "/v1/leases:nack", body=types.Nack, **_SETTLING)
 async def nack(call: Call) -> Answer:
     """Not done: hand them out again, after a delay or the topic's backoff; or they are dead"""
     delay = call.body.delay
@@ -195,7 +205,7 @@ async def nack(call: Call) -> Answer:
     return await _settle(call, "nack", None if delay is None else int(delay), reason)
 
 
-@routes.add("POST", "/v1/leases:extend", body=types.Extend, returns={200: types.LeaseResults}, short=True)
+@routes.add("POST", "/v1/leases:extend", body=types.Extend, **_SETTLING)
 async def extend(call: Call) -> Answer:
     """Hold them longer: from now, for the lease given"""
     return await _settle(call, "extend", _lease(call, call.body.lease))
@@ -205,6 +215,10 @@ async def _settle(call: Call, kind: SettleKind, value_ms: int | None, reason: st
     leases = call.body.leases
     if len(leases) > _MAX_LEASES:
         raise BadRequest(f"leases: {len(leases)}; at most {_MAX_LEASES} at once")
+    if not call.access.may("consume", None):
+        # A lease says what it is a lease of, to whoever can count: it is no secret.
+        for topic in sorted(await call.server.service.topics_of_leases(leases)):
+            call.access.need("consume", topic)
     outcomes = await call.server.service.settle(kind, leases, value_ms, reason) if leases else []
     results: list[Any] = [{"lease": lease, "outcome": outcome} for lease, outcome in zip(leases, outcomes, strict=True)]
     return call.answer({"results": results})

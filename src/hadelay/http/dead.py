@@ -25,7 +25,12 @@ def _topic(call: Call) -> str:
 
 
 @routes.add(
-    "GET", "/v1/topics/{topic}/dead", query=types.DeadQuery, returns={200: types.DeadLetters}, errors=(404, 503)
+    "GET",
+    "/v1/topics/{topic}/dead",
+    query=types.DeadQuery,
+    returns={200: types.DeadLetters},
+    errors=(404, 503),
+    scope="read",
 )
 async def list_dead(call: Call) -> web.Response:
     """Dead letters in the order of their deaths, with what went wrong"""
@@ -72,7 +77,7 @@ def _failure(view: FailureView) -> types.Failure:
 )
 async def redrive(call: Call) -> web.Response:
     """Make dead letters due again: these at once, or all there are, at a rate"""
-    wish, service, topic = call.body, call.server.service, _topic(call)
+    wish, service, topic = call.body, call.service, _topic(call)
     if wish.all == (wish.ids is not None):
         raise BadRequest('say which: {"ids": […]} or {"all": true}')
     if wish.all:
@@ -92,7 +97,7 @@ async def redrive(call: Call) -> web.Response:
 @routes.add("DELETE", "/v1/topics/{topic}/dead", returns={204: None}, errors=(404,))
 async def purge_dead(call: Call) -> web.Response:
     """Forget a topic's dead letters"""
-    await call.server.service.purge(_topic(call), ["dead"])
+    await call.service.purge(_topic(call), ["dead"])
     return web.Response(status=204)
 
 
@@ -102,5 +107,5 @@ async def purge(call: Call) -> web.Response:
     topic, states = _topic(call), sorted(set(call.body.states))
     if not states:
         raise BadRequest("states: at least one of scheduled, ready, dead")
-    await call.server.service.purge(topic, states)
+    await call.service.purge(topic, states)
     return call.reply(types.Purged(topic, states), 202)

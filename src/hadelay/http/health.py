@@ -6,6 +6,7 @@ from aiohttp import web
 
 from hadelay.errors import Conflict
 from hadelay.http import types
+from hadelay.http.access import OPEN
 from hadelay.http.metrics import CONTENT_TYPE
 from hadelay.http.routes import JSON, Call, Routes
 from hadelay.server.api import Check
@@ -13,13 +14,13 @@ from hadelay.server.api import Check
 routes = Routes()
 
 
-@routes.add("GET", "/livez", query=types.ReadyQuery, returns={200: types.Health}, errors=(503,))
+@routes.add("GET", "/livez", query=types.ReadyQuery, returns={200: types.Health}, errors=(503,), scope=OPEN)
 async def livez(call: Call) -> web.Response:
     """Is this process worth keeping? Never depends on a quorum"""
     return _health(call, call.server.service.livez())
 
 
-@routes.add("GET", "/readyz", query=types.ReadyQuery, returns={200: types.Health}, errors=(503,))
+@routes.add("GET", "/readyz", query=types.ReadyQuery, returns={200: types.Health}, errors=(503,), scope=OPEN)
 async def readyz(call: Call) -> web.Response:
     """Can it serve? `verbose` says why not, `exclude` leaves checks out"""
     checks = call.server.service.readyz()
@@ -37,7 +38,9 @@ def _health(call: Call, checks: list[Check]) -> web.Response:
     return call.reply(types.Health("ok" if fine else "failing", shown), 200 if fine else 503)
 
 
-@routes.add("GET", "/v1/health/quorum", query=types.QuorumQuery, returns={200: types.Quorum}, errors=(404, 409))
+@routes.add(
+    "GET", "/v1/health/quorum", query=types.QuorumQuery, returns={200: types.Quorum}, errors=(404, 409), scope="read"
+)
 async def quorum(call: Call) -> web.Response:
     """May this node stop now, or another one: would a majority be left? As the asked node sees it"""
     service = call.server.service
@@ -51,7 +54,7 @@ async def quorum(call: Call) -> web.Response:
     return call.reply(types.Quorum(view.without, view.left, view.members, view.needed))
 
 
-@routes.add("GET", "/metrics", returns={200: str})
+@routes.add("GET", "/metrics", returns={200: str}, scope="read")
 async def metrics(call: Call) -> web.Response:
     """Prometheus"""
     server = call.server
@@ -59,7 +62,7 @@ async def metrics(call: Call) -> web.Response:
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
-@routes.add("GET", "/openapi.json", returns={200: dict})
+@routes.add("GET", "/openapi.json", returns={200: dict}, scope=OPEN)
 async def openapi(call: Call) -> web.Response:
     """This API as OpenAPI 3.1"""
     return web.Response(body=call.server.openapi_document(), headers={"Content-Type": JSON})

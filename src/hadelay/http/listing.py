@@ -29,7 +29,12 @@ _CURSOR = struct.Struct(">QQI")
 
 
 @routes.add(
-    "GET", "/v1/topics/{topic}/messages", query=types.ListQuery, returns={200: types.Messages}, errors=(404, 422, 503)
+    "GET",
+    "/v1/topics/{topic}/messages",
+    query=types.ListQuery,
+    returns={200: types.Messages},
+    errors=(404, 422, 503),
+    scope="read",
 )
 async def list_messages(call: Call) -> web.Response:
     """Messages of a topic in due order"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiohttp import web
 from msgspec import UNSET
 
@@ -17,9 +19,19 @@ from hadelay.server.api import HistoryEvent, MessageView, Target
 routes = Routes()
 
 _ID, _KEY = "/v1/messages/{id}", "/v1/topics/{topic}/keys/{key}"
-_READ = {"query": types.MessageQuery, "returns": {200: types.Message}, "errors": (404, 503)}
-_CANCEL = {"returns": {200: types.Outcome}, "errors": (404, 409)}
-_MOVE = {"returns": {200: types.Rescheduled}, "errors": (404, 409)}
+_READ: Any = {"query": types.MessageQuery, "returns": {200: types.Message}, "errors": (404, 503), "scope": "read"}
+_CANCEL: Any = {"returns": {200: types.Outcome}, "errors": (404, 409), "scope": "publish"}
+_MOVE: Any = {"returns": {200: types.Rescheduled}, "errors": (404, 409), "scope": "publish"}
+#: Whose topic is that of the message.
+_OWN: Any = {"own_topics": True}
+
+
+async def _changed(call: Call) -> Target:
+    """What is to be changed: the topic of an id is looked up for tokens that may not publish to all of them."""
+    target = _target(call)
+    if isinstance(target, int) and not call.access.may("publish", None):
+        call.access.need("publish", (await call.server.service.describe(target, body=False, stale=False)).topic)
+    return target
 
 
 def _target(call: Call) -> Target:
@@ -32,16 +44,17 @@ def _target(call: Call) -> Target:
     return check_topic(path["topic"], limits.max_topic_bytes), key
 
 
-@routes.add("GET", _ID, **_READ)  # type: ignore[arg-type]
+@routes.add("GET", _ID, **_READ, **_OWN)
 async def get_message(call: Call) -> web.Response:
     """A message, its state and its history"""
     service, query = call.server.service, call.query
     view = await service.describe(_target(call), body=query.body, stale=query.stale)
+    call.access.need("read", view.topic)
     headers = {"Hadelay-Applied": str(service.applied_index)} if query.stale else {}
     return call.reply(message_out(view), headers=headers)
 
 
-@routes.add("GET", _KEY, **_READ)  # type: ignore[arg-type]
+@routes.add("GET", _KEY, **_READ)
 async def get_message_by_key(call: Call) -> web.StreamResponse:
     """The message published last under a key"""
     return await get_message(call)
@@ -67,22 +80,22 @@ def _event(e: HistoryEvent) -> types.History:
     )  # fmt: skip
 
 
-@routes.add("DELETE", _ID, **_CANCEL)  # type: ignore[arg-type]
+@routes.add("DELETE", _ID, **_CANCEL, **_OWN)
 async def cancel_message(call: Call) -> web.Response:
     """Cancel a message that is scheduled or ready; again is harmless"""
-    outcome = await call.server.service.cancel(_target(call))
+    outcome = await call.server.service.cancel(await _changed(call))
     if outcome != "cancelled":
         raise Conflict(f"the message cannot be cancelled: it is {outcome}", outcome=outcome)
     return call.reply(types.Outcome("cancelled"))
 
 
-@routes.add("DELETE", _KEY, **_CANCEL)  # type: ignore[arg-type]
+@routes.add("DELETE", _KEY, **_CANCEL)
 async def cancel_message_by_key(call: Call) -> web.StreamResponse:
     """Cancel the message published last under a key"""
     return await cancel_message(call)
 
 
-@routes.add("PATCH", _ID, body=types.Reschedule, **_MOVE)  # type: ignore[arg-type]
+@routes.add("PATCH", _ID, body=types.Reschedule, **_MOVE, **_OWN)
 async def reschedule_message(call: Call) -> web.Response:
     """Make a message that is scheduled or ready due at another time; it keeps its id"""
     wish = call.body
@@ -91,18 +104,18 @@ async def reschedule_message(call: Call) -> web.Response:
     return await _reschedule(call, *when(call.server.max_delay_ms, wish.delay, wish.deliver_at))
 
 
-@routes.add("PATCH", _KEY, body=types.Reschedule, **_MOVE)  # type: ignore[arg-type]
+@routes.add("PATCH", _KEY, body=types.Reschedule, **_MOVE)
 async def reschedule_message_by_key(call: Call) -> web.StreamResponse:
     """Make the message published last under a key due at another time"""
     return await reschedule_message(call)
 
 
-@routes.add("POST", _ID + ":deliver-now", body=types.Nothing, **_MOVE)  # type: ignore[arg-type]
+@routes.add("POST", _ID + ":deliver-now", body=types.Nothing, **_MOVE, **_OWN)
 async def deliver_now(call: Call) -> web.Response:
     """Make a message due at once; one that is due already stays where it stands"""
     return await _reschedule(call, 0, True)
 
 
 async def _reschedule(call: Call, when_ms: int, relative: bool) -> web.Response:
-    message_id, deliver_at_ms = await call.server.service.reschedule(_target(call), when_ms, relative)
+    message_id, deliver_at_ms = await call.server.service.reschedule(await _changed(call), when_ms, relative)
     return call.reply(types.Rescheduled(encode_id(message_id), format_instant(deliver_at_ms)))

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from hadelay.http.access import OPEN
 from hadelay.http.options import HEADERS
 from hadelay.http.problems import CONTENT_TYPE, Problem
 from hadelay.http.routes import JSON, MSGPACK, Route
@@ -19,6 +20,7 @@ _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "topic": {"pattern": r"^[A-Za-z0-9._-]{1,128}$"},
     "id": {"pattern": r"^[0-9A-Fa-f][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{12}$"},
     "key": {"minLength": 1, "maxLength": 256},
+    "token_id": {"pattern": "^[0-9a-f]{12}$"},
     "hour": {"pattern": r"^(dead-)?[0-9]{10}$"},
     "file": {"pattern": "^(log|idx|dsp)$"},
     "snapshot": {"pattern": "^[0-9]+-[0-9a-f]{8}$"},
@@ -58,7 +60,8 @@ _ANSWER_HEADERS = {
 }
 
 
-def document(routes: Iterable[Route]) -> bytes:
+def document(routes: Iterable[Route], *, tokens: bool = False) -> bytes:
+    """tokens: they are asked for here."""
     routes = list(routes)
     types: dict[Any, None] = {Problem: None}
     for route in routes:
@@ -68,7 +71,7 @@ def document(routes: Iterable[Route]) -> bytes:
     refs = dict(zip(types, schemas, strict=True))
     paths: dict[str, Any] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, refs)
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, refs, tokens)
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -76,6 +79,7 @@ def document(routes: Iterable[Route]) -> bytes:
             "paths": paths,
             "components": {
                 "schemas": components,
+                "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
                 "headers": {
                     name: {"description": text, "schema": {"type": "string"}} for name, text in _ANSWER_HEADERS.items()
                 },
@@ -84,7 +88,7 @@ def document(routes: Iterable[Route]) -> bytes:
     )
 
 
-def _operation(route: Route, refs: dict[Any, Any]) -> dict[str, Any]:
+def _operation(route: Route, refs: dict[Any, Any], tokens: bool) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, kind in route.returns.items():
         answer = _response(status)
@@ -113,7 +117,11 @@ def _operation(route: Route, refs: dict[Any, Any]) -> dict[str, Any]:
         "summary": (route.handler.__doc__ or "").partition("\n")[0],
         "parameters": _parameters(route),
         "responses": responses,
+        "security": [],
     }
+    if route.scope != OPEN:
+        operation["description"] = f"Takes a token with the scope {route.scope}, where tokens are asked for."
+        operation["security"] = [{"token": []}] if tokens else [{}, {"token": []}]
     if route.body:
         content = {"schema": refs[route.body]}
         operation["requestBody"] = {"content": {JSON: content, MSGPACK: content}}

@@ -72,6 +72,7 @@ async def commit(call: Call, drafts: list[Draft], key: bytes | None) -> Receipts
     errors=(404, 409, 429),
     raw_body=("*/*",),
     own_head=True,
+    scope="publish",
 )
 async def publish(call: Call) -> web.Response:
     """Publish one message; the body is the payload"""
@@ -93,6 +94,8 @@ async def publish(call: Call) -> web.Response:
     errors=(429,),
     raw_body=(JSON, NDJSON, MSGPACK),
     short=True,
+    scope="publish",
+    own_topics=True,
 )
 async def publish_batch(call: Call) -> Answer:
     """Publish many messages in one commit; results in the order of the items"""
@@ -150,7 +153,7 @@ class _Drafts:
     """
 
     def __init__(self, call: Call) -> None:
-        self.limits = call.server.config
+        self.limits, self.access = call.server.config, call.access
         self.max_delay_ms = call.server.max_delay_ms
         self.topics: set[str] = set()
         self.whens: dict[tuple[object, object], tuple[int, bool]] = {(None, None): (0, True)}
@@ -206,7 +209,8 @@ class _Drafts:
     def _one(self, item: Any) -> Draft:
         limits = self.limits
         if item.topic not in self.topics:
-            self.topics.add(check_topic(item.topic, limits.max_topic_bytes))
+            self.access.need("publish", check_topic(item.topic, limits.max_topic_bytes))
+            self.topics.add(item.topic)
         pair = (item.delay, item.deliver_at)
         times = self.whens.get(pair)
         # 1 and true and 1.0 are one key of a dict; the types have sorted out true before.

@@ -1,6 +1,6 @@
 """One declaration per route gives dispatch, decoding, validation and its part of /openapi.json.
 
-    @routes.add("PUT", "/v1/topics/{topic}", body=PutTopic, returns={200: Topic})
+    @routes.add("PUT", "/v1/topics/{topic}", scope="admin", body=PutTopic, returns={200: Topic})
     async def put_topic(call: Call) -> web.Response: ...
 
 A handler gets a `Call`: path parameters as text, query and body as the declared msgspec types. What the types do not
@@ -22,11 +22,13 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from hadelay.errors import BadRequest, MethodNotAllowed, NotFound, TooLarge, UnsupportedMediaType
 from hadelay.http import types
+from hadelay.http.access import ANYBODY, OPEN, Access
 from hadelay.http.bodies import read_body
 from hadelay.http.values import suggest
 
 if TYPE_CHECKING:
     from hadelay.http.app import HttpServer
+    from hadelay.server.api import Service
 
 
 class Answer(NamedTuple):
@@ -76,6 +78,10 @@ class Route:
     msgpack: msgspec.msgpack.Decoder[Any] | None
     #: Its handler gives an `Answer` and looks at nothing that `Head` lacks: connection.py may call it without aiohttp.
     short: bool
+    #: What a token needs for it (core/access.py), for the topic in its path or else for all of them; or OPEN.
+    scope: str
+    #: What it is about is known to the handler alone, which asks `Call.access` itself; here the scope is enough.
+    own_topics: bool
 
     @property
     def name(self) -> str:
@@ -105,6 +111,12 @@ class Call:
     body: Any = None
     #: The bytes of the body. None: not read yet.
     data: bytes | None = None
+    access: Access = ANYBODY
+
+    @property
+    def service(self) -> Service:
+        """That tells the audit trail who it was."""
+        return self.server.service.acting(self.access.actor)
 
     @property
     def target(self) -> str:
@@ -153,13 +165,20 @@ class Routes:
         raw_body: tuple[str, ...] = (),
         own_head: bool = False,
         short: bool = False,
+        scope: str = "admin",
+        own_topics: bool = False,
     ) -> Callable[[H], H]:
         def declare(handler: H) -> H:
             json = msgspec.json.Decoder(body, dec_hook=types.decode_hook) if body else None
             msgpack = msgspec.msgpack.Decoder(body, dec_hook=types.decode_hook) if body else None
             known = frozenset(name.lower().encode() for name in headers)
-            media = raw_body, own_head, json, msgpack
-            self._register(Route(method, path, handler, query, body, known, returns, errors, *media, short))
+            more = (401, 403) if scope != OPEN else ()
+            self._register(
+                Route(
+                    method, path, handler, query, body, known, returns, (*errors, *more), raw_body, own_head, json,
+                    msgpack, short, scope, own_topics,
+                )
+            )  # fmt: skip
             return handler
 
         return declare

@@ -529,6 +529,54 @@ class Transferred(Out):
     leader: str
 
 
+# ---- tokens and the audit trail
+
+
+class CreateToken(In):
+    #: For people: two tokens may have the same, as they do while one takes the place of the other.
+    name: str
+    scopes: list[str]
+    #: It expires so long after it was made; without it, it holds until it is revoked.
+    lifetime: Duration | None = None
+
+
+class TokenOut(Out):
+    id: str
+    name: str
+    scopes: list[str]
+    created_at: str
+    expires_at: str | None
+    expired: bool
+    #: The token itself: shown once, when it is made.
+    token: str | UnsetType = UNSET
+
+
+class Tokens(Out):
+    tokens: list[TokenOut]
+
+
+class AuditQuery(In):
+    after: int = 0
+    limit: int = 100
+
+
+class AuditOut(Out):
+    number: int
+    at: str
+    node: str
+    token_id: str
+    token: str
+    action: str
+    target: str
+    #: "done", or why it was refused.
+    outcome: str
+
+
+class AuditTrail(Out):
+    #: Oldest first.
+    entries: list[AuditOut]
+
+
 class HourFileOut(Out):
     entries: int
     bytes: str

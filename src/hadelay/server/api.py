@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
+from hadelay.core.access import AuditEntry, Token
 from hadelay.core.commands import Draft
 from hadelay.core.listing import Key
 from hadelay.errors import HadelayError
@@ -305,11 +306,54 @@ Values = float | Mapping[tuple[str, ...], float] | Histogram
 Measured = list[tuple[Family, Values]]
 
 
+class Actor(Struct, frozen=True):
+    """Who asks: by which token, both empty where none are asked for."""
+
+    token_id: str = ""
+    token: str = ""
+
+
 class Service(Protocol):
     """One node, as its HTTP layer sees it. Every method may be called on any node."""
 
     #: This node's name.
     node: str
+
+    def acting(self, who: Actor) -> Service:
+        """The same, for `who`: what goes into the audit trail says so."""
+        ...
+
+    @property
+    def tokens(self) -> Mapping[str, Token]:
+        """By id, as this node knows them: another mapping whenever they are others."""
+        ...
+
+    @property
+    def knows_tokens(self) -> bool:
+        """Since it started this node has been up to date once."""
+        ...
+
+    def now_ms(self) -> int:
+        """Cluster time."""
+        ...
+
+    async def list_tokens(self) -> list[Token]: ...
+
+    async def create_token(self, name: str, digest: bytes, scopes: list[str], lifetime_ms: int | None) -> Token:
+        """Raises BadRequest, LimitReached. This node knows it when this returns."""
+        ...
+
+    async def revoke_token(self, token_id: str) -> None:
+        """Raises NotFound. This node refuses it when this returns, others when they have applied as much."""
+        ...
+
+    async def audit(self, after: int, limit: int) -> list[AuditEntry]:
+        """Entries with a number above `after`, oldest first, at most `limit`."""
+        ...
+
+    async def topics_of_leases(self, leases: list[str]) -> set[str]:
+        """Names; leases that mean nothing are passed over."""
+        ...
 
     @property
     def leader_name(self) -> str | None:

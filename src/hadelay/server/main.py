@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
@@ -43,6 +44,8 @@ _CALLS_S = 5.0
 _LOOK_S = 0.02
 #: How long the last checkpoint may take. Without it the next start replays more of the journal.
 _CHECKPOINT_S = 10.0
+#: Descriptors for everything but clients' connections: segments, hours, webhooks, links.
+_OTHER_FILES = 2_048
 #: How often the certificates' files are looked at. SIGHUP: at once.
 _CERTIFICATES_S = 10.0
 #: Batches on their way are many objects and no cycles: the default, 700, looks at each of them twice.
@@ -57,9 +60,19 @@ def serve(config: Config, ready: Callable[[dict[str, Any]], None] = lambda node:
     """Run one node until a signal; `ready` is called once, when it can serve. Returns the exit code."""
     set_up_logs(config.log, config.node.name)
     log.info("starting", version=VERSION, cluster=config.cluster.id, data_dir=config.node.data_dir)
+    _raise_descriptors(config)
     gc.set_threshold(*_GC)
     sys.setswitchinterval(_SWITCH_S)
     return uvloop.run(_serve(config, ready))
+
+
+def _raise_descriptors(config: Config) -> None:
+    """As many as this process may have: a journal that finds none for its next segment ends the node."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    needed = config.http.max_connections + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        log.warning("few_descriptors", may_have=hard, needed=needed, soft=soft)
 
 
 async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int:
@@ -87,7 +100,7 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
     sender = Sender(node.push.guard, config.webhooks.user_agent)
     node.push.call_by(sender)
     service = NodeService(node)
-    http = HttpServer(service, config.http, config.limits.max_delay_ms)
+    http = HttpServer(service, config.http, config.limits.max_delay_ms, config.security)
     await http.start()
     _watch([tls for tls in (network.tls, http.tls) if tls is not None], runtime)
     node.start()

@@ -13,7 +13,15 @@ from typing import Any
 
 from hadelay.config import Config
 from hadelay.core.clustertime import ClusterClock
-from hadelay.core.commands import Command, Draft, encode_entry, encode_feature, encode_incarnation, encode_settings
+from hadelay.core.commands import (
+    Command,
+    Draft,
+    encode_entry,
+    encode_feature,
+    encode_incarnation,
+    encode_settings,
+    is_whole,
+)
 from hadelay.core.formats import FEATURE_LEVEL, INDEX_SIZE
 from hadelay.core.quotas import retry_after_ms
 from hadelay.core.results import Refused
@@ -358,6 +366,9 @@ class Node:
         if self.batcher.queued_bytes > self.config.limits.publish_queue_bytes:
             reply(None, Overloaded("too many publishes are waiting for their commit", retry_after_ms=200))
             return
+        if not isinstance(commands, list) or not all(map(is_whole, commands)):
+            # Before any of it is in an entry, where one that ends elsewhere would spoil the others.
+            raise ValueError("a batch is a list of whole commands")
         self.dispatcher.before_settlement()
         gather = _Replies(len(commands), reply)
         full = not self.peers.have_space

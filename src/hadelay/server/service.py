@@ -7,19 +7,23 @@ until it has applied that much, and then answers from its own state.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from hadelay.core import commands, topics
+from hadelay.core.access import AuditEntry, Token
 from hadelay.core.dispatch import Delivery as Handed
 from hadelay.core.dispatch import Poll as CorePoll
 from hadelay.core.drafts import Draft, hash_client_key
 from hadelay.core.filters import filter_of
 from hadelay.core.keys import find_key
+from hadelay.core.leases import groups
 from hadelay.core.meta import unpack
 from hadelay.core.results import (
     CancelOutcome,
@@ -47,6 +51,7 @@ from hadelay.errors import (
 )
 from hadelay.server import views
 from hadelay.server.api import (
+    Actor,
     Check,
     ClusterView,
     DeadPage,
@@ -79,6 +84,8 @@ from hadelay.server.node import Node
 from hadelay.server.records import read_in_slices, read_mended, read_records, split_record
 from hadelay.server.webhooks.checks import check_settings
 
+log = structlog.get_logger("hadelay")
+
 _CANCELLED = {
     CancelOutcome.CANCELLED: "cancelled",
     CancelOutcome.LEASED: "leased",
@@ -98,6 +105,13 @@ class NodeService:
         self._metrics = NodeMetrics(node)
         self._copies = Copies(node)
         self.node = node.name
+        self._actor = Actor()
+        self._was_current = False
+
+    def acting(self, who: Actor) -> NodeService:
+        twin = copy.copy(self)
+        twin._actor = who
+        return twin
 
     @property
     def leader_name(self) -> str | None:
@@ -106,6 +120,57 @@ class NodeService:
     @property
     def applied_index(self) -> int:
         return self._node.raft.applied_index
+
+    # who may
+
+    @property
+    def tokens(self) -> Mapping[str, Token]:
+        return self._node.state.tokens
+
+    @property
+    def knows_tokens(self) -> bool:
+        self._was_current = self._was_current or self._node.serves()
+        return self._was_current
+
+    def now_ms(self) -> int:
+        node = self._node
+        return node.clock.read(node.runtime.monotonic()) if node.clock.ready else node.state.now_ms
+
+    async def list_tokens(self) -> list[Token]:
+        await self._confirm(False)
+        return list(self.tokens.values())
+
+    async def create_token(self, name: str, digest: bytes, scopes: list[str], lifetime_ms: int | None) -> Token:
+        command = commands.encode_token_create(name, digest, scopes, lifetime_ms)
+        await self._propose(command, "token.create", f"{digest.hex()[:12]} {name}: {' '.join(scopes)}")
+        await self._confirm(False)
+        token = next((token for token in self.tokens.values() if token.hash == digest), None)
+        if token is None:
+            raise Conflict("the token was made, and revoked at once by somebody else")
+        return token
+
+    async def revoke_token(self, token_id: str) -> None:
+        found = self.tokens.get(token_id)
+        target = token_id if found is None else f"{token_id} {found.name}"
+        await self._propose(commands.encode_token_revoke(token_id), "token.revoke", target)
+        await self._confirm(False)
+
+    async def audit(self, after: int, limit: int) -> list[AuditEntry]:
+        await self._confirm(False)
+        return [entry for entry in self._node.state.audit.entries if entry.number > after][:limit]
+
+    async def topics_of_leases(self, leases: list[str]) -> set[str]:
+        rows, fine = decode_leases(self._node.config.cluster.group, leases)
+        # What was granted just now may not be applied here yet.
+        await self._confirm(False)
+        state, rows = self._node.state, rows[fine]
+        numbers: set[int] = set()
+        for hour, where in groups(rows["hour"]):
+            indexes = rows["index"][where]
+            indexes = indexes[indexes < state.store.count(hour)]
+            if len(indexes):
+                numbers.update(state.store.entries(hour, indexes)["topic"].tolist())
+        return {state.topics[number].name for number in numbers}
 
     # publishing and settling
 
@@ -162,8 +227,9 @@ class NodeService:
         outcomes: dict[int, str] = {}
         left = ids
         while left:
+            command = commands.encode_redrive(self.node, topic, left)
             with _once_begun(bool(outcomes)):
-                result = await self._propose(commands.encode_redrive(self.node, topic, left))
+                result = await self._propose(command, "topic.redrive", f"{topic}: {len(left)} ids")
             assert isinstance(result, RedriveResult)
             found = list(zip(left, map(RedriveOutcome, result.outcomes.tolist()), strict=True))
             outcomes |= {i: outcome.name.lower() for i, outcome in found if outcome is not RedriveOutcome.AGAIN}
@@ -171,13 +237,15 @@ class NodeService:
         return [outcomes[i] for i in ids]
 
     async def redrive_all(self, topic: str, rate: float | None) -> int:
-        result = await self._propose(commands.encode_redrive(self.node, topic, [], all=True, rate=rate))
+        command = commands.encode_redrive(self.node, topic, [], all=True, rate=rate)
+        result = await self._propose(command, "topic.redrive", f"{topic}: all")
         assert isinstance(result, Progress)
         return result.count
 
     async def purge(self, topic: str, states: list[str]) -> None:
         bits = {"scheduled": topics.SCHEDULED, "ready": topics.READY, "dead": topics.DEAD}
-        await self._propose(commands.encode_purge(topic, sum(bits[state] for state in set(states))))
+        command = commands.encode_purge(topic, sum(bits[state] for state in set(states)))
+        await self._propose(command, "topic.purge", f"{topic}: {' '.join(states)}")
 
     async def cancel(self, target: Target) -> str:
         result = await self._propose(commands.encode_cancel(self.node, *_named(target)))
@@ -302,12 +370,12 @@ class NodeService:
         if config.get("dispatch_sync") not in (None, sync):
             # Accepting what is not done would promise the topic's owner the wrong thing after a crash.
             raise Impossible(f"dispatch_sync is one for all topics so far, here {sync!r}: set dispatch.sync")
-        await self._propose(commands.encode_topic_put(name, config))
+        await self._propose(commands.encode_topic_put(name, config), *_put_in_words(name, config))
         with _once_begun():
             return await self.get_topic(name, stale=False)
 
     async def delete_topic(self, name: str, *, force: bool) -> None:
-        await self._propose(commands.encode_topic_delete(name, force))
+        await self._propose(commands.encode_topic_delete(name, force), "topic.delete", name)
 
     async def due(
         self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool
@@ -341,6 +409,7 @@ class NodeService:
             raise BadRequest(f"there is no node {to!r}; there are {', '.join(sorted(node.peers.peers))}")
         if to == node.raft.leader and to is not None:
             return to
+        await self._propose(commands.encode_noop(), "cluster.transfer", to or "")
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         node.transfer_anywhere(to, _settle_future(future, with_result=False))
         await future
@@ -399,7 +468,12 @@ class NodeService:
 
     # inside
 
-    async def _propose(self, command: bytes) -> Any:
+    async def _propose(self, command: bytes, action: str = "", target: str = "") -> Any:
+        """The command's result; Refused is raised. action: it goes into the audit trail."""
+        if action:
+            who = self._actor
+            command = commands.encode_audited(self.node, who.token_id, who.token, action, target, command)
+            log.info("admin_action", action=action, target=target, token=who.token, token_id=who.token_id)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._node.propose(command, _settle_future(future))
         result = await future
@@ -442,6 +516,13 @@ def _once_begun(begun: bool = True) -> Iterator[None]:
         raise OutcomeUnknown(f"a part of it is done, but not all: {error}") from error
 
 
+def _put_in_words(name: str, config: dict[str, Any]) -> tuple[str, str]:
+    """(action, target) of a change of settings, without their values: some are secrets."""
+    if "paused" in config:
+        return "topic.pause" if config["paused"] else "topic.resume", name
+    return "topic.set", f"{name}: {' '.join(sorted(config))}" if config else name
+
+
 def _named(target: Target) -> tuple[list[int], list[tuple[str, bytes]]]:
     """(ids, keys) of a command for one target."""
     return ([target], []) if isinstance(target, int) else ([], [target])
@@ -461,6 +542,10 @@ _REFUSALS: dict[str, type[HadelayError]] = {
     "too_many_topics": LimitReached,
     "too_far": Impossible,
     "needs_upgrade": Conflict,
+    "bad_token": BadRequest,
+    "no_token": NotFound,
+    "token_exists": Conflict,
+    "too_many_tokens": LimitReached,
 }
 
 

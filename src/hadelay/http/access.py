@@ -1,0 +1,141 @@
+"""Who asks, and what they may: bearer tokens, looked up before anything else of a request is read (ADR 122).
+
+Where tokens are asked for, every request names one, but for those of routes that are open (health, the description of
+the API). What a token may is remembered by its header to the byte, and forgotten as soon as the tokens of the cluster
+are others, or one of them expires; so is what connection.py remembers of whole heads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hadelay.config import SecurityConfig
+from hadelay.core.access import Rights, Token
+from hadelay.errors import Forbidden, NoLeader, Unauthorized
+from hadelay.server.api import Actor, Service
+
+if TYPE_CHECKING:
+    from hadelay.http.routes import Route
+
+#: Before a token's 43 random characters: for people, and for programs that look for secrets where none should be.
+PREFIX = "hadelay_"
+_TOKEN = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
+_BEARER = re.compile(r"bearer +(\S+) *", re.I)
+#: Headers remembered: each token has one, however it is spelt.
+_MOST = 4_096
+#: At least so often the clock is asked whether a token expired, in seconds.
+_LOOK_S = 1.0
+OPEN = "open"
+
+
+def hash_token(token: str) -> bytes:
+    """What is kept of a token. It has 256 random bits: there is nothing to slow a guesser down for."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+class Access:
+    """What one request may do."""
+
+    def __init__(self, actor: Actor, rights: Rights, *, first_only: bool = False) -> None:
+        self.actor, self.rights = actor, rights
+        #: The bootstrap token: good for making a token, and nothing else.
+        self.first_only = first_only
+
+    def may(self, scope: str, topic: str | None) -> bool:
+        return self.rights.may(scope, topic)
+
+    def need(self, scope: str, topic: str | None) -> None:
+        """Raises Forbidden. topic None: all topics, and the cluster."""
+        if not self.rights.may(scope, topic):
+            where = "for the whole cluster" if topic is None else f"for topic {topic[:128]!r}"
+            raise Forbidden(f"the token {self.actor.token!r} has no scope {scope} {where}")
+
+    def check(self, route: Route, path: Mapping[str, str]) -> None:
+        if self.first_only:
+            if route.name != "create_token":
+                raise Forbidden("the bootstrap token makes a token (POST /v1/tokens), and nothing else")
+            return
+        scope = route.scope
+        if not route.own_topics:
+            self.need(scope, path.get("topic"))
+        elif not self.rights.may_somewhere(scope):
+            raise Forbidden(f"the token {self.actor.token!r} has no scope {scope}")
+
+
+#: Of everybody, where no tokens are asked for.
+ANYBODY = Access(Actor(), Rights(("admin",)))
+
+
+class Door:
+    """Tells headers apart. `monotonic`: seconds. `forget` is called when what was allowed before may be so no more."""
+
+    def __init__(
+        self, service: Service, config: SecurityConfig, monotonic: Callable[[], float], forget: Callable[[], None]
+    ) -> None:
+        self.service, self.config, self.monotonic, self.forget = service, config, monotonic, forget
+        self._tokens: Mapping[str, Token] | None = None
+        self._by_hash: dict[bytes, Token] = {}
+        self._known: dict[str, Access] = {}
+        self._has_admin = False
+        #: When the next token expires, in cluster time; and until when that need not be looked at.
+        self._next_ms: int | None = None
+        self._until = 0.0
+
+    def look(self) -> None:
+        """Before anything is answered from memory. Costs next to nothing while nothing changes."""
+        if self.service.tokens is self._tokens and (self._next_ms is None or self.monotonic() < self._until):
+            return
+        tokens, now_ms = self.service.tokens, self.service.now_ms()
+        if tokens is not self._tokens or (self._next_ms is not None and now_ms >= self._next_ms):
+            living = [token for token in tokens.values() if token.holds(now_ms)]
+            self._tokens, self._known = tokens, {}
+            # The others too, so that who comes with one is told that it expired.
+            self._by_hash = {token.hash: token for token in tokens.values()}
+            self._has_admin = any(Rights(token.scopes).may("admin", None) for token in living)
+            self._next_ms = min((t.expires_at_ms for t in living if t.expires_at_ms is not None), default=None)
+            self.forget()
+        if self._next_ms is not None:
+            self._until = self.monotonic() + min(_LOOK_S, (self._next_ms - now_ms) / 1000)
+
+    def admit(self, headers: Sequence[str]) -> Access:
+        """headers: every Authorization of the request. Raises Unauthorized; NoLeader while this node knows of none."""
+        if len(headers) != 1:
+            what = "two Authorization headers" if headers else "no token"
+            raise Unauthorized(f"{what}: send Authorization: Bearer {PREFIX}… (hadelay token create makes one)")
+        self.look()
+        known = self._known.get(headers[0])
+        if known is None:
+            known = self._find(headers[0])
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            self._known[headers[0]] = known
+        return known
+
+    def _find(self, header: str) -> Access:
+        given = _BEARER.fullmatch(header)
+        if given is None:
+            raise Unauthorized("Authorization: expected Bearer and a token")
+        if not _TOKEN.fullmatch(given[1]):
+            raise Unauthorized(f"this is not a whole token: {PREFIX} and 43 characters, not {len(given[1])} in all")
+        if not self.service.knows_tokens:
+            # It was off: what it remembers may hold no longer.
+            raise NoLeader("this node has just started and does not know the tokens yet", retry_after_ms=500)
+        digest = hash_token(given[1])
+        token = self._by_hash.get(digest)
+        if token is None:
+            return self._bootstrap(digest)
+        if not token.holds(self.service.now_ms()):
+            raise Unauthorized(f"the token {token.name!r} ({token.id}) has expired")
+        return Access(Actor(token.id, token.name), Rights(token.scopes))
+
+    def _bootstrap(self, digest: bytes) -> Access:
+        wanted = self.config.bootstrap_token_hash
+        if not wanted or not hmac.compare_digest(bytes.fromhex(wanted), digest):
+            raise Unauthorized("this token is not known: it was revoked, or it is of another cluster")
+        if self._has_admin:
+            raise Unauthorized("the bootstrap token is spent: this cluster has a token with the scope admin")
+        return Access(Actor("", "bootstrap"), Rights(()), first_only=True)

@@ -1,0 +1,84 @@
+"""Tokens, and the trail of what administrators did."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from aiohttp import web
+
+from hadelay.core.access import MAX_LIFETIME_MS, Token, problem_of_scope
+from hadelay.errors import BadRequest, NotFound
+from hadelay.http import types
+from hadelay.http.access import PREFIX, hash_token
+from hadelay.http.routes import Call, Routes
+from hadelay.http.values import format_instant
+
+routes = Routes()
+
+_MAX_LIMIT = 1_000
+_ID = re.compile("[0-9a-f]{12}")
+
+
+@routes.add(
+    "POST",
+    "/v1/tokens",
+    body=types.CreateToken,
+    returns={201: types.TokenOut},
+    errors=(409, 429, 503, 504),
+    scope="admin",
+)
+async def create_token(call: Call) -> web.Response:
+    """Make a token; the answer is the only place where it is shown"""
+    wish = call.body
+    for scope in wish.scopes:
+        if wrong := problem_of_scope(scope):
+            raise BadRequest(f"scopes: {wrong}")
+    lifetime_ms = None if wish.lifetime is None else int(wish.lifetime)
+    if lifetime_ms is not None and not 0 < lifetime_ms <= MAX_LIFETIME_MS:
+        raise BadRequest("lifetime: more than 0 and at most 100 years")
+    secret = PREFIX + secrets.token_urlsafe(32)
+    token = await call.service.create_token(wish.name, hash_token(secret), wish.scopes, lifetime_ms)
+    shown = _out(call, token)
+    shown.token = secret
+    return call.reply(shown, 201, {"Location": f"/v1/tokens/{token.id}", "Cache-Control": "no-store"})
+
+
+@routes.add("GET", "/v1/tokens", returns={200: types.Tokens}, errors=(503,), scope="admin")
+async def list_tokens(call: Call) -> web.Response:
+    """All tokens there are, and what they may; never the tokens themselves"""
+    return call.reply(types.Tokens([_out(call, token) for token in await call.service.list_tokens()]))
+
+
+@routes.add("DELETE", "/v1/tokens/{token_id}", returns={204: None}, errors=(404, 503, 504), scope="admin")
+async def revoke_token(call: Call) -> web.Response:
+    """Refuse a token from now on"""
+    token_id = call.path["token_id"]
+    if not _ID.fullmatch(token_id):
+        raise NotFound(f"{token_id[:80]!r} is no token's id: 12 hex digits, as GET /v1/tokens shows them")
+    await call.service.revoke_token(token_id)
+    return web.Response(status=204)
+
+
+def _out(call: Call, token: Token) -> types.TokenOut:
+    return types.TokenOut(
+        id=token.id, name=token.name, scopes=list(token.scopes), created_at=format_instant(token.created_at_ms),
+        expires_at=None if token.expires_at_ms is None else format_instant(token.expires_at_ms),
+        expired=not token.holds(call.server.service.now_ms()),
+    )  # fmt: skip
+
+
+@routes.add("GET", "/v1/audit", query=types.AuditQuery, returns={200: types.AuditTrail}, errors=(503,), scope="admin")
+async def audit(call: Call) -> web.Response:
+    """What was asked for that needs the scope admin, and by whom: the last 1,000"""
+    query = call.query
+    if not 1 <= query.limit <= _MAX_LIMIT:
+        raise BadRequest(f"limit: 1 to {_MAX_LIMIT}, not {query.limit}")
+    entries = await call.service.audit(query.after, query.limit)
+    shown = [
+        types.AuditOut(
+            e.number, format_instant(e.at_ms), e.node, e.token_id, e.token, e.action, e.target, e.outcome
+        )
+        for e in entries
+    ]  # fmt: skip
+    return call.reply(types.AuditTrail(shown))

@@ -1,0 +1,83 @@
+"""What somebody without a token can take up: little, and not for long."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from hadelay.config import HttpConfig
+from hadelay.http import app
+from hadelay.http.app import HttpServer
+from tests.http.conftest import Make, make_node, read_answer
+from tests.http.memory_service import MemoryService
+from tests.security.conftest import Pki
+from tests.security.test_node_link import on_uvloop
+
+__all__ = ["make_node"]
+
+GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
+
+
+async def test_connections_are_counted(make_node: Make) -> None:
+    node = await make_node(max_connections=3)
+    inside = [await node.raw() for _ in range(3)]
+    for reader, writer in inside:
+        writer.write(GET + b"\r\n")
+        assert (await read_answer(reader))[0] == 200
+    reader, writer = await node.raw()
+    writer.write(GET + b"\r\n")
+    status, headers, body = await read_answer(reader)
+    assert (status, headers["connection"]) == (503, "close")
+    assert b"max_connections" in body
+    assert await reader.read() == b""
+    inside[0][1].close()
+    while node.server.connections > 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    reader, writer = await node.raw()
+    writer.write(GET + b"\r\n")
+    assert (await read_answer(reader))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "head",
+    [GET + b"X-Long: " + b"a" * 9_000 + b"\r\n\r\n", GET + b"X-Many: a\r\n" * 200 + b"\r\n", b"GET /" + b"a" * 9_000],
+    ids=["long", "many", "target"],
+)
+async def test_heads_that_are_too_large(make_node: Make, head: bytes) -> None:
+    node = await make_node()
+    reader, writer = await node.raw()
+    writer.write(head)
+    status, _, _ = await asyncio.wait_for(read_answer(reader), 10)
+    assert status == 400
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+
+
+async def test_a_head_that_trickles_is_given_up(make_node: Make) -> None:
+    node = await make_node(idle_timeout_ms=100)
+    reader, writer = await node.raw()
+    gone = asyncio.create_task(reader.read())
+    for byte in GET * 1_000:
+        if gone.done():
+            break
+        writer.write(bytes([byte]))
+        await asyncio.sleep(0.005)
+    with suppress(ConnectionResetError):
+        assert await asyncio.wait_for(gone, 10) == b""
+
+
+@on_uvloop
+async def test_a_handshake_that_does_not_go_on(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
+    cert, key, ca = pki.files("n1")
+    monkeypatch.setattr(app, "_HANDSHAKE_S", 0.1)
+    server = HttpServer(
+        MemoryService(), HttpConfig(listen="127.0.0.1:0", tls_cert=cert, tls_key=key, tls_ca=ca), 1 << 40
+    )
+    host, port = (await server.start()).split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"\x16\x03\x01")
+    with suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+    writer.close()
+    await server.stop(1)
