@@ -101,3 +101,18 @@ def test_a_topic_that_is_deleted_is_called_no_more() -> None:
     assert world.settle().push.pool.feeds == {}
     hook(world, "t")
     world.until(lambda: len(world.calls) == 6)
+
+
+def test_a_receiver_that_is_gone_is_left_alone() -> None:
+    """410: what was fetched for it and not called about goes back, and is there when somebody resumes."""
+    world = World(Limited(1))
+    hook(world, "t")
+    world.put("t", backoff=[100])
+    world.script["http://t/"] = ["410"]
+    ids = world.publish("t", *[b"x"] * 120)
+    world.run(1)
+    assert len(world.calls) < 50
+    assert world.settle().push.pool.busy is False
+    world.script["http://t/"] = ["200"]
+    world.put("t", paused=None, paused_reason=None)
+    world.until(lambda: all(world.state(one) == "acked" for one in ids))

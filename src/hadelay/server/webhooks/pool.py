@@ -358,13 +358,16 @@ class Pool:
         self.node.propose(command, extended)
 
     def _disable(self, feed: Feed) -> None:
-        """410: the receiver wants no more of this. The messages stay; `:resume` calls again."""
+        """410: the receiver wants no more of this. The messages stay, and what was fetched goes back uncalled;
+        `:resume` calls again."""
         topic = self.node.state.topics[feed.number]
         webhook = topic.settings.webhook
         if topic.exists and not topic.settings.paused and webhook is not None and webhook.url == feed.webhook.url:
             log.warning("webhook_disabled", topic=feed.name, url=webhook.url)
             pause = {"paused": True, "paused_reason": GONE}
             self.node.propose(encode_topic_put(feed.name, pause), lambda result, error: None)
+        while feed.queue:
+            self._settle(feed.queue.popleft(), (-1, "HTTP 410"))
 
     # numbers
 
