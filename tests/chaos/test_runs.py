@@ -67,7 +67,12 @@ def test_a_node_that_ends_at_any_step_of_its_code_loses_nothing(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("mutation", "verdict"),
-    [("not_held_back", "I9 early"), ("dropped_message", "I1 lost"), ("no_sync", "I14 durability")],
+    [
+        ("not_held_back", "I9 early"),
+        ("dropped_message", "I1 lost"),
+        ("no_sync", "I14 durability"),
+        ("local_apply", "I12 divergence"),
+    ],
 )
 def test_a_server_that_is_broken_on_purpose_is_noticed(tmp_path: Path, mutation: str, verdict: str) -> None:
     if mutation == "no_sync" and tools.missing("cc"):
