@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 Reached = Literal["any", "some", "leader", "follower", "election", "start", "empty"]
 #: Size of the file that names the armed point, zeroes behind it.
 ARMED_BYTES = 64
+_KEEP_BYTES = 16 << 20
 
 
 class Step(NamedTuple):
@@ -111,8 +112,7 @@ def arm(path: str | os.PathLike[str], point: str) -> None:
 def install(path: str) -> None:
     """In this process, before it serves: wrap every step, and look at the file each time one is come by.
 
-    And keep no more of the journal than is needed, so that a node that lost its disk is given files: by themselves,
-    journals are long.
+    And keep little of the journal, so that a node that lost its disk is given files: by themselves, journals are long.
     """
     with open(path, "rb") as file:
         armed = mmap.mmap(file.fileno(), ARMED_BYTES, prot=mmap.PROT_READ)
@@ -122,7 +122,7 @@ def install(path: str) -> None:
         setattr(owner, attribute, wrap(getattr(owner, attribute), name, armed))
     node: Any = import_module("hadelay.server.node")
     raft_config = node.raft_config
-    node.raft_config = lambda config: replace(raft_config(config), journal_keep_bytes=0)
+    node.raft_config = lambda config: replace(raft_config(config), journal_keep_bytes=_KEEP_BYTES)
 
 
 def _place(where: str) -> tuple[Any, str]:
