@@ -30,9 +30,9 @@ CHECKS = (
     schemathesis.checks.response_headers_conformance,
 )
 DOCUMENT: dict[str, Any] = msgspec.json.decode(openapi.document(ROUTES.all))
-#: A node alone cannot hand over: 503, as documented.
+#: A node alone cannot hand over, and so many snapshots are not held at once: 503, as documented.
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT, config=SchemathesisConfig(seed=1)).exclude(
-    operation_id="transfer_leader"
+    operation_id=["transfer_leader", "open_snapshot"]
 )
 
 

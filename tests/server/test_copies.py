@@ -45,6 +45,9 @@ class Now:
         else:
             done(result, None)
 
+    def join(self, lane: str) -> None:
+        pass
+
     def pass_s(self, seconds: float) -> None:
         end = self.now + seconds
         while due := [timer for timer in self.timers if timer[0] <= end]:
