@@ -15,23 +15,29 @@ import numpy as np
 from msgspec.structs import replace
 from pyroaring import BitMap
 
-from hadelay.core import idempotency, leases, places, publish
+from hadelay.core import idempotency, leases, owed, places, publish, ttl
 from hadelay.core.clustertime import ClusterClock
+from hadelay.core.commands import Command
 from hadelay.core.dispatch import Dispatcher
 from hadelay.core.keys import Decision
 from hadelay.core.lifecycle import settle
+from hadelay.core.results import LeaseOutcome, LeaseResult
 from hadelay.core.topics import Topics
 from hadelay.model import Event
 from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
 from hadelay.raft.leader import Leader
 from hadelay.raft.peer import Peer
-from hadelay.server import batcher, cursor
+from hadelay.server import batcher, cursor, metrics
 from hadelay.server.ahead import HeldBack
+from hadelay.server.batcher import Batcher
 from hadelay.server.dispatcher import LeaderDispatcher
 from hadelay.server.expiry import Expiry
+from hadelay.server.node import Node
 from hadelay.storage.disk import RealDisk, RealFile
 from hadelay.storage.heads import HeadsCache
+from hadelay.storage.tables import Tables
+from hadelay.testing import invariants
 from hadelay.testing.disk import SimDisk, SimFile
 
 
@@ -77,6 +83,17 @@ def _no_sync() -> Iterator[None]:
         yield
 
 
+def _skipped_sync() -> Iterator[None]:
+    """Every fifth."""
+    sync = SimDisk.sync
+
+    def sometimes(disk: SimDisk, settle: Callable[[], None]) -> None:
+        sync(disk, (lambda: None) if disk.syncs % 5 == 4 else settle)
+
+    with _patched(SimDisk, "sync", sometimes):
+        yield
+
+
 def _swallowed_sync_error() -> Iterator[None]:
     def careless(sync: Callable[[Any], None]) -> Callable[[Any], None]:
         def careless(file: Any) -> None:
@@ -114,6 +131,21 @@ def _commit_alone() -> Iterator[None]:
         node.advance()
 
     with _patched(Leader, "synced", synced):
+        yield
+
+
+def _answered_before_commit() -> Iterator[None]:
+    """A consumer is told `acked` as soon as its ack is on its way."""
+    propose = Batcher.propose
+
+    def at_once(self: Batcher, command: bytes, done: Any, term: int = 0) -> None:
+        if command[0] != Command.ACK:
+            propose(self, command, done, term)
+            return
+        propose(self, command, lambda result, error: None)
+        done(LeaseResult(np.array([LeaseOutcome.DONE], np.uint8)), None)
+
+    with _patched(Batcher, "propose", at_once):
         yield
 
 
@@ -156,6 +188,16 @@ def _dispatch_before_commit() -> Iterator[None]:
         become(dispatcher, term)
 
     with _patched(LeaderDispatcher, "on_leader", at_once):
+        yield
+
+
+def _unfenced_grant() -> Iterator[None]:
+    """What a leader did not get into the log goes to the next one."""
+
+    def anyhow(node: Node, command: bytes, done: Any) -> None:
+        node.batcher.propose(command, done)
+
+    with _patched(Node, "_propose_as_leader", anyhow):
         yield
 
 
@@ -238,6 +280,39 @@ def _ignored_purge() -> Iterator[None]:
         yield
 
 
+def _one_attempt_more() -> Iterator[None]:
+    """max_attempts allows one more."""
+    limits = leases._GivingBack._limits
+
+    def more(giving: Any, held: Any) -> Any:
+        return limits(giving, held) + 1
+
+    with _patched(leases._GivingBack, "_limits", more):
+        yield
+
+
+def _no_ttl() -> Iterator[None]:
+    """What is over is handed out all the same."""
+
+    def never(state: Any, rows: Any, now_ms: int) -> Any:
+        return np.zeros(len(rows), np.bool_)
+
+    with _patched(leases, "expired", never), _patched(owed, "expired", never), _patched(ttl, "_expire", lambda *_: 0):
+        yield
+
+
+def _no_max_wait() -> Iterator[None]:
+    """The first publish of a chain counts for no other."""
+    decide = Decision._decide
+
+    def forget(decision: Decision, row: int, *more: Any) -> None:
+        decide(decision, row, *more)
+        decision._starts.pop(row, None)
+
+    with _patched(Decision, "_decide", forget):
+        yield
+
+
 def _miscounted() -> Iterator[None]:
     """A batch counts as one message more."""
     count = publish._count
@@ -247,6 +322,19 @@ def _miscounted() -> Iterator[None]:
         state.topics[int(numbers[0])].published += int(len(take) > 4)
 
     with _patched(publish, "_count", more):
+        yield
+
+
+def _boastful_metrics() -> Iterator[None]:
+    """/metrics shows twice as many acks."""
+    view = metrics.node_metrics
+
+    def more(node: Node) -> Any:
+        shown = view(node)
+        shown.values["acked_messages_total"] *= 2
+        return shown
+
+    with _patched(invariants, "node_metrics", more):
         yield
 
 
@@ -278,6 +366,19 @@ def _wrong_local_index() -> Iterator[None]:
         derived.entries = entries
 
     with _patched(HeadsCache, "_scan", short):
+        yield
+
+
+def _keys_ahead() -> Iterator[None]:
+    """Idempotency keys reach the disk before the checkpoint that they belong to."""
+    put = Tables.put
+
+    def early(tables: Tables, table: bytes, key: bytes, value: bytes) -> None:
+        put(tables, table, key, value)
+        if table.startswith(b"idem:"):
+            tables.backend.commit([], [(table, key, value)])
+
+    with _patched(Tables, "put", early):
         yield
 
 
@@ -337,13 +438,17 @@ SEEDS = range(1, 61)
 
 MUTATIONS: dict[str, Mutation] = {
     "no_sync": Mutation("no sync reaches the disk", _LOG, ("power_cut_all", "kill"), _no_sync),
+    "skipped_sync": Mutation("every fifth sync is skipped", _LOG, ("power_cut_all", "power_cut"), _skipped_sync),
     "swallowed_sync_error": Mutation(
-        "an error of fdatasync is ignored", _LOG, ("failed_sync", "power_cut_all"), _swallowed_sync_error
+        "an error of fdatasync is ignored", ("I17",), ("failed_sync",), _swallowed_sync_error
     ),
     "answer_before_sync": Mutation(
         "a follower acknowledges before its disk has it", _LOG, ("power_cut_all", "slow_sync"), _answer_before_sync
     ),
     "commit_alone": Mutation("the leader commits without a majority", ("I14",), _CRASHES, _commit_alone),
+    "answered_before_commit": Mutation(
+        "an ack is answered before its commit", ("I5", "I6"), _CRASHES, _answered_before_commit
+    ),
     "plain_library": Mutation(
         "rows 1 and 2 of PySyncObj: batches are sent twice, and matching entries are cut",
         _LOG,
@@ -356,6 +461,9 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "dispatch_before_commit": Mutation(
         "hand-outs precede their commit", ("I6",), ("partition", "pause", "kill"), _dispatch_before_commit
+    ),
+    "unfenced_grant": Mutation(
+        "a grant of a leader that lost office reaches the next one", ("I16",), _CRASHES, _unfenced_grant
     ),
     "five_ms_early": Mutation("delays are 5 ms short", ("I9",), (), _five_ms_early),
     "not_held_back": Mutation("grants ahead of their time are answered at once", ("I9",), (), _not_held_back),
@@ -370,7 +478,11 @@ MUTATIONS: dict[str, Mutation] = {
     "dropped_message": Mutation("one message in 29 is never handed out", ("I1 ",), (), _dropped_message),
     "ignored_cancel": Mutation("a cancelled message is still owed", ("I3",), (), _ignored_cancel),
     "ignored_purge": Mutation("a purged message is still owed", ("I3",), (), _ignored_purge),
+    "one_attempt_more": Mutation("max_attempts allows one attempt more", ("attempts",), (), _one_attempt_more),
+    "no_ttl": Mutation("what is past its TTL is handed out", ("TTL",), ("kill", "pause"), _no_ttl),
+    "no_max_wait": Mutation("max_wait counts from the last publish", ("max_wait",), (), _no_max_wait),
     "forgotten_key": Mutation("idempotency keys are forgotten", ("I8", "I1 "), ("reset", "kill"), _forgotten_key),
+    "keys_ahead": Mutation("the key index is ahead of the checkpoint", ("I12", "I1 "), ("kill",), _keys_ahead),
     "blind_key": Mutation("two messages of one client key are pending", ("one per key",), (), _blind_key),
     "wrong_local_index": Mutation(
         "after a restart a second's chain ends too early", ("I12", "I15", "forgotten"), ("kill", "stop"),
@@ -379,4 +491,5 @@ MUTATIONS: dict[str, Mutation] = {
     "lost_timer": Mutation("no lease ever runs out", ("I15",), (), _lost_timer),
     "local_apply": Mutation("apply depends on the process", ("I12",), (), _local_apply),
     "miscounted": Mutation("a batch counts as one message more", ("I2",), (), _miscounted),
+    "boastful_metrics": Mutation("/metrics shows twice as many acks", ("I18",), (), _boastful_metrics),
 }  # fmt: skip

@@ -1,0 +1,73 @@
+"""Write docs/explanation/mutations.md: which deliberate bug is noticed by which check, and in which seed. Takes some
+minutes; a test compares the names, and begins with these seeds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from hadelay.testing.cli import _quiet
+from hadelay.testing.mutations import MUTATIONS, SEEDS, broken
+from hadelay.testing.run import run_seed
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "mutations.md"
+#: Noticed by a test of their own, as what, and within how many seeds of it.
+BY_HAND = {"forgotten_vote": ("I13 log safety", 50), "wiped_node_votes": ("I1 lost", 1)}
+
+HEAD = """<!-- Made by tools/mutations.py; change hadelay/testing/mutations.py instead. -->
+# Deliberate bugs, and what notices them
+
+A check that cannot fail is no check. Each of these bugs is put into the shipped classes, one at a time; then the
+[simulator](simulation.md) runs seed after seed, from 1 on, with the faults named here and no others, until the check
+that is meant notices. The last column is that seed: how many it took. `hadelay sim --seed SEED --mutation NAME` shows
+what happened.
+
+| Bug | What is wrong | Faults | Noticed by | Seeds |
+|---|---|---|---|---|
+"""
+TAIL = """
+Two take an order of faults that is rare in a cluster, and have tests of their own: `forgotten_vote` a crash between two
+votes of one term, noticed by the test that tortures the journal alone, with a power cut at any I/O step, within 50 of
+its lives; `wiped_node_votes` a disk that is replaced while another node is down, noticed by a schedule made by hand.
+"""
+
+
+class Row(NamedTuple):
+    what: str
+    faults: str
+    noticed_by: str
+    seed: int
+
+
+def read(page: str) -> dict[str, Row]:
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \| (\d+) \|$", page, re.M)
+    return {name: Row(what, faults, noticed_by, int(seed)) for name, what, faults, noticed_by, seed in rows}
+
+
+def find(name: str) -> Row | None:
+    """None: not within SEEDS."""
+    mutation = MUTATIONS[name]
+    faults = ", ".join(fault.replace("_", " ") for fault in mutation.faults) or "none"
+    if name in BY_HAND:
+        return Row(mutation.what, "by hand", *BY_HAND[name])
+    with broken(name):
+        for seed in SEEDS:
+            report = run_seed(seed, mutation.families)
+            if report.failure and report.invariant.startswith(mutation.caught_by):
+                return Row(mutation.what, faults, report.invariant, seed)
+    return None
+
+
+def main() -> None:
+    with multiprocessing.get_context("spawn").Pool(initializer=_quiet) as pool:
+        rows = dict(zip(MUTATIONS, pool.map(find, MUTATIONS, chunksize=1), strict=True))
+    missing = [name for name, row in rows.items() if row is None]
+    assert not missing, f"nobody noticed {missing}"
+    lines = [f"| `{name}` | {' | '.join(map(str, row))} |\n" for name, row in rows.items() if row is not None]
+    PAGE.write_text(HEAD + "".join(lines) + TAIL)
+
+
+if __name__ == "__main__":
+    main()
