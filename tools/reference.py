@@ -130,16 +130,28 @@ def pipeline_page() -> str:
     text += ["## Options", "", "| Option | Default | |", "|---|---|---|"]
     docs = field_docs(schema.Options)
     for option in dataclasses.fields(schema.Options):
-        default = (
-            ""
-            if option.default in ("", 0) and option.default is not False
-            else f"`{_default(option.name, option.default)}`"
-        )
-        text.append(f"| `{schema.camel(option.name)}` | {default} | {docs[option.name]} |")
+        text.append(f"| `{schema.camel(option.name)}` | {_shown_default(option)} | {docs[option.name]} |")
+    text += ["", "## Options of the writer", "", '`df.write.format("hadelay").mode("append")`', ""]
+    text += ["| Option | Default | |", "|---|---|---|"]
+    docs = field_docs(schema.WriteOptions)
+    text += [
+        f"| `{schema.camel(option.name)}` | {_shown_default(option)} | {docs[option.name]} |"
+        for option in dataclasses.fields(schema.WriteOptions)
+    ]
+    text += ["", "| Column | Type | |", "|---|---|---|"]
+    text += [
+        f"| `{name}` | {' or '.join(f'`{one}`' for one in column.type.split('|'))} | {column.doc} |"
+        for name, column in schema.PUBLISHED.items()
+    ]
     for title, columns in (("messages", schema.MESSAGES), ("dispatches, settlements, events", schema.EVENTS)):
         text += ["", f"## Columns of {title}", "", "| Column | Type | |", "|---|---|---|"]
         text += [f"| `{name}` | `{column.type}` | {column.doc} |" for name, column in columns.items()]
     return "\n".join(text) + "\n"
+
+
+def _shown_default(option: dataclasses.Field[Any]) -> str:
+    value = option.default
+    return "" if value in ("", 0) and value is not False else f"`{_default(option.name, value)}`"
 
 
 def metrics_page() -> str:

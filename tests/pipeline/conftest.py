@@ -17,7 +17,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if find_java() is None:
         pytest.skip(NO_JAVA)
     started = session(
-        "local[2]", "1g",
+        "local[2,3]", "1g",  # a task is tried three times
         **{
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.adaptive.enabled": "false",

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hadelay.pipeline import forecast, lateness, load, reconcile, session
+from hadelay import Client
+from hadelay.pipeline import forecast, lateness, load, reconcile, schedule, session
 from hadelay.pipeline.forecast import ForecastOptions
+from hadelay.pipeline.schedule import ScheduleOptions
+from hadelay.pipeline.schema import WriteOptions
 from hadelay.pipeline.timing import JobOptions
+from tests.cli.support import Dev, cluster
 from tests.pipeline import test_archive, test_archived, test_reconcile
 from tests.pipeline.support import at_random, one_of_each, options, write
 from tests.pipeline.test_batches import read
 from tests.pipeline.test_reconcile import check_one_of_each, judge
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "pipeline.md"
+#: To publish for: the tests' clusters go by the clock, and take nothing for years ahead.
+DAY = f"{datetime.now(UTC) + timedelta(days=30):%Y-%m-%d}"
 
 
 def read_from(spark: Any, path: Path, **more: object) -> Any:
@@ -130,3 +138,76 @@ def test_the_page_shows_what_runs(spark: Any, busy: tuple[Any, Path], capsys: py
 
 def test_the_doctor_finds_everything(spark: Any) -> None:
     assert [check for check in session.doctor() if not check["ok"]] == []
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+    with cluster(tmp_path_factory.mktemp("written")) as running:
+        yield running
+
+
+def fails_once(rows: Iterator[Any]) -> Iterator[Any]:
+    """The first attempt of the first task fails when a part of its rows is published."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    for n, row in enumerate(rows):
+        if n == 1_000 and context.partitionId() == 0 and context.attemptNumber() == 0:
+            raise RuntimeError("an executor is lost")
+        yield row
+
+
+@pytest.mark.processes
+def test_a_task_that_runs_again_publishes_nothing_twice(spark: Any, dev: Dev, tmp_path: Path) -> None:
+    count = 3_000
+    due = datetime.fromisoformat(f"{DAY}T00:00:00Z")
+    rows = [
+        (f"row {n}", "no topic!" if n == 7 else "written", due + timedelta(seconds=n), f"{n}", ["a"], {"n": f"{n}"})
+        for n in range(count)
+    ]
+    schema = (
+        "idempotency_key STRING, topic STRING, deliver_at TIMESTAMP, body STRING, tags ARRAY<STRING>, "
+        "meta MAP<STRING,STRING>"
+    )
+    lines = spark.sparkContext.parallelize(rows, 2)
+    frame, failing = (spark.createDataFrame(given, schema) for given in (lines, lines.mapPartitions(fails_once)))
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "400")
+    try:
+        writer = failing.write.format("hadelay").option("endpoint", dev.servers).mode("append")
+        writer.option("rejected", str(tmp_path / "aside")).save()
+        with Client(dev.servers) as client:
+            assert client.topic("written").scheduled == count - 1
+            last = list(client.messages("written"))[-1]
+            found = client.get(last.id, body=True)
+            assert (found.body, found.tags, found.meta) == (b"%d" % (count - 1), ["a"], {"n": str(count - 1)})
+        (row,) = spark.read.parquet(str(tmp_path / "aside")).collect()
+        assert (row.idempotency_key, "topic" in row.reason) == ("row 7", True)
+        # Written again, it is known; and without a place for what is rejected, the write says so.
+        with pytest.raises(Exception, match=r"1 of 3,000 rows were rejected, 1 of them: .*the others are published"):
+            frame.write.format("hadelay").option("endpoint", dev.servers).mode("append").save()
+        with Client(dev.servers) as client:
+            assert client.topic("written").scheduled == count - 1
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
+def test_what_cannot_be_written_is_refused_before_it_begins(spark: Any) -> None:
+    frame = spark.range(1).selectExpr("id AS idempotency_key", "'t' AS topic", "id AS delver_at", "'1h' AS delay")
+    writer = frame.write.format("hadelay").option("endpoint", "http://127.0.0.1:1")
+    with pytest.raises(Exception, match="column delver_at is none of a message's"):
+        writer.mode("append").save()
+    with pytest.raises(Exception, match="cannot be overwritten"):
+        writer.mode("overwrite").save()
+
+
+@pytest.mark.processes
+def test_tasks_schedule_a_table(spark: Any, dev: Dev, tmp_path: Path) -> None:
+    rows = spark.range(500).selectExpr("id AS n", f"'{DAY}T00:00:00Z' AS deliver_at", "'x' AS body")
+    rows.write.parquet(str(tmp_path / "table"))
+    write = WriteOptions(dev.servers, topic="tasks", key_column="n", key_prefix="tasks:")
+    given = ScheduleOptions(write, str(tmp_path / "table"), "parquet")
+    for published in (500, 0):
+        done = schedule.run(spark, given)
+        assert (done.rows, done.published, done.duplicates) == (500, published, 500 - published)
+    with Client(dev.servers) as client:
+        assert client.topic("tasks").scheduled == 500

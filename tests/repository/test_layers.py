@@ -18,7 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "client": {"core"},
     "server": {"core", "storage", "raft", "http"},
     "http": {"core", "server"},
-    "pipeline": {"core", "storage"},
+    "pipeline": {"client", "core", "storage"},
     "cli": {"core", "storage", "raft", "client", "server", "testing", "pipeline"},
     # Its command line is the ordinary one, after it has put a fault in.
     "testing": {"core", "storage", "raft", "server", "cli"},

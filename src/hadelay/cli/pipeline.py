@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -17,15 +21,38 @@ Engine = Literal["fast", "exact"]
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Source(Printing):
+class Running(Printing):
     """Options of every job."""
 
-    path: str = ""
-    "A node's data directory, or a copy of one."
     endpoint: Annotated[str, Parameter(env_var="HADELAY_SERVERS")] = ""
-    "Instead: URLs of nodes, separated by commas."
+    "URLs of nodes, separated by commas."
     token: Annotated[str, Parameter(env_var="HADELAY_TOKEN")] = ""
     "For them."
+    master: str = "local[*]"
+    "Where Spark runs, as spark-submit has it; none: in this process, without Spark and Java."
+    driver_memory: str = "2g"
+    "For a local Spark."
+
+    def spark(self, **settings: str) -> Any:
+        """None if it is to be done without."""
+        from hadelay.pipeline.session import INSTALL, session
+
+        if self.master != "none":
+            return session(self.master, self.driver_memory, **settings)
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError:
+            raise ConfigError(f"the pipeline needs pyarrow: {INSTALL}") from None
+        return None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Source(Running):
+    """Options of jobs that read hours."""
+
+    path: str = ""
+    "Instead of --endpoint: a node's data directory, or a copy of one."
     hour_from: int = 0
     "First hour, as yyyymmddHH."
     hour_to: int = 0
@@ -36,10 +63,6 @@ class Source(Printing):
     "Check every checksum on the way. Archiving always does."
     as_of: int = 0
     "Unix ms at which what waits is judged; 0: of the last checkpoint, or the nodes' time."
-    master: str = "local[*]"
-    "Where Spark runs, as spark-submit has it; none: in this process, without Spark and Java."
-    driver_memory: str = "2g"
-    "For a local Spark."
 
     def options(self) -> Any:
         from hadelay.pipeline.schema import Options
@@ -49,18 +72,6 @@ class Source(Printing):
             hour_from=self.hour_from, hour_to=self.hour_to, on_torn=self.on_torn, as_of=self.as_of,
             verify=self.verify,
         )  # fmt: skip
-
-    def spark(self) -> Any:
-        """None if it is to be done without."""
-        from hadelay.pipeline.session import INSTALL, session
-
-        if self.master != "none":
-            return session(self.master, self.driver_memory)
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise ConfigError(f"the pipeline needs pyarrow: {INSTALL}") from None
-        return None
 
 
 def reconcile(
@@ -205,6 +216,76 @@ def _tell(summary: Any, source: Counting, columns: tuple[str, ...]) -> None:
         table(_hours(summary.table), columns)
     if source.out:
         note(f"report: {source.out}/report.html")
+
+
+def schedule(
+    file: str, /, *, key: str, topic: str = "", columns: str = "", rejected: str = "", prefix: str = "",
+    format: Literal["", "csv", "parquet"] = "", timeout: int = 300, running: Running | None = None,
+) -> int:  # fmt: skip
+    """Publish the rows of a table, each once, also when it is run again within the hour.
+
+    Ends with 1 if one is rejected.
+
+    Parameters
+    ----------
+    file
+        CSV with a header, or Parquet; a file or a directory. Columns named as a message's are taken: topic, body,
+        deliver_at or delay, key, tags, ttl, meta …
+    key
+        Column that identifies a row: the same value again is the same message.
+    topic
+        For a table without that column.
+    columns
+        Where names differ: deliver_at=due,body=payload.
+    rejected
+        Directory for rows that are rejected, with the reason: FILE.rejected here, without it.
+    prefix
+        Put before each key: what tells this job's keys from another's. Its topic, or the file's name, without it.
+    format
+        If the file's name does not say it.
+    timeout
+        Seconds for which what may succeed later is tried again.
+    """
+    running = running or Running()
+    spark = running.spark(**{"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()})
+    from hadelay.pipeline.schedule import ScheduleOptions, count, run
+    from hadelay.pipeline.schema import WriteOptions
+
+    prefix = prefix or f"{topic or Path(file).name}:"
+    write = WriteOptions(
+        running.endpoint,
+        running.token,
+        topic,
+        key,
+        prefix,
+        rejected or f"{Path(file).name}.rejected",
+        timeout=timeout,
+    )
+    options = ScheduleOptions(write, file, format, columns)
+    with _progress(count(options) if spark is None else 0) as update:
+        done = run(spark, options, update)
+    if running.output == "json":
+        emit_json(asdict(done))
+    else:
+        table([asdict(done)], ("rows", "published", "duplicates", "rejected"))
+    for reason, number in list(done.reasons.items())[:5]:
+        note(f"{number:,} rejected: {reason}")
+    if done.aside:
+        note(f"rejected rows: {', '.join(done.aside[:3])}")
+    return 1 if done.rejected else 0
+
+
+@contextlib.contextmanager
+def _progress(total: int | None) -> Iterator[Callable[[Any], None]]:
+    """A bar on stderr while somebody watches; total 0: Spark has one of its own."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    hidden = not sys.stderr.isatty() or total == 0
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=hidden) as bars:
+        task = bars.add_task("", total=total)
+        yield lambda done: bars.update(task, completed=done.rows)
 
 
 def _hours(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from hadelay.errors import BadRequest
 from hadelay.model import DEAD_HOURS, hour_from_name, hour_name
+
+T = TypeVar("T")
 
 
 class Column(NamedTuple):
@@ -69,6 +71,74 @@ EVENTS = {
 }
 #: dispatches are hand-outs (`leased`), settlements everything else, events both.
 KINDS = {"messages": MESSAGES, "dispatches": EVENTS, "settlements": EVENTS, "events": EVENTS}
+
+
+#: What a row of the writer may have; the types it takes are separated by a bar.
+PUBLISHED = {
+    "topic": Column("STRING", "where it goes; the option `topic` says it for rows that do not"),
+    "body": Column("BINARY|STRING", "null is empty; a STRING is text/plain unless `content_type` says otherwise"),
+    "deliver_at": Column(
+        "TIMESTAMP|BIGINT|STRING", "when it is due; BIGINT is Unix ms, STRING RFC 3339. Past: at once"
+    ),
+    "delay": Column("STRING|BIGINT|DOUBLE", "instead: due so long after its commit, `15m`, or seconds"),
+    "idempotency_key": Column("STRING|BIGINT", "what makes the row one of a kind; `keyColumn` may name another column"),
+    "key": Column("STRING", "the client's key"),
+    "on_conflict": Column("STRING", "keep, replace or reject, when the key's message is pending"),
+    "max_wait": Column("STRING|BIGINT|DOUBLE", "with replace"),
+    "tags": Column("ARRAY<STRING>|STRING", "a STRING is separated by commas"),
+    "ttl": Column("STRING|BIGINT|DOUBLE", "it expires so long after it was due"),
+    "callback": Column("STRING", "a webhook URL of its own"),
+    "content_type": Column("STRING", ""),
+    "meta": Column("MAP<STRING,STRING>", ""),
+}
+_WHOLE = ("INT", "SMALLINT", "TINYINT")
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """Of the writer."""
+
+    #: URLs of nodes, separated by commas.
+    endpoint: str = ""
+    #: The token to send.
+    token: str = ""
+    #: For rows without a topic of their own.
+    topic: str = ""
+    #: The column that identifies a row: the same value again is the same message, and is not published twice.
+    key_column: str = "idempotency_key"
+    #: Put before each of its values. Idempotency keys are the whole cluster's: two jobs should not have the same.
+    key_prefix: str = ""
+    #: Directory for rows that are rejected, as Parquet, with the reason. None: they fail the write, at its end.
+    rejected: str = ""
+    #: File for what became of the rows, as JSON; written where the driver runs.
+    summary: str = ""
+    #: Seconds for which what may succeed later (no leader, a limit) is tried again.
+    timeout: int = 300
+
+    def __post_init__(self) -> None:
+        if not self.endpoint:
+            raise BadRequest("option endpoint: URLs of nodes, separated by commas, have to say where to publish")
+
+
+def check_published(columns: Mapping[str, str], options: WriteOptions) -> None:
+    """columns: name → type, as Spark SQL writes it. BadRequest for what could not be meant."""
+    if options.key_column not in columns:
+        raise BadRequest(
+            f"no column {options.key_column}, which identifies a row so that a task that runs again publishes nothing "
+            f"twice; there are {', '.join(columns)}. The option keyColumn names another"
+        )
+    if not {"deliver_at", "delay"} & set(columns):
+        raise BadRequest(f"no column deliver_at or delay says when messages are due; there are {', '.join(columns)}")
+    if not options.topic and "topic" not in columns:
+        raise BadRequest("no column topic, and no option topic")
+    for name, given in columns.items():
+        if name not in PUBLISHED and name != options.key_column:
+            raise BadRequest(f"column {name} is none of a message's: {', '.join(PUBLISHED)}. Leave it out")
+        kind = given.upper().replace(" ", "")
+        kind = "BIGINT" if kind in _WHOLE else "DOUBLE" if kind == "FLOAT" else kind
+        takes = PUBLISHED[name if name in PUBLISHED else "idempotency_key"].type.split("|")
+        if kind not in (*takes, "NULL", "VOID"):
+            raise BadRequest(f"column {name} is {given}; it is taken as {' or '.join(takes)}")
 
 
 @dataclass(frozen=True)
@@ -147,15 +217,34 @@ class Options:
 
 def parse_options(given: Mapping[str, Any]) -> Options:
     """Options from what Spark or a command line has, in any case. BadRequest in words."""
-    types = get_type_hints(Options)
-    known = {camel(field.name).lower(): field.name for field in fields(Options)} | {"root": "path"}
+    return _options(Options, given, {"root": "path"})
+
+
+def parse_write_options(given: Mapping[str, Any]) -> WriteOptions:
+    return _options(WriteOptions, given, {})
+
+
+def _options(kind: type[T], given: Mapping[str, Any], synonyms: dict[str, str]) -> T:
+    types = get_type_hints(kind)
+    known = {camel(name).lower(): name for name in types} | synonyms
     values: dict[str, Any] = {}
     for key, value in given.items():
         name = known.get(key.replace("_", "").lower())
         if name is None:
             raise BadRequest(f"there is no option {key}; there are {', '.join(sorted(map(camel, types)))}")
         values[name] = _parsed(camel(name), value, types[name])
-    return Options(**values)
+    return kind(**values)
+
+
+def given(options: Options | WriteOptions) -> dict[str, str]:
+    """What differs from the defaults, as Spark takes it."""
+    found = {field.name: getattr(options, field.name) for field in fields(options)}
+    defaults = {field.name: field.default for field in fields(options)}
+    return {
+        camel(name): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in found.items()
+        if value != defaults[name]
+    }
 
 
 def camel(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`spark.read.format("hadelay")`, on Spark's Python Data Source API (PySpark 4.2 or newer).
+"""`spark.read.format("hadelay")`, `df.write.format("hadelay")`: Spark's Python Data Source API (PySpark 4.2 or newer).
 
 Schema, reader and partitions run in a process of the driver, `read` in tasks: what goes between them is options,
 columns, filters and splits. Known of Spark 4.3: it asks for every column of the schema, so that is the
@@ -8,13 +8,19 @@ stay for its next one, if that has none (ADR 0112), so that nothing is pushed un
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceWriter,
     EqualTo,
     Filter,
     GreaterThan,
@@ -24,6 +30,7 @@ from pyspark.sql.datasource import (
     IsNotNull,
     LessThan,
     LessThanOrEqual,
+    WriterCommitMessage,
 )
 from pyspark.sql.types import (
     ArrayType,
@@ -41,7 +48,15 @@ from pyspark.sql.types import (
 
 from hadelay.errors import BadRequest
 from hadelay.pipeline import batches
-from hadelay.pipeline.schema import KINDS, Options, parse_options
+from hadelay.pipeline.publish import Published, publish
+from hadelay.pipeline.schema import (
+    KINDS,
+    Options,
+    WriteOptions,
+    check_published,
+    parse_options,
+    parse_write_options,
+)
 from hadelay.pipeline.stores import listing, open_store
 
 _SPARK: dict[str, DataType] = {
@@ -91,6 +106,42 @@ class HadelaySource(DataSource):
                 raise BadRequest(f"column {column.name} is {wanted}, not {column.dataType.simpleString()}")
         kind = _Pushing if options.pushdown else _Reader
         return kind(options, schema.fieldNames())
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        options = parse_write_options(self.options)
+        if overwrite:
+            raise BadRequest("messages that are published cannot be overwritten: mode('append')")
+        check_published({column.name: column.dataType.simpleString() for column in schema}, options)
+        return _Writer(options)
+
+
+@dataclass
+class _Written(WriterCommitMessage):
+    done: Published
+
+
+class _Writer(DataSourceArrowWriter):
+    """Made once per write, and sent to every attempt of every task."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self.options, self.job = options, os.urandom(6).hex()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        # All attempts of a task write the same file.
+        name = f"{self.job}-{context.partitionId() if context else 0:05}"
+        return _Written(publish(iterator, self.options, name))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        done = Published()
+        for message in messages:
+            if isinstance(message, _Written):
+                done.add(message.done)
+        if self.options.summary:
+            with open(self.options.summary, "w", encoding="utf-8") as file:
+                json.dump(asdict(done), file)
+        if done.rejected and not self.options.rejected:
+            raise BadRequest(done.refusal())
 
 
 class _Part(InputPartition):

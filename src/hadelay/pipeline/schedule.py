@@ -1,0 +1,106 @@
+"""A table to messages: CSV or Parquet, a file or a directory, with Spark or without.
+
+Columns named as a message's fields are taken, others are left alone; `columns` says which column is which field where
+the names differ. In CSV everything is text: what a field cannot be read from is rejected, row by row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.dataset
+
+from hadelay.errors import BadRequest, NotFound
+from hadelay.pipeline.publish import Published, publish
+from hadelay.pipeline.schema import PUBLISHED, WriteOptions, given
+
+
+@dataclass(frozen=True)
+class ScheduleOptions:
+    #: Its key_column is a column of the table.
+    write: WriteOptions
+    #: A file, or a directory of files of one format.
+    table: str
+    #: csv or parquet; as the file's name ends.
+    format: str = ""
+    #: field=column, separated by commas.
+    columns: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("csv", "parquet"):
+            raise BadRequest(f"{self.table}: say whether it is csv or parquet (--format)")
+        for field in self.renamed:
+            if field not in PUBLISHED:
+                raise BadRequest(f"columns: {field} is none of a message's fields: {', '.join(PUBLISHED)}")
+
+    @property
+    def kind(self) -> str:
+        return self.format or self.table.rpartition(".")[2].lower()
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """field → column"""
+        pairs = (part.partition("=") for part in self.columns.split(",") if part.strip())
+        return {field.strip(): column.strip() for field, _, column in pairs}
+
+    def taken(self, there: list[str]) -> list[tuple[str, str]]:
+        """(column, what it is called by the writer). BadRequest for one that is not there."""
+        renamed = self.renamed
+        wanted = [(column, field) for field, column in renamed.items()]
+        wanted += [(name, name) for name in there if name in PUBLISHED and name not in renamed]
+        key = self.write.key_column
+        if key not in (field for _, field in wanted):
+            wanted.append((key, key))
+        if missing := [column for column, _ in wanted if column not in there]:
+            raise BadRequest(f"{self.table} has no column {missing[0]}; there are {', '.join(there)}")
+        return wanted
+
+
+def run(spark: Any, options: ScheduleOptions, progress: Callable[[Published], None] = lambda _: None) -> Published:
+    """spark: a session, or None to do it in this process. progress: called now and then, without Spark only."""
+    if not os.path.exists(options.table) and "://" not in options.table:
+        raise NotFound(f"{options.table}: no such file or directory")
+    if spark is None:
+        return publish(batches(options), options.write, os.urandom(6).hex(), progress=progress)
+    reader = spark.read
+    frame = reader.parquet(options.table) if options.kind == "parquet" else reader.csv(options.table, header=True)
+    frame = frame.select(*(frame[f"`{column}`"].alias(name) for column, name in options.taken(frame.columns)))
+    wanted = spark.sparkContext.defaultParallelism
+    if frame.rdd.getNumPartitions() < wanted:
+        frame = frame.repartition(wanted)
+    with tempfile.TemporaryDirectory() as directory:
+        write = replace(options.write, summary=f"{directory}/summary")
+        frame.write.format("hadelay").options(**given(write)).mode("append").save()
+        with open(write.summary, encoding="utf-8") as file:
+            return Published(**json.load(file))
+
+
+def count(options: ScheduleOptions) -> int | None:
+    """Rows, where that is known without reading them."""
+    if options.kind == "csv":
+        return None
+    return int(pyarrow.dataset.dataset(options.table, format="parquet").count_rows())
+
+
+def batches(options: ScheduleOptions) -> Iterator[pa.RecordBatch]:
+    dataset = pyarrow.dataset.dataset(options.table, format=_format(options))
+    taken = options.taken(dataset.schema.names)
+    for batch in dataset.to_batches(columns=[column for column, _ in taken]):
+        yield pa.RecordBatch.from_arrays(batch.columns, names=[name for _, name in taken])
+
+
+def _format(options: ScheduleOptions) -> Any:
+    if options.kind == "parquet":
+        return "parquet"
+    names = pyarrow.dataset.dataset(options.table, format="csv").schema.names
+    text = pyarrow.csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
+    )
+    return pyarrow.dataset.CsvFileFormat(convert_options=text)
