@@ -100,6 +100,7 @@ COMMANDS = (
     Command("pipeline load", "hadelay.cli.pipeline:load", "How much fell due, per hour, topic and second."),
     Command("pipeline forecast", "hadelay.cli.pipeline:forecast", "Seconds to come with too much, and what helps."),
     Command("pipeline schedule", "hadelay.cli.pipeline:schedule", "Publish the rows of a table: CSV or Parquet."),
+    Command("pipeline replay", "hadelay.cli.pipeline:replay", "Make dead letters due again that a filter fits."),
     Command("pipeline doctor", "hadelay.cli.pipeline:doctor", "Is everything there that Spark needs?"),
     Command("config check", "hadelay.cli.serve:config_check", "Read a configuration and say everything wrong in it."),
     Command("inspect", "hadelay.cli.inspect:inspect", "Print any file of a data directory."),

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from hadelay.cli.output import Format, Printing, emit_json, note, table
+from hadelay.cli.output import Format, Printing, Remote, emit_json, note, show, table
 from hadelay.errors import ConfigError
 
 __all__ = ["Format"]  # the fields of Printing are looked up here
@@ -273,6 +273,42 @@ def schedule(
     if done.aside:
         note(f"rejected rows: {', '.join(done.aside[:3])}")
     return 1 if done.rejected else 0
+
+
+def replay(
+    topic: str, /, *, reason: str = "", died_from: str = "", died_to: str = "", tags: str = "", limit: int = 0,
+    rate: float = 0.0, dry_run: bool = False, remote: Remote | None = None,
+) -> int:  # fmt: skip
+    """Make dead letters due again that fit: of an outage, say, by reason and time of death. Needs no Spark.
+
+    Parameters
+    ----------
+    topic
+        Its name.
+    reason
+        Regular expression, found in the reason of the last failure; of a lease that ran out that is lease_expired.
+    died_from
+        RFC 3339: died then or later.
+    died_to
+        Died before.
+    tags
+        Have all of these, separated by commas.
+    limit
+        At most so many; 0: all that fit.
+    rate
+        Per second; 0: as fast as it goes.
+    dry_run
+        Only count them.
+    """
+    remote = remote or Remote()
+    from hadelay.pipeline.replay import ReplayOptions, run
+
+    options = ReplayOptions(
+        ",".join(remote.addresses()), topic, "", reason, died_from, died_to, tags, limit, rate, dry_run
+    )
+    summary = run(None, options)
+    show(asdict(summary), remote)
+    return 0 if dry_run or summary.outcomes.get("redriven", 0) == summary.fit else 1
 
 
 @contextlib.contextmanager

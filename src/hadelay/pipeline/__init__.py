@@ -5,6 +5,7 @@
     reconcile.py   a verdict per message    exact.py  the same in SQL    archive.py    hours → Parquet with manifest
     archived.py    deleted hours, from there
     lateness.py, load.py, forecast.py   how late, how much, and what is coming, on timing.py    page.py    their reports
+    publish.py     rows → messages    schedule.py    tables → messages    replay.py    dead letters by filter, due again
     session.py     finding Java, starting Spark
 
 Needs the extra `hadelay[spark]`; nothing else of hadelay imports this package.
