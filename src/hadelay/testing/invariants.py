@@ -392,7 +392,7 @@ def _published_ms(node: Node, message_id: int) -> int | None:
     return None if description is None else description.published_at_ms
 
 
-def _measured(node: Node) -> dict[str, Any]:
+def measured(node: Node) -> dict[str, Any]:
     """What /metrics says, by the family's name without its prefix."""
     slices = NodeMetrics(node).collect()
     while True:
@@ -409,7 +409,7 @@ def honest(cluster: SimCluster) -> Iterator[Violation]:
     acked = len({h.id for h in history.hand_outs if h.acked is not None})
     asked = len({h.id for h in history.hand_outs if h.ack_invoked is not None})
     for node in cluster.nodes():
-        values = _measured(node)
+        values = measured(node)
         messages, settled = values["messages"], values["settled_messages_total"]
         bounds = {
             "published": (values["published_messages_total"], stored, len(history.messages)),
