@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack
+from runpy import run_module
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
+    """Ends with SystemExit, as the command line does."""
     parser = argparse.ArgumentParser(prog="python -m hadelay.testing.faulty", allow_abbrev=False)
     parser.add_argument("--mutation")
     parser.add_argument("--points")
@@ -27,10 +29,9 @@ def main(argv: list[str]) -> int:
             from hadelay.testing.failpoints import install
 
             install(options.points)
-        from hadelay.cli.app import run
-
-        return run(words)
+        sys.argv[1:] = words
+        run_module("hadelay", run_name="__main__")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
