@@ -9,9 +9,11 @@ import sys
 import numpy as np
 
 from hadelay.core import commands as c
+from hadelay.core import invariants
 from hadelay.core.drafts import KEEP, REJECT, REPLACE
 from hadelay.core.state import DelayState
 from hadelay.core.tokens import LEASE
+from hadelay.model import DEAD_HOURS
 from hadelay.storage.identity import Identity
 from hadelay.storage.store import Storage
 from hadelay.testing.disk import SimDisk
@@ -49,6 +51,7 @@ class Entries:
             self._cancel,
             self._reschedule,
             self._other,
+            self._upkeep,
         ]
         made = [m for kind in rng.sample(kinds, rng.randint(1, 3)) for m in [kind(state)] if m]
         entry = c.encode_entry(self.now, made or [c.encode_noop()])
@@ -69,7 +72,7 @@ class Entries:
                     delay if relative else self.now + delay,
                     relative,
                     0,
-                    0,
+                    rng.choice((0, 0, 0, 500, 60_000, 3 * HOUR)),
                     b"",
                     body,
                     key,
@@ -147,6 +150,27 @@ class Entries:
         return c.encode_cancel(
             "n1", [hour << 32 | rng.randrange(state.store.count(hour) + 2) for _ in range(rng.randint(1, 8))]
         )
+
+    def _upkeep(self, state: DelayState) -> bytes:
+        """What ends by itself, dies, is purged and comes back."""
+        rng = self.random
+        topic = rng.choice(("a", "b", "ccc"))
+        dead = [h for h in state.store.hours() if h >= DEAD_HOURS] or [0]
+        ids = [row for h in dead if h for row in state.store.entries(h, slice(None))["first_id"].tolist()]
+        limits = {"max_attempts": rng.randrange(1, 3), "dead_retention_ms": HOUR, "backoff": [rng.randrange(5000)]}
+        return rng.choice((
+            c.encode_topic_put("b", limits | {"dead_letter": rng.choice(("keep", "ccc"))}),
+            c.encode_topic_put("ccc", limits),
+            c.encode_ttl_expire(20),
+            c.encode_ttl_expire(500),
+            c.encode_purge(topic, rng.randrange(8)),
+            c.encode_redrive("n1", topic, rng.sample(ids, min(len(ids), 5))),
+            c.encode_redrive("n2", topic, [], all=True, rate=rng.choice((None, 0.5))),
+            c.encode_redrive_some(topic, 3),
+            c.encode_redrive_some(topic),
+            c.encode_drop_dead(rng.choice(dead), 4),
+            c.encode_alerted(topic, rng.randrange(20)),
+        ))  # fmt: skip
 
     def _other(self, state: DelayState) -> bytes:
         rng = self.random
@@ -260,6 +284,7 @@ def compare(one: Replica, two: Replica) -> None:
     if two.dead or not two.ready or two.next != one.next:
         return
     a, b = state_parts(one.state, one.storage), state_parts(two.state, two.storage)
+    invariants.check(one.state)
     for part in {**a, **b}:
         assert a.get(part) == b.get(part), f"{part} differs: {a.get(part)!r:.300} {b.get(part)!r:.300}"
 
