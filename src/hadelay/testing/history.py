@@ -109,7 +109,7 @@ class Order:
         return self.topic == message.topic and named and (self.answered is None or message.invoked < self.answered)
 
     def between(self, start: float, end: float) -> bool:
-        """It may have been carried out in that time."""
+        """It may have been carried out, or begun, in that time."""
         return self.invoked < end and (self.answered is None or self.answered > start)
 
 

@@ -128,7 +128,8 @@ def purged_means_never(cluster: SimCluster) -> Iterator[Violation]:
             if message.stored < order.invoked:
                 cluster.history.count("checked I3 phantom, purged")
                 late = order.answered is not None and begun > order.answered
-                if late and not any(redrive.between(order.invoked, h.answered) for redrive in redrives):
+                # A redrive of all may go on, at its rate, long after it was answered.
+                if late and not any(r.between(order.invoked if r.ids else 0.0, h.answered) for r in redrives):
                     yield Violation("I3 phantom", f"message {message.number} handed out after a purge", _ids(message))
 
 
