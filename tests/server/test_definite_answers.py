@@ -106,7 +106,7 @@ class Scripted(NodeService):
         super().__init__(node)
         self.results = list(results)
 
-    async def _propose(self, command: bytes) -> Any:
+    async def _propose(self, command: bytes, *audited: str) -> Any:
         if not self.results:
             raise NoLeader("no majority of the cluster can be reached; nothing was stored")
         return self.results.pop(0)

@@ -13,6 +13,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+_U32 = 0xFFFF_FFFF
 #: Below this many rows a call per row is quicker than the gather's fixed cost.
 _FEW = 96
 #: Rows at a time: what they need meanwhile stays in the cache.
@@ -30,8 +31,14 @@ def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
     return int(google_crc32c.extend(crc, array))
 
 
+def masked(crc: int) -> int:
+    """As it stands in a row. Bytes followed by their own CRC have one CRC, whatever they are: a file of such rows would
+    have the same checksum on every node, even where they differ. Rotated and added to, as in LevelDB's log."""
+    return ((crc >> 15 | crc << 17) + 0xA282_EAD8) & _U32
+
+
 class RowCrc:
-    """Checksums of rows whose last four bytes are the CRC32C of the `covered` bytes before them."""
+    """Checksums of rows whose last four bytes are the masked CRC32C of the `covered` bytes before them."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         assert dtype.names is not None
@@ -52,11 +59,11 @@ class RowCrc:
         n, covered = len(rows), self.covered
         if n < _FEW:
             data, step, value = rows.tobytes(), covered + 4, google_crc32c.value
-            return np.array([value(data[i : i + covered]) for i in range(0, n * step, step)], np.uint32)
+            return np.array([masked(value(data[i : i + covered])) for i in range(0, n * step, step)], np.uint32)
         crcs = np.empty(n, np.uint32)
         for at in range(0, n, _MANY):
             crcs[at : at + _MANY] = self._of_some(rows[at : at + _MANY])
-        return crcs
+        return (crcs >> np.uint32(15) | crcs << np.uint32(17)) + np.uint32(0xA282_EAD8)
 
     def _of_some(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
         n, covered = len(rows), self.covered

@@ -69,7 +69,7 @@ RECORD = np.dtype(
         ("published_at_ms", "<i8"),
         ("deliver_at_ms", "<i8"),  # as first promised; a moved message's present one stands in its index entry
         ("payload_crc", "<u4"),  # crc32c of meta and body
-        ("header_crc", "<u4"),  # crc32c of the 44 bytes before
+        ("header_crc", "<u4"),  # masked crc32c of the 44 bytes before
     ]
 )
 RECORD_SIZE = 48

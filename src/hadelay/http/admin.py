@@ -282,7 +282,7 @@ def _range(header: str | None, length: int) -> tuple[int, int]:
 # ---- snapshots, for backups
 
 
-@routes.add("POST", "/v1/snapshots", returns={201: types.Snapshot}, errors=(503,), scope="read")
+@routes.add("POST", "/v1/snapshots", returns={201: types.Snapshot}, errors=(503,))
 async def open_snapshot(call: Call) -> web.Response:
     """Hold a checkpoint of everything committed so far, to be copied file by file from this node"""
     view = await call.server.service.open_snapshot()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-from hadelay.core.checksums import crc32c
+from hadelay.core.checksums import crc32c, masked
 from hadelay.core.formats import RECORD_CRC_AT, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION
 
 _HEADER = struct.Struct("<HBBIIIQqqII")
@@ -45,7 +45,7 @@ def check_record(data: bytes, size: int | None = None) -> str | None:
     if len(data) < RECORD_SIZE:
         return "the record's header is cut off"
     magic, version, _, meta_size, body_size, *_, payload_crc, header_crc = _HEADER.unpack_from(data)
-    if crc32c(data[:RECORD_CRC_AT]) != header_crc or magic != RECORD_MAGIC:
+    if masked(crc32c(data[:RECORD_CRC_AT])) != header_crc or magic != RECORD_MAGIC:
         return "the record's header CRC does not hold"
     if version > RECORD_VERSION:
         return f"the record has version {version}, newer than this program"

@@ -13,6 +13,7 @@ import numpy as np
 from google_crc32c import value as crc32c
 from numpy.typing import NDArray
 
+from hadelay.core.checksums import masked
 from hadelay.core.formats import DISPATCH, INDEX, RECORD, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION
 from hadelay.errors import DamagedFile
 from hadelay.model import NONE32, pack_id
@@ -89,7 +90,7 @@ class MemoryHours:
             if headers is not None:
                 headers[n]["magic"], headers[n]["version"] = RECORD_MAGIC, RECORD_VERSION
                 headers[n]["first_id"] = row["first_id"]
-                headers[n]["header_crc"] = crc32c(headers[n].tobytes()[:44])
+                headers[n]["header_crc"] = masked(crc32c(headers[n].tobytes()[:44]))
                 record[:RECORD_SIZE] = headers[n].tobytes()
             file = self._file(hour)
             row["offset"] = len(file.log)
@@ -112,7 +113,7 @@ class MemoryHours:
         row["index"], row["pre"], row["local"] = file.idx.count, file.last[second], file.count[second]
         file.last[second] = row["index"]
         file.count[second] += 1
-        row["crc"] = crc32c(row.tobytes()[:60])
+        row["crc"] = masked(crc32c(row.tobytes()[:60]))
         file.idx.append(row)
 
     def mapped(self, hour: int) -> bool:
@@ -137,7 +138,7 @@ class MemoryHours:
         record = bytes(self.files[hour].log[offset : offset + size])
         if verify:
             header = np.frombuffer(record, RECORD, 1)[0]
-            if crc32c(record[:44]) != header["header_crc"] or crc32c(record[48:]) != header["payload_crc"]:
+            if masked(crc32c(record[:44])) != header["header_crc"] or crc32c(record[48:]) != header["payload_crc"]:
                 raise DamagedFile(f"{hour}.log", offset, "a record does not verify")
         return record
 
@@ -146,7 +147,7 @@ class MemoryHours:
         first = file.dsp.count
         for n in range(len(rows)):
             row = rows[n].copy()
-            row["crc"] = crc32c(row.tobytes()[:28])
+            row["crc"] = masked(crc32c(row.tobytes()[:28]))
             file.dsp.append(row)
         return first
 
