@@ -33,13 +33,13 @@ def test_seeds_keep_every_promise():
 
 HAPPENS = (
     """
-    published, duplicate receipt, replaced, recovered, publish no-leader, publish outcome-unknown, handed out,
+    published, duplicate receipt, replaced, publish no-leader, publish outcome-unknown, handed out,
     redelivered, consumer vanished, ack DONE, ack LEASE_LOST, ack ALREADY_ACKED, nack DONE, extend DONE,
     cancel CANCELLED, cancel LEASED, cancel ACKED, cancel EXPIRED, cancel by key, cancel by id,
     reschedule DONE, reschedule LEASED, reschedule ACKED, reschedule by key, reschedule by id,
     purge, redrive, redrive REDRIVEN, died, redriven, expired,
     ends acked, ends cancelled, ends expired, ends scheduled, ends gone,
-    snapshot installed, checkpoint, fatal, a sync failed, a disk was full, crashed at an I/O step, transferred
+    snapshot installed, checkpoint, a sync failed, a disk was full, crashed at an I/O step, transferred
 """.replace("\n    ", " ")
     .strip()
     .split(", ")

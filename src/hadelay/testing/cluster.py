@@ -250,7 +250,7 @@ class SimCluster:
     def _fatal(self, process: Process, error: BaseException) -> None:
         machine = self.machines[process.name]
         self.note(f"ends itself: {error!r}", process.name)
-        self.history.count("fatal")
+        self.history.count("checked I17 fail-stop")
         # A SimDisk fails only when it was made to.
         if not isinstance(error, OSError):
             self.violate(Violation("I17 fail-stop", f"{process.name} ended itself: {error!r}", who=process.name))
@@ -455,9 +455,7 @@ class SimCluster:
         if machine.disk.failed_syncs == process.failed_before or process.runtime.paused:
             process.failed_at = None
             return
-        if process.failed_at is None:
-            process.failed_at = self.world.now
-            self.history.count("checked I17 fail-stop")
+        process.failed_at = self.world.now if process.failed_at is None else process.failed_at
         if self.world.now > process.failed_at + FAILED_S:
             process.failed_before = machine.disk.failed_syncs
             text = f"{machine.name} goes on {FAILED_S:.0f} s after a sync of its disk failed"

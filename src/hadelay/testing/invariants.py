@@ -1,6 +1,6 @@
 """The promises, one function each; the docstring is the definition. Numbers are those of research; I13, I14, I17 and
-the chain of I12 are watched as the run goes (SimCluster). I4 and I7 are counts of what is allowed, and I11, the order
-of hand-outs, is not promised.
+the chain of I12 are watched as the run goes (SimCluster). I4 does not arise, since publishers ask until they know; I7
+is a count (`redelivered`), and I11, the order of hand-outs, is not promised.
 
 All but the replica checks read the history: what the outside saw on the true clock; of the log they take when a grant
 was committed. Cluster time may be slewed by 500 ppm and crystals drift by 50 ppm; that much, rounding, and a little for
@@ -142,8 +142,6 @@ def phantoms(cluster: SimCluster) -> Iterator[Violation]:
             yield Violation("I3 phantom", f"{h.id:x} carries a body that nobody sent", frozenset({h.id}))
         elif message.body != h.body:
             yield Violation("I3 phantom", f"{h.id:x} is not message {message.number}", frozenset({h.id}))
-        elif message.stored is None:
-            cluster.history.count("recovered")  # I4
 
 
 def resurrected(cluster: SimCluster) -> Iterator[Violation]:
