@@ -15,11 +15,11 @@ from hadelay.model import hour_name, unpack_id
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.testing import invariants
-from hadelay.testing.clients import Consumer
+from hadelay.testing.clients import Consumer, Producer
 from hadelay.testing.cluster import HOUR_S, SimCluster
 from hadelay.testing.disk import SimDisk
 from hadelay.testing.network import SimNet
-from hadelay.testing.run import check, settle
+from hadelay.testing.run import check, drained, settle
 from hadelay.testing.runtime import SimRuntime, SimWorld
 from hadelay.testing.tables import SimBackend
 
@@ -241,16 +241,16 @@ def test_two_groups_share_a_process():
 
 def test_the_checks_run_on_a_quiet_cluster():
     scene = Scene()
-    consumer = Consumer(scene, "c0")
+    producer, consumer = Producer(scene, "p0"), Consumer(scene, "c0")
     consumer.start()
     consumer.good = True
-    for _ in range(3):
-        scene.publish(100)
+    producer.start(scene.world.now + 2.0, interval_s=0.1)
     scene.world.run_for(3.0)
-    consumer.stopped = True
-    scene.history.hand_outs.clear()  # its bodies are not the history's
+    scene.until(lambda: drained(scene))
+    producer.stopped = consumer.stopped = True
     settle(scene)
     check(scene)
+    assert scene.history.hand_outs
 
 
 def test_a_node_that_restarts_does_not_take_the_time_from_what_waited() -> None:
