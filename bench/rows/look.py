@@ -18,7 +18,7 @@ from bench.cluster import Cluster
 from bench.http1 import Failed, request
 from bench.load import PADDING, TOPIC, Session, Tally, now_ms, publish
 from bench.result import Row, Setup, Target
-from bench.rows.size import HOUR_MS, within_48_hours
+from bench.rows.size import HOUR_MS, within_48_hours, written_out
 
 #: Keyed commands per second, and publishes per second beside them.
 RATE, PUBLISHES = 500, 2_000
@@ -65,7 +65,15 @@ class Clock:
 async def look(addresses: list[str], keys: Iterator[int], seconds: float, tally: Tally) -> tuple[Clock, int]:
     """All at once: publishes; gets, cancels and reschedules by keys, each of which is used once; counts, histograms and
     lists. What took how long, and how many were cancelled."""
-    clock, end, cancelled = Clock(), time.monotonic() + seconds, 0
+    clock, end, cancelled, now = Clock(), 0.0, 0, now_ms()
+    span = f"from={now - HOUR_MS}&to={now + 49 * HOUR_MS}"
+    questions = {
+        "counts": f"/v1/topics/{TOPIC}",
+        "due": f"/v1/due?{span}&step=60s",
+        "due of a topic": f"/v1/topics/{TOPIC}/due?{span}&step=60s",
+        "first page": f"/v1/topics/{TOPIC}/messages?limit=100",
+        "first page from the middle": f"/v1/topics/{TOPIC}/messages?limit=100&from={now + 24 * HOUR_MS}",
+    }
 
     def wishes() -> Iterator[tuple[str, bytes]]:
         while True:
@@ -94,22 +102,16 @@ async def look(addresses: list[str], keys: Iterator[int], seconds: float, tally:
             at = max(at + every, time.monotonic() - 1)
 
     async def watch(n: int) -> None:
-        session, now = Session(addresses, n), now_ms()
-        span = f"from={now - HOUR_MS}&to={now + 49 * HOUR_MS}"
-        questions = {
-            "counts": f"/v1/topics/{TOPIC}",
-            "due": f"/v1/due?{span}&step=60s",
-            "due of a topic": f"/v1/topics/{TOPIC}/due?{span}&step=60s",
-            "first page": f"/v1/topics/{TOPIC}/messages?limit=100",
-            "first page from the middle": f"/v1/topics/{TOPIC}/messages?limit=100&from={now + 24 * HOUR_MS}",
-        }
-        for what, path in questions.items():  # the first time something may have to be counted
-            await clock.time(f"{what}, the first time", session, request("GET", path))
+        session = Session(addresses, n)
         while time.monotonic() < end:
             for what, path in questions.items():
                 await clock.time(what, session, request("GET", path))
                 await asyncio.sleep(0.05)
 
+    for n in range(len(addresses)):  # the first time something may have to be counted
+        for what, path in questions.items():
+            await clock.time(f"{what}, the first time", Session(addresses, n), request("GET", path))
+    end = time.monotonic() + seconds
     await asyncio.gather(
         *(command(n, 16) for n in range(16)),
         *(produce(n) for n in range(4)),
@@ -133,7 +135,7 @@ def looking(setup: Setup) -> list[Row]:
     with Cluster.start(setup.directory / "ours", setup.port) as cluster:
         addresses, tally = [node.http for node in cluster.nodes], Tally()
         uvloop.run(fill(addresses, count, tally))
-        cluster.settle()
+        written_out(cluster)
         keys, total = iter(random.sample(range(count), count // 2)), 0
         for number in range(setup.rounds):
             setup.say(f"look, round {number + 1}")

@@ -46,7 +46,7 @@ async def _fill(cluster: Cluster, count: int, due: Due, tally: Tally) -> None:
     await asyncio.gather(*(produce(i) for i in range(6)))
 
 
-def _written_out(cluster: Cluster, quiet_s: float = 70.0, timeout_s: float = 300.0) -> None:
+def written_out(cluster: Cluster, quiet_s: float = 70.0, timeout_s: float = 300.0) -> None:
     """Wait until the last checkpoint that the filling left behind is over, which may be a `checkpoint_interval` later:
     what is measured is the pending messages."""
     end, since, before = time.monotonic() + timeout_s, time.monotonic(), [0]
@@ -84,7 +84,7 @@ def memory(setup: Setup) -> list[Row]:
             began = time.monotonic()
             uvloop.run(_fill(cluster, many - few, due, tally))
             row.add(f"{name}: filled at", (many - few) / (time.monotonic() - began), "msg/s")
-            _written_out(cluster)
+            written_out(cluster)
             rate_many, extra_many = _publish_rate(cluster, setup)
             cluster.settle()
             rss_many = [rss_anon_mb(node.pid) for node in cluster.nodes]
