@@ -36,12 +36,33 @@ def _loop() -> asyncio.AbstractEventLoop:
         return _background[1]
 
 
+class _Call(Generic[R]):
+    """Ctrl-C may come at any moment, also before anybody here knows the task: it knows itself."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, R]) -> None:
+        self._coroutine = coroutine
+        self._task: asyncio.Task[Any] | None = None
+        self._given_up = False
+
+    async def run(self) -> R:
+        if self._given_up:
+            self._coroutine.close()
+            raise asyncio.CancelledError
+        self._task = asyncio.current_task()
+        return await self._coroutine
+
+    def give_up(self) -> None:
+        self._given_up = True
+        if self._task is not None:
+            self._task.cancel()
+
+
 def _wait(coroutine: Coroutine[Any, Any, R]) -> R:
-    future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
+    call, loop = _Call(coroutine), _loop()
     try:
-        return future.result()
+        return asyncio.run_coroutine_threadsafe(call.run(), loop).result()
     except BaseException:  # Ctrl-C while waiting: the request is given up too
-        future.cancel()
+        loop.call_soon_threadsafe(call.give_up)
         raise
 
 
