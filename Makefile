@@ -35,12 +35,15 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY)
 	@$(PY) cluster/local/demo.py
 
-# Two halves, side by side: half of the tests wait for processes and disks while the simulator computes.
-SIDE := tests/chaos tests/core tests/raft tests/sim tests/storage tests/webhooks
+# Side by side: some of the tests wait for processes and disks while the simulator computes.
+SIDE := tests/chaos tests/raft tests/sim tests/storage
+REAL := tests/cli tests/docs tests/released tests/security tests/system tests/webhooks
 test: $(READY)
 	@$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \
-	$(PY) -m pytest $(SIDE:%=--ignore=%); others=$$?; \
-	wait $$side; side=$$?; cat $(VENV)/side.log; exit $$((others ? others : side))
+	$(PY) -m pytest $(REAL) >$(VENV)/real.log 2>&1 & real=$$!; \
+	$(PY) -m pytest $(SIDE:%=--ignore=%) $(REAL:%=--ignore=%); others=$$?; \
+	wait $$side; side=$$?; wait $$real; real=$$?; cat $(VENV)/side.log $(VENV)/real.log; \
+	exit $$((others ? others : side ? side : real))
 
 check: $(READY)
 	$(PY) -m ruff format --check src tests bench chaos cluster tools
