@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -36,6 +37,8 @@ async def proxy() -> AsyncIterator[Proxy]:
                 pass
             finally:
                 writer.close()
+                with suppress(ConnectionError):
+                    await writer.wait_closed()
                 serving.discard(task)
 
         servers.append(await asyncio.start_server(serve, "127.0.0.1", 0))
@@ -45,7 +48,6 @@ async def proxy() -> AsyncIterator[Proxy]:
     for server in servers:
         server.close()
     await asyncio.gather(*serving, return_exceptions=True)
-    await asyncio.sleep(0)  # a closed connection's socket goes in the next pass
 
 
 def answer(status: str, body: bytes = b"", kind: str = "application/json", *headers: str) -> bytes:
