@@ -36,8 +36,8 @@ demo: $(READY)
 	@$(PY) cluster/local/demo.py
 
 # Side by side: some of the tests wait for processes and disks while the simulator computes.
-SIDE := tests/chaos tests/raft tests/sim tests/storage
-REAL := tests/cli tests/docs tests/released tests/security tests/system tests/webhooks
+SIDE := tests/chaos tests/sim
+REAL := tests/cli tests/docs tests/security tests/system
 test: $(READY)
 	@$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \
 	$(PY) -m pytest $(REAL) >$(VENV)/real.log 2>&1 & real=$$!; \
