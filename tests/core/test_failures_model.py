@@ -141,7 +141,7 @@ class Life:
                 self.ended[message_id] = found.state
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(step, min_size=5, max_size=60))
 def test_everything_adds_up_and_replicas_are_equal(steps: list[tuple[Any, ...]]) -> None:
     life = Life()

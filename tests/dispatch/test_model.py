@@ -222,7 +222,7 @@ class DispatchingAtOnce(Dispatching):
     sync = "interval"
 
 
-_HOW = settings(max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+_HOW = settings(max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
 TestCommitMode = Dispatching.TestCase
 TestCommitMode.settings = _HOW
 TestIntervalMode = DispatchingAtOnce.TestCase
