@@ -102,6 +102,9 @@ class Rotation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     after: tuple[float, float] = (0.5, 4.0)
     #: How many at once, at most.
     together: int = 2
+    #: Faults as they are, each once in every turn of all kinds; with "any", those that work here. `after` and `along`
+    #: mean nothing here.
+    also: list[Fault] = field(default_factory=list)
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,7 +127,16 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rotation: Rotation | None = None
 
     def kinds(self) -> set[str]:
-        return {fault.kind for fault in self.faults} | set(self.rotation.kinds if self.rotation else ())
+        drawn = set(self.rotation.kinds if self.rotation else ())
+        if "any" in drawn:
+            return {fault.kind for fault in self.faults} | drawn
+        return {fault.kind for _, fault in self.named()} | drawn
+
+    def named(self) -> Iterator[tuple[str, Fault]]:
+        """(where it stands, fault), of those that are not drawn."""
+        yield from ((f"faults[{i}]", fault) for i, fault in enumerate(self.faults))
+        if self.rotation:
+            yield from ((f"rotation.also[{i}]", fault) for i, fault in enumerate(self.rotation.also))
 
 
 class Kind(Struct, frozen=True):
@@ -197,20 +209,20 @@ def _problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
         yield "cluster.nodes", f"{scenario.cluster.nodes}: expected 1 to 9"
     if scenario.cluster.disk_mib < 128:
         yield "cluster.disk_mib", "less than 128 is full from the beginning"
-    for i, fault in enumerate(scenario.faults):
+    for where, fault in scenario.named():
         kind = KINDS.get(fault.kind)
         if kind is None:
-            yield f"faults[{i}].kind", unknown(fault.kind, KINDS)
+            yield f"{where}.kind", unknown(fault.kind, KINDS)
             continue
         if fault.at is not None and fault.at not in POINTS:
-            yield f"faults[{i}].at", unknown(fault.at, POINTS)
+            yield f"{where}.at", unknown(fault.at, POINTS)
         elif (fault.kind == "crash") != (fault.at is not None):
-            yield f"faults[{i}].{'at' if fault.at else 'kind'}", "a crash is `at` a point, and nothing else is"
+            yield f"{where}.{'at' if fault.at else 'kind'}", "a crash is `at` a point, and nothing else is"
         elif fault.few and fault.target in ("majority", "all"):
-            yield f"faults[{i}].target", f"{fault.kind} of {fault.target} breaks what no cluster promises"
+            yield f"{where}.target", f"{fault.kind} of {fault.target} breaks what no cluster promises"
         for name in ("ms", "percent", "kbit"):
             if getattr(fault, name) is not None and (kind.amount is None or kind.amount[0] != name):
-                yield f"faults[{i}].{name}", f"{fault.kind} takes {kind.amount[0] if kind.amount else 'no amount'}"
+                yield f"{where}.{name}", f"{fault.kind} takes {kind.amount[0] if kind.amount else 'no amount'}"
     if scenario.rotation:
         lists = (("kinds", scenario.rotation.kinds, (*KINDS, "any")), ("targets", scenario.rotation.targets, TARGETS))
         for key, given, known in lists:
@@ -237,29 +249,36 @@ def rounds(scenario: Scenario, seed: int, works: list[str]) -> Iterator[tuple[fl
     rotation, draw = scenario.rotation, random.Random(seed)
     if rotation is None:
         return
-    kinds = _turns(works if "any" in rotation.kinds else rotation.kinds, draw)
+    drawn = works if "any" in rotation.kinds else rotation.kinds
+    also = [fault for fault in rotation.also if fault.kind in works]
+    turns: Iterator[str | Fault] = _turns([*drawn, *also], draw)
     points = _turns(POINTS, draw)
     while True:
         together = []
         for _ in range(draw.randint(1, rotation.together)):
-            name, target = next(kinds), draw.choice(rotation.targets)
-            at = next(points) if name == "crash" else None
-            fault = Fault(kind=name, target=target, seconds=draw.uniform(*rotation.seconds), at=at)
-            if fault.few and target in ("majority", "all"):
-                fault = msgspec.structs.replace(fault, target="random")
-            if KINDS[name].alone and together:
+            fault = _drawn(next(turns), rotation, draw, points)
+            if KINDS[fault.kind].alone and together:
                 yield draw.uniform(*rotation.after), together
                 together = []
             together.append(_with_amount(fault))
-            if KINDS[name].alone:
+            if KINDS[fault.kind].alone:
                 break
         yield draw.uniform(*rotation.after), together
 
 
-def _turns(names: Sequence[str], draw: random.Random) -> Iterator[str]:
+def _drawn(given: str | Fault, rotation: Rotation, draw: random.Random, points: Iterator[str]) -> Fault:
+    if isinstance(given, Fault):
+        return given
+    target = draw.choice(rotation.targets)
+    at = next(points) if given == "crash" else None
+    fault = Fault(kind=given, target=target, seconds=draw.uniform(*rotation.seconds), at=at)
+    return msgspec.structs.replace(fault, target="random") if fault.few and target in ("majority", "all") else fault
+
+
+def _turns(all_of_them: Sequence[T], draw: random.Random) -> Iterator[T]:
     """Each in its turn, shuffled: by chance alone some would hardly be seen."""
     while True:
-        yield from draw.sample(names, len(names))
+        yield from draw.sample(all_of_them, len(all_of_them))
 
 
 def _with_amount(fault: Fault) -> Fault:

@@ -41,6 +41,7 @@ FAULT = '[[faults]]\nkind = "kill"\n'
         ),
         ('[rotation]\nkinds = ["any", "kll"]', 2, "did you mean kill"),
         ('[rotation]\nkinds = ["any"]\ntargets = ["leder"]', 3, "did you mean leader"),
+        ('[rotation]\nkinds = ["any"]\n[[rotation.also]]\nkind = "wipe"\ntarget = "all"', 5, "breaks what no"),
         ("[cluster]\nnodes = 12", 2, "1 to 9"),
     ],
 )
