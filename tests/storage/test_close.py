@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,17 +17,21 @@ from .support import open_storage
 
 
 class Slow(LmdbBackend):
-    """Of a disk that takes its time. May not be closed while it commits."""
+    """Commits until it is interrupted. May not be closed while it does."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self.committing = threading.Event()
+        self.committing, self.interrupted = threading.Event(), threading.Event()
 
     def commit(self, dropped: Iterable[bytes], puts: Iterable[Put]) -> None:
         self.committing.set()
-        time.sleep(0.1)
+        assert self.interrupted.wait(30)
         super().commit(dropped, puts)
         self.committing.clear()
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self.interrupted.set()
 
     def close(self) -> None:
         assert not self.committing.is_set()
