@@ -357,6 +357,22 @@ async def test_batch_limits(make_node: Make) -> None:
     assert (await batch(node, [{"topic": "a"}] * 11)).status == 413
     assert (await batch(node, [{"topic": "a", "body": "x" * 250}] * 9)).status == 413
     assert (await batch(node, [{"topic": "a"}] * 10)).status == 200
+    assert (await batch(node, [{"topic": "a", "meta": {"a": "{{{{"}}] * 10)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b'[{"topic": 1}' + b', {"topic": 1}' * 10 + b"]", "application/json"),
+        (b'{"topic": 1}\n' * 11, "application/x-ndjson"),
+        (b"\xdd" + (11).to_bytes(4) + msgspec.msgpack.encode({"topic": 1}) * 11, "application/msgpack"),
+    ],
+)
+async def test_a_batch_of_too_many_is_refused_before_it_is_read(make_node: Make, data: bytes, kind: str) -> None:
+    """A wrong item would be told otherwise: none was looked at."""
+    node = await make_node(max_batch_items=10)
+    answer = await batch(node, data, kind)
+    assert (answer.status, "11 items" in answer.json["detail"]) == (413, True), answer.json
 
 
 async def test_a_key_covers_the_whole_batch(node: Node) -> None:

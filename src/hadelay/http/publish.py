@@ -99,17 +99,15 @@ async def publish(call: Call) -> web.Response:
 )
 async def publish_batch(call: Call) -> Answer:
     """Publish many messages in one commit; results in the order of the items"""
-    server, request = call.server, call.request
+    request = call.request
     decode = _decoder(media_type(request))
     keys = request.headers.getall("Idempotency-Key", ())
     if len(keys) > 1:
         raise BadRequest("Idempotency-Key is given twice")
     request_key = check_idempotency_key(keys[0].encode("utf-8", "surrogateescape")) if keys else None
-    limits = server.config
+    limits = call.server.config
     data = await call.read(limits.max_batch_bytes, "max_batch_bytes")
-    items = decoded(lambda: decode(data), types.BatchItem)
-    if len(items) > limits.max_batch_items:
-        raise TooLarge(f"{len(items)} items; a batch has at most {limits.max_batch_items} (max_batch_items)")
+    items = decoded(lambda: decode(data, limits.max_batch_items), types.BatchItem)
     drafts, problems = _Drafts(call).build(items)
     answer = await commit(call, drafts, request_key) if drafts else Receipts([], [])
     msgpack = call.wants_msgpack()
@@ -123,26 +121,49 @@ class _JsonItem(types.BatchItem):
     body: msgspec.Raw = msgspec.Raw(b"")
 
 
-_decode_json = msgspec.json.Decoder(list[_JsonItem])
-_decode_lines = msgspec.json.Decoder(_JsonItem)
-_decode_msgpack = msgspec.msgpack.Decoder(list[types.BatchItem])
+_decode_json = msgspec.json.Decoder(list[_JsonItem]).decode
+_decode_lines = msgspec.json.Decoder(_JsonItem).decode_lines
+_decode_msgpack = msgspec.msgpack.Decoder(list[types.BatchItem]).decode
+_skim_json = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_skim_lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
+
+#: (body, max_batch_items) into items. What is over the limit is refused before half a second goes into decoding it.
+_Decode = Callable[[bytes, int], list[Any]]
 
 
-def _json(decode: Callable[[bytes], list[Any]]) -> Callable[[bytes], list[Any]]:
-    def checked(data: bytes) -> list[Any]:
+def _json(decode: Callable[[bytes], list[Any]], skim: Callable[[bytes], list[Any]]) -> _Decode:
+    def checked(data: bytes, at_most: int) -> list[Any]:
         data.decode()  # Raw fields are not looked into, and broken UTF-8 is broken JSON
+        if data.count(b"{") > at_most:
+            _check_count(len(skim(data)), at_most)
         return decode(data)
 
     return checked
 
 
-def _decoder(kind: str) -> Callable[[bytes], list[Any]]:
+def _msgpack(data: bytes, at_most: int) -> list[Any]:
+    if data[:1] == _ARRAY_32:
+        _check_count(int.from_bytes(data[1:5]), at_most)
+    items = _decode_msgpack(data)
+    _check_count(len(items), at_most)
+    return items
+
+
+_ARRAY_32 = b"\xdd"
+
+
+def _check_count(items: int, at_most: int) -> None:
+    if items > at_most:
+        raise TooLarge(f"{items} items; a batch has at most {at_most} (max_batch_items)")
+
+
+def _decoder(kind: str) -> _Decode:
     if kind == JSON or kind.endswith("+json"):
-        return _json(_decode_json.decode)
+        return _json(_decode_json, _skim_json)
     if kind in (NDJSON, "application/ndjson", "application/jsonl"):
-        return _json(_decode_lines.decode_lines)
+        return _json(_decode_lines, _skim_lines)
     if is_msgpack(kind):
-        return _decode_msgpack.decode
+        return _msgpack
     raise UnsupportedMediaType(f"a batch is {JSON}, {NDJSON} or {MSGPACK}, not {kind or 'without Content-Type'!r}")
 
 
