@@ -15,6 +15,8 @@ from hadelay.core.dispatch import Poll
 from hadelay.core.results import Done, LeaseOutcome, LeaseResult, RedriveOutcome, RedriveResult
 from hadelay.core.tokens import encode_leases
 from hadelay.errors import DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.server.api import Granting
+from hadelay.server.api import Poll as Receive
 from hadelay.server.batcher import Batcher
 from hadelay.server.link import REPLY
 from hadelay.server.node import Node
@@ -29,6 +31,17 @@ Answers = list[tuple[Any, HadelayError | None]]
 
 def draft(size: int) -> Draft:
     return Draft("orders", 0, True, 0, 0, b"", bytes(size))
+
+
+def led(seed: int, **options: Any) -> tuple[SimCluster, Node]:
+    """A cluster that has a leader."""
+    cluster = SimCluster(seed, restart=False, **options)
+    cluster.start_all()
+    wait_for_leader(cluster)
+    cluster.world.run_for(1.0)
+    leader = cluster.leader()
+    assert leader is not None
+    return cluster, leader
 
 
 def test_a_batch_of_which_one_part_is_unknown_is_unknown() -> None:
@@ -48,12 +61,7 @@ def test_a_batch_of_which_one_part_is_unknown_is_unknown() -> None:
 
 
 def test_a_second_transfer_is_refused_and_the_first_is_answered() -> None:
-    cluster = SimCluster(3, restart=False)
-    cluster.start_all()
-    wait_for_leader(cluster)
-    cluster.world.run_for(1.0)
-    leader = cluster.leader()
-    assert leader is not None
+    cluster, leader = led(3)
     leader.publish([draft(10)], None, lambda result, error: None)
     leader.dispatcher.poll(Poll("me", b"1", ("orders",), 1, 5000, 5000, lambda delivery, error: None))
     term = leader.dispatcher._term
@@ -71,12 +79,7 @@ def test_a_second_transfer_is_refused_and_the_first_is_answered() -> None:
 
 @pytest.mark.parametrize("seed", range(4, 10))
 def test_what_waits_at_a_follower_goes_to_a_new_leader_as_soon_as_there_is_one(seed: int) -> None:
-    cluster = SimCluster(seed, restart=False)
-    cluster.start_all()
-    wait_for_leader(cluster)
-    cluster.world.run_for(1.0)
-    leader = cluster.leader()
-    assert leader is not None
+    cluster, leader = led(seed)
     cluster.kill(leader.name)
     followers = cluster.nodes()
     cluster.world.run_until(cluster.world.now + 1.0, stop=lambda: all(f.raft.leader is None for f in followers))
@@ -116,12 +119,7 @@ class Scripted(NodeService):
 
 
 def alone() -> Node:
-    cluster = SimCluster(1, names=("n1",))
-    cluster.start_all()
-    wait_for_leader(cluster)
-    leader = cluster.leader()
-    assert leader is not None
-    return leader
+    return led(1, names=("n1",))[1]
 
 
 def asked(call: Coroutine[Any, Any, Any]) -> HadelayError:
@@ -151,3 +149,26 @@ def test_settings_that_cannot_be_read_back_are_set_all_the_same() -> None:
     node = alone()
     assert isinstance(asked(Scripted(node, Done()).put_topic("t", {})), OutcomeUnknown)
     assert isinstance(asked(Scripted(node).put_topic("t", {})), NoLeader)
+
+
+@pytest.mark.parametrize("granting", [True, False])
+def test_a_receive_that_is_sent_away_says_whether_something_may_have_been_granted(granting: bool) -> None:
+    cluster, node = led(1, names=("n1",))
+    service, term = NodeService(node), node.dispatcher._term
+    assert term is not None
+    if granting:
+        node.publish([draft(10)], None, lambda result, error: None)
+        cluster.world.run_for(1.0)
+
+    async def sent_away() -> None:
+        receive = service.receive(Receive(["orders"], "me", b"1", 1, 5_000, 5_000))
+        receiving = asyncio.create_task(receive)
+        await asyncio.sleep(0)
+        cluster.world.run_until(cluster.world.now + 1.0, stop=lambda: bool(term.offers))
+        assert bool(term.offers) == granting
+        receiving.cancel()
+        await receiving
+
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        asyncio.run(sent_away())
+    assert isinstance(cancelled.value, Granting) == granting

@@ -32,7 +32,7 @@ from hadelay.http.routes import (
     origin_form,
     parse_query,
 )
-from hadelay.server.api import Leader, Service
+from hadelay.server.api import Granting, Leader, Service
 from hadelay.tls import Certificates
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,8 @@ _MAX_REQUEST_BYTES = 1 << 20
 
 
 class Polls:
-    """Waiting receives. Draining ends them with a 503 that sends the consumer, with the same request_id, elsewhere."""
+    """Waiting receives. Draining ends them with an answer that sends the consumer, with the same request_id, elsewhere:
+    503, or 504 when something may have been granted to it already."""
 
     def __init__(self) -> None:
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -65,9 +66,9 @@ class Polls:
         self.tasks.add(task)
         try:
             return await poll
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             if self.draining and task.uncancel() == 0:
-                raise self._gone() from None
+                raise self._gone(sure=not isinstance(cancelled, Granting)) from None
             raise
         finally:
             self.tasks.discard(task)
@@ -78,8 +79,9 @@ class Polls:
             task.cancel()
 
     @staticmethod
-    def _gone() -> Overloaded:
-        return Overloaded("the node is shutting down: ask another one, with the same request_id", retry_after_ms=0)
+    def _gone(*, sure: bool = True) -> HadelayError:
+        detail = "the node is shutting down: ask another one, with the same request_id"
+        return Overloaded(detail, retry_after_ms=0) if sure else OutcomeUnknown(detail)
 
 
 class _Server(web.Server):

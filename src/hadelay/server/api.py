@@ -8,6 +8,7 @@ the wait for a majority are the service's. Refusals are raised as `hadelay.error
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
@@ -311,6 +312,10 @@ class Actor(Struct, frozen=True):
 
     token_id: str = ""
     token: str = ""
+
+
+class Granting(asyncio.CancelledError):
+    """A receive was cancelled when something may have been granted to it: nobody can say that nothing happened."""
 
 
 class Service(Protocol):

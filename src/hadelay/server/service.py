@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hadelay.core import commands, topics
 from hadelay.core.access import AuditEntry, Token
+from hadelay.core.dispatch import WAITING
 from hadelay.core.dispatch import Delivery as Handed
 from hadelay.core.dispatch import Poll as CorePoll
 from hadelay.core.drafts import Draft, hash_client_key
@@ -57,6 +58,7 @@ from hadelay.server.api import (
     DeadPage,
     Delivered,
     Delivery,
+    Granting,
     HourFile,
     HoursView,
     Leader,
@@ -288,11 +290,13 @@ class NodeService:
         )
         node.dispatcher.poll(waiting)
         try:
-            handed = await future
+            return await self._delivery(await future)
         except asyncio.CancelledError:
+            nothing = waiting.phase == WAITING
             node.dispatcher.cancel_poll(waiting)
-            raise
-        return await self._delivery(handed)
+            if nothing:
+                raise
+            raise Granting from None
 
     def _lease(self, poll: Poll) -> int:
         if poll.lease_ms is not None:
