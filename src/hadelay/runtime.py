@@ -7,6 +7,7 @@ uvloop (`AsyncioRuntime`) and, many nodes in one thread from one seed, in the si
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable
@@ -53,16 +54,17 @@ class Runtime(Protocol):
         ...
 
 
-#: A brief job may run on the loop after this many of its lane in a row took less than this (seconds).
-_BRIEF_JOBS, _BRIEF_S = 8, 0.001
-#: One that took longer than this sends its lane back to the thread for so many jobs.
+#: A brief job may run on the loop when the quickest of the lane's last so many took less than this (seconds). The
+#: quickest tells what the disk can do: on a busy node most also wait for the interpreter, and would for ever.
+_BRIEF_JOBS, _BRIEF_S = 8, 0.0005
+#: One that took longer than this on the loop sends its lane back to the thread for so many jobs.
 _LONG_S, _LONG_JOBS = 0.002, 64
 
 
 class _Lane:
     """One thread, what waits for it, and how quick its brief jobs are lately."""
 
-    __slots__ = ("deferred", "executor", "needed", "on_loop", "pending")
+    __slots__ = ("deferred", "executor", "needed", "on_loop", "pending", "quickest")
 
     def __init__(self, name: str) -> None:
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"hadelay-{name}")
@@ -71,16 +73,18 @@ class _Lane:
         #: A job is about to run on the loop; those that came after it wait here.
         self.on_loop = False
         self.deferred: list[Callable[[], None]] = []
-        #: Quick jobs still to be seen before one runs on the loop.
-        self.needed = _BRIEF_JOBS
+        #: Jobs still to be seen in the thread before one runs on the loop, and the quickest of those seen.
+        self.needed, self.quickest = _BRIEF_JOBS, math.inf
 
     def took(self, seconds: float) -> None:
-        if seconds >= _LONG_S:
-            self.needed = _LONG_JOBS
-        elif seconds >= _BRIEF_S:
-            self.needed = max(self.needed, _BRIEF_JOBS)
-        elif self.needed:
-            self.needed -= 1
+        if not self.needed:  # it ran on the loop
+            if seconds >= _LONG_S:
+                self.needed, self.quickest = _LONG_JOBS, math.inf
+            return
+        self.needed -= 1
+        self.quickest = min(self.quickest, seconds)
+        if not self.needed and self.quickest >= _BRIEF_S:
+            self.needed, self.quickest = _BRIEF_JOBS, math.inf
 
 
 class AsyncioRuntime:

@@ -46,6 +46,31 @@ async def test_brief_jobs_come_to_the_loop_once_they_are_quick_and_leave_it_when
         runtime.close()
 
 
+async def test_most_brief_jobs_may_wait_for_something_else_than_the_disk() -> None:
+    """The quickest of a few tells what the disk can do: on a busy node each waits for the interpreter too."""
+    runtime = AsyncioRuntime(asyncio.get_running_loop())
+    try:
+        for number in range(100):
+            await run(runtime, (lambda: time.sleep(0.003)) if number % 4 else (lambda: None), brief=True)
+            if await run(runtime, threading.get_ident, brief=True) == threading.get_ident():
+                break
+        else:
+            raise AssertionError("never")
+    finally:
+        runtime.close()
+
+
+async def test_a_slow_disk_is_never_waited_for_on_the_loop() -> None:
+    runtime = AsyncioRuntime(asyncio.get_running_loop())
+    ran: list[int] = []
+    try:
+        for _ in range(100):
+            await run(runtime, lambda: (time.sleep(0.0006), ran.append(threading.get_ident())), brief=True)
+        assert threading.get_ident() not in ran
+    finally:
+        runtime.close()
+
+
 async def test_jobs_of_a_lane_keep_their_order_wherever_they_run() -> None:
     runtime = AsyncioRuntime(asyncio.get_running_loop())
     loop, ran, last = asyncio.get_running_loop(), [], asyncio.Event()
