@@ -229,6 +229,22 @@ def test_what_waits_is_told_once(store: HourStore) -> None:
     assert filed() == 220
 
 
+def test_to_look_at_what_is_written_writes_nothing_of_what_waits(store: HourStore) -> None:
+    far = np.full(8, NOW + 40, np.int64)
+    store.append(*messages(far, sizes=[50] * 8))
+    write_all(store)
+    _, rows, *rest = messages(far, sizes=[60] * 8)
+    store.append(far, rows, *rest)
+    first, last = (store.entries(NOW + 40, np.array([n]))[0] for n in (0, 7))
+    assert not check_record(store.record(NOW + 40, int(last["offset"]), int(last["size"])), int(last["size"]))
+    assert store.entries(NOW + 40, slice(2, 8))["index"].tolist() == list(range(2, 8))
+    assert len(store.waiting()[0]) == 8
+    assert int(first["index"]) == 0
+    new = rows[0]
+    assert not check_record(store.record(NOW + 40, int(new["offset"]), int(new["size"])), int(new["size"]))
+    assert not len(store.waiting()[0])
+
+
 def test_a_full_buffer_writes_itself_out(tmp_path: Path) -> None:
     store = HourStore(RealDisk(), str(tmp_path), 3, far_buffer_bytes=1 << 16)
     store.set_clock(NOW)

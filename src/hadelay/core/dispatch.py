@@ -340,6 +340,8 @@ class Dispatcher:
             if not leased:
                 del self._leased[hour]
             return
+        if hour > self.tick_ms // HOUR_MS and hour not in self._wheels:
+            return  # nothing of it was looked at yet
         # It was waiting: cancelled, expired, or carried away. In a window it stays until it is looked at.
         rows = self.store.entries(hour, indexes, verify=False)
         due = rows["deliver_at_ms"] <= self.tick_ms

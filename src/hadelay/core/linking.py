@@ -69,6 +69,12 @@ def chain(
 
     numbers: what the rows are called, in the dtype of `last`. last, count: per key, continued in place.
     """
+    if len(keys) == 1:  # what an owner does to one message
+        key = int(keys[0])
+        own, before = count[key : key + 1].copy(), last[key : key + 1].copy()
+        last[key] = numbers[0]
+        count[key] += 1
+        return own, before
     order, firsts, sizes = groups or group(keys)
     heads = keys[order[firsts]]
     named = numbers[order]
@@ -90,6 +96,11 @@ def place(
     groups: Groups | None = None,
 ) -> npt.NDArray[np.int64]:
     """Where each thing of `sizes` starts when it is put at the end of its key's file. ends: moved on in place."""
+    if len(keys) == 1:
+        key = int(keys[0])
+        start = ends[key : key + 1].copy()
+        ends[key] += sizes[0]
+        return start
     order, firsts, counts = groups or group(keys)
     ordered = sizes[order]
     before = ordered.cumsum() - ordered

@@ -180,6 +180,7 @@ class FarWriter:
         if records:
             self._handles.get(path + ".log", create=True).pwrite(records, offset)
             table.log_crc[slot] = crc32c(records, int(table.log_crc[slot]))
+            table.log_written[slot] = offset + len(records)
         written = int(table.written[slot])
         self._handles.get(path + ".idx", create=True).pwrite(entries, written * INDEX_SIZE)
         table.idx_crc[slot] = crc32c(entries, int(table.idx_crc[slot]))

@@ -152,7 +152,9 @@ class HourReader:
         if near is not None:
             data = near.record(offset, size)
         else:
-            self._write_out(hour)
+            slot = self._table.find(hour)
+            if slot < 0 or offset + size > self._table.log_written[slot]:
+                self._write_out(hour)
             data = self._handles.get(self.path(hour) + ".log").pread(size, offset)
         if verify and (what := check_record(data, size)):
             raise DamagedFile(self.path(hour) + ".log", offset, what, size=size)
@@ -166,16 +168,17 @@ class HourReader:
         return self._handles.get(f"{self.path(hour)}.{suffix}").pread(size, offset) if size > 0 else b""
 
     def _far_entries(self, hour: int, indexes: npt.NDArray[np.integer] | slice) -> Rows:
-        self._write_out(hour)
         n = self.count(hour)
         if isinstance(indexes, slice):
             first, end, step = indexes.indices(n)
+            self._write_out(hour, end)
             return self._read_rows(hour, first, max(first, end))[::step]
         if not len(indexes):
             return np.zeros(0, INDEX)
         first, last = int(indexes.min()), int(indexes.max())
         if first < 0 or last >= n:
             raise IndexError(f"hour {hour_name(hour)} has {n} entries")
+        self._write_out(hour, last + 1)
         if last - first < max(_SPAN_ROWS, _SPAN_PER_ROW * len(indexes)):
             return self._read_rows(hour, first, last + 1).take(indexes - first)
         file = self._handles.get(self.path(hour) + ".idx")
@@ -194,9 +197,11 @@ class HourReader:
             raise DamagedFile(self.path(hour) + ".idx", first * INDEX_SIZE + len(data), "the file ends too early")
         return np.frombuffer(data, INDEX)
 
-    def _write_out(self, hour: int) -> None:
+    def _write_out(self, hour: int, end: int | None = None) -> None:
+        """What waits for the hour, if any of its entries before `end` does: who looks at single messages all over a
+        busy store would otherwise write a few entries of an hour at each."""
         slot = self._table.find(hour)
-        if slot >= 0:
+        if slot >= 0 and (end is None or end > self._table.written[slot]):
             self._far.write_out(slot)
 
     def events(self, hour: int, numbers: npt.NDArray[np.integer] | slice = slice(None), *, verify: bool = True) -> Rows:

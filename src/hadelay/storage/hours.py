@@ -104,6 +104,7 @@ class HourStore(HourReader):
         derived.entries = first + n
         table.idx_crc[slot] = crc32c(rows.view(np.uint8).data, int(table.idx_crc[slot]))
         table.log_bytes[slot] += size
+        table.log_written[slot] = table.log_bytes[slot]
         table.entries[slot] = table.written[slot] = first + n
         table.changed[slot] = True
         table.unsynced[slot] |= LOG | IDX
@@ -117,7 +118,7 @@ class HourStore(HourReader):
             self._far.spill()
             fresh = self._far.fresh
         assert (table.written[slots] <= table.entries[slots]).all(), "nothing is filed in a retired hour"
-        groups = group(slots.astype(np.uint16) if table.size < 1 << 16 else slots)
+        groups = group(slots.astype(np.uint16) if table.size < 1 << 16 else slots) if len(rows) > 1 else None
         rows["index"], previous = chain(slots, fresh.numbers(len(rows)), fresh.tail, table.entries, groups)
         if blob is not None:
             sizes = rows["size"].astype(np.int64)

@@ -1,4 +1,4 @@
-"""What is known of every hour, in columns: two years are 17,520 rows of 50 bytes, looked up and changed vectorised.
+"""What is known of every hour, in columns: two years are 17,520 rows of 58 bytes, looked up and changed vectorised.
 
 A row's place (its slot) is place(hour) − base: dead hours lie between the others, so that both are dense. Columns grow
 at either end as hours appear.
@@ -23,6 +23,7 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "log_bytes": np.int64,  # applied
     "events": np.uint32,
     "written": np.uint32,  # entries that stand in .idx; the others wait in the far buffer
+    "log_written": np.int64,  # bytes of the records that stand in .log
     "log_crc": np.uint32,  # of what is written
     "idx_crc": np.uint32,
     "dsp_crc": np.uint32,
@@ -44,6 +45,7 @@ class HourTable:
     log_bytes: npt.NDArray[np.int64]
     events: npt.NDArray[np.uint32]
     written: npt.NDArray[np.uint32]
+    log_written: npt.NDArray[np.int64]
     log_crc: npt.NDArray[np.uint32]
     idx_crc: npt.NDArray[np.uint32]
     dsp_crc: npt.NDArray[np.uint32]
@@ -118,7 +120,7 @@ class HourTable:
         slots = self.slots(hours)
         for name in ("log_bytes", "entries", "events", "log_crc", "idx_crc", "dsp_crc"):
             getattr(self, name)[slots] = rows[name]
-        self.written[slots] = rows["entries"]
+        self.written[slots], self.log_written[slots] = rows["entries"], rows["log_bytes"]
 
     def take(self, column: str, hours: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """A column's values for many hours; 0 for hours that are not known."""
