@@ -260,3 +260,12 @@ def test_serve_with_nothing_is_a_node_on_loopback(tmp_path: Path) -> None:
         assert b"another node runs in" in second.stderr
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
+    (identity,) = tmp_path.rglob("g0/identity")
+    identity.write_bytes(b"")
+    damaged = subprocess.run(
+        [sys.executable, "-m", "hadelay", "serve"],
+        capture_output=True, env=environment(**variables), cwd=tmp_path, timeout=60, check=False,
+    )  # fmt: skip
+    assert damaged.returncode == 1
+    assert b"identity, offset 0: the file ends too early" in damaged.stderr
+    assert b"Move hadelay-data away" in damaged.stderr

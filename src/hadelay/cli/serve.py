@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from hadelay.cli.output import Printing, emit_json, note
 from hadelay.config import Config
 from hadelay.configload import load
+from hadelay.errors import DamagedFile, HadelayError
 
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", show_default=False)]
 
@@ -46,7 +47,12 @@ def run_node(config: Config, printing: Printing) -> int:
         else:
             note(f"{node['name']} is ready: {node['http']}")
 
-    return serve_node(config, ready)
+    try:
+        return serve_node(config, ready)
+    except DamagedFile as damage:
+        others = "the other nodes fill it" if len(config.members) > 1 else "from a backup, if there is one"
+        way_out = f"No node can start from that. Move {config.node.data_dir} away and start again: {others}."
+        raise HadelayError(f"{damage}\n  {way_out}") from damage
 
 
 def config_check(file: Path | None = None, /, *, settings: Settings = (), printing: Printing | None = None) -> None:
