@@ -18,6 +18,7 @@ _U32 = 0xFFFF_FFFF
 _FEW = 96
 #: Rows at a time: what they need meanwhile stays in the cache.
 _MANY = 1024
+_NONE = np.zeros(0, np.intp)
 
 
 def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
@@ -81,4 +82,14 @@ class RowCrc:
 
     def bad(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.intp]:
         """Positions of the rows that do not verify."""
+        if len(rows) < _FEW:
+            data, covered, value = rows.tobytes(), self.covered, google_crc32c.value
+            step = covered + 4
+            ends = range(covered, len(data), step)
+            wrong = [
+                end // step
+                for end in ends
+                if masked(value(data[end - covered : end])) != int.from_bytes(data[end : end + 4], "little")
+            ]
+            return np.array(wrong, np.intp) if wrong else _NONE
         return np.flatnonzero(self.of(rows) != rows[rows.dtype.names[-1]])  # type: ignore[index]

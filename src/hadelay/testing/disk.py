@@ -65,8 +65,8 @@ class SimDisk:
 
     # -- faults
 
-    def step(self, epoch: int, what: str, path: str, torn: Callable[[], None] = lambda: None) -> None:
-        """Every mutation passes here first."""
+    def step(self, epoch: int, what: str, path: str, torn: Callable[[], None] | None = None) -> None:
+        """Every mutation passes here first; `torn` leaves half of it behind."""
         if epoch != self.epoch:
             raise SimCrash(f"{what} {path} by a process that is gone")
         self.steps += 1
@@ -75,7 +75,8 @@ class SimDisk:
         if self.crash_in:
             self.crash_in -= 1
             if not self.crash_in:
-                torn()
+                if torn is not None:
+                    torn()
                 raise SimCrash(f"{what} {path}")
 
     def read_faults(self, epoch: int, path: str) -> None:

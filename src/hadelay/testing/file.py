@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hadelay.testing.inode import Inode, Op
@@ -58,8 +59,11 @@ class SimFile:
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         data = bytes(data)
-        self._disk.step(self._epoch, "pwrite", self.path, lambda: self._torn(data, offset))
-        self._disk.charge(max(0, offset + len(data) - self._inode.size), self.path)
+        disk = self._disk
+        disk.step(self._epoch, "pwrite", self.path, partial(self._torn, data, offset))
+        grown = offset + len(data) - self._inode.size
+        if grown > 0:
+            disk.charge(grown, self.path)
         self._write(data, offset)
 
     def pwritev(self, parts: list[bytes | bytearray | memoryview], offset: int) -> int:

@@ -52,9 +52,11 @@ class Inode:
 
     def write(self, data: bytes, offset: int) -> None:
         end = offset + len(data)
-        self.reserve(end)
+        if end > len(self.live):
+            self.reserve(end)
         self.live[offset:end] = data
-        self.size = max(self.size, end)
+        if end > self.size:
+            self.size = end
         if self.mirrors:
             self._write_mirrors(data, offset)
 

@@ -7,11 +7,12 @@ crashed one loses them all, as a process would.
 
 from __future__ import annotations
 
-import heapq
 import random
 import zlib
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop as _pop
+from heapq import heappush as _push
 from typing import Any
 
 from hadelay.testing.disk import SimCrash, SimDisk
@@ -63,31 +64,31 @@ class SimWorld:
         self.trace = zlib.crc32(data, self.trace)
 
     def at(self, when: float, fn: Callable[..., None], *args: Any, owner: SimRuntime | None = None) -> Event:
-        self._seq += 1
-        event = Event(owner, fn, args)
-        heapq.heappush(self._queue, (when if when > self.now else self.now, self._seq, event))
-        return event
+        return self.add(when, Event(owner, fn, args))
 
     def after(self, delay_s: float, fn: Callable[..., None], *args: Any, owner: SimRuntime | None = None) -> Event:
-        return self.at(self.now + delay_s, fn, *args, owner=owner)
+        return self.add(self.now + delay_s, Event(owner, fn, args))
+
+    def add(self, when: float, event: Event) -> Event:
+        self._seq += 1
+        _push(self._queue, (when if when > self.now else self.now, self._seq, event))
+        return event
 
     def run_until(self, when: float, stop: Callable[[], bool] | None = None) -> None:
         """Run events up to `when` (or until `stop()` holds), then set the time to it."""
         queue = self._queue
         while queue and queue[0][0] <= when:
-            at, _, event = heapq.heappop(queue)
+            at, _, event = _pop(queue)
             if event.fn is not None:
-                self._run_one(at, event)
-            if stop is not None and stop():
-                return
+                self._run_one(at, event.fn, event)
+                if stop is not None and stop():
+                    return
         self.now = max(self.now, when)
 
     def run_for(self, seconds: float) -> None:
         self.run_until(self.now + seconds)
 
-    def _run_one(self, at: float, event: Event) -> None:
-        fn = event.fn
-        assert fn is not None
+    def _run_one(self, at: float, fn: Callable[..., None], event: Event) -> None:
         if at > self.now:
             self.now, self._at_instant = at, 0
         self.events += 1
@@ -139,10 +140,10 @@ class SimRuntime:
         self.wall_offset_ms += delta_ms
 
     def call_soon(self, fn: Callable[..., None], *args: Any) -> None:
-        self.world.at(self.world.now, fn, *args, owner=self)
+        self.world.add(self.world.now, Event(self, fn, args))
 
     def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> Event:
-        return self.world.at(self.world.now + max(0.0, delay_s) / self._rate, fn, *args, owner=self)
+        return self.world.add(self.world.now + max(0.0, delay_s) / self._rate, Event(self, fn, args))
 
     def in_thread(
         self,
