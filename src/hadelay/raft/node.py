@@ -334,7 +334,7 @@ class RaftNode:
     # -- events: syncs and timers
     def flush_soon(self) -> None:
         """Write and sync what was queued: once for everything that this turn of the loop brings, after its frames."""
-        if not self._flushing:
+        if not self._flushing and not self.journal.all_synced:
             self._flushing = True
             self.call_soon(self._flush)
 

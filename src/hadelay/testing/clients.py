@@ -6,7 +6,9 @@ process ends first the caller sees a broken connection: unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from hadelay.testing.cluster import Process, SimCluster
 
 Reply = Callable[[Any, HadelayError | None], None]
+#: How often a consumer asks again.
+_RETRIES = {"ack": 6, "nack": 3, "extend": 2}
 
 
 class Door:
@@ -89,11 +93,19 @@ class Client:
     def __init__(self, cluster: SimCluster, name: str) -> None:
         self.cluster, self.name = cluster, name
         self.world, self.history, self.door = cluster.world, cluster.history, cluster.door
-        self.random = cluster.world.random
+        self.random = random.Random(f"{cluster.seed} {name}")
         self.stopped = False
 
     def note(self, text: str, *ids: int) -> None:
         self.history.note(self.world.now, self.name, text, frozenset(ids))
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Messages that are published together, and whatever is drawn for them from then on."""
+
+    messages: list[Message]
+    random: random.Random
 
 
 class Producer(Client):
@@ -101,6 +113,7 @@ class Producer(Client):
 
     def start(self, until: float, interval_s: float) -> None:
         self.until, self.interval_s = until, interval_s
+        self.published = 0
         self._next()
 
     def _next(self) -> None:
@@ -110,14 +123,26 @@ class Producer(Client):
     def _publish(self) -> None:
         if self.world.now >= self.until:
             return
-        messages = [self._message() for _ in range(self.random.choice((1, 1, 1, 2, 5, 12)))]
-        for message in messages:
-            message.key = b"k%d" % messages[0].number
-        self._send(messages)
+        part = f"{self.name}.{self.published}"
+        self.published += 1
+        rng = random.Random(f"{self.cluster.seed} {part}")
+        batch = _Batch([self._message(rng) for _ in range(rng.choice((1, 1, 1, 2, 5, 12)))], rng)
+        if self.cluster.parts.take(part):
+            self._begin(batch)
+        else:
+            for message in batch.messages:  # they keep their numbers
+                message.refused = True
         self._next()
 
-    def _message(self) -> Message:
-        rng, workload = self.random, self.cluster.workload
+    def _begin(self, batch: _Batch) -> None:
+        for message in batch.messages:
+            message.key = b"k%d" % batch.messages[0].number
+            if message.on_conflict == REPLACE and message.client_key is not None:
+                self.history.replaced_keys.add((message.topic, message.client_key))
+        self._send(batch)
+
+    def _message(self, rng: random.Random) -> Message:
+        workload = self.cluster.workload
         relative = rng.random() < 0.7
         delay_ms = workload.delay_ms(rng)
         # What absolute times mean to this client: the true time of day.
@@ -130,17 +155,16 @@ class Producer(Client):
             message.client_key = b"c%d" % rng.randrange(workload.keys)
             message.on_conflict = rng.choice((KEEP, REPLACE, REPLACE, REJECT))
             if message.on_conflict == REPLACE:
-                self.history.replaced_keys.add((message.topic, message.client_key))
                 message.max_wait_ms = rng.choice((0, 0, 400, 2000))
         if rng.random() < workload.ttls:
             message.ttl_ms = rng.choice((300, 1500, 6000))
         self.history.messages.append(message)
         return message
 
-    def _send(self, messages: list[Message]) -> None:
-        process = self.cluster.any_process()
+    def _send(self, batch: _Batch) -> None:
+        process, messages = self.cluster.any_process(batch.random), batch.messages
         if process is None:
-            self._again(messages)
+            self._again(batch)
             return
         drafts = [
             Draft(
@@ -155,19 +179,20 @@ class Producer(Client):
             if error is not None:
                 self.history.count(f"publish {error.type}")
                 self.note(f"publish {messages[0].number}+{len(messages)} at {process.name}: {error.type}: {error}")
-                self._again(messages)
+                self._again(batch)
                 return
-            self._stored(process, messages, receipts)
+            self._stored(process, batch, receipts)
 
         self.door.call(process, lambda node, done: node.publish(drafts, key, done), replied)
 
-    def _again(self, messages: list[Message]) -> None:
+    def _again(self, batch: _Batch) -> None:
         if not self.stopped:
-            self.world.after(self.random.uniform(0.02, 0.6), self._send, messages)
+            self.world.after(batch.random.uniform(0.02, 0.6), self._send, batch)
 
-    def _stored(self, process: Process, messages: list[Message], receipts: Any) -> None:
-        self.history.count("published", len(messages))
-        for n, message in enumerate(messages):
+    def _stored(self, process: Process, batch: _Batch, receipts: Any) -> None:
+        rng, workload = batch.random, self.cluster.workload
+        self.history.count("published", len(batch.messages))
+        for n, message in enumerate(batch.messages):
             if n in receipts.problems:
                 message.refused = True
                 self.note(f"message {message.number} refused: {receipts.problems[n]}")
@@ -188,16 +213,16 @@ class Producer(Client):
                 for other in self.history.messages:
                     if other.id == receipts.replaced[n] and other.cancelled is None:
                         other.cancelled = other.cancel_invoked = self.world.now
-            chance, workload = self.random.random(), self.cluster.workload
-            by_key = message.client_key is not None and self.random.random() < 0.5
+            chance = rng.random()
+            by_key = message.client_key is not None and rng.random() < 0.5
             if chance < workload.cancels:
-                self.world.after(self.random.uniform(0.0, 4.0), self._cancel, message, by_key)
+                self.world.after(rng.uniform(0.0, 4.0), self._cancel, message, by_key, rng)
             elif chance < workload.cancels + workload.reschedules and n not in receipts.duplicates:
-                self.world.after(self.random.uniform(0.0, 4.0), self._reschedule, message, by_key, 0)
+                self.world.after(rng.uniform(0.0, 4.0), self._reschedule, message, by_key, rng, 0)
 
-    def _cancel(self, message: Message, by_key: bool) -> None:
+    def _cancel(self, message: Message, by_key: bool, rng: random.Random) -> None:
         """By key it means whichever message has that key by then: nothing is known of this one."""
-        process = self.cluster.any_process()
+        process = self.cluster.any_process(rng)
         if process is None or self.stopped:
             return
         if message.client_key is not None:
@@ -211,7 +236,7 @@ class Producer(Client):
 
         def replied(result: Any, error: HadelayError | None) -> None:
             if error is not None:
-                self.world.after(self.random.uniform(0.05, 0.5), self._cancel, message, by_key)
+                self.world.after(rng.uniform(0.05, 0.5), self._cancel, message, by_key, rng)
                 return
             outcome = CancelOutcome(int(result.outcomes[0]))
             how = "by key" if by_key else "by id"
@@ -223,13 +248,13 @@ class Producer(Client):
 
         self.door.call(process, lambda node, done: node.propose(command, done), replied)
 
-    def _reschedule(self, message: Message, by_key: bool, tries: int) -> None:
+    def _reschedule(self, message: Message, by_key: bool, rng: random.Random, tries: int) -> None:
         """To some time soon, or now."""
-        process = self.cluster.any_process()
+        process = self.cluster.any_process(rng)
         if process is None or self.stopped:
             return
         assert message.id is not None
-        when_ms = self.random.choice((0, 5, 700, 3000))
+        when_ms = rng.choice((0, 5, 700, 3000))
         if by_key:
             self.history.moved_keys.add((message.topic, message.client_key))
             keys = [(message.topic, message.client_key or b"")]
@@ -241,7 +266,7 @@ class Producer(Client):
         def replied(result: Any, error: HadelayError | None) -> None:
             if error is not None:
                 if tries < 5:
-                    self.world.after(self.random.uniform(0.05, 0.5), self._reschedule, message, by_key, tries + 1)
+                    self.world.after(rng.uniform(0.05, 0.5), self._reschedule, message, by_key, rng, tries + 1)
                 return
             outcome, moved = Outcome(int(result.outcomes[0])), int(result.ids[0])
             how = "by key" if by_key else "by id"
@@ -260,12 +285,12 @@ class Owner(Client):
     (`good`) all of them, until there are none."""
 
     def start(self) -> None:
-        self.good = False
+        self.good, self.acts = False, 0
         self.topic, self.workload = self.cluster.workload.limited, self.cluster.workload
         self._limit()
 
     def _ask(self, command: bytes, replied: Reply) -> None:
-        process = self.cluster.any_process()
+        process = self.cluster.any_process(self.random)
         if process is None:
             self.world.after(0.1, replied, None, NoLeader("no node runs"))
         else:
@@ -291,7 +316,13 @@ class Owner(Client):
     def _act(self) -> None:
         if self.stopped:
             return
-        if not self.good and self.random.random() < self.workload.purges:
+        self.acts += 1
+        part = f"{self.name}.{self.acts}"
+        self.random = random.Random(f"{self.cluster.seed} {part}")
+        # What died is brought back in the end, whatever else is left out: that much is owed.
+        if not self.good and not self.cluster.parts.take(part):
+            pass
+        elif not self.good and self.random.random() < self.workload.purges:
             self._purge(self.random.choice((SCHEDULED | READY, SCHEDULED, READY, DEAD, SCHEDULED | READY | DEAD)))
         else:
             self._look()
@@ -318,7 +349,7 @@ class Owner(Client):
 
     def _look(self) -> None:
         """What the node that is asked knows of dead letters may be old."""
-        process = self.cluster.any_process()
+        process = self.cluster.any_process(self.random)
 
         def listed(ids: Any, error: HadelayError | None) -> None:
             if error is None and ids and not self.stopped:
@@ -349,6 +380,8 @@ class Consumer(Client):
 
     def start(self) -> None:
         self.good = False
+        #: The first one is never left out: somebody has to take what is owed.
+        self.stopped = not self.name.endswith("0") and not self.cluster.parts.take(self.name)
         self.leader: str | None = None
         self.requests = 0
         self._next()
@@ -371,7 +404,7 @@ class Consumer(Client):
     def _ask(
         self, request_id: bytes, topics: tuple[str, ...], most: int, lease_ms: int, wait_ms: int, retries: int
     ) -> None:
-        process = self.cluster.process(self.leader) or self.cluster.any_process()
+        process = self.cluster.process(self.leader) or self.cluster.any_process(self.random)
         if process is None:
             self._next(0.3)
             return
@@ -433,20 +466,24 @@ class Consumer(Client):
 
     def _consume(self, handed: list[HandOut]) -> None:
         rng = self.random
+        together = rng.random() < 0.7
+        settled: dict[tuple[str, int, int], list[HandOut]] = {}
         for hand_out in handed:
             hand_out.received = self.world.now
             chance = rng.random() if not self.good else 0.0
             if not self.good and self._fails(hand_out):
                 chance = max(chance, 0.82)
-            hold_s = rng.expovariate(1 / 0.15)
+            number = 0 if together else len(settled)
             if chance < 0.82:
-                self.world.after(hold_s, self._settle, "ack", hand_out, 0, 6)
+                settled.setdefault(("ack", 0, number), []).append(hand_out)
             elif chance < 0.9:
-                self.world.after(hold_s, self._settle, "nack", hand_out, rng.choice((-1, 0, 300, 2000)), 3)
+                settled.setdefault(("nack", rng.choice((-1, -1, 0, 300, 2000)), number), []).append(hand_out)
             elif chance < 0.94:
-                self.world.after(hold_s, self._settle, "extend", hand_out, rng.choice((500, 3000)), 2)
+                settled.setdefault(("extend", rng.choice((500, 3000)), number), []).append(hand_out)
             else:
                 self.history.count("consumer vanished")
+        for (kind, value_ms, _), some in settled.items():
+            self.world.after(rng.expovariate(1 / 0.15), self._settle, kind, some, value_ms, _RETRIES[kind])
         self._next()
 
     def _fails(self, hand_out: HandOut) -> bool:
@@ -456,38 +493,42 @@ class Consumer(Client):
             return False
         return self.history.messages[number].topic == workload.limited and number % 10 < 10 * workload.failing
 
-    def _settle(self, kind: str, hand_out: HandOut, value_ms: int, retries: int) -> None:
-        process = self.cluster.any_process()
+    def _settle(self, kind: str, some: Sequence[HandOut], value_ms: int, retries: int) -> None:
+        """One request, for one message or all that came together."""
+        process = self.cluster.any_process(self.random)
         if process is None:
             if retries:
-                self.world.after(0.3, self._settle, kind, hand_out, value_ms, retries - 1)
+                self.world.after(0.3, self._settle, kind, some, value_ms, retries - 1)
             return
-        rows = np.zeros(1, LEASE)
-        rows[0] = (hand_out.term, hand_out.seq, hand_out.position, hand_out.hour, hand_out.index)
+        rows = np.array([(h.term, h.seq, h.position, h.hour, h.index) for h in some], LEASE)
         if kind == "ack":
             command = encode_ack(process.name, rows)
-            hand_out.ack_invoked = hand_out.ack_invoked or self.world.now
         elif kind == "nack":
             command = encode_nack(process.name, rows, value_ms, "cannot be done" if value_ms < 0 else "")
-            hand_out.nack_invoked = hand_out.nack_invoked or self.world.now
         else:
             command = encode_extend(process.name, rows, value_ms)
-            hand_out.extend_invoked = hand_out.extend_invoked or self.world.now
+        for hand_out in some:
+            if getattr(hand_out, f"{kind}_invoked") is None:
+                setattr(hand_out, f"{kind}_invoked", self.world.now)
 
         def replied(result: LeaseResult | None, error: HadelayError | None) -> None:
             if error is not None or result is None:
                 self.history.count(f"{kind} {error.type if error else 'nothing'}")
                 if retries:
                     again = self.random.uniform(0.05, 0.4)
-                    self.world.after(again, self._settle, kind, hand_out, value_ms, retries - 1)
+                    self.world.after(again, self._settle, kind, some, value_ms, retries - 1)
                 return
-            outcome = LeaseOutcome(int(result.outcomes[0]))
-            self.history.count(f"{kind} {outcome.name}")
-            self.note(f"{kind} of {hand_out.id:x} attempt {hand_out.attempt}: {outcome.name}", hand_out.id)
-            if kind == "ack" and outcome != LeaseOutcome.LEASE_LOST and hand_out.acked is None:
-                hand_out.acked = self.world.now
-            if kind == "extend" and outcome == LeaseOutcome.DONE:
-                hand_out.extend_until_ms = result.until_ms
-                self._settle("ack", hand_out, 0, 6)
+            extended = []
+            for hand_out, number in zip(some, result.outcomes.tolist(), strict=True):
+                outcome = LeaseOutcome(number)
+                self.history.count(f"{kind} {outcome.name}")
+                self.note(f"{kind} of {hand_out.id:x} attempt {hand_out.attempt}: {outcome.name}", hand_out.id)
+                if kind == "ack" and outcome != LeaseOutcome.LEASE_LOST and hand_out.acked is None:
+                    hand_out.acked = self.world.now
+                if kind == "extend" and outcome == LeaseOutcome.DONE:
+                    hand_out.extend_until_ms = result.until_ms
+                    extended.append(hand_out)
+            if extended:
+                self._settle("ack", extended, 0, _RETRIES["ack"])
 
         self.door.call(process, lambda node, done: node.propose(command, done), replied)

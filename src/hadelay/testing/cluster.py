@@ -120,6 +120,21 @@ class Workload:
         return rng.randrange(800, self.longest_ms)
 
 
+class Parts:
+    """What clients and nemesis would do in a run, each under a name and drawn from a stream of its own: so one can be
+    left out, and the others stay what they were (testing/shrink.py). only: the names of those that are done, or all.
+    """
+
+    def __init__(self, only: frozenset[str] | None = None) -> None:
+        self.only = only
+        #: All that came up, in order.
+        self.seen: list[str] = []
+
+    def take(self, name: str) -> bool:
+        self.seen.append(name)
+        return self.only is None or name in self.only
+
+
 class SimCluster:
     """See the module. `kill`, `power_cut`, `wipe` and the like are the nemesis's tools."""
 
@@ -135,11 +150,13 @@ class SimCluster:
         group: int = 0,
         world: SimWorld | None = None,
         restart: bool = True,
+        only: frozenset[str] | None = None,
     ) -> None:
         self.seed, self.names, self.sync, self.group = seed, names, sync, group
         self.world = world or SimWorld(seed, epoch_ms=epoch_ms)
         self.world.on_crash = self._crashed_at_io
         self.history = History()
+        self.parts = Parts(only)
         self.workload = workload or Workload()
         self.net = SimNet(self.world, profile)
         self.door = Door(self)
@@ -346,10 +363,10 @@ class SimCluster:
         machine = self.machines.get(name or "")
         return machine.process if machine is not None else None
 
-    def any_process(self) -> Process | None:
+    def any_process(self, rng: random.Random) -> Process | None:
         """Some node that a client may try: it may be paused, cut off, or only starting."""
         running = [m.process for m in self.machines.values() if m.process is not None]
-        return self.world.random.choice(running) if running else None
+        return rng.choice(running) if running else None
 
     def count_node(self, process: Process) -> None:
         """What only the node knows, added to the history's counts."""

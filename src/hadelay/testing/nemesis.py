@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 from hadelay.testing.cluster import HOUR_S, SimCluster
@@ -35,7 +36,8 @@ class Nemesis:
     disk is ever lost: beyond that nothing was promised."""
 
     def __init__(self, cluster: SimCluster, until: float, families: dict[str, float] | None = None) -> None:
-        self.cluster, self.world, self.random, self.until = cluster, cluster.world, cluster.world.random, until
+        self.cluster, self.world, self.until = cluster, cluster.world, until
+        self.random = random.Random(f"{cluster.seed} nemesis")
         chances = FAMILIES if families is None else families
         self.faults: list[tuple[str, Callable[[], None]]] = [
             (name, getattr(self, name))
@@ -43,6 +45,7 @@ class Nemesis:
             if self.random.random() < chance and (len(cluster.names) > 1 or name not in _NOT_ALONE)
         ]
         self.pace_s = self.random.choice((0.4, 1.0, 2.0))
+        self.strikes = 0
         self.wiped = False
         self.liar = ""
 
@@ -58,9 +61,15 @@ class Nemesis:
         if self.world.now >= self.until:
             return
         if self.faults:
+            part = f"f{self.strikes}"
+            self.strikes += 1
+            # All that a strike draws is its own.
+            self.random = random.Random(f"{self.cluster.seed} {part}")
             name, fault = self.random.choice(self.faults)
-            self.cluster.history.count(name)
-            fault()
+            if self.cluster.parts.take(part):
+                self.cluster.history.count(name)
+                fault()
+            self.random = random.Random(f"{self.cluster.seed} after {part}")
         self.world.after(self.random.expovariate(1 / self.pace_s), self._strike)
 
     def heal(self) -> None:
