@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -21,9 +20,41 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hadelay.testing.mutations import MUTATIONS, broken
 from hadelay.testing.run import Report, run_seed
+from hadelay.testing.shrink import shrink
 
+#: `--only` this: no part at all.
+NOTHING = "nothing"
 #: Seeds of which the results are written down together.
 _BLOCK = 100
+
+
+@dataclass
+class Wish:
+    """What is asked of every seed. only: the parts of it that are done (cluster.Parts), None for all."""
+
+    mutation: str = ""
+    only: frozenset[str] | None = None
+    shrink: bool = False
+
+    def run(self, seed: int) -> Report:
+        with broken(self.mutation) if self.mutation else nullcontext() as bug:
+            families = bug.families if bug is not None else None
+            report = run_seed(seed, families, self.only)
+            if self.shrink and report.failure:
+                report = shrink(report, lambda parts: self._again(seed, families, parts))
+        gc.collect()
+        return report
+
+    def _again(self, seed: int, families: dict[str, float] | None, parts: frozenset[str]) -> Report:
+        gc.collect()
+        return run_seed(seed, families, parts)
+
+    def replay(self, seed: int | str, parts: Sequence[str] | None = None) -> str:
+        """The command that runs it again. parts: of a run from which others were left out."""
+        command = f"hadelay sim --seed {seed}"
+        if self.mutation:
+            command += f" --mutation {self.mutation}"
+        return command if parts is None else f"{command} --only {','.join(parts) or NOTHING}"
 
 
 @dataclass
@@ -77,11 +108,16 @@ class Log:
                 file.write(json.dumps(line) + "\n")
 
 
-def main(seed: int = 1, count: int = 1, jobs: int = 0, verbose: bool = False, mutation: str = "", log: str = "") -> int:
+def main(
+    seed: int = 1, count: int = 1, jobs: int = 0, verbose: bool = False, mutation: str = "", log: str = "",
+    only: str = "", shrink: bool = False,
+) -> int:  # fmt: skip
     """Run seeds seed … seed + count - 1. Returns 0, or 1 when a promise was broken (the story is printed)."""
     if mutation and mutation not in MUTATIONS:
         print(f"there is no mutation {mutation!r}: {', '.join(MUTATIONS)}", file=sys.stderr)
         return 2
+    parts = frozenset(filter(None, only.replace(NOTHING, "").split(","))) if only else None
+    wish = Wish(mutation, parts, shrink)
     started = time.perf_counter()
     known, totals = Log(log), Totals()
     blocks = [range(first, min(first + _BLOCK, seed + count)) for first in range(seed, seed + count, _BLOCK)]
@@ -90,7 +126,7 @@ def main(seed: int = 1, count: int = 1, jobs: int = 0, verbose: bool = False, mu
             totals.join(done)
     before = totals.seeds
     missing = [block for block in blocks if (block.start, len(block)) not in known.blocks]
-    reports = run_seeds([one for block in missing for one in block], jobs, mutation)
+    reports = run_seeds([one for block in missing for one in block], jobs, wish)
     with _progress(count) as progress:
         task = progress.add_task("seeds", total=count, completed=before) if progress is not None else None
         for block in missing:
@@ -101,7 +137,7 @@ def main(seed: int = 1, count: int = 1, jobs: int = 0, verbose: bool = False, mu
                 if verbose or count == 1:
                     print(line(report), flush=True)
                 if report.failure:
-                    print(story(report, mutation), flush=True)
+                    print(story(report, wish), flush=True)
                 if progress is not None and task is not None:
                     failed = len(totals.failed) + len(here.failed)
                     progress.update(task, advance=1, description=f"seeds, {failed} failed")
@@ -117,7 +153,7 @@ def main(seed: int = 1, count: int = 1, jobs: int = 0, verbose: bool = False, mu
     )
     print("  " + ", ".join(f"{name} {n}" for name, n in sorted(totals.counts.items())))
     for number, invariant in totals.failed.items():
-        print(f"failed: seed {number}: {invariant}: {replay(number, mutation)}")
+        print(f"failed: seed {number}: {invariant}: {wish.replay(number)}")
     return 1 if totals.failed else 0
 
 
@@ -129,27 +165,17 @@ def _progress(count: int) -> Progress | nullcontext[None]:
     return Progress(*columns, console=Console(stderr=True))
 
 
-def run_seeds(seeds: Sequence[int], jobs: int = 0, mutation: str = "") -> Iterator[Report]:
+def run_seeds(seeds: Sequence[int], jobs: int = 0, wish: Wish | None = None) -> Iterator[Report]:
     """Reports in the order of the seeds; every process runs its seeds one after another."""
     jobs = jobs or os.cpu_count() or 1
-    one = partial(_one, mutation)
+    wish = wish or Wish()
     if jobs == 1 or len(seeds) <= 1:
         _quiet()
-        yield from map(one, seeds)
+        yield from map(wish.run, seeds)
         return
     context = multiprocessing.get_context("spawn")
     with context.Pool(min(jobs, len(seeds)), initializer=_quiet) as pool:
-        yield from pool.imap(one, seeds, chunksize=4)
-
-
-def _one(mutation: str, seed: int) -> Report:
-    if mutation:
-        with broken(mutation) as bug:
-            report = run_seed(seed, bug.families)
-    else:
-        report = run_seed(seed)
-    gc.collect()
-    return report
+        yield from pool.imap(wish.run, seeds, chunksize=4)
 
 
 def _quiet() -> None:
@@ -168,10 +194,8 @@ def line(report: Report) -> str:
     )
 
 
-def story(report: Report, mutation: str = "") -> str:
+def story(report: Report, wish: Wish | None = None) -> str:
+    wish = wish or Wish()
+    parts = report.parts if wish.shrink else None if wish.only is None else sorted(wish.only)
     head = f"\n=== seed {report.seed}: {report.failure}"
-    return "\n".join([head, *report.story, f"replay: {replay(report.seed, mutation)}", ""])
-
-
-def replay(seed: int | str, mutation: str = "") -> str:
-    return f"hadelay sim --seed {seed}" + (f" --mutation {mutation}" if mutation else "")
+    return "\n".join([head, *report.story, f"replay: {wish.replay(report.seed, parts)}", ""])

@@ -127,6 +127,8 @@ def settle(cluster: SimCluster) -> None:
     """Wait until every node has applied the same index: nothing is being written."""
     for _ in range(40):
         nodes = cluster.nodes()
+        if cluster.violations:
+            return
         if len(nodes) == len(cluster.names) and len({(n.raft.applied_index, n.raft.last_index) for n in nodes}) == 1:
             return
         cluster.world.run_for(0.25)
