@@ -151,6 +151,19 @@ def test_dead_letters(dev: Dev, tmp_path: Path) -> None:
     answer(dev, "dead", "purge", "doomed")
 
 
+def test_a_key_is_of_one_message(dev: Dev) -> None:
+    answer(dev, "topic", "set", "keyed", "--max-attempts", 1, "--lease", "50ms")
+    dead = answer(dev, "msg", "put", "keyed", "x", "--key", "k")["id"]
+    assert dev.run("msg", "receive", "keyed", "--wait", "10s", "--keep").returncode == 0
+    while not answer(dev, "topic", "get", "keyed")["dead"]:
+        pass
+    second = answer(dev, "msg", "put", "keyed", "y", "--key", "k", "--delay", "1h")["id"]
+    refused = dev.run("dead", "redrive", "keyed", dead, "-o", "json")
+    assert (refused.returncode, json.loads(refused.stdout)[0]["outcome"]) == (1, "key_taken")
+    assert answer(dev, "msg", "cancel", second)[0]["outcome"] == "cancelled"
+    assert answer(dev, "dead", "redrive", "keyed", dead)[0]["outcome"] == "redriven"
+
+
 def test_an_export_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     letters = [{"id": str(n)} for n in range(250)]
     broken = True

@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from hadelay.core import commands, invariants
+from hadelay.core.formats import FEATURE_LEVEL
 from hadelay.core.state import DelayState
 from hadelay.model import HOUR_MS, hour_name
 from hadelay.storage.disk import RealDisk
@@ -61,6 +62,7 @@ def replayed(entries: list[bytes], directory: Path, *, far_buffer_bytes: int, ev
     store = HourStore(RealDisk(), str(directory), 0, far_buffer_bytes=far_buffer_bytes)
     tables, names = MemoryTables(), MemoryNames()
     state = DelayState(0, store, tables, names)
+    state.level = FEATURE_LEVEL
     hours: dict[int, bytes] = {}
     for index, entry in enumerate(entries, 1):
         state.apply(index, 1, entry)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from hadelay.core import commands
 from hadelay.core.drafts import REPLACE
+from hadelay.core.formats import FEATURE_LEVEL
 from hadelay.core.state import DelayState
 from hadelay.model import Event, State
 from hadelay.testing.memory import MemoryHours, MemoryNames, MemoryTables
@@ -152,6 +153,7 @@ def test_everything_adds_up_and_replicas_are_equal(steps: list[tuple[Any, ...]])
     world = life.world
     store, tables, names = MemoryHours(), MemoryTables(), MemoryNames()
     replica = DelayState(0, store, tables, names)
+    replica.level = FEATURE_LEVEL
     for n, entry in enumerate(world.entries):
         replica.apply(n + 1, world.term, entry)
         dumped = replica.dump(everything=True)

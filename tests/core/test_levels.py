@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from hadelay.core import checkpoint, commands, state
+from hadelay.core import checkpoint, commands, dead, state, targets
 from hadelay.core.commands import Command, encode_entry
-from hadelay.core.results import Done, Refused
+from hadelay.core.formats import BOUNDED, FEATURE_LEVEL, FIRST_LEVEL, ONE_PER_KEY
+from hadelay.core.results import Done, Outcome, RedriveOutcome, Refused
 from hadelay.core.state import DelayState
 from hadelay.core.topics import SCHEDULED
 from hadelay.errors import FatalError
 from tests.core.world import START_MS, World, draft
 
+NEXT = FEATURE_LEVEL + 1
+
 
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This program brings PURGE, with level 2."""
-    monkeypatch.setitem(commands.LEVEL_OF, Command.PURGE, 2)
-    monkeypatch.setattr(state, "FEATURE_LEVEL", 2)
+    """This program brings PURGE, with a level of its own."""
+    monkeypatch.setitem(commands.LEVEL_OF, Command.PURGE, NEXT)
+    monkeypatch.setattr(state, "FEATURE_LEVEL", NEXT)
 
 
 def purge(world: World) -> object:
@@ -26,22 +30,22 @@ def purge(world: World) -> object:
 
 @pytest.mark.usefixtures("newer")
 def test_a_new_command_waits_for_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+    world = World(level=FIRST_LEVEL)
     (message_id,) = world.ids(draft(in_ms=60_000))
     before = world.state.dump(everything=True)
     refused = purge(world)
     assert isinstance(refused, Refused)
     assert (refused.code, world.states(message_id)) == ("needs_upgrade", ["scheduled"])
     # Just what a program does that has never heard of it.
-    old = World()
+    old = World(level=FIRST_LEVEL)
     old.ids(draft(in_ms=60_000))
     assert old.state.dump(everything=True) == before
     with monkeypatch.context() as patch:
         patch.delitem(commands._DECODERS, Command.PURGE)
         assert isinstance(purge(old), Refused)
     assert old.state.dump(everything=True) == world.state.dump(everything=True)
-    assert world.one(commands.encode_feature(2)) == Done(True)
-    assert world.one(commands.encode_feature(2)) == Done(False)
+    assert world.one(commands.encode_feature(NEXT)) == Done(True)
+    assert world.one(commands.encode_feature(NEXT)) == Done(False)
     assert not isinstance(purge(world), Refused)
     assert world.states(message_id) == ["cancelled"]
 
@@ -49,18 +53,55 @@ def test_a_new_command_waits_for_the_switch(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("newer")
 def test_after_the_switch_a_program_that_lacks_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    world.one(commands.encode_feature(2))
-    world.state.apply(2, 1, encode_entry(START_MS, [commands.encode_noop()], level=2))
+    world.one(commands.encode_feature(NEXT))
+    world.state.apply(2, 1, encode_entry(START_MS, [commands.encode_noop()], level=NEXT))
     blobs = world.state.dump(everything=True)
-    monkeypatch.setattr(state, "FEATURE_LEVEL", 1)
+    monkeypatch.setattr(state, "FEATURE_LEVEL", FEATURE_LEVEL)
     with pytest.raises(FatalError, match="upgrade it"):
-        World().one(commands.encode_feature(2))
-    with pytest.raises(FatalError, match="feature level 2"):
-        World().state.apply(1, 1, encode_entry(START_MS, [], level=2))
-    monkeypatch.setattr(checkpoint, "FEATURE_LEVEL", 1)
-    with pytest.raises(FatalError, match="level 2"):
+        World().one(commands.encode_feature(NEXT))
+    with pytest.raises(FatalError, match=f"feature level {NEXT}"):
+        World().state.apply(1, 1, encode_entry(START_MS, [], level=NEXT))
+    monkeypatch.setattr(checkpoint, "FEATURE_LEVEL", FEATURE_LEVEL)
+    with pytest.raises(FatalError, match=f"level {NEXT}"):
         DelayState(0, world.store, world.tables, world.names).load(*blobs)
 
 
-def test_a_new_cluster_begins_with_the_first(newer: None) -> None:
-    assert World().state.level == 1
+def test_a_new_cluster_begins_with_the_first() -> None:
+    world = World()
+    assert DelayState(0, world.store, world.tables, world.names).level == FIRST_LEVEL
+
+
+def dead_pair(level: int) -> tuple[World, list[int]]:
+    """Two dead letters of one key."""
+    world, ids = World(level=level), []
+    world.one(commands.encode_topic_put("t", {"max_attempts": 1}))
+    for _ in range(2):
+        ids += world.ids(replace(draft(), key=b"k"))
+        world.nack(world.lease(ids[-1]))
+    return world, ids
+
+
+def test_what_a_redrive_may_not_do_is_done_until_every_node_knows_better() -> None:
+    world, ids = dead_pair(ONE_PER_KEY - 1)
+    outcomes = world.one(commands.encode_redrive("n1", "t", ids)).outcomes
+    assert outcomes.tolist() == [RedriveOutcome.REDRIVEN, RedriveOutcome.REDRIVEN]
+    world, ids = dead_pair(ONE_PER_KEY)
+    outcomes = world.one(commands.encode_redrive("n1", "t", ids)).outcomes
+    assert outcomes.tolist() == [RedriveOutcome.REDRIVEN, RedriveOutcome.KEY_TAKEN]
+
+
+@pytest.mark.parametrize("level", [BOUNDED - 1, BOUNDED])
+def test_a_command_that_names_messages_works_off_so_many(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "MAX_TARGETS", 3)
+    monkeypatch.setattr(dead, "MAX_SLICE", 3)
+    monkeypatch.setattr(targets, "MAX_MOVED_BYTES", 1)
+    world = World(level=level)
+    ids = world.ids(*[draft(in_ms=60_000)] * 5)
+    left = 5 if level < BOUNDED else 1
+    moved = world.one(commands.encode_reschedule("n1", 90_000, True, ids)).outcomes.tolist()
+    assert moved == [Outcome.DONE] * left + [Outcome.AGAIN] * (5 - left)
+    left = 5 if level < BOUNDED else 3
+    looked = world.one(commands.encode_reschedule("n1", 0, True, [77] * 5)).outcomes.tolist()
+    assert looked == [Outcome.NOT_FOUND] * left + [Outcome.AGAIN] * (5 - left)
+    looked = world.one(commands.encode_redrive("n1", "t", ids)).outcomes.tolist()
+    assert looked == [RedriveOutcome.SCHEDULED] * left + [RedriveOutcome.AGAIN] * (5 - left)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hadelay.core import commands, topics
+from hadelay.core import commands, dead, topics
 from hadelay.core.commands import Draft
 from hadelay.core.results import CancelOutcome, LeaseOutcome, Outcome, RedriveOutcome, RowCode
 from hadelay.core.settings import Settings
@@ -283,28 +283,36 @@ class Owner(RuleBasedStateMachine):
         for m, outcome in zip(chosen, result.outcomes, strict=True):
             phase = m.phase(self.now)
             here = m.topic == name and phase != "gone"
-            expected = ("REDRIVEN" if phase == "dead" else phase.upper()) if here else "NOT_FOUND"
-            assert RedriveOutcome(outcome).name == expected
-            if expected == "REDRIVEN":
-                self.revive(m)
+            comes = here and phase == "dead" and self.revive(m)
+            expected = "REDRIVEN" if comes else "KEY_TAKEN" if phase == "dead" else phase.upper()
+            assert RedriveOutcome(outcome).name == (expected if here else "NOT_FOUND")
 
     @rule(name=names, limit=st.sampled_from([1, 100]))
     def redrive_all(self, name: str, limit: int) -> None:
         if name not in self.topics:
             return
         self.one(commands.encode_redrive("n1", name, [], all=True))
+        by_id = {m.id: m for m in self.messages}
+        letters = [by_id[i] for _, i in dead.listing(self.world.state, self.world.topic(name), b"", 1_000)]
+        assert {m.id for m in letters} == {m.id for m in self.messages if m.topic == name and m.state == "dead"}
         # It ends in a later ms: in this one letters may still die.
         while self.one(commands.encode_redrive_some(name, limit)).count:
             pass
-        for m in self.messages:
-            if m.topic == name and m.state == "dead":
-                self.revive(m)
+        for m in letters:
+            self.revive(m)
         self.clock(1)
         assert self.one(commands.encode_redrive_some(name, limit)).done
 
-    def revive(self, m: Message) -> None:
+    def revive(self, m: Message) -> bool:
+        """Unless its key is another one's."""
+        if m.key is not None:
+            other = self.keys[m.topic, m.key]
+            if other is not m and self.pending(other):
+                return False
+            self.keys[m.topic, m.key], m.began = m, self.now
         m.state, m.attempts, m.due = "waiting", 0, self.now
         m.expiry = self.now + m.ttl if m.ttl else NEVER
+        return True
 
     @rule(name=names, states=st.sampled_from([topics.SCHEDULED, topics.READY, topics.DEAD, 3, 7]))
     def purge(self, name: str, states: int) -> None:
@@ -314,7 +322,9 @@ class Owner(RuleBasedStateMachine):
             return
         bits = {"scheduled": topics.SCHEDULED, "ready": topics.READY, "dead": topics.DEAD}
         for m in self.messages:
-            bit = bits.get(m.phase(self.now), 0)
+            # What is past its TTL and not written down as expired yet is purged like what is ready.
+            late = m.state == "waiting" and m.phase(self.now) == "expired"
+            bit = topics.READY if late else bits.get(m.phase(self.now), 0)
             if m.topic == name and states & bit:
                 m.state = "gone" if m.state == "dead" else "cancelled"
         if states & 3 in (topics.SCHEDULED, topics.READY):

@@ -8,6 +8,7 @@ import numpy as np
 
 from hadelay.core import commands, invariants
 from hadelay.core.commands import Draft, Grant, encode_entry
+from hadelay.core.formats import FEATURE_LEVEL
 from hadelay.core.results import Refused, Result
 from hadelay.core.settings import Settings
 from hadelay.core.state import DelayState
@@ -34,9 +35,10 @@ def leases(*rows: tuple[int, int, int, int, int]) -> np.ndarray:
 
 
 class World:
-    def __init__(self, settings: Settings | None = None, group: int = 0) -> None:
+    def __init__(self, settings: Settings | None = None, group: int = 0, level: int = FEATURE_LEVEL) -> None:
         self.store, self.tables, self.names = MemoryHours(group), MemoryTables(), MemoryNames()
         self.state = DelayState(group, self.store, self.tables, self.names, settings)
+        self.state.level = level
         self.now = 0  # ms since START_MS
         self.term = 1
         self.seq = 0

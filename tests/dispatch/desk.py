@@ -16,6 +16,7 @@ from hadelay.core.clustertime import ClusterClock
 from hadelay.core.commands import Command, Draft, encode_entry
 from hadelay.core.dispatch import Delivery, Dispatcher, Offer, Poll
 from hadelay.core.filters import filter_of
+from hadelay.core.formats import FEATURE_LEVEL
 from hadelay.core.meta import Meta, pack
 from hadelay.core.results import Done as Result
 from hadelay.core.state import DelayState
@@ -63,6 +64,7 @@ class Desk:
         self.runtime = SimRuntime(self.world, "n1")
         self.store = store if store is not None else MemoryHours()
         self.state = DelayState(0, self.store, MemoryTables(), MemoryNames())
+        self.state.level = FEATURE_LEVEL
         dispatch = DispatchConfig(sync=sync, ready_window=window, preload_ms=preload_ms, sweep_ms=sweep_ms)  # type: ignore[arg-type]
         self.config = Config(dispatch=dispatch, retention=retention or RetentionConfig())
         self.commit_ms = commit_ms

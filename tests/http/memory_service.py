@@ -360,8 +360,11 @@ class MemoryService:
         outcomes = []
         for message_id in ids:
             m = self.messages.get(message_id)
-            outcomes.append("not_found" if m is None else "redriven" if m.state == "dead" else m.state)
-            if m is not None and m.state == "dead":
+            key = None if m is None else m.draft.key
+            taken = key is not None and self.by_key[topic, key] != message_id
+            dead = "key_taken" if taken else "redriven"
+            outcomes.append("not_found" if m is None else dead if m.state == "dead" else m.state)
+            if m is not None and m.state == "dead" and not taken:
                 m.state = "scheduled"
         return outcomes
 

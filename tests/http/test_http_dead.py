@@ -54,6 +54,15 @@ async def test_redriving_some_says_what_became_of_each(node: Node) -> None:
     assert node.service.messages[decode_id(other)].state == "dead"
 
 
+async def test_a_key_that_is_taken_is_not_redriven(node: Node) -> None:
+    path = "/v1/topics/orders/messages?key=k"
+    dead = (await node.ask("POST", path, b"x")).json["id"]
+    node.service.messages[decode_id(dead)].state = "dead"
+    await node.ask("POST", path, b"y")
+    answer = await node.ask("POST", "/v1/topics/orders/dead:redrive", {"ids": [dead]})
+    assert (answer.status, answer.json) == (202, {"results": [{"id": dead, "outcome": "key_taken"}]})
+
+
 async def test_redriving_all_begins(node: Node) -> None:
     await letters(node, 3)
     answer = await node.ask("POST", "/v1/topics/orders/dead:redrive", {"all": True, "rate": 2.5})

@@ -9,13 +9,15 @@ from collections import Counter
 from threading import Event
 from typing import Any
 
+from hadelay.core.formats import FEATURE_LEVEL
 from tests.system.cluster import Cluster, environment, ready_line, until
 from tests.system.conftest import Make
 from tests.system.test_leader_lost import consume_all, publish_all
 
-#: A program before PURGE was thought of, and the one that brought it, with feature level 2.
+#: A program before PURGE was thought of, and the one that brought it, with a feature level of its own.
+OLD, NEW = FEATURE_LEVEL, FEATURE_LEVEL + 1
 _OLD = "commands._DECODERS.pop(commands.Command.PURGE)"
-_NEW = "commands.LEVEL_OF[commands.Command.PURGE] = 2"
+_NEW = "commands.LEVEL_OF[commands.Command.PURGE] = formats.FEATURE_LEVEL"
 _PROGRAM = """
 import sys
 import hadelay.core.formats as formats
@@ -28,7 +30,7 @@ sys.exit(run(sys.argv[1:]))
 
 
 def program(level: int) -> str:
-    return _PROGRAM.format(level=level, change=_NEW if level > 1 else _OLD)
+    return _PROGRAM.format(level=level, change=_NEW if level == NEW else _OLD)
 
 
 def start_as(cluster: Cluster, level: int, *names: str) -> None:
@@ -67,21 +69,21 @@ def purge(cluster: Cluster, name: str) -> Any:
 def test_a_rolling_upgrade_loses_nothing_and_repeats_nothing(make_cluster: Make) -> None:
     cluster = make_cluster()
     cluster.kill(*cluster.names)
-    start_as(cluster, 1, *cluster.names)
+    start_as(cluster, OLD, *cluster.names)
     kept = cluster.publish_many("n1", "unwanted", ["x"] * 50, delay="1h")
     stop, enough = Event(), Event()
     writers = [cluster.later(publish_all, cluster, "rolling", 1_000_000, stop, "?delay=700ms") for _ in range(1)]
     consumers = [cluster.later(consume_all, cluster, "rolling", enough)]
     for n, name in enumerate(cluster.names):
-        replace(cluster, 2, name)
-        until(lambda n=n, name=name: levels(cluster, name)[1][name] == 2, "its level is known")  # type: ignore[misc]
+        replace(cluster, NEW, name)
+        until(lambda n=n, name=name: levels(cluster, name)[1][name] == NEW, "its level is known")  # type: ignore[misc]
         if n < 2:
             # Two programs now. What one of them does not know is refused, by whichever is asked and whichever leads.
-            assert levels(cluster, cluster.leader())[0] == 1
+            assert levels(cluster, cluster.leader())[0] == OLD
             for asked in cluster.names:
                 assert purge(cluster, asked).status >= 400
             assert cluster.topic(cluster.leader(), "unwanted")["scheduled"] == len(kept)
-    until(lambda: levels(cluster, cluster.leader())[0] == 2, "all know it, so all use it")
+    until(lambda: levels(cluster, cluster.leader())[0] == NEW, "all know it, so all use it")
     stop.set()
     ids = [i for writer in writers for i in writer.result(60)]
     until(lambda: cluster.topic(cluster.leader(), "rolling")["leased"] == len(ids), "all are handed out")
@@ -95,6 +97,6 @@ def test_a_rolling_upgrade_loses_nothing_and_repeats_nothing(make_cluster: Make)
     # There is no way back for a single node: it says so, and touches nothing.
     cluster.kill("n1", number=signal.SIGTERM)
     said = cluster.refused("n1")
-    assert "feature level 2; this program knows 1" in said
-    start_as(cluster, 2, "n1")
+    assert f"feature level {NEW}; this program knows {OLD}" in said
+    start_as(cluster, NEW, "n1")
     cluster.assert_identical()

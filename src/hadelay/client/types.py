@@ -153,7 +153,8 @@ class DeadLetter(MessageInfo, frozen=True, kw_only=True):
 
 
 class Redriven(Struct, frozen=True):
-    """`redriven`, or what it is instead: scheduled, ready, leased, acked, cancelled, expired or not_found."""
+    """`redriven`; `key_taken`: another message with its key is pending, so it stays dead; or what it is instead:
+    scheduled, ready, leased, acked, cancelled, expired or not_found."""
 
     id: str
     outcome: str

@@ -10,6 +10,8 @@ can be made from the entry alone. Its errors stand behind its place (core/lifecy
 another topic keeps none: the message goes there, due now, attempt 0, under its id; where that dies too, it is kept, so
 that no two topics can send each other their dead for ever.
 
+A client key is of one pending message at a time: a letter whose key another one has meanwhile stays dead (ADR 160).
+
 Purging is a watermark: what died at or before `topic.dead_mark_ms` is gone. Whatever dies after it died at a later ms.
 """
 
@@ -22,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.core import ttl
-from hadelay.core.formats import INDEX
+from hadelay.core.formats import BOUNDED, INDEX, ONE_PER_KEY
 from hadelay.core.hourstate import bitmap, indexes_of
-from hadelay.core.keys import forget_key, forget_keys
+from hadelay.core.keys import forget_key, forget_keys, take_again
 from hadelay.core.lifecycle import (
     FLAG_KEYED,
     FLAG_ROUTED,
@@ -152,10 +154,13 @@ def apply_redrive(state: DelayState, command: Redrive) -> RedriveResult | Progre
         state.topics.note_chores(topic)
         state.listener.on_topic(topic)
         return Progress(not topic.dead, topic.dead)
-    places = [locate(state, first_id) for first_id in command.ids.tolist()]
-    outcomes = np.full(len(places), RedriveOutcome.NOT_FOUND, np.uint8)
+    now = len(command.ids) if state.level < BOUNDED else MAX_SLICE
+    places = [locate(state, first_id) for first_id in command.ids[:now].tolist()]
+    outcomes = np.full(len(command.ids), RedriveOutcome.NOT_FOUND, np.uint8)
+    outcomes[now:] = RedriveOutcome.AGAIN
     room = REDRIVE_BYTES
     chosen: dict[int, set[int]] = {}
+    coming: set[int] = set()
     for at, place in enumerate(places):
         if place is None or int(place.rows["topic"][0]) != topic.number:
             continue
@@ -166,6 +171,9 @@ def apply_redrive(state: DelayState, command: Redrive) -> RedriveResult | Progre
         room -= int(place.rows["size"][0]) if place.index not in chosen.get(place.hour, ()) else 0
         if room < 0 and chosen:
             outcomes[at] = RedriveOutcome.AGAIN
+            continue
+        if not _may_come(state, place.rows[0], coming):
+            outcomes[at] = RedriveOutcome.KEY_TAKEN
             continue
         chosen.setdefault(place.hour, set()).add(place.index)
         outcomes[at] = RedriveOutcome.REDRIVEN
@@ -183,6 +191,16 @@ _REFUSED = {
     State.CANCELLED: RedriveOutcome.CANCELLED,
     State.EXPIRED: RedriveOutcome.EXPIRED,
 }
+
+
+def _may_come(state: DelayState, row: np.void, coming: set[int]) -> bool:
+    """This letter is redriven, and is one of `coming`; or its client key is another message's by now."""
+    first_id = int(row["first_id"])
+    keyed = int(row["flags"]) & FLAG_KEYED and state.level >= ONE_PER_KEY
+    if keyed and not take_again(state, first_id, coming):
+        return False
+    coming.add(first_id)
+    return True
 
 
 def apply_redrive_some(state: DelayState, command: tuple[str, int]) -> Progress | Refused:
@@ -204,8 +222,10 @@ def apply_redrive_some(state: DelayState, command: tuple[str, int]) -> Progress 
     for hour in np.unique(hours).tolist():
         rows[hours == hour] = state.store.entries(hour, indexes[hours == hour].astype(np.uint32))
     count = fitting(rows["size"], REDRIVE_BYTES)
-    for hour in np.unique(hours[:count]).tolist():
-        _redrive(state, topic, hour, rows[:count][hours[:count] == hour], state.no_node)
+    coming: set[int] = set()
+    free = np.fromiter((_may_come(state, row, coming) for row in rows[:count]), np.bool_, count)
+    for hour in np.unique(hours[:count][free]).tolist():
+        _redrive(state, topic, hour, rows[:count][free & (hours[:count] == hour)], state.no_node)
     job.count += count
     if count:
         died_ms, first_id = letters[count - 1]

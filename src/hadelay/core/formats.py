@@ -11,7 +11,10 @@ import numpy as np
 #: Layout of everything in a data directory. A directory with a higher one is refused in words.
 FORMAT_VERSION = 1
 #: Highest feature level this code knows; switched on by a replicated command once every node has it.
-FEATURE_LEVEL = 1
+FEATURE_LEVEL = 2
+#: From this level on a redrive leaves dead whose client key another message has, and commands that name their messages
+#: are bounded (ADR 160).
+ONE_PER_KEY = BOUNDED = 2
 #: What a cluster begins with, whatever its founders know: they need not all know the same.
 FIRST_LEVEL = 1
 

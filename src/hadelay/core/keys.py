@@ -11,6 +11,7 @@ Within one command rows are decided in order, as if they had come one by one.
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -98,7 +99,7 @@ class Decision:
             else:
                 assert stored is not None
                 first_id, since = _VALUE.unpack(stored)
-                place, leased = self._pending(first_id)
+                place, leased = _pending(self.state, first_id)
                 start = start if place is None else since
             if earlier is not None or place is not None:
                 if mode == KEEP:
@@ -111,11 +112,6 @@ class Decision:
                 self._starts[row] = start
         self._last[key] = row
         self._filed.append((row, key))
-
-    def _pending(self, message_id: int) -> tuple[Place | None, bool]:
-        place = locate(self.state, message_id)
-        phase = None if place is None else state_of(self.state, place, self.state.now_ms)
-        return (place if phase in _PENDING else None), phase is State.LEASED
 
     def _answer(self, row: int, earlier: int | None, place: Place | None) -> None:
         """By the message that is there."""
@@ -176,6 +172,27 @@ class Decision:
         # A key that is there twice: the later one counts.
         state.tables.put_many(KEY, dict(zip(keys, map(_VALUE.pack, ids, starts), strict=True)))
         state.tables.put_many(KEYOF, dict(zip(map(PLACE_KEY.pack, ids), keys, strict=True)))
+
+
+def _pending(state: DelayState, message_id: int) -> tuple[Place | None, bool]:
+    """(where it is, if it is pending; whether it is leased)"""
+    place = locate(state, message_id)
+    phase = None if place is None else state_of(state, place, state.now_ms)
+    return (place if phase in _PENDING else None), phase is State.LEASED
+
+
+def take_again(state: DelayState, first_id: int, with_it: Collection[int]) -> bool:
+    """A dead letter comes back: it has its client key again. False if another message with that key is pending, or is
+    `with_it`: comes back by the same command."""
+    key = state.tables.get(KEYOF, PLACE_KEY.pack(first_id))
+    if key is None:
+        return True
+    stored = state.tables.get(KEY, key)
+    other = first_id if stored is None else int(_VALUE.unpack(stored)[0])
+    if other != first_id and (other in with_it or _pending(state, other)[0] is not None):
+        return False
+    state.tables.put(KEY, key, _VALUE.pack(first_id, state.now_ms))
+    return True
 
 
 def _id_of(place: Place | None) -> int:

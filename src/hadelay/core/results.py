@@ -60,6 +60,8 @@ class Outcome(IntEnum):
     CANCELLED = 6
     #: Beyond max_delay (422).
     TOO_FAR = 7
+    #: There was too much in one command: propose it again.
+    AGAIN = 8
 
 
 class CancelOutcome(IntEnum):
@@ -85,6 +87,8 @@ class RedriveOutcome(IntEnum):
     NOT_FOUND = 7
     #: There was too much in one command: propose it again.
     AGAIN = 8
+    #: Another message with its client key is pending: it stays dead.
+    KEY_TAKEN = 9
 
 
 @dataclass(slots=True)

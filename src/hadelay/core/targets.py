@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hadelay.core import ttl
+from hadelay.core.formats import BOUNDED
 from hadelay.core.keys import find_key
 from hadelay.core.lifecycle import FLAG_LEASE_EXPIRED, move
 from hadelay.core.places import Place, cancel_entries, locate, state_of
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from hadelay.core.commands import Cancel, Reschedule, Targets
     from hadelay.core.state import DelayState
 
+#: What one RESCHEDULE looks at, and moves before it stops: some milliseconds.
+MAX_TARGETS = 1_000
+MAX_MOVED_BYTES = 4 << 20
 _OUTCOMES = {
     State.LEASED: Outcome.LEASED,
     State.ACKED: Outcome.ACKED,
@@ -65,7 +69,12 @@ def apply_reschedule(state: DelayState, command: Reschedule) -> RescheduleResult
     )
     now_ms = state.now_ms
     delay_ms = max(command.when_ms if command.relative else command.when_ms - now_ms, 0)
+    bounded = state.level >= BOUNDED
+    room = MAX_MOVED_BYTES
     for n, message_id in enumerate(ids):
+        if bounded and (n >= MAX_TARGETS or room <= 0):
+            result.outcomes[n] = Outcome.AGAIN
+            continue
         place, outcome = _waiting(state, message_id)
         if outcome is Outcome.DONE and delay_ms > state.settings.max_delay_ms:
             outcome = Outcome.TOO_FAR
@@ -81,6 +90,7 @@ def apply_reschedule(state: DelayState, command: Reschedule) -> RescheduleResult
                     previous=NONE32, node=node, leased=False,
                 )  # fmt: skip
                 ttl.begin_again(state, place.rows, deliver_at_ms)
+                room -= int(place.rows["size"][0])
             result.deliver_at_ms[n] = deliver_at_ms
         result.outcomes[n] = outcome
     return result

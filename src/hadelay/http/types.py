@@ -324,7 +324,9 @@ class Redrive(In):
 
 class RedriveResult(Out):
     id: str
-    outcome: Literal["redriven", "scheduled", "ready", "leased", "acked", "cancelled", "expired", "not_found"]
+    outcome: Literal[
+        "redriven", "key_taken", "scheduled", "ready", "leased", "acked", "cancelled", "expired", "not_found"
+    ]
 
 
 class Redriven(Out):

@@ -415,7 +415,8 @@ class Service(Protocol):
         ...
 
     async def redrive(self, topic: str, ids: list[int]) -> list[str]:
-        """Per id: redriven, or what it is instead: scheduled, ready, leased, acked, cancelled, expired, not_found."""
+        """Per id: redriven; key_taken; or what it is instead: scheduled, ready, leased, acked, cancelled, expired,
+        not_found."""
         ...
 
     async def redrive_all(self, topic: str, rate: float | None) -> int:

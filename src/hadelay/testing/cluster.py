@@ -194,6 +194,8 @@ class SimCluster:
         self.stamps: list[tuple[float, int]] = []
         #: When a new leader was first seen.
         self.elected: list[float] = []
+        #: When the cluster switched to the feature level of this code.
+        self.switched = float("inf")
         #: When cluster time was taken from the wall clocks, because no node knew it any more.
         self.cold_starts: list[float] = []
         self.violations: list[Violation] = []
@@ -439,6 +441,8 @@ class SimCluster:
             if kind == Command.GRANT:
                 grant = decode(kind, body)
                 self.grants.setdefault((grant.term, grant.seq), (self.world.now, now_ms, term))
+            elif kind == Command.FEATURE:
+                self.switched = min(self.switched, self.world.now)
         for machine in self.machines.values():
             if machine.process is not None and machine.process.node is not None:
                 machine.had = max(machine.had, machine.process.node.raft.synced_index)
