@@ -186,6 +186,11 @@ class Desk:
             self._commit_first()
         return self._commit(self.clock.read(self.runtime.monotonic()), command, None)
 
+    def ask(self, command: bytes, done: Done) -> None:
+        """As a node proposes what its users ask for."""
+        self.dispatcher.before_settlement()
+        self.propose(command, self.dispatcher.in_order(command, done))
+
     def kinds(self, since: float = 0.0) -> list[Command]:
         return [kind for at, kind in self.log if at >= since]
 

@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from hadelay.core.commands import Command
+from hadelay.core.commands import Command, encode_audited, encode_purge, encode_topic_delete, encode_topic_put
 from hadelay.core.results import LeaseOutcome
+from hadelay.core.topics import READY, SCHEDULED
 from hadelay.errors import Conflict, NoLeader, OutcomeUnknown, Overloaded
 from tests.dispatch.desk import Desk
 
@@ -448,3 +449,45 @@ def test_a_leader_that_slept_over_a_lease_renews_it_before_it_answers(desk: Desk
     answer = desk.answer(poll)
     assert answer.names == ["a"]  # type: ignore[union-attr]
     assert answer.delivery.until_ms[0] - answer.delivery.now_ms > 900  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        encode_topic_put("t", {"paused": True}),
+        encode_purge("t", SCHEDULED | READY),
+        encode_topic_delete("t", force=True),
+        encode_audited("n1", "", "", "topic.pause", "t", encode_topic_put("t", {"paused": True})),
+    ],
+)
+@pytest.mark.parametrize("deposed", [False, True])
+def test_once_a_pause_or_a_purge_is_answered_nothing_is_handed_out(command: bytes, deposed: bool) -> None:
+    """What was granted ahead of its time and held back goes out before the answer."""
+    desk = Desk(commit_ms=12)
+    desk.lead()
+    desk.publish("first")
+    desk.poll()
+    desk.run(20)
+    answers: list[float] = []
+    first, second = desk.poll(max=1), desk.poll(max=1)
+    desk.publish("a", at=2_000)
+    desk.publish("b", at=2_009)
+    desk.publish("c", at=2_030)
+    desk.run_to(1_976)
+    desk.ask(command, lambda result, error: answers.append(desk.now))
+    desk.run_to(1_999)
+    assert answers == []
+    if deposed:
+        desk.depose()
+        assert len(answers) == 1
+        return
+    desk.poll()
+    desk.run_to(3_000)
+    assert [desk.answer(poll).names for poll in (first, second)] == [["a"], ["b"]]  # type: ignore[union-attr]
+    assert len(answers) == 1
+    assert [r.at for r in desk.received if r.names and r.at > answers[0]] == []
+    assert answers[0] < 2_015
+    # With nothing held back it is answered when it is applied.
+    desk.ask(encode_topic_put("t", {"paused": None}), lambda result, error: answers.append(desk.now))
+    desk.run(13)
+    assert len(answers) == 2

@@ -44,6 +44,8 @@ class HeldBack:
         self._alarm = Alarm(runtime, self._ring)
         self._waiting: list[tuple[int, int, Poll, Delivery, Release]] = []
         self._count = 0
+        #: (due, count) of the last of those that somebody waits for.
+        self._after: list[tuple[tuple[int, int], Callable[[], None]]] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -62,6 +64,13 @@ class HeldBack:
         heapq.heappush(self._waiting, (due_ms, self._count, poll, delivery, release))
         self._set()
 
+    def when_released(self, done: Callable[[], None]) -> None:
+        """done() as soon as all that is held back now was released: at once if that is nothing."""
+        if self._waiting:
+            self._after.append((max(item[:2] for item in self._waiting), done))
+        else:
+            done()
+
     def clock_changed(self) -> None:
         self._alarm.cancel()
         self._set()
@@ -69,6 +78,7 @@ class HeldBack:
     def stop(self) -> None:
         self._alarm.cancel()
         self._waiting.clear()
+        self._tell()
 
     def _set(self) -> None:
         if self._waiting:
@@ -81,3 +91,12 @@ class HeldBack:
             _, _, _, delivery, release = heapq.heappop(self._waiting)
             release(delivery._replace(now_ms=now_ms))
         self._set()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._after:
+            first = self._waiting[0][:2] if self._waiting else None
+            over = [done for last, done in self._after if first is None or last < first]
+            self._after = [item for item in self._after if not (first is None or item[0] < first)]
+            for done in over:
+                done()

@@ -23,7 +23,7 @@ import numpy as np
 from hadelay.config import Config
 from hadelay.core.chain import Damage
 from hadelay.core.clustertime import ClusterClock
-from hadelay.core.commands import MAX_AHEAD_MS, Grant, encode_extend, encode_grant
+from hadelay.core.commands import MAX_AHEAD_MS, Command, Grant, encode_extend, encode_grant
 from hadelay.core.dispatch import DONE, PROPOSED, Delivery, Dispatcher, Offer, Poll
 from hadelay.core.held import HeldGrant
 from hadelay.core.ports import NoListener
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 #: done(result, error): the sub-command's own result from apply, or why it is not known.
 Done = Callable[[Any, HadelayError | None], None]
+#: What may stop a topic's hand-outs; AUDITED may contain one.
+_STOPPING = frozenset((Command.TOPIC_PUT, Command.TOPIC_DELETE, Command.PURGE, Command.AUDITED))
 #: After a proposal that could not be made.
 _BACKOFF_S = 0.02
 #: Rounds of grants on their way at once (commit mode).
@@ -453,6 +455,18 @@ class LeaderDispatcher:
             now + offer.poll.lease_ms,
         )  # fmt: skip
         self._deliver(term, offer.poll, first_time(term.number, offer, expected, term.suspect_ms, now))
+
+    def in_order(self, command: bytes, done: Done) -> Done:
+        """What may stop a topic's hand-outs is answered after those that were granted before: nothing of a topic is
+        handed out once its pause, purge or deletion is answered."""
+
+        def decided(result: Any, error: HadelayError | None) -> None:
+            if self._term is not None:
+                self._term.early.when_released(partial(done, result, error))
+            else:
+                done(result, error)
+
+        return decided if command[0] in _STOPPING else done
 
     def before_settlement(self) -> None:
         """Call before proposing any ack, nack, extend or cancel: in interval mode hand-outs go first."""

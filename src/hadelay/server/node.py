@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from hadelay.config import Config
@@ -149,7 +150,7 @@ class Node:
     def propose(self, command: bytes, done: Done) -> None:
         """Ack, nack, extend, cancel and the topics' commands, on any node. In interval mode hand-outs go first."""
         self.dispatcher.before_settlement()
-        self.batcher.propose(command, done)
+        self.batcher.propose(command, self.dispatcher.in_order(command, done))
 
     def transfer(self, to: str | None, done: Callable[[HadelayError | None], None]) -> None:
         """A planned hand-over (S2): hand out nothing more, commit the dispatch state, then let go. Leader only."""
@@ -376,7 +377,7 @@ class Node:
             if full and command[0] == Command.PUBLISH:
                 gather.take(n, Refused("disk_full", _NO_SPACE), None)
             else:
-                self.batcher.propose(command, lambda result, error, n=n: gather.take(n, result, error))  # type: ignore[misc]
+                self.batcher.propose(command, self.dispatcher.in_order(command, partial(gather.take, n)))
 
     def _on_ready(self, peer: str, payload: Any, reply: Reply) -> None:
         if self.leading:
