@@ -40,10 +40,19 @@ def test_limits_hold_over_a_failover(make_cluster: Make) -> None:
     assert [m["id"] for m in held] == ids[:2]
 
     put(cluster, "slow", publish_rate=0.01, paused=True)
-    assert cluster.publish(cluster.leader(), "slow")
+    path = "/v1/topics/slow/messages"
+    stored = cluster.ask(cluster.leader(), "POST", f"{path}?key=k", b"x", headers={"Idempotency-Key": "once"})
+    assert stored.status == 201
     answers = [cluster.ask(name, "POST", "/v1/topics/slow/messages", b"x") for name in cluster.names]
     assert [answer.status for answer in answers] == [429] * 3
     assert answers[0].json["retry_after_ms"] > 1_000
+    # Every node refuses what is new by itself now; what was stored before is told again.
+    for query, headers in (("?key=k", {"Idempotency-Key": "once"}), ("?key=k", {}), ("?key=k&on_conflict=reject", {})):
+        for name in cluster.names:
+            again = cluster.ask(name, "POST", path + query, b"x", headers=headers)
+            assert (again.status, again.json["id"]) == (409 if "reject" in query else 200, stored.json["id"])
+    other = cluster.ask(cluster.leader(), "POST", path, b"x", headers={"Idempotency-Key": "another"})
+    assert other.status == 429
 
     cluster.kill(cluster.leader())
     leader = cluster.leader()

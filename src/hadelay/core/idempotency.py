@@ -8,11 +8,14 @@ go first; `state.keys_dropped_early` counts them.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.core.drafts import Draft, hash_client_key, hash_key
+from hadelay.core.keys import find_key
 from hadelay.core.results import PublishResult, RowCode
 
 if TYPE_CHECKING:
@@ -74,6 +77,20 @@ def repeat(state: DelayState, keys: NDArray[np.void], result: PublishResult) -> 
             _answer(stored, prints[at], first, count, result)
         to_file[first : first + count] = bytes(count)
     return new, np.frombuffer(to_file, bool)
+
+
+def is_known(state: DelayState, drafts: Sequence[Draft], request_key: bytes | None) -> bool:
+    """A publish of these would be answered by one before it, of the same Idempotency-Key, or by the message of one of
+    its client keys, as far as this node knows."""
+    rows = [draft.idem for draft in drafts if draft.idem is not None]
+    # A batch too large for one entry has a key per part; a single row has the request's (server/batcher.py).
+    requests = [] if request_key is None else [request_key, b"0:" + request_key]
+    digests = [hash_key(b"row", key) for key in [*rows, *requests[:1]]] + [hash_key(b"request", k) for k in requests]
+    epochs = (state.key_epoch, state.key_epoch - 1)
+    if any(state.tables.get(table(epoch), digest) is not None for digest in digests for epoch in epochs):
+        return True
+    keys = ((draft.topic, hash_client_key(draft.key)) for draft in drafts if draft.key is not None)
+    return any(find_key(state, topic, digest) is not None for topic, digest in keys)
 
 
 def remember(state: DelayState, keys: NDArray[np.void], new: list[int], result: PublishResult) -> None:

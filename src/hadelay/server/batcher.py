@@ -113,12 +113,15 @@ class Batcher:
         leaderless_wait_s: float,
         commit_timeout_s: float,
         retry_after_ms: Callable[[str], int] = lambda topic: 0,
+        is_known: Callable[[list[Draft], bytes | None], bool] = lambda drafts, request_key: False,
     ) -> None:
-        """retry_after_ms: when a topic's publish rate lets the next message through."""
+        """retry_after_ms: when a topic's publish rate lets the next message through. is_known: that these drafts, with
+        this request key, were stored before."""
         self.node, self.runtime, self.outlet = node, runtime, outlet
         self.max_entry_bytes, self.max_queue_bytes = max_entry_bytes, max_queue_bytes
         self.leaderless_wait_s, self.commit_timeout_s = leaderless_wait_s, commit_timeout_s
         self.retry_after_ms = retry_after_ms
+        self.is_known = is_known
         #: Rows refused by a topic's limits, by the limit's name.
         self.refused: Counter[str] = Counter()
         #: Topic → until when publishes of it are refused here, unasked: apply said that they come too fast.
@@ -149,7 +152,7 @@ class Batcher:
     # asking
 
     def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
-        if self._shut and (wait_ms := self._shut_ms(drafts)):
+        if self._shut and (wait_ms := self._shut_ms(drafts)) and not self.is_known(drafts, request_key):
             self.refused["publish_rate"] += len(drafts)
             done(None, _too_fast(drafts[0].topic, wait_ms))
             return

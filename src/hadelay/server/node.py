@@ -24,6 +24,7 @@ from hadelay.core.commands import (
     is_whole,
 )
 from hadelay.core.formats import FEATURE_LEVEL, INDEX_SIZE
+from hadelay.core.idempotency import is_known
 from hadelay.core.quotas import retry_after_ms
 from hadelay.core.results import Refused
 from hadelay.core.state import DelayState
@@ -112,6 +113,7 @@ class Node:
             leaderless_wait_s=config.http.no_leader_wait_ms / 1000,
             commit_timeout_s=config.limits.commit_timeout_ms / 1000,
             retry_after_ms=self._retry_after_ms,
+            is_known=lambda drafts, request_key: is_known(self.state, drafts, request_key),
         )
         self.push = Push(self)
         self._make_dispatcher()
