@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from hadelay.config import Config, WebhooksConfig
+from hadelay.core.commands import encode_purge, encode_topic_delete
+from hadelay.core.topics import READY, SCHEDULED
 from hadelay.testing.cluster import SimCluster
 from tests.webhooks.world import Call, World
 
@@ -116,3 +119,42 @@ def test_a_receiver_that_is_gone_is_left_alone() -> None:
     world.script["http://t/"] = ["200"]
     world.put("t", paused=None, paused_reason=None)
     world.until(lambda: all(world.state(one) == "acked" for one in ids))
+
+
+def test_a_pause_ends_calls_and_a_resume_goes_on_with_them() -> None:
+    """What was fetched before stays leased, however long it takes, and costs no attempt."""
+    world = World(Limited(1, topic_calls=2))
+    hook(world, "t", max_attempts=1)
+    world.script["http://t/"] = ["hang", "hang", "200"]
+    ids = world.publish("t", *[b"x"] * 6)
+    world.until(lambda: len(world.calls) == 2)
+    world.put("t", paused=True)
+    calls = len(world.calls)
+    world.run(60)
+    assert len(world.calls) == calls
+    topic = world.settle().state.topic("t")
+    assert topic is not None
+    assert (topic.leased, topic.dead) == (2, 2)
+    world.put("t", paused=None)
+    world.until(lambda: len(world.calls) == 6)
+    world.run(1)
+    assert sorted(map(world.state, ids)) == ["acked"] * 4 + ["dead"] * 2
+
+
+@pytest.mark.parametrize("delete", [False, True])
+def test_what_was_purged_is_not_called_about(delete: bool) -> None:
+    world = World(Limited(1, topic_calls=2))
+    hook(world, "t")
+    world.script["http://t/"] = ["hang"]
+    ids = world.publish("t", *[b"x"] * 6)
+    world.until(lambda: len(world.calls) == 2)
+    command = encode_topic_delete("t", force=True) if delete else encode_purge("t", SCHEDULED | READY)
+    world.do(lambda node, done: node.propose(command, done))
+    calls = {call.id for call in world.calls}
+    world.run(10)
+    assert {call.id for call in world.calls} == calls
+    assert [world.state(one) for one in ids if one not in calls] == ["cancelled"] * 4
+    if not delete:
+        world.script["http://t/"] = ["200"]
+        (new,) = world.publish("t", b"y")
+        world.until(lambda: world.state(new) == "acked")

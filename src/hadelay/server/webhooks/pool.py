@@ -92,6 +92,10 @@ class Feed:
         self.absent = 0
         self.polls: set[Poll] = set()
         self.removed = False
+        #: Of its topic: what was fetched before it rose was purged.
+        self.floor = topic.floor
+        #: Paused with calls waiting: when their leases are looked after.
+        self.keeping = False
         #: Calls that were answered since then, and how many in the tenth of a second before.
         self.answered, self._since, self._pace = 0, 0.0, 0.0
         #: Calls that may begin now, as of then.
@@ -176,11 +180,13 @@ class Pool:
                 feed = self.feeds[topic.number] = Feed(topic)
             feed.set(topic.settings, self.config.topic_calls, self.node.state.settings.max_lease_ms)
             feed.removed = False
+            self._run(feed)
             self._fetch(feed)
         elif feed is not None:
             feed.removed = True
             while feed.polls:
                 self.node.dispatcher.cancel_poll(feed.polls.pop())
+            self._run(feed)
             self._forget(feed)
 
     def _forget(self, feed: Feed) -> None:
@@ -223,7 +229,16 @@ class Pool:
     # calling
 
     def _run(self, feed: Feed) -> None:
-        """Begin as many of its calls as may be; of many some now, and the others soon."""
+        """Begin as many of its calls as may be; of many some now, and the others soon; none of a topic that is paused,
+        and none about what was purged before it was called about."""
+        topic = self.node.state.topics[feed.number]
+        if topic.floor != feed.floor:
+            feed.floor = topic.floor
+            while feed.queue:
+                self._settle(feed.queue.popleft(), (-1, "purged"))
+        if topic.settings.paused:
+            self._keep(feed)
+            return
         while feed.queue and self._has_room(feed):
             if not feed.may_begin(self.runtime.monotonic()):
                 if not self._resuming:
@@ -241,6 +256,20 @@ class Pool:
             feed.tokens -= 1
         if feed.queue and feed.calling < feed.calls and feed not in self._turns:
             self._turns.append(feed)
+
+    def _keep(self, feed: Feed) -> None:
+        """What was fetched before the pause stays leased and waits for its end."""
+        if feed.queue and not feed.keeping:
+            feed.keeping = True
+            first = min(job.ends for job in feed.queue) - feed.needs_s
+            wait_s = max(_SOON_S, first - self.runtime.monotonic())
+            self.runtime.call_later(wait_s, self._kept, feed)
+
+    def _kept(self, feed: Feed) -> None:
+        feed.keeping = False
+        if feed.queue and min(job.ends for job in feed.queue) - feed.needs_s < self.runtime.monotonic():
+            self._extend(feed)
+        self._run(feed)
 
     def _resume(self) -> None:
         self._resuming = False
