@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,33 @@ async def test_a_connection_is_used_again(sender: Sender) -> None:
         for _ in range(5):
             await call(sender, receiver.url)
         assert (len(receiver.calls), receiver.connections) == (5, 1)
+
+
+@pytest.mark.parametrize("ends", [r.hangs_up, r.resets])
+async def test_a_connection_that_closes_as_a_call_is_sent_costs_no_attempt(sender: Sender, ends: Behave) -> None:
+    async with Receiver(r.in_turn(r.answers(200), ends, r.answers(204))) as receiver:
+        assert [(await call(sender, receiver.url)).status for _ in range(2)] == [200, 204]
+        assert [one.connection for one in receiver.calls] == [0, 0, 1]
+        assert receiver.calls[1] == replace(receiver.calls[2], connection=0)
+
+
+@pytest.mark.parametrize(
+    ("behaviours", "reason"),
+    [
+        # Once, and not on a fresh connection; nor when an answer has begun.
+        ([r.answers(200), r.hangs_up, r.hangs_up], "connection closed"),
+        ([r.answers(200), r.says(b"H", True)], "connection closed"),
+        ([r.answers(200), r.says(b"HTTP/1.1 103 Early\r\n\r\n", True)], "connection closed"),
+        ([r.answers(200), r.hangs], "timeout"),
+        ([r.answers(200), r.hangs_up, r.hangs], "timeout"),
+    ],
+)
+async def test_a_call_is_made_twice_at_the_most(sender: Sender, behaviours: list[Behave], reason: str) -> None:
+    async with Receiver(r.in_turn(*behaviours, r.answers(200))) as receiver:
+        await call(sender, receiver.url)
+        answer = await call(sender, receiver.url, 0.3)
+        assert (answer.status, answer.reason, len(receiver.calls)) == (0, reason, len(behaviours))
+        assert not sender.calls
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,10 @@ The status decides. What follows it is read only so that the connection can be u
 is left of the timeout; whoever answers more, or more slowly, loses the connection. Redirects are refused: the place
 they lead to was not what the topic's owner wrote, nor was it checked. Proxies, cookies and .netrc of the environment
 are not looked at.
+
+A receiver may close a connection that waits at the moment at which a call is sent on it. If nothing came of an answer,
+the call is made once more on a fresh connection, as the same attempt, within the same timeout: `webhook-id` says that
+it is the same, should the first have been carried out.
 """
 
 from __future__ import annotations
@@ -82,18 +86,22 @@ class Sender:
         self.calls.add(call)
         call.timer = self._loop.call_later(request.timeout_s, self._expired, call)
         try:
-            place, line = _target(request.url)
+            call.place, line = _target(request.url)
             call.request = b"".join((self._head(line, request.headers, len(request.body)), request.body))
         except ValueError:
             self._loop.call_soon(self.over, call, "invalid request")
             return
-        waiting = self._idle.get(place)
+        waiting = self._idle.get(call.place)
         while waiting:
             connection = waiting.pop()
             if not connection.transport.is_closing():
                 connection.send(call)
                 return
-        call.task = self._loop.create_task(self._connect(call, place))
+        self.connect(call)
+
+    def connect(self, call: _Call) -> None:
+        call.connection = None
+        call.task = self._loop.create_task(self._connect(call, call.place))
 
     async def close(self) -> None:
         calls, self.calls = self.calls, set()
@@ -211,11 +219,12 @@ class _Name:
 
 
 class _Call:
-    __slots__ = ("began", "connection", "done", "request", "retry_after_ms", "status", "task", "timer")
+    __slots__ = ("began", "connection", "done", "place", "request", "retry_after_ms", "status", "task", "timer")
 
     def __init__(self, done: Done) -> None:
         self.done, self.began = done, time.monotonic()
         self.request = b""
+        self.place: Place
         self.status = 0
         self.retry_after_ms: int | None = None
         self.timer: asyncio.TimerHandle
@@ -237,6 +246,8 @@ class _Connection(asyncio.Protocol):
         self.sender, self.place = sender, place
         self.call: _Call | None = call
         self.since = 0.0
+        #: It had a call before this one; and nothing came yet of the answer to this one.
+        self._used, self._silent = False, True
         #: Of the answer: its head, later what is left of its body to look at.
         self._buffer = b""
         #: Whether the connection may be used again, and how long the body is: None: it comes in chunks; beyond what is
@@ -253,7 +264,7 @@ class _Connection(asyncio.Protocol):
             self.drop()
 
     def send(self, call: _Call) -> None:
-        self.call, call.connection = call, self
+        self.call, call.connection, self._silent = call, self, True
         self.transport.write(call.request)
 
     def drop(self) -> None:
@@ -265,6 +276,7 @@ class _Connection(asyncio.Protocol):
         if call is None:
             self.transport.abort()  # nobody asked
             return
+        self._silent = False
         searched = max(0, len(self._buffer) - 3)
         data = self._buffer + data
         while not call.status:
@@ -288,6 +300,7 @@ class _Connection(asyncio.Protocol):
         self._buffer = b""
         if self._keep and len(data) == end_at and not self.transport.get_write_buffer_size():
             self.call = call.connection = None
+            self._used = True
             self.since = time.monotonic()
             self.sender.idle(self)
         self.sender.over(call, "")
@@ -300,9 +313,13 @@ class _Connection(asyncio.Protocol):
             doubtful |= fields.setdefault(name.lower(), value) != value
         length, coding = fields.get(b"content-length"), fields.get(b"transfer-encoding")
         options = fields.get(b"connection", b"").lower()
-        self._keep = not doubtful and (b"close" not in options if persistent else b"keep-alive" in options)
+        self._keep = (
+            call.status != 101
+            and not doubtful
+            and (b"close" not in options if persistent else b"keep-alive" in options)
+        )
         self._next = 0
-        if call.status in (204, 304):
+        if call.status in (101, 204, 304):
             self._length = 0
         elif coding is not None:
             self._length = None if coding.strip().lower() == b"chunked" else MAX_ANSWER + 1
@@ -326,6 +343,9 @@ class _Connection(asyncio.Protocol):
         call, self.call = self.call, None
         if call is None:
             self.sender.lost(self)
+        elif self._used and self._silent and (exc is None or isinstance(exc, ConnectionError)):
+            # The receiver closed the idle connection as this was sent (RFC 9112, 9.3.1): once more, on a fresh one.
+            self.sender.connect(call)
         else:
             self.sender.over(call, "connection closed" if exc is None else why(exc))
 
