@@ -75,6 +75,7 @@ class MemoryService:
     def __init__(self) -> None:
         self.messages: dict[int, Stored] = {}
         self.topics: dict[str, dict[str, Any]] = {}
+        self.deleted: set[str] = set()
         self.by_key: dict[tuple[str, bytes], int] = {}
         self.keys: dict[bytes, tuple[Any, Receipts]] = {}
         self.leases: dict[str, tuple[int, int]] = {}
@@ -380,6 +381,9 @@ class MemoryService:
     async def put_topic(self, name: str, config: dict[str, Any]) -> TopicView:
         if wrong := topicconfig.problem(config, Settings()):
             raise BadRequest(wrong)
+        config, wrong = topicconfig.unmasked(self.topics.get(name, {}), config)
+        if wrong:
+            raise BadRequest(wrong)
         self.topics[name] = topicconfig.merged(self.topics.get(name, {}), config)
         return self._topic(name)
 
@@ -390,6 +394,8 @@ class MemoryService:
         return [self._topic(name) for name in self.topics]
 
     async def delete_topic(self, name: str, *, force: bool) -> None:
+        if name in self.deleted and name not in self.topics:
+            return
         view = self._topic(name)
         if (view.scheduled or view.ready or view.leased) and not force:
             raise Conflict(f"{name} has pending messages: add ?force=true to cancel them", outcome="pending")
@@ -397,6 +403,7 @@ class MemoryService:
             if m.draft.topic == name and m.state in ("scheduled", "leased"):
                 m.state = "cancelled"
         del self.topics[name]
+        self.deleted.add(name)
 
     async def due(
         self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool

@@ -255,6 +255,9 @@ async def test_topics(node: Node) -> None:
     assert (await node.ask("DELETE", "/v1/topics/orders")).status == 409
     assert (await node.ask("DELETE", "/v1/topics/orders?force=true")).status == 204
     assert (await node.ask("GET", "/v1/topics/orders")).status == 404
+    # Again after success: the answer to the first may have been lost.
+    assert (await node.ask("DELETE", "/v1/topics/orders")).status == 204
+    assert (await node.ask("DELETE", "/v1/topics/nowhere")).status == 404
     assert (await node.ask("PUT", "/v1/topics/orders")).status == 200
 
 
@@ -268,12 +271,26 @@ async def test_topic_settings_come_back_as_they_were_put(node: Node) -> None:
     hook = wish.pop("webhook")
     shown = (await node.ask("PUT", "/v1/topics/orders", wish | {"webhook": {**hook, "secret": secret}})).json
     assert {name: shown[name] for name in wish} == wish
-    assert shown["webhook"] == {**hook, "secrets": ["whsec_****1234"]}
+    assert shown["webhook"] == {**hook, "secrets": ["whsec_****1234"], "headers": {"X-A": "****"}}
     # The rest stays as it is, secrets too; null takes a setting back.
     change = {"webhook": {"url": "https://b"}, "rate": None, "max_attempts": 6}
     again = await node.ask("PUT", "/v1/topics/orders", change)
     assert again.json["webhook"] == {"url": "https://b", "secrets": ["whsec_****1234"]}
     assert (again.json["max_attempts"], again.json["lease"], "rate" in again.json) == (6, "1m30s", False)
+
+
+async def test_headers_are_masked_and_may_be_put_as_they_are_shown(node: Node) -> None:
+    path, url = "/v1/topics/orders", "https://a"
+    headers = {"Authorization": "Bearer " + "s" * 20 + "1234", "X-Env": "prod"}
+    shown = (await node.ask("PUT", path, {"webhook": {"url": url, "headers": headers}})).json["webhook"]["headers"]
+    assert shown == {"Authorization": "****1234", "X-Env": "****"}
+    put = await node.ask("PUT", path, {"webhook": {"url": url, "headers": shown | {"X-New": "1"}}})
+    assert put.status == 200
+    assert node.service.topics["orders"]["webhook"]["headers"] == headers | {"X-New": "1"}
+    for wrong in ({"X-Env": "****1234"}, {"X-Other": "****"}, {"Authorization": "Bearer ****1234"}):
+        refused = await node.ask("PUT", path, {"webhook": {"url": url, "headers": wrong}})
+        assert (refused.status, "as GET shows it" in refused.json["detail"]) == (400, True)
+    assert node.service.topics["orders"]["webhook"]["headers"] == headers | {"X-New": "1"}
 
 
 @pytest.mark.parametrize(

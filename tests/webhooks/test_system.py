@@ -105,6 +105,25 @@ def test_a_call_says_what_a_consumer_would_see(cluster: Cluster, hook: Hook) -> 
     assert 'hadelay_webhook_calls_total{outcome="2xx"}' in metrics
 
 
+def test_headers_are_shown_masked_and_stay_when_that_is_put(cluster: Cluster, hook: Hook) -> None:
+    own = "Bearer abcdefghijklmnop"
+    shown = put(cluster, "masked", webhook={"url": f"{hook.url}/204", "headers": {"Authorization": own}}).json
+    assert shown["webhook"]["headers"] == {"Authorization": "****mnop"}
+    put(cluster, "masked", webhook=shown["webhook"])
+    sent = cluster.publish(cluster.names[0], "masked")
+    until(lambda: state(cluster, sent) == "acked", "the message is acked")
+    ((_, got, _),) = hook.of("masked")
+    assert got["authorization"] == own
+
+
+def test_a_topic_that_was_deleted_may_be_deleted_again(cluster: Cluster, hook: Hook) -> None:
+    put(cluster, "masked")
+    assert cluster.ask(cluster.leader(), "DELETE", "/v1/topics/masked?force=true").status == 204
+    for name in cluster.names:
+        assert cluster.ask(name, "DELETE", "/v1/topics/masked").status == 204
+        assert cluster.ask(name, "DELETE", "/v1/topics/never-was").status == 404
+
+
 def test_secrets_stay_when_a_put_leaves_them_out(cluster: Cluster, hook: Hook) -> None:
     put(cluster, "rotated", webhook={"url": f"{hook.url}/204", "secret": OLD})
     put(cluster, "rotated", webhook={"url": f"{hook.url}/204?again"})

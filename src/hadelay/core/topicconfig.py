@@ -115,6 +115,29 @@ def merged(before: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     return {name: after[name] for name in sorted(after) if after[name] is not None}
 
 
+def unmasked(before: dict[str, Any], config: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """`config` with the values of its webhook's headers that are given as GET shows them, masked; or what is wrong with
+    one. Before `merged`."""
+    webhook = config.get("webhook")
+    if not isinstance(webhook, dict) or not has_masked_headers(config):
+        return config, ""
+    known = (before.get("webhook") or {}).get("headers", {})
+    headers = {}
+    for name, text in webhook["headers"].items():
+        if MASK in text:
+            if name not in known or mask_header(known[name]) != text:
+                return config, f"webhook: headers: {name}: a value as GET shows it, but not that of this header"
+            text = known[name]
+        headers[name] = text
+    return {**config, "webhook": {**webhook, "headers": headers}}, ""
+
+
+def has_masked_headers(config: dict[str, Any]) -> bool:
+    webhook = config.get("webhook")
+    headers = webhook.get("headers") if isinstance(webhook, dict) else None
+    return isinstance(headers, dict) and any(isinstance(text, str) and MASK in text for text in headers.values())
+
+
 def settings_of(config: dict[str, Any]) -> TopicSettings:
     """`config` is one that `problem` found nothing wrong with."""
     if not config:
@@ -221,6 +244,10 @@ def _backoff(value: Any, settings: Settings) -> str:
     return ""
 
 
+#: In place of what is not shown.
+MASK = "****"
+
+
 def _secret(value: Any) -> bool:
     return isinstance(value, str) and 16 <= len(value) <= 256 and value.isascii() and value.isprintable()
 
@@ -231,7 +258,12 @@ _MASKED = "that is a secret as GET shows it: leave secrets out to keep them"
 
 def mask_secret(secret: str) -> str:
     """Enough to tell which one it is, of no use to sign with."""
-    return f"{secret[:6] if secret.startswith('whsec_') else ''}****{secret[-4:]}"
+    return f"{secret[:6] if secret.startswith('whsec_') else ''}{MASK}{secret[-4:]}"
+
+
+def mask_header(value: str) -> str:
+    """A header may be a secret, such as Authorization: of a long one enough to tell which one it is."""
+    return MASK + (value[-4:] if len(value) >= 16 else "")
 
 
 def _part(value: Any, known: dict[str, Check], settings: Settings) -> str:
@@ -255,7 +287,7 @@ def _secrets(value: Any, settings: Settings) -> str:
 
 
 def _one_secret(value: Any, settings: Settings) -> str:
-    if isinstance(value, str) and "****" in value:
+    if isinstance(value, str) and MASK in value:
         return _MASKED
     return "" if _secret(value) else _SECRET
 

@@ -1,4 +1,5 @@
-"""A topic's settings as the API writes them: durations as text, secrets masked. core/topicconfig.py has the rules."""
+"""A topic's settings as the API writes them: durations as text, secrets and headers masked. The rules are in
+core/topicconfig.py."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from hadelay.core.topicconfig import mask_secret
+from hadelay.core.topicconfig import mask_header, mask_secret
 from hadelay.errors import BadRequest
 from hadelay.http import types
 from hadelay.http.values import format_duration
@@ -29,8 +30,11 @@ def settings_in(body: types.PutTopic) -> dict[str, Any]:
 def settings_out(config: dict[str, Any]) -> dict[str, Any]:
     """What was set, ready for types.Topic."""
     shown: dict[str, Any] = _out(config)
-    if (webhook := shown.get("webhook")) is not None and "secrets" in webhook:
+    webhook = shown.get("webhook") or {}
+    if "secrets" in webhook:
         webhook["secrets"] = [mask_secret(secret) for secret in webhook["secrets"]]
+    if "headers" in webhook:
+        webhook["headers"] = {name: mask_header(text) for name, text in webhook["headers"].items()}
     if (alert := shown.get("alert")) is not None and "secret" in alert:
         alert["secret"] = mask_secret(alert["secret"])
     return shown

@@ -363,6 +363,7 @@ class Webhook(In):
     secret: str | UnsetType = UNSET
     secrets: list[str] | UnsetType = UNSET
     timeout: Duration | UnsetType = UNSET
+    #: Shown masked, since one may be a secret; a value that is given as it is shown stays what it is.
     headers: dict[str, str] | UnsetType = UNSET
     #: Messages may name a URL of their own (`callback`).
     allow_per_message: bool | UnsetType = UNSET

@@ -23,6 +23,7 @@ from hadelay.core.dispatch import Delivery as Handed
 from hadelay.core.dispatch import Poll as CorePoll
 from hadelay.core.drafts import Draft, hash_client_key
 from hadelay.core.filters import filter_of
+from hadelay.core.formats import MASKED_HEADERS
 from hadelay.core.keys import find_key
 from hadelay.core.leases import groups
 from hadelay.core.meta import unpack
@@ -39,7 +40,8 @@ from hadelay.core.results import (
     RescheduleResult,
 )
 from hadelay.core.tokens import decode_leases, encode_leases
-from hadelay.core.topics import Topic
+from hadelay.core.topicconfig import has_masked_headers
+from hadelay.core.topics import Topic, known_topic
 from hadelay.errors import (
     BadRequest,
     Conflict,
@@ -374,12 +376,20 @@ class NodeService:
         if config.get("dispatch_sync") not in (None, sync):
             # Accepting what is not done would promise the topic's owner the wrong thing after a crash.
             raise Impossible(f"dispatch_sync is one for all topics so far, here {sync!r}: set dispatch.sync")
+        if has_masked_headers(config) and self._node.state.level < MASKED_HEADERS:
+            raise Conflict("webhook: headers as GET shows them: not before every node is upgraded (feature_level)")
         await self._propose(commands.encode_topic_put(name, config), *_put_in_words(name, config))
         with _once_begun():
             return await self.get_topic(name, stale=False)
 
     async def delete_topic(self, name: str, *, force: bool) -> None:
-        await self._propose(commands.encode_topic_delete(name, force), "topic.delete", name)
+        try:
+            await self._propose(commands.encode_topic_delete(name, force), "topic.delete", name)
+        except NotFound:
+            # Again after success is as good as once: the answer to the first may have been lost.
+            await self._confirm(False)
+            if known_topic(self._node.state, name) is None:
+                raise
 
     async def due(
         self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool
