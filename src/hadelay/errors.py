@@ -56,10 +56,13 @@ class BadRequest(HadelayError):
 
 class Unauthorized(HadelayError):
     type, title, http_status = "unauthorized", "Unauthorized", 401
+    #: For the node's log and metrics, one of a few words (http/access.py).
+    reason = "unknown"
 
 
 class Forbidden(HadelayError):
     type, title, http_status = "forbidden", "Forbidden", 403
+    reason = "scope"
 
 
 class NotFound(HadelayError):

@@ -14,6 +14,7 @@ from hadelay.errors import HadelayError, OutcomeUnknown
 from hadelay.http.app import ROUTES
 from hadelay.http.openapi import document
 from hadelay.server.service import NodeService, _refused
+from tests.http.conftest import Node
 
 
 def test_commands_name_what_may_become_of_them() -> None:
@@ -54,3 +55,38 @@ async def test_a_read_whose_leader_falls_silent_may_be_asked_again() -> None:
     with pytest.raises(HadelayError) as caught:
         await NodeService(node)._ready(stale=False)
     assert (caught.value.http_status, caught.value.retryable, caught.value.outcome_known) == (503, True, True)
+
+
+SITES = [
+    ({"Origin": "https://evil.example"}, 403),
+    ({"Origin": "null"}, 403),
+    ({"Origin": "http://127.0.0.1:1"}, 403),
+    ({"Sec-Fetch-Site": "cross-site"}, 403),
+    ({"Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"}, 403),
+    ({"Sec-Fetch-Site": "cross-site", "Origin": "{own}"}, 403),
+    # Behind a proxy that changes Host a browser says what is so.
+    ({"Sec-Fetch-Site": "same-origin", "Origin": "https://hadelay.example"}, 201),
+    ({"Sec-Fetch-Site": "none"}, 201),
+    ({"Origin": "{own}"}, 201),
+    ({}, 201),
+]
+
+
+@pytest.mark.parametrize(("headers", "status"), SITES, ids=[str(n) for n in range(len(SITES))])
+async def test_a_page_of_another_site_changes_nothing(node: Node, headers: dict[str, str], status: int) -> None:
+    """Which a browser would send to a node that only its user can reach."""
+    own = {name.replace("-", "_"): value.format(own=node.url) for name, value in headers.items()}
+    for _ in range(2):
+        answer = await node.ask("POST", "/v1/topics/orders/messages", b"x", **own)
+        assert answer.status == status
+    put = await node.ask("PUT", "/v1/topics/orders", {}, **own)
+    batch = await node.ask("POST", "/v1/messages:batch", [{"topic": "orders", "body": "x"}], **own)
+    assert {put.status, batch.status} == ({200} if status == 201 else {403})
+    if status == 403:
+        assert (answer.json["type"], "another site" in answer.json["detail"]) == ("forbidden", True)
+        assert node.server.denials.counts == {"cross_site": 4}
+        assert not node.service.messages
+    # Who only looks is told nothing that a page could read: there is no CORS header.
+    look = await node.ask("GET", "/v1/topics", **own)
+    assert look.status == 200
+    assert not [name for name in look.headers if name.lower().startswith("access-control")]

@@ -16,9 +16,9 @@ from openapi_spec_validator import validate
 from hadelay import AsyncClient
 from hadelay.config import HttpConfig, SecurityConfig
 from hadelay.core.access import SCOPES, Rights, Token
-from hadelay.errors import Unauthorized
+from hadelay.errors import BadRequest, Forbidden, Unauthorized
 from hadelay.http import openapi
-from hadelay.http.access import OPEN, PREFIX, hash_token
+from hadelay.http.access import OPEN, PREFIX, Denials, hash_token
 from hadelay.http.app import ROUTES, HttpServer
 from hadelay.server.api import Actor, Leader
 from tests.http.conftest import read_answer
@@ -384,3 +384,34 @@ async def test_without_tokens_everything_is_as_it_was() -> None:
         assert await client.put_topic("orders", lease="30s")
     assert service.actors[-1] == Actor()
     await server.stop(1)
+
+
+async def test_who_is_refused_is_counted_and_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    async with guarded(bootstrap_token_hash=hash_token(secret("first")).hex()) as node:
+        shop, old = node.service.add("shop", "publish:orders"), node.service.add("old", "admin", lifetime_ms=1)
+        node.service.now += 2
+        other = ("POST", "/v1/topics/others/messages", b"x")
+        for token in (None, "x", secret("nobody"), old):
+            assert await node.statuses(token, *PUBLISH) == {401}
+        assert await node.statuses(shop, *other) == {403}
+        assert await node.statuses(secret("first"), *PUBLISH) == {403}
+        batch = b'[{"topic": "orders", "body": "x"}, {"topic": "others", "body": "x"}]'
+        assert await node.statuses(shop, "POST", "/v1/messages:batch", batch) <= {200, 415}
+        assert node.server.denials.counts == {
+            "no_token": 4, "malformed": 4, "unknown": 4, "expired": 4, "bootstrap": 4, "scope": 4,
+        }  # fmt: skip
+        lines = [record for record in caplog.records if record.message == "access_denied"]
+        assert [(line.reason, line.count) for line in lines] == [(reason, 1) for reason in node.server.denials.counts]  # type: ignore[attr-defined]
+        assert not any(word in str(vars(line)) for line in lines for word in (shop, old, secret("nobody")))
+        metrics = await node.ask(node.service.add("ops", "read"), "GET", "/metrics", short=False)
+        assert metrics[0] == 200
+
+
+def test_the_log_says_how_many_were_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter((0.0, 1.0, 9.9, 10.0, 10.5, 30.0))
+    denials = Denials(lambda: next(times))
+    for _ in range(6):
+        denials.note("publish", Forbidden("no"))
+    denials.note("publish", BadRequest("no"))
+    assert [record.count for record in caplog.records] == [1, 3, 2]  # type: ignore[attr-defined]
+    assert denials.counts == {"scope": 6}

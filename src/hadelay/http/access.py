@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hadelay.config import SecurityConfig
 from hadelay.core.access import Rights, Token
-from hadelay.errors import Forbidden, NoLeader, Unauthorized
+from hadelay.errors import Forbidden, HadelayError, NoLeader, Unauthorized
 from hadelay.server.api import Actor, Service
 
 if TYPE_CHECKING:
     from hadelay.http.routes import Route
+
+log = logging.getLogger(__name__)
+Denied = TypeVar("Denied", Unauthorized, Forbidden)
 
 #: Before a token's 43 random characters: for people, and for programs that look for secrets where none should be.
 PREFIX = "hadelay_"
@@ -29,12 +34,61 @@ _BEARER = re.compile(r"bearer +(\S+) *", re.I)
 _MOST = 4_096
 #: At least so often the clock is asked whether a token expired, in seconds.
 _LOOK_S = 1.0
+#: Between lines of one reason in the log, in seconds.
+_SAY_S = 10.0
 OPEN = "open"
 
 
 def hash_token(token: str) -> bytes:
     """What is kept of a token. It has 256 random bits: there is nothing to slow a guesser down for."""
     return hashlib.sha256(token.encode()).digest()
+
+
+def _because(reason: str, error: Denied) -> Denied:
+    error.reason = reason
+    return error
+
+
+class Denials:
+    """Requests that were refused for who asked. Counted by reason, and told in the log: a line per reason in ten
+    seconds, with how many there were since the last one."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._monotonic = monotonic
+        #: By reason: not before then, and how many were not told of.
+        self._said: dict[str, tuple[float, int]] = {}
+
+    def note(self, route: str, error: HadelayError) -> None:
+        if not isinstance(error, Unauthorized | Forbidden):
+            return
+        self.counts[error.reason] += 1
+        until, untold = self._said.get(error.reason, (0.0, 0))
+        now = self._monotonic()
+        if now < until:
+            self._said[error.reason] = until, untold + 1
+            return
+        self._said[error.reason] = now + _SAY_S, 0
+        log.warning(
+            "access_denied",
+            extra={"reason": error.reason, "route": route, "detail": error.detail, "count": untold + 1},
+        )
+
+
+def check_site(method: str, headers: Mapping[str, str]) -> None:
+    """A web page of another site may make a browser send requests to addresses that only the browser can reach, such as
+    loopback. Browsers say so; what is no browser says nothing. Raises Forbidden, for what changes something."""
+    if method in ("GET", "HEAD", "OPTIONS"):
+        return
+    site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin")
+    if site is not None:
+        foreign = site.lower() not in ("same-origin", "none")
+    else:
+        foreign = origin is not None and origin.lower().partition("://")[2] != headers.get("Host", "").lower()
+    if foreign:
+        said = f"Origin {origin[:128]!r}" if origin is not None else f"Sec-Fetch-Site {site!r:.64}"
+        what = f"this was sent by a web page of another site ({said}), which may change nothing here"
+        raise _because("cross_site", Forbidden(what))
 
 
 class Access:
@@ -57,7 +111,8 @@ class Access:
     def check(self, route: Route, path: Mapping[str, str]) -> None:
         if self.first_only:
             if route.name != "create_token":
-                raise Forbidden("the bootstrap token makes a token (POST /v1/tokens), and nothing else")
+                what = "the bootstrap token makes a token (POST /v1/tokens), and nothing else"
+                raise _because("bootstrap", Forbidden(what))
             return
         scope = route.scope
         if not route.own_topics:
@@ -105,7 +160,8 @@ class Door:
         """headers: every Authorization of the request. Raises Unauthorized; NoLeader while this node knows of none."""
         if len(headers) != 1:
             what = "two Authorization headers" if headers else "no token"
-            raise Unauthorized(f"{what}: send Authorization: Bearer {PREFIX}… (hadelay token create makes one)")
+            what += f": send Authorization: Bearer {PREFIX}… (hadelay token create makes one)"
+            raise _because("no_token", Unauthorized(what))
         self.look()
         known = self._known.get(headers[0])
         if known is None:
@@ -118,9 +174,10 @@ class Door:
     def _find(self, header: str) -> Access:
         given = _BEARER.fullmatch(header)
         if given is None:
-            raise Unauthorized("Authorization: expected Bearer and a token")
+            raise _because("malformed", Unauthorized("Authorization: expected Bearer and a token"))
         if not _TOKEN.fullmatch(given[1]):
-            raise Unauthorized(f"this is not a whole token: {PREFIX} and 43 characters, not {len(given[1])} in all")
+            what = f"this is not a whole token: {PREFIX} and 43 characters, not {len(given[1])} in all"
+            raise _because("malformed", Unauthorized(what))
         if not self.service.knows_tokens:
             # It was off: what it remembers may hold no longer.
             raise NoLeader("this node has just started and does not know the tokens yet", retry_after_ms=500)
@@ -129,7 +186,7 @@ class Door:
         if token is None:
             return self._bootstrap(digest)
         if not token.holds(self.service.now_ms()):
-            raise Unauthorized(f"the token {token.name!r} ({token.id}) has expired")
+            raise _because("expired", Unauthorized(f"the token {token.name!r} ({token.id}) has expired"))
         return Access(Actor(token.id, token.name), Rights(token.scopes))
 
     def _bootstrap(self, digest: bytes) -> Access:
@@ -137,5 +194,6 @@ class Door:
         if not wanted or not hmac.compare_digest(bytes.fromhex(wanted), digest):
             raise Unauthorized("this token is not known: it was revoked, or it is of another cluster")
         if self._has_admin:
-            raise Unauthorized("the bootstrap token is spent: this cluster has a token with the scope admin")
+            what = "the bootstrap token is spent: this cluster has a token with the scope admin"
+            raise _because("bootstrap", Unauthorized(what))
         return Access(Actor("", "bootstrap"), Rights(()), first_only=True)

@@ -17,7 +17,7 @@ from aiohttp import web
 from hadelay.config import HttpConfig, SecurityConfig, split_address
 from hadelay.errors import ConfigError, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.http import admin, consume, dead, health, listing, messages, openapi, problems, publish, tokens
-from hadelay.http.access import ANYBODY, OPEN, Access, Door
+from hadelay.http.access import ANYBODY, OPEN, Access, Denials, Door, check_site
 from hadelay.http.connection import Connection, Heads
 from hadelay.http.metrics import Metrics
 from hadelay.http.routes import (
@@ -131,7 +131,8 @@ class HttpServer:
         if security is not None and security.tokens:
             self.door = Door(service, security, time.monotonic, self.heads.recent.clear)
         self.polls = Polls()
-        self.metrics = Metrics(service)
+        self.denials = Denials(time.monotonic)
+        self.metrics = Metrics(service, self.denials.counts)
         #: Receives that wait, here or for a leader.
         self.waiting = 0
         self._runner: web.ServerRunner | None = None
@@ -207,6 +208,7 @@ class HttpServer:
             target, _, query = origin_form(request.raw_path).partition("?")
             route, path = self.route(request.method, target)
             name = route.name
+            check_site(request.method, request.headers)
             access = self.admit(route, path, request.headers.getall("Authorization", ()))
             call = Call(self, request, route, path, access=access)
             if not route.own_head:
@@ -232,8 +234,8 @@ class HttpServer:
             call.body = decode_body(call.request, route, await call.read(_MAX_REQUEST_BYTES, "of this request"))
         return await route.handler(call)
 
-    @staticmethod
-    def refused(route: str, error: HadelayError) -> Answer:
+    def refused(self, route: str, error: HadelayError) -> Answer:
+        self.denials.note(route, error)
         if error.http_status == HTTPStatus.INTERNAL_SERVER_ERROR:
             log.error("request_failed", exc_info=error, extra={"route": route})
         return Answer(error.http_status, problems.headers(error), problems.encode(error))

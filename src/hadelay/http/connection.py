@@ -54,7 +54,9 @@ _TRACE_LINE = re.compile(rb"\r\n[Tt]raceparent: ?(%b)(?=\r\n)" % TRACEPARENT.pat
 #: Headers that hardly come again.
 _OWN = frozenset((b"idempotency-key", b"hadelay-key", b"traceparent"))
 #: Headers that change how a message is framed, or need an answer of their own.
-_AIOHTTP_ONLY = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"content-encoding", b"te", b"trailer"))
+_AIOHTTP_ONLY = frozenset(
+    (b"transfer-encoding", b"expect", b"upgrade", b"content-encoding", b"te", b"trailer", b"origin", b"sec-fetch-site")
+)
 
 
 class Fields(NamedTuple):

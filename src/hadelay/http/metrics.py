@@ -24,6 +24,11 @@ _LOOK_S = 0.1
 _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 REQUESTS = Family("hadelay_http_requests_total", "counter", "Answers by route and status", ("route", "code"))
+DENIED = Family(
+    "hadelay_http_denied_total", "counter",
+    "Requests refused for who asked: no_token, malformed, unknown, expired or bootstrap token, scope, or cross_site",
+    ("reason",),
+)  # fmt: skip
 CONNECTIONS = Family("hadelay_http_connections", "gauge", "Open connections of clients")
 RECEIVES = Family("hadelay_http_waiting_receives", "gauge", "Receives that wait on this node; http.max_waiting at most")
 DELAYS = Family(
@@ -39,15 +44,16 @@ OPEN_FDS = Family("process_open_fds", "gauge", "Open file descriptors")
 MAX_FDS = Family("process_max_fds", "gauge", "Most file descriptors that it may open")
 #: In the order in which they are shown, after those of the node.
 FAMILIES = (
-    REQUESTS, CONNECTIONS, RECEIVES, DELAYS, BUILD, CPU, RESIDENT, VIRTUAL, STARTED, OPEN_FDS, MAX_FDS,
+    REQUESTS, DENIED, CONNECTIONS, RECEIVES, DELAYS, BUILD, CPU, RESIDENT, VIRTUAL, STARTED, OPEN_FDS, MAX_FDS,
 )  # fmt: skip
 
 
 class Metrics:
     """What the HTTP layer counts, and the text."""
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, service: Service, denied: Counter[str]) -> None:
+        """denied: requests refused for who asked, by reason."""
+        self.service, self.denied = service, denied
         #: (route, status) → answers
         self.requests: Counter[tuple[str, int]] = Counter()
         self.delays = Histogram.of(_DELAYS_S)
@@ -71,6 +77,7 @@ class Metrics:
     async def exposition(self, connections: int, receives: int) -> bytes:
         own: Measured = [
             (REQUESTS, {(route, str(code)): count for (route, code), count in sorted(self.requests.items())}),
+            (DENIED, {(reason,): count for reason, count in sorted(self.denied.items())}),
             (CONNECTIONS, connections),
             (RECEIVES, receives),
             (DELAYS, self.delays),

@@ -110,6 +110,9 @@ def _operation(route: Route, refs: dict[Any, Any], tokens: bool) -> dict[str, An
     if route.method != "GET":
         # What goes through the log may find no leader, lose it half-way, or find the log full.
         refused.update((503, 504, 507))
+        refused.add(403)  # a page of another site
+    if route.scope != OPEN:
+        refused.update((401, 403))
     for status in sorted(refused):
         responses[str(status)] = _response(status) | {"content": {CONTENT_TYPE: {"schema": refs[Problem]}}}
     operation: dict[str, Any] = {

@@ -111,6 +111,8 @@ async def publish_batch(call: Call) -> Answer:
     drafts, problems = _Drafts(call).build(items)
     answer = await commit(call, drafts, request_key) if drafts else Receipts([], [])
     msgpack = call.wants_msgpack()
+    for error in problems.values():
+        call.server.denials.note(call.route.name, error)
     document = receipts.batch(answer, problems, len(items), msgpack)
     return Answer(200, MSGPACK_TYPE if msgpack else JSON_TYPE, document)
 
