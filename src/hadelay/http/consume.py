@@ -182,18 +182,16 @@ _TEXTUAL = ("application/json", "application/xml", "application/x-ndjson", "appl
 # ---- settling
 
 
-_SETTLING: Any = {
-    "returns": {200: types.LeaseResults}, "short": True, "scope": "consume", "own_topics": True,
-}  # fmt: skip
+_SETTLING: Any = {"short": True, "scope": "consume", "own_topics": True}
 
 
-@routes.add("POST", "/v1/leases:ack", body=types.Ack, **_SETTLING)
+@routes.add("POST", "/v1/leases:ack", body=types.Ack, returns={200: types.AckResults}, **_SETTLING)
 async def ack(call: Call) -> Answer:
     """Done with these messages: never hand them out again"""
     return await _settle(call, "ack", None)
 
 
-@routes.add("POST", "/v1/leases:nack", body=types.Nack, **_SETTLING)
+@routes.add("POST", "/v1/leases:nack", body=types.Nack, returns={200: types.NackResults}, **_SETTLING)
 async def nack(call: Call) -> Answer:
     """Not done: hand them out again, after a delay or the topic's backoff; or they are dead"""
     delay = call.body.delay
@@ -205,7 +203,7 @@ async def nack(call: Call) -> Answer:
     return await _settle(call, "nack", None if delay is None else int(delay), reason)
 
 
-@routes.add("POST", "/v1/leases:extend", body=types.Extend, **_SETTLING)
+@routes.add("POST", "/v1/leases:extend", body=types.Extend, returns={200: types.ExtendResults}, **_SETTLING)
 async def extend(call: Call) -> Answer:
     """Hold them longer: from now, for the lease given"""
     return await _settle(call, "extend", _lease(call, call.body.lease))

@@ -75,7 +75,7 @@ def message_out(view: MessageView) -> types.Message:
 
 def _event(e: HistoryEvent) -> types.History:
     return types.History(
-        e.event, format_instant(e.at_ms), e.attempt, e.consumer, e.node,
+        e.event, format_instant(e.at_ms), e.attempt, e.consumer, e.node,  # type: ignore[arg-type]
         e.reason or UNSET, e.from_hour or UNSET, e.to_hour or UNSET,
     )  # fmt: skip
 

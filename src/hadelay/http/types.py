@@ -126,7 +126,9 @@ class MessageQuery(In):
 
 
 class History(Out, rename={"from_": "from"}):
-    event: str
+    event: Literal[
+        "leased", "acked", "nacked", "lease_expired", "ttl_expired", "cancelled", "moved", "dead", "redriven"
+    ]
     at: str
     attempt: int
     consumer: str | None
@@ -263,13 +265,31 @@ class Extend(In):
     lease: Duration
 
 
-class LeaseResult(Out):
+class Acked(Out):
     lease: str
-    outcome: Literal["acked", "nacked", "extended", "already_acked", "lease_lost"]
+    outcome: Literal["acked", "already_acked", "lease_lost"]
 
 
-class LeaseResults(Out):
-    results: list[LeaseResult]
+class Nacked(Out):
+    lease: str
+    outcome: Literal["nacked", "already_acked", "lease_lost"]
+
+
+class Extended(Out):
+    lease: str
+    outcome: Literal["extended", "already_acked", "lease_lost"]
+
+
+class AckResults(Out):
+    results: list[Acked]
+
+
+class NackResults(Out):
+    results: list[Nacked]
+
+
+class ExtendResults(Out):
+    results: list[Extended]
 
 
 # ---- dead letters

@@ -395,6 +395,8 @@ class NodeService:
         self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool
     ) -> list[tuple[int, int]]:
         await self._confirm(stale)
+        if topic is not None:
+            self._topic(topic)
         return await read_in_slices(self._node, lambda: self._due.count(topic, from_ms, to_ms, step_ms))
 
     # the cluster
@@ -551,7 +553,6 @@ def _not_found(target: Target) -> NotFound:
 _REFUSALS: dict[str, type[HadelayError]] = {
     "bad_config": BadRequest,
     "no_topic": NotFound,
-    "topic_not_empty": Conflict,
     "too_many_generations": LimitReached,
     "too_many_topics": LimitReached,
     "too_far": Impossible,
@@ -564,6 +565,8 @@ _REFUSALS: dict[str, type[HadelayError]] = {
 
 
 def _refused(result: Refused) -> HadelayError:
+    if result.code == "topic_not_empty":
+        return Conflict(result.detail, outcome="pending")
     kind = _REFUSALS.get(result.code)
     return refusal(result) if kind is None else kind(result.detail)
 
