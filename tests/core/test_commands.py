@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from hadelay.core import commands, invariants
 from hadelay.core.commands import Command, Draft, Grant, Malformed, decode, decode_entry, encode_entry
 from hadelay.core.drafts import REPLACE
+from hadelay.core.members import Member
 from hadelay.core.results import Done, Refused
 from hadelay.core.tokens import encode_leases
 from hadelay.errors import FatalError
@@ -54,6 +55,7 @@ EXAMPLES = [
     commands.encode_token_create("shop", bytes(32), ["publish:t", "admin"], 5_000),
     commands.encode_token_revoke("0" * 12),
     commands.encode_audited("n1", "0" * 12, "shop", "topic.delete", "t", commands.encode_topic_delete("t")),
+    commands.encode_members((Member("n1", "a:1"), Member("n2", "b:1", voter=False, joined=True))),
 ]
 
 
@@ -217,6 +219,9 @@ def test_the_examples_of_the_specification() -> None:
         "TOKEN_REVOKE": commands.encode_token_revoke(digest.hex()[:12]),
         "AUDITED": commands.encode_audited(
             "n1", digest.hex()[:12], "shop", "topic.delete", "orders", commands.encode_topic_delete("orders", True)
+        ),
+        "MEMBERS": commands.encode_members(
+            (Member("n1", "10.0.0.1"), Member("n2", "10.0.0.2", voter=False, joined=True))
         ),
     }
     expected = spec_examples()

@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 from google_crc32c import value as crc32c
 
+from hadelay.core.members import Members
 from hadelay.errors import HadelayError
 from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
@@ -65,6 +66,18 @@ class Machine:
         return b"inc " + msgpack.packb([node, incarnation])
 
     def on_incarnation(self, incarnation: int) -> None:
+        pass
+
+    def members(self) -> tuple[int, Members]:
+        return 0, ()
+
+    def members_in(self, command: bytes) -> Members | None:
+        return None
+
+    def members_command(self, members: Members) -> bytes:
+        raise NotImplementedError
+
+    def on_members(self) -> None:
         pass
 
     def heartbeat_info(self) -> bytes:

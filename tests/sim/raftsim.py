@@ -11,6 +11,7 @@ import sys
 import zlib
 from typing import Any
 
+from hadelay.core.members import Members
 from hadelay.errors import DamagedFile, FatalError, HadelayError
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
@@ -94,6 +95,18 @@ class Machine:
 
     def incarnation_command(self, node: str, incarnation: int) -> bytes:
         return json.dumps(["inc", node, incarnation]).encode()
+
+    def members(self) -> tuple[int, Members]:
+        return 0, ()
+
+    def members_in(self, command: bytes) -> Members | None:
+        return None
+
+    def members_command(self, members: Members) -> bytes:
+        raise NotImplementedError
+
+    def on_members(self) -> None:
+        pass
 
     def heartbeat_info(self) -> bytes:
         return b"t"

@@ -19,6 +19,7 @@ from hadelay.core.formats import FEATURE_LEVEL
 from hadelay.core.held import HELD, HeldGrant
 from hadelay.core.hourstate import HourState, bitmap
 from hadelay.core.leases import groups
+from hadelay.core.members import Member
 from hadelay.core.settings import Settings
 from hadelay.core.topics import Mark, RedriveJob, Topic, Topics
 from hadelay.errors import FatalError
@@ -55,6 +56,7 @@ def dump_main(state: DelayState) -> bytes:
             "incarnations": sorted(state.incarnations.items()),
             "retired": _dump_bits(state.retired, True),
             **access.dump(state),
+            **({"members": [state.members_index, *state.members]} if state.members else {}),
         }
     )
 
@@ -127,6 +129,8 @@ def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
     for values in whole["topics"]:
         state.topics.add(_load_topic(values))
     state.incarnations = dict(whole["incarnations"])
+    state.members_index, *members = whole.get("members", [0])
+    state.members = tuple(Member(*member) for member in members)
     access.load(state, whole)
     state.retired = BitMap.deserialize(whole["retired"])
     state.ttl_from = b""
@@ -143,6 +147,7 @@ def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
 def for_new_cluster(main: bytes, group: int) -> bytes:
     """A main blob as a cluster restored from it begins with: another group, and nodes that are founders again."""
     whole = msgpack.unpackb(main, strict_map_key=False)
+    whole.pop("members", None)
     return _packed(whole | {"group": group, "incarnations": []})
 
 

@@ -67,6 +67,12 @@ class ClusterClock:
         role = "leading" if self.leading else "following"
         return f"<ClusterClock {self.node} {role} ready={self.ready} floor={self._floor:.0f} {sorted(self.alarms)}>"
 
+    def set_voters(self, names: Iterable[str]) -> None:
+        """Whose wall clocks count from now on, this node's own too if it is among them."""
+        voters = list(names)
+        self.majority = len(voters) // 2 + 1
+        self._walls = {name: samples for name, samples in self._walls.items() if name in voters}
+
     # reading
 
     def exact(self, mono: float) -> float:

@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 from hadelay.core.access import Audited
 from hadelay.core.drafts import Draft, Publish, decode_publish, hash_client_key, hash_key
 from hadelay.core.drafts import encode_publish as _publish_body
+from hadelay.core.formats import MEMBERS_LEVEL
+from hadelay.core.members import Member, Members
+from hadelay.core.members import is_whole as whole_members
 from hadelay.core.tokens import LEASE
 from hadelay.core.topicconfig import MAX_RATE
 from hadelay.core.wire import MAX_NAME, Malformed, Reader, pack_name
@@ -30,10 +33,10 @@ __all__ = [
     "Audited", "Command", "Cursor", "Draft", "Grant", "Leases", "Malformed", "Publish", "Redrive", "Slice", "decode",
     "decode_entry", "encode_ack", "encode_alerted", "encode_audited", "encode_cancel", "encode_carry", "encode_cursor",
     "encode_drop_dead", "encode_entry", "encode_expire", "encode_extend", "encode_feature", "encode_grant",
-    "encode_incarnation", "encode_nack", "encode_noop", "encode_publish", "encode_purge", "encode_redrive",
-    "encode_redrive_some", "encode_reschedule", "encode_retire", "encode_settings", "encode_sweep",
+    "encode_incarnation", "encode_members", "encode_nack", "encode_noop", "encode_publish", "encode_purge",
+    "encode_redrive", "encode_redrive_some", "encode_reschedule", "encode_retire", "encode_settings", "encode_sweep",
     "encode_token_create", "encode_token_revoke", "encode_topic_delete", "encode_topic_put", "encode_ttl_expire",
-    "hash_key",
+    "hash_key", "members_in",
 ]  # fmt: skip
 
 ENTRY_VERSION = 1
@@ -47,7 +50,7 @@ MAX_AHEAD_MS = 100
 
 class Command(IntEnum):
     """Numbers are in the log: never renumber. 32–63 are kept for keys, reschedule, retries, webhooks and flow, 64–79
-    for access."""
+    for access, 80–95 for the cluster."""
 
     NOOP = 0
     PUBLISH = 1
@@ -76,11 +79,12 @@ class Command(IntEnum):
     TOKEN_CREATE = 64
     TOKEN_REVOKE = 65
     AUDITED = 66
+    MEMBERS = 80
 
 
 #: The feature level that brought a command, where it is above the first. Before the cluster has switched to it, apply
 #: refuses the command on every node alike: those that know it, and those to which its number means nothing.
-LEVEL_OF: dict[int, int] = {}
+LEVEL_OF: dict[int, int] = {Command.MEMBERS: MEMBERS_LEVEL}
 
 _ENTRY = struct.Struct("<BBHq")
 _COMMAND = struct.Struct("<BI")
@@ -93,6 +97,8 @@ _CURSOR = struct.Struct("<III")
 _SLICE = struct.Struct("<II")
 _INCARNATION = struct.Struct("<Q")
 _COUNTER = struct.Struct("<Q")
+#: Flags of a member.
+_VOTER, _JOINED = 1, 2
 _REDRIVE = struct.Struct("<BdI")
 _U64 = np.dtype("<u8")
 _U32 = np.dtype("<u4")
@@ -351,6 +357,33 @@ def encode_incarnation(node: str, incarnation: int) -> bytes:
     return _frame(Command.INCARNATION, pack_name(node), _INCARNATION.pack(incarnation))
 
 
+def encode_members(members: Members) -> bytes:
+    """The members from now on. It has to be the only command of its entry: in the log it is in force (ADR 150)."""
+    assert whole_members(members), members
+    packed = [
+        pack_name(m.name) + pack_name(m.address) + bytes([_VOTER * m.voter | _JOINED * m.joined]) for m in members
+    ]
+    return _frame(Command.MEMBERS, bytes([len(members)]), *packed)
+
+
+def members_in(entry: bytes | memoryview) -> Members | None:
+    """The members that an entry, once it is in the log, puts in force; None for every other entry."""
+    if len(entry) <= _ENTRY.size or entry[_ENTRY.size] != Command.MEMBERS:
+        return None
+    try:
+        _, _, commands = decode_entry(entry)
+        if not is_change_of_members(commands):
+            return None
+        members: Members = decode(*commands[0])
+    except Malformed:
+        return None
+    return members
+
+
+def is_change_of_members(commands: Sequence[tuple[int, memoryview]]) -> bool:
+    return len(commands) == 1 and commands[0][0] == Command.MEMBERS
+
+
 def encode_settings(settings: dict[str, Any]) -> bytes:
     """The limits apply decides by. Replicated, because two nodes with different files must still agree."""
     return _frame(Command.SETTINGS, msgpack.packb(settings))
@@ -446,6 +479,16 @@ def _decode_audited(reader: Reader) -> Audited:
     return Audited(node, token_id, token, action, target, kind, reader.take(size))
 
 
+def _decode_members(reader: Reader) -> Members:
+    found = []
+    for _ in range(reader.take(1)[0]):
+        name, address, flags = _named(reader), reader.name(), reader.take(1)[0]
+        found.append(Member(name, address, bool(flags & _VOTER), bool(flags & _JOINED)))
+    if not whole_members(tuple(found)):
+        raise Malformed("members are in the order of their names, each once, and one of them votes")
+    return tuple(found)
+
+
 def _named(reader: Reader) -> str:
     name = reader.name()
     if not name or len(name) > MAX_NAME:
@@ -481,4 +524,5 @@ _DECODERS: dict[int, Any] = {
     Command.TOKEN_CREATE: lambda reader: reader.msgpack(),
     Command.TOKEN_REVOKE: _named,
     Command.AUDITED: _decode_audited,
+    Command.MEMBERS: _decode_members,
 }

@@ -20,11 +20,20 @@ from google_crc32c import extend as crc32c_extend
 from pyroaring import BitMap
 
 from hadelay.core import access, checkpoint, dead, leases, places, publish, targets, topics, ttl, upkeep
-from hadelay.core.commands import ENTRY_VERSION, LEVEL_OF, Command, Malformed, decode, decode_entry
+from hadelay.core.commands import (
+    ENTRY_VERSION,
+    LEVEL_OF,
+    Command,
+    Malformed,
+    decode,
+    decode_entry,
+    is_change_of_members,
+)
 from hadelay.core.describe import Description, describe
 from hadelay.core.formats import FEATURE_LEVEL, FIRST_LEVEL
 from hadelay.core.held import HeldGrant
 from hadelay.core.hourstate import SECONDS, HourState, indexes_of
+from hadelay.core.members import JOINED, Members
 from hadelay.core.ports import CONSUMER, NODE, REASON, HourStore, Listener, Names, NoListener, Tables
 from hadelay.core.results import Done, Refused, Result
 from hadelay.core.settings import Settings
@@ -66,6 +75,10 @@ class DelayState:
         #: consumer → request id → grant, while it is held.
         self.requests: dict[str, dict[bytes, tuple[int, int]]] = {}
         self.incarnations: dict[str, int] = {}
+        #: As the entry at `members_index` said; () while they are those the cluster was founded with.
+        self.members: Members = ()
+        self.members_index = 0
+        self._changes_members = False
         self.retired = BitMap()
         #: Where SWEEP goes on: (hour, globalIndex).
         self.sweep = (0, 0)
@@ -99,6 +112,7 @@ class DelayState:
             raise FatalError(f"entry {index} needs feature level {level}, this code has {FEATURE_LEVEL}: upgrade it")
         if self.now_ms < now_ms < _MAX_NOW_MS:
             self._advance(now_ms)
+        self._changes_members = is_change_of_members(commands)
         return [self.apply_one(kind, body) for kind, body in commands]
 
     def apply_one(self, kind: int, body: memoryview) -> Result:
@@ -239,6 +253,17 @@ def _apply_incarnation(state: DelayState, command: tuple[str, int]) -> Done:
     return Done(changed)
 
 
+def _apply_members(state: DelayState, command: Members) -> Done | Refused:
+    if not state._changes_members:
+        # In force it was only if the log shows it at a glance (commands.members_in).
+        return Refused("malformed", "a change of the members is the only command of its entry")
+    state.members, state.members_index = command, state.applied
+    for member in command:
+        if member.joined:
+            state.incarnations.setdefault(member.name, JOINED)
+    return Done(True)
+
+
 def _apply_settings(state: DelayState, command: Any) -> Done | Refused:
     try:
         settings = Settings.from_map(command)
@@ -283,4 +308,5 @@ _APPLY: dict[int, Callable[[DelayState, Any], Result]] = {
     Command.TOKEN_CREATE: access.apply_token_create,
     Command.TOKEN_REVOKE: access.apply_token_revoke,
     Command.AUDITED: _apply_audited,
+    Command.MEMBERS: _apply_members,
 }

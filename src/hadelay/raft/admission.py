@@ -162,6 +162,7 @@ class Admission:
                 self.remember(peer)
                 if not peer.admitted and peer.match >= node.core.raftCommitIndex >= node.leader_role.no_op:
                     self._admit(peer)
+        node.membership.beat()
         self.tell()
 
     def _admit(self, peer: Peer) -> None:

@@ -91,6 +91,7 @@ class Applier:
         assert index == self.applied + 1, "entries are applied in order"
         result = None if command == NO_OP else self.node.machine.apply(index, term, command)
         self.applied, self.applied_term = index, term
+        self.node.membership.applied(index)
         waiter = self._waiters.pop(index, None)
         if waiter is None:
             return

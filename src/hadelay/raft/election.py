@@ -102,9 +102,16 @@ class Elections:
 
     # -- asking
     @property
-    def eligible(self) -> bool:
-        """A new incarnation neither votes nor campaigns, nor does a node whose state is being replaced."""
+    def may_vote(self) -> bool:
+        """A new incarnation neither votes nor campaigns, nor does a node whose state is being replaced.
+
+        Whether its own log says that it is a voter does not matter: the candidate's log, which is no older, may."""
         return self.node.journal.admitted and not self.node.snapshots.installing
+
+    @property
+    def eligible(self) -> bool:
+        """For office: it may vote, and its log says that its vote counts."""
+        return self.may_vote and self.node.membership.votes
 
     def _leaderless(self) -> bool:
         node = self.node
@@ -117,7 +124,7 @@ class Elections:
         self._called = 0
         if node.core.leader is not None:
             node.core.step_down()
-        if not node.peers:
+        if node.alone and self.eligible:
             self._postpone()
             self._campaign()
             return
@@ -129,9 +136,9 @@ class Elections:
         term = node.term + 1
         self._asking = (term, set())
         frame = messages.encode(messages.PRE_VOTE, term, node.journal.last_index, node.journal.last_term)
-        for peer in node.peers.values():
-            if peer.up:
-                node.network.send(peer.name, frame, True)
+        for name in node.membership.others:
+            if node.connected(name):
+                node.network.send(name, frame, True)
 
     def _gives_way(self) -> bool:
         node = self.node
@@ -147,7 +154,7 @@ class Elections:
         term, index, last_term = messages.decode(data, int, int, int)
         journal = node.journal
         yes = (
-            self.eligible
+            self.may_vote
             and term > node.term
             and (last_term, index) >= (journal.last_term, journal.last_index)
             and self._leaderless()
@@ -162,7 +169,7 @@ class Elections:
             node.flush_soon()
         elif yes and self._asking is not None and self._asking[0] == asked == node.term + 1:
             self._asking[1].add(peer.name)
-            if node.agreed(node.peers[name] for name in sorted(self._asking[1])):
+            if node.agreed(node.peers[name] for name in sorted(self._asking[1]) if name in node.peers):
                 self._campaign()
 
     # -- campaigning
@@ -185,7 +192,7 @@ class Elections:
             if name == DISK:
                 node.core.voted(DISK, term)
                 node.flush_soon()
-            elif node.peers[name].up:
+            elif node.connected(name):
                 node.network.send(name, frame, True)
 
         # Not from inside the library's tick, even when the disk is quick.
@@ -194,7 +201,7 @@ class Elections:
     def on_vote(self, peer: Peer, data: bytes) -> None:
         node = self.node
         term, index, last_term, called = messages.decode(data, int, int, int, bool)
-        if not self.eligible or not peer.admitted or (term > node.term and not called and not self._leaderless()):
+        if not self.may_vote or not peer.admitted or (term > node.term and not called and not self._leaderless()):
             return
         before = node.term, node.journal.voted_for
         node.core.vote_requested(peer.name, term, index, last_term)
@@ -209,7 +216,7 @@ class Elections:
         frame = messages.encode(messages.VOTE_REPLY, term)
 
         def leave() -> None:
-            if node.term == term and node.peers[name].up:
+            if node.term == term and node.connected(name):
                 node.network.send(name, frame, True)
 
         node.journal.when_synced(leave)
@@ -218,7 +225,7 @@ class Elections:
         (term,) = messages.decode(data, int)
         if self._votes[0] != term:
             self._votes = (term, set())
-        if peer.admitted and peer.name not in self._votes[1]:
+        if peer.admitted and peer.name in self.node.membership.voters and peer.name not in self._votes[1]:
             self._votes[1].add(peer.name)
             self.node.core.voted(peer.name, term)
             self.node.flush_soon()
@@ -254,7 +261,8 @@ class Transfers:
         elif self.under_way:
             done(Overloaded("a transfer is already under way", retry_after_ms=node.config.transfer_ms))
         else:
-            fit = [peer for peer in node.peers.values() if peer.up and peer.admitted and to in (None, peer.name)]
+            voters = node.membership.voters
+            fit = [p for p in node.peers.values() if p.up and p.admitted and p.name in voters and to in (None, p.name)]
             if not fit:
                 done(Overloaded(f"{to or 'no follower'} is not connected, or not a voting member", retry_after_ms=500))
                 return

@@ -127,6 +127,7 @@ class Follower:
                     )
                 log.warning("journal_cut", extra={"index": index, "last_index": journal.last_index, "term": term})
                 journal.truncate(index)
+                self.node.membership.truncated(index)
                 return entries[at:]
             self.verified = max(self.verified, index)
         return []

@@ -146,7 +146,8 @@ class Leader:
 
     def _rtt_ms(self) -> int:
         """The round trip of the fastest majority."""
-        rtts = sorted(peer.rtt for peer in self.node.peers.values())
+        voters = self.node.membership.voters
+        rtts = sorted(peer.rtt for peer in self.node.peers.values() if peer.name in voters)
         return int(rtts[(len(rtts) - 1) // 2] * 1000) if rtts else 0
 
     def tell_commit(self) -> None:
@@ -202,7 +203,7 @@ class Leader:
     def count(self, peer: Peer) -> bool:
         """Let the commit rule see what `peer` has, as far as this disk has it too. True if that is news."""
         index = min(peer.match, self.node.journal.synced_index)
-        if index <= peer.counted or not peer.admitted:
+        if index <= peer.counted or not peer.admitted or peer.name not in self.node.membership.voters:
             return False
         peer.counted = index
         self.node.core.acknowledged(peer.name, index)
@@ -211,11 +212,29 @@ class Leader:
     def synced(self) -> None:
         """This node's own disk has caught up with something."""
         node = self.node
-        if not node.peers:
+        if self._count_all():
+            node.advance()
+
+    def _count_all(self) -> int:
+        node = self.node
+        if node.alone:
             node.core.acknowledged(DISK, node.journal.synced_index)
-            node.advance()
-        elif sum(self.count(peer) for peer in node.peers.values()):
-            node.advance()
+            return True
+        return sum(self.count(peer) for peer in node.peers.values())
+
+    def reconfigured(self, added: list[str]) -> None:
+        """Other voters count from now on."""
+        node = self.node
+        for name in added:
+            if name in node.peers:
+                node.peers[name].counted = 0
+        # Not from inside the library, which has just been given the entry that says so.
+        node.call_soon(self._recount, self._beats)
+
+    def _recount(self, beats: int) -> None:
+        if beats == self._beats:
+            self._count_all()
+            self.node.advance()
 
     # -- still leading?
     @property
@@ -239,8 +258,16 @@ class Leader:
             node.core.step_down()
             return
         started = node.journal.sync_started
-        if started is not None and now - started > node.config.slow_sync_ms / 1000 and node.peers:
+        if started is not None and now - started > node.config.slow_sync_ms / 1000 and not node.alone:
             node.transfers.give_away()
+
+    def hears(self, name: str) -> bool:
+        """That voter is there, and counts."""
+        node = self.node
+        peer = node.peers.get(name)
+        if peer is None or not (peer.up and peer.admitted):
+            return False
+        return node.runtime.monotonic() - peer.heard <= node.elections.least_timeout()
 
     # -- reads
     def read(self, done: ReadDone) -> None:
@@ -248,7 +275,7 @@ class Leader:
         node = self.node
         if node.core.raftCommitIndex < self.no_op:
             self._early_reads.append(done)
-        elif not node.peers:
+        elif node.alone:
             done(node.core.raftCommitIndex, None)
         else:
             self._reads.append((self.round + 1, node.core.raftCommitIndex, done))

@@ -11,7 +11,7 @@ moves one. PySyncObj is MIT-licensed; nothing of it is copied.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -44,6 +44,10 @@ class Outbox(Protocol):
         """The leader has something to send, or may have."""
         ...
 
+    def on_appended(self, index: int, command: bytes) -> None:
+        """An entry is in the log, on a leader or a follower."""
+        ...
+
     def on_state(self, leads: bool) -> None:
         """Became leader (before its no-op is in the log), or stopped being it."""
         ...
@@ -52,11 +56,12 @@ class Outbox(Protocol):
 class _Log(LibraryJournal):  # type: ignore[misc]
     """Our journal, as far as the library looks into it: terms and indexes, never commands."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, journal: Journal, outbox: Outbox) -> None:
+        self._journal, self._outbox = journal, outbox
 
     def add(self, command: bytes, idx: int, term: int, record: memoryview | None = None) -> None:
         self._journal.append(command, idx, term, record)
+        self._outbox.on_appended(idx, command)
 
     def __getitem__(self, at: int | slice) -> Any:
         journal = self._journal
@@ -128,10 +133,10 @@ class _Idle:
 
 
 @contextmanager
-def _seams(journal: Journal) -> Iterator[None]:
+def _seams(journal: Journal, outbox: Outbox) -> Iterator[None]:
     """The library takes these by module-level name, while it constructs itself."""
     names = {
-        "createJournal": lambda _: _Log(journal),
+        "createJournal": lambda _: _Log(journal, outbox),
         "createPoller": _Idle,
         "PipeNotifier": _Idle,
     }
@@ -156,10 +161,17 @@ class _Member(Node):  # type: ignore[misc]
         return self._hash
 
 
+class _Members(dict[str, _Member]):
+    def __missing__(self, name: str) -> _Member:
+        self[name] = member = _Member(name)
+        return member
+
+
 class Core(SyncObj):  # type: ignore[misc]
     def __init__(self, name: str, peers: list[str], journal: Journal, outbox: Outbox) -> None:
         self._outbox = outbox
-        self.members = {peer: _Member(peer) for peer in (peers or [DISK])}
+        #: By name; whoever a frame comes from is one, whether it votes or not.
+        self.members = _Members()
         conf = SyncObjConf(
             autoTick=False,
             useFork=False,
@@ -175,8 +187,8 @@ class Core(SyncObj):  # type: ignore[misc]
             onStateChanged=self._state_changed,
         )
         transport = _Transport(outbox)
-        with _seams(journal):
-            super().__init__(_Member(name), list(self.members.values()), conf, transport=transport)
+        with _seams(journal, outbox):
+            super().__init__(_Member(name), [self.members[peer] for peer in peers or [DISK]], conf, transport=transport)
         self._to_library: Callable[[Node, dict[str, Any]], None] = transport._onMessageReceived
         if not peers:
             self.link(DISK, True)
@@ -196,6 +208,22 @@ class Core(SyncObj):  # type: ignore[misc]
         return int(self._SyncObj__raftMatchIndex.get(self.members[peer], 0))
 
     # -- what it is told
+    def set_voters(self, others: Sequence[str]) -> list[str]:
+        """Who votes besides this node, from now on; none: its disk does. Returns who is new."""
+        # No public names: its own way of changing members is row 17.
+        new = {self.members[name]: None for name in others or [DISK]}
+        old: set[Node] = self._SyncObj__otherNodes  # type: ignore[has-type]
+        added = [node for node in new if node not in old]
+        if not added and len(new) == len(old):
+            return []
+        for node in added:
+            self._SyncObj__raftNextIndex[node] = self._SyncObj__raftLog[-1][1] + 1
+            self._SyncObj__raftMatchIndex[node] = 0
+            self._SyncObj__lastResponseTime[node] = syncobj.monotonicTime()
+        self._SyncObj__otherNodes = set(new)
+        self.link(DISK, not others)
+        return [str(node.id) for node in added]
+
     def link(self, peer: str, up: bool) -> None:
         """It campaigns only when it is connected to anyone."""
         transport = self._SyncObj__transport  # no public name

@@ -23,6 +23,7 @@ CHUNK_REPLY = 14
 SNAPSHOT_DONE = 15
 SEEN = 16
 REWOUND = 17
+MEMBERS = 18
 #: From here on the frames are the node's own.
 FIRST_APP_KIND = 64
 

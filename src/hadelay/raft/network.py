@@ -7,7 +7,7 @@ still wait on this side, so that they never stand behind bulk. docs/spec/node-li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -46,6 +46,10 @@ class Network(Protocol):
 
     def disconnect(self, peer: str) -> None:
         """Drop the link now (`link_down(peer, reset=False)` follows later); dialling starts again by itself."""
+        ...
+
+    def set_members(self, peers: Mapping[str, str]) -> None:
+        """From now on these are linked, name → address, and nobody else: links to others end."""
         ...
 
     def close(self) -> None: ...

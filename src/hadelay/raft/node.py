@@ -1,7 +1,8 @@
 """RaftNode: one member of one group, and the only face that the rest of hadelay sees of Raft.
 
 It holds the parts together and lets events in: frames, timers, proposals, finished syncs. Each part has its own file:
-library (PySyncObj), leader, follower, election, apply, reads, snapshot, admission; journal and network stand below.
+library (PySyncObj), leader, follower, election, apply, reads, snapshot, admission, membership; below them stand journal
+and network.
 Whatever unexpected is raised anywhere stops the node: a missing replica is better than a wrong one.
 """
 
@@ -12,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from hadelay.core.members import Member, Members
 from hadelay.errors import DiskFull, FatalError, NoLeader, OutcomeUnknown, Overloaded, TooLarge
 from hadelay.raft import messages
 from hadelay.raft.admission import Admission
@@ -21,6 +23,7 @@ from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
 from hadelay.raft.leader import Leader, ReadDone
 from hadelay.raft.library import Core
+from hadelay.raft.membership import Membership
 from hadelay.raft.network import Buffer, Network
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import Done, Finished, Machine, RaftConfig, RaftStats
@@ -50,8 +53,10 @@ class RaftNode:
         machine: Machine,
         config: RaftConfig,
         on_fatal: Callable[[BaseException], None],
+        members: Members = (),
     ) -> None:
-        """`peers`: the names of the *other* members; their addresses are the network's business.
+        """`peers`: the names of the *other* members, and `members` all of them with their addresses, if those are to be
+        changed: what the configuration file says, and counts until the log says something else.
 
         `on_fatal` is called at most once; the node does nothing any more afterwards, and the process has to end.
         """
@@ -63,7 +68,6 @@ class RaftNode:
         self.name, self.journal, self.network, self.runtime = name, journal, network, runtime
         self.machine, self.config, self._on_fatal = machine, config, on_fatal
         self.peers = {peer: Peer(peer) for peer in sorted(peers)}
-        self.majority = (len(self.peers) + 1) // 2 + 1
         self.stats = RaftStats(sync_buckets=dict.fromkeys(_SYNC_BUCKETS_S, 0))
         self.stopped = self._started = False
         self._flushing = False
@@ -77,6 +81,9 @@ class RaftNode:
         self.reads = Reads(self)
         self.snapshots = Snapshots(self)
         self.admission = Admission(self)
+        self.membership = Membership(self, members or tuple(Member(n, "") for n in sorted([name, *self.peers])))
+        #: Whom the network was told to link with last.
+        self._linked = self.membership.linked()
         self.core = Core(name, list(self.peers), journal, self)
         journal.on_fatal = self.fatal
         journal.on_synced = self._on_synced
@@ -97,6 +104,7 @@ class RaftNode:
             messages.CHUNK_REPLY: self.snapshots.on_chunk_reply,
             messages.SNAPSHOT_DONE: self.snapshots.on_done,
             messages.SEEN: self.admission.on_seen,
+            messages.MEMBERS: self.membership.on_members,
         }
 
     def set_applied(self, index: int, term: int) -> None:
@@ -121,6 +129,7 @@ class RaftNode:
         if self.applier.applied < self.journal.base_index:
             self.set_applied(self.journal.base_index, self.journal.base_term)
         self._started = True
+        self.membership.load()
         self.journal.want_spare()
         self.elections.start()
         self.network.start(self)
@@ -179,8 +188,18 @@ class RaftNode:
         """The last entry on this node's own disk. Nothing beyond it is ever applied here."""
         return self.journal.synced_index
 
-    def connected(self, peer: str) -> bool:
-        return self.peers[peer].up
+    @property
+    def majority(self) -> int:
+        return self.membership.majority
+
+    @property
+    def alone(self) -> bool:
+        """No other node votes."""
+        return not self.membership.others
+
+    def connected(self, name: str) -> bool:
+        peer = self.peers.get(name)
+        return peer is not None and peer.up
 
     def status(self) -> dict[str, object]:
         """For people: role, term, indexes, and per peer what is known of it (match and lag on the leader only)."""
@@ -199,6 +218,7 @@ class RaftNode:
                     "up": peer.up,
                     "incarnation": peer.incarnation,
                     "admitted": peer.admitted,
+                    "votes": peer.name in self.membership.voters,
                     "match": peer.match if self.is_leader else None,
                     "lag": max(0, self.commit_index - peer.match) if self.is_leader else None,
                     "rtt_ms": round(peer.rtt * 1000, 3),
@@ -240,7 +260,7 @@ class RaftNode:
         if not self.is_leader:
             return False
         age_s = self.runtime.monotonic() - self.leader_role.confirmed_at
-        return not self.peers or age_s < self.config.election_min_ms / 1000
+        return self.alone or age_s < self.config.election_min_ms / 1000
 
     def transfer(self, to: str | None, done: Finished) -> None:
         """Hand leadership to `to` (None: whoever is furthest). Proposals wait meanwhile, at most transfer_ms."""
@@ -264,7 +284,7 @@ class RaftNode:
     def send(self, peer: str, kind: int, payload: Buffer) -> bool:
         """The node's own traffic, `kind` 64 to 255. False, and nothing sent, if the peer is not linked or too slow."""
         assert messages.FIRST_APP_KIND <= kind <= 255
-        return self.peers[peer].up and self.network.send(peer, [bytes((kind,)), payload])
+        return self.connected(peer) and self.network.send(peer, [bytes((kind,)), payload])
 
     # -- events: frames (network.Receiver)
     def link_up(self, peer: str) -> None:
@@ -299,6 +319,7 @@ class RaftNode:
             peer.up = True
             self.core.link(peer.name, True)
             self.machine.on_link(peer.name, True)
+            self.membership.tell(peer)
             if self.is_leader:
                 self.leader_role.send_entries(peer)
 
@@ -382,8 +403,35 @@ class RaftNode:
             self.admission.applied()
 
     def agreed(self, peers: Iterable[Peer]) -> bool:
-        """Whether these, with this node, are a majority (of members, counting none that is not admitted)."""
-        return self.journal.admitted + sum(peer.admitted for peer in peers) >= self.majority
+        """Whether these, with this node, are a majority (of voters, counting none that is not admitted)."""
+        membership = self.membership
+        voters = membership.voters
+        mine = self.journal.admitted and membership.votes
+        return mine + sum(peer.admitted and peer.name in voters for peer in peers) >= membership.majority
+
+    # -- members
+    def reconfigured(self) -> None:
+        """Others vote from now on, or are to be linked. In force at once; links follow when the loop comes round."""
+        added = self.core.set_voters(self.membership.others)
+        linked = self.membership.linked()
+        new = [name for name in linked if name not in self.peers]
+        if new:
+            self.peers = {name: self.peers.get(name) or Peer(name) for name in sorted({*self.peers, *new})}
+            for name in new:
+                self.peers[name].begin(self.journal.last_index + 1, self.runtime.monotonic())
+        if self.is_leader:
+            self.leader_role.reconfigured(added)
+        self.call_soon(self._relink)
+
+    def _relink(self) -> None:
+        linked = self.membership.linked()
+        for name in [name for name in self.peers if name not in linked]:
+            self._link_down(name, False)
+            self.peers = {peer: known for peer, known in self.peers.items() if peer != name}
+        if linked != self._linked:
+            self._linked = linked
+            self.network.set_members(linked)
+        self.machine.on_members()
 
     # -- the library's Outbox
     def send_vote_request(self, peer: str, term: int, last_index: int, last_term: int) -> None:
@@ -394,6 +442,11 @@ class RaftNode:
 
     def pump(self) -> None:
         self.leader_role.pump()
+
+    def on_appended(self, index: int, command: bytes) -> None:
+        members = self.machine.members_in(command)
+        if members is not None:
+            self.membership.appended(index, members)
 
     def on_state(self, leads: bool) -> None:
         """From inside the library: only our own state changes here, others hear of it when the loop comes round."""

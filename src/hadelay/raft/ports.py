@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from hadelay.core.members import Members
 from hadelay.errors import ConfigError, HadelayError
 from hadelay.storage.snapshot import Manifest, SnapshotFile
 
@@ -73,6 +74,23 @@ class Machine(Protocol):
 
     def on_incarnation(self, incarnation: int) -> None:
         """A peer has shown that this disk was rewound: this node goes on as another incarnation. Note it durably."""
+        ...
+
+    def members(self) -> tuple[int, Members]:
+        """What the log has said of the members as far as it is applied, and where; (0, ()) if it never did."""
+        ...
+
+    def members_in(self, command: bytes) -> Members | None:
+        """The members that this entry, once it is in the log, puts in force; None for every other entry. Quick: each
+        entry is asked about."""
+        ...
+
+    def members_command(self, members: Members) -> bytes:
+        """An entry which, when it is in the log, puts these members in force."""
+        ...
+
+    def on_members(self) -> None:
+        """The members in force, or whom this node has links with, may have changed."""
         ...
 
     def heartbeat_info(self) -> bytes:

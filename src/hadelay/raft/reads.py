@@ -39,7 +39,7 @@ class Reads:
         leader = node.leader
         if node.is_leader:
             node.leader_role.read(lambda index, error: self._answer(waiting, index, error))
-        elif leader is None or leader == node.name or not node.peers[leader].up:
+        elif leader is None or leader == node.name or not node.connected(leader):
             self._answer(waiting, 0, NoLeader("no leader is known", retry_after_ms=100))
         else:
             self._number += 1

@@ -220,6 +220,7 @@ class Snapshots:
                 node.journal.reset(manifest.index, manifest.term)
             node.core.jump(max(manifest.index, node.core.raftCommitIndex if same else 0))
             node.applier.jump(manifest.index, manifest.term)
+            node.membership.installed(manifest.index)
             node.follower.reset()
             self._pull = None
             node.stats.snapshots_installed += 1

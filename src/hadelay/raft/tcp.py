@@ -234,7 +234,8 @@ class AsyncioNetwork:
         self.links: set[_Link] = set()
         self._up: dict[str, _Link] = {}
         self._receiver: Receiver | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._serving: asyncio.Task[None] | None = None
+        self._dialling: dict[str, asyncio.Task[None]] = {}
         self._shaking: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -256,18 +257,24 @@ class AsyncioNetwork:
     def start(self, receiver: Receiver) -> None:
         """ConfigError if the address can't be listened on."""
         self._receiver = receiver
-        if not self.peers:
-            return
+        self._reach_out()
+
+    def _reach_out(self) -> None:
+        """Listen once there is anybody, and dial those who are to be."""
+        if self.peers and self._serving is None:
+            self._serving = self.loop.create_task(self._serve(self._listen()))
+        for peer in self.peers:
+            if peer < self.name and peer not in self._dialling:
+                self._dialling[peer] = self.loop.create_task(self._dial(peer))
+
+    def _listen(self) -> socket.socket:
         host, _, port = self.listen.rpartition(":")
         try:
             sock = socket.create_server((host.strip("[]"), int(port)), family=_family(host), backlog=64)
         except OSError as error:
             raise ConfigError(f"raft.listen: cannot listen on {self.listen}: {error.strerror or error}") from error
         sock.setblocking(False)
-        self._tasks.append(self.loop.create_task(self._serve(sock)))
-        for peer in self.peers:
-            if peer < self.name:
-                self._tasks.append(self.loop.create_task(self._dial(peer)))
+        return sock
 
     def send(self, peer: str, frame: Buffer | Sequence[Buffer], urgent: bool = False) -> bool:
         link = self._up.get(peer)
@@ -283,6 +290,21 @@ class AsyncioNetwork:
         link.write([_HEAD.pack(size, crc), *parts], size + _HEAD.size, urgent)
         return True
 
+    def set_members(self, peers: Mapping[str, str]) -> None:
+        before, self.peers = self.peers, {name: peers[name] for name in peers if name != self.name}
+        for name in before:
+            if self.peers.get(name) != before[name]:
+                if name in self._dialling:
+                    self._dialling.pop(name).cancel()
+                if name not in self.peers:
+                    self.disconnect(name)
+        if self._receiver is not None:
+            try:
+                self._reach_out()
+            except ConfigError as error:
+                # The node serves as before; whoever is to link with it will say that it cannot.
+                log.error("cannot_listen", extra={"error": str(error)})
+
     def buffered(self, peer: str) -> int:
         link = self._up.get(peer)
         return link.buffered if link is not None else 0
@@ -294,7 +316,7 @@ class AsyncioNetwork:
 
     def close(self) -> None:
         self._receiver = None
-        for task in (*self._tasks, *self._shaking):
+        for task in (*([self._serving] if self._serving else []), *self._dialling.values(), *self._shaking):
             task.cancel()
         for link in list(self.links):
             link.transport.abort()
@@ -364,7 +386,7 @@ class AsyncioNetwork:
         if name == self.name:
             return f"{self.name} is my own name: two nodes must not share it"
         if name not in self.peers:
-            return f"{self.name} has no member {name!r} in its configuration"
+            return f"{self.name} has no member {name!r}: it was removed, or never added"
         if dialled not in (None, name):
             return f"{self.peers[dialled]} should be {dialled}, and answers as {name}"
         return ""

@@ -171,7 +171,7 @@ class MemberView(Struct):
     name: str
     http: str
     raft: str
-    #: leader, follower, candidate, or unknown when nothing was heard of it.
+    #: leader, follower, learner (it does not vote yet), or unknown when nothing was heard of it.
     role: str
     applied_index: int
     lag: int

@@ -163,7 +163,7 @@ async def _ready(node: Node, ending: asyncio.Event) -> None:
 
 
 async def _hand_over(node: Node) -> None:
-    if not node.leading or len(node.config.members) == 1:
+    if not node.leading or node.raft.alone:
         return
     await _within(_HAND_OVER_S, lambda over: node.transfer(None, lambda error: over()), "hand_over_failed", node)
 

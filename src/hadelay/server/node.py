@@ -20,11 +20,14 @@ from hadelay.core.commands import (
     encode_entry,
     encode_feature,
     encode_incarnation,
+    encode_members,
     encode_settings,
     is_whole,
+    members_in,
 )
 from hadelay.core.formats import FEATURE_LEVEL, INDEX_SIZE
 from hadelay.core.idempotency import is_known
+from hadelay.core.members import Member, Members
 from hadelay.core.quotas import retry_after_ms
 from hadelay.core.results import Refused
 from hadelay.core.state import DelayState
@@ -39,6 +42,7 @@ from hadelay.server.batcher import Batcher, Done
 from hadelay.server.checkpoints import Checkpoints
 from hadelay.server.dispatcher import LeaderDispatcher
 from hadelay.server.link import Link, Reply
+from hadelay.server.members import Changes
 from hadelay.server.mending import Mender
 from hadelay.server.peers import Peer, Peers, local_peer
 from hadelay.server.webhooks.push import Push
@@ -99,6 +103,7 @@ class Node:
             self,
             raft_config(config),
             on_fatal,
+            tuple(Member(name, address) for name, address in sorted(config.members.items())),
         )
         self.raft.set_applied(*(storage.applied_index, storage.applied_term) if storage.applied_index else FIRST)
         self.link = Link(runtime, self.raft.send)
@@ -118,6 +123,7 @@ class Node:
         self.push = Push(self)
         self._make_dispatcher()
         self.mender = Mender(self)
+        self.changes = Changes(self)
         self.checkpoints = Checkpoints(self)
 
     def __repr__(self) -> str:
@@ -225,6 +231,22 @@ class Node:
 
     def incarnation_command(self, node: str, incarnation: int) -> bytes:
         return encode_entry(self.clock.read(self.runtime.monotonic()), [encode_incarnation(node, incarnation)])
+
+    def members(self) -> tuple[int, Members]:
+        return self.state.members_index, self.state.members
+
+    def members_in(self, command: bytes) -> Members | None:
+        return members_in(command)
+
+    def members_command(self, members: Members) -> bytes:
+        now_ms = self.clock.read(self.runtime.monotonic())
+        return encode_entry(now_ms, [encode_members(members)], self.state.level)
+
+    def on_members(self) -> None:
+        membership = self.raft.membership
+        voters = [member.name for member in membership.members if member.voter]
+        self.clock.set_voters(voters)
+        self.peers.set_members(sorted({self.name, *membership.linked()}), voters)
 
     def on_incarnation(self, incarnation: int) -> None:
         self.storage.set_identity(incarnation=incarnation)
@@ -369,7 +391,7 @@ class Node:
         if self.batcher.queued_bytes > self.config.limits.publish_queue_bytes:
             reply(None, Overloaded("too many publishes are waiting for their commit", retry_after_ms=200))
             return
-        if not isinstance(commands, list) or not all(map(is_whole, commands)):
+        if not isinstance(commands, list) or not all(map(is_whole, commands)) or any(c[0] in _NEVER for c in commands):
             # Before any of it is in an entry, where one that ends elsewhere would spoil the others.
             raise ValueError("a batch is a list of whole commands")
         self.dispatcher.before_settlement()
@@ -393,6 +415,8 @@ class Node:
 
 #: A planned transfer, asked of another node: longer than it takes, whether it works or not.
 _TRANSFER_S = 5.0
+#: Members are changed by the leader alone, which looks first whether they may be.
+_NEVER = frozenset({Command.MEMBERS})
 _NO_SPACE = "a node of the cluster has no space left for new messages: free some, or consume; consuming goes on"
 
 

@@ -12,7 +12,7 @@ anywhere is known to be old.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -59,6 +59,8 @@ class Peers:
     ) -> None:
         self.runtime, self.link, self.clock, self.me, self.changed = runtime, link, clock, me, changed
         self.peers = {name: Peer(name) for name in names}
+        #: Whose clocks count.
+        self.voters = frozenset(names)
         #: Every live node, this one included, takes more messages. As of the last note: every publish asks.
         self.have_space = True
         #: Each linked peer's monotonic clock less this one, by its last note; behind by the time that note took.
@@ -68,8 +70,15 @@ class Peers:
     def start(self) -> None:
         self._tell()
 
+    def set_members(self, names: Iterable[str], voters: Iterable[str]) -> None:
+        """Whom notes go to from now on, this node included, and which of them vote."""
+        self.peers = {name: self.peers.get(name) or Peer(name) for name in names}
+        self.voters = frozenset(voters)
+        self._look_for_space()
+
     def live(self, name: str) -> bool:
-        return self.runtime.monotonic() - self.peers[name].heard < _LIVE_S
+        peer = self.peers.get(name)
+        return peer is not None and self.runtime.monotonic() - peer.heard < _LIVE_S
 
     def common_level(self) -> int:
         """The feature level that every member knows; 0 while one is away: it may come back as an older one."""
@@ -87,7 +96,8 @@ class Peers:
         me.heard = mono
         self.peers[me.name] = me
         self._look_for_space()
-        self.clock.observe_wall(me.name, self.runtime.wall_ms(), mono)
+        if me.name in self.voters:
+            self.clock.observe_wall(me.name, self.runtime.wall_ms(), mono)
         for name in self.peers:
             if name != me.name:
                 self._send(name)
@@ -122,7 +132,7 @@ class Peers:
         self._ahead[name] = theirs - mono
         self.peers[name] = Peer(name, http, version, level, applied, has_space, mono)
         self._look_for_space()
-        if yours is not None:
+        if yours is not None and name in self.voters:
             self.clock.observe_wall(name, wall_ms, mono, now_ms, max(0.0, mono - yours))
         if now_ms is None and self.clock.ready:
             self._send(name)  # it waits for nothing else

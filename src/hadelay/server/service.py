@@ -408,8 +408,9 @@ class NodeService:
             name = node.raft.leader
             if name == node.name and node.leading:
                 return Leader(name, node.config.advertise, True)
-            if name is not None and name != node.name and node.peers.peers[name].http:
-                return Leader(name, node.peers.peers[name].http, False)
+            peer = node.peers.peers.get(name or "")
+            if name is not None and name != node.name and peer is not None and peer.http:
+                return Leader(name, peer.http, False)
             if node.runtime.monotonic() >= deadline:
                 raise NoLeader("no majority can be reached; try again, or another node", retry_after_ms=500)
             await asyncio.sleep(0.01)
@@ -474,10 +475,12 @@ class NodeService:
         return views.ready_checks(self._node)
 
     def quorum(self, without: str) -> QuorumView:
-        members = self._node.config.members
-        if without not in members:
-            raise NotFound(f"there is no node {without!r}; there are {', '.join(sorted(members))}")
-        return QuorumView(without, views.others_left(self._node, without), len(members), self._node.raft.majority)
+        membership = self._node.raft.membership
+        names = [member.name for member in membership.members]
+        if without not in names:
+            raise NotFound(f"there is no node {without!r}; there are {', '.join(names)}")
+        left = views.others_left(self._node, without)
+        return QuorumView(without, left, len(membership.voters), membership.majority)
 
     async def metrics(self) -> Measured:
         return await read_in_slices(self._node, self._metrics.collect)

@@ -19,6 +19,7 @@ from hadelay.server.api import (
     NamesView,
     TopicView,
 )
+from hadelay.server.peers import Peer
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
@@ -76,16 +77,17 @@ def cluster(node: Node) -> ClusterView:
     leader = node.raft.leader
     skews = node.clock.skews(node.runtime.monotonic())
     members = []
-    for name, address in node.config.members.items():
-        peer = node.peers.peers[name]
+    for name, address, votes, _ in node.raft.membership.members:
+        peer = node.peers.peers.get(name) or Peer(name)
         live = name == node.name or node.peers.live(name)
+        role = "follower" if votes else "learner"
         applied = node.raft.applied_index if name == node.name else peer.applied_index
         members.append(
             MemberView(
                 name,
                 node.config.advertise if name == node.name else peer.http,
                 address,
-                "unknown" if not live else "leader" if name == leader else "follower",
+                "unknown" if not live else "leader" if name == leader else role,
                 applied,
                 max(0, node.raft.commit_index - applied),
                 peer.version,
@@ -173,10 +175,11 @@ def others_left(node: Node, without: str) -> list[str]:
     def fresh(applied_index: int) -> bool:
         return raft.commit_index - applied_index <= _MAX_LAG
 
+    voters = raft.membership.voters
     left = [node.name] if raft.leader and raft.journal.admitted and fresh(raft.applied_index) else []
     left += [
         name
         for name, peer in raft.peers.items()
         if peer.up and peer.admitted and peers.live(name) and fresh(peers.peers[name].applied_index)
     ]
-    return sorted(name for name in left if name != without)
+    return sorted(name for name in left if name != without and name in voters)

@@ -153,6 +153,8 @@ class SimCluster:
         only: frozenset[str] | None = None,
     ) -> None:
         self.seed, self.names, self.sync, self.group = seed, names, sync, group
+        #: Those it was founded with; `names` are the members that are meant to be there now.
+        self.founders = names
         self.world = world or SimWorld(seed, epoch_ms=epoch_ms)
         self.world.on_crash = self._crashed_at_io
         self.history = History()
@@ -166,15 +168,9 @@ class SimCluster:
         self.journal_keep_bytes = rng.choice((0, 30_000, 1 << 30))
         self.checkpoint_bytes = rng.choice((1 << 15, 1 << 18, 1 << 20))
         self.far_buffer_bytes = rng.choice((1 << 14, 1 << 20, 1 << 20))
-        self.machines = {
-            name: Machine(
-                name,
-                SimDisk(random.Random(f"{seed} disk {name}"), record=self.world.record),
-                rng.uniform(-50e-6, 50e-6),
-                rng.randint(-60, 60),
-            )
-            for name in names
-        }
+        self.machines = {name: self._machine(name) for name in names}
+        #: Those whose nodes are no members any more.
+        self.retired: dict[str, Machine] = {}
         #: What each index was applied as, by whoever was first: (term, crc of entry, crc of results).
         self.applied: dict[int, tuple[int, int, int]] = {}
         #: The entries themselves: when they were first applied, where, and what.
@@ -202,15 +198,36 @@ class SimCluster:
         self.on_boot: list[Callable[[Node], None]] = []
         self.world.after(WATCH_S, self._watch)
 
+    def _machine(self, name: str) -> Machine:
+        rng = self.world.random
+        disk = SimDisk(random.Random(f"{self.seed} disk {name}"), record=self.world.record)
+        return Machine(name, disk, rng.uniform(-50e-6, 50e-6), rng.randint(-60, 60))
+
+    # -- members
+
+    def join(self, name: str) -> None:
+        """A machine with an empty disk, whose file names the founders and itself. It still has to be added."""
+        self.machines[name] = self.retired.pop(name) if name in self.retired else self._machine(name)
+        self.machines[name].founded = True
+        self.names = (*self.names, name)
+        self.start(name)
+
+    def retire(self, name: str) -> None:
+        """It was removed, and is switched off."""
+        self.kill(name)
+        self.retired[name] = self.machines.pop(name)
+        self.names = tuple(other for other in self.names if other != name)
+
     # -- processes
 
     def config(self, name: str) -> Config:
         machine = self.machines[name]
+        peers = self.founders if name in self.founders else (*self.founders, name)
         return Config(
             node=NodeConfig(name=name, data_dir="/data"),
             cluster=ClusterConfig(id="sim", init=not machine.founded, group=self.group),
             http=HttpConfig(no_leader_wait_ms=1000),
-            raft=RaftConfig(peers={n: f"{n}:1" for n in self.names}, segment_bytes=64 << 10, max_entry_bytes=4 << 10),
+            raft=RaftConfig(peers={n: f"{n}:1" for n in peers}, segment_bytes=64 << 10, max_entry_bytes=4 << 10),
             dispatch=DispatchConfig(sync=self.sync, sweep_ms=2000, preload_ms=3000),  # type: ignore[arg-type]
             limits=LimitsConfig(commit_timeout_ms=3000),
             storage=StorageConfig(
@@ -407,7 +424,7 @@ class SimCluster:
                 self.violate(Violation("I12 divergence", f"{node.name} applied {what} at {index}", who=node.name))
             elif first is mark:
                 self.entries[index] = (self.world.now, node.name, bytes(command))
-                self._committed(index, term, command)
+                self._committed(index, term, command, node)
             return results
 
         node.apply = observed  # type: ignore[method-assign]
@@ -429,7 +446,7 @@ class SimCluster:
 
         node.clock._start_cold = started  # type: ignore[method-assign]
 
-    def _committed(self, index: int, term: int, entry: bytes) -> None:
+    def _committed(self, index: int, term: int, entry: bytes, node: Node) -> None:
         """An entry that counts: when its leader wrote cluster time into it, what it grants, and on whose disks it is
         (I14: on those of a majority, or it may be lost with an answer that was given)."""
         _, now_ms, commands = decode_entry(entry)
@@ -446,9 +463,10 @@ class SimCluster:
         for machine in self.machines.values():
             if machine.process is not None and machine.process.node is not None:
                 machine.had = max(machine.had, machine.process.node.raft.synced_index)
-        having = sum(machine.had >= index for machine in self.machines.values())
-        if having <= len(self.machines) // 2:
-            text = f"entry {index} counts as committed, and {having} of {len(self.machines)} disks have it"
+        having = {name for name, m in (*self.machines.items(), *self.retired.items()) if m.had >= index}
+        votes = node.raft.membership.electorates()
+        if not any(len(voters & having) > len(voters) // 2 for voters in votes):
+            text = f"entry {index} counts as committed, and only the disks of {sorted(having)} have it"
             self.violate(Violation("I14 durability", text))
 
     def _watch(self) -> None:

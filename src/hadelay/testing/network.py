@@ -9,7 +9,7 @@ them and reads nothing.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -56,6 +56,8 @@ class SimNetwork:
     runtime: SimRuntime
     receiver: Receiver | None = None
     links: dict[str, _Connection] = field(default_factory=dict)
+    #: Whom it links with; None: everybody.
+    members: frozenset[str] | None = None
 
     def start(self, receiver: Receiver) -> None:
         self.receiver = receiver
@@ -75,6 +77,15 @@ class SimNetwork:
     def buffered(self, peer: str) -> int:
         connection = self.links.get(peer)
         return connection.flying[self.name] if connection else 0
+
+    def set_members(self, peers: Mapping[str, str]) -> None:
+        self.members = frozenset(peers)
+        for peer in sorted(self.links):
+            if peer not in self.members:
+                self.net.drop(self.name, peer)
+
+    def wants(self, peer: str) -> bool:
+        return self.members is None or peer in self.members
 
     def disconnect(self, peer: str) -> None:
         self.net.drop(self.name, peer)
@@ -123,7 +134,8 @@ class SimNet:
         one, two = self.nodes.get(a), self.nodes.get(b)
         if one is None or two is None or b in one.links:
             return
-        if (a, b) in self.cuts or (b, a) in self.cuts or one.runtime.paused or two.runtime.paused:
+        strange = not (one.wants(b) and two.wants(a))
+        if strange or (a, b) in self.cuts or (b, a) in self.cuts or one.runtime.paused or two.runtime.paused:
             self._dial_later(a, b)
             return
         old = two.links.pop(a, None)

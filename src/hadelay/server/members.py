@@ -1,0 +1,149 @@
+"""Changing who is a member while the cluster runs: what is refused, and why (ADR 150). The leader decides.
+
+A node is added as a learner, which gets everything and counts for nothing; the leader makes it a voter when it has
+caught up (raft.membership). So adding one never costs the quorum, and removing one does so only if too few of the
+others are there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hadelay.config import is_loopback, split_address
+from hadelay.core.commands import encode_feature
+from hadelay.core.formats import MEMBERS_LEVEL
+from hadelay.core.members import MAX_MEMBERS, Member, Members
+from hadelay.errors import BadRequest, Conflict, HadelayError, LimitReached, NoLeader, NotFound
+from hadelay.server.link import Reply
+
+if TYPE_CHECKING:
+    from hadelay.server.node import Node
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_UNSPECIFIED = ("0.0.0.0", "::")
+#: A change asked of another node: as long as a commit may take.
+_CHANGE_S = 10.0
+
+Done = Callable[[Any, HadelayError | None], None]
+
+
+class Changes:
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        node.link.handlers["members"] = self._on_change
+
+    def anywhere(self, op: str, name: str, address: str, done: Done) -> None:
+        """`change`, asked of whoever leads."""
+        node = self.node
+        leader = node.raft.leader
+        if node.leading or leader is None or leader == node.name:
+            self.change(op, name, address, done)
+        else:
+            node.link.call(leader, "members", [op, name, address], _CHANGE_S, done)
+
+    def _on_change(self, peer: str, payload: Any, reply: Reply) -> None:
+        op, name, address = payload
+        if not all(isinstance(text, str) for text in payload):
+            raise ValueError("a change is [add or remove, name, address]")
+        self.change(op, name, address, reply)
+
+    def change(self, op: str, name: str, address: str, done: Done) -> None:
+        """`add` name at address, or `remove` it. done(None, None) once that is committed. Leader only."""
+        node = self.node
+        if not node.leading:
+            done(None, NoLeader("this node does not lead", retry_after_ms=50))
+            return
+        try:
+            members = self._added(name, address) if op == "add" else self._removed(name)
+        except HadelayError as refused:
+            done(None, refused)
+            return
+        error = node.raft.membership.refusal(members)
+        if error is not None:
+            done(None, error)
+        elif node.state.level < MEMBERS_LEVEL:
+            self._switch(op, name, address, done)
+        else:
+            node.raft.membership.propose(members, lambda result, error: done(None, error))
+
+    def _switch(self, op: str, name: str, address: str, done: Done) -> None:
+        """The first change brings the feature level that every node needs to know."""
+        node = self.node
+        if node.peers.common_level() < MEMBERS_LEVEL:
+            old = [peer for peer in node.peers.peers.values() if not node.peers.live(peer.name)]
+            old = old or [p for p in node.peers.peers.values() if p.feature_level < MEMBERS_LEVEL]
+            text = f"the first change of the members needs every node, upgraded: {old[0].name} is not, or not there"
+            done(None, Conflict(text))
+            return
+
+        def switched(result: Any, error: HadelayError | None) -> None:
+            if error is None and node.state.level < MEMBERS_LEVEL:
+                error = Conflict("the feature level was not switched on")
+            if error is not None:
+                done(None, error)
+            else:
+                self.change(op, name, address, done)
+
+        node.batcher.propose(encode_feature(MEMBERS_LEVEL), switched)
+
+    def _settled(self) -> Members:
+        members = self.node.raft.membership.members
+        for member in members:
+            if not member.voter:
+                raise Conflict(f"{member.name} is still filling itself: wait until it votes, or remove it")
+        return members
+
+    def _added(self, name: str, address: str) -> Members:
+        if not _NAME.fullmatch(name):
+            raise BadRequest(f"{name!r}: a node's name is 1 to 64 of A-Z a-z 0-9 . _ -")
+        try:
+            host, port = split_address(address)
+        except ValueError as error:
+            raise BadRequest(f"raft: {error}") from None
+        if not port or host in _UNSPECIFIED or len(address) > 255:
+            raise BadRequest(f"raft: {address} is no address that others can reach")
+        for member in self.node.raft.membership.members:
+            if member.name == name:
+                raise Conflict(f"{name} is a member already, at {member.address}")
+            if member.address == address:
+                raise Conflict(f"{address} is the address of {member.name}")
+            if member.name == self.node.name and self._unreachable(member.address, address):
+                raise Conflict(
+                    f"{name} could not reach {member.name} at {member.address}: restart {member.name} with an address "
+                    "that others can reach under raft.listen and [raft.peers]"
+                )
+        members = self._settled()
+        if len(members) >= MAX_MEMBERS:
+            raise LimitReached(f"a cluster has at most {MAX_MEMBERS} members")
+        return tuple(sorted([*members, Member(name, address, voter=False, joined=True)]))
+
+    @staticmethod
+    def _unreachable(mine: str, theirs: str) -> bool:
+        return split_address(mine)[0] in _UNSPECIFIED or (is_loopback(mine) and not is_loopback(theirs))
+
+    def _removed(self, name: str) -> Members:
+        node, membership = self.node, self.node.raft.membership
+        members = membership.members
+        found = next((member for member in members if member.name == name), None)
+        if found is None:
+            raise NotFound(f"there is no node {name!r}; there are {', '.join(member.name for member in members)}")
+        rest = tuple(member for member in members if member is not found)
+        if not found.voter:
+            return rest
+        self._settled()
+        left = [member.name for member in rest if member.voter]
+        if not left:
+            raise Conflict(f"{name} is the only node that votes: there would be no cluster without it")
+        if name == node.name:
+            raise Conflict(f"{name} leads: leadership has to be handed over first")
+        needed = len(left) // 2 + 1
+        there = [name for name in left if name == node.name or node.raft.leader_role.hears(name)]
+        if len(there) < needed:
+            away = ", ".join(sorted({*left} - {*there}))
+            raise Conflict(
+                f"without {name} {needed} of {', '.join(left)} would be needed, and there are {len(there)} now: "
+                f"{away} is away, or does not vote yet"
+            )
+        return rest

@@ -1,0 +1,277 @@
+"""Members that come and go: each step of a change, with whatever can go wrong at it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from tests.sim.test_scenarios import Scene
+
+#: Answers after which the same is asked again.
+AGAIN = (NoLeader, OutcomeUnknown, Overloaded)
+
+
+class Town(Scene):
+    def change(self, op: str, name: str, to: str = "") -> HadelayError | None:
+        """One question to the leader (or to `to`); the answer."""
+        answers: list[HadelayError | None] = []
+        process = self.process(to or self.first)
+        assert process is not None
+
+        def call(node: Any, done: Any) -> None:
+            node.changes.anywhere(op, name, f"{name}:1", done)
+
+        self.door.call(process, call, lambda result, error: answers.append(error))
+        self.until(lambda: bool(answers))
+        return answers[0]
+
+    def must(self, op: str, name: str) -> None:
+        error = self.asked(op, name)
+        assert error is None, error
+
+    def asked(self, op: str, name: str) -> HadelayError | None:
+        """Until the answer is definite."""
+        for _ in range(30):
+            error = self.change(op, name)
+            if not isinstance(error, AGAIN) and "needs every node" not in str(error):
+                break
+            self.world.run_for(0.3)
+        return error
+
+    def switch_on(self) -> None:
+        """The feature level is there, and an entry of this term is committed."""
+        self.must("add", "n7")
+        self.must("remove", "n7")
+
+    def voters(self, name: str = "") -> list[str]:
+        node = self.on(name or self.first)
+        return [m.name for m in node.raft.membership.members if m.voter]
+
+    def add(self, name: str) -> None:
+        self.join(name)
+        self.must("add", name)
+        self.until(lambda: self.leader() is not None and name in self.voters(), 30)
+
+    def remove(self, name: str) -> None:
+        if name == self.first:
+            leader = self.leader()
+            assert leader is not None
+            leader.transfer(None, lambda error: None)
+            self.until(lambda: self.leader() is not None and self.first != name)
+        self.must("remove", name)
+        self.retire(name)
+
+
+def test_one_grows_to_three_and_five_and_shrinks_again():
+    town = Town(names=("n1",))
+    ids = [town.publish()]
+    for name in ("n2", "n3", "n4", "n5"):
+        town.add(name)
+        ids.append(town.publish())
+    assert town.voters() == ["n1", "n2", "n3", "n4", "n5"]
+    town.converge()
+    for name in ("n1", "n4"):
+        town.remove(name)
+        ids.append(town.publish())
+    town.converge()
+    assert town.voters() == ["n2", "n3", "n5"]
+    assert sorted(town.receive()) == sorted(ids)
+    town.kill("n2")
+    town.until(lambda: town.leader() is not None)
+    town.publish()
+    town.power_cut("n3", "n5")
+    town.converge()
+    assert [town.voters(name) for name in town.names] == [["n2", "n3", "n5"]] * 3
+
+
+def test_what_is_refused_and_why():
+    town = Town()
+    for op, name, why in [
+        ("add", "n2", "a member already"),
+        ("remove", "n9", "there is no node"),
+        ("remove", town.first, "leads"),
+        ("add", "n/4", "a node's name is"),
+    ]:
+        assert why in str(town.change(op, name)), (op, name)
+    town.join("n4")
+    town.kill("n4")
+    town.must("add", "n4")
+    assert "n4 is still filling itself" in str(town.change("add", "n5"))
+    assert "n4 is still filling itself" in str(town.change("remove", town.others[0]))
+    town.must("remove", "n4")
+    town.retire("n4")
+    # With one of three away no other may go, but the one that is away may.
+    away, other = town.others
+    town.kill(away)
+    town.world.run_for(2.0)
+    assert f"{away} is away" in str(town.change("remove", other))
+    town.must("remove", away)
+    town.retire(away)
+    town.must("remove", other)
+    town.retire(other)
+    assert "the only node that votes" in str(town.change("remove", town.first))
+    town.publish()
+    town.converge()
+
+
+def test_two_changes_at_once_are_one_and_a_refusal():
+    town = Town()
+    leader = town.leader()
+    assert leader is not None
+    answers: list[HadelayError | None] = []
+    town.switch_on()
+    for op in ("add", "remove"):
+        leader.changes.change(op, "n4", "n4:1", lambda result, error: answers.append(error))
+    town.until(lambda: len(answers) == 2)
+    assert sorted(str(error) for error in answers) == ["None", "another change of the members is under way"]
+
+
+def test_before_every_node_knows_how_nothing_changes():
+    town = Town()
+    town.kill(town.others[0])
+    town.world.run_for(4.0)
+    assert "needs every node, upgraded" in str(town.change("add", "n4"))
+    town.converge()
+    assert {node.state.level for node in town.nodes()} == {1}
+
+
+@pytest.mark.parametrize("crash", ["leader", "joiner", "everything", "wipe"])
+@pytest.mark.parametrize("after_s", [0.0, 0.005, 0.02, 0.4, 0.9])
+def test_a_crash_at_each_step_of_an_addition(crash: str, after_s: float):
+    """The level, the learner, its filling, its admission, its promotion: whatever is cut short goes on."""
+    town = Town(seed=int(after_s * 1000) + len(crash))
+    ids = [town.publish() for _ in range(3)]
+    town.switch_on()
+    town.join("n4")
+    leader = town.leader()
+    assert leader is not None
+    leader.changes.change("add", "n4", "n4:1", lambda result, error: None)
+    town.world.run_for(after_s)
+    if crash == "leader":
+        town.kill(leader.name)
+    elif crash == "joiner":
+        town.power_cut("n4")
+    elif crash == "wipe":
+        town.world.run_for(0.3)
+        town.wipe(town.others[0])
+    else:
+        town.power_cut(*town.names)
+    for name in town.names:
+        town.start(name)
+    town.until(lambda: town.leader() is not None)
+    town.world.run_for(1.0)
+    error = town.asked("add", "n4")
+    assert error is None or "member already" in str(error), error
+    town.until(lambda: town.leader() is not None and "n4" in town.voters(), 40)
+    ids.append(town.publish())
+    town.converge()
+    assert [town.voters(name) for name in town.names] == [["n1", "n2", "n3", "n4"]] * 4
+    assert sorted(town.receive()) == sorted(ids)
+
+
+def test_a_change_that_is_cut_off_is_undone():
+    """The old leader has it alone, in the minority; the majority goes on without, and it comes back to theirs."""
+    town = Town()
+    town.switch_on()
+    old = town.leader()
+    assert old is not None
+    town.cut_off(old.name)
+    town.join("n4")
+    old.changes.change("add", "n4", "n4:1", lambda result, error: None)
+    town.world.run_for(0.05)
+    assert "n4" in [m.name for m in old.raft.membership.members], "in force as soon as it is in the log"
+    town.until(lambda: town.leader() not in (None, old))
+    town.publish()
+    town.net.heal()
+    town.until(lambda: "n4" not in [m.name for m in town.on(old.name).raft.membership.members])
+    town.until(lambda: "n4" not in town.on(old.name).raft.peers)
+    town.must("add", "n4")
+    town.until(lambda: town.leader() is not None and "n4" in town.voters(), 30)
+    town.converge()
+
+
+def test_a_removed_node_that_goes_on_disturbs_nobody():
+    town = Town(names=("n1", "n2", "n3", "n4"))
+    gone = town.others[-1]
+    town.must("remove", gone)
+    town.world.run_for(1.0)
+    term, first = town.on(town.first).raft.term, town.first
+    for _ in range(3):
+        town.kill(gone)  # it comes back with all that it knew
+        town.start(gone)
+        town.world.run_for(3.0)
+    assert (town.on(first).raft.term, town.first) == (term, first)
+    assert not any(node.raft.peers.get(gone) for node in town.nodes() if node.name != gone)
+    assert town.on(gone).raft.term == term
+    town.retire(gone)
+    town.publish()
+    town.converge()
+
+
+def test_a_removed_node_that_never_heard_of_it_disturbs_nobody():
+    """It was cut off meanwhile: by its own log it still votes. It asks, and is told no."""
+    town = Town(names=("n1", "n2", "n3", "n4"))
+    gone = town.others[-1]
+    town.cut_off(gone)
+    town.world.run_for(0.5)
+    town.must("remove", gone)
+    town.publish()
+    first, term = town.first, town.on(town.first).raft.term
+    town.net.heal()
+    town.world.run_for(10.0)
+    assert (town.first, town.on(first).raft.term) == (first, term)
+    assert gone in town.voters(gone)
+    town.retire(gone)
+    town.converge()
+
+
+def test_the_majority_of_the_old_members_decides_nothing_without_one_of_the_new():
+    """Three of five, after two were added, against two of the three: the latter are cut off and elect nobody."""
+    town = Town()
+    town.add("n4")
+    town.add("n5")
+    old = [name for name in ("n1", "n2", "n3") if name != town.first][:2]
+    town.cut_off(*old)
+    town.until(lambda: town.leader() is not None and town.first not in old)
+    town.publish()
+    town.world.run_for(5.0)
+    assert not any(town.on(name).raft.is_leader for name in old)
+    town.converge()
+
+
+def test_a_leader_that_a_node_has_never_heard_of_is_followed():
+    """n3 sleeps while n4 and n5 come and one of them leads: its log knows neither, and its peers tell it."""
+    town = Town()
+    late = town.others[0]
+    town.switch_on()
+    town.cut_off(late)
+    town.join("n4")
+    town.net.cut(late, "n4")
+    town.net.cut("n4", late)
+    town.must("add", "n4")
+    town.until(lambda: town.leader() is not None and "n4" in town.voters(), 30)
+    leader = town.leader()
+    assert leader is not None
+    leader.transfer("n4", lambda error: None)
+    town.until(lambda: town.leader() is not None and town.first == "n4")
+    town.publish()
+    assert "n4" not in town.on(late).raft.peers
+    town.net.heal()
+    town.until(lambda: town.on(late).raft.leader == "n4" and "n4" in town.voters(late))
+    assert town.first == "n4"
+    town.converge()
+
+
+def test_a_node_that_was_removed_comes_back_and_counts_again():
+    town = Town()
+    gone = town.others[0]
+    town.must("remove", gone)
+    town.retire(gone)
+    town.publish()
+    town.add(gone)  # with its old disk: it is one of the founders, and has to be admitted anew
+    assert town.voters() == ["n1", "n2", "n3"]
+    town.until(lambda: town.on(gone).raft.journal.incarnation > 1)
+    town.publish()
+    town.converge()
