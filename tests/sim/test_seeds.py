@@ -41,7 +41,8 @@ HAPPENS = (
     reschedule DONE, reschedule LEASED, reschedule ACKED, reschedule by key, reschedule by id,
     purge, redrive, redrive REDRIVEN, died, redriven, expired,
     ends acked, ends cancelled, ends expired, ends scheduled, ends gone,
-    snapshot installed, checkpoint, a sync failed, a disk was full, crashed at an I/O step, transferred
+    snapshot installed, checkpoint, a sync failed, a disk was full, crashed at an I/O step, transferred,
+    a member was added, a member was removed, a change of members was refused
 """.replace("\n    ", " ")
     .strip()
     .split(", ")

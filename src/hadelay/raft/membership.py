@@ -56,9 +56,12 @@ class Membership:
     def committed(self) -> bool:
         return bool(self.index <= self.node.core.raftCommitIndex)
 
-    def electorates(self) -> list[frozenset[str]]:
-        """The voters of the configuration that is applied, and of those in the log beyond it."""
-        return [frozenset(m.name for m in members if m.voter) for _, members in (self._applied, *self._appended)]
+    def electorates(self, index: int) -> list[frozenset[str]]:
+        """The voters that the entry at `index`, which is applied next, may have been committed by: of the list in force
+        there, and of those that came after it. For tests."""
+        lists = [self._applied, *self._appended]
+        at = max((n for n, (since, _) in enumerate(lists) if since <= index), default=0)
+        return [frozenset(m.name for m in members if m.voter) for _, members in lists[at:]]
 
     @property
     def heard(self) -> bool:
@@ -67,6 +70,9 @@ class Membership:
     def linked(self) -> dict[str, str]:
         """Name → address of everybody that frames are exchanged with."""
         lists = [self._applied, *self._appended, *([self._heard] if self.heard else [])]
+        if self.node.name not in self.names:
+            # It was removed, and is to come back: the file may know better by whom.
+            lists.insert(0, (0, self._given))
         found = {member.name: member.address for _, members in lists for member in members}
         found.pop(self.node.name, None)
         return dict(sorted(found.items()))

@@ -364,7 +364,7 @@ class AsyncioNetwork:
             except ssl.SSLError as error:
                 self.say_refused(peer, in_words(error))
                 wait = _REFUSED_RETRY_S
-            except OSError:
+            except (OSError, ValueError, OverflowError):  # the latter two: it was told an address that is none
                 wait = min(wait * 2, _RETRY_S[1])
             else:
                 await link.closed

@@ -66,6 +66,8 @@ class Machine:
     stepped_ms: int = 0
     process: Process | None = None
     founded: bool = False
+    #: Whom its configuration file names, besides itself.
+    others: tuple[str, ...] = ()
     #: The newest entry that its journal ever called synced; and the newest one that is committed and that it called so
     #: when its last process ended: there it has to be when the next one starts.
     had: int = 0
@@ -171,6 +173,8 @@ class SimCluster:
         self.machines = {name: self._machine(name) for name in names}
         #: Those whose nodes are no members any more.
         self.retired: dict[str, Machine] = {}
+        #: A change of the members that is under way.
+        self.changing = ""
         #: What each index was applied as, by whoever was first: (term, crc of entry, crc of results).
         self.applied: dict[int, tuple[int, int, int]] = {}
         #: The entries themselves: when they were first applied, where, and what.
@@ -206,23 +210,29 @@ class SimCluster:
     # -- members
 
     def join(self, name: str) -> None:
-        """A machine with an empty disk, whose file names the founders and itself. It still has to be added."""
-        self.machines[name] = self.retired.pop(name) if name in self.retired else self._machine(name)
-        self.machines[name].founded = True
+        """A machine with an empty disk, or that of a former member, whose file names the members and itself. It still
+        has to be added."""
+        machine = self.machines[name] = self.retired.pop(name) if name in self.retired else self._machine(name)
+        machine.founded, machine.others = True, self.names
         self.names = (*self.names, name)
         self.start(name)
 
     def retire(self, name: str) -> None:
         """It was removed, and is switched off."""
+        process = self.process(name)
+        knows = process is not None and process.node is not None and name not in process.node.raft.membership.names
         self.kill(name)
-        self.retired[name] = self.machines.pop(name)
+        self.retired[name] = machine = self.machines.pop(name)
+        if not knows:
+            # It would look for those that were members then, who may all be gone.
+            self._blank(machine)
         self.names = tuple(other for other in self.names if other != name)
 
     # -- processes
 
     def config(self, name: str) -> Config:
         machine = self.machines[name]
-        peers = self.founders if name in self.founders else (*self.founders, name)
+        peers = sorted({name, *(machine.others or self.founders)})
         return Config(
             node=NodeConfig(name=name, data_dir="/data"),
             cluster=ClusterConfig(id="sim", init=not machine.founded, group=self.group),
@@ -243,8 +253,8 @@ class SimCluster:
             self.start(name)
 
     def start(self, name: str) -> None:
-        machine = self.machines[name]
-        if machine.process is not None:
+        machine = self.machines.get(name)
+        if machine is None or machine.process is not None:
             return
         runtime = SimRuntime(
             self.world,
@@ -263,9 +273,11 @@ class SimCluster:
         def fatal(error: BaseException) -> None:
             self._fatal(process, error)
 
+        config = self.config(process.name)
+        process.network.members = frozenset(config.members) - {process.name}
         try:
             node = open_node(
-                self.config(process.name),
+                config,
                 machine.disk,
                 process.network,
                 process.runtime,
@@ -365,11 +377,14 @@ class SimCluster:
     def wipe(self, name: str) -> None:
         """The disk is replaced by an empty one."""
         self.kill(name)
-        self.machines[name].disk.wipe()
-        self.machines[name].held = 0
-        self.terms.pop(name, None)
-        self.admitted.discard(name)
-        self.votes = {key: vote for key, vote in self.votes.items() if key[0] != name}
+        self._blank(self.machines[name])
+
+    def _blank(self, machine: Machine) -> None:
+        machine.disk.wipe()
+        machine.held = 0
+        self.terms.pop(machine.name, None)
+        self.admitted.discard(machine.name)
+        self.votes = {key: vote for key, vote in self.votes.items() if key[0] != machine.name}
 
     def step_clock(self, name: str, stepped_ms: int) -> None:
         """From now on its wall clock is off by this much (besides its own small error)."""
@@ -464,7 +479,7 @@ class SimCluster:
             if machine.process is not None and machine.process.node is not None:
                 machine.had = max(machine.had, machine.process.node.raft.synced_index)
         having = {name for name, m in (*self.machines.items(), *self.retired.items()) if m.had >= index}
-        votes = node.raft.membership.electorates()
+        votes = node.raft.membership.electorates(index)
         if not any(len(voters & having) > len(voters) // 2 for voters in votes):
             text = f"entry {index} counts as committed, and only the disks of {sorted(having)} have it"
             self.violate(Violation("I14 durability", text))

@@ -27,6 +27,7 @@ from hadelay.model import Event
 from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
 from hadelay.raft.leader import Leader
+from hadelay.raft.membership import Membership
 from hadelay.raft.peer import Peer
 from hadelay.server import batcher, cursor
 from hadelay.server.ahead import HeldBack
@@ -429,6 +430,18 @@ def _wiped_node_votes() -> Iterator[None]:
         yield
 
 
+def _members_when_applied() -> Iterator[None]:
+    derive = Membership._derive
+
+    def late(membership: Membership) -> None:
+        appended, membership._appended = membership._appended, []
+        derive(membership)
+        membership._appended = appended
+
+    with _patched(Membership, "_derive", late):
+        yield
+
+
 _CRASHES = ("kill", "power_cut", "power_cut_all", "reset", "partition")
 #: A journal that lost what it promised may notice by itself, and stop.
 _LOG = ("I1 ", "I12", "I13", "I14", "I17")
@@ -458,6 +471,9 @@ MUTATIONS: dict[str, Mutation] = {
     "forgotten_vote": Mutation("a vote is not written down", ("I13", "I12", "I1 "), _CRASHES, _forgotten_vote),
     "wiped_node_votes": Mutation(
         "a node with an empty disk votes at once", _LOG, ("wipe", "kill", "partition"), _wiped_node_votes
+    ),
+    "members_when_applied": Mutation(
+        "a change of the members is in force only when it is applied", _LOG, ("members",), _members_when_applied
     ),
     "dispatch_before_commit": Mutation(
         "hand-outs precede their commit", ("I6",), ("partition", "pause", "kill"), _dispatch_before_commit

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 from hadelay.testing.cluster import HOUR_S, SimCluster
+from hadelay.testing.operator import Operator
 
 #: Families and how likely a run has each.
 FAMILIES = {
@@ -26,6 +27,7 @@ FAMILIES = {
     "stop": 0.2,
     "full_disk": 0.1,
     "lost_answers": 0.3,
+    "members": 0.15,
 }
 #: These take two nodes, or others to learn from: a single node that starts has nobody to ask for the time.
 _NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe", "clock_step"}
@@ -42,12 +44,23 @@ class Nemesis:
         self.faults: list[tuple[str, Callable[[], None]]] = [
             (name, getattr(self, name))
             for name, chance in chances.items()
-            if self.random.random() < chance and (len(cluster.names) > 1 or name not in _NOT_ALONE)
+            if self._drawn(name) < chance and (len(cluster.names) > 1 or name not in _NOT_ALONE)
         ]
+        # Of two clocks one is no minority.
+        steps = any(name == "clock_step" for name, _ in self.faults)
+        self.operator = Operator(cluster, least=3 if steps else 1)
         self.pace_s = self.random.choice((0.4, 1.0, 2.0))
         self.strikes = 0
         self.wiped = False
         self.liar = ""
+
+    def _drawn(self, name: str) -> float:
+        """What came later draws from a place of its own: the other seeds stay as they were."""
+        rng = random.Random(f"{self.cluster.seed} members") if name == "members" else self.random
+        return rng.random()
+
+    def members(self) -> None:
+        self.operator.strike()
 
     def start(self) -> None:
         self.note("faults of this run: " + (", ".join(name for name, _ in self.faults) or "none"))
@@ -204,6 +217,8 @@ class Nemesis:
         """A wall clock is off by up to hours. Always that of the same node: the others go by what they heard of it for
         ten seconds, and two wrong clocks are more than was promised."""
         self.liar = name = self.liar or self._node()
+        if name not in self.cluster.machines:
+            return  # it was removed
         sign = self.random.choice((-1, 1))
         ms = sign * self.random.choice((40, 400, 5_000, 60_000, HOUR_S * 1000, 25 * HOUR_S * 1000))
         self.note(f"the wall clock of {name} is {ms:+} ms off")
@@ -219,7 +234,7 @@ class Nemesis:
         self._later(0.2, 3.0, self._mend_disk, name)
 
     def _mend_disk(self, name: str) -> None:
-        machine = self.cluster.machines[name]
+        machine = self.cluster.machines.get(name) or self.cluster.retired[name]
         machine.disk.sync_delay_s, machine.disk.fail_syncs, machine.disk.capacity = 0.0004, 0, 1 << 30
 
     def failed_sync(self) -> None:
@@ -238,10 +253,19 @@ class Nemesis:
         machine.disk.capacity = machine.disk.used + left
         self._later(0.5, 3.0, self._mend_disk, name)
 
+    def _can_spare_a_disk(self) -> bool:
+        """Nobody promised anything of two, and a removal under way may leave two of three."""
+        cluster = self.cluster
+        if not self.operator.begun:
+            return cluster.admitted == set(cluster.names)
+        leader = cluster.leader()
+        voters = leader.raft.membership.voters if leader is not None else frozenset()
+        return voters <= cluster.admitted and len(voters) >= (4 if "remove" in cluster.changing else 3)
+
     def wipe(self) -> None:
         """Once per run, and only where every other disk is whole, and was admitted: a founder that has not heard of any
         term yet cannot prove that it lost nothing, and two of three that do not vote would wait for each other."""
-        if self.wiped or self.cluster.admitted != set(self.cluster.names):
+        if self.wiped or not self._can_spare_a_disk():
             return
         self.wiped = True
         name = self._node()

@@ -120,7 +120,7 @@ def play(cluster: SimCluster, nemesis: Nemesis, report: Report) -> None:
 
 
 def drained(cluster: SimCluster) -> bool:
-    return not invariants.unsettled(cluster)
+    return not cluster.changing and not invariants.unsettled(cluster)
 
 
 def settle(cluster: SimCluster) -> None:
