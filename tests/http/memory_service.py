@@ -427,6 +427,14 @@ class MemoryService:
             raise NotFound(f"no member is named {to!r}; there are n1, n2")
         return to or "n2"
 
+    async def add_member(self, name: str, raft: str) -> None:
+        if name == "n1":
+            raise Conflict(f"{name} is a member already")
+
+    async def remove_member(self, name: str) -> None:
+        if name != "n2":
+            raise NotFound(f"there is no node {name!r}")
+
     async def hours(self) -> HoursView:
         size = len(self.hour_bytes)
         return HoursView(7, [HourView(494_000, 3, 1, size, 192, 32, 1, 2, 3, True, False)])

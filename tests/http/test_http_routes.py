@@ -365,6 +365,16 @@ async def test_cluster(node: Node) -> None:
     assert (await node.ask("POST", "/v1/cluster:transfer-leader", {"to": "n9"})).status == 404
 
 
+async def test_members(node: Node) -> None:
+    answer = await node.ask("POST", "/v1/cluster/members", {"name": "n2", "raft": "10.0.0.2:8500"})
+    assert (answer.status, answer.json) == (201, {"name": "n2", "raft": "10.0.0.2:8500", "role": "learner"})
+    answer = await node.ask("POST", "/v1/cluster/members", {"name": "n1", "raft": "10.0.0.1:8500"})
+    assert (answer.status, answer.json["detail"]) == (409, "n1 is a member already")
+    assert (await node.ask("POST", "/v1/cluster/members", {"name": "n2"})).status == 400
+    assert (await node.ask("DELETE", "/v1/cluster/members/n2")).status == 204
+    assert (await node.ask("DELETE", "/v1/cluster/members/n9")).status == 404
+
+
 async def test_hours_and_names(node: Node) -> None:
     await put(node)
     (hour,) = (await node.ask("GET", "/v1/hours")).json["hours"]

@@ -219,6 +219,7 @@ def test_a_removed_node_that_never_heard_of_it_disturbs_nobody():
     town.must("remove", gone)
     town.publish()
     first, term = town.first, town.on(town.first).raft.term
+    town.world.run_for(2.0)
     town.net.heal()
     town.world.run_for(10.0)
     assert (town.first, town.on(first).raft.term) == (first, term)

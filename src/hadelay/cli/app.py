@@ -83,6 +83,10 @@ COMMANDS = (
     Command("top", "hadelay.cli.top:top", "Nodes, rates, lateness and topics, again and again."),
     Command("cluster status", "hadelay.cli.cluster:status", "Members, leader, lag, and the dispatch cursor."),
     Command("cluster transfer", "hadelay.cli.cluster:transfer", "Hand leadership over, without a gap."),
+    Command("cluster members list", "hadelay.cli.members:list_", "Who belongs to the cluster, and who votes."),
+    Command("cluster members add", "hadelay.cli.members:add", "Add a node while the cluster runs."),
+    Command("cluster members remove", "hadelay.cli.members:remove", "Remove a node while the cluster runs."),
+    Command("cluster members replace", "hadelay.cli.members:replace", "Add a node, then remove another one."),
     Command("cluster certs", "hadelay.cli.certs:certs", "Make certificates for the nodes, and an authority for them."),
     Command("cluster audit", "hadelay.cli.token:audit", "What administrators did."),
     Command("token bootstrap", "hadelay.cli.token:bootstrap", "Make what makes the first token; asks no cluster."),
@@ -112,6 +116,7 @@ GROUPS = {
     "topic": "List, configure, pause and purge topics.",
     "dead": "List, redrive, export and purge dead letters.",
     "cluster": "See and steer the cluster.",
+    "cluster members": "Add, remove and replace nodes.",
     "token": "Make, list and revoke tokens.",
     "check": "Verify what a cluster promises.",
     "backup": "Copy a cluster, and verify the copy.",
@@ -132,15 +137,14 @@ def build() -> App:
         error_console=Console(stderr=True),
         help_format="plaintext",
     )
-    groups = {name: App(name=name, help=text, version_flags=[]) for name, text in GROUPS.items()}
-    for group in groups.values():
-        app.command(group)
+    groups = {"": app}
+    for path, text in GROUPS.items():
+        above, _, name = path.rpartition(" ")
+        groups[path] = App(name=name, help=text, version_flags=[])
+        groups[above].command(groups[path])
     for path, where, text in COMMANDS:
-        first, _, second = path.partition(" ")
-        if second:
-            groups[first].command(where, name=second, help=text)
-        else:
-            app.command(where, name=first, help=text)
+        above, _, name = path.rpartition(" ")
+        groups[above].command(where, name=name, help=text)
     return app
 
 

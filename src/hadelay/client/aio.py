@@ -538,6 +538,13 @@ class AsyncClient:
         answer = await self._send_json("POST", "/v1/cluster:transfer-leader", {"to": to}, retry=False)
         return _decode(answer, _Leader).leader
 
+    async def add_member(self, name: str, raft: str) -> None:
+        """A node whose link is reached at `raft`, host:port. It votes, by itself, once it has caught up."""
+        await self._send_json("POST", "/v1/cluster/members", {"name": name, "raft": raft}, retry=False)
+
+    async def remove_member(self, name: str) -> None:
+        await self._transport.request("DELETE", f"/v1/cluster/members/{_quoted(name)}")
+
     async def hours(self) -> HoursInfo:
         """Files of the node that answers: give the client one address to know which."""
         return _decode(await self._get("/v1/hours"), HoursInfo)

@@ -207,6 +207,8 @@ class Client:
     due = _Blocking(AsyncClient.due)
     cluster = _Blocking(AsyncClient.cluster)
     transfer_leader = _Blocking(AsyncClient.transfer_leader)
+    add_member = _Blocking(AsyncClient.add_member)
+    remove_member = _Blocking(AsyncClient.remove_member)
     hours = _Blocking(AsyncClient.hours)
     names = _Blocking(AsyncClient.names)
     ready = _Blocking(AsyncClient.ready)

@@ -195,6 +195,23 @@ async def transfer_leader(call: Call) -> web.Response:
     return call.reply(types.Transferred(await call.service.transfer(call.body.to)))
 
 
+@routes.add(
+    "POST", "/v1/cluster/members", body=types.AddMember, returns={201: types.AddedMember}, errors=(409, 429, 503)
+)
+async def add_member(call: Call) -> web.Response:
+    """Add a node: it fills itself from the others, and votes once it has caught up"""
+    name, raft = call.body.name, call.body.raft
+    await call.service.add_member(name, raft)
+    return call.reply(types.AddedMember(name, raft, "learner"), 201)
+
+
+@routes.add("DELETE", "/v1/cluster/members/{node}", returns={204: None}, errors=(404, 409, 503))
+async def remove_member(call: Call) -> web.Response:
+    """Remove a node; if it leads, another one does first"""
+    await call.service.remove_member(call.path["node"])
+    return web.Response(status=204)
+
+
 @routes.add("GET", "/v1/hours", returns={200: types.Hours})
 async def hours(call: Call) -> web.Response:
     """This node's hour files: committed entries, bytes and checksums, all at one applied index"""

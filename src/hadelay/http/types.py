@@ -552,6 +552,18 @@ class Transferred(Out):
     leader: str
 
 
+class AddMember(In):
+    name: str
+    #: host:port of its node link, as the others reach it.
+    raft: str
+
+
+class AddedMember(Out):
+    name: str
+    raft: str
+    role: str
+
+
 # ---- tokens and the audit trail
 
 

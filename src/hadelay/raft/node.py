@@ -35,6 +35,8 @@ from hadelay.runtime import Runtime
 log = logging.getLogger(__name__)
 
 _HOUSEKEEPING_S = 0.25
+#: A link with a node that was removed ends after this.
+_FAREWELL_S = 1.0
 _SYNC_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, float("inf"))
 
 
@@ -425,9 +427,20 @@ class RaftNode:
 
     def _relink(self) -> None:
         linked = self.membership.linked()
+        leaving = [name for name in self.peers if name not in linked]
+        if leaving:
+            self.call_later(_FAREWELL_S, self._part)
+        self._link_with({name: self._linked.get(name, "") for name in leaving} | linked)
+
+    def _part(self) -> None:
+        """By now whoever was removed had the time to hear of it, and what it had asked for is answered."""
+        linked = self.membership.linked()
         for name in [name for name in self.peers if name not in linked]:
             self._link_down(name, False)
             self.peers = {peer: known for peer, known in self.peers.items() if peer != name}
+        self._link_with(linked)
+
+    def _link_with(self, linked: dict[str, str]) -> None:
         if linked != self._linked:
             self._linked = linked
             self.network.set_members(linked)

@@ -171,7 +171,7 @@ class MemberView(Struct):
     name: str
     http: str
     raft: str
-    #: leader, follower, learner (it does not vote yet), or unknown when nothing was heard of it.
+    #: leader, follower, unknown when nothing was heard of it; or learner: it does not vote yet.
     role: str
     applied_index: int
     lag: int
@@ -449,6 +449,14 @@ class Service(Protocol):
 
     async def transfer(self, to: str | None) -> str:
         """Hand leadership to `to`, or to the follower that has most; returns the new leader's name."""
+        ...
+
+    async def add_member(self, name: str, raft: str) -> None:
+        """As a learner; it becomes a voter by itself. Raises Conflict, in words, whatever forbids it."""
+        ...
+
+    async def remove_member(self, name: str) -> None:
+        """Raises NotFound, or Conflict in words. A leader hands over first."""
         ...
 
     @property

@@ -26,6 +26,9 @@ _UNSPECIFIED = ("0.0.0.0", "::")
 #: A change asked of another node: as long as a commit may take.
 _CHANGE_S = 10.0
 
+#: `outcome` of a refusal: another node has to lead first.
+LEADS = "leads"
+
 Done = Callable[[Any, HadelayError | None], None]
 
 
@@ -136,14 +139,14 @@ class Changes:
         left = [member.name for member in rest if member.voter]
         if not left:
             raise Conflict(f"{name} is the only node that votes: there would be no cluster without it")
-        if name == node.name:
-            raise Conflict(f"{name} leads: leadership has to be handed over first")
         needed = len(left) // 2 + 1
-        there = [name for name in left if name == node.name or node.raft.leader_role.hears(name)]
+        there = [other for other in left if other == node.name or node.raft.leader_role.hears(other)]
         if len(there) < needed:
             away = ", ".join(sorted({*left} - {*there}))
             raise Conflict(
                 f"without {name} {needed} of {', '.join(left)} would be needed, and there are {len(there)} now: "
                 f"{away} is away, or does not vote yet"
             )
+        if name == node.name:
+            raise Conflict(f"{name} leads: leadership has to be handed over first", outcome=LEADS)
         return rest

@@ -126,6 +126,8 @@ class Peers:
 
     def _hear(self, name: str, payload: Any, reply: Reply) -> None:
         wall_ms, now_ms, theirs, yours, http, version, level, applied, has_space = msgspec.convert(payload, _NOTE)
+        if name not in self.peers:
+            return  # it was removed, and hears of it
         if not all(map(math.isfinite, (theirs, yours or 0.0))):
             raise ValueError("a clock shows no number")
         mono = self.runtime.monotonic()

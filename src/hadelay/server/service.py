@@ -83,6 +83,7 @@ from hadelay.server.copies import Copies
 from hadelay.server.counting import DueCounts
 from hadelay.server.dead import dead_page
 from hadelay.server.listing import page_of
+from hadelay.server.members import LEADS
 from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node
 from hadelay.server.records import read_in_slices, read_mended, read_records, split_record
@@ -97,6 +98,8 @@ _CANCELLED = {
     CancelOutcome.EXPIRED: "expired",
     CancelOutcome.DEAD: "dead",
 }
+#: How long what forbids a change of the members may take to pass.
+_CHANGE_S = 5.0
 _DONE = {"ack": "acked", "nack": "nacked", "extend": "extended"}
 
 
@@ -432,6 +435,36 @@ class NodeService:
         await future
         with _once_begun():
             return (await self.find_leader()).name
+
+    async def add_member(self, name: str, raft: str) -> None:
+        await self._propose(commands.encode_noop(), "members.add", f"{name} {raft}")
+        await self._change("add", name, raft)
+
+    async def remove_member(self, name: str) -> None:
+        await self._propose(commands.encode_noop(), "members.remove", name)
+        await self._change("remove", name, "")
+
+    async def _change(self, op: str, name: str, raft: str) -> None:
+        """Asked again while what forbids it passes: a new leader, the change before."""
+        node = self._node
+        deadline = node.runtime.monotonic() + _CHANGE_S
+        while True:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            node.changes.anywhere(op, name, raft, _settle_future(future))
+            try:
+                await future
+                return
+            except HadelayError as error:
+                passes = error.retryable and error.outcome_known
+                if not (passes or error.outcome == LEADS) or node.runtime.monotonic() >= deadline:
+                    raise
+                if error.outcome == LEADS:
+                    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    node.transfer_anywhere(None, _settle_future(over, with_result=False))
+                    await asyncio.wait([over])
+                    if over.exception() is not None:
+                        log.warning("transfer_failed", error=str(over.exception()))
+            await asyncio.sleep(0.1)
 
     async def hours(self) -> HoursView:
         # What waits for far hours is written first, in slices: the checksums would do it in one go otherwise.

@@ -80,14 +80,14 @@ def cluster(node: Node) -> ClusterView:
     for name, address, votes, _ in node.raft.membership.members:
         peer = node.peers.peers.get(name) or Peer(name)
         live = name == node.name or node.peers.live(name)
-        role = "follower" if votes else "learner"
+        role = "learner" if not votes else "unknown" if not live else "leader" if name == leader else "follower"
         applied = node.raft.applied_index if name == node.name else peer.applied_index
         members.append(
             MemberView(
                 name,
                 node.config.advertise if name == node.name else peer.http,
                 address,
-                "unknown" if not live else "leader" if name == leader else role,
+                role,
                 applied,
                 max(0, node.raft.commit_index - applied),
                 peer.version,

@@ -1,0 +1,127 @@
+"""`hadelay cluster members`: list, add, remove, replace."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+from urllib.parse import quote
+
+from hadelay.cli.output import Remote, note, show
+from hadelay.cli.remote import call
+from hadelay.errors import Conflict, HadelayError, NotFound, OutcomeUnknown
+
+_COLUMNS = ("name", "role", "raft", "http", "lag", "version")
+_LOOK_S = 0.5
+
+
+def list_(*, remote: Remote | None = None) -> None:
+    """Who belongs to the cluster: a learner gets everything, and does not vote yet."""
+    remote = remote or Remote()
+    members = [{name: member.get(name) for name in _COLUMNS} for member in _members(remote).values()]
+    show(members, remote, _COLUMNS)
+
+
+def add(name: str, raft: str, /, *, wait: bool = False, remote: Remote | None = None) -> None:
+    """Add a node while the cluster runs. It fills itself from the others, and votes once it has caught up.
+
+    Start it first, or now: with an empty data directory, without --init, and with [raft.peers] that name the members
+    and itself.
+
+    Parameters
+    ----------
+    name
+        Its node.name.
+    raft
+        host:port of its node link, as the others reach it.
+    wait
+        Until it votes.
+    """
+    remote = remote or Remote()
+    _add(remote, name, raft)
+    if wait:
+        _wait(remote, name)
+    _say_how_many(remote)
+
+
+def remove(name: str, /, *, remote: Remote | None = None) -> None:
+    """Remove a node while the cluster runs. If it leads, another one does first. Stop its process afterwards.
+
+    Parameters
+    ----------
+    name
+        Its node.name.
+    """
+    remote = remote or Remote()
+    _remove(remote, name)
+    _say_how_many(remote)
+
+
+def replace(old: str, new: str, raft: str, /, *, remote: Remote | None = None) -> None:
+    """Add a node, wait until it votes, and remove another one. Asked again after anything went wrong, it goes on.
+
+    Parameters
+    ----------
+    old
+        The node that goes; it may be dead.
+    new
+        The node that comes.
+    raft
+        host:port of its node link, as the others reach it.
+    """
+    remote = remote or Remote()
+    members = _members(remote)
+    if new in members:
+        if members[new]["raft"] != raft:
+            raise Conflict(f"{new} is a member already, at {members[new]['raft']}")
+    elif old not in members:
+        raise NotFound(f"there is no node {old!r}; there are {', '.join(members)}")
+    else:
+        _add(remote, new, raft)
+    _wait(remote, new)
+    if old in members:
+        _remove(remote, old)
+    _say_how_many(remote)
+
+
+def _members(remote: Remote) -> dict[str, dict[str, Any]]:
+    return {member["name"]: member for member in call(remote, "GET", "/v1/cluster")["members"]}
+
+
+def _add(remote: Remote, name: str, raft: str) -> None:
+    call(remote, "POST", "/v1/cluster/members", {"name": name, "raft": raft}, timeout_s=30)
+    note(f"{name} is a learner now")
+
+
+def _remove(remote: Remote, name: str) -> None:
+    call(remote, "DELETE", f"/v1/cluster/members/{quote(name, safe='')}", timeout_s=30)
+    note(f"{name} is removed: stop it")
+
+
+def _wait(remote: Remote, name: str) -> None:
+    """Until it votes, however long it fills itself."""
+    said = ""
+    while True:
+        try:
+            member = _members(remote).get(name)
+        except (HadelayError, OSError) as error:
+            if isinstance(error, HadelayError) and not error.retryable:
+                raise
+            member = {"role": "unknown", "lag": ""}
+        if member is None:
+            raise OutcomeUnknown(f"{name} was removed meanwhile")
+        if member["role"] in ("leader", "follower"):
+            note(f"{name} votes")
+            return
+        text = f"{name} is {member['role']}"
+        if text != said:
+            note(f"{text}: waiting until it votes")
+            said = text
+        time.sleep(_LOOK_S)
+
+
+def _say_how_many(remote: Remote) -> None:
+    with suppress(HadelayError, OSError):  # it is done, and the node that was asked may be the one that left
+        voters = sum(member["role"] != "learner" for member in _members(remote).values())
+        hint = f", as {voters - 1} would" if voters % 2 == 0 else ""
+        note(f"{voters} vote: the cluster goes on without any {(voters - 1) // 2} of them{hint}")
