@@ -105,6 +105,6 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         yield lab
 
 
-@pytest.mark.parametrize("page", ["disaster-recovery", "upgrade"])
+@pytest.mark.parametrize("page", ["disaster-recovery", "upgrade", "members"])
 def test_every_command(lab: Lab, page: str) -> None:
     lab.run(ROOT / "docs" / "howto" / f"{page}.md")
