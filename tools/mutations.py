@@ -14,7 +14,11 @@ from hadelay.testing.run import run_seed
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "mutations.md"
 #: Noticed by a test of their own, as what, and within how many seeds of it.
-BY_HAND = {"forgotten_vote": ("I13 log safety", 50), "wiped_node_votes": ("I1 lost", 1)}
+BY_HAND = {
+    "forgotten_vote": ("I13 log safety", 50),
+    "wiped_node_votes": ("I1 lost", 1),
+    "two_lists_at_once": ("I12 divergence", 1),
+}
 
 HEAD = """<!-- Made by tools/mutations.py; change hadelay/testing/mutations.py instead. -->
 # Deliberate bugs, and what notices them
@@ -28,9 +32,10 @@ what happened.
 |---|---|---|---|---|
 """
 TAIL = """
-Two take an order of faults that is rare in a cluster, and have tests of their own: `forgotten_vote` a crash between two
-votes of one term, noticed by the test that tortures the journal alone, with a power cut at any I/O step, within 50 of
-its lives; `wiped_node_votes` a disk that is replaced while another node is down, noticed by a schedule made by hand.
+Three take an order of faults that is rare in a cluster, and have tests of their own: `forgotten_vote` a crash between
+two votes of one term, noticed by the test that tortures the journal alone, with a power cut at any I/O step, within 50
+of its lives; `wiped_node_votes` a disk that is replaced while another node is down, and `two_lists_at_once` two leaders
+that change the members in two ways, both noticed by schedules made by hand.
 """
 
 

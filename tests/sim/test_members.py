@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.testing.mutations import broken
 from tests.sim.test_scenarios import Scene
 
 #: Answers after which the same is asked again.
@@ -276,3 +277,65 @@ def test_a_node_that_was_removed_comes_back_and_counts_again():
     town.until(lambda: town.on(gone).raft.journal.incarnation > 1)
     town.publish()
     town.converge()
+
+
+def lost_by_two_lists_at_once() -> None:
+    """Ongaro's case: n1 has n5 in its list, the others' leader has n1 out of its own, and neither list is the other's.
+
+    n1 and n5 know a list of five; n2 and n3 commit by a list of three; then n1 asks n4, which knows of neither."""
+    town = Town(names=("n1", "n2", "n3", "n4"))
+    town.switch_on()
+    leader = town.leader()
+    assert leader is not None
+    if leader.name != "n1":
+        leader.transfer("n1", lambda error: None)
+        town.until(lambda: town.leader() is not None and town.first == "n1")
+    town.join("n5")
+    town.must("add", "n5")
+    old = town.on("n1")
+    town.until(lambda: town.on("n5").raft.journal.admitted and "n5" in old.raft.peers)
+    beat, old.raft.membership.beat = old.raft.membership.beat, lambda: None  # type: ignore[method-assign]
+    town.until(lambda: old.raft.peers["n5"].admitted)
+    for name in ("n2", "n3", "n4"):
+        for other in ("n1", "n5"):
+            town.net.cut(name, other)
+            town.net.cut(other, name)
+    members = tuple(m._replace(voter=True) for m in old.raft.membership.members)
+    old.raft.membership.propose(members, lambda result, error: None)
+    town.world.run_for(0.1)
+    assert "n5" in town.voters("n5")
+    for name in ("n1", "n5"):
+        process = town.process(name)
+        assert process is not None
+        process.runtime.pause()
+    town.until(lambda: any(town.on(name).raft.is_leader for name in ("n2", "n3", "n4")))
+    new = next(town.on(name) for name in ("n2", "n3", "n4") if town.on(name).raft.is_leader)
+    near, far = (name for name in ("n2", "n3", "n4") if name != new.name)
+    for name in (near, new.name):
+        town.net.reset(name, far)  # before the entry that begins its term has arrived
+        town.net.cut(name, far)
+        town.net.cut(far, name)
+    without = tuple(m for m in new.raft.membership.members if m.name != "n1")
+    new.raft.membership.propose(without, lambda result, error: None)
+    town.world.run_for(0.1)
+    for name in ("n1", "n5"):
+        process = town.process(name)
+        assert process is not None
+        process.runtime.resume()
+        town.net.cuts -= {(name, far), (far, name)}
+    town.world.run_for(10.0)
+    committed = min(old.raft.commit_index, new.raft.commit_index)
+    terms = [[raft.journal.term_at(index) for index in range(2, committed + 1)] for raft in (old.raft, new.raft)]
+    assert terms[0] == terms[1], "two histories"
+    old.raft.membership.beat = beat  # type: ignore[method-assign]
+    town.converge()
+    town.publish()
+
+
+def test_a_leader_changes_nothing_before_an_entry_of_its_own_term_is_committed():
+    lost_by_two_lists_at_once()
+
+
+def test_without_that_rule_two_leaders_would_commit_apart():
+    with broken("two_lists_at_once"), pytest.raises(AssertionError, match="two histories"):
+        lost_by_two_lists_at_once()

@@ -91,10 +91,11 @@ def quorum(node: str | None = None, /, *, remote: Remote | None = None) -> int:
 
 def _without(name: str, members: list[dict[str, Any]], remote: Remote) -> dict[str, Any]:
     said = {}
-    for member in members:
+    voters = [member for member in members if member["role"] != "learner"]
+    for member in voters:
         if member["name"] != name:
             said[member["name"]] = _asked(name, replace(remote, servers=member["http"]))
-    needed = len(members) // 2 + 1
+    needed = len(voters) // 2 + 1
     yes = sum(answer == "yes" for answer in said.values())
     return {"node": name, "may_stop": yes >= needed, "say_yes": yes, "needed": needed, "others": said}
 

@@ -442,6 +442,11 @@ def _members_when_applied() -> Iterator[None]:
         yield
 
 
+def _two_lists_at_once() -> Iterator[None]:
+    with _patched(Membership, "refusal", lambda membership, members: None):
+        yield
+
+
 _CRASHES = ("kill", "power_cut", "power_cut_all", "reset", "partition")
 #: A journal that lost what it promised may notice by itself, and stop.
 _LOG = ("I1 ", "I12", "I13", "I14", "I17")
@@ -474,6 +479,10 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "members_when_applied": Mutation(
         "a change of the members is in force only when it is applied", _LOG, ("members",), _members_when_applied
+    ),
+    "two_lists_at_once": Mutation(
+        "a leader changes the members before an entry of its own term is committed", _LOG, ("members",),
+        _two_lists_at_once,
     ),
     "dispatch_before_commit": Mutation(
         "hand-outs precede their commit", ("I6",), ("partition", "pause", "kill"), _dispatch_before_commit
