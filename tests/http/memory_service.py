@@ -427,6 +427,10 @@ class MemoryService:
             raise NotFound(f"no member is named {to!r}; there are n1, n2")
         return to or "n2"
 
+    async def drain(self, node: str, undo: bool) -> None:
+        if node not in ("n1", "n2"):
+            raise NotFound(f"there is no node {node!r}")
+
     async def add_member(self, name: str, raft: str) -> None:
         if name == "n1":
             raise Conflict(f"{name} is a member already")

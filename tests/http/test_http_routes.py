@@ -365,6 +365,14 @@ async def test_cluster(node: Node) -> None:
     assert (await node.ask("POST", "/v1/cluster:transfer-leader", {"to": "n9"})).status == 404
 
 
+async def test_drain(node: Node) -> None:
+    answer = await node.ask("POST", "/v1/cluster:drain", {"node": "n2"})
+    assert (answer.status, answer.json) == (200, {"node": "n2", "drained": True})
+    answer = await node.ask("POST", "/v1/cluster:drain", {"node": "n2", "undo": True})
+    assert answer.json == {"node": "n2", "drained": False}
+    assert (await node.ask("POST", "/v1/cluster:drain", {"node": "n9"})).status == 404
+
+
 async def test_members(node: Node) -> None:
     answer = await node.ask("POST", "/v1/cluster/members", {"name": "n2", "raft": "10.0.0.2:8500"})
     assert (answer.status, answer.json) == (201, {"name": "n2", "raft": "10.0.0.2:8500", "role": "learner"})

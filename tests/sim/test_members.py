@@ -339,3 +339,30 @@ def test_a_leader_changes_nothing_before_an_entry_of_its_own_term_is_committed()
 def test_without_that_rule_two_leaders_would_commit_apart():
     with broken("two_lists_at_once"), pytest.raises(AssertionError, match="two histories"):
         lost_by_two_lists_at_once()
+
+
+def test_a_drained_node_does_not_lead_while_another_can():
+    town = Town()
+    first, town_ids = town.first, [town.publish()]
+    answers: list[HadelayError | None] = []
+    town.on(first).drain(True, answers.append)
+    town.until(lambda: bool(answers) and town.leader() is not None)
+    assert answers == [None]
+    assert town.first != first
+    assert town.on(first).drained
+    for _ in range(3):
+        town.kill(town.first)
+        town.until(lambda: town.leader() is not None)
+        assert town.first != first
+        for name in town.names:
+            town.start(name)
+        town.world.run_for(2.0)
+    # If no other can, it does: a node of two that are left would be none.
+    both = [name for name in town.names if name != first]
+    town.kill(both[0])
+    town.until(lambda: town.leader() is not None and town.first == both[1])
+    town_ids.append(town.publish())
+    town.on(first).drain(False, answers.append)
+    assert not town.on(first).drained
+    town.converge()
+    assert sorted(town.receive()) == sorted(town_ids)

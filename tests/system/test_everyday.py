@@ -173,3 +173,19 @@ def test_an_idle_cluster_is_idle(cluster: Cluster) -> None:
 def _cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_drained_node_is_out_of_traffic_until_that_is_undone(cluster: Cluster) -> None:
+    first = cluster.leader()
+    assert cluster.ask(first, "POST", "/v1/cluster:drain", {"node": first}).json == {"node": first, "drained": True}
+    until(lambda: cluster.leader() != first, "another one leads")
+    for path, body in (("messages", b"x"), ("receive?redirect=false", {"wait": "0s"})):
+        answer = cluster.ask(first, "POST", f"/v1/topics/drained/{path}", body)
+        assert (answer.status, answer.json["detail"]) == (503, f"{first} is drained: ask another node")
+    assert cluster.ask(first, "GET", "/readyz").status == 503
+    other = cluster.leader()
+    assert cluster.ask(other, "POST", "/v1/topics/drained/messages", b"x").status == 201
+    # Asked of another node, it reaches the one that is meant.
+    assert cluster.ask(other, "POST", "/v1/cluster:drain", {"node": first, "undo": True}).status == 200
+    assert cluster.ask(first, "POST", "/v1/topics/drained/messages", b"x").status == 201
+    until(lambda: cluster.ask(first, "GET", "/readyz").status == 200, "it is ready again")

@@ -83,6 +83,7 @@ COMMANDS = (
     Command("top", "hadelay.cli.top:top", "Nodes, rates, lateness and topics, again and again."),
     Command("cluster status", "hadelay.cli.cluster:status", "Members, leader, lag, and the dispatch cursor."),
     Command("cluster transfer", "hadelay.cli.cluster:transfer", "Hand leadership over, without a gap."),
+    Command("cluster drain", "hadelay.cli.cluster:drain", "Take a node out of traffic, before it is stopped."),
     Command("cluster members list", "hadelay.cli.members:list_", "Who belongs to the cluster, and who votes."),
     Command("cluster members add", "hadelay.cli.members:add", "Add a node while the cluster runs."),
     Command("cluster members remove", "hadelay.cli.members:remove", "Remove a node while the cluster runs."),

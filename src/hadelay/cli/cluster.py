@@ -1,4 +1,4 @@
-"""`hadelay cluster`: status, transfer."""
+"""`hadelay cluster`: status, transfer, drain."""
 
 from __future__ import annotations
 
@@ -37,3 +37,18 @@ def transfer(to: str | None = None, /, *, remote: Remote | None = None) -> None:
     remote = remote or Remote()
     wish = {} if to is None else {"to": to}
     show(call(remote, "POST", "/v1/cluster:transfer-leader", wish, timeout_s=30), remote)
+
+
+def drain(node: str, /, *, undo: bool = False, remote: Remote | None = None) -> None:
+    """Take a node out of traffic: another one leads, and it takes no publishes and polls until that is undone, or it
+    restarts. Acks and reads are answered, and it goes on as a replica.
+
+    Parameters
+    ----------
+    node
+        Its name.
+    undo
+        Back into traffic.
+    """
+    remote = remote or Remote()
+    show(call(remote, "POST", "/v1/cluster:drain", {"node": node, "undo": undo}, timeout_s=30), remote)

@@ -195,6 +195,13 @@ async def transfer_leader(call: Call) -> web.Response:
     return call.reply(types.Transferred(await call.service.transfer(call.body.to)))
 
 
+@routes.add("POST", "/v1/cluster:drain", body=types.Drain, returns={200: types.Drained}, errors=(404, 409, 503, 504))
+async def drain(call: Call) -> web.Response:
+    """Hand over what a node leads, and have it take no publishes and polls until that is undone, or it restarts"""
+    await call.service.drain(call.body.node, call.body.undo)
+    return call.reply(types.Drained(call.body.node, not call.body.undo))
+
+
 @routes.add(
     "POST", "/v1/cluster/members", body=types.AddMember, returns={201: types.AddedMember}, errors=(409, 429, 503)
 )

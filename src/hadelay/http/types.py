@@ -552,6 +552,16 @@ class Transferred(Out):
     leader: str
 
 
+class Drain(In):
+    node: str
+    undo: bool = False
+
+
+class Drained(Out):
+    node: str
+    drained: bool
+
+
 class AddMember(In):
     name: str
     #: host:port of its node link, as the others reach it.

@@ -142,7 +142,7 @@ class Elections:
 
     def _gives_way(self) -> bool:
         node = self.node
-        if node.last_index - node.applied_index <= _BACKLOG:
+        if node.last_index - node.applied_index <= _BACKLOG and not node.gives_way:
             return False
         now = node.runtime.monotonic()
         if self._waiting_since is None:

@@ -73,6 +73,8 @@ class RaftNode:
         self.stats = RaftStats(sync_buckets=dict.fromkeys(_SYNC_BUCKETS_S, 0))
         self.stopped = self._started = False
         self._flushing = False
+        #: Others shall lead if they can: it lets them go first.
+        self.gives_way = False
         #: The term whose `on_leader` was called, or 0.
         self._announced = 0
         self.leader_role = Leader(self)

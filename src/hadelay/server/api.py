@@ -451,6 +451,10 @@ class Service(Protocol):
         """Hand leadership to `to`, or to the follower that has most; returns the new leader's name."""
         ...
 
+    async def drain(self, node: str, undo: bool) -> None:
+        """`node` hands over, and takes no publishes and polls until that is undone, or it restarts."""
+        ...
+
     async def add_member(self, name: str, raft: str) -> None:
         """As a learner; it becomes a voter by itself. Raises Conflict, in words, whatever forbids it."""
         ...

@@ -31,7 +31,7 @@ from hadelay.core.members import Member, Members
 from hadelay.core.quotas import retry_after_ms
 from hadelay.core.results import Refused
 from hadelay.core.state import DelayState
-from hadelay.errors import DamagedFile, DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.errors import Conflict, DamagedFile, DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.raft.journal import FIRST, Journal
 from hadelay.raft.network import Network
 from hadelay.raft.node import RaftNode
@@ -108,6 +108,7 @@ class Node:
         self.raft.set_applied(*(storage.applied_index, storage.applied_term) if storage.applied_index else FIRST)
         self.link = Link(runtime, self.raft.send)
         self.link.handlers |= {"submit": self._on_submit, "ready": self._on_ready, "transfer": self._on_transfer}
+        self.link.handlers["drain"] = self._on_drain
         self.peers = Peers(list(config.members), runtime, self.link, self.clock, self._me, self._clock_changed)
         self.batcher = Batcher(
             self.name,
@@ -190,6 +191,28 @@ class Node:
             self.transfer(to, done)
         else:
             self.link.call(leader, "transfer", to, _TRANSFER_S, lambda _, error: done(error))
+
+    @property
+    def drained(self) -> bool:
+        """It takes no publishes and no polls, unless it has to lead after all."""
+        return self.raft.gives_way and not self.leading
+
+    def drain(self, drained: bool, done: Callable[[HadelayError | None], None]) -> None:
+        """Hand over, and take nothing new; or end that. A restart ends it, too."""
+        if drained and self.raft.alone:
+            done(Conflict(f"{self.name} is the only node that votes: nobody else could take what it refuses"))
+            return
+        log.info("drained" if drained else "undrained")
+        self.raft.gives_way = drained
+        if drained and self.leading:
+            self.transfer(None, lambda error: self._handed_over(error, done))
+        else:
+            done(None)
+
+    def _handed_over(self, error: HadelayError | None, done: Callable[[HadelayError | None], None]) -> None:
+        if error is not None:
+            self.raft.gives_way = False
+        done(error)
 
     def serves(self) -> bool:
         """A leader is known, and what was committed before this node started is applied here."""
@@ -408,6 +431,9 @@ class Node:
             reply(self.dispatcher.topic_reports(), None)
         else:
             reply(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
+
+    def _on_drain(self, peer: str, drained: Any, reply: Reply) -> None:
+        self.drain(bool(drained), lambda error: reply(None, error))
 
     def _on_transfer(self, peer: str, to: Any, reply: Reply) -> None:
         self.transfer(to, lambda error: reply(None, error))

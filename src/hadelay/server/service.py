@@ -51,6 +51,7 @@ from hadelay.errors import (
     NoLeader,
     NotFound,
     OutcomeUnknown,
+    Overloaded,
 )
 from hadelay.server import views
 from hadelay.server.api import (
@@ -182,6 +183,9 @@ class NodeService:
     # publishing and settling
 
     def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
+        if (gone := self._drained()) is not None:
+            done(None, gone)
+            return
         guard = self._node.push.guard
         refused: dict[int, HadelayError] = {
             n: Impossible(f"callback: {problem}")
@@ -405,6 +409,11 @@ class NodeService:
     # the cluster
 
     async def find_leader(self) -> Leader:
+        if (gone := self._drained()) is not None:
+            raise gone  # the poll goes to another node, and so do those that follow it
+        return await self._find_leader()
+
+    async def _find_leader(self) -> Leader:
         node = self._node
         deadline = node.runtime.monotonic() + node.config.http.no_leader_wait_ms / 1000
         while True:
@@ -434,7 +443,23 @@ class NodeService:
         node.transfer_anywhere(to, _settle_future(future, with_result=False))
         await future
         with _once_begun():
-            return (await self.find_leader()).name
+            return (await self._find_leader()).name
+
+    async def drain(self, node: str, undo: bool) -> None:
+        mine = self._node
+        names = [member.name for member in mine.raft.membership.members]
+        if node not in names:
+            raise NotFound(f"there is no node {node!r}; there are {', '.join(names)}")
+        await self._propose(commands.encode_noop(), "cluster.undrain" if undo else "cluster.drain", node)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if node == mine.name:
+            mine.drain(not undo, _settle_future(future, with_result=False))
+        else:
+            mine.link.call(node, "drain", not undo, _CHANGE_S, _settle_future(future))
+        await future
+
+    def _drained(self) -> Overloaded | None:
+        return Overloaded(f"{self.node} is drained: ask another node", retry_after_ms=0) if self._node.drained else None
 
     async def add_member(self, name: str, raft: str) -> None:
         await self._propose(commands.encode_noop(), "members.add", f"{name} {raft}")

@@ -164,6 +164,9 @@ def ready_checks(node: Node) -> list[Check]:
         ),
         ("space", node.checkpoints.has_space(), free, f"{free}: less than storage.min_free_bytes"),
     ]
+    if node.raft.gives_way:
+        undo = "hadelay cluster drain --undo brings it back into traffic"
+        checks.append(("drained", not node.drained, f"it leads all the same; {undo}", undo))
     return [Check(name, ok, stands if ok else wrong) for name, ok, stands, wrong in checks]
 
 

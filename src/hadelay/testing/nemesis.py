@@ -79,7 +79,8 @@ class Nemesis:
             # All that a strike draws is its own.
             self.random = random.Random(f"{self.cluster.seed} {part}")
             name, fault = self.random.choice(self.faults)
-            if self.cluster.parts.take(part):
+            alone = len(self.cluster.names) == 1 and name in _NOT_ALONE
+            if self.cluster.parts.take(part) and not alone:
                 self.cluster.history.count(name)
                 fault()
             self.random = random.Random(f"{self.cluster.seed} after {part}")
