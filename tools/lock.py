@@ -2,7 +2,11 @@
 
 `make lock`. The lock names no address: a hash is the same wherever a file is fetched from. Listed are the source
 archive and the wheels for CPython 3.11 or newer on Linux (x86_64, aarch64) and for any platform, so that an index that
-lacks one of them still serves. pip itself says which files exist: it logs every link it considers.
+lacks one of them still serves. pip itself says which files exist, by what it looks packages up with: that is not
+public, and has been the same from pip 22 on; nothing public tells the hashes of all files.
+
+requirements-spark.lock has what only tests on Spark need, half a gigabyte: it is installed when they are run, after the
+other, with whose setuptools PySpark is built.
 """
 
 from __future__ import annotations
@@ -11,26 +15,24 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 WHEEL = re.compile(r"-(py3|py2\.py3|cp3\d+)-(none|abi3|cp31[1-9])-(any|(manylinux|musllinux)\S*(x86_64|aarch64))\.whl$")
-LINK = re.compile(r"(?:^|[\s/])(?P<file>[^\s/#]+\.(?:whl|tar\.gz|zip))#sha256=(?P<hash>[0-9a-f]{64})")
 
 
 def pip(*args: str) -> str:
     return subprocess.run([sys.executable, "-m", "pip", *args], check=True, capture_output=True, text=True).stdout
 
 
-def wanted() -> list[str]:
+def wanted() -> dict[str, list[str]]:
+    """file → requirements; of the second file those that are not in the first."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return [
-        *project["project"]["dependencies"],
-        *project["dependency-groups"]["dev"],
-        *project["build-system"]["requires"],
-    ]
+    groups = project["dependency-groups"]
+    first = [*project["project"]["dependencies"], *groups["dev"], *project["build-system"]["requires"]]
+    return {"requirements.lock": first, "requirements-spark.lock": groups["spark"]}
 
 
 def resolve(requirements: list[str]) -> dict[str, str]:
@@ -41,25 +43,44 @@ def resolve(requirements: list[str]) -> dict[str, str]:
     }
 
 
+def files(name: str) -> dict[str, str]:
+    """file → sha256, of all versions."""
+    from pip._internal.commands import create_command
+    from pip._internal.index.collector import parse_links
+    from pip._internal.models.link import Link
+
+    command: Any = create_command("download")
+    options, _ = command.parse_args([name])
+    with command.main_context():
+        collector = command._build_package_finder(options, command.get_default_session(options))._link_collector
+        pages = map(collector.fetch_response, map(Link, collector.search_scope.get_index_urls_locations(name)))
+        links = [link for page in pages if page is not None for link in parse_links(page)]
+        return {link.filename: link.hash for link in links if link.hash and link.hash_name == "sha256"}
+
+
 def hashes(name: str, version: str) -> list[str]:
-    with tempfile.TemporaryDirectory() as directory:
-        log = pip("download", "--no-deps", "--no-cache-dir", "-vvv", "--dest", directory, f"{name}=={version}")
     stem = re.compile(
         re.escape(name).replace(r"\-", "[-_.]+") + "-" + re.escape(version) + r"(-|\.tar\.gz$|\.zip$)", re.I
     )
-    files = {m["file"]: m["hash"] for m in LINK.finditer(log) if stem.match(m["file"])}
-    kept = {digest for file, digest in files.items() if WHEEL.search(file) or not file.endswith(".whl")}
+    usable = re.compile(rf"{WHEEL.pattern}|\.tar\.gz$|\.zip$")
+    kept = {digest for file, digest in files(name).items() if stem.match(file) and usable.search(file)}
     if not kept:
         raise SystemExit(f"no usable file of {name} {version} at the configured index")
     return sorted(kept)
 
 
 def main() -> None:
-    lines = ["# Made by `make lock`. Install: pip install --require-hashes -r requirements.lock"]
-    for name, version in resolve(wanted()).items():
-        print(name, version, file=sys.stderr)
-        lines.append(" \\\n    ".join([f"{name}=={version}", *(f"--hash=sha256:{h}" for h in hashes(name, version))]))
-    (ROOT / "requirements.lock").write_text("\n".join(lines) + "\n")
+    locked: dict[str, str] = {}
+    for path, requirements in wanted().items():
+        known = [f"{name}=={version}" for name, version in locked.items()]
+        lines = [f"# Made by `make lock`. Install: pip install --require-hashes -r {path}"]
+        for name, version in resolve([*known, *requirements]).items():
+            if name not in locked:
+                print(name, version, file=sys.stderr)
+                found = (f"--hash=sha256:{digest}" for digest in hashes(name, version))
+                lines.append(" \\\n    ".join([f"{name}=={version}", *found]))
+                locked[name] = version
+        (ROOT / path).write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The lock and the metadata agree, and the lock names no address."""
+"""The locks and the metadata agree, and no lock names an address."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ from hadelay.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LOCK = (ROOT / "requirements.lock").read_text()
+LOCKS = [(ROOT / name).read_text() for name in ("requirements.lock", "requirements-spark.lock")]
 
 
 def test_what_is_required_is_locked_within_its_bounds() -> None:
-    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", LOCK, re.M))
-    wanted = [*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["dev"]]
-    for requirement in map(Requirement, [*wanted, *PROJECT["build-system"]["requires"]]):
-        assert requirement.specifier.contains(locked[requirement.name]), requirement
+    first, second = (dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.M)) for lock in LOCKS)
+    groups = PROJECT["dependency-groups"]
+    wanted = [*PROJECT["project"]["dependencies"], *groups["dev"], *PROJECT["build-system"]["requires"]]
+    for locked, requirements in ((first, wanted), (second, groups["spark"])):
+        for requirement in map(Requirement, requirements):
+            assert requirement.specifier.contains(locked[requirement.name]), requirement
+    extra = map(Requirement, PROJECT["project"]["optional-dependencies"]["spark"])
+    assert all(requirement.specifier.contains((first | second)[requirement.name]) for requirement in extra)
 
 
 def test_every_package_has_hashes_and_no_address() -> None:
-    packages = re.split(r"^(?=[a-z0-9-]+==)", LOCK, flags=re.M)[1:]
-    assert all("--hash=sha256:" in package for package in packages)
-    assert "://" not in LOCK
-    assert "index" not in LOCK
+    for lock in LOCKS:
+        packages = re.split(r"^(?=[a-z0-9-]+==)", lock, flags=re.M)[1:]
+        assert all("--hash=sha256:" in package for package in packages)
+        assert "://" not in lock
+        assert "index" not in lock
 
 
 def test_one_version() -> None:
