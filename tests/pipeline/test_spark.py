@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -211,3 +212,40 @@ def test_tasks_schedule_a_table(spark: Any, dev: Dev, tmp_path: Path) -> None:
         assert (done.rows, done.published, done.duplicates) == (500, published, 500 - published)
     with Client(dev.servers) as client:
         assert client.topic("tasks").scheduled == 500
+
+
+@pytest.mark.processes
+def test_a_stream_publishes_each_row_once(spark: Any, busy: tuple[Any, Path], dev: Dev, tmp_path: Path) -> None:
+    world, path = busy
+    given = options(world, path, columns="hour,dead,entry")
+    count = len(read(given))
+    stream = spark.readStream.format("hadelay").options(path=str(path), columns=given.columns).load()
+    rows = stream.selectExpr(
+        "concat(hour, dead, entry) AS idempotency_key",
+        "IF(entry = 0, 'no topic!', 'streamed') AS topic",
+        "'1h' AS delay",
+    )
+
+    def published(checkpoint: str, **more: str) -> None:
+        writer = rows.writeStream.format("hadelay").options(endpoint=dev.servers, **more).outputMode("append")
+        writer.trigger(availableNow=True).option(
+            "checkpointLocation", str(tmp_path / checkpoint)
+        ).start().awaitTermination()
+
+    with pytest.raises(Exception, match="a stream needs the option rejected"):
+        published("refused")
+    aside, told = tmp_path / "aside", tmp_path / "told"
+    refused = sum(row["entry"] == 0 for row in read(given))
+    for checkpoint, new in (("one", count - refused), ("one", None), ("two", 0)):
+        told.unlink(missing_ok=True)
+        published(checkpoint, rejected=str(aside), summary=str(told))
+        if new is None:  # the checkpoint knows that all was sent
+            assert not told.exists()
+        else:
+            found = json.loads(told.read_text())
+            assert (found["rows"], found["published"], found["rejected"]) == (count, new, refused)
+    with Client(dev.servers) as client:
+        assert client.topic("streamed").scheduled == count - refused
+    names = sorted(path.name for path in aside.iterdir())
+    assert len(names) == len(set(names)) >= 2
+    assert all(re.fullmatch(r"[0-9a-f-]{36}-000000-\d{5}\.parquet", name) for name in names)

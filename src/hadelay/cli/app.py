@@ -101,6 +101,7 @@ COMMANDS = (
     Command("restore", "hadelay.cli.restore:restore", "Make a node of a new cluster from a backup."),
     Command("pipeline reconcile", "hadelay.cli.pipeline:reconcile", "What became of every message that fell due."),
     Command("pipeline archive", "hadelay.cli.pipeline:archive", "Write closed hours to Parquet."),
+    Command("pipeline tail", "hadelay.cli.pipeline:tail", "A stream of what is filed into Parquet."),
     Command("pipeline lateness", "hadelay.cli.pipeline:lateness", "How late messages were handed out."),
     Command("pipeline load", "hadelay.cli.pipeline:load", "How much fell due, per hour, topic and second."),
     Command("pipeline forecast", "hadelay.cli.pipeline:forecast", "Seconds to come with too much, and what helps."),

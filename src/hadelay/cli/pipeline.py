@@ -133,6 +133,53 @@ def archive(*, out: str, level: int = 3, source: Source | None = None) -> int:
     return 0
 
 
+def tail(
+    *, out: str, kind: Literal["messages", "events", "dispatches", "settlements"] = "messages", columns: str = "",
+    body: bool = False, topics: str = "", checkpoint: str = "", every: float = 0.0, max_rows: int = 0,
+    source: Source | None = None,
+) -> int:  # fmt: skip
+    """Write what is filed to Parquet, as it is: each row once, also when it is ended and run again.
+
+    Parameters
+    ----------
+    out
+        Directory, one that all workers see.
+    kind
+        messages: an entry for each time one is filed; state is as it was then. events: what happens to them.
+    columns
+        Only these, separated by commas; hour among them.
+    body
+        Bodies too.
+    topics
+        Only these, separated by commas.
+    checkpoint
+        Where it remembers how far it is: OUT/_checkpoint without it.
+    every
+        Seconds between looks; goes on until it is ended (Ctrl-C). 0: read what is there, and end.
+    max_rows
+        At once, about; 0: all.
+    """
+    source = source or Source()
+    chosen = replace(
+        source.options(), kind=kind, columns=columns, body=body, topics=topics, max_rows_per_trigger=max_rows
+    )
+    from hadelay.pipeline.tail import Summary, TailOptions, run
+
+    options, told = TailOptions(chosen, out, checkpoint, every), Summary()
+
+    def progress(summary: Summary) -> None:
+        told.batches, told.rows = summary.batches, summary.rows
+        if every:
+            note(f"{summary.rows:,} rows")
+
+    with contextlib.suppress(KeyboardInterrupt):
+        run(source.spark(), options, progress)
+    if source.output == "json":
+        emit_json(asdict(told))
+    note(f"{told.rows:,} rows in {told.batches:,} micro-batches")
+    return 0
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Counting(Source):

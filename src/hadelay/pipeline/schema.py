@@ -108,7 +108,8 @@ class WriteOptions:
     key_column: str = "idempotency_key"
     #: Put before each of its values. Idempotency keys are the whole cluster's: two jobs should not have the same.
     key_prefix: str = ""
-    #: Directory for rows that are rejected, as Parquet, with the reason. None: they fail the write, at its end.
+    #: Directory for rows that are rejected, as Parquet, with the reason. None: they fail the write, at its end. A
+    #: stream needs one.
     rejected: str = ""
     #: File for what became of the rows, as JSON; written where the driver runs.
     summary: str = ""
@@ -179,6 +180,8 @@ class Options:
     #: Of a file shorter than its checkpoint says, of what is cut off, or does not verify: fail names it, skip leaves it
     #: out.
     on_torn: str = "fail"
+    #: Of a stream: about so many rows at once, oldest hours first; 0: all that there are.
+    max_rows_per_trigger: int = 0
     #: Take filters from Spark, which needs `spark.sql.python.filterPushdown.enabled`. Load anew for each query then:
     #: Spark 4.3 keeps the filters of one query for the next one of the same DataFrame, if that has none.
     pushdown: bool = False
@@ -191,6 +194,8 @@ class Options:
         for name in ("split_rows", "batch_rows"):
             if getattr(self, name) < 1:
                 raise BadRequest(f"option {camel(name)} has to be at least 1")
+        if self.max_rows_per_trigger < 0:
+            raise BadRequest("option maxRowsPerTrigger has to be 0 or more")
         for hour in (self.hour_from, self.hour_to):
             if hour:
                 hour_number(hour)

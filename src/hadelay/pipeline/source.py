@@ -1,4 +1,5 @@
-"""`spark.read.format("hadelay")`, `df.write.format("hadelay")`: Spark's Python Data Source API (PySpark 4.2 or newer).
+"""`spark.read.format("hadelay")`, `df.write.format("hadelay")`, and both of streams: Spark's Python Data Source API
+(PySpark 4.2 or newer).
 
 Schema, reader and partitions run in a process of the driver, `read` in tasks: what goes between them is options,
 columns, filters and splits. Known of Spark 4.3: it asks for every column of the schema, so that is the
@@ -20,6 +21,9 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
     DataSourceWriter,
     EqualTo,
     Filter,
@@ -32,6 +36,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
     WriterCommitMessage,
 )
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -47,7 +52,7 @@ from pyspark.sql.types import (
 )
 
 from hadelay.errors import BadRequest
-from hadelay.pipeline import batches
+from hadelay.pipeline import batches, stream
 from hadelay.pipeline.publish import Published, publish
 from hadelay.pipeline.schema import (
     KINDS,
@@ -57,7 +62,7 @@ from hadelay.pipeline.schema import (
     parse_options,
     parse_write_options,
 )
-from hadelay.pipeline.stores import listing, open_store
+from hadelay.pipeline.stores import Listing, listing, open_store
 
 _SPARK: dict[str, DataType] = {
     "STRING": StringType(),
@@ -77,6 +82,8 @@ _OPERATORS: dict[type[Filter], str] = {
     LessThan: "lt",
     LessThanOrEqual: "le",
 }
+#: Options of a stream that are Spark's, and come along.
+_SPARKS = {"checkpointlocation", "queryname"}
 #: By whether the kind is messages: columns whose IS NOT NULL, which comes along with every comparison, says nothing.
 _NEVER_NULL = ({"hour", "dead", "entry", "event", "at"}, batches.FILTERED)
 #: Columns whose order is not Spark's, or has no use: these are compared for equality alone.
@@ -96,6 +103,14 @@ class HadelaySource(DataSource):
         return StructType([StructField(name, _SPARK[known[name].type]) for name in options.projection()])
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        options = self._reads(schema)
+        kind = _Pushing if options.pushdown else _Reader
+        return kind(options, schema.fieldNames())
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return _StreamReader(self._reads(schema), schema.fieldNames())
+
+    def _reads(self, schema: StructType) -> Options:
         options = parse_options(self.options)
         known = KINDS[options.kind]
         for column in schema:
@@ -104,15 +119,26 @@ class HadelaySource(DataSource):
             if column.dataType != _SPARK[known[column.name].type]:
                 wanted = known[column.name].type
                 raise BadRequest(f"column {column.name} is {wanted}, not {column.dataType.simpleString()}")
-        kind = _Pushing if options.pushdown else _Reader
-        return kind(options, schema.fieldNames())
+        return options
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        options = parse_write_options(self.options)
         if overwrite:
             raise BadRequest("messages that are published cannot be overwritten: mode('append')")
+        return _Writer(self._writes(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        options = self._writes(schema)
+        if overwrite:
+            raise BadRequest("messages that are published cannot be taken back: outputMode('append')")
+        if not options.rejected:
+            raise BadRequest("a stream needs the option rejected: a row that is refused would end it at each start")
+        return _StreamWriter(options)
+
+    def _writes(self, schema: StructType) -> WriteOptions:
+        own = {name: value for name, value in self.options.items() if name.lower() not in _SPARKS}
+        options = parse_write_options(own)
         check_published({column.name: column.dataType.simpleString() for column in schema}, options)
-        return _Writer(options)
+        return options
 
 
 @dataclass
@@ -133,15 +159,37 @@ class _Writer(DataSourceArrowWriter):
         return _Written(publish(iterator, self.options, name))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        done = Published()
-        for message in messages:
-            if isinstance(message, _Written):
-                done.add(message.done)
-        if self.options.summary:
-            with open(self.options.summary, "w", encoding="utf-8") as file:
-                json.dump(asdict(done), file)
+        done = _finish(messages, self.options)
         if done.rejected and not self.options.rejected:
             raise BadRequest(done.refusal())
+
+
+class _StreamWriter(DataSourceStreamArrowWriter):
+    """Made anew for each micro-batch, and again for its commit."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self.options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        # All attempts write the same file, also those of a query that was started again.
+        query, batch = map(context.getLocalProperty, ("sql.streaming.queryId", "streaming.sql.batchId"))
+        return _Written(publish(iterator, self.options, f"{query}-{batch:0>6}-{context.partitionId():05}"))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        _finish(messages, self.options)
+
+
+def _finish(messages: list[WriterCommitMessage | None], options: WriteOptions) -> Published:
+    done = Published()
+    for message in messages:
+        if isinstance(message, _Written):
+            done.add(message.done)
+    if options.summary:
+        with open(options.summary, "w", encoding="utf-8") as file:
+            json.dump(asdict(done), file)
+    return done
 
 
 class _Part(InputPartition):
@@ -181,3 +229,34 @@ class _Pushing(_Reader):
             elif not (isinstance(f, IsNotNull) and column in _NEVER_NULL[self.options.kind == "messages"]):
                 left.append(f)
         return left
+
+
+class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One per query, in a process of the driver."""
+
+    def __init__(self, options: Options, columns: list[str]) -> None:
+        self.options, self.columns = options, columns
+        self.store = open_store(options)
+        #: With availableNow, what was there when the query started.
+        self.listed: Listing | None = None
+
+    def initialOffset(self) -> stream.Offset:
+        return {}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self.options.max_rows_per_trigger
+        return ReadMaxRows(most) if most else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self.listed = listing(self.store, self.options)
+
+    def latestOffset(self, start: stream.Offset, limit: ReadLimit) -> stream.Offset:
+        found = self.listed or listing(self.store, self.options)
+        return stream.advance(start, found, self.options, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+
+    def partitions(self, start: stream.Offset, end: stream.Offset) -> list[InputPartition]:
+        return [_Part(split) for split in stream.between(start, end, self.options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, _Part):
+            yield from batches.read(self.store, self.options, self.columns, partition.split)

@@ -1,0 +1,105 @@
+"""Streams: every row once, in pieces of the size asked for, also when they are ended and started again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hadelay.errors import BadRequest, ConfigError, NotFound
+from hadelay.model import hour_from_name
+from hadelay.pipeline import stream, tail
+from hadelay.pipeline.schema import parse_options
+from hadelay.pipeline.stores import HourFiles, Listing
+from hadelay.pipeline.tail import TailOptions
+from tests.pipeline.support import at_random, message, options, write
+from tests.pipeline.test_batches import read
+
+FIRST, SECOND = hour_from_name("2026112018"), hour_from_name("2026112019")
+DAY_MS = 86_400_000
+GIVEN = parse_options({"path": "/x", "splitRows": "4"})
+
+
+def listed(*hours: tuple[int, int], at: int = 1) -> Listing:
+    """(hour, entries), two events and ten bytes of each."""
+    return Listing([HourFiles(hour, n, 2 * n, 10 * n) for hour, n in hours], at)
+
+
+def ranges(start: stream.Offset, end: stream.Offset) -> list[tuple[int, int, int]]:
+    return [(split.files.hour, split.start, split.stop) for split in stream.between(start, end, GIVEN)]
+
+
+def test_a_stream_takes_as_many_rows_as_it_may_oldest_first_until_nothing_is_new() -> None:
+    there = listed((SECOND, 3), (FIRST, 5))
+    offsets: list[stream.Offset] = [{}]
+    while (after := stream.advance(offsets[-1], there, GIVEN, 4)) is not offsets[-1]:
+        offsets.append(json.loads(json.dumps(after)))
+    pieces = [ranges(a, b) for a, b in itertools.pairwise(offsets)]
+    assert pieces == [[(FIRST, 0, 4)], [(FIRST, 4, 5), (SECOND, 0, 3)]]
+    # All at once it is the same; and what was committed then goes with it.
+    whole = stream.advance({}, there, GIVEN)
+    assert ranges({}, whole) == [(FIRST, 0, 4), (FIRST, 4, 5), (SECOND, 0, 3)]
+    assert {split.files for split in stream.between({}, whole, GIVEN)} == set(there.hours)
+    assert stream.advance({}, there, parse_options({"path": "/x", "kind": "events"}))["hours"]["2026112018"][0] == 10
+    assert list(stream.advance({}, there, parse_options({"path": "/x", "hourFrom": "2026112019"}))["hours"]) == [
+        "2026112019"
+    ]
+
+
+def test_a_replica_that_is_behind_takes_nothing_back() -> None:
+    before = stream.advance({}, listed((FIRST, 5), (SECOND, 3), at=7), GIVEN)
+    assert stream.advance(before, listed((FIRST, 4), at=6), GIVEN) is before
+    after = stream.advance(before, listed((FIRST, 6), at=6), GIVEN)
+    assert ranges(before, after) == [(FIRST, 5, 6)]
+    assert (after["asOf"], after["hours"]["2026112019"][0], after["gone"]) == (7, 3, {"2026112019": 7})
+    back = stream.advance(after, listed((FIRST, 7), (SECOND, 3), at=8), GIVEN)
+    assert (ranges(after, back), back["gone"]) == ([(FIRST, 6, 7)], {})
+
+
+def test_a_deleted_hour_is_forgotten_after_a_day() -> None:
+    at = stream.advance({}, listed((FIRST, 5), (SECOND, 1)), GIVEN)
+    for n, ms in ((2, 1_000), (3, DAY_MS), (4, DAY_MS + 2_000)):
+        at = stream.advance(at, listed((SECOND, n), at=ms), GIVEN)
+        assert ("2026112018" in at["hours"]) == (n < 4)
+
+
+def test_wrong_options_of_a_stream_are_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="maxRowsPerTrigger has to be 0 or more"):
+        parse_options({"path": "/x", "maxRowsPerTrigger": "-1"})
+    with pytest.raises(BadRequest, match="have to include hour"):
+        TailOptions(parse_options({"path": "/x", "columns": "id"}), "out")
+    with pytest.raises(ConfigError, match="tail is a stream of Spark"):
+        tail.run(None, TailOptions(GIVEN, "out"))
+    with pytest.raises(NotFound, match="no such directory"):
+        tail.run("a session", TailOptions(parse_options({"path": str(tmp_path / "x")}), "out"))
+
+
+def rows_of(spark: Any, path: Path) -> list[tuple[int, int]]:
+    return sorted((row.hour, row.entry) for row in spark.read.parquet(str(path)).where("NOT dead").collect())
+
+
+def test_the_tail_is_every_row_once_also_after_a_restart(spark: Any, tmp_path: Path) -> None:
+    world, _ = at_random(4, 40)
+    source, out = write(world, tmp_path / "node"), tmp_path / "out"
+    given = options(world, source, columns="hour,dead,entry,topic,body", max_rows_per_trigger=20, dead="false")
+    expected = read(given)
+    summary = tail.run(spark, TailOptions(given, str(out)))
+    assert (summary.rows, summary.batches) == (len(expected), -(-len(expected) // 20))
+    assert tail.run(spark, TailOptions(given, str(out))).rows == 0
+    # What is filed while it goes on is read when it is there, and only that.
+    world.ids(*[message("new", world.now + n, b"%d" % n) for n in range(5)])
+    seen: list[int] = []
+
+    def until_it_came(summary: tail.Summary) -> bool:
+        seen.append(summary.rows)
+        return True
+
+    write(world, source)
+    tail.run(spark, TailOptions(given, str(out), every_s=0.1), until_it_came)
+    assert seen == [5]
+    assert rows_of(spark, out) == sorted((row["hour"], row["entry"]) for row in read(given))
+    found = spark.read.parquet(str(out)).where("topic = 'new'").collect()
+    assert sorted(bytes(row.body) for row in found) == [b"%d" % n for n in range(5)]
