@@ -12,10 +12,10 @@ pytest.importorskip("pyarrow", reason="the pipeline is an extra, and pyarrow is 
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One session for all tests: starting it takes longer than all of them."""
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'hadelay[spark]'")
-    from hadelay.pipeline.session import NO_JAVA, find_java, session
+    from hadelay.pipeline.session import find_java, no_java, session
 
     if find_java() is None:
-        pytest.skip(NO_JAVA)
+        pytest.skip(no_java())
     started = session(
         "local[2,3]", "1g",  # a task is tried three times
         **{

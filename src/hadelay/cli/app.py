@@ -165,6 +165,10 @@ def run(argv: Sequence[str]) -> int:
         sys.stderr.close()
         return OK
     except Exception as error:
+        if type(error).__module__.startswith(("pyspark", "py4j")):
+            from hadelay.pipeline.session import plain
+
+            error = plain(error)
         code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
         if code is None:
             raise

