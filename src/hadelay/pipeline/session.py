@@ -191,7 +191,7 @@ def _worker(_: str) -> str:
 
 
 def plain(error: Exception) -> Exception:
-    """Of an error of Spark, the one of ours or of the system, in a task or a reader, that it is about; or its first line."""
+    """Of an error of Spark, the one of ours or of the system that a task or a reader had; else its first line."""
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return error
     text = str(error)
