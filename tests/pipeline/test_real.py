@@ -51,3 +51,4 @@ def test_nothing_is_lost_when_the_leader_is_killed_and_the_files_say_so(tmp_path
         for node in dev.nodes:
             if node["name"] != leader:
                 until(lambda n=node: judge(path=str(tmp_path / n["name"])).verdicts == found, "its checkpoint")  # type: ignore[misc]
+                assert judge(path=f"file://{tmp_path / node['name']}").verdicts == found

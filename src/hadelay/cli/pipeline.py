@@ -52,7 +52,7 @@ class Source(Running):
     """Options of jobs that read hours."""
 
     path: str = ""
-    "Instead of --endpoint: a node's data directory, or a copy of one."
+    "Instead of --endpoint: a node's data directory, or a copy of one, also by a URI such as s3://bucket/n1."
     hour_from: int = 0
     "First hour, as yyyymmddHH."
     hour_to: int = 0
@@ -116,7 +116,7 @@ def archive(*, out: str, level: int = 3, source: Source | None = None) -> int:
     Parameters
     ----------
     out
-        Directory, one that all workers see.
+        Directory that all workers see, or a URI such as s3://bucket/archive.
     level
         Of zstd.
     """

@@ -11,10 +11,8 @@ hour alone, files appear by rename, so that a task that runs twice, or a job tha
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
 from hadelay.pipeline import batches
 from hadelay.pipeline.archived import MANIFEST_VERSION, file_crc, is_whole, read_manifest
+from hadelay.pipeline.places import Place
 from hadelay.pipeline.reconcile import each
 from hadelay.pipeline.schema import KINDS, Options
 from hadelay.pipeline.stores import HourFiles, Listing, Store, listing, open_store
@@ -38,7 +37,7 @@ _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 256 << 20
 @dataclass(frozen=True)
 class ArchiveOptions:
     source: Options
-    #: Directory that every task can write to.
+    #: Directory that every task can write to, or a URI of pyarrow.fs.
     out: str
     #: zstd level.
     level: int = 3
@@ -65,17 +64,17 @@ def run(spark: Any, options: ArchiveOptions) -> Summary:
     found = listing(store, options.source)
     asked = [files for files in found.hours if files.hour < DEAD_HOURS and options.source.takes(files.hour)]
     over = [files for files in asked if (files.hour + 1) * HOUR_MS <= found.as_of_ms]
-    (Path(options.out) / "_manifest").mkdir(parents=True, exist_ok=True)  # without any in it, it is still an archive
+    Place(options.out).make("_manifest")  # without any in it, it is still an archive
     return Summary(found.as_of_ms, each(spark, partial(archive_hour, store, options), over))
 
 
 def archive_hour(store: Store, options: ArchiveOptions, files: HourFiles) -> dict[str, Any]:
     """One hour; what was done. DamagedFile when its bytes are not those that were written once, OSError from the disk:
     no manifest then."""
-    name, out = hour_name(files.hour), Path(options.out)
+    name, out = hour_name(files.hour), Place(options.out)
     told = {"hour": int(name), "messages": files.entries, "events": files.events}
-    manifest = out / "_manifest" / f"{name}.json"
-    known = read_manifest(manifest)
+    manifest = f"_manifest/{name}.json"
+    known = read_manifest(out, manifest)
     if known and known["source"] == _source(files) and all(is_whole(out, part) for part in known["files"]):
         return told | {"status": "unchanged", "bytes": sum(part["bytes"] for part in known["files"])}
     if not_settled := _open_entries(store, files, options.source):
@@ -83,19 +82,20 @@ def archive_hour(store: Store, options: ArchiveOptions, files: HourFiles) -> dic
     _verify(store, files, options.source)
     parts: list[dict[str, Any]] = []
     for kind in ("messages", "events"):
-        directory = out / kind / f"hour={name}"
-        directory.mkdir(parents=True, exist_ok=True)
-        parts += [_write(store, options, kind, directory, split) for split in _splits(kind, files, options.source)]
-        ours = {part["path"].rpartition("/")[2] for part in parts}
-        for left in directory.glob("*.parquet*"):  # of another splitRows, or of a run that was ended
-            if left.name not in ours:
-                left.unlink()
+        directory = f"{kind}/hour={name}"
+        out.make(directory)
+        mine = [_write(store, options, kind, directory, split) for split in _splits(kind, files, options.source)]
+        ours = {part["path"].rpartition("/")[2] for part in mine}
+        for left in out.list(directory) or ():  # of another splitRows, or of a run that was ended
+            if left not in ours and ".parquet" in left:
+                out.remove(f"{directory}/{left}")
+        parts += mine
     for part in parts:
-        part["path"] = str(Path(part["path"]).relative_to(out))
         if not is_whole(out, part):
-            raise OSError(f"{out / part['path']}: it does not read back as it was written")
+            raise OSError(f"{out.path(part['path'])}: it does not read back as it was written")
     body = {"version": MANIFEST_VERSION, "hour": int(name), "source": _source(files), "files": parts}
-    _replace(manifest, json.dumps(body, indent=1).encode())
+    with out.create(manifest) as file:
+        file.write(json.dumps(body, indent=1).encode())
     return told | {"status": "archived", "bytes": sum(part["bytes"] for part in parts)}
 
 
@@ -137,41 +137,23 @@ def _splits(kind: str, files: HourFiles, options: Options) -> list[batches.Split
     return batches.splits(Listing([files], 0), replace(options, kind=kind, columns="", body=False))
 
 
-def _write(store: Store, options: ArchiveOptions, kind: str, directory: Path, split: batches.Split) -> dict[str, Any]:
+def _write(store: Store, options: ArchiveOptions, kind: str, directory: str, split: batches.Split) -> dict[str, Any]:
     columns = [name for name in KINDS[kind] if name not in ("hour", "dead")]
     source = replace(options.source, kind=kind, columns="", topics="", verify=False, on_torn="fail")
-    path = directory / f"part-{split.start:010}-{split.stop:010}.parquet"
-    part = path.with_suffix(f".parquet.{os.getpid()}")
+    out, path = Place(options.out), f"{directory}/part-{split.start:010}-{split.stop:010}.parquet"
     schema = batches.schema(kind, columns)
     waiting: list[pa.RecordBatch] = []
-    try:
-        with pq.ParquetWriter(part, schema, compression="zstd", compression_level=options.level) as writer:
-            for batch in batches.read(store, source, columns, split):
-                waiting.append(batch)
-                if sum(b.num_rows for b in waiting) >= _GROUP_ROWS or sum(b.nbytes for b in waiting) >= _GROUP_BYTES:
-                    writer.write_table(pa.Table.from_batches(waiting, schema))
-                    waiting.clear()
-            if waiting:
+    with (
+        out.create(path) as file,
+        pq.ParquetWriter(file, schema, compression="zstd", compression_level=options.level) as writer,
+    ):
+        for batch in batches.read(store, source, columns, split):
+            waiting.append(batch)
+            if sum(b.num_rows for b in waiting) >= _GROUP_ROWS or sum(b.nbytes for b in waiting) >= _GROUP_BYTES:
                 writer.write_table(pa.Table.from_batches(waiting, schema))
-        with open(part, "rb") as file:
-            crc, size = file_crc(file), file.tell()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    return {"path": str(path), "rows": split.stop - split.start, "bytes": size, "crc32c": f"{crc:08x}"}
-
-
-def _replace(path: Path, data: bytes) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+                waiting.clear()
+        if waiting:
+            writer.write_table(pa.Table.from_batches(waiting, schema))
+    with out.open(path) as file:
+        crc, size = file_crc(file), file.tell()
+    return {"path": path, "rows": split.stop - split.start, "bytes": size, "crc32c": f"{crc:08x}"}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from hadelay.core.formats import DISPATCH, INDEX
 from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.model import NONE32, Event, hour_name
+from hadelay.pipeline.places import Place
 from hadelay.pipeline.schema import Options, hour_number
 from hadelay.pipeline.stores import Bytes, HourFiles, Listing, Names, Rows, Store, open_store
 
@@ -47,9 +47,10 @@ def open_hours(options: Options, archive: str) -> Store:
     return WithArchive(store, archive, options.verify, topics)
 
 
-def read_manifest(path: Path) -> dict[str, Any] | None:
+def read_manifest(archive: Place, name: str) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        with archive.open(name) as file:
+            found: dict[str, Any] = json.loads(file.read())
     except (FileNotFoundError, ValueError):
         return None
     return found if found.get("version") == MANIFEST_VERSION else None
@@ -62,21 +63,21 @@ def file_crc(file: Any) -> int:
     return crc
 
 
-def is_whole(archive: Path, part: dict[str, Any]) -> bool:
+def is_whole(archive: Place, part: dict[str, Any]) -> bool:
     """The file is there, has as many rows as it should, and the bytes it was written with."""
     try:
-        with open(archive / part["path"], "rb") as file:
+        with archive.open(part["path"]) as file:
             whole = f"{file_crc(file):08x}" == part["crc32c"] and file.tell() == part["bytes"]
-        return whole and bool(pq.read_metadata(archive / part["path"]).num_rows == part["rows"])
+            return whole and bool(pq.read_metadata(file).num_rows == part["rows"])
     except (OSError, pa.ArrowInvalid):
         return False
 
 
 def parts(archive: str, hour: int, kind: str) -> list[dict[str, Any]]:
     """What the manifest says of the hour's files of that kind, in the order of their rows."""
-    path = Path(archive) / "_manifest" / f"{hour_name(hour)}.json"
-    if (manifest := read_manifest(path)) is None:
-        raise NotFound(f"{path}: no manifest that can be read, so this hour is not archived")
+    place, name = Place(archive), f"_manifest/{hour_name(hour)}.json"
+    if (manifest := read_manifest(place, name)) is None:
+        raise NotFound(f"{place.path(name)}: no manifest that can be read, so this hour is not archived")
     return [part for part in manifest["files"] if part["path"].startswith(f"{kind}/")]
 
 
@@ -98,10 +99,9 @@ class WithArchive:
     def list(self) -> Listing:
         found = self.store.list()
         live = {files.hour for files in found.hours}
-        directory = Path(self.archive) / "_manifest"
-        if not directory.is_dir():
+        if (names := Place(self.archive).list("_manifest")) is None:
             raise NotFound(f"{self.archive}: no directory _manifest/ in it, so it is no archive")
-        hours = sorted(hour_number(int(path.stem)) for path in directory.glob("[0-9]*.json"))
+        hours = sorted(hour_number(int(name[:-5])) for name in names if name[:1].isdigit() and name.endswith(".json"))
         gone = [self._files(hour) for hour in hours if hour not in live]
         return found._replace(hours=sorted([*found.hours, *gone]))
 
@@ -128,11 +128,13 @@ class WithArchive:
         for part in parts(self.archive, files.hour, _KIND[suffix]):
             first, last = max(start - at, 0), min(stop - at, part["rows"])
             if first < last:
-                path = f"{self.archive}/{part['path']}"
-                if self.verify and not is_whole(Path(self.archive), part):
+                place = Place(self.archive)
+                path = place.path(part["path"])
+                if self.verify and not is_whole(place, part):
                     raise DamagedFile(path, 0, f"hour {hour_name(files.hour)}: it is not as its manifest says")
                 try:
-                    table = pq.read_table(path, columns=_COLUMNS[suffix], partitioning=None).slice(first, last - first)
+                    with place.open(part["path"]) as file:
+                        table = pq.read_table(file, columns=_COLUMNS[suffix]).slice(first, last - first)
                 except (OSError, pa.ArrowInvalid) as error:
                     raise DamagedFile(path, 0, f"hour {hour_name(files.hour)}: {error}") from None
                 into = found[at + first - start : at + last - start]

@@ -146,7 +146,8 @@ def check_published(columns: Mapping[str, str], options: WriteOptions) -> None:
 class Options:
     """Of the data source. Names are written in camelCase and compared without case."""
 
-    #: A node's data directory, a group's, or any with `hours/` and `names` in it; `root` says the same.
+    #: A node's data directory, a group's, or any with `hours/` and `names` in it; `root` says the same. A path, or a
+    #: URI that pyarrow.fs knows: s3://, gs://, abfs://, hdfs://, file://.
     path: str = ""
     #: Instead: URLs of nodes, separated by commas. Followers are read first; what fails is read from another.
     endpoint: str = ""

@@ -1,4 +1,4 @@
-"""Where hour files are read from: a directory, or the nodes themselves.
+"""Where hour files are read from: a directory, what lies in an object store or HDFS, or the nodes themselves.
 
 A store lists the hours with how much of each is committed, and gives rows and bytes within that. What it lists is of
 one applied index, so a moved message's next entry is in the listing if its move is. Stores are pickled into tasks.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import http.client
 import os
+import tempfile
 import time
 import zlib
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from hadelay.core.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE
 from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import hour_from_name, hour_name
+from hadelay.pipeline.places import Place
 from hadelay.pipeline.schema import Options
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.names import KINDS, decode_names
@@ -33,6 +35,7 @@ Rows = npt.NDArray[np.void]
 Bytes = npt.NDArray[np.uint8]
 #: Rows at the end of a file without a checkpoint that are checked: a power cut tears pages, not whole hours.
 _TAIL = 4096
+_CHUNK = 8 << 20
 _ROW = {"idx": (INDEX, INDEX_CRC, "entry"), "dsp": (DISPATCH, DISPATCH_CRC, "event")}
 
 
@@ -105,7 +108,8 @@ def open_store(options: Options) -> Store:
     if options.endpoint:
         urls = [url.strip().rstrip("/") for url in options.endpoint.split(",") if url.strip()]
         return HttpStore(urls, options.token, options.timeout)
-    return LocalStore(_group_directory(options.path), skip_torn=options.on_torn == "skip")
+    kind = FileStore if "://" in options.path else LocalStore
+    return kind(_group_directory(options.path), skip_torn=options.on_torn == "skip")
 
 
 def listing(store: Store, options: Options) -> Listing:
@@ -134,11 +138,13 @@ def damage(store: Store, files: HourFiles, suffix: str, number: int, what: str) 
 
 
 def _group_directory(path: str) -> str:
-    if not os.path.isdir(path):
+    path = path.rstrip("/")
+    place = Place(path)
+    if (names := place.list("")) is None:
         raise NotFound(f"{path}: no such directory")
-    if os.path.isdir(f"{path}/hours"):
+    if place.list("hours") is not None:
         return path
-    groups = sorted(name for name in os.listdir(path) if os.path.isdir(f"{path}/{name}/hours"))
+    groups = [name for name in names if place.list(f"{name}/hours") is not None]
     if len(groups) == 1:
         return f"{path}/{groups[0]}"
     if groups:
@@ -158,14 +164,17 @@ class LocalStore:
     skip_torn: bool = False
     max_gap: int = 1 << 62  # nothing is read that is not touched: files are mapped
 
+    @property
+    def _place(self) -> Place:
+        return Place(self.directory)
+
     def list(self) -> Listing:
         tables = f"{self.directory}/state.mdb"
         if not os.path.exists(tables):
-            stems = sorted(name[:-4] for name in os.listdir(f"{self.directory}/hours") if name.endswith(".idx"))
-            return Listing([self._unpromised(hour_from_name(stem)) for stem in stems], _now_ms())
+            return self._all_of_them()
         for attempt in range(5):
             try:
-                as_of_ms = int(os.path.getmtime(tables) * 1000)
+                as_of_ms = self._place.modified_ms("state.mdb")
                 before, hours, found = self._checkpoint(tables)
                 files = [self._promised(int(hour), row) for hour, row in zip(hours, found, strict=True)]
             except (DamagedFile, OSError):
@@ -177,6 +186,10 @@ class LocalStore:
                     return Listing(files, as_of_ms)
             time.sleep(0.05 * attempt)
         raise DamagedFile(tables, 0, "a checkpoint is taken each time it is read: copy the directory, or use endpoint")
+
+    def _all_of_them(self) -> Listing:
+        stems = [name[:-4] for name in self._place.list("hours") or () if name.endswith(".idx")]
+        return Listing([self._unpromised(hour_from_name(stem)) for stem in stems], _now_ms())
 
     def _checkpoint(self, tables: str) -> tuple[Any, npt.NDArray[np.int64], Rows]:
         backend = LmdbBackend(tables, readonly=True)
@@ -193,10 +206,7 @@ class LocalStore:
         return f"{self.directory}/hours/{hour_name(hour)}.{suffix}"
 
     def _size(self, hour: int, suffix: str) -> int:
-        try:
-            return os.path.getsize(self._path(hour, suffix))
-        except FileNotFoundError:
-            return 0
+        return self._place.size(f"hours/{hour_name(hour)}.{suffix}") or 0
 
     def _promised(self, hour: int, row: np.void) -> HourFiles:
         crcs = (int(row["log_crc"]), int(row["idx_crc"]), int(row["dsp_crc"]))
@@ -248,7 +258,7 @@ class LocalStore:
     def names(self) -> Names:
         path = f"{self.directory}/names"
         try:
-            with open(path, "rb") as file:
+            with self._place.open("names") as file:
                 data = file.read()
         except FileNotFoundError:
             data = b""  # nothing was named yet
@@ -268,6 +278,39 @@ class LocalStore:
             return np.memmap(path, np.uint8, "r", shape=(stop,))[start:].view(np.ndarray)
         except (FileNotFoundError, ValueError):
             raise DamagedFile(path, start, f"hour {hour_name(files.hour)}: {stop} bytes were there") from None
+
+
+@dataclass(frozen=True)
+class FileStore(LocalStore):
+    """A copy of a group's directory where pyarrow.fs reaches it: s3://bucket/n1, gs://…, hdfs://…, file:///…."""
+
+    max_gap: int = 1 << 20
+
+    def list(self) -> Listing:
+        if self._place.size("state.mdb") is None:
+            return self._all_of_them()
+        with tempfile.TemporaryDirectory() as directory:
+            tables = f"{directory}/state.mdb"
+            with self._place.open("state.mdb") as source, open(tables, "wb") as copy:
+                while data := source.read(_CHUNK):
+                    copy.write(data)
+            _, hours, found = self._checkpoint(tables)
+        files = [self._promised(int(hour), row) for hour, row in zip(hours, found, strict=True)]
+        return Listing(files, self._place.modified_ms("state.mdb"))
+
+    def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
+        if start >= stop:
+            return np.zeros(0, np.uint8)
+        path = self.where(files, suffix)
+        try:
+            with self._place.open(f"hours/{hour_name(files.hour)}.{suffix}") as file:
+                file.seek(start)
+                data = file.read(stop - start)
+        except FileNotFoundError:
+            data = b""
+        if len(data) < stop - start:
+            raise DamagedFile(path, start, f"hour {hour_name(files.hour)}: {stop} bytes were there")
+        return np.frombuffer(data, np.uint8)
 
 
 @dataclass
