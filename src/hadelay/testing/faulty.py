@@ -1,7 +1,8 @@
-"""hadelay, broken on purpose: python -m hadelay.testing.faulty [--mutation NAME] [--points FILE] serve …
+"""hadelay, broken on purpose: python -m hadelay.testing.faulty [--mutation X] [--points FILE] [--clock SECONDS] serve …
 
 The server that users run, with a deliberate bug in it (hadelay.testing.mutations), or one that ends itself at the crash
-point that FILE names (hadelay.testing.failpoints). What follows is the ordinary command line.
+point that FILE names (hadelay.testing.failpoints), or whose wall clock is ahead. What follows is the ordinary command
+line.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m hadelay.testing.faulty", allow_abbrev=False)
     parser.add_argument("--mutation")
     parser.add_argument("--points")
+    parser.add_argument("--clock", type=int, default=0)
     options, words = parser.parse_known_args(argv)
     with ExitStack() as broken_by:
         if options.mutation:
@@ -29,6 +31,11 @@ def main(argv: list[str]) -> None:
             from hadelay.testing.failpoints import install
 
             install(options.points)
+        if options.clock:
+            from hadelay.runtime import AsyncioRuntime
+
+            right, ahead_ms = AsyncioRuntime.wall_ms, options.clock * 1000
+            AsyncioRuntime.wall_ms = lambda self: right(self) + ahead_ms  # type: ignore[method-assign]
         sys.argv[1:] = words
         run_module("hadelay", run_name="__main__")
 
