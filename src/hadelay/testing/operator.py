@@ -55,7 +55,7 @@ class Operator(Client):
         self._ask(op, name, then)
 
     def _ask(self, op: str, name: str, then: Callable[[], None]) -> None:
-        process = self.cluster.any_process()
+        process = self.cluster.any_process(self.random)
         if process is None:
             self._later(self._ask, op, name, then)
             return
