@@ -503,8 +503,7 @@ def one_per_key(cluster: SimCluster) -> Iterator[Violation]:
                     if any(order.ids is None or first_id in order.ids for order in mine):
                         continue
                     cluster.history.count("checked one per key")
-                    key = state.tables.get(KEYOF, PLACE_KEY.pack(first_id)) or b""
-                    found = int.from_bytes((state.tables.get(KEY, key) or bytes(8))[:8], "little")
+                    found = _found_by_key_of(state, first_id)
                     if found != first_id:
                         text = f"{first_id:x} is pending and its key finds {found:x}"
                         yield Violation("one per key", text, frozenset({first_id, found}), node.name)
@@ -540,9 +539,22 @@ def unsettled(cluster: SimCluster) -> list[Message]:
 
 
 def _settled(cluster: SimCluster, message: Message) -> bool:
-    """Over without a client having heard so: the answer was lost, or its time or a purge ended it."""
+    """Over without a client having heard so: the answer was lost, or its time or a purge ended it. Or dead, while
+    another message that waits for its time has its client key: then no redrive brings it back."""
     leader = cluster.leader()
-    return leader is not None and _where(leader, message.id or 0)[1] not in (*_WAITING, State.DEAD)
+    if leader is None or message.id is None:
+        return False
+    state = _where(leader, message.id)[1]
+    if state == State.DEAD and message.client_key:
+        other = _found_by_key_of(leader.state, message.id)
+        return other != message.id and _where(leader, other)[1] == State.SCHEDULED
+    return state not in (*_WAITING, State.DEAD)
+
+
+def _found_by_key_of(state: DelayState, first_id: int) -> int:
+    """The message that the client key of this one finds; 0 if none."""
+    key = state.tables.get(KEYOF, PLACE_KEY.pack(first_id)) or b""
+    return int.from_bytes((state.tables.get(KEY, key) or bytes(8))[:8], "little")
 
 
 def _where(node: Node, message_id: int) -> tuple[Place | None, str]:
