@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -99,6 +100,8 @@ class Link:
 _ERRORS = {c.type: c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, HadelayError)}
 _RESULTS = {c.__name__: c for c in vars(results).values() if dataclasses.is_dataclass(c) and isinstance(c, type)}
 _ARRAY, _RESULT = 1, 2
+#: A result holds results, or lists of them.
+_DEEPEST = 8
 #: Of arrays in results: whole numbers and truth.
 _DTYPES = {dtype.str: dtype for dtype in map(np.dtype, ("?", "<u1", "<u2", "<u4", "<u8", "<i4", "<i8"))}
 
@@ -127,12 +130,14 @@ def _default(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} does not cross the node link")
 
 
-def _unpack_ext(code: int, data: bytes) -> Any:
+def _unpack_ext(code: int, data: bytes, depth: int = 0) -> Any:
     if code == _ARRAY:
         dtype, raw = msgpack.unpackb(data)
         # Not just any text: numpy reads some of them as Python.
         return np.frombuffer(raw, _DTYPES[dtype])
     if code == _RESULT:
-        name, *fields = msgpack.unpackb(data, ext_hook=_unpack_ext, strict_map_key=False)
+        if depth == _DEEPEST:
+            raise ValueError("a result in too many results")  # the C stack would end before Python's does
+        name, *fields = msgpack.unpackb(data, ext_hook=partial(_unpack_ext, depth=depth + 1), strict_map_key=False)
         return _RESULTS[name](*fields)
     raise ValueError(f"unknown extension {code}")

@@ -45,7 +45,12 @@ def decode_identity(data: bytes, path: str) -> dict[str, Any]:
     body = data[_HEAD.size : _HEAD.size + size]
     if magic != _MAGIC or len(body) < size or crc32c(body) != crc:
         raise DamagedFile(path, 0, "the identity does not verify; take the node's directory away and let it start anew")
-    found: dict[str, Any] = msgpack.unpackb(body)
+    try:
+        found = msgpack.unpackb(body)
+    except (ValueError, msgpack.UnpackException):  # of zeroes the checksum is zero
+        found = None
+    if not isinstance(found, dict):
+        raise DamagedFile(path, 0, "the identity is empty; take the node's directory away and let it start anew")
     return found
 
 

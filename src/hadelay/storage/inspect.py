@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -88,7 +89,9 @@ def _entries(dtype: np.dtype[Any], crc: RowCrc, show: Callable[[Row], Row]) -> C
             for n, values in enumerate(rows.tolist()):
                 if not any(values):
                     return
-                row = show({"n": at // size + n} | dict(zip(names, values, strict=True)))
+                row = {"n": at // size + n} | dict(zip(names, values, strict=True))
+                with suppress(ValueError, OverflowError):  # times that are none: only a damaged row has them
+                    row = show(row)
                 yield row | ({"damage": "the CRC does not hold"} if n in bad else {})
             if len(data) % size:
                 yield {"n": (at + len(data)) // size, "damage": "the entry is cut off"}

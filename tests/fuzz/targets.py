@@ -1,0 +1,377 @@
+"""What reads bytes that may be anything: one function per kind, which raises what it declares and nothing else.
+
+`samples` are honest inputs to start from. What a checksum guards is read behind it: a frame is that of a connection
+whose checksum held, and the commands of an entry are not those that a node would have written.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, ClassVar, NamedTuple
+
+import msgpack
+import msgspec
+import numpy as np
+
+from hadelay.config import HttpConfig
+from hadelay.configload import load
+from hadelay.core import commands, invariants, meta
+from hadelay.core.commands import Draft
+from hadelay.core.formats import DISPATCH
+from hadelay.core.meta import Meta
+from hadelay.core.tokens import decode_leases, encode_leases
+from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError
+from hadelay.http import listing, options, publish, types, values
+from hadelay.http.routes import decoded
+from hadelay.model import DEAD_HOURS, Event, encode_id
+from hadelay.raft import messages, records, snapshot
+from hadelay.raft.journal import Journal, JournalConfig
+from hadelay.server.link import CALL, REFUSAL, REPLY, Link
+from hadelay.storage import identity, names
+from hadelay.storage import records as messages_in_files
+from hadelay.storage.inspect import inspect
+from hadelay.storage.snapshot import _row_at
+from hadelay.testing.disk import SimDisk
+from hadelay.testing.runtime import SimRuntime, SimWorld
+from tests.core.world import START_HOUR, START_MS, World, draft
+
+OWNER = {"cluster_id": "c", "group": 0, "node": "n1"}
+_DAY_MS = 86_400_000
+
+
+class Target(NamedTuple):
+    run: Callable[[bytes], None]
+    declared: tuple[type[BaseException], ...]
+    samples: Callable[[], list[bytes]]
+
+
+# --- what is replicated
+
+
+def world() -> World:
+    """A state with something of everything: waiting, leased, dead, keyed, limited."""
+    made = World()
+    made.checking = False
+    made.one(commands.encode_topic_put("t", {"max_attempts": 1, "backoff": [50]}))
+    rows = made.lease(*made.ids(draft(), draft("u"), draft()))
+    made.nack(rows[:2])
+    made.publish(Draft("u", 5_000, True, 0, 900, b"", b"x", None, b"key", 1), key=b"k")
+    return made
+
+
+def entry(data: bytes) -> None:
+    """A committed entry is applied, whatever is in it: refusals are answers, and the state stays consistent."""
+    made = world()
+    results = made.state.apply(len(made.entries) + 1, made.term, data)
+    assert isinstance(results, list)
+    invariants.check(made.state)
+    made.state.dump(everything=True)
+
+
+def entries() -> list[bytes]:
+    made = world()
+    lease = made.lease(made.ids(draft())[0])
+    topic, first = "t", made.ids(draft())[0]
+    bodies = [
+        commands.encode_publish("n1", [draft(), draft("new", 50)], b"key"),
+        commands.encode_publish("n1", [Draft("u", 0, True, 3, 50, b"", b"body", b"own", b"client", 1, 70)]),
+        commands.encode_grant(commands.Grant(2, 1, 50, "c", b"r", "n1", [START_HOUR], [0])),  # type: ignore[arg-type]
+        commands.encode_ack("n1", lease), commands.encode_nack("n1", lease, 50, "why"),
+        commands.encode_extend("n1", lease, 50), commands.encode_expire([(1, 1), (1, 2)]),
+        commands.encode_cancel("n1", [first], [(topic, b"key")]),
+        commands.encode_reschedule("n1", 50, True, [first], [(topic, b"key")]),
+        commands.encode_cursor(START_HOUR, 5, 1), commands.encode_topic_put(topic, {"rate": 5.0, "ttl_ms": 50}),
+        commands.encode_topic_put(topic, {"backoff": {"min_ms": 1, "max_ms": 9, "factor": 2, "jitter": 0.1}}),
+        commands.encode_topic_put(topic, {"webhook": {"url": "https://a.b/c", "secrets": ["whsec_MfKQ9r8GKYqrTwjU"]}}),
+        commands.encode_topic_delete(topic, True), commands.encode_sweep(9), commands.encode_carry(START_HOUR, 9),
+        commands.encode_retire(START_HOUR - 1, 9), commands.encode_redrive("n1", topic, [first], all=True, rate=5.0),
+        commands.encode_redrive_some(topic, 9), commands.encode_ttl_expire(9), commands.encode_purge(topic, 7),
+        commands.encode_drop_dead(DEAD_HOURS + START_HOUR, 9), commands.encode_alerted(topic, 1),
+        commands.encode_token_create("name", bytes(32), ["admin", "consume:a*"], 50),
+        commands.encode_token_revoke("00" * 6), commands.encode_feature(3), commands.encode_incarnation("n1", 7),
+        commands.encode_settings({"max_topics": 5}), commands.encode_noop(),
+        commands.encode_audited("n1", "", "name", "POST", "/v1", commands.encode_purge(topic, 1)),
+    ]  # fmt: skip
+    return [commands.encode_entry(START_MS + 1_000, [body]) for body in bodies] + [
+        commands.encode_entry(START_MS + _DAY_MS, bodies[:4])
+    ]
+
+
+# --- the node link
+
+
+def frame(data: bytes) -> None:
+    """A Raft frame, behind the checksum of the connection."""
+    if not data:
+        return
+    if data[0] == messages.APPEND:
+        append = messages.decode_append(data)
+        try:
+            list(records.decode_entries(data, append.records))
+        except ValueError as error:
+            raise messages.BadFrame from error
+    elif data[0] == messages.APPEND_REPLY:
+        messages.decode_append_reply(data)
+    else:
+        for types_ in ((int, int, bool, int, int, int), (dict,), (int, bool, int), (int, int, int, bytes, list)):
+            try:
+                fields = messages.decode(data, *types_)
+            except messages.BadFrame:
+                continue
+            for file in fields[-1] if types_[-1] is list else ():
+                snapshot._file(file)
+
+
+def frames() -> list[bytes]:
+    record = records.encode_record(records.ENTRY, 7, 1, b"command")
+    return [
+        messages.encode_append(1, 6, 1, 5, 2, info=b"info", rtt_ms=3) + record + record,
+        messages.encode_append_reply(1, 2, 3, 4, 5),
+        messages.encode(messages.SNAPSHOT, 1, 2, 3, b"blob", [["a/b", 5, 6]]),
+        messages.encode(messages.PRE_VOTE_REPLY, 5, True, 7),
+        messages.encode(messages.SEEN, {"n1": [1, 2]}),
+        messages.encode(1, 1, 2, True, 4, 5, 6),
+    ]
+
+
+def call(data: bytes) -> None:
+    """A call of another node, an answer, or a refusal: raises nothing, and every call is answered once at most."""
+    answers: list[Any] = []
+    link = Link(SimRuntime(SimWorld(1), "n1"), lambda peer, kind, payload: True)
+    link._numbers = iter(range(1, 3))  # type: ignore[assignment]
+    link.call("n2", "op", [], 1.0, lambda result, error: answers.append((result, error)))
+    link.handlers["op"] = lambda peer, argument, reply: reply(argument, None)
+    link.on_message("n2", (CALL, REPLY, REFUSAL)[data[0] % 3] if data else CALL, data[1:])
+    assert len(answers) <= 1
+
+
+def calls() -> list[bytes]:
+    result = decode_leases(0, encode_leases(0, 1, 2, [3], [4], [5]))[0]["term"]
+    packed = []
+    link = Link(SimRuntime(SimWorld(1), "n1"), lambda peer, kind, payload: packed.append(payload) is None)
+    for value in ([1, "a", None], result, {"a": b"b"}):
+        link.note("n2", "op", value)
+    return [
+        *(b"\0" + payload for payload in packed),
+        b"\1" + msgpack.packb([1, {"a": 1}]),
+        b"\1" + msgpack.packb([1, msgpack.ExtType(2, msgpack.packb(["Done", True]))]),
+        b"\2" + msgpack.packb([1, "overloaded", "text", 50, {}]),
+        b"\1" + msgpack.packb([1, nested(2_000)]),
+    ]
+
+
+def nested(depth: int) -> msgpack.ExtType:
+    """A result in a result in a result."""
+    inner = msgpack.ExtType(2, b"\x90")
+    for _ in range(depth):
+        inner = msgpack.ExtType(2, msgpack.packb(["Done", inner]))
+    return inner
+
+
+# --- files
+
+
+def journal(data: bytes) -> None:
+    """The first segment of a Raft journal is these bytes."""
+    disk = SimDisk(random.Random(1))
+    disk.makedirs("/raft")
+    disk.open("/raft/0000000000000001.seg", create=True).pwrite(data, 0)
+    runtime = SimRuntime(SimWorld(1), "n1", disk)
+    opened = Journal.open(disk, "/raft", runtime, config=JournalConfig(8192, 2000), **OWNER)  # type: ignore[arg-type]
+    for index in range(opened.base_index + 1, opened.last_index + 1):
+        assert opened.entries(index, 1 << 20)
+
+
+def journals() -> list[bytes]:
+    disk = SimDisk(random.Random(1))
+    world = SimWorld(1)
+    runtime = SimRuntime(world, "n1", disk)
+    config = JournalConfig(8192, 2000)
+    made = Journal.create(disk, "/raft", runtime, incarnation=1, config=config, **OWNER)  # type: ignore[arg-type]
+    out = []
+    for index in range(2, 8):
+        made.append(b"command" * index, index, 1)
+        made.vote(index, "n2")
+        runtime.call_soon(made.kick)
+        world.run_for(1.0)
+        (name,) = (name for name in disk.copy() if name.endswith("1.seg"))
+        out.append(disk.copy()[name])
+    return [data[: len(data.rstrip(b"\0")) + 40] for data in out]
+
+
+_NAMES = ("2026112018.log", "2026112018.idx", "2026112018.dsp", "2026112018.heads", "names", "identity")
+
+
+def file(data: bytes) -> None:
+    """A file of a data directory, as `hadelay inspect` shows it. The first byte says which."""
+    disk = SimDisk(random.Random(1))
+    disk.makedirs("/d")
+    path = f"/d/{_NAMES[data[0] % len(_NAMES)]}" if data else "/d/names"
+    disk.open(path, create=True).pwrite(data[1:], 0)
+    for _ in inspect(path, disk):
+        pass
+
+
+def files() -> list[bytes]:
+    made = world()
+    contents = dict(made.store.bytes_of())
+    found = [contents[f"{START_HOUR}.{suffix}"] for suffix in ("log", "idx", "dsp")]
+    found += [
+        bytes(14_400),
+        names.encode_name(names.TOPIC, 0, "orders") + names.encode_name(names.NODE, 0, "n1"),
+        identity.encode_identity(identity.Identity("c", 0, "n1")),
+    ]
+    events = np.zeros(2, DISPATCH)  # what a damaged file may name: an hour and a time that no calendar has
+    events["event"], events["other_hour"] = Event.MOVED, (1 << 31) + 5
+    events["at_ms"][1] = 1 << 60
+    samples = [bytes([n]) + content for n, content in enumerate(found)]
+    # Of nothing the checksum is zero.
+    return [*samples, b"\2" + events.tobytes(), b"\5HDID" + bytes(8), b"\5HDID" + bytes(30)]
+
+
+def pieces(data: bytes) -> None:
+    """Names, identities, records and rows of a snapshot, one after another."""
+    for decode in (names.decode_names, identity.decode_identity):
+        with suppress(DamagedFile):
+            list(decode(data, "path"))
+    if messages_in_files.check_record(data) is None:
+        messages_in_files.decode_record(data)
+    at = 0
+    while (row := _row_at(data, at)) is not None:
+        at = row[1]
+
+
+def piece_samples() -> list[bytes]:
+    return [content[1:] for content in files()] + [b"\1\0\0\0\1\0\0\0\1\0\0\0abc" * 3]
+
+
+# --- HTTP
+
+
+class _Call:
+    """As much of a request as the readers of bodies look at."""
+
+    class server:
+        config = HttpConfig()
+        max_delay_ms = 2 * 365 * _DAY_MS
+
+    class request:
+        headers: ClassVar[dict[str, str]] = {}
+
+    class access:
+        @staticmethod
+        def need(scope: str, topic: str) -> None:
+            pass
+
+
+_BODIES = ("application/json", "application/x-ndjson", "application/msgpack")
+
+
+def batch(data: bytes) -> None:
+    """The body of POST /v1/batches, in one of three formats, as far as the commit."""
+    decode = publish._decoder(_BODIES[data[0] % 3] if data else _BODIES[0])
+    items = decoded(lambda: decode(data[1:]), types.BatchItem)
+    drafts, problems = publish._Drafts(_Call()).build(items)  # type: ignore[arg-type]
+    assert len(drafts) + len(problems) == len(items)
+    if drafts:
+        kind, body = commands.decode_entry(commands.encode_entry(0, [commands.encode_publish("n1", drafts)]))[2][0]
+        commands.decode(kind, body)
+
+
+def batches() -> list[bytes]:
+    items = [
+        {"topic": "t", "body": "text", "delay": "5s", "key": "k", "on_conflict": "replace", "max_wait": "1m"},
+        {"topic": "t", "body": {"a": [1.5, None]}, "deliver_at": "2026-11-20T18:00:00Z", "tags": ["a"], "ttl": 5},
+        {"topic": "t", "body_base64": "aGk=", "content_type": "a/b", "meta": {"a": "b"}, "idempotency_key": "i"},
+    ]
+    lines = b"\n".join(msgspec.json.encode(item) for item in items)
+    packed = msgspec.msgpack.encode([{"topic": "t", "body": b"x", "delay": 5}, *items[1:]])
+    return [b"\0" + msgspec.json.encode(items), b"\1" + lines, b"\2" + packed]
+
+
+def body(data: bytes) -> None:
+    """Any other body that the API reads, as JSON or msgpack."""
+    kinds = sorted(_inputs(types.In), key=lambda kind: kind.__name__)
+    kind = kinds[data[0] % len(kinds)] if data else kinds[0]
+    decode = msgspec.json.decode if data[1:2] != b"\2" else msgspec.msgpack.decode
+    decoded(lambda: decode(data[2:], type=kind), kind)
+
+
+def _inputs(kind: type) -> list[type]:
+    return [found for sub in kind.__subclasses__() for found in (sub, *_inputs(sub))]
+
+
+def bodies() -> list[bytes]:
+    some = {"ids": ["01"], "leases": ["0" * 29], "reason": "why", "delay": "5s", "topic": "t", "name": "n"}
+    return [bytes([n, 0]) + msgspec.json.encode(some) for n in range(len(_inputs(types.In)))] + [
+        bytes([n, 2]) + msgspec.msgpack.encode({"ids": ["1"]}) for n in range(3)
+    ]
+
+
+def head(data: bytes) -> None:
+    """Query and headers of a publish: a line each."""
+    query, *lines = data.split(b"\n")
+    headers = [(name, value) for line in lines for name, _, value in [line.partition(b":")]]
+    options.parse_head(HttpConfig(), _DAY_MS, "t", query.decode("latin-1"), headers)
+
+
+def heads() -> list[bytes]:
+    return [
+        b"delay=5s&key=k&tags=a,b&ttl=1h\nContent-Type:a/b\nHadelay-Meta-A:b\nIdempotency-Key:i",
+        b"\nHadelay-Delay:5s\ntraceparent:00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\nHadelay-Tags:a",
+        b"deliver_at=2026-11-20T18:00:00Z&on_conflict=replace&max_wait=5s&callback=https://a.b/c",
+    ]
+
+
+def text(data: bytes) -> None:
+    """Tokens, ids, cursors, times and names that come as text; the first byte says which."""
+    raw = data[1:].decode("latin-1")
+    config = HttpConfig()
+    (
+        lambda: decode_leases(0, raw.split(",")),
+        lambda: values.parse_id(raw),
+        lambda: listing._decode(raw, 7),
+        lambda: values.parse_duration("delay", raw),
+        lambda: values.parse_instant("deliver_at", raw),
+        lambda: values.check_topic(raw, config.max_topic_bytes),
+        lambda: listing._states(raw),
+        lambda: options.check_tags(config, raw.split(",")),
+        lambda: options.check_traceparent(data[1:]),
+        lambda: meta.unpack(meta.pack(Meta(ct=raw))),
+    )[data[0] % 10 if data else 0]()
+
+
+def texts() -> list[bytes]:
+    token = encode_leases(0, 1, 2, [3], [START_HOUR], [5])[0]
+    some = [
+        f"{token},{token.lower()}", encode_id(1 << 60), listing._encode((5, 6), 7), "1h30m",
+        "2026-11-20T18:00:00.5+01:00", "orders.new", "ready,dead", "a,b",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "text/plain",
+    ]  # fmt: skip
+    return [bytes([n]) + value.encode() for n, value in enumerate(some)]
+
+
+def config(data: bytes) -> None:
+    """Settings given on the command line, one per line: the same checks as those of a file."""
+    load(None, {}, data[:1_000].decode("latin-1").split("\n"))
+
+
+def configs() -> list[bytes]:
+    return [b"http.max_wait_ms=20ms\nraft.heartbeat_ms=50", b"raft.peers={n1='a:1'}\nnode.name=n1", b"dispatch.sync=x"]
+
+
+TARGETS: dict[str, Target] = {
+    "entry": Target(entry, (FatalError,), entries),
+    "frame": Target(frame, (messages.BadFrame,), frames),
+    "call": Target(call, (), calls),
+    "journal": Target(journal, (DamagedFile, FatalError), journals),
+    "file": Target(file, (DamagedFile,), files),
+    "pieces": Target(pieces, (), piece_samples),
+    "batch": Target(batch, (HadelayError,), batches),
+    "body": Target(body, (HadelayError,), bodies),
+    "head": Target(head, (HadelayError,), heads),
+    "text": Target(text, (HadelayError,), texts),
+    "config": Target(config, (ConfigError,), configs),
+}
