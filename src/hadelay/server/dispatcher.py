@@ -49,6 +49,8 @@ Done = Callable[[Any, HadelayError | None], None]
 _STOPPING = frozenset((Command.TOPIC_PUT, Command.TOPIC_DELETE, Command.PURGE, Command.AUDITED))
 #: After a proposal that could not be made.
 _BACKOFF_S = 0.02
+#: Of a message id: hour and index of its first entry, without the group.
+_PLACE_OF_ID = np.uint64((1 << 56) - 1)
 #: Rounds of grants on their way at once (commit mode).
 _MAX_ROUNDS = 2
 #: Timers have limits; to wake once an hour costs nothing.
@@ -326,6 +328,12 @@ class LeaderDispatcher:
             term.rounds[term.seq] = len(offers)
         this_round = term.seq
         for offer in offers:
+            if self.interval and self._in_hands(term, offer):
+                term.core.settle_offer(offer, None)
+                self._wait_on(term, offer.poll)
+                term.resting_until = mono + self.interval_s / 2
+                self._due.at(term.resting_until)
+                continue
             term.seq += 1
             offer.seq, offer.round = term.seq, this_round
             term.offers[offer.seq] = offer
@@ -443,6 +451,18 @@ class LeaderDispatcher:
     def _is_stalled(self, term: _Term, mono: float) -> bool:
         """An interval's worth of hand-outs is not committed: no more until it is."""
         return mono - next(iter(term.handed_at.values()), mono) >= self.interval_s
+
+    def _in_hands(self, term: _Term, offer: Offer) -> bool:
+        """A message of it was handed out a moment ago as another entry, and was carried or rescheduled since. That has
+        to be recorded first: apply then counts the attempt, and the next hand-out is another one."""
+        if not term.handed_at:
+            return False
+        ids = offer.rows["first_id"]
+        own = offer.hours.astype(np.uint64) << np.uint64(32) | offer.indexes
+        moved = ids[ids & _PLACE_OF_ID != own]
+        return bool(len(moved)) and any(
+            np.isin(moved, other.rows["first_id"]).any() for seq, other in term.offers.items() if seq in term.handed_at
+        )
 
     def _hand_out_at_once(self, term: _Term, offer: Offer, command: bytes) -> None:
         mono, now = self.runtime.monotonic(), self._now()
