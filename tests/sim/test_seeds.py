@@ -42,7 +42,8 @@ HAPPENS = (
     purge, redrive, redrive REDRIVEN, died, redriven, expired,
     ends acked, ends cancelled, ends expired, ends scheduled, ends gone,
     snapshot installed, checkpoint, a sync failed, a disk was full, crashed at an I/O step, transferred,
-    a member was added, a member was removed, a change of members was refused
+    a member was added, a member was removed, a change of members was refused,
+    configured, access changed, topic refused, listed, hours passed
 """.replace("\n    ", " ")
     .strip()
     .split(", ")

@@ -8,34 +8,65 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from hadelay.core import dead
+from hadelay.core import dead, listing
+from hadelay.core.access import Token
 from hadelay.core.commands import (
     encode_ack,
+    encode_audited,
     encode_cancel,
     encode_extend,
     encode_nack,
     encode_purge,
     encode_redrive,
     encode_reschedule,
+    encode_token_create,
+    encode_token_revoke,
+    encode_topic_delete,
     encode_topic_put,
 )
 from hadelay.core.dispatch import Delivery, Poll
 from hadelay.core.drafts import KEEP, REJECT, REPLACE, Draft
-from hadelay.core.results import CancelOutcome, Done, LeaseOutcome, LeaseResult, Outcome, RedriveOutcome, RedriveResult
-from hadelay.core.tokens import LEASE
+from hadelay.core.filters import Filter, filter_of
+from hadelay.core.meta import Meta, pack, unpack
+from hadelay.core.results import (
+    CancelOutcome,
+    Done,
+    LeaseOutcome,
+    LeaseResult,
+    Outcome,
+    RedriveOutcome,
+    RedriveResult,
+    Refused,
+)
+from hadelay.core.tags import mask_of
+from hadelay.core.tokens import decode_leases, encode_leases
 from hadelay.core.topics import DEAD, READY, SCHEDULED
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
-from hadelay.testing.history import HandOut, Message, Order, number_of
+from hadelay.model import State
+from hadelay.storage.records import decode_record
+from hadelay.testing.history import HandOut, Message, Order, Violation, number_of
 
 if TYPE_CHECKING:
     from hadelay.testing.cluster import Process, SimCluster
 
 Reply = Callable[[Any, HadelayError | None], None]
+#: What slows a topic down.
+_SLOW: tuple[dict[str, Any], ...] = (
+    {"rate": 8.0, "catch_up_rate": 20.0}, {"concurrency": 2}, {"publish_rate": 4.0}, {"max_messages": 12},
+    {"max_bytes": 3000}, {"paused": True}, {"paused": False},
+)  # fmt: skip
+_SETTINGS: tuple[dict[str, Any], ...] = (
+    {"lease_ms": 900, "ttl_ms": 5000, "retention_ms": 1000, "dispatch_sync": "commit", "paused_reason": "moving"},
+    {"dead_letter": "jobs", "dead_retention_ms": 5000, "max_attempts": 3, "backoff": []}, {"dead_letter": "scrap"},
+    {"backoff": {"min_ms": 5, "max_ms": 1}}, {"backoff": [-1]}, {"backoff": {"min": 1}}, {"rate": -1.0}, {"rate": "x"},
+    {"max_attempts": 1 << 40}, {"lease_ms": 0}, {"concurrency": 0}, {"dispatch_sync": "never"}, {"paused": 1},
+    {"no": 1}, {"webhook": {"url": "ftp://a"}}, {"webhook": {"url": "https://a", "secrets": ["x"]}}, {"webhook": 5},
+    {"webhook": {"url": "https://a", "headers": {"host": "b"}}}, {"alert": {"url": ""}}, {"dead_letter": "not a name"},
+)  # fmt: skip
 #: How often a consumer asks again.
 _RETRIES = {"ack": 6, "nack": 3, "extend": 2}
 
@@ -156,6 +187,8 @@ class Producer(Client):
             message.on_conflict = rng.choice((KEEP, REPLACE, REPLACE, REJECT))
             if message.on_conflict == REPLACE:
                 message.max_wait_ms = rng.choice((0, 0, 400, 2000))
+        if rng.random() < workload.tagged:
+            message.tags = tuple(rng.sample(workload.tags, rng.randint(1, 2)))
         if rng.random() < workload.ttls:
             message.ttl_ms = rng.choice((300, 1500, 6000))
         self.history.messages.append(message)
@@ -168,8 +201,8 @@ class Producer(Client):
             return
         drafts = [
             Draft(
-                m.topic, m.when_ms, m.relative, 0, m.ttl_ms, b"", m.body, None, m.client_key, m.on_conflict,
-                m.max_wait_ms,
+                m.topic, m.when_ms, m.relative, mask_of(m.tags), m.ttl_ms, pack(Meta(tags=list(m.tags))), m.body, None,
+                m.client_key, m.on_conflict, m.max_wait_ms,
             )
             for m in messages
         ]  # fmt: skip
@@ -286,6 +319,8 @@ class Owner(Client):
 
     def start(self) -> None:
         self.good, self.acts = False, 0
+        #: Whether he slows the topic down at times.
+        self.slows = self.random.random() < 0.4
         self.topic, self.workload = self.cluster.workload.limited, self.cluster.workload
         self._limit()
 
@@ -307,7 +342,8 @@ class Owner(Client):
             self.note(f"{self.topic} has limits now")
             self._next()
 
-        config = {"max_attempts": self.workload.max_attempts, "backoff": [50, 300]}
+        steps = {"min_ms": 20, "max_ms": 400, "factor": 3, "jitter": 0.5}
+        config = {"max_attempts": self.workload.max_attempts, "backoff": self.random.choice(([50, 300], steps))}
         self._ask(encode_topic_put(self.topic, config), replied)
 
     def _next(self) -> None:
@@ -322,11 +358,55 @@ class Owner(Client):
         # What died is brought back in the end, whatever else is left out: that much is owed.
         if not self.good and not self.cluster.parts.take(part):
             pass
+        elif self.good and self.history.slowed:
+            self._configure(dict.fromkeys(name for slow in _SLOW for name in slow))
+            self._look()
+        elif not self.good and self.slows and self.random.random() < 0.3:
+            self.history.slowed = True
+            self._configure(self.random.choice(_SLOW))
+        elif not self.good and self.random.random() < 0.1:
+            self._grant_access()
+        elif not self.good and self.random.random() < 0.1:
+            self._manage()
         elif not self.good and self.random.random() < self.workload.purges:
             self._purge(self.random.choice((SCHEDULED | READY, SCHEDULED, READY, DEAD, SCHEDULED | READY | DEAD)))
         else:
             self._look()
         self._next()
+
+    def _configure(self, config: dict[str, Any]) -> None:
+        """Nothing is known of what is not answered: in the end he says it again and again."""
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            self.note(f"{self.topic} gets {config}: {error.type if error is not None else result}")
+            self.history.count("configured", error is None)
+
+        self._ask(encode_topic_put(self.topic, config), replied)
+
+    def _manage(self) -> None:
+        """A topic that nobody uses: set up, rightly or wrongly, and deleted."""
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            self.history.count("topic refused", isinstance(result, Refused))
+
+        if self.random.random() < 0.3:
+            self._ask(encode_topic_delete("scrap", self.random.random() < 0.5), replied)
+        else:
+            self._ask(encode_topic_put("scrap", self.random.choice(_SETTINGS)), replied)
+
+    def _grant_access(self) -> None:
+        """To somebody, or no longer."""
+        digest = sha256(b"%d" % self.random.randrange(6)).digest()
+        scopes = self.random.choice((["consume"], ["publish:ord*", "observe"], ["admin"], ["nonsense"]))
+        lifetime_ms = self.random.choice((None, 1, 60_000))
+        command = encode_token_create("somebody", digest, scopes, lifetime_ms)
+        if self.random.random() < 0.4:
+            command = encode_token_revoke(Token("", digest, (), 0, None).id)
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            self.history.count("access changed", isinstance(result, Done))
+
+        self._ask(encode_audited(self.cluster.names[0], "", "owner", "POST", "/v1/tokens", command), replied)
 
     def _order(self, order: Order, command: bytes, what: str) -> None:
         """What is not answered may be carried out later: it is not asked for again, but anew."""
@@ -375,6 +455,77 @@ class Owner(Client):
             self._order(order, encode_redrive(self.cluster.names[0], self.topic, some), "redrive")
 
 
+@dataclass(frozen=True)
+class _Wish:
+    request_id: bytes
+    topics: tuple[str, ...]
+    most: int
+    lease_ms: int
+    wait_ms: int
+    filter: Filter | None = None
+
+
+class Reader(Client):
+    """Asks any node what became of a message, and pages through a topic: what was answered before it asked is there."""
+
+    def start(self) -> None:
+        self.stopped = not self.cluster.parts.take(self.name)
+        self._next()
+
+    def _next(self) -> None:
+        if not self.stopped:
+            self.world.after(self.random.expovariate(1 / 0.6), self._read)
+
+    def _read(self) -> None:
+        known = [m for m in self.history.messages[-60:] if m.id is not None]
+        process = self.cluster.any_process(self.random)
+        self._next()
+        if process is None or not known or self.stopped:
+            return
+        message = self.random.choice(known)
+        number = message.id or 0
+        listed = self.random.choice((None, *State))
+
+        def read(node: Any, done: Reply) -> None:
+            def certain(error: HadelayError | None) -> None:
+                if error is None and listed is not None:
+                    self._page(node.state, message.topic, listed)
+                done(None if error is not None else (node.name, node.state.describe(number)), error)
+
+            node.raft.read_index(certain)
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            if error is not None:
+                self.history.count(f"read {error.type}")
+                return
+            self.history.count("checked stale read")
+            # After hours what ended may be gone.
+            if result[1] is None and not self.history.slept and not self.history.meant("purge", message, number):
+                text = f"{result[0]} knows nothing of message {message.number}, which was answered as stored before"
+                self.cluster.violate(Violation("stale read", text, frozenset({number})))
+
+        self.door.call(process, read, replied)
+
+    def _page(self, state: Any, topic: str, listed: State) -> None:
+        """All pages: in order, and nothing twice."""
+        after, seen = listing.FIRST, []
+        while True:
+            wish = listing.Wish(state.topic(topic).number, frozenset({listed}), 0, 1 << 52, 0, after, 7)
+            pages = listing.listing(state, wish, state.now_ms, 5)
+            while True:
+                try:
+                    next(pages)
+                except StopIteration as end:
+                    page = end.value
+                    break
+            seen += list(zip(page.due_ms.tolist(), page.rows["first_id"].tolist(), strict=True))
+            if page.after is None:
+                break
+            after = page.after
+        self.history.count("listed", len(seen))
+        assert seen == sorted(set(seen)), seen
+
+
 class Consumer(Client):
     """Polls the leader; acks, nacks, extends or forgets what it gets. In the drain (`good`) it acks everything."""
 
@@ -396,14 +547,19 @@ class Consumer(Client):
         rng = self.random
         workload = self.cluster.workload
         topics = tuple(workload.topics if self.good or rng.random() < 0.5 else rng.sample(workload.topics, 1))
-        lease_ms = rng.choice(workload.leases_ms)
-        self._ask(
-            b"%d" % self.requests, topics, rng.randint(1, 10), lease_ms, rng.choice((0, 500, 1500)), rng.randint(0, 4)
+        wish = _Wish(
+            b"%d" % self.requests,
+            topics,
+            rng.randint(1, 10),
+            rng.choice(workload.leases_ms),
+            rng.choice((0, 500, 1500)),
         )
+        if not self.good and rng.random() < workload.selective:
+            some = rng.sample(workload.tags, 2)
+            wish = replace(wish, filter=filter_of(*rng.choice(((some[:1], ()), (some, ()), ((), some)))))
+        self._ask(wish, rng.randint(0, 4))
 
-    def _ask(
-        self, request_id: bytes, topics: tuple[str, ...], most: int, lease_ms: int, wait_ms: int, retries: int
-    ) -> None:
+    def _ask(self, wish: _Wish, retries: int) -> None:
         process = self.cluster.process(self.leader) or self.cluster.any_process(self.random)
         if process is None:
             self._next(0.3)
@@ -411,11 +567,16 @@ class Consumer(Client):
 
         def poll(node: Any, done: Reply) -> None:
             def delivered(delivery: Delivery | None, error: HadelayError | None) -> None:
-                handed = self._record(node, delivery, request_id) if delivery is not None else []
+                handed = self._record(node, delivery, wish) if delivery is not None else []
                 done(handed, error)
 
             if node.leading:
-                node.dispatcher.poll(Poll(self.name, request_id, topics, most, lease_ms, wait_ms, delivered))
+                node.dispatcher.poll(
+                    Poll(
+                        self.name, wish.request_id, wish.topics, wish.most, wish.lease_ms, wish.wait_ms, delivered,
+                        wish.filter,
+                    )
+                )  # fmt: skip
             else:
                 done(node.raft.leader, NoLeader("follower"))
 
@@ -430,26 +591,28 @@ class Consumer(Client):
                 self.history.count(f"poll {error.type}")
                 self.leader = None
                 if retries:
-                    self.world.after(0.1, self._ask, request_id, topics, most, lease_ms, wait_ms, retries - 1)
+                    self.world.after(0.1, self._ask, wish, retries - 1)
                 else:
                     self._next(0.1)
             else:
                 self.leader = process.name
                 self._consume(result)
 
-        self.door.call(process, poll, replied, timeout_s=wait_ms / 1000 + 3.0)
+        self.door.call(process, poll, replied, timeout_s=wish.wait_ms / 1000 + 3.0)
 
-    def _record(self, node: Any, delivery: Delivery, request_id: bytes) -> list[HandOut]:
-        handed = []
+    def _record(self, node: Any, delivery: Delivery, wish: _Wish) -> list[HandOut]:
+        handed, request_id = [], wish.request_id
         for n in range(len(delivery.hours)):
             row, hour = delivery.rows[n], int(delivery.hours[n])
-            record = bytes(node.storage.hours.record(hour, int(row["offset"]), int(row["size"]), verify=True))
+            stored = bytes(node.storage.hours.record(hour, int(row["offset"]), int(row["size"]), verify=True))
+            record = decode_record(stored)
             hand_out = HandOut(
                 id=int(row["first_id"]), attempt=int(delivery.attempts[n]), term=delivery.term, seq=delivery.seq,
                 position=int(delivery.positions[n]), hour=hour, index=int(delivery.indexes[n]), node=node.name,
                 consumer=self.name, request_id=request_id, answered=self.world.now, now_ms=delivery.now_ms,
                 until_ms=int(delivery.until_ms[n]), deliver_at_ms=int(row["deliver_at_ms"]),
-                redelivered=bool(delivery.redelivered[n]), leading=node.leading, body=record[48:],
+                redelivered=bool(delivery.redelivered[n]), leading=node.leading, body=record.body,
+                tags=tuple(unpack(record.meta).tags), wanted=wish.filter,
             )  # fmt: skip
             handed.append(hand_out)
             self.history.hand_outs.append(hand_out)
@@ -500,7 +663,8 @@ class Consumer(Client):
             if retries:
                 self.world.after(0.3, self._settle, kind, some, value_ms, retries - 1)
             return
-        rows = np.array([(h.term, h.seq, h.position, h.hour, h.index) for h in some], LEASE)
+        tokens = [token for h in some for token in encode_leases(0, h.term, h.seq, [h.position], [h.hour], [h.index])]
+        rows, _ = decode_leases(0, tokens)
         if kind == "ack":
             command = encode_ack(process.name, rows)
         elif kind == "nack":

@@ -32,7 +32,7 @@ from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.testing.clients import Door
 from hadelay.testing.disk import SimCrash, SimDisk
-from hadelay.testing.history import History
+from hadelay.testing.history import History, Violation
 from hadelay.testing.network import NetworkProfile, SimNet, SimNetwork
 from hadelay.testing.runtime import SimRuntime, SimWorld
 from hadelay.testing.tables import SimBackend
@@ -44,14 +44,6 @@ HOUR_S = 3600
 FAILED_S = 4.0
 #: Of one entry in so many the results are compared as well.
 _SAMPLE = 16
-
-
-class Violation(AssertionError):
-    """A promise was broken. `ids` are the messages concerned, `who` the node."""
-
-    def __init__(self, invariant: str, text: str, ids: frozenset[int] = frozenset(), who: str = "") -> None:
-        super().__init__(f"{invariant}: {text}")
-        self.invariant, self.ids, self.who = invariant, ids, who
 
 
 @dataclass(eq=False)
@@ -103,6 +95,10 @@ class Workload:
     keys: int = 8
     reschedules: float = 0.04
     ttls: float = 0.1
+    #: Messages that have tags; and polls that ask for some.
+    tagged: float = 0.4
+    tags: tuple[str, ...] = ("red", "green", "blue")
+    selective: float = 0.25
     #: No delay is longer than this, but for the few that stay until the end.
     longest_ms: int = 4500
     far: float = 0.03

@@ -11,8 +11,17 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from hadelay.core.drafts import KEEP
+from hadelay.core.filters import Filter
 
 _NUMBER = struct.Struct("<I")
+
+
+class Violation(AssertionError):
+    """A promise was broken. `ids` are the messages concerned, `who` the node."""
+
+    def __init__(self, invariant: str, text: str, ids: frozenset[int] = frozenset(), who: str = "") -> None:
+        super().__init__(f"{invariant}: {text}")
+        self.invariant, self.ids, self.who = invariant, ids, who
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +53,7 @@ class Message:
     ttl_ms: int = 0
     #: Its time may be another than it was published with.
     rescheduled: bool = False
+    tags: tuple[str, ...] = ()
 
     @property
     def body(self) -> bytes:
@@ -87,6 +97,9 @@ class HandOut:
     acked: float | None = None
     extend_invoked: float | None = None
     extend_until_ms: int = 0
+    #: Those in its record; and what was asked for.
+    tags: tuple[str, ...] = ()
+    wanted: Filter | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -126,6 +139,10 @@ class History:
     #: What the owner of the limited topic asked for; and when he was told that its limits hold.
     orders: list[Order] = field(default_factory=list)
     limited: float | None = None
+    #: Hours have passed, and with them what was kept of messages that ended.
+    slept: bool = False
+    #: He has slowed it down at some time.
+    slowed: bool = False
     notes: deque[tuple[float, str, str, frozenset[int]]] = field(default_factory=lambda: deque(maxlen=20_000))
     #: How often each kind of fault struck and each kind of request was answered.
     counts: dict[str, int] = field(default_factory=dict)

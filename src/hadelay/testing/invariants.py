@@ -27,8 +27,8 @@ from hadelay.model import DEAD_HOURS, Event, State
 from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node
 from hadelay.storage.store import Storage
-from hadelay.testing.cluster import WATCH_S, SimCluster, Violation
-from hadelay.testing.history import HandOut, Message, number_of
+from hadelay.testing.cluster import WATCH_S, SimCluster
+from hadelay.testing.history import HandOut, Message, Violation, number_of
 
 #: The cold start that every cluster begins with is over by then.
 FOUNDED_S = 1.0
@@ -80,6 +80,8 @@ def lost(cluster: SimCluster) -> Iterator[Violation]:
         cluster.history.count(f"ends {state}")
         if state in _WAITING or (state == State.ACKED and message_id in acked):
             continue
+        if state == "gone" and cluster.history.slept and message_id in acked:
+            continue
         if not any(_may_end(cluster, message, message_id, state, place) for message in messages):
             text = f"message {messages[0].number} ({message_id:x}) was stored and is {state}"
             yield Violation("I1 lost", text, frozenset({message_id}))
@@ -94,11 +96,13 @@ def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str,
     purged = 0
     for order in history.meant("purge", message, message_id):
         purged |= order.states
-    if state == State.CANCELLED:
+    gone = state == "gone" and history.slept
+    if state == State.CANCELLED or gone:
         replaced = (message.topic, message.client_key) in history.replaced_keys
-        return replaced or message.cancel_invoked is not None or bool(purged & (SCHEDULED | READY))
-    if state == State.EXPIRED:
-        return bool(message.ttl_ms)
+        if replaced or message.cancel_invoked is not None or purged & (SCHEDULED | READY):
+            return True
+    if state == State.EXPIRED or gone:
+        return bool(message.ttl_ms or (gone and purged & DEAD))
     if state == State.DEAD and place is not None:
         return message.topic == workload.limited and int(place.rows["attempt"][0]) >= workload.max_attempts
     return state == "gone" and bool(purged & DEAD)
@@ -142,6 +146,20 @@ def phantoms(cluster: SimCluster) -> Iterator[Violation]:
             yield Violation("I3 phantom", f"{h.id:x} carries a body that nobody sent", frozenset({h.id}))
         elif message.body != h.body:
             yield Violation("I3 phantom", f"{h.id:x} is not message {message.number}", frozenset({h.id}))
+
+
+def as_asked(cluster: SimCluster) -> Iterator[Violation]:
+    """Filters: who asks for tags gets only messages that have them, and those are what they were published with."""
+    for h in cluster.history.hand_outs:
+        message = _message(cluster, h)
+        if message is not None and message.tags != h.tags:
+            yield Violation("I3 phantom", f"{h.id:x} has the tags {h.tags}, not {message.tags}", frozenset({h.id}))
+        if h.wanted is not None:
+            cluster.history.count("checked filters")
+            every, some = set(h.wanted.all_of), set(h.wanted.any_of)
+            if not (every <= set(h.tags) and (not some or some & set(h.tags))):
+                text = f"{h.id:x}, with the tags {h.tags}, went to {h.consumer}, who asked for {h.wanted}"
+                yield Violation("filters", text, frozenset({h.id}))
 
 
 def resurrected(cluster: SimCluster) -> Iterator[Violation]:
@@ -311,9 +329,12 @@ def clock_runs_true(cluster: SimCluster) -> Iterator[Violation]:
 
 def late(cluster: SimCluster) -> Iterator[Violation]:
     """I10: some seconds after the last fault and the last change of leader, what falls due is handed out within a
-    second: consumers ask all the time, for all topics."""
+    second: consumers ask all the time, for all topics. Unless the topic's owner has slowed it down meanwhile."""
     quiet = max([cluster.healed_at, *cluster.elected]) + _QUIET_S
     for h in cluster.history.hand_outs:
+        message = _message(cluster, h)
+        if cluster.history.slowed and message is not None and message.topic == cluster.workload.limited:
+            continue
         late_ms = h.now_ms - h.deliver_at_ms
         if h.attempt == 1 and not h.redelivered and h.answered - late_ms / 1000 > quiet:
             cluster.history.count("checked I10 late")
@@ -569,8 +590,8 @@ def _ids(message: Message) -> frozenset[int]:
 
 #: Those that read the history, and those that read healed replicas.
 OUTSIDE = (
-    phantoms, two_ids, lost, cancelled_means_never, purged_means_never, fenced, resurrected, double_leases, early,
-    clock_runs_true, in_time, debounced, nothing_forgotten, late,
+    phantoms, as_asked, two_ids, lost, cancelled_means_never, purged_means_never, fenced, resurrected, double_leases,
+    early, clock_runs_true, in_time, debounced, nothing_forgotten, late,
 )  # fmt: skip
 REPLICAS = (diverged, conserved, one_per_key, honest)
 
@@ -579,5 +600,5 @@ CHECKED = (
     "I1 lost", "I2 conservation", "I3 phantom", "I3 phantom, cancelled", "I3 phantom, purged", "I5 resurrection",
     "I6 double lease", "I8 duplicate", "I9 early", "I10 late", "I12 divergence", "I13 log safety", "I14 durability",
     "I15 liveness", "I16 fenced leader", "I17 fail-stop", "I18 metrics honesty", "attempts", "TTL, leased",
-    "TTL, ended", "max_wait", "one per key", "forgotten",
+    "TTL, ended", "max_wait", "one per key", "filters", "stale read", "forgotten",
 )  # fmt: skip

@@ -17,8 +17,9 @@ from pyroaring import BitMap
 
 from hadelay.core import idempotency, leases, owed, places, publish, ttl
 from hadelay.core.clustertime import ClusterClock
-from hadelay.core.commands import Command
+from hadelay.core.commands import Command, decode, decode_entry, encode_entry
 from hadelay.core.dispatch import Dispatcher
+from hadelay.core.filters import Filter
 from hadelay.core.keys import Decision
 from hadelay.core.lifecycle import settle
 from hadelay.core.results import LeaseOutcome, LeaseResult
@@ -29,6 +30,7 @@ from hadelay.raft.journal import Journal
 from hadelay.raft.leader import Leader
 from hadelay.raft.membership import Membership
 from hadelay.raft.peer import Peer
+from hadelay.raft.reads import Reads
 from hadelay.server import batcher, cursor
 from hadelay.server.ahead import HeldBack
 from hadelay.server.batcher import Batcher
@@ -144,7 +146,8 @@ def _answered_before_commit() -> Iterator[None]:
             propose(self, command, done, term)
             return
         propose(self, command, lambda result, error: None)
-        done(LeaseResult(np.array([LeaseOutcome.DONE], np.uint8)), None)
+        ((kind, body),) = decode_entry(encode_entry(0, [command]))[2]
+        done(LeaseResult(np.full(len(decode(kind, body).rows), LeaseOutcome.DONE, np.uint8)), None)
 
     with _patched(Batcher, "propose", at_once):
         yield
@@ -454,6 +457,20 @@ _LOG = ("I1 ", "I12", "I13", "I14", "I17")
 #: Seeds that are tried before a bug counts as not noticed.
 SEEDS = range(1, 61)
 
+
+def _ignored_filter() -> Iterator[None]:
+    def may(self: Filter, masks: Any) -> Any:
+        return np.ones(len(masks), np.bool_)
+
+    with _patched(Filter, "may", may), _patched(Filter, "matches", lambda self, tags: True):
+        yield
+
+
+def _unconfirmed_read() -> Iterator[None]:
+    with _patched(Reads, "read", lambda self, done: done(None)):
+        yield
+
+
 MUTATIONS: dict[str, Mutation] = {
     "no_sync": Mutation("no sync reaches the disk", _LOG, ("power_cut_all", "kill"), _no_sync),
     "skipped_sync": Mutation("every fifth sync is skipped", _LOG, ("power_cut_all", "power_cut"), _skipped_sync),
@@ -512,6 +529,11 @@ MUTATIONS: dict[str, Mutation] = {
     "wrong_local_index": Mutation(
         "after a restart a second's chain ends too early", ("I12", "I15", "forgotten"), ("kill", "stop"),
         _wrong_local_index,
+    ),
+    "ignored_filter": Mutation("who asks for tags gets others as well", ("filters",), (), _ignored_filter),
+    "unconfirmed_read": Mutation(
+        "a read does not wait for what was committed before it", ("stale read",), ("pause", "partition", "slow_link"),
+        _unconfirmed_read,
     ),
     "lost_timer": Mutation("no lease ever runs out", ("I15",), (), _lost_timer),
     "local_apply": Mutation("apply depends on the process", ("I12",), (), _local_apply),

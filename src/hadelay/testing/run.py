@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import dataclass, field
 
 from hadelay.model import Event
 from hadelay.testing import invariants
-from hadelay.testing.clients import Consumer, Owner, Producer
-from hadelay.testing.cluster import HOUR_S, SimCluster, Violation
+from hadelay.testing.clients import Consumer, Owner, Producer, Reader
+from hadelay.testing.cluster import HOUR_S, SimCluster
+from hadelay.testing.history import Violation
 from hadelay.testing.nemesis import Nemesis
 from hadelay.testing.story import tell
 
@@ -43,8 +45,6 @@ class Report:
 
 def build(seed: int, only: frozenset[str] | None = None) -> SimCluster:
     """The shape of a run: how many nodes, which mode, how near the next full hour is."""
-    import random
-
     rng = random.Random(f"shape {seed}")
     size = rng.choices((3, 1, 5), (0.88, 0.06, 0.06))[0]
     return SimCluster(
@@ -103,20 +103,40 @@ def play(cluster: SimCluster, nemesis: Nemesis, report: Report) -> None:
     asking: list[Consumer | Owner] = [*consumers, Owner(cluster, "owner")]
     for client in asking:
         client.start()
+    reader = Reader(cluster, "reader")
+    reader.start()
     while world.now < FAULTS_S and not cluster.violations:
         world.run_for(0.25)
     for client in asking:
         client.good = True
-    deadline = FAULTS_S + DRAIN_S
-    while world.now < deadline and not cluster.violations:
-        world.run_for(0.25)
-        if world.now > FAULTS_S + 2.0 and drained(cluster):
-            break
-    for stopping in (*producers, *asking):
+    drain(cluster)
+    hours = random.Random(f"hours {cluster.seed}").choice((0,) * 9 + (1, 6, 30, 60))
+    if hours and cluster.parts.take("hours"):
+        sleep(cluster, hours)
+        drain(cluster)
+    for stopping in (*producers, *asking, reader):
         stopping.stopped = True
     world.run_for(0.5)  # what they asked last is answered; nothing new comes
     settle(cluster)
-    report.drained_s = world.now - FAULTS_S
+    report.drained_s = world.now - cluster.healed_at
+
+
+def drain(cluster: SimCluster) -> None:
+    """Until nothing is owed; two seconds at least."""
+    world, start = cluster.world, cluster.world.now
+    while world.now < start + DRAIN_S and not cluster.violations:
+        world.run_for(0.25)
+        if world.now > start + 2.0 and drained(cluster):
+            break
+
+
+def sleep(cluster: SimCluster, hours: int) -> None:
+    """All machines are suspended for hours: then everything that fell due meanwhile does."""
+    cluster.note(f"{hours} hours pass")
+    cluster.history.count("hours passed")
+    cluster.history.slept = True
+    cluster.world.now += hours * HOUR_S
+    cluster.healed_at = cluster.world.now
 
 
 def drained(cluster: SimCluster) -> bool:
@@ -143,7 +163,7 @@ def check(cluster: SimCluster) -> None:
             raise violation
     nodes = cluster.nodes()
     same = len(nodes) == len(cluster.names) and len({node.raft.applied_index for node in nodes}) == 1
-    for violation in invariants.converged(cluster, same and drained(cluster), cluster.world.now - FAULTS_S):
+    for violation in invariants.converged(cluster, same and drained(cluster), cluster.world.now - cluster.healed_at):
         raise violation
     for definition in invariants.REPLICAS:
         for violation in definition(cluster):

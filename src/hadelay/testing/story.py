@@ -8,7 +8,8 @@ import numpy as np
 
 from hadelay.core.commands import Cancel, Command, Grant, Leases, decode, decode_entry
 from hadelay.model import unpack_id
-from hadelay.testing.cluster import SimCluster, Violation
+from hadelay.testing.cluster import SimCluster
+from hadelay.testing.history import Violation
 
 _LINES = 70
 
