@@ -85,8 +85,8 @@ def test_a_failing_run_is_shrunk_to_what_it_takes(capsys: pytest.CaptureFixture[
     assert len(command[1].split(",")) <= 3
     assert cli.main(seed=1, jobs=1, mutation="no_sync", only=command[1]) == 1
     replayed = capsys.readouterr().out
-    trace = re.compile(r"I17 fail-stop.*trace \w+")
-    assert trace.findall(replayed) == trace.findall(shrunk)
+    told = re.compile(r"seed 1: (I17 fail-stop.*?) · .*trace (\w+)")
+    assert told.findall(replayed) == told.findall(shrunk) != []
 
 
 @pytest.mark.parametrize("needed", [{"f3", "p1.3", "c2"}, {"p0.4"}, set()])
