@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,13 @@ ALLOWED: dict[str, set[str]] = {
 IO = {"asyncio", "logging", "os", "random", "socket", "threading", "time", "structlog", "uvloop", "aiohttp"}
 
 
-def imported(path: Path, *, typing_too: bool = False) -> Iterator[str]:
+@cache
+def imported(path: Path, *, typing_too: bool = False) -> tuple[str, ...]:
     """Modules named by import statements; those under TYPE_CHECKING only if asked for."""
+    return tuple(_imported(path, typing_too))
+
+
+def _imported(path: Path, typing_too: bool) -> Iterator[str]:
     skipped: set[ast.AST] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not typing_too:

@@ -64,11 +64,12 @@ def alive(pid: int) -> bool:
         return False
 
 
-def spawn(*words: object, errors: Path) -> subprocess.Popen[bytes]:
-    """A hadelay command in the background, in a session of its own; whoever starts it ends it."""
+def spawn(*words: object, errors: Path, program: str | None = None) -> subprocess.Popen[bytes]:
+    """A hadelay command in the background, in a session of its own; whoever starts it ends it. program: Python that runs
+    instead of hadelay's own command line."""
     with open(errors, "ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "hadelay", *map(str, words)],
+            [sys.executable, *(("-m", "hadelay") if program is None else ("-c", program)), *map(str, words)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -198,14 +199,14 @@ class Cluster:
             self.hit(name, number)
         until(lambda: not any(alive(self.pids[name]) for name in names), f"{names} ended")
 
-    def restart(self, *names: str, settings: tuple[str, ...] = ()) -> None:
+    def restart(self, *names: str, settings: tuple[str, ...] = (), program: str | None = None) -> None:
         """Killed ones, all at once; returns when each said that it is ready."""
         options = [word for setting in settings for word in ("--set", setting)]
         starting = []
         for name in names:
             errors = self.directory / f"{name}.log"
             words = ("dev", "--data-dir", self.directory, "--start", name, "-o", "json", *options)
-            starting.append((spawn(*words, errors=errors), errors))
+            starting.append((spawn(*words, errors=errors, program=program), errors))
             self.children.append(starting[-1][0])
             self.pids[name] = starting[-1][0].pid
         for process, errors in starting:

@@ -19,6 +19,16 @@ from tests.system.conftest import Make
 
 #: Journals are cut soon: a checkpoint each second, small segments.
 SMALL = ("storage.checkpoint_bytes=1MiB", "storage.checkpoint_interval_ms=1s", "raft.segment_bytes=8MiB")
+#: And little of them is kept: to write the 256 MiB that it is otherwise, and to compare them, takes half a minute.
+FORGETFUL = """
+import sys
+from dataclasses import replace
+from hadelay.server import node
+made = node.raft_config
+node.raft_config = lambda config: replace(made(config), journal_keep_bytes=8 << 20)
+from hadelay.cli.app import run
+sys.exit(run(sys.argv[1:]))
+"""
 
 
 def fill(cluster: Cluster, topic: str, through: str, count: int = 300) -> list[str]:
@@ -122,6 +132,8 @@ def test_a_node_put_back_from_an_old_copy_is_admitted_again(make_cluster: Make, 
 def test_a_node_that_missed_compacted_entries_catches_up_by_files(make_cluster: Make) -> None:
     cluster = make_cluster(settings=SMALL)
     fill(cluster, "behind", "n1", 50)
+    cluster.kill(*cluster.names)
+    cluster.restart(*cluster.names, program=FORGETFUL)
     leader, (back, _) = cluster.leader(), cluster.followers()
     cluster.kill(back)
     body = "x" * 20_000

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections import Counter
 from threading import Event
 from typing import Any
 
 from hadelay.core.formats import FEATURE_LEVEL
-from tests.system.cluster import Cluster, environment, ready_line, until
+from tests.system.cluster import Cluster, until
 from tests.system.conftest import Make
 from tests.system.test_leader_lost import consume_all, publish_all
 
@@ -35,20 +33,7 @@ def program(level: int) -> str:
 
 def start_as(cluster: Cluster, level: int, *names: str) -> None:
     """Nodes that have ended, again, as programs that know so much."""
-    starting = []
-    for name in names:
-        errors = cluster.directory / f"{name}.log"
-        words = ("dev", "--data-dir", str(cluster.directory), "--start", name, "-o", "json")
-        with open(errors, "ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", program(level), *words],
-                stdout=subprocess.PIPE, stderr=log, env=environment(), start_new_session=True,
-            )  # fmt: skip
-        cluster.children.append(process)
-        cluster.pids[name] = process.pid
-        starting.append((process, errors))
-    for process, errors in starting:
-        cluster._take(ready_line(process, errors))
+    cluster.restart(*names, program=program(level))
 
 
 def replace(cluster: Cluster, level: int, name: str) -> None:

@@ -48,11 +48,13 @@ class RowCrc:
         zeroes = google_crc32c.value(bytes(covered))
         #: Of the byte at a position, in a row that is zero otherwise; less the CRC of a row of zeroes.
         table = np.zeros((covered, 256), np.uint32)
+        every = np.arange(256)
         for position in range(covered):
             row = bytearray(covered)
-            for byte in range(256):
-                row[position] = byte
-                table[position, byte] = google_crc32c.value(bytes(row)) ^ zeroes
+            # A CRC is linear: that of a byte is made of those of its bits.
+            for bit in range(8):
+                row[position] = 1 << bit
+                table[position, every >> bit & 1 == 1] ^= np.uint32(google_crc32c.value(bytes(row)) ^ zeroes)
         self._table = table.ravel()
 
     def of(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
