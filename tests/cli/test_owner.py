@@ -93,7 +93,7 @@ def test_every_setting(dev: Dev) -> None:
         dev, "topic", "set", "hook", "--webhook", "http://127.0.0.1:9/x", "--webhook-timeout", "5s", "--webhook-header",
         "X-A=b", "--allow-per-message",
     )["webhook"]  # fmt: skip
-    assert (hook["timeout"], hook["headers"], hook["allow_per_message"]) == ("5s", {"X-A": "b"}, True)
+    assert (hook["timeout"], hook["headers"], hook["allow_per_message"]) == ("5s", {"X-A": "****"}, True)
 
 
 def test_pause_and_resume(dev: Dev) -> None:

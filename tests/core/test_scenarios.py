@@ -7,7 +7,7 @@ Lines: `at 18:00:05.5` · `term 2` · `publish A B in=5s|on=19:00:00 topic=… k
 `ack|nack|extend G:A … in=… lease=…` (without :A, all of G) · `expire G` · `cancel A` · `get A` · `topic t` ·
 `put t lease=30s` · `delete t force=1` ·
 `publish A client=K mode=keep|replace|reject wait=1h` · `cancel client=K` · `reschedule A|client=K in=5s|on=19:00:00` ·
-`client K` (whose key it is) · `tables key place` (how many rows) ·
+`list t state=scheduled,dead from=… to=… tag=… limit=…` · `client K` (whose key it is) · `tables key place` (how many rows) ·
 `sweep|carry|retire [hour] limit=…` · `hours` ·
 `settings key=value` · `restart`
 """
@@ -25,8 +25,11 @@ from msgspec.structs import replace
 from hadelay.core import commands
 from hadelay.core.drafts import hash_client_key
 from hadelay.core.keys import find_key
+from hadelay.core.listing import FIRST, PENDING, Page, Wish, listing
 from hadelay.core.results import CancelOutcome, LeaseOutcome, Outcome, Progress, Refused, RowCode
-from hadelay.model import DEAD_HOURS, HOUR_MS
+from hadelay.core.state import DelayState
+from hadelay.core.tags import mask_of
+from hadelay.model import DEAD_HOURS, HOUR_MS, State
 from tests.core.world import START_HOUR, START_MS, World, draft, leases
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
@@ -61,6 +64,15 @@ def hour_text(hour: int) -> str:
     return f"hour {hour - START_HOUR:+}" if hour < DEAD_HOURS else f"dead hour {hour - DEAD_HOURS - START_HOUR:+}"
 
 
+def _page(state: DelayState, wish: Wish, now_ms: int) -> Page:
+    steps = listing(state, wish, now_ms)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
 class Player:
     def __init__(self) -> None:
         self.world = World()
@@ -92,6 +104,8 @@ class Player:
         at = clock_of(options["on"]) if "on" in options else None
         in_ms = ms_of(options.get("in", "0s"))
         drafts = [draft(topic, in_ms, body, idem=key, at=at) for _ in names]
+        if "tag" in options:
+            drafts = [replace(d, tag_mask=mask_of(options["tag"].split(","))) for d in drafts]
         if "client" in options:
             mode = ("keep", "replace", "reject").index(options.get("mode", "keep"))
             wait_ms = ms_of(options.get("wait", "0s"))
@@ -222,6 +236,26 @@ class Player:
             for event in found.history:
                 by = " ".join(filter(None, (event.consumer, f"at {event.node}" if event.node else "")))
                 said.append(f"  {clock(event.at_ms)} {event.event.name.lower()} {event.attempt} {by}".rstrip())
+        return said
+
+    def do_list(self, names: list[str], options: dict[str, str]) -> list[str]:
+        """In due order, page after page, as a client asks for it."""
+        topic = self.world.state.topic(names[0])
+        assert topic is not None
+        wanted = options.get("state", "pending")
+        states = PENDING if wanted == "pending" else frozenset(map(State, wanted.split(",")))
+        start, end = (START_MS + clock_of(options[at]) if at in options else None for at in ("from", "to"))
+        wish = Wish(
+            topic.number, states, start or 0, end or 1 << 50, mask_of([options["tag"]]) if "tag" in options else 0,
+            FIRST, int(options.get("limit", 100)),
+        )  # fmt: skip
+        said, after = [], FIRST
+        while after is not None:
+            page = _page(self.world.state, wish._replace(after=after), START_MS + self.world.now)
+            rows = zip(page.rows["first_id"].tolist(), page.rows["deliver_at_ms"].tolist(), page.states, strict=True)
+            listed = ", ".join(f"{self.called(i)} {state} {clock(at_ms)}" for i, at_ms, state in rows)
+            said.append(listed or "nothing")
+            after = page.after
         return said
 
     def do_topic(self, names: list[str], options: dict[str, str]) -> str:

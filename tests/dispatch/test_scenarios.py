@@ -7,7 +7,7 @@ Times count from 18:00:00, in ms (`1500`), or as h:mm:ss.ms. Lines: `with sync=i
 `publish a b in=5000|at=… topic=… tags=x,y` · `poll P topics=a,b max=… wait=… lease=… consumer=… request=…
 tags=x,y any=z` · `hangup P` · `put t rate=5 paused=true …` (JSON values; null takes back) · `limited` (how often) ·
 `ack|nack P a b … in=…` · `extend P lease=…` · `cancel a` · `stick` · `unstick` · `hold` · `resume` · `cursor` ·
-`ready` · `log` (what was committed since the last `log`)
+`ready` · `forget T` (as a bug would) · `swept` · `log` (what was committed since the last `log`)
 """
 
 from __future__ import annotations
@@ -162,6 +162,16 @@ class Player:
     def do_ready(self, desk: Desk, names: list[str], options: dict[str, str]) -> list[str]:
         counts = desk.dispatcher.ready_counts().items()
         return [f"{desk.state.topics[number].name}: {count}" for number, (count, _) in counts] or ["none"]
+
+    def do_forget(self, desk: Desk, names: list[str], options: dict[str, str]) -> None:
+        """As a bug would: the windows of this topic."""
+        ready = desk.core.ready
+        for window in ready.queue(next(n for n, t in enumerate(desk.state.topics.all) if t.name == names[0])).windows():
+            ready.size -= len(window.places)
+            window.places.clear()
+
+    def do_swept(self, desk: Desk, names: list[str], options: dict[str, str]) -> list[str]:
+        return [f"{desk.dispatcher.sweeper_found} forgotten"]
 
     def do_log(self, desk: Desk, names: list[str], options: dict[str, str]) -> list[str]:
         kinds = [kind.name.lower() for _, kind in desk.log[self.logged :]]
