@@ -7,7 +7,8 @@ Lines: `at 18:00:05.5` · `term 2` · `publish A B in=5s|on=19:00:00 topic=… k
 `ack|nack|extend G:A … in=… lease=…` (without :A, all of G) · `expire G` · `cancel A` · `get A` · `topic t` ·
 `put t lease=30s` · `delete t force=1` ·
 `publish A client=K mode=keep|replace|reject wait=1h` · `cancel client=K` · `reschedule A|client=K in=5s|on=19:00:00` ·
-`list t state=scheduled,dead from=… to=… tag=… limit=…` · `client K` (whose key it is) · `tables key place` (how many rows) ·
+`list t state=scheduled,dead from=… to=… tag=… limit=…` · `client K` (whose key it is) ·
+`tables key place` (how many rows) ·
 `sweep|carry|retire [hour] limit=…` · `hours` ·
 `settings key=value` · `restart`
 """
