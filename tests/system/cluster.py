@@ -65,7 +65,7 @@ def alive(pid: int) -> bool:
 
 
 def spawn(*words: object, errors: Path, program: str | None = None) -> subprocess.Popen[bytes]:
-    """A hadelay command in the background, in a session of its own; whoever starts it ends it. program: Python that runs
+    """A hadelay command in the background, in a session of its own; whoever starts it ends it. program: Python, run
     instead of hadelay's own command line."""
     with open(errors, "ab") as log:
         return subprocess.Popen(
