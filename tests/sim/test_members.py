@@ -266,16 +266,51 @@ def test_a_leader_that_a_node_has_never_heard_of_is_followed():
     town.converge()
 
 
-def test_a_node_that_was_removed_comes_back_and_counts_again():
+def test_a_node_that_was_removed_comes_back_with_its_disk():
     town = Town()
-    gone = town.others[0]
-    town.must("remove", gone)
-    town.retire(gone)
+    town.add("n4")
+    incarnation = town.on("n4").raft.journal.incarnation
+    town.must("remove", "n4")
+    town.world.run_for(0.5)
+    town.retire("n4")
     town.publish()
-    town.add(gone)  # with its old disk: it is one of the founders, and has to be admitted anew
-    assert town.voters() == ["n1", "n2", "n3"]
-    town.until(lambda: town.on(gone).raft.journal.incarnation > 1)
+    town.add("n4")
+    assert town.on("n4").raft.journal.incarnation == incarnation
     town.publish()
+    town.converge()
+
+
+def test_a_founder_is_not_added_with_what_it_founded():
+    """Another cluster's log, of the same terms, would pass for a beginning of this one's."""
+    town = Town(restart=False)
+    stranger = Town(seed=2, names=("n4",))
+    stranger.publish()
+    stranger.kill("n4")
+    town.join("n4")
+    town.kill("n4")
+    town.machines["n4"].disk = stranger.machines["n4"].disk
+    town.start("n4")
+    town.must("add", "n4")
+    town.until(lambda: bool(town.violations))
+    town.world.run_for(0.1)  # it ends
+    assert "its directories are those of a founder" in str(town.violations.pop())
+    town.wipe("n4")
+    town.start("n4")
+    town.until(lambda: town.leader() is not None and "n4" in town.voters(), 30)
+    town.converge()
+
+
+def test_a_node_that_was_told_to_found_a_cluster_joins_all_the_same():
+    town = Town()
+    town.switch_on()
+    town.join("n4")
+    town.kill("n4")
+    town.wipe("n4")
+    town.machines["n4"].founded = False
+    town.start("n4")
+    town.must("add", "n4")
+    town.until(lambda: town.leader() is not None and "n4" in town.voters(), 30)
+    assert town.on("n4").raft.journal.incarnation > 1
     town.converge()
 
 
@@ -366,3 +401,25 @@ def test_a_drained_node_does_not_lead_while_another_can():
     assert not town.on(first).drained
     town.converge()
     assert sorted(town.receive()) == sorted(town_ids)
+
+
+def test_a_node_that_alone_knows_of_its_removal_leads_until_it_is_committed():
+    """The leader's disk lost the entry that removes n2, and n2 has it: it gives nobody with less its vote."""
+    town = Town(names=("n1", "n2", "n3"))
+    gone, third = town.others
+    town.must("remove", third)
+    town.retire(third)
+    leader = town.leader()
+    assert leader is not None
+    town.machines[leader.name].disk.sync_delay_s = 1.0
+    leader.changes.change("remove", gone, "", lambda result, error: None)
+    town.world.run_for(0.1)
+    assert town.voters(gone) == [leader.name]
+    town.power_cut(leader.name)
+    town.machines[leader.name].disk.sync_delay_s = 0.0004
+    town.start(leader.name)
+    town.until(lambda: town.leader() is not None and town.first == leader.name and town.voters() == [leader.name], 20)
+    town.until(lambda: not town.on(gone).raft.is_leader)
+    town.retire(gone)
+    town.publish()
+    town.converge()

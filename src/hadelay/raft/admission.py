@@ -15,6 +15,8 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from hadelay.core.formats import FEATURE_LEVEL
+from hadelay.core.members import JOINED
+from hadelay.errors import FatalError
 from hadelay.raft import messages
 from hadelay.raft.journal import FIRST
 from hadelay.raft.peer import Peer
@@ -96,7 +98,14 @@ class Admission:
     def on_rewound(self, peer: Peer, data: bytes) -> None:
         """A peer remembers more of this node than its disk does: go on as somebody new."""
         incarnation, term, index = messages.decode(data, int, int, int)
-        if incarnation >= self.node.journal.incarnation:
+        journal = self.node.journal
+        if incarnation == JOINED and journal.incarnation == FOUNDING and journal.last_index > FIRST[0]:
+            # Another cluster's log may look just like a beginning of this one's.
+            raise FatalError(
+                f"{self.node.name} is to join a cluster, and its directories are those of a founder: start it with "
+                "empty ones (journal too)"
+            )
+        if incarnation >= journal.incarnation:
             log.error("disk_rewound", extra={"peer": peer.name, "term": term, "index": index})
             self._renew(incarnation)
 

@@ -110,8 +110,8 @@ class Elections:
 
     @property
     def eligible(self) -> bool:
-        """For office: it may vote, and its log says that its vote counts."""
-        return self.may_vote and self.node.membership.votes
+        """For office: it may vote, and its log says that its vote counts, or that it is about to be removed."""
+        return self.may_vote and self.node.membership.stands
 
     def _leaderless(self) -> bool:
         node = self.node
@@ -272,10 +272,10 @@ class Transfers:
             node.call_later(node.config.transfer_ms / 1000, self._give_up, self._attempt)
             self.progress()
 
-    def give_away(self) -> None:
-        """This leader's disk hangs: anybody else is better."""
+    def give_away(self, why: str) -> None:
+        """Anybody else is better than this leader."""
         if not self.under_way:
-            log.warning("slow_sync_hand_over", extra={"term": self.node.term})
+            log.warning(f"{why}_hand_over", extra={"term": self.node.term})
             self.begin(None, lambda error: self.node.core.step_down() if error and self.node.is_leader else None)
 
     def hold(self, command: bytes, done: Done) -> None:

@@ -259,7 +259,7 @@ class Leader:
             return
         started = node.journal.sync_started
         if started is not None and now - started > node.config.slow_sync_ms / 1000 and not node.alone:
-            node.transfers.give_away()
+            node.transfers.give_away("slow_sync")
 
     def hears(self, name: str) -> bool:
         """That voter is there, and counts."""

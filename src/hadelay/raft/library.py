@@ -27,6 +27,8 @@ from hadelay.raft.segment import Entry
 NO_OP = b"\x01"
 #: A node of its own, in a cluster of one: its disk, which has to agree like any other.
 DISK = "its disk"
+#: Stands in for a node that does not vote itself, but leads until its removal is committed: the library counts it.
+NOBODY = "nobody"
 
 _FOLLOWER, _LEADER = 0, 2
 #: Seconds; the library's own timers never fire.
@@ -208,10 +210,11 @@ class Core(SyncObj):  # type: ignore[misc]
         return int(self._SyncObj__raftMatchIndex.get(self.members[peer], 0))
 
     # -- what it is told
-    def set_voters(self, others: Sequence[str]) -> list[str]:
-        """Who votes besides this node, from now on; none: its disk does. Returns who is new."""
+    def set_voters(self, others: Sequence[str], votes: bool) -> list[str]:
+        """Who votes besides this node, from now on; none: its disk does. votes: whether this node does. Returns who is
+        new."""
         # No public names: its own way of changing members is row 17.
-        new = {self.members[name]: None for name in others or [DISK]}
+        new = {self.members[name]: None for name in [*(others or [DISK]), *([] if votes else [NOBODY])]}
         old: set[Node] = self._SyncObj__otherNodes  # type: ignore[has-type]
         added = [node for node in new if node not in old]
         if not added and len(new) == len(old):

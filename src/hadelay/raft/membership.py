@@ -45,11 +45,14 @@ class Membership:
     def _derive(self) -> None:
         self.index, self.members = self._appended[-1] if self._appended else self._applied
         voters = [member.name for member in self.members if member.voter]
+        was = any(member.voter and member.name == self.node.name for member in self._applied[1])
         #: Never iterated: `others` is.
         self.voters = frozenset(voters)
         self.others = [name for name in voters if name != self.node.name]
         self.majority = len(voters) // 2 + 1
         self.votes = self.node.name in self.voters
+        #: A node whose removal is not applied here may be the only one that has it, and so the only one that can lead.
+        self.stands = self.votes or was
         self.names = [member.name for member in self.members]
 
     @property
@@ -181,6 +184,8 @@ class Membership:
     def beat(self) -> None:
         """Leader, now and then: a learner that has everything of the last look becomes a voter."""
         node = self.node
+        if not self.votes and self.committed:
+            node.transfers.give_away("removed")
         mark, self._mark = self._mark, (node.term, int(node.core.raftCommitIndex))
         if mark[0] != node.term or all(member.voter for member in self.members):
             return

@@ -416,7 +416,7 @@ class RaftNode:
     # -- members
     def reconfigured(self) -> None:
         """Others vote from now on, or are to be linked. In force at once; links follow when the loop comes round."""
-        added = self.core.set_voters(self.membership.others)
+        added = self.core.set_voters(self.membership.others, self.membership.votes)
         linked = self.membership.linked()
         new = [name for name in linked if name not in self.peers]
         if new:

@@ -28,6 +28,7 @@ from hadelay.config import (
 from hadelay.core.commands import Command, decode, decode_entry
 from hadelay.errors import HadelayError
 from hadelay.raft.journal import Journal
+from hadelay.raft.ports import FOUNDING
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.testing.clients import Door
@@ -216,11 +217,12 @@ class SimCluster:
     def retire(self, name: str) -> None:
         """It was removed, and is switched off."""
         process = self.process(name)
-        knows = process is not None and process.node is not None and name not in process.node.raft.membership.names
+        node = process.node if process is not None else None
+        keeps = node is not None and name not in node.raft.membership.names and node.raft.journal.incarnation > FOUNDING
         self.kill(name)
         self.retired[name] = machine = self.machines.pop(name)
-        if not knows:
-            # It would look for those that were members then, who may all be gone.
+        if not keeps:
+            # A founder is not let in again with its disk; another would look for the members of then, who may be gone.
             self._blank(machine)
         self.names = tuple(other for other in self.names if other != name)
 
