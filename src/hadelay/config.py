@@ -99,7 +99,8 @@ class RaftConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     #: host:port on which the other nodes reach this one.
     listen: str = "127.0.0.1:8500"
-    #: Every voting member, this one included: name = "host:port". Empty: a cluster of this node alone.
+    #: Every voting member, this one included: name = "host:port". Empty: a cluster of this node alone. Counts until the
+    #: members are changed for the first time; a node that is to be added names the members there are, and itself.
     peers: dict[str, str] = field(default_factory=dict)
     #: PEM file of the certificate that this node shows to the others. It has to name the node: node.name is one of its
     #: DNS names, or its common name. Read again when it changes.
