@@ -23,7 +23,7 @@ from hadelay.core.checksums import crc32c
 from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
 from hadelay.pipeline import batches
-from hadelay.pipeline.archived import MANIFEST_VERSION, file_crc, is_whole, read_manifest
+from hadelay.pipeline.archived import MANIFEST_VERSION, is_whole, read_manifest
 from hadelay.pipeline.places import Place
 from hadelay.pipeline.reconcile import each
 from hadelay.pipeline.schema import KINDS, Options
@@ -65,12 +65,17 @@ def run(spark: Any, options: ArchiveOptions) -> Summary:
     asked = [files for files in found.hours if files.hour < DEAD_HOURS and options.source.takes(files.hour)]
     over = [files for files in asked if (files.hour + 1) * HOUR_MS <= found.as_of_ms]
     Place(options.out).make("_manifest")  # without any in it, it is still an archive
-    return Summary(found.as_of_ms, each(spark, partial(archive_hour, store, options), over))
+    # A task is an hour; of a large one it is a part, or it would be alone with its core.
+    large = [max(files.entries, files.events) > options.source.split_rows for files in over]
+    small = [files for files, is_large in zip(over, large, strict=True) if not is_large]
+    hours = each(spark, partial(archive_hour, store, options), small)
+    hours += [archive_hour(store, options, f, spark) for f, is_large in zip(over, large, strict=True) if is_large]
+    return Summary(found.as_of_ms, sorted(hours, key=lambda told: told["hour"]))
 
 
-def archive_hour(store: Store, options: ArchiveOptions, files: HourFiles) -> dict[str, Any]:
-    """One hour; what was done. DamagedFile when its bytes are not those that were written once, OSError from the disk:
-    no manifest then."""
+def archive_hour(store: Store, options: ArchiveOptions, files: HourFiles, spark: Any = None) -> dict[str, Any]:
+    """One hour, its parts as Spark tasks or here; what was done. DamagedFile when its bytes are not those that were
+    written once, OSError from the disk: no manifest then."""
     name, out = hour_name(files.hour), Place(options.out)
     told = {"hour": int(name), "messages": files.entries, "events": files.events}
     manifest = f"_manifest/{name}.json"
@@ -79,20 +84,17 @@ def archive_hour(store: Store, options: ArchiveOptions, files: HourFiles) -> dic
         return told | {"status": "unchanged", "bytes": sum(part["bytes"] for part in known["files"])}
     if not_settled := _open_entries(store, files, options.source):
         return told | {"status": "open", "detail": f"{not_settled} entries are not settled", "bytes": 0}
-    _verify(store, files, options.source)
-    parts: list[dict[str, Any]] = []
-    for kind in ("messages", "events"):
-        directory = f"{kind}/hour={name}"
-        out.make(directory)
-        mine = [_write(store, options, kind, directory, split) for split in _splits(kind, files, options.source)]
-        ours = {part["path"].rpartition("/")[2] for part in mine}
+    _verify(store, files, options.source, spark)
+    kinds = ("messages", "events")
+    splits = [(kind, split) for kind in kinds for split in _splits(kind, files, options.source)]
+    for kind in kinds:
+        out.make(f"{kind}/hour={name}")
+    parts = each(spark, partial(_write, store, options), splits)
+    ours = {part["path"] for part in parts}
+    for directory in (f"{kind}/hour={name}" for kind in kinds):
         for left in out.list(directory) or ():  # of another splitRows, or of a run that was ended
-            if left not in ours and ".parquet" in left:
+            if f"{directory}/{left}" not in ours and ".parquet" in left:
                 out.remove(f"{directory}/{left}")
-        parts += mine
-    for part in parts:
-        if not is_whole(out, part):
-            raise OSError(f"{out.path(part['path'])}: it does not read back as it was written")
     body = {"version": MANIFEST_VERSION, "hour": int(name), "source": _source(files), "files": parts}
     with out.create(manifest) as file:
         file.write(json.dumps(body, indent=1).encode())
@@ -111,11 +113,11 @@ def _open_entries(store: Store, files: HourFiles, options: Options) -> int:
     return sum(part.num_rows for part in batches.read(store, whole, ["state"], split, [waiting]))
 
 
-def _verify(store: Store, files: HourFiles, options: Options) -> None:
+def _verify(store: Store, files: HourFiles, options: Options, spark: Any) -> None:
     """Every byte against the checkpoint's checksums where they are known; otherwise, and to name what is wrong, row by
     row and record by record."""
     suffixes = ("log", "idx", "dsp")
-    if files.crcs and all(_crc(store, files, suffix) == crc for suffix, crc in zip(suffixes, files.crcs, strict=True)):
+    if files.crcs and each(spark, partial(_crc, store, files), suffixes) == list(files.crcs):
         return
     for kind, column in (("messages", "body"), ("events", "event")):
         strict = replace(options, kind=kind, columns=column, topics="", verify=True, on_torn="fail")
@@ -137,23 +139,48 @@ def _splits(kind: str, files: HourFiles, options: Options) -> list[batches.Split
     return batches.splits(Listing([files], 0), replace(options, kind=kind, columns="", body=False))
 
 
-def _write(store: Store, options: ArchiveOptions, kind: str, directory: str, split: batches.Split) -> dict[str, Any]:
+def _write(store: Store, options: ArchiveOptions, what: tuple[str, batches.Split]) -> dict[str, Any]:
+    kind, split = what
     columns = [name for name in KINDS[kind] if name not in ("hour", "dead")]
     source = replace(options.source, kind=kind, columns="", topics="", verify=False, on_torn="fail")
-    out, path = Place(options.out), f"{directory}/part-{split.start:010}-{split.stop:010}.parquet"
-    schema = batches.schema(kind, columns)
+    out, schema = Place(options.out), batches.schema(kind, columns)
+    path = f"{kind}/hour={hour_name(split.files.hour)}/part-{split.start:010}-{split.stop:010}.parquet"
     waiting: list[pa.RecordBatch] = []
-    with (
-        out.create(path) as file,
-        pq.ParquetWriter(file, schema, compression="zstd", compression_level=options.level) as writer,
-    ):
-        for batch in batches.read(store, source, columns, split):
-            waiting.append(batch)
-            if sum(b.num_rows for b in waiting) >= _GROUP_ROWS or sum(b.nbytes for b in waiting) >= _GROUP_BYTES:
+    with out.create(path) as file:
+        sink = _Sink(file)
+        with pq.ParquetWriter(sink, schema, compression="zstd", compression_level=options.level) as writer:
+            for batch in batches.read(store, source, columns, split):
+                waiting.append(batch)
+                if sum(b.num_rows for b in waiting) >= _GROUP_ROWS or sum(b.nbytes for b in waiting) >= _GROUP_BYTES:
+                    writer.write_table(pa.Table.from_batches(waiting, schema))
+                    waiting.clear()
+            if waiting:
                 writer.write_table(pa.Table.from_batches(waiting, schema))
-                waiting.clear()
-        if waiting:
-            writer.write_table(pa.Table.from_batches(waiting, schema))
-    with out.open(path) as file:
-        crc, size = file_crc(file), file.tell()
-    return {"path": path, "rows": split.stop - split.start, "bytes": size, "crc32c": f"{crc:08x}"}
+    part = {"path": path, "rows": split.stop - split.start, "bytes": sink.size, "crc32c": f"{sink.crc:08x}"}
+    if not is_whole(out, part):
+        raise OSError(f"{out.path(path)}: it does not read back as it was written")
+    return part
+
+
+class _Sink:
+    """A file, and the CRC of what was written to it."""
+
+    closed = False
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.size, self.crc = file, 0, 0
+
+    def write(self, data: Any) -> int:
+        self.crc = crc32c(data, self.crc)
+        self.size += len(data)
+        self.file.write(data)
+        return len(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def tell(self) -> int:
+        return self.size
