@@ -14,9 +14,11 @@ import pytest
 from hadelay.core.formats import DISPATCH_SIZE, INDEX_SIZE
 from hadelay.errors import DamagedFile
 from hadelay.model import hour_from_name, hour_name
-from hadelay.pipeline import reconcile, stores
+from hadelay.pipeline import archive, lateness, reconcile, stores
+from hadelay.pipeline.archive import ArchiveOptions
 from hadelay.pipeline.reconcile import ReconcileOptions
 from hadelay.pipeline.schema import parse_options
+from hadelay.pipeline.timing import JobOptions
 from tests.core.world import World
 from tests.pipeline.support import at_random, options, write
 from tests.pipeline.test_batches import read
@@ -146,3 +148,14 @@ def test_reconciling_over_http_says_the_same(nodes: list[Node], tmp_path: Path) 
     remote = parse_options({"endpoint": nodes[0].url, "as_of": as_of})
     here = options(nodes[0].world, local, as_of=as_of)
     assert reconcile.run(None, ReconcileOptions(remote)).table == reconcile.run(None, ReconcileOptions(here)).table
+
+
+def test_an_empty_cluster_has_nothing_to_judge_and_nothing_to_archive(nodes: list[Node], tmp_path: Path) -> None:
+    for node in nodes:
+        node.files.clear()
+    given = parse_options({"endpoint": nodes[0].url})
+    assert read(given) == []
+    summary = reconcile.run(None, ReconcileOptions(given))
+    assert (summary.messages, summary.table, summary.failed) == (0, [], False)
+    assert archive.run(None, ArchiveOptions(given, str(tmp_path / "out"))).hours == []
+    assert lateness.run(None, JobOptions(given)).table == []

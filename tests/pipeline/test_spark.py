@@ -101,11 +101,12 @@ def test_both_engines_agree_about_what_happened_at_random(spark: Any, tmp_path: 
     assert test_reconcile.offending(tmp_path) == named != {}
 
 
-def test_tasks_archive_what_one_process_does(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [4, 1_000_000])  # an hour of several parts, each a task, and an hour that is one
+def test_tasks_archive_what_one_process_does(spark: Any, tmp_path: Path, rows: int) -> None:
     found = []
     for name, runner in (("here", None), ("spark", spark)):
         world = test_archive.settled(tmp_path / name)
-        assert test_archive.run(world, tmp_path / name, runner).archived == 1
+        assert test_archive.run(world, tmp_path / name, runner, splitRows=str(rows)).archived == 1
         found.append(test_archive.contents(tmp_path / name))
     assert found[0] == found[1]
 
