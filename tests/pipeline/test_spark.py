@@ -20,7 +20,7 @@ from hadelay.pipeline.timing import JobOptions
 from tests.cli.support import Dev, cluster
 from tests.pipeline import test_archive, test_archived, test_reconcile
 from tests.pipeline.support import at_random, one_of_each, options, write
-from tests.pipeline.test_batches import NAME, read
+from tests.pipeline.test_batches import read
 from tests.pipeline.test_reconcile import check_one_of_each, judge
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "pipeline.md"
