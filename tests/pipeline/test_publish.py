@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -214,3 +216,31 @@ def test_a_table_is_published_once_however_often_it_is_scheduled(dev: Dev, tmp_p
         assert client.topic("orders").scheduled == count
         first = next(client.messages("orders"))
         assert client.get(first.id, body=True).body == b"order 0"
+
+
+@pytest.mark.processes
+def test_rows_are_published_once_while_the_leader_is_killed_and_what_is_past_is_due_at_once(tmp_path: Path) -> None:
+    count = 6_000
+    with cluster(tmp_path) as dev, Client(dev.servers) as client:
+        given = WriteOptions(dev.servers, topic="orders", timeout=60)
+        due = [datetime.now(UTC) + timedelta(days=30)] * count
+        rows = table(count, topic=None, deliver_at=due)
+        killed: list[str] = []
+
+        def kill(_: publish.Published) -> None:
+            if not killed:
+                killed.append(client.cluster().leader or "")
+                os.kill(next(node["pid"] for node in dev.nodes if node["name"] == killed[0]), signal.SIGKILL)
+
+        done = publish.publish([rows.slice(at, 1_000) for at in range(0, count, 1_000)], given, "x", progress=kill)
+        assert (done.rows, done.published + done.duplicates, done.rejected) == (count, count, 0)
+        assert client.topic("orders").scheduled == count
+        past = table(
+            1,
+            topic=["past"],
+            deliver_at=[datetime(2020, 1, 1, tzinfo=UTC)],
+            body=[b"long ago"],
+            idempotency_key=["past"],
+        )
+        assert publish.publish([past], given, "y").published == 1
+        assert [message.body for message in client.receive("past", wait=10)] == [b"long ago"]
