@@ -283,3 +283,13 @@ def test_a_new_leaders_old_heartbeats_that_come_all_at_once_change_nothing() -> 
     assert cluster.error_ms == pytest.approx(0, abs=1)
     heartbeats(cluster, 1, 2, 1.0)
     assert cluster.error_ms == pytest.approx(-1, abs=1)
+
+
+@pytest.mark.parametrize("nonsense", [-1, 253_402_300_800_000, (1 << 63) - 1])
+def test_a_time_that_no_clock_can_have_is_nobodys(nonsense: int) -> None:
+    cluster = started()
+    cluster.clock.follow(cluster.mono)
+    cluster.clock.observe_leader(nonsense, cluster.mono, 7)
+    cluster.clock.observe_wall("b", nonsense, cluster.mono)
+    assert abs(cluster.error_ms) <= 1
+    assert not cluster.clock.alarms

@@ -126,7 +126,7 @@ async def test_only_known_tokens_get_in() -> None:
 async def test_health_and_the_description_are_open_and_nothing_else() -> None:
     async with guarded() as node:
         paths = {"{topic}": "t", "{key}": "k", "{id}": "0" * 13, "{hour}": "2026112018", "{file}": "log"}
-        paths |= {"{token_id}": "0" * 12, "{snapshot}": "1", "{name}": "names"}
+        paths |= {"{token_id}": "0" * 12, "{snapshot}": "1", "{name}": "names", "{node}": "n2"}
         found = {}
         for route in ROUTES.all:
             path = re.sub(r"\{\w+\}", lambda m: paths[m[0]], route.path)
@@ -142,7 +142,7 @@ async def test_every_route_says_what_it_takes() -> None:
     assert powers == {
         "put_topic", "pause_topic", "resume_topic", "delete_topic", "purge", "purge_dead", "redrive",
         "transfer_leader", "hours", "hour_file", "create_token", "list_tokens", "revoke_token", "audit",
-        "open_snapshot", "snapshot_file", "release_snapshot",
+        "open_snapshot", "snapshot_file", "release_snapshot", "add_member", "remove_member", "drain",
     }  # fmt: skip
     document = msgspec.json.decode(openapi.document(ROUTES.all, tokens=True))
     validate(document)

@@ -30,6 +30,8 @@ _FRESH_S = 10.0
 _SAMPLES = 4
 #: A sample is wrong by at most half of its round trip: one this short is not compared with others.
 _SHORT_S = 0.01
+#: The year 10000: no clock that says so is listened to.
+_LARGEST_MS = 253_402_300_800_000
 
 
 class ClusterClock:
@@ -109,7 +111,7 @@ class ClusterClock:
         be behind, and a third one that still went by the first would take time forward again, and end early what the
         second had stamped. Not at once: what waited behind a broken network comes late, and all at the same time.
         """
-        if self.leading or not self.ready or term < self._leader_term:
+        if self.leading or not self.ready or term < self._leader_term or not 0 <= now_ms < _LARGEST_MS:
             return
         seen = now_ms - mono * 1000.0
         if term > self._leader_term:
@@ -140,6 +142,8 @@ class ClusterClock:
     def observe_wall(self, node: str, wall_ms: int, mono: float, now_ms: int | None = None, rtt_s: float = 0.0) -> None:
         """`node`'s wall clock said wall_ms, in answer to what left here rtt_s ago. now_ms: its cluster time, if its
         clock is ready: a node that restarted in a running cluster learns the time from any peer, whoever leads."""
+        if not 0 <= (wall_ms if now_ms is None else now_ms) < _LARGEST_MS:
+            return
         half_ms = rtt_s * 500.0 - mono * 1000.0
         if now_ms is not None and not self.ready and not self._learn(now_ms + half_ms, mono, rtt_s):
             return  # a peer knows the time, so no wall clock is asked for it
