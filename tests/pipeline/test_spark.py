@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from hadelay import Client
+from hadelay.core.formats import INDEX_SIZE
+from hadelay.errors import DamagedFile
 from hadelay.pipeline import forecast, lateness, load, reconcile, schedule, session
 from hadelay.pipeline.forecast import ForecastOptions
 from hadelay.pipeline.schedule import ScheduleOptions
@@ -20,7 +22,7 @@ from hadelay.pipeline.timing import JobOptions
 from tests.cli.support import Dev, cluster
 from tests.pipeline import test_archive, test_archived, test_reconcile
 from tests.pipeline.support import at_random, one_of_each, options, write
-from tests.pipeline.test_batches import read
+from tests.pipeline.test_batches import NAME, read
 from tests.pipeline.test_reconcile import check_one_of_each, judge
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "pipeline.md"
@@ -129,6 +131,22 @@ def test_tasks_count_what_one_process_does(spark: Any, busy: tuple[Any, Path]) -
         found = run(spark, asked)  # type: ignore[arg-type]
         assert found == run(None, asked)  # type: ignore[arg-type]
         assert found.table
+
+
+def test_a_damaged_entry_is_named_in_a_line_or_left_out(spark: Any, tmp_path: Path) -> None:
+    world = test_archive.settled(tmp_path)
+    path = tmp_path / "hours" / f"{NAME}.idx"
+    data = bytearray(path.read_bytes())
+    data[3 * INDEX_SIZE] ^= 1
+    path.write_bytes(data)
+    asked = {"asOf": options(world, tmp_path).as_of, "columns": "entry", "hourTo": NAME, "verify": "true"}
+    with pytest.raises(Exception, match="CRC") as caught:
+        read_from(spark, tmp_path, **asked).collect()
+    told = session.plain(caught.value)
+    assert isinstance(told, DamagedFile)
+    assert re.fullmatch(rf"\S+{NAME}\.idx.*hour {NAME}, entry 3: the entry's CRC does not hold.*", str(told))
+    left = read_from(spark, tmp_path, onTorn="skip", **asked).collect()
+    assert [row.entry for row in left] == [0, 1, 2]  # a copy without a checkpoint ends before what does not verify
 
 
 def test_the_page_shows_what_runs(spark: Any, busy: tuple[Any, Path], capsys: pytest.CaptureFixture[str]) -> None:
