@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from pyroaring import BitMap
 
-from hadelay.core import idempotency, leases, owed, places, publish, ttl
+from hadelay.core import idempotency, keys, leases, owed, places, publish, ttl
 from hadelay.core.clustertime import ClusterClock
 from hadelay.core.commands import Command, decode, decode_entry, encode_entry
 from hadelay.core.dispatch import Dispatcher
@@ -399,7 +399,7 @@ def _forgotten_key() -> Iterator[None]:
 
 def _blind_key() -> Iterator[None]:
     """A publish under a client key does not see the message that is pending under it."""
-    with _patched(Decision, "_pending", lambda decision, message_id: (None, False)):
+    with _patched(keys, "_pending", lambda state, message_id: (None, False)):
         yield
 
 
