@@ -11,6 +11,7 @@ Index and term of the entry before the first one kept (`base_index`, `base_term`
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -480,7 +481,9 @@ class Journal:
         def done(file: File | None, error: BaseException | None) -> None:
             self._spare_wanted = False
             self.has_space = error is None
-            if error is not None:
+            if isinstance(error, OSError) and error.errno == errno.EIO:
+                self.on_fatal(error)  # a disk whose sync failed may have lost what an earlier one said it has
+            elif error is not None:
                 log.warning("journal_no_space", extra={"directory": self.directory, "error": str(error)})
             elif self.closed and file is not None:
                 file.close()
