@@ -564,6 +564,8 @@ def url() -> Iterator[str]:
     asyncio.run_coroutine_threadsafe(server.stop(0), loop).result(10)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
+    for _ in range(3):  # who hung up last is noticed, and let go
+        loop.run_until_complete(asyncio.sleep(0))
     loop.close()
 
 

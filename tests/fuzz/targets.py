@@ -272,7 +272,7 @@ _BODIES = ("application/json", "application/x-ndjson", "application/msgpack")
 def batch(data: bytes) -> None:
     """The body of POST /v1/batches, in one of three formats, as far as the commit."""
     decode = publish._decoder(_BODIES[data[0] % 3] if data else _BODIES[0])
-    items = decoded(lambda: decode(data[1:]), types.BatchItem)
+    items = decoded(lambda: decode(data[1:], 10_000), types.BatchItem)
     drafts, problems = publish._Drafts(_Call()).build(items)  # type: ignore[arg-type]
     assert len(drafts) + len(problems) == len(items)
     if drafts:
