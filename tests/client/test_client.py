@@ -358,7 +358,7 @@ async def test_an_unknown_outcome_stays_unknown(node: Node) -> None:
 
 
 async def test_nobody_there() -> None:
-    async with AsyncClient("127.0.0.1:1", timeout=0.1) as client:
+    async with AsyncClient("127.0.0.1:1", timeout=0.5) as client:
         with pytest.raises(Unreachable, match="is a node running there"):
             await client.put("a")
 
