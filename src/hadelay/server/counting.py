@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 #: Settled entries looked up in one go, and hours counted in one go: some milliseconds.
 _SLICE, _HOURS = 8_192, 64
-#: Less than this is not worth a turn of the others.
-_SMALL = 2_048
+#: Less than this is not worth a turn of the others; a look at an hour costs as much as so many entries.
+_SMALL, _LOOK = 2_048, 256
 #: Hours of which the settled are remembered, as many as storage remembers heads of.
 _REMEMBERED = 512
 
@@ -49,6 +49,8 @@ class DueCounts:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._settled: OrderedDict[int, _Settled] = OrderedDict()
+        #: What was looked up since the others had their turn: a few entries of each of many hours add up.
+        self._spent = 0
 
     def count(self, topic: str | None, from_ms: int, to_ms: int, step_ms: int) -> Generator[None, None, Counts]:
         """(start of bucket, open messages) of the non-empty buckets of [from_ms, to_ms); yields after a slice. A topic
@@ -77,7 +79,7 @@ class DueCounts:
                 if number is None and self._running(hour) is not None:
                     continue
                 while rows := store.derive_some(hour, topics=number is not None):
-                    if rows >= _SMALL:
+                    if self._enough(rows):
                         yield
                 settled[hour] = yield from self._settle(hour)
             # From here to the end of the round all is of one moment.
@@ -92,6 +94,14 @@ class DueCounts:
                 seconds = seconds // 60 * 60
             add(waits[chosen] * HOUR_MS + seconds[chosen].astype(np.int64) * 1000, 1)
         return [(from_ms + at * step_ms, int(buckets[at])) for at in np.flatnonzero(buckets > 0).tolist()]
+
+    def _enough(self, rows: int) -> bool:
+        """Whether it is the others' turn, after a look at so many entries."""
+        self._spent += rows + _LOOK
+        if self._spent < _SMALL:
+            return False
+        self._spent = 0
+        return True
 
     def _running(self, hour: int) -> NDArray[np.int64] | None:
         """Open entries per second, as apply counts them from the time the hour begins; None for the others."""
@@ -116,7 +126,7 @@ class DueCounts:
             known.seconds += np.bincount(rows["second"], minlength=SECONDS_PER_HOUR)
             known.topics = count_topics(known.topics, rows)
             known.counted |= some
-            if len(some) >= _SMALL:
+            if self._enough(len(some)):
                 yield
         return known
 
