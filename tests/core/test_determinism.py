@@ -84,7 +84,7 @@ def replayed(entries: list[bytes], directory: Path, *, far_buffer_bytes: int, ev
     return digests
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 def test_flush_times_and_restarts_leave_no_trace(tmp_path: Path, seed: int) -> None:
     entries = long_log(seed)
     first = replayed(entries, tmp_path / "a", far_buffer_bytes=64 << 20, every=10**9)
