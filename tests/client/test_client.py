@@ -564,9 +564,16 @@ def url() -> Iterator[str]:
     asyncio.run_coroutine_threadsafe(server.stop(0), loop).result(10)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
-    for _ in range(3):  # who hung up last is noticed, and let go
-        loop.run_until_complete(asyncio.sleep(0))
+    loop.run_until_complete(_all_hung_up())
     loop.close()
+
+
+async def _all_hung_up() -> None:
+    """Who was accepted while the server stopped has hung up by now: that is read, and the connection closed."""
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others, timeout=10)
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 def test_the_blocking_twin(url: str) -> None:

@@ -89,9 +89,15 @@ def _exchange(
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, parts.port, timeout=_CONNECT_S)
     try:
+        # What cannot be sent is refused before anybody is connected to.
+        connection.putrequest(method, target)
+        for name, text in headers.items():
+            connection.putheader(name, text.encode())
+        if body is not None or method != "GET":
+            connection.putheader("Content-Length", str(len(body or b"")))
         connection.connect()
         connection.sock.settimeout(timeout_s)
-        connection.request(method, target, body, {name: text.encode() for name, text in headers.items()})
+        connection.endheaders(body)
         answer = connection.getresponse()
         if answer.status == 307 and redirects and (location := answer.getheader("Location")):
             answer.read()
