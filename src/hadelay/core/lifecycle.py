@@ -110,6 +110,8 @@ def settle(state: DelayState, hour: int, rows: NDArray[np.void], event: Event, *
             topic.leased -= count
     if hour < DEAD_HOURS:
         state.listener.on_settled(hour, rows["index"], event)
+        if state.on_settled is not None:
+            state.on_settled(hour, rows)
 
 
 def filed(state: DelayState, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from google_crc32c import extend as crc32c_extend
+from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from hadelay.core import access, checkpoint, dead, leases, places, publish, targets, topics, ttl, upkeep
@@ -59,6 +60,8 @@ class DelayState:
         self.group, self.store, self.tables, self.names = group, store, tables, names
         self.settings = settings or Settings()
         self.listener: Listener = NoListener()
+        #: Told of the hour and the INDEX or HELD rows that were settled, on every node; must not keep the rows.
+        self.on_settled: Callable[[int, NDArray[np.void]], None] | None = None
         #: Cluster time (architecture §4), of the last entry.
         self.now_ms = 0
         self.applied = 0

@@ -1,8 +1,8 @@
 """How many messages fall due when: from the heads of the hours, without reading a message (S2's 3600 seconds).
 
 What was ever filed is counted per second, and per {topic, minute}, by storage; what of that is settled is counted here,
-once per entry: only what was settled since the last question is looked up. So the first question after a load, or a
-restart, costs a pass over what is new, in slices, and the others next to nothing, however many messages are pending.
+once per entry. The first question about an hour, after a load or a restart, looks up what is settled of it, in slices;
+from then on apply tells what else is. So the others cost next to nothing, however many messages are pending.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from hadelay.core.formats import SECONDS_PER_HOUR
-from hadelay.core.hourstate import indexes_of
+from hadelay.core.hourstate import bitmap, indexes_of
 from hadelay.core.ports import TOPIC
-from hadelay.model import DEAD_HOURS, HOUR_MS
+from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32
 from hadelay.storage.heads import count_topics, no_counters
 
 if TYPE_CHECKING:
+    from hadelay.core.state import DelayState
     from hadelay.server.node import Node
 
 #: Settled entries looked up in one go, and hours counted in one go: some milliseconds.
@@ -30,6 +31,11 @@ _SLICE, _HOURS = 8_192, 64
 _SMALL, _LOOK = 2_048, 256
 #: Hours of which the settled are remembered, as many as storage remembers heads of.
 _REMEMBERED = 512
+#: What apply told is counted by hour when it is so much. Much more, and nobody asks: it is forgotten, and looked up.
+_FOLD, _FORGET = 4_096, 65_536
+_TOLD = np.dtype([("hour", "<u4"), ("index", "<u4"), ("topic", "<u4"), ("second", "<u2")])
+#: An hour that is none: what it says is counted.
+_COUNTED = NONE32
 
 Counts = list[tuple[int, int]]
 
@@ -41,6 +47,14 @@ class _Settled:
         self.counted = BitMap()
         self.seconds = np.zeros(SECONDS_PER_HOUR, np.int64)
         self.topics = no_counters()
+        #: Everything was looked up: what else is settled, apply tells.
+        self.complete = False
+
+    def add(self, rows: NDArray[np.void], bits: BitMap) -> None:
+        """Rows with `second` and `topic`, and their indexes as a bitmap."""
+        self.seconds += np.bincount(rows["second"], minlength=SECONDS_PER_HOUR)
+        self.topics = count_topics(self.topics, rows)
+        self.counted |= bits
 
 
 class DueCounts:
@@ -49,6 +63,12 @@ class DueCounts:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._settled: OrderedDict[int, _Settled] = OrderedDict()
+        #: Who tells; another one after a snapshot.
+        self._state: DelayState | None = None
+        #: Settled since its hour was complete, and not counted there yet: _TOLD rows, the first `_n`.
+        self._told = np.empty(_FORGET, _TOLD)
+        self._n = 0
+        self._folding = False
         #: What was looked up since the others had their turn: a few entries of each of many hours add up.
         self._spent = 0
 
@@ -57,6 +77,7 @@ class DueCounts:
         that is not there has none."""
         state, store = self._node.state, self._node.storage.hours
         number = None
+        self._listen()
         if topic is not None:
             if state.topic(topic) is None:
                 return []
@@ -68,6 +89,8 @@ class DueCounts:
             places = (at_ms[inside] - from_ms) // step_ms
             np.add.at(buckets, places, counts if isinstance(counts, int) else counts[inside])
 
+        if self._n >= _FOLD and not self._folding:
+            yield from self._fold()
         first, last = from_ms // HOUR_MS, min((to_ms - 1) // HOUR_MS, DEAD_HOURS - 1)
         hours = [hour for hour in store.hours() if first <= hour <= last]
         for start in range(0, len(hours), _HOURS):
@@ -87,12 +110,16 @@ class DueCounts:
                 counts = self._open(hour, settled[hour], number) if hour in settled else self._running(hour)
                 if counts is not None:
                     add(hour * HOUR_MS + np.arange(len(counts)) * (HOUR_MS // len(counts)), counts)
-            waits, seconds, topics = store.waiting()
-            chosen = np.isin(waits, list(settled))
-            if number is not None:
-                chosen &= topics == number
-                seconds = seconds // 60 * 60
-            add(waits[chosen] * HOUR_MS + seconds[chosen].astype(np.int64) * 1000, 1)
+            told = self._told[: self._n]
+            for at, seconds, topics, sign in (
+                (*store.waiting(), 1),
+                (told["hour"], told["second"], told["topic"], -1),
+            ):
+                chosen = np.isin(at, list(settled))
+                if number is not None:
+                    chosen &= topics == number
+                    seconds = seconds // 60 * 60
+                add(at[chosen].astype(np.int64) * HOUR_MS + seconds[chosen].astype(np.int64) * 1000, sign)
         return [(from_ms + at * step_ms, int(buckets[at])) for at in np.flatnonzero(buckets > 0).tolist()]
 
     def _enough(self, rows: int) -> bool:
@@ -109,23 +136,70 @@ class DueCounts:
         seconds = hour_state.open_seconds if hour_state is not None else None
         return None if seconds is None else seconds.astype(np.int64)
 
+    def _listen(self) -> None:
+        if self._state is self._node.state:
+            return
+        self._settled.clear()
+        self._forget()
+        self._state = self._node.state
+        self._state.on_settled = self._tell
+
+    def _tell(self, hour: int, rows: NDArray[np.void]) -> None:
+        """Apply: these are settled now."""
+        known = self._settled.get(hour)
+        if known is None or not known.complete:
+            return
+        first, self._n = self._n, self._n + len(rows)
+        if self._n > _FORGET:
+            self._forget()
+            return
+        told = self._told[first : self._n]
+        told["hour"], told["index"], told["topic"], told["second"] = hour, rows["index"], rows["topic"], rows["second"]
+
+    def _forget(self) -> None:
+        """What is not counted has to be looked up."""
+        self._told, self._n = np.empty(_FORGET, _TOLD), 0
+        for known in self._settled.values():
+            known.complete = False
+
+    def _fold(self) -> Generator[None, None, None]:
+        """Count what apply told, hour by hour."""
+        self._folding, told, n = True, self._told, self._n
+        hours = told["hour"][:n]
+        try:
+            while len(left := hours[hours != _COUNTED]):
+                hour = int(left[0])
+                rows = told[:n][hours == hour]
+                self._settled[hour].add(rows, bitmap(rows["index"]))
+                hours[hours == hour] = _COUNTED
+                if self._enough(len(rows)):
+                    yield
+                if told is not self._told:
+                    return  # forgotten meanwhile
+            rest = told[n : self._n].copy()
+            self._n = len(rest)
+            told[: self._n] = rest
+        finally:
+            self._folding = False
+
     def _settle(self, hour: int) -> Generator[None, None, _Settled]:
-        """What is settled of the hour, with what is new since the last time."""
+        """What is settled of the hour, but for what apply told since."""
         state = self._node.state
         known = self._settled.setdefault(hour, _Settled())
         self._settled.move_to_end(hour)
         if len(self._settled) > _REMEMBERED:
-            self._settled.popitem(last=False)
-        while (hour_state := state.hours.get(hour)) is not None and state.store.count(hour):
+            oldest, _ = self._settled.popitem(last=False)
+            hours = self._told["hour"][: self._n]
+            hours[hours == oldest] = _COUNTED
+        while not known.complete:
             # Anew after each slice: another question may have counted meanwhile.
-            new = hour_state.settled - known.counted
+            hour_state = state.hours.get(hour)
+            new = hour_state.settled - known.counted if hour_state is not None and state.store.count(hour) else None
             if not new:
+                known.complete = True
                 break
             some = new[:_SLICE] if len(new) > _SLICE else new
-            rows = state.store.entries(hour, indexes_of(some))
-            known.seconds += np.bincount(rows["second"], minlength=SECONDS_PER_HOUR)
-            known.topics = count_topics(known.topics, rows)
-            known.counted |= some
+            known.add(state.store.entries(hour, indexes_of(some)), some)
             if self._enough(len(some)):
                 yield
         return known
