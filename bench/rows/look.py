@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import statistics
@@ -44,6 +45,13 @@ async def fill(addresses: list[str], count: int, tally: Tally) -> None:
             tally.published += len(results)
 
     await asyncio.gather(*(produce(n) for n in range(6)))
+
+
+def scattered(count: int) -> Iterator[int]:
+    """Every number below `count` once, in no order that matters. Not from a list: the collector of this process would
+    go through its millions every few seconds, and all requests would wait for that."""
+    step = next(n for n in range(int(count * 0.618), count + 2) if math.gcd(n, count) == 1)
+    return (n * step % count for n in range(count))
 
 
 class Clock:
@@ -101,12 +109,13 @@ async def look(addresses: list[str], keys: Iterator[int], seconds: float, tally:
             await publish(session, tally, [within_48_hours() for _ in range(20)])
             at = max(at + every, time.monotonic() - 1)
 
-    async def watch(n: int) -> None:
-        session = Session(addresses, n)
+    async def watch() -> None:
+        sessions = [Session(addresses, n) for n in range(len(addresses))]
         while time.monotonic() < end:
-            for what, path in questions.items():
-                await clock.time(what, session, request("GET", path))
-                await asyncio.sleep(0.05)
+            for session in sessions:
+                for what, path in questions.items():
+                    await clock.time(what, session, request("GET", path))
+                    await asyncio.sleep(0.05)
 
     for n in range(len(addresses)):  # the first time something may have to be counted
         for what, path in questions.items():
@@ -115,7 +124,7 @@ async def look(addresses: list[str], keys: Iterator[int], seconds: float, tally:
     await asyncio.gather(
         *(command(n, 16) for n in range(16)),
         *(produce(n) for n in range(4)),
-        *(watch(n) for n in range(len(addresses))),
+        watch(),
     )
     return clock, cancelled
 
@@ -136,7 +145,7 @@ def looking(setup: Setup) -> list[Row]:
         addresses, tally = [node.http for node in cluster.nodes], Tally()
         uvloop.run(fill(addresses, count, tally))
         written_out(cluster)
-        keys, total = iter(random.sample(range(count), count // 2)), 0
+        keys, total = scattered(count), 0
         for number in range(setup.rounds):
             setup.say(f"look, round {number + 1}")
             clock, cancelled = uvloop.run(look(addresses, keys, setup.seconds(30), tally))

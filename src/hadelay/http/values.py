@@ -179,6 +179,7 @@ _LETTERS = np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", np.uint8)
 _SHIFTS = np.arange(60, -1, -5, dtype=np.uint64)
 ID_CHARS = 13
 INSTANT_CHARS = 24
+_TWO = np.frombuffer("".join(f"{n:02d}" for n in range(60)).encode(), np.uint8).reshape(60, 2)
 _THREE = np.frombuffer("".join(f"{n:03d}" for n in range(1000)).encode(), np.uint8).reshape(1000, 3)
 
 
@@ -190,13 +191,15 @@ def ids_text(ids: list[int]) -> NDArray[np.uint8]:
 
 def instants_text(times_ms: list[int]) -> NDArray[np.uint8]:
     """n × 24 characters."""
-    minutes, rest = np.divmod(np.array(times_ms, np.int64), 60_000)
-    # The date is formatted once per distinct minute.
-    distinct, which = np.unique(minutes, return_inverse=True)
-    text = np.datetime_as_string(distinct.astype("datetime64[m]"), unit="s").astype("S17")
+    hours, rest = np.divmod(np.array(times_ms, np.int64), 3_600_000)
+    # The date is formatted once per distinct hour.
+    distinct, which = np.unique(hours, return_inverse=True)
+    text = np.datetime_as_string(distinct.astype("datetime64[h]"), unit="h").astype("S13")
     out = np.empty((len(times_ms), INSTANT_CHARS), np.uint8)
-    out[:, :17] = text.view(np.uint8).reshape(-1, 17)[which]
-    out[:, 17:19] = _THREE[rest // 1000, 1:]
+    out[:, :13] = text.view(np.uint8).reshape(-1, 13)[which]
+    out[:, 13] = out[:, 16] = ord(":")
+    out[:, 14:16] = _TWO[rest // 60_000]
+    out[:, 17:19] = _TWO[rest // 1000 % 60]
     out[:, 19] = ord(".")
     out[:, 20:23] = _THREE[rest % 1000]
     out[:, 23] = ord("Z")

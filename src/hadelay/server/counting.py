@@ -83,12 +83,6 @@ class DueCounts:
                 return []
             number = state.names.number(TOPIC, topic)
         buckets = np.zeros(-(-(to_ms - from_ms) // step_ms), np.int64)
-
-        def add(at_ms: NDArray[np.int64], counts: NDArray[np.int64] | int) -> None:
-            inside = (at_ms >= from_ms) & (at_ms < to_ms)
-            places = (at_ms[inside] - from_ms) // step_ms
-            np.add.at(buckets, places, counts if isinstance(counts, int) else counts[inside])
-
         if self._n >= _FOLD and not self._folding:
             yield from self._fold()
         first, last = from_ms // HOUR_MS, min((to_ms - 1) // HOUR_MS, DEAD_HOURS - 1)
@@ -109,7 +103,7 @@ class DueCounts:
             for hour in some:
                 counts = self._open(hour, settled[hour], number) if hour in settled else self._running(hour)
                 if counts is not None:
-                    add(hour * HOUR_MS + np.arange(len(counts)) * (HOUR_MS // len(counts)), counts)
+                    _add_hour(buckets, counts, hour * HOUR_MS - from_ms, to_ms - from_ms, step_ms)
             told = self._told[: self._n]
             for at, seconds, topics, sign in (
                 (*store.waiting(), 1),
@@ -119,7 +113,9 @@ class DueCounts:
                 if number is not None:
                     chosen &= topics == number
                     seconds = seconds // 60 * 60
-                add(at[chosen].astype(np.int64) * HOUR_MS + seconds[chosen].astype(np.int64) * 1000, sign)
+                at_ms = at[chosen].astype(np.int64) * HOUR_MS + seconds[chosen].astype(np.int64) * 1000 - from_ms
+                inside = at_ms[(at_ms >= 0) & (at_ms < to_ms - from_ms)]
+                buckets += sign * np.bincount(inside // step_ms, minlength=len(buckets))
         return [(from_ms + at * step_ms, int(buckets[at])) for at in np.flatnonzero(buckets > 0).tolist()]
 
     def _enough(self, rows: int) -> bool:
@@ -185,7 +181,9 @@ class DueCounts:
     def _settle(self, hour: int) -> Generator[None, None, _Settled]:
         """What is settled of the hour, but for what apply told since."""
         state = self._node.state
-        known = self._settled.setdefault(hour, _Settled())
+        known = self._settled.get(hour)
+        if known is None:
+            known = self._settled[hour] = _Settled()
         self._settled.move_to_end(hour)
         if len(self._settled) > _REMEMBERED:
             oldest, _ = self._settled.popitem(last=False)
@@ -214,3 +212,16 @@ class DueCounts:
             mine = rows[rows["topic"] == topic]
             counts[mine["minute"]] += sign * mine["count"].astype(np.int64)
         return counts
+
+
+def _add_hour(buckets: NDArray[np.int64], counts: NDArray[np.int64], start_ms: int, end_ms: int, step_ms: int) -> None:
+    """Add an hour's counts, which split it evenly, to the buckets of `step_ms` each up to `end_ms`; the hour begins at
+    `start_ms`, and the first bucket at 0."""
+    unit_ms = HOUR_MS // len(counts)
+    first = max(start_ms // step_ms, 0)
+    last = min((start_ms + HOUR_MS - 1) // step_ms, len(buckets) - 1)
+    edges = np.minimum(np.arange(first, last + 2) * step_ms, end_ms) - start_ms
+    # What falls into a bucket is what came before its end, less what came before its start.
+    before = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=before[1:])
+    buckets[first : last + 1] += np.diff(before[np.clip(-(-edges // unit_ms), 0, len(counts))])
