@@ -33,6 +33,9 @@ class Hours:
     def waiting(self) -> Any:
         return np.zeros(0, np.int64), np.zeros(0, np.uint16), np.zeros(0, np.uint32)
 
+    def written(self, hour: int) -> int:
+        return self._store.count(hour)  # type: ignore[no-any-return]
+
     def written_seconds(self, hour: int) -> Any:
         return self._store.heads(hour).count
 

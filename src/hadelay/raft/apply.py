@@ -79,8 +79,13 @@ class Applier:
         self._answer_reads()
         node.applied()
         if self.applied < limit and not node.stopped:
+            self.soon()
+
+    def soon(self) -> None:
+        """`run`, when the loop comes round."""
+        if not self._scheduled:
             self._scheduled = True
-            node.call_soon(self._again)
+            self.node.call_soon(self._again)
 
     def _again(self) -> None:
         self._scheduled = False

@@ -58,8 +58,9 @@ class Follower:
             commit = min(m.commit_index, self.verified)
             if commit > node.core.raftCommitIndex:
                 node.core.heard(name, m.term, commit)
-        node.flush_soon()
-        node.applier.run()
+        # First the disk: the leader waits for it, and nobody for what is applied here.
+        if not node.flush_soon():
+            node.applier.run()
         if not m.flags & messages.NO_REPLY:
             self._answer(m)
 

@@ -357,15 +357,18 @@ class RaftNode:
             self.network.disconnect(name)
 
     # -- events: syncs and timers
-    def flush_soon(self) -> None:
-        """Write and sync what was queued: once for everything that this turn of the loop brings, after its frames."""
+    def flush_soon(self) -> bool:
+        """Write and sync what was queued: once for everything that this turn of the loop brings, after its frames. Then
+        apply. False if nothing is queued."""
         if not self._flushing and not self.journal.all_synced:
             self._flushing = True
             self.call_soon(self._flush)
+        return self._flushing
 
     def _flush(self) -> None:
         self._flushing = False
         self.journal.kick()
+        self.applier.soon()
 
     def _on_synced(self, seconds: float) -> None:
         self._guarded(self._synced, seconds)

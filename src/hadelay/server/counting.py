@@ -47,6 +47,9 @@ class _Settled:
         self.counted = BitMap()
         self.seconds = np.zeros(SECONDS_PER_HOUR, np.int64)
         self.topics = no_counters()
+        #: Open messages before each second, of so many written entries; made anew when either changed.
+        self.before: NDArray[np.int64] | None = None
+        self.written = 0
         #: Everything was looked up: what else is settled, apply tells.
         self.complete = False
 
@@ -55,6 +58,7 @@ class _Settled:
         self.seconds += np.bincount(rows["second"], minlength=SECONDS_PER_HOUR)
         self.topics = count_topics(self.topics, rows)
         self.counted |= bits
+        self.before = None
 
 
 class DueCounts:
@@ -74,7 +78,7 @@ class DueCounts:
 
     def count(self, topic: str | None, from_ms: int, to_ms: int, step_ms: int) -> Generator[None, None, Counts]:
         """(start of bucket, open messages) of the non-empty buckets of [from_ms, to_ms); yields after a slice. A topic
-        that is not there has none."""
+        that is not there has none. step_ms: of whole seconds; for a topic, of whole minutes."""
         state, store = self._node.state, self._node.storage.hours
         number = None
         self._listen()
@@ -101,9 +105,9 @@ class DueCounts:
                 settled[hour] = yield from self._settle(hour)
             # From here to the end of the round all is of one moment.
             for hour in some:
-                counts = self._open(hour, settled[hour], number) if hour in settled else self._running(hour)
-                if counts is not None:
-                    _add_hour(buckets, counts, hour * HOUR_MS - from_ms, to_ms - from_ms, step_ms)
+                before = self._before(hour, settled[hour], number) if hour in settled else self._running(hour)
+                if before is not None:
+                    _add_hour(buckets, before, hour * HOUR_MS - from_ms, to_ms - from_ms, step_ms)
             told = self._told[: self._n]
             for at, seconds, topics, sign in (
                 (*store.waiting(), 1),
@@ -113,9 +117,11 @@ class DueCounts:
                 if number is not None:
                     chosen &= topics == number
                     seconds = seconds // 60 * 60
-                at_ms = at[chosen].astype(np.int64) * HOUR_MS + seconds[chosen].astype(np.int64) * 1000 - from_ms
-                inside = at_ms[(at_ms >= 0) & (at_ms < to_ms - from_ms)]
-                buckets += sign * np.bincount(inside // step_ms, minlength=len(buckets))
+                # Whole seconds from here on: what is before the first of them is before `from_ms`.
+                at_s = (at[chosen] - first).astype(np.int64) * SECONDS_PER_HOUR + seconds[chosen]
+                at_s -= -(-(from_ms - first * HOUR_MS) // 1000)
+                inside = at_s[(at_s >= 0) & (at_s * 1000 < to_ms - from_ms)]
+                buckets += sign * np.bincount(inside // (step_ms // 1000), minlength=len(buckets))
         return [(from_ms + at * step_ms, int(buckets[at])) for at in np.flatnonzero(buckets > 0).tolist()]
 
     def _enough(self, rows: int) -> bool:
@@ -127,10 +133,10 @@ class DueCounts:
         return True
 
     def _running(self, hour: int) -> NDArray[np.int64] | None:
-        """Open entries per second, as apply counts them from the time the hour begins; None for the others."""
+        """Open entries before each second, as apply counts them from the time the hour begins; None for the others."""
         hour_state = self._node.state.hours.get(hour)
         seconds = hour_state.open_seconds if hour_state is not None else None
-        return None if seconds is None else seconds.astype(np.int64)
+        return None if seconds is None else _sums(seconds)
 
     def _listen(self) -> None:
         if self._state is self._node.state:
@@ -202,26 +208,35 @@ class DueCounts:
                 yield
         return known
 
-    def _open(self, hour: int, settled: _Settled, topic: int | None) -> NDArray[np.int64]:
-        """What is written and open, of each second; of each minute if it is for one topic."""
+    def _before(self, hour: int, settled: _Settled, topic: int | None) -> NDArray[np.int64]:
+        """How many, written and open but for what apply told, are before each second; for one topic, each minute."""
         store = self._node.storage.hours
         if topic is None:
-            return store.written_seconds(hour).astype(np.int64) - settled.seconds
+            written = store.written(hour)
+            if settled.before is None or settled.written != written:
+                settled.before = _sums(store.written_seconds(hour) - settled.seconds)
+                settled.written = written
+            return settled.before
         counts = np.zeros(60, np.int64)
         for rows, sign in ((store.written_minutes(hour), 1), (settled.topics, -1)):
             mine = rows[rows["topic"] == topic]
             counts[mine["minute"]] += sign * mine["count"].astype(np.int64)
-        return counts
+        return _sums(counts)
 
 
-def _add_hour(buckets: NDArray[np.int64], counts: NDArray[np.int64], start_ms: int, end_ms: int, step_ms: int) -> None:
-    """Add an hour's counts, which split it evenly, to the buckets of `step_ms` each up to `end_ms`; the hour begins at
-    `start_ms`, and the first bucket at 0."""
-    unit_ms = HOUR_MS // len(counts)
+def _sums(counts: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Of the first 0, 1, 2, … of them."""
+    before = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=before[1:])
+    return before
+
+
+def _add_hour(buckets: NDArray[np.int64], before: NDArray[np.int64], start_ms: int, end_ms: int, step_ms: int) -> None:
+    """Add an hour, of which `before` has the sums of equal parts, to the buckets of `step_ms` each up to `end_ms`; the
+    hour begins at `start_ms`, and the first bucket at 0."""
+    parts = len(before) - 1
     first = max(start_ms // step_ms, 0)
     last = min((start_ms + HOUR_MS - 1) // step_ms, len(buckets) - 1)
     edges = np.minimum(np.arange(first, last + 2) * step_ms, end_ms) - start_ms
     # What falls into a bucket is what came before its end, less what came before its start.
-    before = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=before[1:])
-    buckets[first : last + 1] += np.diff(before[np.clip(-(-edges // unit_ms), 0, len(counts))])
+    buckets[first : last + 1] += np.diff(before[np.clip(-(-edges // (HOUR_MS // parts)), 0, parts)])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hadelay.server.node import Node
 
 #: Records read between two turns of others, and for one page: beyond that it is short.
-_TURN_BYTES, _PAGE_BYTES = 1 << 19, 16 << 20
+_TURN_BYTES, _PAGE_BYTES = 1 << 18, 16 << 20
 #: What reading a record costs besides its bytes, in bytes.
 _RECORD_COST = 8_192
 _SETTLED = (State.ACKED, State.CANCELLED, State.EXPIRED)

@@ -124,27 +124,28 @@ class HourReader:
     # Counts of what is filed, settled entries included. Unlike all else here they do not write out what waits: who
     # counts looks at all hours, and `waiting` tells of the rest.
 
+    def written(self, hour: int) -> int:
+        """How many entries are."""
+        slot = self._table.find(hour)
+        return min(int(self._table.written[slot]), int(self._table.entries[slot])) if slot >= 0 else 0
+
     def written_seconds(self, hour: int) -> npt.NDArray[np.uint32]:
         """Written entries per second, u4[3600]; live as `heads` are."""
-        return self._heads.get(hour, self._written(hour)).heads.count
+        return self._heads.get(hour, self.written(hour)).heads.count
 
     def written_minutes(self, hour: int) -> Rows:
         """COUNTER rows: written entries per topic and minute."""
-        return self._heads.topic_minutes(hour, self._written(hour))
+        return self._heads.topic_minutes(hour, self.written(hour))
 
     def derive_some(self, hour: int, *, topics: bool = False) -> int:
         """Do one slice of what `written_seconds` (topics: `written_minutes`) would have to do; how many rows it was, 0
         when nothing is left."""
-        return self._heads.derive_some(hour, self._written(hour), topics=topics)
+        return self._heads.derive_some(hour, self.written(hour), topics=topics)
 
     def waiting(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
         """(hour, second, topic) of each entry that waits to be written."""
         slots, seconds, topics = self._far.waiting()
         return self._table.hours(slots), seconds, topics
-
-    def _written(self, hour: int) -> int:
-        slot = self._table.find(hour)
-        return min(int(self._table.written[slot]), int(self._table.entries[slot])) if slot >= 0 else 0
 
     def record(self, hour: int, offset: int, size: int, *, verify: bool = False) -> bytes:
         """One record, header included. With verify, DamagedFile unless both CRCs hold."""
