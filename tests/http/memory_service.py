@@ -407,13 +407,13 @@ class MemoryService:
 
     async def due(
         self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool
-    ) -> list[tuple[int, int]]:
+    ) -> tuple[list[int], list[int]]:
         buckets: dict[int, int] = {}
         for m in self.messages.values():
             if from_ms <= m.deliver_at_ms < to_ms and topic in (None, m.draft.topic):
                 start = from_ms + (m.deliver_at_ms - from_ms) // step_ms * step_ms
                 buckets[start] = buckets.get(start, 0) + 1
-        return sorted(buckets.items())
+        return sorted(buckets), [buckets[at] for at in sorted(buckets)]
 
     # ---- cluster
 

@@ -43,16 +43,20 @@ class Hours:
         return count_topics(no_counters(), self._store.entries(hour, slice(None)))
 
 
-def due(world: World, counts: DueCounts, topic: str | None, step_ms: int, hours: int = 6) -> list[tuple[int, int]]:
-    slices = counts.count(topic, START_MS, START_MS + hours * HOUR_MS, step_ms)
+def due(
+    world: World, counts: DueCounts, topic: str | None, step_ms: int, hours: int = 6, start_ms: int = START_MS
+) -> list[tuple[int, int]]:
+    slices = counts.count(topic, start_ms, START_MS + hours * HOUR_MS, step_ms)
     try:
         while True:
             next(slices)
     except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+        return list(zip(*end.value, strict=True))
 
 
-def naive(world: World, ids: list[int], topic: str | None, step_ms: int) -> list[tuple[int, int]]:
+def naive(
+    world: World, ids: list[int], topic: str | None, step_ms: int, hours: int, start_ms: int
+) -> list[tuple[int, int]]:
     unit = 1_000 if topic is None else 60_000
     found: Counter[int] = Counter()
     for message_id in ids:
@@ -61,7 +65,8 @@ def naive(world: World, ids: list[int], topic: str | None, step_ms: int) -> list
             second = int(world.store.entries(view.hour, np.array([view.index]))["second"][0])
             at = view.hour * HOUR_MS + second * 1_000
             at -= at % unit
-            found[START_MS + (at - START_MS) // step_ms * step_ms] += 1
+            if start_ms <= at < START_MS + hours * HOUR_MS:
+                found[start_ms + (at - start_ms) // step_ms * step_ms] += 1
     return sorted(found.items())
 
 
@@ -78,8 +83,12 @@ def naive(world: World, ids: list[int], topic: str | None, step_ms: int) -> list
     few=st.sampled_from([1, 8_192]),
     fold=st.sampled_from([0, 5, 4_096]),
     forget=st.sampled_from([5, 65_536]),
+    start=st.sampled_from([0, -1, 500, 59_999, 90_500, HOUR_MS, 2 * HOUR_MS + 1]),
+    hours=st.sampled_from([2, 200]),
 )
-def test_counts_are_those_of_the_open_messages(steps: list[Any], few: int, fold: int, forget: int) -> None:
+def test_counts_are_those_of_the_open_messages(
+    steps: list[Any], few: int, fold: int, forget: int, start: int, hours: int
+) -> None:
     world = World()
     counts = DueCounts(SimpleNamespace(state=world.state, storage=SimpleNamespace(hours=Hours(world))))  # type: ignore[arg-type]
     ids = world.ids(draft(), draft("u", 90_000))
@@ -99,7 +108,8 @@ def test_counts_are_those_of_the_open_messages(steps: list[Any], few: int, fold:
                 leases = world.lease(*ready)
                 world.ack(leases) if what == "ack" else world.nack(leases, delay)
             for topic, step_ms in ((None, 1_000), ("t", 60_000), ("u", 3 * 60_000)):
-                assert due(world, counts, topic, step_ms, 200) == naive(world, ids, topic, step_ms)
+                within = hours, START_MS + start
+                assert due(world, counts, topic, step_ms, *within) == naive(world, ids, topic, step_ms, *within)
     finally:
         counting._SLICE, counting._FOLD, counting._FORGET = before
 

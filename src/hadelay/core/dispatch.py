@@ -273,16 +273,22 @@ class Dispatcher:
             self._filed(int(hours[0]), rows)
         else:
             for hour in np.unique(hours).tolist():
-                self._filed(hour, rows[hours == hour])
+                if self._turns(hour):
+                    self._filed(hour, rows[hours == hour])
+
+    def _turns(self, hour: int) -> bool:
+        """The hour has a second wheel, or is late to get one. Of any other it is enough to know that there is one."""
+        if hour in self._wheels or hour < self.tick_ms // HOUR_MS:
+            return True
+        if hour < DEAD_HOURS:
+            self._hours.add(hour)
+        return False
 
     def _filed(self, hour: int, rows: NDArray[np.void]) -> None:
-        if hour >= DEAD_HOURS:
+        if not self._turns(hour):
             return
         wheel = self._wheels.get(hour)
         if wheel is None:
-            if hour >= self.tick_ms // HOUR_MS:
-                self._hours.add(hour)
-                return
             wheel = self._wheels[hour] = SecondWheel(hour, np.zeros(SECONDS_PER_HOUR, np.uint32))
         horizon = (self.tick_ms + self.preload_ms) // 1000 - hour * SECONDS_PER_HOUR
         slots = rows["second"]

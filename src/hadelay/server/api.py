@@ -441,7 +441,7 @@ class Service(Protocol):
 
     async def due(
         self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool
-    ) -> list[tuple[int, int]]:
+    ) -> tuple[list[int], list[int]]:
         """(start of bucket in ms, count) of the non-empty buckets of [from_ms, to_ms), in order."""
         ...
 

@@ -37,7 +37,8 @@ _TOLD = np.dtype([("hour", "<u4"), ("index", "<u4"), ("topic", "<u4"), ("second"
 #: An hour that is none: what it says is counted.
 _COUNTED = NONE32
 
-Counts = list[tuple[int, int]]
+#: (start of each bucket in ms, open messages)
+Counts = tuple[list[int], list[int]]
 
 
 class _Settled:
@@ -47,18 +48,17 @@ class _Settled:
         self.counted = BitMap()
         self.seconds = np.zeros(SECONDS_PER_HOUR, np.int64)
         self.topics = no_counters()
-        #: Open messages before each second, of so many written entries; made anew when either changed.
-        self.before: NDArray[np.int64] | None = None
-        self.written = 0
+        #: The latest `_before` of the hour, and what it was made of.
+        self.before: tuple[object, object, NDArray[np.int64]] | None = None
+        self.before_of_topic: tuple[object, object, int, NDArray[np.int64]] | None = None
         #: Everything was looked up: what else is settled, apply tells.
         self.complete = False
 
     def add(self, rows: NDArray[np.void], bits: BitMap) -> None:
         """Rows with `second` and `topic`, and their indexes as a bitmap."""
-        self.seconds += np.bincount(rows["second"], minlength=SECONDS_PER_HOUR)
+        self.seconds = self.seconds + np.bincount(rows["second"], minlength=SECONDS_PER_HOUR)
         self.topics = count_topics(self.topics, rows)
         self.counted |= bits
-        self.before = None
 
 
 class DueCounts:
@@ -77,14 +77,14 @@ class DueCounts:
         self._spent = 0
 
     def count(self, topic: str | None, from_ms: int, to_ms: int, step_ms: int) -> Generator[None, None, Counts]:
-        """(start of bucket, open messages) of the non-empty buckets of [from_ms, to_ms); yields after a slice. A topic
-        that is not there has none. step_ms: of whole seconds; for a topic, of whole minutes."""
+        """The non-empty buckets of [from_ms, to_ms), ascending; yields after a slice. A topic that is not there has
+        none. step_ms: of whole seconds; for a topic, of whole minutes."""
         state, store = self._node.state, self._node.storage.hours
         number = None
         self._listen()
         if topic is not None:
             if state.topic(topic) is None:
-                return []
+                return [], []
             number = state.names.number(TOPIC, topic)
         buckets = np.zeros(-(-(to_ms - from_ms) // step_ms), np.int64)
         if self._n >= _FOLD and not self._folding:
@@ -122,7 +122,9 @@ class DueCounts:
                 at_s -= -(-(from_ms - first * HOUR_MS) // 1000)
                 inside = at_s[(at_s >= 0) & (at_s * 1000 < to_ms - from_ms)]
                 buckets += sign * np.bincount(inside // (step_ms // 1000), minlength=len(buckets))
-        return [(from_ms + at * step_ms, int(buckets[at])) for at in np.flatnonzero(buckets > 0).tolist()]
+        yield
+        at = np.flatnonzero(buckets > 0)
+        return (from_ms + at * step_ms).tolist(), buckets[at].tolist()
 
     def _enough(self, rows: int) -> bool:
         """Whether it is the others' turn, after a look at so many entries."""
@@ -212,16 +214,19 @@ class DueCounts:
         """How many, written and open but for what apply told, are before each second; for one topic, each minute."""
         store = self._node.storage.hours
         if topic is None:
-            written = store.written(hour)
-            if settled.before is None or settled.written != written:
-                settled.before = _sums(store.written_seconds(hour) - settled.seconds)
-                settled.written = written
-            return settled.before
-        counts = np.zeros(60, np.int64)
-        for rows, sign in ((store.written_minutes(hour), 1), (settled.topics, -1)):
-            mine = rows[rows["topic"] == topic]
-            counts[mine["minute"]] += sign * mine["count"].astype(np.int64)
-        return _sums(counts)
+            written, known = store.written(hour), settled.before
+            if known is None or known[0] != written or known[1] is not settled.seconds:
+                sums = _sums(store.written_seconds(hour) - settled.seconds)
+                settled.before = known = written, settled.seconds, sums
+            return known[-1]
+        counters, of_topic = store.written_minutes(hour), settled.before_of_topic
+        if of_topic is None or of_topic[0] is not counters or of_topic[1] is not settled.topics or of_topic[2] != topic:
+            counts = np.zeros(60, np.int64)
+            for rows, sign in ((counters, 1), (settled.topics, -1)):
+                mine = rows[rows["topic"] == topic]
+                counts[mine["minute"]] += sign * mine["count"].astype(np.int64)
+            settled.before_of_topic = of_topic = counters, settled.topics, topic, _sums(counts)
+        return of_topic[-1]
 
 
 def _sums(counts: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -235,8 +240,14 @@ def _add_hour(buckets: NDArray[np.int64], before: NDArray[np.int64], start_ms: i
     """Add an hour, of which `before` has the sums of equal parts, to the buckets of `step_ms` each up to `end_ms`; the
     hour begins at `start_ms`, and the first bucket at 0."""
     parts = len(before) - 1
+    part_ms = HOUR_MS // parts
+    end = min(parts, -(-(end_ms - start_ms) // part_ms))
     first = max(start_ms // step_ms, 0)
-    last = min((start_ms + HOUR_MS - 1) // step_ms, len(buckets) - 1)
-    edges = np.minimum(np.arange(first, last + 2) * step_ms, end_ms) - start_ms
+    # Which part each bucket begins with: `step_ms` is a whole number of parts.
+    at = -(-(first * step_ms - start_ms) // part_ms)
+    sums = before[at + step_ms // part_ms : end : step_ms // part_ms]
     # What falls into a bucket is what came before its end, less what came before its start.
-    buckets[first : last + 1] += np.diff(before[np.clip(-(-edges // (HOUR_MS // parts)), 0, parts)])
+    buckets[first] -= before[max(at, 0)]
+    buckets[first : first + len(sums)] += sums
+    buckets[first + 1 : first + 1 + len(sums)] -= sums
+    buckets[first + len(sums)] += before[end]

@@ -400,7 +400,7 @@ class NodeService:
 
     async def due(
         self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool
-    ) -> list[tuple[int, int]]:
+    ) -> tuple[list[int], list[int]]:
         await self._confirm(stale)
         if topic is not None:
             self._topic(topic)
