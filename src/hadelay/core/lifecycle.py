@@ -125,8 +125,11 @@ def filed(state: DelayState, hours: int | NDArray[np.int64], rows: NDArray[np.vo
             state.hour_state(state.now_hour).add_seconds(rows["second"][running])
     keyed = rows["flags"] & FLAG_KEYED != 0
     if keyed.any():
-        for hour, count in by_topic(np.broadcast_to(hours, len(rows))[keyed]):
-            state.hour_state(hour).keyed += count
+        if isinstance(hours, int):
+            state.hour_state(hours).keyed += int(np.count_nonzero(keyed))
+        else:
+            for hour, count in by_topic(hours[keyed]):
+                state.hour_state(hour).keyed += count
     state.listener.on_filed(hours, rows)
 
 

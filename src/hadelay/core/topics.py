@@ -208,6 +208,8 @@ def by_topic(numbers: NDArray[np.uint32]) -> list[tuple[int, int]]:
 
 def by_topic_bytes(rows: NDArray[np.void]) -> list[tuple[int, int, int]]:
     """(topic, how many, bytes of their records) of rows with `topic` and `size`."""
+    if len(rows) == 1:
+        return [(int(rows["topic"][0]), 1, int(rows["size"][0]))]
     counted = by_topic(rows["topic"])
     if len(counted) == 1:
         return [(*counted[0], int(rows["size"].sum(dtype=np.int64)))]

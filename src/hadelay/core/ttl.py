@@ -48,8 +48,11 @@ def begin(state: DelayState, first_id: int, due_ms: int, ttl_ms: int) -> None:
 
 def begin_again(state: DelayState, rows: NDArray[np.void], due_ms: int | NDArray[np.int64]) -> None:
     """The owner chose a new due time for these messages (INDEX rows), or they start anew: the TTL counts from there."""
+    limited = np.flatnonzero(rows["flags"] & FLAG_TTL)
+    if not len(limited):
+        return
     dues = np.broadcast_to(due_ms, len(rows))
-    for at in np.flatnonzero(rows["flags"] & FLAG_TTL).tolist():
+    for at in limited.tolist():
         first_id = int(rows["first_id"][at])
         stored = state.tables.get(TTL_OF, TTL_OF_KEY.pack(first_id))
         if stored is not None:

@@ -30,6 +30,8 @@ from hadelay.storage.repair import check_repair
 #: What one call to append may bring, records and rows: an entry of the journal is at most 4 MiB.
 _LARGEST_APPEND = 16 << 20
 _ROW = f"V{INDEX_SIZE}"
+#: Below this many records a loop is quicker than a dozen numpy calls.
+_FEW = 32
 
 
 class HourStore(HourReader):
@@ -141,13 +143,17 @@ class HourStore(HourReader):
             self._append_far(slots, hours, rows, blob, headers)
             return rows["index"]
         ends = rows["size"].cumsum(dtype=np.int64)
-        for hour in (None, *window):
+        for hour in (None, *sorted(set(hours[near].tolist()))):
             chosen = np.flatnonzero(~near if hour is None else hours == hour)
             if not len(chosen):
                 continue
             part, records = rows.take(chosen), _cut(blob, ends, rows["size"], chosen)
             part_headers = headers.take(chosen) if headers is not None else None
-            self.append(hours[chosen] if hour is None else hour, part, records, part_headers)
+            if hour is None:
+                far = hours[chosen]
+                self._append_far(self._table.slots(far).astype(np.uint32), far, part, records, part_headers)
+            else:
+                self._append_near(hour, self._slot(hour), part, records, part_headers)
             # As bytes: a row is copied at once, not field by field.
             rows.view(_ROW)[chosen] = part.view(_ROW)
         return rows["index"]
@@ -336,6 +342,10 @@ def _cut(
     blob: bytearray, ends: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint32], chosen: npt.NDArray[np.intp]
 ) -> bytearray:
     """The records of the chosen rows (ascending), one after another."""
+    if len(chosen) < _FEW:
+        spans = zip(ends[chosen].tolist(), sizes[chosen].tolist(), strict=True)
+        with memoryview(blob) as view:
+            return bytearray().join([view[end - size : end] for end, size in spans])
     breaks = np.flatnonzero(chosen[1:] - chosen[:-1] != 1)
     firsts, lasts = chosen[np.append(0, breaks + 1)], chosen[np.append(breaks, -1)]
     starts = ends[firsts] - sizes[firsts]
