@@ -71,8 +71,8 @@ class Clock:
 
 
 async def look(addresses: list[str], keys: Iterator[int], seconds: float, tally: Tally) -> tuple[Clock, int]:
-    """All at once: publishes; gets, cancels and reschedules by keys, each of which is used once; counts, histograms and
-    lists. What took how long, and how many were cancelled."""
+    """Counts, histograms and lists, alone; then beside publishes, and gets, cancels and reschedules by keys, each of
+    which is used once. What took how long, and how many were cancelled."""
     clock, end, cancelled, now = Clock(), 0.0, 0, now_ms()
     span = f"from={now - HOUR_MS}&to={now + 49 * HOUR_MS}"
     questions = {
@@ -109,17 +109,19 @@ async def look(addresses: list[str], keys: Iterator[int], seconds: float, tally:
             await publish(session, tally, [within_48_hours() for _ in range(20)])
             at = max(at + every, time.monotonic() - 1)
 
-    async def watch() -> None:
+    async def watch(how: str = "", pause_s: float = 0.05) -> None:
         sessions = [Session(addresses, n) for n in range(len(addresses))]
         while time.monotonic() < end:
             for session in sessions:
                 for what, path in questions.items():
-                    await clock.time(what, session, request("GET", path))
-                    await asyncio.sleep(0.05)
+                    await clock.time(what + how, session, request("GET", path))
+                    await asyncio.sleep(pause_s)
 
     for n in range(len(addresses)):  # the first time something may have to be counted
         for what, path in questions.items():
             await clock.time(f"{what}, the first time", Session(addresses, n), request("GET", path))
+    end = time.monotonic() + seconds / 2
+    await watch(", alone", 0.01)
     end = time.monotonic() + seconds
     await asyncio.gather(
         *(command(n, 16) for n in range(16)),
@@ -136,7 +138,7 @@ def looking(setup: Setup) -> list[Row]:
         f"among {count:,} pending: by key at {RATE}/s beside {PUBLISHES:,} publishes/s; counts, histograms, lists; p99",
         [
             *(Target(what, 25.0, at_most=True) for what in ("get", "cancel", "reschedule")),
-            *(Target(what, 10.0, at_most=True) for what in ("counts", "due", "due of a topic")),
+            *(Target(f"{what}, alone", 10.0, at_most=True) for what in ("counts", "due", "due of a topic")),
             *(Target(what, 100.0, at_most=True) for what in ("first page", "first page from the middle")),
         ],
     )
