@@ -9,7 +9,7 @@ SPARK := $(VENV)/.spark
 # What is imported is compiled then: compiling everything took a third of the set-up.
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help setup demo test check format bench chaos sim lock docs clean
+.PHONY: help setup demo test check format bench chaos soak sim lock docs clean
 
 help:
 	@echo 'make demo    three nodes, producers, consumers; the leader is killed; a table says what became of the messages'
@@ -17,6 +17,7 @@ help:
 	@echo 'make check   format, lint, types'
 	@echo 'make bench   the numbers, beside those of others (bench/README.md); ROWS="single batch" for some of them'
 	@echo 'make chaos   one hour of faults of every kind that works here, against real processes (docs/howto/chaos.md)'
+	@echo 'make soak    one hour of moderate load: memory, descriptors, journal and lateness stay flat, with plots'
 	@echo 'make sim     100,000 seeds of the simulator, a day or so; run it again to go on (docs/explanation/simulation.md)'
 	@echo 'make docs    the generated reference pages, and the dashboard'
 	@echo 'make lock    requirements*.lock from the newest versions that pyproject.toml allows'
@@ -70,6 +71,10 @@ bench: $(READY)
 # One hour, and a minute to start and to drain. Shorter: .venv/bin/python -m chaos run hour --seconds 180
 chaos: $(READY)
 	@$(PY) -m chaos run hour
+
+# Nothing is broken for one hour, and nothing grows. Shorter: .venv/bin/python -m chaos run soak --seconds 600
+soak: $(READY)
+	@$(PY) -m chaos run soak
 
 # Fewer: make sim SEEDS=1000
 SEEDS := 100000

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from chaos.flat import growing
 from chaos.history import Given, History
 
 #: Cluster time is slewed by at most 500 ppm, and crystals drift.
@@ -286,4 +287,5 @@ CHECKERS: dict[str, Callable[[History], Iterator[str]]] = {
     "I16 fencing": deposed,
     "I17 fail-stop": ended,
     "I18 honesty": dishonest,
+    "flat": growing,
 }

@@ -75,6 +75,10 @@ class Cluster:
         """The exit code of a node that does not run, where that is known."""
         return None
 
+    def pid(self, name: str) -> int | None:
+        """Of a node that runs here."""
+        return None
+
     def founded(self) -> None:
         """Every node was ready once."""
 
@@ -275,6 +279,9 @@ class LocalCluster(Cluster):
 
     def ended(self, name: str) -> int | None:
         return self._processes[name].poll()
+
+    def pid(self, name: str) -> int | None:
+        return self._processes[name].pid if self.ended(name) is None else None
 
     def close(self) -> None:
         for disk in self.disks.values():

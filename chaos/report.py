@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
+from chaos import flat
 from chaos.checkers import Verdict, fault_spans, first_given, overtaken
 from chaos.history import History
 
@@ -52,6 +53,7 @@ def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> 
         "failover_ms": {kind: spread(values) for kind, values in sorted(failovers.items())},
         "late_ms": {phase: spread(values) for phase, values in late.items() if values},
         "recovery_ms": spread(event["s"] * 1000 for event in history.of("recovered")),
+        "watched": flat.table(history),
         "verdicts": {v.name: {"what": v.what, "violations": v.violations} for v in verdicts},
     }
 
@@ -91,6 +93,7 @@ def table(found: dict[str, Any]) -> str:
     for title, rows in (("failover", found["failover_ms"]), ("late", found["late_ms"])):
         lines += [f"  {title + ', ' + kind:<24}{_spread(row)}" for kind, row in rows.items()]
     lines += [f"  {'ready after healing':<24}{_spread(found['recovery_ms'])}", ""]
+    lines += _watched(found["watched"])
     for name, verdict in found["verdicts"].items():
         violations = verdict["violations"]
         lines.append(f"  {name:<16}{f'VIOLATED {len(violations)} times' if violations else 'held'}")
@@ -98,6 +101,18 @@ def table(found: dict[str, Any]) -> str:
         lines += [f"    … and {len(violations) - _SHOWN} more"] if len(violations) > _SHOWN else []
     lines += ["", f"  again: {found['replay']}", f"  files: {found['directory']}"]
     return "\n".join(lines)
+
+
+def _watched(rows: list[dict[str, Any]]) -> list[str]:
+    if not rows:
+        return []
+    head = f"  {'watched':<48}{'node':<5}{'first':>9}{'median':>9}{'last':>9}{'most':>9}  growth in the second half"
+    lines = [head]
+    for row in rows:
+        numbers = "".join(f"{row[name]:>9.1f}" for name in ("first", "median", "last", "most"))
+        limit = "" if row["limit"] is None else f", at most {row['limit']:g}"
+        lines.append(f"  {row['what']:<48}{row['node']:<5}{numbers}  {row['rise']:+.2f}{limit}")
+    return [*lines, ""]
 
 
 def _spread(row: dict[str, float]) -> str:
@@ -116,6 +131,7 @@ text{{font:11px system-ui}} .bad{{color:#c00}}</style>
 <h1>{escape(found["scenario"])}, seed {found["seed"]}:
 {"held" if found["ok"] else '<span class="bad">violated</span>'}</h1>
 {_course(history)}
+<div>{flat.plots(history)}</div>
 <pre>{escape(table(found))}</pre>
 """
 

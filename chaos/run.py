@@ -16,8 +16,9 @@ from hashlib import sha256
 from typing import Any
 
 import aiohttp
+import msgspec
 
-from chaos import faults
+from chaos import faults, flat
 from chaos.checkers import COUNTED, PENDING
 from chaos.cluster import Cluster
 from chaos.history import History
@@ -72,7 +73,9 @@ class Run:
             try:
                 await self._found()
                 await self.traffic.start()
+                sampling = self.traffic.spawn(self._sample())
                 await self._break(kinds)
+                sampling.cancel()
                 await self._settle()
             finally:
                 watch.cancel()
@@ -148,6 +151,25 @@ class Run:
             if new < old:
                 why = f"{name} went back from {what} {old} to {new}"
                 self.history.record("unsafe", t=self.history.clock(), why=why)
+
+    async def _sample(self) -> None:
+        """What each node holds, if the scenario watches it."""
+        watch = self.scenario.watch
+        if watch is None:
+            return
+        self.history.record("watch", t=self.history.clock(), **msgspec.structs.asdict(watch))
+        at = self.history.clock()
+        while True:
+            at += watch.every_s
+            await asyncio.sleep(max(0.0, at - self.history.clock()))
+            await asyncio.gather(*map(self._sample_node, self.cluster.names))
+
+    async def _sample_node(self, name: str) -> None:
+        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+            found = flat.parse(await self._scrape(name))
+            if (pid := self.cluster.pid(name)) is not None:
+                found["anonymous"] = flat.anonymous_bytes(pid)
+            self.history.record("sample", t=self.history.clock(), node=name, **found)
 
     async def _found(self) -> None:
         end = time.monotonic() + _FOUNDED_S
@@ -335,9 +357,12 @@ class Run:
             ours = not self.cluster.slow
             self.history.record("counted", t=self.history.clock(), node=name, ours=ours, counts=count)
 
-    async def _metrics(self, name: str) -> dict[str, int]:
+    async def _scrape(self, name: str) -> str:
         async with self._http.get(self.cluster.urls[name] + "/metrics") as answer:
-            lines = (await answer.text()).splitlines()
+            return await answer.text()
+
+    async def _metrics(self, name: str) -> dict[str, int]:
+        lines = (await self._scrape(name)).splitlines()
         values = dict(line.rpartition(" ")[::2] for line in lines if line.startswith("hadelay_"))
         return {metric: int(float(values[f"hadelay_{metric}"])) for metric in COUNTED}
 

@@ -116,6 +116,19 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     late_s: float = 10.0
 
 
+class Watch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What each node holds is sampled; and how much that may grow within the second half of the load (chaos.flat)."""
+
+    every_s: float = 5.0
+    anonymous_mib: float = 8.0
+    descriptors: float = 5.0
+    #: It is a saw-tooth: segments go after checkpoints.
+    journal_mib: float = 16.0
+    bytes_per_message: float = 16.0
+    #: Of the median lateness.
+    late_ms: float = 10.0
+
+
 class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     title: str = ""
     seconds: float = 20.0
@@ -125,6 +138,7 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     faults: list[Fault] = field(default_factory=list)
     rotation: Rotation | None = None
+    watch: Watch | None = None
 
     def kinds(self) -> set[str]:
         drawn = set(self.rotation.kinds if self.rotation else ())
@@ -234,6 +248,8 @@ def _problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
     for name in ("rate", "publishers", "batch", "topics", "consumers", "lease_s"):
         if getattr(scenario.load, name) <= 0:
             yield f"load.{name}", "must be more than 0"
+    if scenario.watch and scenario.watch.every_s < 0.1:
+        yield "watch.every_s", f"{scenario.watch.every_s}: at least 0.1"
 
 
 def rounds(scenario: Scenario, seed: int, works: list[str]) -> Iterator[tuple[float, list[Fault]]]:

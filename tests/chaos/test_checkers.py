@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from chaos import flat
 from chaos.checkers import ACKED, CHECKERS, COUNTED, OTHER_ENDS, check, fault_spans, overtaken
 from chaos.history import History, body_of, number_of, term_of
 from chaos.report import page, summary, table
+from chaos.scenario import Watch
 from hadelay.core.tokens import encode_leases
 
 HEAD = {"scenario": "test", "seed": 1, "seconds": 9, "replay": "again", "directory": "/"}
@@ -58,6 +61,7 @@ def kept(history: History) -> None:
     history.record("healed", t=12.0, kind="kill", nodes=["n1"], began=10.9)
     history.record("replicas", t=20.0, code=0, said="all identical")
     history.record("recovered", t=12.1, s=0.1)
+    sampled(history)
     for node in ("n1", "n2"):
         counted(history, node, {"published_messages_total": 3, ACKED: 2})
     counted(history, "n3", {"published_messages_total": 90}, ours=False)
@@ -133,6 +137,15 @@ def unlucky_end(history: History) -> None:
     history.record("ended", t=11.0, node="n1", code=70, may=False)
 
 
+def sampled(history: History, leaked: float = 0.0, node: str = "n1") -> None:
+    """Of 20 minutes: a journal that grows and is cut, and `leaked` descriptors a minute."""
+    history.record("watch", t=0.0, **msgspec.structs.asdict(Watch()))
+    for i in range(240):
+        text = f'hadelay_log_bytes {i % 24 * 1e6}\nhadelay_hour_bytes{{file="log"}} {i * 4e5}\n'
+        text += f"hadelay_published_messages_total {i * 1e3}\n# HELP x\nprocess_open_fds {40 + int(leaked * i / 12)}\n"
+        history.record("sample", t=i * 5.0, node=node, **flat.parse(text), anonymous=50e6 + i % 7 * 1e6)
+
+
 BROKEN: list[tuple[str, Callable[[History], None]]] = [
     ("I1 lost", lambda history: None),  # stored, and never seen again
     ("I1 lost", lambda history: history.record("asked-for", t=20.0, id="M0", state="acked")),
@@ -160,6 +173,7 @@ BROKEN: list[tuple[str, Callable[[History], None]]] = [
     ("I18 honesty", lambda history: counted(history, "n1", {"published_messages_total": 2})),
     ("I18 honesty", lambda history: counted(history, "n1", {ACKED: 1})),
     ("I18 honesty", not_the_same_everywhere),
+    ("flat", lambda history: sampled(history, leaked=1.0)),
 ]
 
 
@@ -255,3 +269,18 @@ def test_a_history_that_was_written_reads_the_same_even_if_it_was_cut_short(tmp_
     assert found["ok"]
     assert "I1 lost" in table(found)
     assert "<svg" in page(again, found)
+
+
+def test_what_was_watched_is_plotted_and_says_who_grew() -> None:
+    history = History()
+    sampled(history)
+    sampled(history, leaked=2.0, node="n2")
+    give(history, got=20.0, due_ms=19_990)
+    verdicts = check(history)
+    told = [violation for verdict in verdicts if verdict.name == "flat" for violation in verdict.violations]
+    assert told == ["file descriptors, of n2: grew by 19.8, and watch.descriptors is 5"]
+    found = summary(history, verdicts, HEAD)
+    row = next(row for row in found["watched"] if row["what"] == "file descriptors" and row["node"] == "n2")
+    assert (row["first"], row["last"], row["limit"]) == (40, 79, 5.0)
+    assert page(history, found).count("<svg") == 1 + len({row["what"] for row in found["watched"]})
+    assert "at most 5" in table(found)

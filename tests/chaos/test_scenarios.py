@@ -43,6 +43,7 @@ FAULT = '[[faults]]\nkind = "kill"\n'
         ('[rotation]\nkinds = ["any"]\ntargets = ["leder"]', 3, "did you mean leader"),
         ('[rotation]\nkinds = ["any"]\n[[rotation.also]]\nkind = "wipe"\ntarget = "all"', 5, "breaks what no"),
         ("[cluster]\nnodes = 12", 2, "1 to 9"),
+        ("[watch]\nevery_s = 0.0", 2, "at least 0.1"),
     ],
 )
 def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
@@ -119,7 +120,7 @@ def test_what_comes_along_and_what_the_how_to_shows_is_in_order(tmp_path: Path) 
         assert scenario.load(path).title
     page = (scenario.HERE.parents[1] / "docs/howto/chaos.md").read_text()
     shown = re.findall(r"^```toml (scenario|cluster)\n(.*?)^```$", page, re.M | re.S)
-    assert len(shown) == 3
+    assert len(shown) == 4
     for kind, text in shown:
         path = tmp_path / "shown.toml"
         path.write_text(text)
