@@ -7,13 +7,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hadelay.testing.ports import free_ports
+from tests.commands import command, started
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -25,9 +25,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def hadelay(*words: object, stdin: bytes = b"", **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hadelay", *map(str, words)]
-    done = subprocess.run(command, input=stdin, capture_output=True, timeout=60, env=environment(**variables))
-    return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+    return command(words, environment(**variables), stdin)
 
 
 @dataclass
@@ -61,10 +59,8 @@ class Dev:
 
 
 def start(directory: Path, *words: object, errors: Any = None) -> Dev:
-    command = [sys.executable, "-m", "hadelay", "dev", "--data-dir", str(directory), "-o", "json", *map(str, words)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=errors, env=environment(), start_new_session=True
-    )
+    command = ("dev", "--data-dir", directory, "-o", "json", *words)
+    process = started(command, environment(), stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
     dev = Dev(process, directory)
     try:
         dev.nodes = dev.line()["nodes"]

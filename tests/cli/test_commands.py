@@ -16,6 +16,7 @@ import pytest
 from hadelay.testing.ports import free_ports
 from hadelay.version import VERSION
 from tests.cli.support import Dev, cluster, environment, hadelay, start
+from tests.system.cluster import alive
 
 pytestmark = pytest.mark.processes
 
@@ -210,7 +211,7 @@ def test_nodes_end_with_a_supervisor_that_was_killed(tmp_path: Path) -> None:
     with cluster(tmp_path / "d") as dev:
         dev.end(signal.SIGKILL)
         end = time.monotonic() + 30
-        while any(Path(f"/proc/{node['pid']}/cmdline").exists() for node in dev.nodes):
+        while any(alive(node["pid"]) for node in dev.nodes):
             assert time.monotonic() < end, "a node outlived its supervisor"
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from hadelay.testing.ports import free_ports
+from tests.commands import Hadelay
 from tests.docs.test_pages import ROOT, matches, steps
 from tests.system.cluster import Cluster, environment, ready_line
 
@@ -67,7 +68,7 @@ class Lab:
     def start(self, command: str) -> None:
         errors = self.directory / f"{len(self.cluster.children)}.err"
         with open(errors, "ab") as log:
-            self.last = subprocess.Popen(
+            self.last = Hadelay(
                 [sys.executable, "-m", "hadelay", *command.split()[1:], "-o", "json"], cwd=self.directory,
                 env=self.environment(), stdout=subprocess.PIPE, stderr=log, start_new_session=True,
             )  # fmt: skip

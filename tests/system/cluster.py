@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hadelay.testing.ports import free_ports
+from tests.commands import Hadelay, command
 
 T = TypeVar("T")
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -52,8 +53,7 @@ def environment() -> dict[str, str]:
 
 
 def hadelay(*words: object, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hadelay", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment())
+    return command(words, environment(), timeout=timeout)
 
 
 def alive(pid: int) -> bool:
@@ -67,9 +67,11 @@ def alive(pid: int) -> bool:
 def spawn(*words: object, errors: Path, program: str | None = None) -> subprocess.Popen[bytes]:
     """A hadelay command in the background, in a session of its own; whoever starts it ends it. program: Python, run
     instead of hadelay's own command line."""
+    start = Hadelay if program is None else subprocess.Popen
+    what = ("-m", "hadelay") if program is None else ("-c", program)
     with open(errors, "ab") as log:
-        return subprocess.Popen(
-            [sys.executable, *(("-m", "hadelay") if program is None else ("-c", program)), *map(str, words)],
+        return start(
+            [sys.executable, *what, *map(str, words)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
