@@ -23,6 +23,8 @@ from tests.security.conftest import Pki
 from tests.system.cluster import end, ready_line, spawn, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+#: From the port that answers clients to the one for nodes.
+RAFT = 5
 
 
 @dataclass
@@ -34,12 +36,12 @@ class Secure:
     settings: tuple[str, ...] = ()
     #: With the scope admin.
     token: str = ""
-    port: int = field(default_factory=lambda: free_ports(6))
+    port: int = field(default_factory=lambda: free_ports(10))
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     names: tuple[str, ...] = ("n1", "n2", "n3")
 
     def address(self, name: str, offset: int = 0) -> str:
-        return f"127.0.0.1:{self.port + self.names.index(name) + offset}"
+        return f"127.0.0.1:{self.port + int(name[1:]) - 1 + offset}"
 
     @property
     def urls(self) -> list[str]:
@@ -59,24 +61,30 @@ class Secure:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)  # type: ignore[no-any-return]
 
-    def write(self, name: str) -> Path:
-        cert, key, ca = self.pki.copy(name, self.directory / f"{name}-tls")
-        peers = "".join(f'{peer} = "{self.address(peer, 3)}"\n' for peer in self.names)
+    def write(self, name: str, at: str = "") -> Path:
+        """at: another name, whose file, directory and addresses it gets."""
+        at = at or name
+        cert, key, ca = self.pki.copy(name, self.directory / f"{at}-tls")
+        peers = {peer: self.address(peer, RAFT) for peer in self.names} | {name: self.address(at, RAFT)}
         files = f'tls_cert = "{cert}"\ntls_key = "{key}"\ntls_ca = "{ca}"\n'
-        path = self.directory / f"{name}.toml"
+        path = self.directory / f"{at}.toml"
         path.write_text(
-            f'[node]\nname = "{name}"\ndata_dir = "{self.directory / name}"\n[cluster]\nid = "secure"\n'
-            f'[http]\nlisten = "{self.address(name)}"\n{files}[raft]\nlisten = "{self.address(name, 3)}"\n{files}'
-            f"[raft.peers]\n{peers}"
+            f'[node]\nname = "{name}"\ndata_dir = "{self.directory / at}"\n[cluster]\nid = "secure"\n'
+            f'[http]\nlisten = "{self.address(at)}"\n{files}[raft]\nlisten = "{self.address(at, RAFT)}"\n{files}'
+            "[raft.peers]\n" + "".join(f'{peer} = "{address}"\n' for peer, address in peers.items())
         )
         return path
 
+    def spawn(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+        """Ready when it says so."""
+        words += tuple(word for setting in self.settings for word in ("--set", setting))
+        path, errors = self.directory / f"{name}.toml", self.directory / f"{name}.log"
+        self.processes[name] = spawn("serve", path, "-o", "json", *words, errors=errors)
+        return self.processes[name]
+
     def start(self, *names: str, init: bool = False) -> None:
-        words = ["-o", "json", *(["--init"] if init else [])]
-        words += [word for setting in self.settings for word in ("--set", setting)]
         for name in names:
-            path = self.directory / f"{name}.toml"
-            self.processes[name] = spawn("serve", path, *words, errors=self.directory / f"{name}.log")
+            self.spawn(name, *(["--init"] if init else []))
         for name in names:
             ready_line(self.processes[name], self.directory / f"{name}.log")
 
@@ -233,3 +241,32 @@ def test_new_certificates_without_a_restart(cluster: Secure) -> None:
         assert client.put("orders", b"x")
     since = cluster.log("n3").rpartition("certificate_read")[2]
     assert "link_refused" not in since
+
+
+def test_a_node_is_added_and_removed_while_it_runs(cluster: Secure) -> None:
+    cluster.write("n4")
+    joining = cluster.spawn("n4")
+    added = cluster.run("cluster", "members", "add", "n4", cluster.address("n4", RAFT), "--wait")
+    assert added.returncode == 0, added.stderr
+    ready_line(joining, cluster.directory / "n4.log")
+    with cluster.client(cluster.token, "n4") as client:
+        message = client.put("orders", b"x", delay="1h")
+        assert client.get(message.id).state == "scheduled"
+    assert cluster.run("check", "replicas").returncode == 0
+    removed = cluster.run("cluster", "members", "remove", "n4")
+    assert removed.returncode == 0, removed.stderr
+    cluster.stop("n4")
+    with cluster.client() as client:
+        assert client.cancel(message.id)
+
+
+def test_two_nodes_with_one_name(cluster: Secure) -> None:
+    """A second n2, with a certificate as good as that of the first: one of them is told, and stays out."""
+    cluster.write("n2", at="n5")
+    cluster.spawn("n5")
+    words = "is linked with another n2, at 127.0.0.1: two nodes must not share a name"
+    until(lambda: any(words in cluster.log(name) for name in ("n2", "n5")), "one of them is told")
+    with cluster.client() as client:
+        assert client.put("orders", b"x", delay="1h")
+    cluster.stop("n5")
+    until(lambda: cluster.run("check", "replicas").returncode == 0, "the first is back")

@@ -45,6 +45,9 @@ _MAX_STRANGERS = 64
 _ACCEPT_RETRY_S = 0.1
 _RETRY_S = (0.05, 1.0)
 _REFUSED_RETRY_S = 5.0
+#: Two nodes with one name take its link from each other again and again. One node does so once in a while: it noticed
+#: before the other side did that the link was broken.
+_TAKEN_S = 30.0
 #: Bytes given to the kernel at a time; the rest waits here, where urgent frames can overtake it.
 _WRITE_HIGH = 256 << 10
 _SOCKET_BUFFER = 512 << 10
@@ -62,7 +65,7 @@ class _Link(asyncio.Protocol):
         self.refused = False
         self._buffer = bytearray()
         #: Frames that have arrived; and the timer of the one that has arrived in part.
-        self._arrived = 0
+        self.arrived = 0
         self._partial: asyncio.TimerHandle | None = None
         self._paused = False
         self._queues: tuple[deque[bytes], deque[bytes]] = (deque(), deque())
@@ -117,7 +120,7 @@ class _Link(asyncio.Protocol):
             if start > size:
                 start = first - _HEAD.size
                 break
-            self._arrived += 1
+            self.arrived += 1
             frame = data[first:start]
             if crc32c(frame) != crc:
                 log.warning("frame_damaged", extra={"peer": self.peer or "unknown", "bytes": length})
@@ -135,17 +138,17 @@ class _Link(asyncio.Protocol):
             log.warning("frame_too_long", extra={"peer": self.peer or "unknown", "bytes": _length(buffer, 0)})
             self.transport.abort()
         elif self._partial is None:
-            self._partial = self.network.loop.call_later(_FRAME_TIMEOUT_S, self._is_stuck, self._arrived)
+            self._partial = self.network.loop.call_later(_FRAME_TIMEOUT_S, self._is_stuck, self.arrived)
 
     def _is_stuck(self, arrived: int) -> None:
         self._partial = None
         if not self._buffer or self.transport.is_closing():
             return
-        if arrived == self._arrived:
+        if arrived == self.arrived:
             log.warning("frame_incomplete", extra={"peer": self.peer or "unknown", "bytes": len(self._buffer)})
             self.transport.abort()
         else:
-            self._partial = self.network.loop.call_later(_FRAME_TIMEOUT_S, self._is_stuck, self._arrived)
+            self._partial = self.network.loop.call_later(_FRAME_TIMEOUT_S, self._is_stuck, self.arrived)
 
     def _frame(self, frame: bytes) -> None:
         if not frame:
@@ -233,6 +236,9 @@ class AsyncioNetwork:
         self.identity = (cluster_id, group, name, feature_level)
         self.links: set[_Link] = set()
         self._up: dict[str, _Link] = {}
+        #: By peer: until when another link in the place of the one that is up is suspicious, and the frames that had
+        #: arrived on that one when this was last looked at.
+        self._taken: dict[str, tuple[float, int]] = {}
         self._receiver: Receiver | None = None
         self._serving: asyncio.Task[None] | None = None
         self._dialling: dict[str, asyncio.Task[None]] = {}
@@ -389,7 +395,20 @@ class AsyncioNetwork:
             return f"{self.name} has no member {name!r}: it was removed, or never added"
         if dialled not in (None, name):
             return f"{self.peers[dialled]} should be {dialled}, and answers as {name}"
-        return ""
+        return self._twice(name)
+
+    def _twice(self, name: str) -> str:
+        old = self._up.get(name)
+        if old is None:
+            return ""
+        now = self.loop.time()
+        until, arrived = self._taken.get(name, (now, 0))
+        alive = now < until and old.arrived != arrived
+        self._taken[name] = now + _TAKEN_S, old.arrived if alive else 0
+        if not alive:
+            return ""
+        host = (old.transport.get_extra_info("peername") or ["?"])[0]
+        return f"{self.name} is linked with another {name}, at {host}: two nodes must not share a name"
 
     def linked(self, link: _Link) -> None:
         old = self._up.pop(link.peer, None)
