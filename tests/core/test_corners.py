@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from hadelay.core import commands
 from hadelay.core.drafts import Draft, hash_client_key
 from hadelay.core.keys import find_key
-from hadelay.core.results import LeaseOutcome, Outcome, Refused
+from hadelay.core.results import LeaseOutcome, Outcome, Refused, RowCode
+from hadelay.core.settings import Settings
 from hadelay.core.topics import DEAD, READY, SCHEDULED
 from hadelay.model import DEAD_HOURS, State
 from tests.core.world import START_MS, World, draft, leases
@@ -138,6 +139,15 @@ def test_no_delay_reaches_the_hours_of_the_dead() -> None:
     world = World()
     result: Any = world.one(commands.encode_settings({"max_delay_ms": 1 << 52}))
     assert isinstance(result, Refused)
+
+
+def test_topics_are_bounded_and_those_that_are_there_go_on() -> None:
+    world = World(Settings(max_topics=2))
+    world.ids(draft("a"), draft("b"))
+    made = world.publish(draft("c"), draft("a"))
+    assert made.codes.tolist() == [RowCode.TOO_MANY_TOPICS, RowCode.OK]
+    refused: Any = world.one(commands.encode_topic_put("c", {}))
+    assert (refused.code, [topic.name for topic in world.state.topics]) == ("too_many_topics", ["a", "b"])
 
 
 def test_what_a_partial_purge_means_is_cancelled_before_it_is_swept() -> None:

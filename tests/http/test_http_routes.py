@@ -483,6 +483,16 @@ async def test_metrics(node: Node) -> None:
     assert families["hadelay_messages"].documentation == "Kept"
 
 
+async def test_names_that_clients_make_up_are_no_labels(node: Node) -> None:
+    for n in range(20):
+        await node.ask("GET", f"/v1/topics/made-up-{n}")
+        await node.ask("POST", f"/v1/topics/made-up-{n}/messages", b"x")
+        await node.ask(f"MADE-UP-{n}", f"/made-up/{n}", Authorization=f"Bearer made-up-{n}")
+    text = (await node.ask("GET", "/metrics")).body.decode()
+    assert "made-up" not in text.lower()
+    assert 0 < text.count("hadelay_http_requests_total{") < 6
+
+
 async def test_process_metrics_are_those_of_the_process(node: Node) -> None:
     text = (await node.ask("GET", "/metrics")).body.decode()
     theirs = {f.name: f.samples[0].value for f in ProcessCollector(registry=None).collect()}
