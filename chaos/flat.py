@@ -44,8 +44,13 @@ class Series:
     kind: str
     who: str
     points: list[tuple[float, float]]
-    #: The most that it may grow within the second half; None: it is shown, not judged.
+    #: The most that it may be, or that it may grow within the second half; None: it is shown, not judged.
     limit: float | None
+    level: bool = False
+
+    @property
+    def judged(self) -> float:
+        return max(value for _, value in self.points) if self.level else self.rise
 
     @property
     def rise(self) -> float:
@@ -55,6 +60,8 @@ class Series:
         return median(slopes) * (half[-1][0] - half[0][0]) if slopes else 0.0
 
 
+#: What `[watch]` bounds as it is, not its growth.
+_LEVELS = ("journal",)
 #: kind → (title with its unit, key of `[watch]` that bounds it or None).
 KINDS: dict[str, tuple[str, str | None]] = {
     "anonymous": ("anonymous memory, MiB", "anonymous_mib"),
@@ -103,7 +110,7 @@ def series(history: History) -> list[Series]:
     order = list(KINDS)
     found.sort(key=lambda one: (order.index(one[0]), one[1]))
     judged = {kind: limits.get(key) if key else None for kind, (_, key) in KINDS.items()}
-    return [Series(kind, who, values, judged[kind]) for kind, who, values in found if values]
+    return [Series(kind, who, values, judged[kind], kind in _LEVELS) for kind, who, values in found if values]
 
 
 def _columns(samples: list[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
@@ -142,11 +149,12 @@ def _lateness(history: History, limits: dict[str, Any]) -> dict[str, list[tuple[
 
 
 def growing(history: History) -> Iterator[str]:
-    """flat: within the second half of the load nothing that a node holds grew by more than [watch] allows."""
+    """flat: nothing that a node holds is more, or grew by more in the second half of the load, than [watch] allows."""
     for one in series(history):
-        if one.limit is not None and one.rise > one.limit:
+        if one.limit is not None and one.judged > one.limit:
             title, key = KINDS[one.kind]
-            yield f"{title}, of {one.who}: grew by {one.rise:.1f}, and watch.{key} is {one.limit:g}"
+            verb = "was" if one.level else "grew by"
+            yield f"{title}, of {one.who}: {verb} {one.judged:.1f}, and watch.{key} is {one.limit:g}"
 
 
 def table(history: History) -> list[dict[str, Any]]:
@@ -155,7 +163,7 @@ def table(history: History) -> list[dict[str, Any]]:
     for one in series(history):
         values = [value for _, value in one.points]
         row = {"what": KINDS[one.kind][0], "node": one.who, "first": values[0], "median": median(values)}
-        row |= {"last": values[-1], "most": max(values), "rise": one.rise}
+        row |= {"last": values[-1], "most": max(values), "rise": one.rise, "level": one.level}
         rows.append({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()} | {"limit": one.limit})
     return rows
 

@@ -110,7 +110,7 @@ def _watched(rows: list[dict[str, Any]]) -> list[str]:
     lines = [head]
     for row in rows:
         numbers = "".join(f"{row[name]:>9.1f}" for name in ("first", "median", "last", "most"))
-        limit = "" if row["limit"] is None else f", at most {row['limit']:g}"
+        limit = "" if row["limit"] is None else f", {'most' if row['level'] else 'growth'} may be {row['limit']:g}"
         lines.append(f"  {row['what']:<48}{row['node']:<5}{numbers}  {row['rise']:+.2f}{limit}")
     return [*lines, ""]
 

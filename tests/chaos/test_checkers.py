@@ -283,4 +283,4 @@ def test_what_was_watched_is_plotted_and_says_who_grew() -> None:
     row = next(row for row in found["watched"] if row["what"] == "file descriptors" and row["node"] == "n2")
     assert (row["first"], row["last"], row["limit"]) == (40, 79, 5.0)
     assert page(history, found).count("<svg") == 1 + len({row["what"] for row in found["watched"]})
-    assert "at most 5" in table(found)
+    assert "growth may be 5" in table(found)
