@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.errors import BadRequest, HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.raft import messages
+from hadelay.raft.library import DISK, NOBODY
+from hadelay.raft.messages import BadFrame
 from hadelay.testing.mutations import broken
 from tests.sim.test_scenarios import Scene
 
@@ -15,14 +18,14 @@ AGAIN = (NoLeader, OutcomeUnknown, Overloaded)
 
 
 class Town(Scene):
-    def change(self, op: str, name: str, to: str = "") -> HadelayError | None:
+    def change(self, op: str, name: str, to: str = "", address: str = "") -> HadelayError | None:
         """One question to the leader (or to `to`); the answer."""
         answers: list[HadelayError | None] = []
         process = self.process(to or self.first)
         assert process is not None
 
         def call(node: Any, done: Any) -> None:
-            node.changes.anywhere(op, name, f"{name}:1", done)
+            node.changes.anywhere(op, name, address or f"{name}:1", done)
 
         self.door.call(process, call, lambda result, error: answers.append(error))
         self.until(lambda: bool(answers))
@@ -94,8 +97,15 @@ def test_what_is_refused_and_why():
         ("remove", "n9", "there is no node"),
         ("remove", town.first, "leads"),
         ("add", "n/4", "a node's name is"),
+        ("add", "..", "a node's name is"),
+        ("add", NOBODY, "a node's name is"),
+        ("add", DISK, "a node's name is"),
     ]:
         assert why in str(town.change(op, name)), (op, name)
+    for address in ("n4:0", "0.0.0.0:8500", "é" * 200 + ":1", "n4\n:1", "n4:²", "n4"):
+        # Over the node link too, where what is not refused would end the leader.
+        for to in town.names:
+            assert isinstance(town.change("add", "n4", to, address), BadRequest), address
     town.join("n4")
     town.kill("n4")
     town.must("add", "n4")
@@ -298,6 +308,65 @@ def test_a_founder_is_not_added_with_what_it_founded():
     town.start("n4")
     town.until(lambda: town.leader() is not None and "n4" in town.voters(), 30)
     town.converge()
+
+
+def test_a_founder_that_is_greeted_before_its_addition_is_committed_is_refused_then():
+    """It is linked as soon as the entry is in the log. Its log counts for nothing before that is applied, nor after."""
+    town = Town(restart=False)
+    town.switch_on()
+    stranger = Town(seed=2, names=("n4",))
+    stranger.publish()
+    stranger.kill("n4")
+    town.join("n4")
+    town.kill("n4")
+    town.machines["n4"].disk = stranger.machines["n4"].disk
+    town.start("n4")
+    for name in town.others:
+        town.machines[name].disk.sync_delay_s = 3.0
+    leader = town.leader()
+    assert leader is not None
+    leader.changes.change("add", "n4", "n4:1", lambda result, error: None)
+    town.until(lambda: bool(town.violations), 20.0)
+    town.world.run_for(0.1)
+    assert "its directories are those of a founder" in str(town.violations.pop())
+    town.wipe("n4")
+    town.start("n4")
+    for name in ("n1", "n2", "n3"):
+        town.machines[name].disk.sync_delay_s = 0.0004
+    town.until(lambda: town.leader() is not None and "n4" in town.voters(), 30)
+    town.converge()
+
+
+def test_a_founder_that_is_removed_and_added_at_once_is_told_to_come_empty():
+    """Its link was never down, so nobody greeted it as what it is now."""
+    town = Town(restart=False)
+    town.switch_on()
+    gone = town.others[0]
+    town.must("remove", gone)
+    town.must("add", gone)
+    town.until(lambda: bool(town.violations))
+    town.world.run_for(0.1)
+    assert "its directories are those of a founder" in str(town.violations.pop())
+    town.wipe(gone)
+    town.start(gone)
+    town.until(lambda: town.leader() is not None and gone in town.voters(), 30)
+    town.converge()
+
+
+def test_what_a_peer_says_of_the_members_is_a_list_of_members():
+    town = Town()
+    raft = town.on("n1").raft
+    peer = raft.peers["n2"]
+    for rows in (
+        [[f"m{n:03}", f"m{n}:1"] for n in range(65)],
+        [["b", "b:1"], ["a", "a:1"]],
+        [["", "a:1"]],
+        [],
+        [["a"]],
+    ):
+        with pytest.raises(BadFrame):
+            raft.membership.on_members(peer, messages.encode(messages.MEMBERS, 1 << 40, rows))
+    assert sorted(raft.peers) == ["n2", "n3"]
 
 
 def test_a_node_that_was_told_to_found_a_cluster_joins_all_the_same():

@@ -74,7 +74,7 @@ class Admission:
             self._renew(FOUNDING)
             return
         seen = self._seen.get(peer.name)
-        known = node.machine.incarnation(peer.name) or FOUNDING
+        known = self.least(peer.name)
         had = Seen(known, 0, 0, 0)
         if incarnation < known or (seen is not None and self._is_rewound(seen, incarnation, boot, term, index)):
             had = seen or had
@@ -87,6 +87,13 @@ class Admission:
             peer.begin(node.journal.last_index + 1, node.runtime.monotonic())
         peer.admitted = admitted
         node.link_ready(peer)
+
+    def least(self, name: str) -> int:
+        """The incarnation below which it is somebody that was. Who is added is no founder, from the moment that the log
+        says so: before that is applied the log of another cluster could be taken for a beginning of this one's."""
+        node = self.node
+        known = node.machine.incarnation(name) or FOUNDING
+        return max(known, JOINED) if name in node.membership.joined else known
 
     @staticmethod
     def _is_rewound(seen: Seen, incarnation: int, boot: int, term: int, index: int) -> bool:

@@ -25,10 +25,11 @@ from hadelay.raft.segment import Entry
 
 #: What the library itself puts into the log when a term begins. Proposals are longer (RaftNode.propose sees to it).
 NO_OP = b"\x01"
-#: A node of its own, in a cluster of one: its disk, which has to agree like any other.
+#: A node of its own, in a cluster of one: its disk, which has to agree like any other. No node can have a name with a
+#: space in it.
 DISK = "its disk"
 #: Stands in for a node that does not vote itself, but leads until its removal is committed: the library counts it.
-NOBODY = "nobody"
+NOBODY = "nobody at all"
 
 _FOLLOWER, _LEADER = 0, 2
 #: Seconds; the library's own timers never fire.

@@ -18,7 +18,7 @@ from hadelay.core.members import Member, Members, is_whole
 from hadelay.errors import Conflict, HadelayError, NoLeader, Overloaded
 from hadelay.raft import messages
 from hadelay.raft.peer import Peer
-from hadelay.raft.ports import FOUNDING, Done
+from hadelay.raft.ports import Done
 
 if TYPE_CHECKING:
     from hadelay.raft.node import RaftNode
@@ -54,6 +54,8 @@ class Membership:
         #: A node whose removal is not applied here may be the only one that has it, and so the only one that can lead.
         self.stands = self.votes or was
         self.names = [member.name for member in self.members]
+        #: Who was added, and so is no founder.
+        self.joined = frozenset(member.name for member in self.members if member.joined)
 
     @property
     def committed(self) -> bool:
@@ -152,7 +154,9 @@ class Membership:
         for row in rows:
             if not isinstance(row, list) or [type(field) for field in row] != [str, str]:
                 raise messages.BadFrame("members: a member is not [name, address]")
-        members = tuple(Member(name, address, voter=False) for name, address in rows)
+        members = tuple(Member(name, address) for name, address in rows)
+        if not is_whole(members):
+            raise messages.BadFrame("members: not a list in the order of their names")
         if index > max(self.index, self._heard[0]):
             self._heard = (index, members)
             self.node.reconfigured()
@@ -193,7 +197,7 @@ class Membership:
             peer = node.peers.get(member.name)
             if member.voter or peer is None or not (peer.up and peer.admitted and peer.match >= mark[1]):
                 continue
-            if peer.incarnation != (node.machine.incarnation(peer.name) or FOUNDING):
+            if peer.incarnation != node.admission.least(peer.name):
                 continue
             promoted = tuple(m._replace(voter=True) if m is member else m for m in self.members)
             if self.refusal(promoted) is None:

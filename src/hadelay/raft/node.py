@@ -436,6 +436,9 @@ class RaftNode:
         if leaving:
             self.call_later(_FAREWELL_S, self._part)
         self._link_with({name: self._linked.get(name, "") for name in leaving} | linked)
+        for peer in self.peers.values():
+            if peer.up and peer.incarnation < self.admission.least(peer.name):
+                self.network.disconnect(peer.name)  # to be greeted anew
 
     def _part(self) -> None:
         """By now whoever was removed had the time to hear of it, and what it had asked for is answered."""

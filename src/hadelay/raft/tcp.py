@@ -45,9 +45,9 @@ _MAX_STRANGERS = 64
 _ACCEPT_RETRY_S = 0.1
 _RETRY_S = (0.05, 1.0)
 _REFUSED_RETRY_S = 5.0
-#: Two nodes with one name take its link from each other again and again. One node does so once in a while: it noticed
-#: before the other side did that the link was broken.
-_TAKEN_S = 30.0
+#: Two nodes with one name take its link from each other again and again. One node does so now and then: it noticed
+#: before the other side did that the link was broken. More often than this within so long, and it is refused.
+_TAKEOVERS, _TAKEN_S = 8, 30.0
 #: Bytes given to the kernel at a time; the rest waits here, where urgent frames can overtake it.
 _WRITE_HIGH = 256 << 10
 _SOCKET_BUFFER = 512 << 10
@@ -236,9 +236,9 @@ class AsyncioNetwork:
         self.identity = (cluster_id, group, name, feature_level)
         self.links: set[_Link] = set()
         self._up: dict[str, _Link] = {}
-        #: By peer: until when another link in the place of the one that is up is suspicious, and the frames that had
-        #: arrived on that one when this was last looked at.
-        self._taken: dict[str, tuple[float, int]] = {}
+        #: By peer: since when another link came in the place of one that was up, how often, and the frames that had
+        #: arrived on that one when the last was refused.
+        self._taken: dict[str, tuple[float, int, int]] = {}
         self._receiver: Receiver | None = None
         self._serving: asyncio.Task[None] | None = None
         self._dialling: dict[str, asyncio.Task[None]] = {}
@@ -394,7 +394,7 @@ class AsyncioNetwork:
         if name not in self.peers:
             return f"{self.name} has no member {name!r}: it was removed, or never added"
         if dialled not in (None, name):
-            return f"{self.peers[dialled]} should be {dialled}, and answers as {name}"
+            return f"{self.peers.get(dialled, 'it')} should be {dialled}, and answers as {name}"
         return self._twice(name)
 
     def _twice(self, name: str) -> str:
@@ -402,9 +402,11 @@ class AsyncioNetwork:
         if old is None:
             return ""
         now = self.loop.time()
-        until, arrived = self._taken.get(name, (now, 0))
-        alive = now < until and old.arrived != arrived
-        self._taken[name] = now + _TAKEN_S, old.arrived if alive else 0
+        since, times, arrived = self._taken.get(name, (now, 0, 0))
+        if now - since > _TAKEN_S:
+            since, times = now, 0
+        alive = times >= _TAKEOVERS and old.arrived != arrived
+        self._taken[name] = since, times + 1, old.arrived if alive else 0
         if not alive:
             return ""
         host = (old.transport.get_extra_info("peername") or ["?"])[0]

@@ -21,7 +21,9 @@ from hadelay.server.link import Reply
 if TYPE_CHECKING:
     from hadelay.server.node import Node
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: One of dots alone could not stand in a path, by which it is removed.
+_NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9._-]{1,64}")
+_ADDRESS = re.compile(r"[!-~]{1,255}")
 _UNSPECIFIED = ("0.0.0.0", "::")
 #: A change asked of another node: as long as a commit may take.
 _CHANGE_S = 10.0
@@ -48,7 +50,7 @@ class Changes:
 
     def _on_change(self, peer: str, payload: Any, reply: Reply) -> None:
         op, name, address = payload
-        if not all(isinstance(text, str) for text in payload):
+        if op not in ("add", "remove") or not all(isinstance(text, str) for text in payload):
             raise ValueError("a change is [add or remove, name, address]")
         self.change(op, name, address, reply)
 
@@ -105,8 +107,8 @@ class Changes:
             host, port = split_address(address)
         except ValueError as error:
             raise BadRequest(f"raft: {error}") from None
-        if not port or host in _UNSPECIFIED or len(address) > 255:
-            raise BadRequest(f"raft: {address} is no address that others can reach")
+        if not port or host in _UNSPECIFIED or not _ADDRESS.fullmatch(address):
+            raise BadRequest(f"raft: {address!r} is no address that others can reach")
         for member in self.node.raft.membership.members:
             if member.name == name:
                 raise Conflict(f"{name} is a member already, at {member.address}")
