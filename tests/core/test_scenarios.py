@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -300,11 +301,11 @@ class Player:
             ended = {e.name.lower(): len(b) for e, b in sorted(state.others.items())} if state else {}
             acked = len(state.settled) - sum(ended.values()) if state else 0
             parts = [f"{n} {what}" for what, n in ({"acked": acked} | ended).items() if n]
-            first = state.oldest_open_second() if state else None
+            still = np.flatnonzero(state.open_seconds) if state and state.open_seconds is not None else ()
             entries, still_open = self.world.store.count(hour), self.world.state.open_entries(hour)
             text = f"{hour_text(hour)}: {entries} entries, {still_open} open"
             text += "".join(f", {part}" for part in parts)
-            said.append(text + (f"; oldest open second {first}" if first is not None else ""))
+            said.append(text + (f"; oldest open second {still[0]}" if len(still) else ""))
         return said
 
     def do_restart(self, names: list[str], options: dict[str, str]) -> list[str]:

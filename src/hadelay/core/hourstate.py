@@ -85,10 +85,3 @@ class HourState:
             self.open_seconds[seconds[0]] -= 1
         else:
             self.open_seconds -= np.bincount(seconds, minlength=SECONDS).astype(np.uint32)
-
-    def oldest_open_second(self) -> int | None:
-        """Where a take-over starts to scan this hour; None when nothing is open, or the hour has not begun."""
-        if self.open_seconds is None:
-            return None
-        second = int(np.argmax(self.open_seconds > 0))
-        return second if self.open_seconds[second] else None

@@ -92,9 +92,6 @@ class NearHour:
     def record(self, offset: int, size: int) -> bytes:
         return bytes(self._log.view[offset : offset + size])
 
-    def log_view(self) -> memoryview:
-        return self._log.view[: self._log.length]
-
     def overwrite(self, suffix: str, data: bytes, offset: int) -> None:
         """Repair only: the same bytes as were once written."""
         (self._idx if suffix == ".idx" else self._log).file.pwrite(data, offset)
