@@ -1,7 +1,9 @@
-"""Hour files and archives where only pyarrow.fs reaches them: file:// goes the way that s3:// and hdfs:// go."""
+"""Hour files and archives where only pyarrow.fs reaches them: file://, and s3:// of a server."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,14 @@ from typing import Any
 import pytest
 
 from hadelay.errors import BadRequest, DamagedFile, NotFound
-from hadelay.pipeline import archive, places, reconcile
+from hadelay.pipeline import archive, reconcile
 from hadelay.pipeline.archive import ArchiveOptions
 from hadelay.pipeline.reconcile import ReconcileOptions
 from hadelay.pipeline.schema import Options, parse_options
 from tests.pipeline import test_archive, test_archived
 from tests.pipeline.support import at_random, options, write
 from tests.pipeline.test_batches import NAME, read
+from tests.s3 import ENVIRONMENT, Store, serve
 
 
 def remote(given: Options) -> Options:
@@ -34,42 +37,98 @@ def test_what_is_read_is_the_same(tmp_path: Path) -> None:
         read(remote(given))
 
 
-@pytest.fixture(params=["rename", "upload"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "upload":
-        monkeypatch.setattr(places, "_UPLOADS", {"local"})
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with serve(tmp_path / "s3") as store:
+        yield store
 
 
-@pytest.mark.usefixtures("kind")
+def full(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("kind", ["file", "s3"])
 def test_what_is_archived_is_the_same_and_nothing_is_left_of_what_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     world = test_archive.settled(tmp_path)
     given = options(world, tmp_path, splitRows="4")
     archive.run(None, ArchiveOptions(given, str(tmp_path / "out")))
     here = test_archive.contents(tmp_path)
-    away = ArchiveOptions(remote(given), f"file://{tmp_path}/away/out")
+    out = store.uri("away/out") if kind == "s3" else f"file://{store.bucket}/away/out"
+    away = ArchiveOptions(remote(given), out)
     with monkeypatch.context() as patched:
-
-        def full(*_: Any) -> None:
-            raise OSError(28, "No space left on device")
-
         patched.setattr("pyarrow.parquet.ParquetWriter.write_table", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=f"hour {NAME} was not archived, and nothing was deleted: .*No space left"):
             archive.run(None, away)
-    assert test_archive.contents(tmp_path / "away") == {}
+    assert store.objects("away/out") == {}
     for status in ("archived", "unchanged"):
         assert archive.run(None, away).hours[0]["status"] == status
-        assert test_archive.contents(tmp_path / "away") == here
+        assert store.objects("away/out") == here
+    # What is there stays until what replaces it is whole.
+    part = next(name for name in here if name.endswith(".parquet"))
+    (store.bucket / "away/out" / part).write_bytes(b"damaged")
+    with monkeypatch.context() as patched:
+        patched.setattr("pyarrow.parquet.ParquetWriter.write_table", full)
+        with pytest.raises(OSError, match="run it again"):
+            archive.run(None, away)
+    assert store.objects("away/out") == here | {part: b"damaged"}
+    assert archive.run(None, away).hours[0]["status"] == "archived"
+    assert store.objects("away/out") == here
 
 
-def test_archived_hours_are_read_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", [500, 403])
+def test_a_store_that_fails_in_the_middle_leaves_no_manifest(tmp_path: Path, store: Store, fault: int) -> None:
+    world = test_archive.settled(tmp_path)
+    given = options(world, tmp_path, splitRows="4")
+    away = ArchiveOptions(given, store.uri("archive"))
+    # The last request but a few, and, as a key that has expired does, from the first one on.
+    store.fault = lambda method, path: fault if method == "POST" and ("_manifest" in path or fault == 403) else 0
+    with pytest.raises(OSError, match=f"hour {NAME} was not archived, .*AWS Error.*run it again") as refused:
+        archive.run(None, away)
+    assert ENVIRONMENT["AWS_SECRET_ACCESS_KEY"] not in str(refused.value)
+    assert not [name for name in store.objects("archive") if name.startswith("_manifest/")]
+    assert (tmp_path / "hours" / f"{NAME}.log").exists()
+    store.fault = lambda method, path: 0
+    assert archive.run(None, away).hours[0]["status"] == "archived"
+
+
+def test_a_store_that_does_not_answer_has_no_damaged_files(tmp_path: Path, store: Store) -> None:
+    world = test_archived.two_hours(tmp_path)
+    given = test_archived.delete_first(world, tmp_path)
+    shutil.copytree(tmp_path / "archive", store.bucket / "archive")
+    asked = ReconcileOptions(given, archive=store.uri("archive"))
+    store.fault = lambda method, path: 403 if ".parquet" in path else 0
+    with pytest.raises(OSError, match="AWS Error ACCESS_DENIED"):
+        reconcile.run(None, asked)
+    store.fault = lambda method, path: 0
+    for name in store.objects("archive/messages"):
+        (store.bucket / "archive/messages" / name).write_bytes(b"PAR1 damaged PAR1")
+    with pytest.raises(DamagedFile):
+        reconcile.run(None, asked)
+
+
+def test_a_key_in_a_uri_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    for uri in ("s3://key:hush@bucket/a", "s3://bucket/a?secret_key=hush&access_key=key"):
+        with pytest.raises(BadRequest, match=r"s3://…/a: a key has no place in a URI: set AWS_") as refused:
+            read(parse_options({"path": uri}))
+        assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_archived_hours_are_read_back(tmp_path: Path, store: Store, kind: str) -> None:
     world = test_archived.two_hours(tmp_path)
     before = reconcile.run(None, ReconcileOptions(options(world, tmp_path)))
     given = test_archived.delete_first(world, tmp_path)
+    shutil.copytree(tmp_path / "hours", store.bucket / "copy/g0/hours")
+    shutil.copy(tmp_path / "names", store.bucket / "copy/g0/names")
+    shutil.copytree(tmp_path / "archive", store.bucket / "archive")
+    path, archived = remote(given).path, f"file://{tmp_path}/archive"
+    if kind == "s3":
+        path, archived = store.uri("copy"), store.uri("archive")  # its only group is found
     for verify in (False, True):
-        asked = replace(remote(given), verify=verify)
-        found = reconcile.run(None, ReconcileOptions(asked, archive=f"file://{tmp_path}/archive"))
+        asked = replace(given, path=path, verify=verify)
+        found = reconcile.run(None, ReconcileOptions(asked, archive=archived))
         assert found == before
 
 

@@ -75,7 +75,17 @@ def run(spark: Any, options: ArchiveOptions) -> Summary:
 
 def archive_hour(store: Store, options: ArchiveOptions, files: HourFiles, spark: Any = None) -> dict[str, Any]:
     """One hour, its parts as Spark tasks or here; what was done. DamagedFile when its bytes are not those that were
-    written once, OSError from the disk: no manifest then."""
+    written once, OSError from the disk or store: no manifest then, or the one that was there."""
+    try:
+        return _archive_hour(store, options, files, spark)
+    except OSError as error:
+        raise type(error)(
+            f"hour {hour_name(files.hour)} was not archived, and nothing was deleted: {error}; run it again when that "
+            "is mended, it does what is left"
+        ) from error
+
+
+def _archive_hour(store: Store, options: ArchiveOptions, files: HourFiles, spark: Any) -> dict[str, Any]:
     name, out = hour_name(files.hour), Place(options.out)
     told = {"hour": int(name), "messages": files.entries, "events": files.events}
     manifest = f"_manifest/{name}.json"

@@ -64,12 +64,13 @@ def file_crc(file: Any) -> int:
 
 
 def is_whole(archive: Place, part: dict[str, Any]) -> bool:
-    """The file is there, has as many rows as it should, and the bytes it was written with."""
+    """The file is there, has as many rows as it should, and the bytes it was written with. OSError from the store."""
     try:
         with archive.open(part["path"]) as file:
             whole = f"{file_crc(file):08x}" == part["crc32c"] and file.tell() == part["bytes"]
             return whole and bool(pq.read_metadata(file).num_rows == part["rows"])
     except (OSError, pa.ArrowInvalid):
+        archive.size(part["path"])  # OSError when it is the store that does not answer
         return False
 
 
@@ -115,7 +116,7 @@ class WithArchive:
     def where(self, files: HourFiles, suffix: str) -> str:
         if not files.archived:
             return self.store.where(files, suffix)
-        return f"{self.archive}/{_KIND[suffix]}/hour={hour_name(files.hour)}"
+        return Place(self.archive).path(f"{_KIND[suffix]}/hour={hour_name(files.hour)}")
 
     def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
         if not files.archived:
@@ -136,6 +137,7 @@ class WithArchive:
                     with place.open(part["path"]) as file:
                         table = pq.read_table(file, columns=_COLUMNS[suffix]).slice(first, last - first)
                 except (OSError, pa.ArrowInvalid) as error:
+                    place.size(part["path"])
                     raise DamagedFile(path, 0, f"hour {hour_name(files.hour)}: {error}") from None
                 into = found[at + first - start : at + last - start]
                 (self._index if suffix == "idx" else _dispatch)(table, into)

@@ -1,28 +1,38 @@
 """Directories that tasks read and write: of this machine, or wherever pyarrow.fs reaches (s3://, gs://, hdfs://, file://).
 
-What is written is there when it is whole: by rename, and in an object store by its upload.
+What is written is there when it is whole: it is renamed then. Leaving it to the upload of an object store would not do:
+pyarrow ends an upload when its file is closed, also by an exception, and what is half done takes the place of what was.
 """
 
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from pyarrow import fs
 
 from hadelay.errors import BadRequest
 
-#: An upload that is not finished cannot be seen, and a rename would be a copy.
-_UPLOADS = {"s3", "gcs", "abfs"}
+#: In a URI it would stand in messages, lists of processes and Spark's event log.
+_SECRETS = {"access_key", "secret_key", "session_token", "account_key", "sas_token", "tenant_secret"}
 
 
 @lru_cache(maxsize=16)
 def filesystem(uri: str) -> tuple[Any, str]:
-    """(pyarrow's file system, the path in it); kept, as each has connections. BadRequest for one that is not known."""
+    """(pyarrow's file system, the path in it); kept, as each has connections. BadRequest for one that is not known, or
+    with a key in it."""
+    parts = urlsplit(uri)
+    if parts.password or _SECRETS & {name for name, _ in parse_qsl(parts.query)}:
+        raise BadRequest(
+            f"{parts.scheme}://…{parts.path}: a key has no place in a URI: set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or what else the store's own tools read (~/.aws/credentials, the machine's role)"
+        )
     try:
         found, path = fs.FileSystem.from_uri(uri)
     except (ValueError, OSError, NotImplementedError) as error:
@@ -40,11 +50,17 @@ class Place:
         if "://" not in self.where:
             return None
         found, path = filesystem(self.where)
-        return found, f"{path}/{name}"
+        return found, f"{path}/{name}".rstrip("/")
 
     def path(self, name: str) -> str:
-        """For messages, and for Spark."""
-        return f"{self.where.rstrip('/')}/{name}"
+        """For messages; of a URI without its options."""
+        where = self.where.partition("?")[0] if "://" in self.where else self.where
+        return f"{where.rstrip('/')}/{name}"
+
+    def below(self, name: str) -> str:
+        """That directory, as `where`."""
+        _, mark, options = self.where.partition("?") if "://" in self.where else ("", "", "")
+        return f"{self.path(name)}{mark}{options}"
 
     def open(self, name: str) -> Any:
         """A file to read, at any place of it. FileNotFoundError."""
@@ -104,7 +120,7 @@ class Place:
         """A file to write, which is there, and durable, when it ends well."""
         remote = self._remote(name)
         if remote is None:
-            part = self.path(f"{name}.{os.getpid()}")
+            part = self.path(f"{name}.{uuid.uuid4().hex[:12]}")
             try:
                 with open(part, "wb") as file:
                     yield file
@@ -122,13 +138,13 @@ class Place:
                 raise
             return
         there, path = remote
-        part = path if there.type_name in _UPLOADS else f"{path}.{os.getpid()}"
+        part = f"{path}.{uuid.uuid4().hex[:12]}"
+        opened = there.open_output_stream(part)
         try:
-            with there.open_output_stream(part) as file:
+            with opened as file:
                 yield file
-            if part != path:
-                there.move(part, path)
+            there.move(part, path)
         except BaseException:
-            if there.get_file_info(part).is_file:
+            with suppress(OSError):  # what went wrong may go wrong here, too, and is what has to be told
                 there.delete_file(part)
             raise

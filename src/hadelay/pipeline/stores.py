@@ -146,9 +146,9 @@ def _group_directory(path: str) -> str:
         return path
     groups = [name for name in names if place.list(f"{name}/hours") is not None]
     if len(groups) == 1:
-        return f"{path}/{groups[0]}"
+        return place.below(groups[0])
     if groups:
-        raise BadRequest(f"{path} has several groups: name one of {', '.join(f'{path}/{name}' for name in groups)}")
+        raise BadRequest(f"{path} has several groups: name one of {', '.join(map(place.below, groups))}")
     raise NotFound(f"{path}: no directory hours/ in it, so it is not the data directory of a node or group")
 
 
@@ -203,7 +203,7 @@ class LocalStore:
         return self._path(files.hour, suffix)
 
     def _path(self, hour: int, suffix: str) -> str:
-        return f"{self.directory}/hours/{hour_name(hour)}.{suffix}"
+        return self._place.path(f"hours/{hour_name(hour)}.{suffix}")
 
     def _size(self, hour: int, suffix: str) -> int:
         return self._place.size(f"hours/{hour_name(hour)}.{suffix}") or 0
@@ -256,7 +256,7 @@ class LocalStore:
         return n
 
     def names(self) -> Names:
-        path = f"{self.directory}/names"
+        path = self._place.path("names")
         try:
             with self._place.open("names") as file:
                 data = file.read()
