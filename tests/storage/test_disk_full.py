@@ -94,3 +94,19 @@ def test_a_failed_sync_ends_the_checkpoint(disk: SimDisk, which: int) -> None:
     disk.power_cut()
     # Never less than what was promised; the failed commit itself may have reached the platter.
     assert start(disk, loop).applied_index in (1, 2)
+
+
+def test_no_room_for_the_heads_of_chains(disk: SimDisk) -> None:
+    """They are there to save time: without them a checkpoint is as whole as with them."""
+    loop = Loop()
+    storage = start(disk, loop)
+    storage.hours.append(*messages(FAR, sizes=[10] * 100))
+    storage.hours._heads.worth_writing = 50
+    storage.hours.heads(FAR)
+    heads = storage.hours._heads.get(FAR, 100)
+    disk.capacity = disk.used
+    storage.hours._heads.save(1)
+    assert heads.on_disk == 0
+    disk.capacity = 8 << 20
+    checkpoint(storage, loop, 1)
+    assert heads.on_disk == 100

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import closing
 
 import numpy as np
 import numpy.typing as npt
@@ -100,6 +101,7 @@ class HeadsCache:
         self._disk, self._path_of, self._read, self._limit = disk, path_of, read_rows, limit
         self._known: OrderedDict[int, Derived] = OrderedDict()
         self._held: dict[int, Derived] = {}
+        self.worth_writing = WORTH_WRITING
 
     def hold(self, hour: int, entries: int) -> Derived:
         """As `get`, and keep it until `release`: an hour that is mapped."""
@@ -163,7 +165,7 @@ class HeadsCache:
     def save(self, limit: int) -> None:
         """Write up to `limit` files that lag far behind: part of every checkpoint, never synced."""
         everything = (self._held | self._known).items()
-        late = [(hour, derived) for hour, derived in everything if derived.entries >= derived.on_disk + WORTH_WRITING]
+        late = [(hour, one) for hour, one in everything if one.entries >= one.on_disk + self.worth_writing]
         for hour, derived in late[:limit]:
             self._evict(hour, derived)
 
@@ -179,11 +181,14 @@ class HeadsCache:
         return Derived() if derived is None or ahead else derived
 
     def _evict(self, hour: int, derived: Derived) -> None:
-        if derived.entries < derived.on_disk + WORTH_WRITING:
+        if derived.entries < derived.on_disk + self.worth_writing:
             return
-        file = self._disk.open(self._path_of(hour) + ".heads", create=True)
         data = encode_heads(hour, derived)
-        file.pwrite(data, 0)
-        file.truncate(len(data))
-        file.close()
+        try:
+            file = self._disk.open(self._path_of(hour) + ".heads", create=True)
+            with closing(file):
+                file.pwrite(data, 0)
+                file.truncate(len(data))
+        except OSError:
+            return  # the disk is full: without it, or with half of it, the index is read
         derived.on_disk = derived.entries
