@@ -11,7 +11,7 @@ from support import NOW, Loop, checkpoint, events, messages, open_storage
 
 from hadelay.errors import ConfigError, DamagedFile, NotFound
 from hadelay.model import hour_name
-from hadelay.storage.backup import BLOCK, FORMAT, Archive, Backup
+from hadelay.storage.backup import BLOCK, FORMAT, Archive, Backup, Directory
 from hadelay.storage.disk import Disk
 from hadelay.storage.names import TOPIC
 from hadelay.storage.snapshot import Manifest
@@ -32,7 +32,7 @@ class Source:
         self.disk, self.loop, self.index = SimDisk(random.Random(1)), Loop(), 0
         self.disk.makedirs(BACKUP)
         self.storage = open_storage(self.disk, "/data", self.loop, backend=lambda path: SimBackend(self.disk, path))
-        self.archive = Archive(self.disk, BACKUP)
+        self.archive = Archive(Directory(self.disk, BACKUP))
         self.read: Counter[str] = Counter()
         self.budget = 1 << 40
 
@@ -68,7 +68,8 @@ class Source:
 
             known = self.archive.has(file.name, file.length, file.crc, before)
             files[file.name] = known or self.archive.copy(file.name, file.length, file.crc, read)
-        backup = Backup(FORMAT, "test", 3, 1, manifest.index, manifest.term, "2026-11-21T00:00:00.000Z", files)
+        there, time = self.archive.files, "2026-11-21T00:00:00.000Z"
+        backup = Backup(there.format, "test", 3, 1, manifest.index, manifest.term, time, files, there.part)
         self.archive.finish(backup, keep)
         self.storage.release(manifest)
         return backup
@@ -81,7 +82,7 @@ class Source:
 @pytest.fixture
 def source() -> Source:
     source = Source()
-    source.archive.prepare()
+    source.archive.files.prepare()
     source.fill(NOW, NOW + 50)
     return source
 
@@ -212,4 +213,4 @@ def test_a_newer_format_is_refused_in_words(source: Source) -> None:
 
 def test_two_at_once_are_refused(source: Source) -> None:
     with pytest.raises(ConfigError, match="under way"):
-        Archive(source.disk, BACKUP).prepare()
+        Directory(source.disk, BACKUP).prepare()

@@ -1,20 +1,21 @@
-"""`hadelay backup`: copy a running cluster into a directory, and verify what was copied."""
+"""`hadelay backup`: copy a running cluster into a directory or object store, and verify what was copied."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from hadelay.cli.output import Printing, Remote, emit_json, fields, note, table
 from hadelay.cli.remote import call, segment
 from hadelay.errors import BadRequest, ConfigError, DamagedFile, HadelayError, NoLeader, NotFound, Overloaded
-from hadelay.storage.backup import BLOCK, FORMAT, Archive, Backup, Contents
+from hadelay.storage.backup import BLOCK, Archive, Backup, Contents, Directory
 from hadelay.storage.disk import RealDisk
+from hadelay.storage.objects import Objects
 
 #: Bytes per request.
 _PART = 4 << 20
@@ -23,14 +24,26 @@ _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _ELSEWHERE = (ConnectionError, TimeoutError, NoLeader, NotFound, Overloaded, DamagedFile)
 
 
-def create(directory: Path, /, *, rate: str = "", keep: int = 2, remote: Remote | None = None) -> None:
+def archive_at(where: str) -> Archive:
+    """A directory's, or what lies at a URI."""
+    where = where.removeprefix("file://")
+    if "://" not in where:
+        return Archive(Directory(RealDisk(), os.path.abspath(where)))
+    try:
+        from hadelay.pipeline.places import Place
+    except ImportError:
+        raise ConfigError(f"{where}: an object store is reached by pyarrow: pip install pyarrow") from None
+    return Archive(Objects(Place(where)))
+
+
+def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote | None = None) -> None:
     """Copy the cluster as it is now, while it serves; a follower's files if there is one. Into a directory that has a
     backup, what is new. One that was interrupted goes on when it is run again.
 
     Parameters
     ----------
     directory
-        Where to.
+        Where to: also by a URI such as s3://bucket/backup.
     rate
         Bytes per second at most, such as 20MiB.
     keep
@@ -38,8 +51,8 @@ def create(directory: Path, /, *, rate: str = "", keep: int = 2, remote: Remote 
     """
     remote = remote or Remote()
     limit = _rate(rate)
-    archive = Archive(RealDisk(), str(directory.absolute()))
-    archive.prepare()
+    archive = archive_at(directory)
+    archive.files.prepare()
     problem: Exception = ConnectionError("no server was named: --servers")
     for url in _nodes(remote):
         try:
@@ -48,25 +61,30 @@ def create(directory: Path, /, *, rate: str = "", keep: int = 2, remote: Remote 
             note(f"{url}: {error}")
             problem = error
             continue
+        except OSError as error:  # of the disk or store
+            raise OSError(
+                f"{archive.where}: {error}. There is no new backup, and those before are as they were: when that is "
+                "mended, run it again, and it goes on where it ended"
+            ) from error
         if remote.output == "json":
-            emit_json({"directory": str(directory), **done})
+            emit_json({"directory": archive.where, **done})
         else:
-            fields({"directory": str(directory), **done})
+            fields({"directory": archive.where, **done})
         return
     raise problem
 
 
-def verify(directory: Path, /, *, index: int | None = None, printing: Printing | None = None) -> int:
+def verify(directory: str, /, *, index: int | None = None, printing: Printing | None = None) -> int:
     """Read every byte of a backup again. Ends with 1 when some are not those that were backed up, and says where.
 
     Parameters
     ----------
     directory
-        The backup's.
+        The backup's, or its URI.
     index
         Of an older backup in it; without it, the newest.
     """
-    archive = Archive(RealDisk(), str(directory.absolute()))
+    archive = archive_at(directory)
     backup = archive.read(index)
     wrong: list[dict[str, Any]] = []
     with bar(backup.size) as done:
@@ -132,8 +150,8 @@ class _Copying:
             with suppress(HadelayError, OSError):
                 call(self.node, "DELETE", url)
         backup = Backup(
-            FORMAT, snapshot["cluster_id"], snapshot["group"], snapshot["feature_level"], int(snapshot["index"]),
-            snapshot["term"], snapshot["time"], files,
+            self.archive.files.format, snapshot["cluster_id"], snapshot["group"], snapshot["feature_level"],
+            int(snapshot["index"]), snapshot["term"], snapshot["time"], files, self.archive.files.part,
         )  # fmt: skip
         self.archive.finish(backup, keep)
         return summary(backup) | {
@@ -148,7 +166,7 @@ class _Copying:
         theirs = (snapshot["cluster_id"], snapshot["group"])
         if before is not None and (before.cluster_id, before.group) != theirs:
             raise ConfigError(
-                f"{archive.directory} has backups of cluster {before.cluster_id!r}, group {before.group}, and this is "
+                f"{archive.where} has backups of cluster {before.cluster_id!r}, group {before.group}, and this is "
                 f"{theirs[0]!r}, group {theirs[1]}: name another directory"
             )
         files = {file["name"]: (int(file["bytes"]), int(file["crc32c"], 16)) for file in snapshot["files"]}

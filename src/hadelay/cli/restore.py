@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hadelay.cli.backup import bar, summary
+from hadelay.cli.backup import archive_at, bar, summary
 from hadelay.cli.output import Printing, emit_json, fields, note
 from hadelay.cli.serve import Settings
 from hadelay.config import Config
@@ -34,7 +34,7 @@ async def _restore(
 
 
 def restore(
-    backup: Path,
+    backup: str,
     file: Path | None = None,
     /,
     *,
@@ -49,7 +49,7 @@ def restore(
     Parameters
     ----------
     backup
-        Directory of `hadelay backup`.
+        Directory of `hadelay backup`, or its URI.
     file
         The node's TOML file, as for serve.
     data_dir
@@ -61,7 +61,7 @@ def restore(
     """
     named = () if data_dir is None else (f"node.data_dir={data_dir}",)
     config = load(None if file is None else str(file), os.environ, (*named, *settings))
-    archive = Archive(RealDisk(), str(backup.absolute()))
+    archive = archive_at(backup)
     found = archive.read(index)
     with bar(found.size) as copied:
         error = asyncio.run(_restore(config, archive, found, copied))

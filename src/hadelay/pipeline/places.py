@@ -115,6 +115,18 @@ class Place:
         else:
             remote[0].delete_file(remote[1])
 
+    def walk(self) -> dict[str, tuple[int, int]]:
+        """Every file below it: (bytes, when it was modified, Unix ms)."""
+        found, path = self._remote("") or (fs.LocalFileSystem(), os.path.abspath(self.where))
+        infos = found.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
+        return {i.path[len(path) + 1 :]: (int(i.size), int(i.mtime_ns // 1_000_000)) for i in infos if i.is_file}
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file at once. A failure may leave one that is cut off: for names that say how long it has to be."""
+        found, path = self._remote(name) or (fs.LocalFileSystem(), os.path.abspath(self.path(name)))
+        with found.open_output_stream(path) as file:
+            file.write(data)
+
     @contextmanager
     def create(self, name: str) -> Iterator[Any]:
         """A file to write, which is there, and durable, when it ends well."""

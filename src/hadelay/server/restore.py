@@ -71,9 +71,9 @@ def restore(
     for file in files:
         installer.write(file.name, 0, b"")
         for at in range(0, file.length, _CHUNK):
-            part = archive.load(file.name, at, min(_CHUNK, file.length - at))
+            part = archive.files.read(file.name, file.length, at, min(_CHUNK, file.length - at))
             if not part:
-                raise DamagedFile(f"{archive.directory}/{file.name}", at, "the file ends here: hadelay backup verify")
+                raise DamagedFile(f"{archive.where}/{file.name}", at, "the file ends here: hadelay backup verify")
             installer.write(file.name, at, part)
             copied(len(part))
     installer.finish(finished)

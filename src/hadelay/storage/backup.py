@@ -1,6 +1,8 @@
-"""Backups: a directory of the files of one or more snapshots, and a manifest per snapshot (docs/spec/backup.md).
+"""Backups: the files of one or more snapshots, and a manifest per snapshot (docs/spec/backup.md).
 
     BACKUP/  lock  manifest-<index>.json  state-<index>  names  hours/<hour>.{log,idx,dsp}
+
+In a directory (Directory), or in parts in an object store (objects.py).
 
 Law 1: a manifest is written last, when everything it names is synced: without it there is no backup.
 Law 2: `names` and hour files only grow, so all snapshots share them: each is the beginning of the file, as long as its
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -22,12 +25,13 @@ from hadelay.core.formats import FEATURE_LEVEL
 from hadelay.errors import ConfigError, DamagedFile, NotFound
 from hadelay.storage.disk import Disk
 
-FORMAT = 1
+#: The highest that is known: 1 in a directory, 2 in parts.
+FORMAT = 2
 #: Bytes that share a CRC: how exactly damage is found.
 BLOCK = 64 << 10
 _READ = 16 * BLOCK
 _MANIFEST = re.compile(r"manifest-(\d+)\.json")
-_FILE = re.compile(r"names|state-\d+|hours/(dead-)?\d{10}\.(log|idx|dsp)")
+FILE = re.compile(r"names|state-\d+|hours/(dead-)?\d{10}\.(log|idx|dsp)")
 
 
 class Contents(Struct):
@@ -38,7 +42,7 @@ class Contents(Struct):
     blocks: bytes = b""
 
 
-class Backup(Struct):
+class Backup(Struct, omit_defaults=True):
     """A manifest."""
 
     format: int
@@ -51,6 +55,8 @@ class Backup(Struct):
     #: RFC 3339, cluster time.
     time: str
     files: dict[str, Contents]
+    #: Bytes of the parts that files are in; 0: they are whole.
+    part: int = 0
 
     @property
     def state(self) -> str:
@@ -72,39 +78,153 @@ class Damage(Struct):
     what: str
 
 
-class Archive:
-    """One directory of backups."""
+class Files(Protocol):
+    """Where backups lie. Names are those of a manifest; a file of length n is what begins with these n bytes."""
 
-    def __init__(self, disk: Disk, directory: str) -> None:
-        self._disk, self.directory = disk, directory
+    #: For messages.
+    where: str
+    format: int
+    #: Backup.part of what is written here, and can be read.
+    part: int
 
     def prepare(self) -> None:
-        """Make the directory, and keep other backups out of it while this process lives."""
-        self._disk.makedirs(f"{self.directory}/hours")
+        """To be written to."""
+        ...
+
+    def manifests(self) -> list[str]:
+        """Among other names."""
+        ...
+
+    def load(self, name: str) -> bytes:
+        """A manifest."""
+        ...
+
+    def size(self, name: str, length: int) -> int:
+        """Of the first `length` bytes, so many are there."""
+        ...
+
+    def read(self, name: str, length: int, offset: int, size: int) -> bytes:
+        """Up to 1 MiB from a multiple of that; fewer where the file ends too early."""
+        ...
+
+    def fill(self, name: str, length: int, read: Callable[[int, int], bytes], *, anew: bool) -> None:
+        """Make these bytes be there, by read(offset, most): up to so many, at least one. What is there is trusted
+        unless `anew`. Durable when it returns."""
+        ...
+
+    def put(self, name: str, data: bytes, lengths: dict[str, int]) -> None:
+        """Write a manifest, whole or not at all, behind the files that it names."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """A manifest."""
+        ...
+
+    def keep(self, backups: list[dict[str, int]]) -> None:
+        """name → length of every backup that stays; files that none of them needs go."""
+        ...
+
+
+class Directory:
+    """Of this machine."""
+
+    format, part = 1, 0
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk, self.where = disk, directory
+
+    def prepare(self) -> None:
+        """Make it, and keep other backups out of it while this process lives."""
+        self._disk.makedirs(f"{self.where}/hours")
         try:
-            self._lock = self._disk.lock(f"{self.directory}/lock")
+            self._lock = self._disk.lock(f"{self.where}/lock")
         except BlockingIOError:
-            raise ConfigError(f"{self.directory}: another backup into it is under way") from None
+            raise ConfigError(f"{self.where}: another backup into it is under way") from None
+
+    def manifests(self) -> list[str]:
+        return self._disk.listdir(self.where) if self._disk.exists(self.where) else []
+
+    def load(self, name: str) -> bytes:
+        file = self._disk.open(f"{self.where}/{name}")
+        try:
+            return file.pread(file.size(), 0)
+        finally:
+            file.close()
+
+    def size(self, name: str, length: int) -> int:
+        path = f"{self.where}/{name}"
+        if not self._disk.exists(path):
+            return 0
+        file = self._disk.open(path)
+        try:
+            return min(file.size(), length)
+        finally:
+            file.close()
+
+    def read(self, name: str, length: int, offset: int, size: int) -> bytes:
+        file = self._disk.open(f"{self.where}/{name}")
+        try:
+            return file.pread(size, offset)
+        finally:
+            file.close()
+
+    def fill(self, name: str, length: int, read: Callable[[int, int], bytes], *, anew: bool) -> None:
+        file = self._disk.open(f"{self.where}/{name}", create=True)
+        try:
+            at = 0 if anew else min(file.size(), length)
+            while at < length:
+                data = read(at, length - at)
+                file.pwrite(data, at)
+                at += len(data)
+            file.sync()
+        finally:
+            file.close()
+
+    def put(self, name: str, data: bytes, lengths: dict[str, int]) -> None:
+        disk, path = self._disk, f"{self.where}/{name}"
+        for directory in (f"{self.where}/hours", self.where):
+            disk.sync_dir(directory)
+        file = disk.open(f"{path}.new", create=True)
+        file.truncate(0)
+        file.pwrite(data, 0)
+        file.sync()
+        file.close()
+        disk.rename(f"{path}.new", path)
+        disk.sync_dir(self.where)
+
+    def remove(self, name: str) -> None:
+        self._disk.unlink(f"{self.where}/{name}")
+
+    def keep(self, backups: list[dict[str, int]]) -> None:
+        needed = {name for lengths in backups for name in lengths}
+        for place in ("", "hours/"):
+            for name in self._disk.sizes(f"{self.where}/{place}".rstrip("/")):
+                if FILE.fullmatch(place + name) and place + name not in needed:
+                    self._disk.unlink(f"{self.where}/{place}{name}")
+
+
+class Archive:
+    """One place with backups."""
+
+    def __init__(self, files: Files) -> None:
+        self.files, self.where = files, files.where
 
     # what is there
 
     def indexes(self) -> list[int]:
-        if not self._disk.exists(self.directory):
-            return []
-        found = (_MANIFEST.fullmatch(name) for name in self._disk.listdir(self.directory))
+        found = (_MANIFEST.fullmatch(name) for name in self.files.manifests())
         return sorted(int(match[1]) for match in found if match)
 
     def read(self, index: int | None = None) -> Backup:
         """The newest, or that one. DamagedFile when its bytes do not verify."""
         indexes = self.indexes()
         if not indexes:
-            raise NotFound(f"{self.directory}: no backup in it (no manifest: perhaps it was interrupted)")
+            raise NotFound(f"{self.where}: no backup in it (no manifest: perhaps it was interrupted)")
         if index is not None and index not in indexes:
-            raise NotFound(f"{self.directory}: no backup of index {index}; there are {', '.join(map(str, indexes))}")
-        path = self._manifest(indexes[-1] if index is None else index)
-        file = self._disk.open(path)
-        data = file.pread(file.size(), 0)
-        file.close()
+            raise NotFound(f"{self.where}: no backup of index {index}; there are {', '.join(map(str, indexes))}")
+        name = _manifest(indexes[-1] if index is None else index)
+        path = f"{self.where}/{name}"
+        data = self.files.load(name)
         try:
             sealed = msgspec.json.decode(data, type=_Sealed)
             if crc32c(bytes(sealed.backup)) != int(sealed.crc32c, 16):
@@ -114,7 +234,12 @@ class Archive:
             raise DamagedFile(path, 0, "the manifest does not verify; an older one may") from None
         if backup.format > FORMAT or backup.feature_level > FEATURE_LEVEL:
             raise ConfigError(f"{path}: a newer hadelay made it: use that one")
-        if not all(map(_FILE.fullmatch, backup.files)) or backup.state not in backup.files:
+        if backup.part != self.files.part:
+            raise ConfigError(
+                f"{path}: its files are in parts of {backup.part:,} bytes, and not here (of {self.files.part:,}, 0: "
+                "whole): what was made in an object store is read from one"
+            )
+        if not all(map(FILE.fullmatch, backup.files)) or backup.state not in backup.files:
             raise DamagedFile(path, 0, "the manifest names files that no backup has")
         return backup
 
@@ -125,17 +250,10 @@ class Archive:
         except (NotFound, DamagedFile):
             return None
 
-    def load(self, name: str, offset: int, size: int) -> bytes:
-        file = self._disk.open(f"{self.directory}/{name}")
-        try:
-            return file.pread(size, offset)
-        finally:
-            file.close()
-
     def verify(self, backup: Backup) -> Iterator[tuple[str, list[Damage]]]:
         """Every file of it, and what is wrong there."""
         for name, known in backup.files.items():
-            size = self._size(name)
+            size = self.files.size(name, known.length)
             if size < known.length:
                 yield name, [Damage(name, size, f"the file ends here, and had {known.length:,} bytes")]
                 continue
@@ -145,18 +263,12 @@ class Archive:
             yield name, [Damage(name, at, what.format(min(at + BLOCK, known.length))) for at in wrong.tolist()]
 
     def contents(self, name: str, length: int) -> Contents:
-        """Of the first `length` bytes on the disk; of less if there is less."""
-        if not length:
-            return Contents(0, 0)
+        """Of the first `length` bytes that are there; of less if there is less."""
         crc, blocks = 0, []
-        file = self._disk.open(f"{self.directory}/{name}")
-        try:
-            for at in range(0, length, _READ):
-                data = file.pread(min(_READ, length - at), at)
-                crc = crc32c(data, crc)
-                blocks += [crc32c(data[start : start + BLOCK]) for start in range(0, len(data), BLOCK)]
-        finally:
-            file.close()
+        for at in range(0, length, _READ):
+            data = self.files.read(name, length, at, min(_READ, length - at))
+            crc = crc32c(data, crc)
+            blocks += [crc32c(data[start : start + BLOCK]) for start in range(0, len(data), BLOCK)]
         return Contents(length, crc, np.array(blocks, "<u4").tobytes())
 
     # adding to it
@@ -164,69 +276,40 @@ class Archive:
     def has(self, name: str, length: int, crc: int, before: Backup | None) -> Contents | None:
         """The file is unchanged since that backup: nothing is to be copied."""
         known = before.files.get(name) if before else None
-        if known is None or (known.length, known.crc) != (length, crc) or self._size(name) < length:
+        if known is None or (known.length, known.crc) != (length, crc) or self.files.size(name, length) < length:
             return None
         return known
 
     def copy(self, name: str, length: int, crc: int, read: Callable[[int, int], bytes]) -> Contents:
-        """Make the file begin with these bytes, by read(offset, most): up to so many, at least one. Begins where an
-        earlier copy ended; if that does not verify, anew. Synced when it returns."""
-        if not _FILE.fullmatch(name):
+        """Files.fill, and read it back: if what was there does not verify, anew."""
+        if not FILE.fullmatch(name):
             raise ConfigError(f"the node names a file {name!r}, which no snapshot has")
-        path = f"{self.directory}/{name}"
-        file = self._disk.open(path, create=True)
-        try:
-            for at in (min(file.size(), length), 0):
-                while at < length:
-                    data = read(at, length - at)
-                    file.pwrite(data, at)
-                    at += len(data)
-                found = self.contents(name, length)
-                if found.crc == crc:
-                    file.sync()
-                    return found
-        finally:
-            file.close()
+        for anew in (False, True):
+            self.files.fill(name, length, read, anew=anew)
+            found = self.contents(name, length)
+            if found.crc == crc:
+                return found
+        path = f"{self.where}/{name}"
         raise DamagedFile(path, 0, "what the node sent is not what its manifest says, twice: try another node")
 
     def finish(self, backup: Backup, keep: int) -> None:
         """From now on it is a backup. The `keep` newest stay, with all they need; other files go."""
-        disk = self._disk
-        for directory in (f"{self.directory}/hours", self.directory):
-            disk.sync_dir(directory)
         data = msgspec.json.encode(backup)
-        path = self._manifest(backup.index)
-        file = disk.open(f"{path}.new", create=True)
-        file.truncate(0)
-        file.pwrite(msgspec.json.encode(_Sealed(f"{crc32c(data):08x}", msgspec.Raw(data))), 0)
-        file.sync()
-        file.close()
-        disk.rename(f"{path}.new", path)
-        disk.sync_dir(self.directory)
-        self._prune(keep)
-
-    def _prune(self, keep: int) -> None:
-        needed: set[str] = set()
+        sealed = msgspec.json.encode(_Sealed(f"{crc32c(data):08x}", msgspec.Raw(data)))
+        self.files.put(_manifest(backup.index), sealed, _lengths(backup))
+        kept: list[Backup] = []
         for n, index in enumerate(reversed(self.indexes())):
-            backup = self.intact(index) if n < max(keep, 1) else None
-            if backup is None:
-                self._disk.unlink(self._manifest(index))
+            found = self.intact(index) if n < max(keep, 1) else None
+            if found is None:
+                self.files.remove(_manifest(index))
             else:
-                needed.update(backup.files)
-        for place in ("", "hours/"):
-            for name in self._disk.sizes(f"{self.directory}/{place}".rstrip("/")):
-                if _FILE.fullmatch(place + name) and place + name not in needed:
-                    self._disk.unlink(f"{self.directory}/{place}{name}")
+                kept.append(found)
+        self.files.keep([_lengths(found) for found in kept])
 
-    def _manifest(self, index: int) -> str:
-        return f"{self.directory}/manifest-{index}.json"
 
-    def _size(self, name: str) -> int:
-        path = f"{self.directory}/{name}"
-        if not self._disk.exists(path):
-            return 0
-        file = self._disk.open(path)
-        try:
-            return file.size()
-        finally:
-            file.close()
+def _manifest(index: int) -> str:
+    return f"manifest-{index}.json"
+
+
+def _lengths(backup: Backup) -> dict[str, int]:
+    return {name: known.length for name, known in backup.files.items()}
