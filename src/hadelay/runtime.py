@@ -57,8 +57,8 @@ class Runtime(Protocol):
 #: A brief job may run on the loop when the quickest of the lane's last so many took less than this (seconds). The
 #: quickest tells what the disk can do: on a busy node most also wait for the interpreter, and would for ever.
 _BRIEF_JOBS, _BRIEF_S = 8, 0.0005
-#: One that took longer than this on the loop sends its lane back to the thread for so many jobs.
-_LONG_S, _LONG_JOBS = 0.002, 64
+#: One that took longer than this on the loop, as long as other things there do, sends its lane back to the thread.
+_LONG_S = 0.005
 
 
 class _Lane:
@@ -79,7 +79,7 @@ class _Lane:
     def took(self, seconds: float) -> None:
         if not self.needed:  # it ran on the loop
             if seconds >= _LONG_S:
-                self.needed, self.quickest = _LONG_JOBS, math.inf
+                self.needed, self.quickest = _BRIEF_JOBS, math.inf
             return
         self.needed -= 1
         self.quickest = min(self.quickest, seconds)

@@ -38,9 +38,9 @@ async def test_brief_jobs_come_to_the_loop_once_they_are_quick_and_leave_it_when
     runtime = AsyncioRuntime(asyncio.get_running_loop())
     try:
         assert await until_on_loop(runtime) >= 8
-        await run(runtime, lambda: time.sleep(0.003), brief=True)
+        await run(runtime, lambda: time.sleep(0.006), brief=True)
         assert await run(runtime, threading.get_ident, brief=True) != threading.get_ident()
-        assert await until_on_loop(runtime) >= 60
+        assert await until_on_loop(runtime) >= 7
         assert await run(runtime, threading.get_ident, brief=False) != threading.get_ident()
     finally:
         runtime.close()
