@@ -25,7 +25,8 @@ from tests.pipeline.test_batches import read
 
 
 class Node:
-    """What a node answers under /v1, from a world in memory. behind: files it does not have yet."""
+    """What a node answers under /v1, from a world in memory. behind: files it does not have yet; apart: it cannot ask
+    the leader how far the log is; dies_at: the file in the middle of which it is gone."""
 
     def __init__(self, world: World) -> None:
         self.files = {
@@ -33,6 +34,7 @@ class Node:
             for name, data in world.store.bytes_of().items()
         }
         self.world, self.asked, self.behind, self.members = world, list[str](), set[str](), list[dict[str, str]]()
+        self.apart, self.dies_at = False, ""
         node = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -44,7 +46,9 @@ class Node:
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                dies = node.dies_at and self.path.endswith(node.dies_at)
+                self.wfile.write(body[: len(body) // 2] if dies else body)
+                self.close_connection = bool(dies)
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -55,6 +59,8 @@ class Node:
         self.thread.start()
 
     def answer(self, path: str, asked: str) -> tuple[int, bytes]:
+        if path == "/v1/cluster" and self.apart:
+            return 503, b"{}"
         if path == "/v1/cluster":
             return 200, json.dumps({"time": "2026-11-21T06:00:00.000Z", "members": self.members}).encode()
         if path == "/v1/names":
@@ -128,6 +134,25 @@ def test_what_one_does_not_answer_or_does_not_have_is_read_from_another(nodes: l
     nodes[0].behind = set(nodes[0].files)
     with pytest.raises(ConnectionError, match=r"no node has it: .*refused.*; .*status 416"):
         read(given)
+
+
+def test_a_node_that_is_gone_in_the_middle_of_a_file_is_no_end_of_it(nodes: list[Node]) -> None:
+    given = parse_options({"endpoint": nodes[0].url, "body": "true"})
+    everything = as_json(read(given))
+    for suffix in ("/log", "/idx", "/dsp"):
+        nodes[1].dies_at = suffix
+        nodes[1].asked.clear()
+        assert as_json(read(given)) == everything
+        assert any(path.endswith(suffix) for path in nodes[1].asked)
+
+
+def test_a_replica_that_misses_hours_does_not_say_which_there_are(nodes: list[Node], tmp_path: Path) -> None:
+    given = parse_options({"endpoint": nodes[0].url})
+    before = reconcile.run(None, ReconcileOptions(given))
+    newest = max(name.partition("/")[0] for name in nodes[1].files)
+    nodes[1].apart, nodes[1].world = True, World()
+    nodes[1].files = {name: data for name, data in nodes[1].files.items() if not name.startswith(newest)}
+    assert reconcile.run(None, ReconcileOptions(given)) == before
 
 
 def test_what_the_nodes_send_is_verified_on_request(nodes: list[Node]) -> None:

@@ -324,12 +324,12 @@ class HttpStore:
     max_gap: int = 1 << 16
 
     def list(self) -> Listing:
-        cluster = msgspec.json.decode(self._ask("/v1/cluster"))
+        cluster = msgspec.json.decode(self._ask("/v1/cluster")[0])
         members = sorted(cluster["members"], key=lambda m: (m["role"] == "leader", m["name"]))
         # Who was named stays, last: the addresses that members advertise may not be reachable from here.
         advertised = [member["http"].rstrip("/") for member in members if member["http"]]
         self.urls = list(dict.fromkeys([*advertised, *self.urls]))
-        answer = msgspec.json.decode(self._ask("/v1/hours"))
+        cluster, answer = self._caught_up("/v1/hours")
         hours = []
         for hour in answer["hours"]:
             log, idx, dsp = hour["log"], hour["idx"], hour["dsp"]
@@ -340,7 +340,7 @@ class HttpStore:
         return Listing(hours, int(time_ms))
 
     def names(self) -> Names:
-        answer = msgspec.json.decode(self._ask("/v1/names"))
+        _, answer = self._caught_up("/v1/names")
         kinds = ("topics", "consumers", "nodes", "reasons")
         return Names(*(sorted(answer[kind], key=answer[kind].get) for kind in kinds))
 
@@ -350,29 +350,38 @@ class HttpStore:
     def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
         if start >= stop:
             return np.zeros(0, np.uint8)
-        data = self._ask(
+        (data,) = self._ask(
             self.where(files, suffix), size=stop - start, turn=files.hour,
             headers={"Range": f"bytes={start}-{stop - 1}"},
         )  # fmt: skip
         return np.frombuffer(data, np.uint8)
 
-    def _ask(self, path: str, size: int | None = None, turn: int = 0, headers: dict[str, str] | None = None) -> bytes:
-        """From the first node that answers as it should. turn: spreads hours over the followers; who is last in the
-        list stays last."""
+    def _caught_up(self, path: str) -> tuple[Any, Any]:
+        """(cluster, answer) of one node. It answers the first when it has all that is committed; others miss hours."""
+        cluster, answer = map(msgspec.json.decode, self._ask("/v1/cluster", path))
+        return cluster, answer
+
+    def _ask(
+        self, *paths: str, size: int | None = None, turn: int = 0, headers: dict[str, str] | None = None
+    ) -> tuple[bytes, ...]:
+        """From the first node that answers all of them as it should. turn: spreads hours over the followers; who is
+        last in the list stays last."""
         sent = dict(headers or {}) | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
         first = max(len(self.urls) - 1, 1)
         order = self.urls[turn % first : first] + self.urls[: turn % first] + self.urls[first:]
         problems = []
         for url in order:
             try:
-                status, data = self._get(url, path, sent)
+                answers = []
+                for path in paths:
+                    status, data = self._get(url, path, sent)
+                    if status not in (200, 206) or size not in (None, len(data)):
+                        raise OSError(f"status {status}, {len(data)} bytes" + (f" of {size}" if size else ""))
+                    answers.append(data)
+                return tuple(answers)
             except (OSError, http.client.HTTPException) as error:
                 problems.append(f"{url}: {error or type(error).__name__}")
-                continue
-            if status in (200, 206) and size in (None, len(data)):
-                return data
-            problems.append(f"{url}: status {status}, {len(data)} bytes" + (f" of {size}" if size else ""))
-        raise ConnectionError(f"GET {path}: no node has it: {'; '.join(problems)}")
+        raise ConnectionError(f"GET {paths[-1]}: no node has it: {'; '.join(problems)}")
 
     def _get(self, url: str, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
         parts = urlsplit(url if "://" in url else f"http://{url}")
