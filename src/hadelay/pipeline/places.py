@@ -144,9 +144,11 @@ class Place:
                     os.fsync(directory)
                 finally:
                     os.close(directory)
-            except BaseException:
+            except BaseException as error:
                 if os.path.exists(part):
                     os.unlink(part)
+                if isinstance(error, OSError) and error.filename is None:
+                    error.filename = part  # of a disk that is full, say
                 raise
             return
         there, path = remote

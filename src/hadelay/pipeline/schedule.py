@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +40,8 @@ class ScheduleOptions:
         for field in self.renamed:
             if field not in PUBLISHED:
                 raise BadRequest(f"columns: {field} is none of a message's fields: {', '.join(PUBLISHED)}")
+        if not os.path.exists(self.table) and "://" not in self.table:
+            raise NotFound(f"{self.table}: no such file or directory")
 
     @property
     def kind(self) -> str:
@@ -65,8 +68,6 @@ class ScheduleOptions:
 
 def run(spark: Any, options: ScheduleOptions, progress: Callable[[Published], None] = lambda _: None) -> Published:
     """spark: a session, or None to do it in this process. progress: called now and then, without Spark only."""
-    if not os.path.exists(options.table) and "://" not in options.table:
-        raise NotFound(f"{options.table}: no such file or directory")
     if spark is None:
         return publish(batches(options), options.write, os.urandom(6).hex(), progress=progress)
     reader = spark.read
@@ -86,14 +87,24 @@ def count(options: ScheduleOptions) -> int | None:
     """Rows, where that is known without reading them."""
     if options.kind == "csv":
         return None
-    return int(pyarrow.dataset.dataset(options.table, format="parquet").count_rows())
+    with _in_words(options):
+        return int(pyarrow.dataset.dataset(options.table, format="parquet").count_rows())
 
 
 def batches(options: ScheduleOptions) -> Iterator[pa.RecordBatch]:
-    dataset = pyarrow.dataset.dataset(options.table, format=_format(options))
-    taken = options.taken(dataset.schema.names)
-    for batch in dataset.to_batches(columns=[column for column, _ in taken]):
-        yield pa.RecordBatch.from_arrays(batch.columns, names=[name for _, name in taken])
+    with _in_words(options):
+        dataset = pyarrow.dataset.dataset(options.table, format=_format(options))
+        taken = options.taken(dataset.schema.names)
+        for batch in dataset.to_batches(columns=[column for column, _ in taken]):
+            yield pa.RecordBatch.from_arrays(batch.columns, names=[name for _, name in taken])
+
+
+@contextmanager
+def _in_words(options: ScheduleOptions) -> Iterator[None]:
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        raise BadRequest(f"{options.table} is no {options.kind}: {error}") from None
 
 
 def _format(options: ScheduleOptions) -> Any:
