@@ -24,7 +24,7 @@ from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
 from hadelay.pipeline import batches
 from hadelay.pipeline.archived import MANIFEST_VERSION, is_whole, read_manifest
-from hadelay.pipeline.places import Place
+from hadelay.pipeline.places import Place, absolute
 from hadelay.pipeline.reconcile import each
 from hadelay.pipeline.schema import KINDS, Options
 from hadelay.pipeline.stores import HourFiles, Listing, Store, listing, open_store
@@ -60,6 +60,7 @@ class Summary:
 
 def run(spark: Any, options: ArchiveOptions) -> Summary:
     """spark: a session, or None to do it in this process."""
+    options = replace(options, out=absolute(options.out))
     store = open_store(options.source)
     found = listing(store, options.source)
     asked = [files for files in found.hours if files.hour < DEAD_HOURS and options.source.takes(files.hour)]

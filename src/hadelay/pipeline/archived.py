@@ -23,7 +23,7 @@ from hadelay.core.formats import DISPATCH, INDEX
 from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.model import NONE32, Event, hour_name
-from hadelay.pipeline.places import Place
+from hadelay.pipeline.places import Place, absolute
 from hadelay.pipeline.schema import Options, hour_number
 from hadelay.pipeline.stores import Bytes, HourFiles, Listing, Names, Rows, Store, open_store
 
@@ -44,7 +44,7 @@ def open_hours(options: Options, archive: str) -> Store:
     if not archive:
         return store
     topics: dict[str | None, int] = {name: number for number, name in enumerate(store.names().topics)}
-    return WithArchive(store, archive, options.verify, topics)
+    return WithArchive(store, absolute(archive), options.verify, topics)
 
 
 def read_manifest(archive: Place, name: str) -> dict[str, Any] | None:

@@ -40,6 +40,11 @@ def filesystem(uri: str) -> tuple[Any, str]:
     return found, path.rstrip("/")
 
 
+def absolute(where: str) -> str:
+    """What it means here, for tasks that run elsewhere."""
+    return os.path.abspath(where) if where and "://" not in where else where
+
+
 @dataclass(frozen=True)
 class Place:
     """A directory, by path or URI. Names are relative, separated by slashes."""

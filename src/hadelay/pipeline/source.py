@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -53,6 +53,7 @@ from pyspark.sql.types import (
 
 from hadelay.errors import BadRequest
 from hadelay.pipeline import batches, stream
+from hadelay.pipeline.places import absolute
 from hadelay.pipeline.publish import Published, publish
 from hadelay.pipeline.schema import (
     KINDS,
@@ -138,7 +139,7 @@ class HadelaySource(DataSource):
         own = {name: value for name, value in self.options.items() if name.lower() not in _SPARKS}
         options = parse_write_options(own)
         check_published({column.name: column.dataType.simpleString() for column in schema}, options)
-        return options
+        return replace(options, rejected=absolute(options.rejected))
 
 
 @dataclass

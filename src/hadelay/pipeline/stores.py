@@ -25,7 +25,7 @@ from hadelay.core.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE
 from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import hour_from_name, hour_name
-from hadelay.pipeline.places import Place
+from hadelay.pipeline.places import Place, absolute
 from hadelay.pipeline.schema import Options
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.names import KINDS, decode_names
@@ -138,7 +138,7 @@ def damage(store: Store, files: HourFiles, suffix: str, number: int, what: str) 
 
 
 def _group_directory(path: str) -> str:
-    path = path.rstrip("/")
+    path = absolute(path.rstrip("/"))
     place = Place(path)
     if (names := place.list("")) is None:
         raise NotFound(f"{path}: no such directory")
