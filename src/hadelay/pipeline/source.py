@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -54,7 +54,6 @@ from pyspark.sql.types import (
 from hadelay.errors import BadRequest
 from hadelay.pipeline import batches, stream
 from hadelay.pipeline.places import absolute
-from hadelay.pipeline.publish import Published, publish
 from hadelay.pipeline.schema import (
     KINDS,
     Options,
@@ -64,6 +63,10 @@ from hadelay.pipeline.schema import (
     parse_write_options,
 )
 from hadelay.pipeline.stores import Listing, listing, open_store
+
+if TYPE_CHECKING:
+    # Not for readers: the client was a third of what each worker imports.
+    from hadelay.pipeline.publish import Published
 
 _SPARK: dict[str, DataType] = {
     "STRING": StringType(),
@@ -154,6 +157,8 @@ class _Writer(DataSourceArrowWriter):
         self.options, self.job = options, os.urandom(6).hex()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        from hadelay.pipeline.publish import publish
+
         context = TaskContext.get()
         # All attempts of a task write the same file.
         name = f"{self.job}-{context.partitionId() if context else 0:05}"
@@ -172,6 +177,8 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        from hadelay.pipeline.publish import publish
+
         context = TaskContext.get()
         assert context is not None
         # All attempts write the same file, also those of a query that was started again.
@@ -183,6 +190,8 @@ class _StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _finish(messages: list[WriterCommitMessage | None], options: WriteOptions) -> Published:
+    from hadelay.pipeline.publish import Published
+
     done = Published()
     for message in messages:
         if isinstance(message, _Written):
