@@ -9,12 +9,13 @@ SPARK := $(VENV)/.spark
 # What is imported is compiled then: compiling everything took a third of the set-up.
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help setup demo test check format bench chaos soak sim lock docs clean
+.PHONY: help setup demo test spark-cluster check format bench chaos soak sim lock docs clean
 
 help:
 	@echo 'make demo    three nodes, producers, consumers; the leader is killed; a table says what became of the messages'
 	@echo 'make test    everything that is tested'
 	@echo 'make check   format, lint, types'
+	@echo 'make spark-cluster   the pipeline on a Spark cluster of a master and two workers on this machine'
 	@echo 'make bench   the numbers, beside those of others (bench/README.md); ROWS="single batch" for some of them'
 	@echo 'make chaos   one hour of faults of every kind that works here, against real processes (docs/howto/chaos.md)'
 	@echo 'make soak    one hour of moderate load: memory, descriptors, journal and lateness stay flat, with plots'
@@ -55,6 +56,10 @@ test: $(READY) $(SPARK)
 	$(PY) -m pytest $(SIDE:%=--ignore=%) $(REAL:%=--ignore=%); others=$$?; \
 	wait $$side; side=$$?; wait $$real; real=$$?; cat $(VENV)/side.log $(VENV)/real.log; \
 	exit $$((others ? others : side ? side : real))
+
+# docs/howto/spark-cluster.md is what it runs.
+spark-cluster: $(READY) $(SPARK)
+	@$(PY) -m pytest -m standalone tests/pipeline/test_standalone.py
 
 check: $(READY)
 	$(PY) -m ruff format --check src tests bench chaos cluster tools

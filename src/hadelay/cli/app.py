@@ -108,6 +108,7 @@ COMMANDS = (
     Command("pipeline schedule", "hadelay.cli.pipeline:schedule", "Publish the rows of a table: CSV or Parquet."),
     Command("pipeline replay", "hadelay.cli.pipeline:replay", "Make dead letters due again that a filter fits."),
     Command("pipeline doctor", "hadelay.cli.pipeline:doctor", "Is everything there that Spark needs?"),
+    Command("pipeline pack", "hadelay.cli.pipeline:pack", "What executors of a Spark cluster need, as one archive."),
     Command("config check", "hadelay.cli.serve:config_check", "Read a configuration and say everything wrong in it."),
     Command("inspect", "hadelay.cli.inspect:inspect", "Print any file of a data directory."),
     Command("bench", "hadelay.cli.bench:bench", "Put load on a running cluster and measure it."),

@@ -386,3 +386,18 @@ def doctor(*, printing: Printing | None = None) -> int:
     else:
         table(checks, ("check", "ok", "detail"))
     return 0 if all(check["ok"] for check in checks) else 1
+
+
+def pack(file: str, /, *, printing: Printing | None = None) -> int:
+    """Write what executors need to FILE, for `spark-submit --archives`. Needs no Spark, and asks nobody.
+
+    Parameters
+    ----------
+    file
+        A .zip.
+    """
+    from hadelay.pipeline.pack import pack as write
+
+    done = write(file)
+    show(asdict(done), printing or Printing())
+    return 0

@@ -7,7 +7,7 @@
     lateness.py, load.py, forecast.py   how late, how much, and what is coming, on timing.py    page.py    their reports
     publish.py     rows → messages    schedule.py    tables → messages    replay.py    dead letters by filter, due again
     stream.py      offsets of a stream      tail.py    a stream into Parquet
-    session.py     finding Java, starting Spark
+    session.py     finding Java, starting Spark      pack.py    what executors need, as an archive
 
 Needs the extra `hadelay[spark]`; nothing else of hadelay imports this package.
 """

@@ -122,18 +122,18 @@ def session(master: str = "", memory: str = "2g", **settings: str) -> Any:
 
 
 def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> Any:
-    if (found := find_java()) is None:
-        raise ConfigError(no_java())
-    os.environ["JAVA_HOME"] = found[0]
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     wanted = {
         "spark.app.name": "hadelay",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.ui.showConsoleProgress": "false",
     }
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not under spark-submit, which has said all of this
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not under spark-submit, which has said all of this, and found a Java
+        if (found := find_java()) is None:
+            raise ConfigError(no_java())
+        os.environ["JAVA_HOME"] = found[0]
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         wanted["spark.master"] = master = master or os.environ.get("MASTER") or "local[*]"
         if master.startswith("local"):
             log4j = _cache() / "log4j2.properties"

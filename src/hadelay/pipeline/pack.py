@@ -1,0 +1,85 @@
+"""What executors import, as one archive: hadelay and what it needs, taken from this environment.
+
+So driver and executors run the same versions, and the workers need Spark, a Python of the same minor version, and no
+more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+import hadelay
+from hadelay.errors import BadRequest, ConfigError
+from hadelay.version import VERSION
+
+#: With what they need themselves. Spark has its own packages everywhere.
+_ROOTS = ("hadelay", "pyarrow")
+
+
+@dataclass
+class Packed:
+    out: str
+    #: Of Python, and of the machine: executors need the same.
+    python: str
+    platform: str
+    bytes: int
+    #: name → version
+    packages: dict[str, str]
+
+
+def pack(out: str) -> Packed:
+    """Write the archive; it is there when it is whole. BadRequest unless it is to be a .zip, ConfigError when what is
+    needed is not there, or its files are not known."""
+    if not out.endswith(".zip"):
+        raise BadRequest(f"{out}: it is a .zip")
+    found = _needed()
+    part = Path(f"{out}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False) as archive:
+            for name, path in _files(found):
+                archive.write(path, name)
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
+    versions = {name: dist.version for name, dist in sorted(found.items())} | {"hadelay": VERSION}
+    return Packed(out, sysconfig.get_python_version(), sysconfig.get_platform(), os.path.getsize(out), versions)
+
+
+def _needed() -> dict[str, Distribution]:
+    """By name."""
+    found: dict[str, Distribution] = {}
+    wanted = list(_ROOTS)
+    while wanted:
+        name = re.sub("[-_.]+", "-", wanted.pop()).lower()
+        if name in found:
+            continue
+        try:
+            dist = distribution(name)
+        except PackageNotFoundError:
+            if name in _ROOTS:
+                raise ConfigError(f"{name} is not installed: pip install 'hadelay[spark]'") from None
+            continue  # for another Python, or another system
+        if dist.files is None:
+            raise ConfigError(f"what belongs to {name} is not known: install hadelay[spark] into a venv, with pip")
+        found[name] = dist
+        others = (line for line in dist.requires or () if "extra ==" not in line)
+        wanted += [match[0] for line in others if (match := re.match(r"[\w.-]+", line))]
+    return found
+
+
+def _files(found: dict[str, Distribution]) -> Iterator[tuple[str, Path]]:
+    """(name in the archive, file). hadelay's are those that run, also where it is installed editable."""
+    here = Path(hadelay.__file__).parent
+    for path in sorted(here.rglob("*.py")):
+        yield str(path.relative_to(here.parent)), path
+    for dist in (dist for name, dist in found.items() if name != "hadelay"):
+        for file in dist.files or ():
+            if ".." not in file.parts and "__pycache__" not in file.parts:
+                yield str(file), Path(str(dist.locate_file(file)))
