@@ -20,6 +20,7 @@ from hadelay.pipeline.schedule import ScheduleOptions
 from hadelay.pipeline.schema import WriteOptions
 from hadelay.pipeline.timing import JobOptions
 from tests.cli.support import Dev, cluster
+from tests.core.world import World
 from tests.pipeline import test_archive, test_archived, test_reconcile
 from tests.pipeline.support import at_random, one_of_each, options, write
 from tests.pipeline.test_batches import NAME, read
@@ -101,6 +102,15 @@ def test_both_engines_agree_about_what_happened_at_random(spark: Any, tmp_path: 
     assert fast.table == exact.table
     assert fast.messages == exact.messages
     assert test_reconcile.offending(tmp_path) == named != {}
+
+
+def test_where_nothing_was_published_there_is_nothing_to_judge(spark: Any, tmp_path: Path) -> None:
+    world = World()
+    write(world, tmp_path)
+    assert read_from(spark, tmp_path).collect() == []
+    for engine in ("exact", "fast"):
+        summary = judge(world, tmp_path, spark, engine)
+        assert (summary.messages, summary.table, summary.failed) == (0, [], False)
 
 
 @pytest.mark.parametrize("rows", [4, 1_000_000])  # an hour of several parts, each a task, and an hour that is one
