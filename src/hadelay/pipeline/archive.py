@@ -31,7 +31,11 @@ from hadelay.pipeline.stores import HourFiles, Listing, Store, listing, open_sto
 
 _CHUNK = 8 << 20
 #: A row group is written when it has so many rows or bytes.
-_GROUP_ROWS, _GROUP_BYTES = 1 << 20, 256 << 20
+_GROUP_ROWS, _GROUP_BYTES = 1 << 18, 128 << 20
+#: Columns of these are written as dictionaries, columns of _NUMBERS as differences, all others as they are: less work
+#: than a dictionary of everything, and a smaller file.
+_FEW_VALUES = [*sorted(batches.CODED), "tags.list.element", "meta.key_value.key", "meta.key_value.value"]
+_NUMBERS = ("INT", "BIGINT", "TIMESTAMP")
 
 
 @dataclass(frozen=True)
@@ -93,9 +97,13 @@ def _archive_hour(store: Store, options: ArchiveOptions, files: HourFiles, spark
     known = read_manifest(out, manifest)
     if known and known["source"] == _source(files) and all(is_whole(out, part) for part in known["files"]):
         return told | {"status": "unchanged", "bytes": sum(part["bytes"] for part in known["files"])}
-    if not_settled := _open_entries(store, files, options.source):
+    looks = ("state", "log", "dsp", "idx") if files.crcs else ("state",)
+    not_settled, *crcs = each(spark, partial(_look, store, files, options.source), looks)
+    if not_settled:
         return told | {"status": "open", "detail": f"{not_settled} entries are not settled", "bytes": 0}
-    _verify(store, files, options.source, spark)
+    log, dsp, idx = crcs or (None, None, None)
+    if files.crcs != (log, idx, dsp):
+        _verify(store, files, options.source)
     kinds = ("messages", "events")
     splits = [(kind, split) for kind in kinds for split in _splits(kind, files, options.source)]
     for kind in kinds:
@@ -117,19 +125,21 @@ def _source(files: HourFiles) -> dict[str, Any]:
     return {"entries": files.entries, "events": files.events, "log_bytes": files.log_bytes, "crc32c_log_idx_dsp": crcs}
 
 
-def _open_entries(store: Store, files: HourFiles, options: Options) -> int:
-    whole = replace(options, kind="messages", columns="state", body=False, topics="")
-    waiting = batches.Filter("state", "in", ("scheduled", "ready", "leased"))
-    split = batches.Split(files, 0, files.entries, 0)
-    return sum(part.num_rows for part in batches.read(store, whole, ["state"], split, [waiting]))
+def _look(store: Store, files: HourFiles, options: Options, what: str) -> int:
+    """state: how many entries are not settled. Else the CRC-32C of that file."""
+    if what == "state":
+        whole = replace(options, kind="messages", columns="state", body=False, topics="")
+        waiting = batches.Filter("state", "in", ("scheduled", "ready", "leased"))
+        split = batches.Split(files, 0, files.entries, 0)
+        return sum(part.num_rows for part in batches.read(store, whole, ["state"], split, [waiting]))
+    crc, length = 0, files.length(what)
+    for at in range(0, length, _CHUNK):
+        crc = crc32c(np.ascontiguousarray(store.read(files, what, at, min(at + _CHUNK, length))).data, crc)
+    return crc
 
 
-def _verify(store: Store, files: HourFiles, options: Options, spark: Any) -> None:
-    """Every byte against the checkpoint's checksums where they are known; otherwise, and to name what is wrong, row by
-    row and record by record."""
-    suffixes = ("log", "idx", "dsp")
-    if files.crcs and each(spark, partial(_crc, store, files), suffixes) == list(files.crcs):
-        return
+def _verify(store: Store, files: HourFiles, options: Options) -> None:
+    """Row by row and record by record, where the files' checksums are not known, or to name what is wrong with them."""
     for kind, column in (("messages", "body"), ("events", "event")):
         strict = replace(options, kind=kind, columns=column, topics="", verify=True, on_torn="fail")
         for split in _splits(kind, files, strict):
@@ -137,13 +147,6 @@ def _verify(store: Store, files: HourFiles, options: Options, spark: Any) -> Non
                 pass
     if files.crcs:
         raise DamagedFile(store.where(files, "log"), 0, f"hour {hour_name(files.hour)}: its checksum is another one")
-
-
-def _crc(store: Store, files: HourFiles, suffix: str) -> int:
-    crc, length = 0, files.length(suffix)
-    for at in range(0, length, _CHUNK):
-        crc = crc32c(np.ascontiguousarray(store.read(files, suffix, at, min(at + _CHUNK, length))).data, crc)
-    return crc
 
 
 def _splits(kind: str, files: HourFiles, options: Options) -> list[batches.Split]:
@@ -154,19 +157,24 @@ def _write(store: Store, options: ArchiveOptions, what: tuple[str, batches.Split
     kind, split = what
     columns = [name for name in KINDS[kind] if name not in ("hour", "dead")]
     source = replace(options.source, kind=kind, columns="", topics="", verify=False, on_torn="fail")
-    out, schema = Place(options.out), batches.schema(kind, columns)
+    out, schema = Place(options.out), batches.schema(kind, columns, as_codes=True)
+    encodings = {name: "DELTA_BINARY_PACKED" for name in columns if KINDS[kind][name].type in _NUMBERS}
     path = f"{kind}/hour={hour_name(split.files.hour)}/part-{split.start:010}-{split.stop:010}.parquet"
     waiting: list[pa.RecordBatch] = []
     with out.create(path) as file:
         sink = _Sink(file)
-        with pq.ParquetWriter(sink, schema, compression="zstd", compression_level=options.level) as writer:
-            for batch in batches.read(store, source, columns, split):
+        with pq.ParquetWriter(
+            sink, schema, compression="zstd", compression_level=options.level, store_schema=False,
+            use_dictionary=_FEW_VALUES, column_encoding=encodings,
+            write_statistics=[name for name in columns if name != "body"],
+        ) as writer:  # fmt: skip
+            for batch in batches.read(store, source, columns, split, as_codes=True):
                 waiting.append(batch)
                 if sum(b.num_rows for b in waiting) >= _GROUP_ROWS or sum(b.nbytes for b in waiting) >= _GROUP_BYTES:
-                    writer.write_table(pa.Table.from_batches(waiting, schema))
+                    writer.write_table(pa.Table.from_batches(waiting, schema).unify_dictionaries())
                     waiting.clear()
             if waiting:
-                writer.write_table(pa.Table.from_batches(waiting, schema))
+                writer.write_table(pa.Table.from_batches(waiting, schema).unify_dictionaries())
     part = {"path": path, "rows": split.stop - split.start, "bytes": sink.size, "crc32c": f"{sink.crc:08x}"}
     if not is_whole(out, part):
         raise OSError(f"{out.path(path)}: it does not read back as it was written")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,11 +42,15 @@ _ARROW = {
 _BATCH_BYTES = 64 << 20
 _EVENTS_AT_ONCE = 1 << 20
 _ID_CHARS = np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", np.uint8)
-_EVENT_NAMES = pa.array([None, *(event.name.lower() for event in Event)])
+#: The 13 characters of an id: four bits, then three times 20.
+_ID = np.dtype({"names": ["head", "a", "b", "c"], "formats": ["u1", "<u4", "<u4", "<u4"], "offsets": [0, 1, 5, 9]})
+_EVENT_NAMES = [event.name.lower() for event in Event]  # they are numbered from 1
 #: An entry's state is that of its last event, and events are numbered in the order in which they can follow each other.
 _STATES = ("", "leased", "acked", "", "", "expired", "cancelled", "moved", "moved", "moved")
 _STATE_NAMES = ("scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead", "moved")
-MOVES = (Event.MOVED, Event.DEAD, Event.REDRIVEN)
+_IS_MOVE = np.isin(np.arange(256), (Event.MOVED, Event.DEAD, Event.REDRIVEN))
+#: Columns of few values, which `read` gives as dictionaries if it is asked to.
+CODED = frozenset(("topic", "state", "content_type", "event", "consumer", "node", "reason"))
 
 
 class Filter(NamedTuple):
@@ -76,8 +80,11 @@ class Split(NamedTuple):
     as_of_ms: int
 
 
-def schema(kind: str, columns: Sequence[str]) -> pa.Schema:
-    return pa.schema([(name, _ARROW[KINDS[kind][name].type]) for name in columns])
+def schema(kind: str, columns: Sequence[str], *, as_codes: bool = False) -> pa.Schema:
+    codes = pa.dictionary(pa.int32(), pa.string())
+    return pa.schema(
+        [(name, codes if as_codes and name in CODED else _ARROW[KINDS[kind][name].type]) for name in columns]
+    )
 
 
 def splits(listing: Listing, options: Options, filters: Sequence[Filter] = ()) -> list[Split]:
@@ -100,12 +107,12 @@ def _holds(f: Filter, hour: int) -> bool:
 
 def read(
     store: Store, options: Options, columns: Sequence[str], split: Split, filters: Sequence[Filter] = (),
-    names: Names | None = None,
+    names: Names | None = None, *, as_codes: bool = False,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """The split's rows that pass the filters. DamagedFile names file, hour and entry; with onTorn=skip such rows are
-    left out."""
+    left out. as_codes: columns of few values are dictionaries, which Parquet is written from quicker."""
     names = names or store.names()
-    target = schema(options.kind, columns)
+    target = schema(options.kind, columns, as_codes=as_codes)
     if options.topics:
         topics = tuple(name.strip() for name in options.topics.split(",") if name.strip())
         filters = [*filters, Filter("topic", "in", topics)]
@@ -117,7 +124,10 @@ def read(
         stop = min(start + options.batch_rows, split.stop)
         for batch in whole.batches(start, stop, filters, needs_log):
             found = [batch.column(name) for name in target.names]
-            made = [a if isinstance(a, pa.Array) else pa.array(a, f.type) for a, f in zip(found, target, strict=True)]
+            made = [
+                pa.array(a, f.type) if isinstance(a, np.ndarray) else a if a.type == f.type else a.cast(f.type)
+                for a, f in zip(found, target, strict=True)
+            ]
             yield pa.RecordBatch.from_arrays(made, schema=target)
 
 
@@ -186,44 +196,40 @@ class _MessageBatch(_Batch):
         return self.rows["size"].astype(np.int32)
 
     def _topic(self) -> pa.Array:
-        return named(self.names.topics, self.rows["topic"])
+        return coded(self.names.topics, self.rows["topic"])
 
     def _deliver_at(self) -> pa.Array:
         return instants(self.rows["deliver_at_ms"])
 
     def _state(self) -> pa.Array:
-        return pa.array(_STATE_NAMES).take(pa.array(self.whole.states(self.rows)))
+        return coded(_STATE_NAMES, self.whole.states(self.rows))
 
     def _published_at(self) -> pa.Array:
         return instants(self.headers["published_at_ms"])
 
-    @cached_property
-    def _parts(self) -> tuple[pa.Array, pa.Array]:
-        """(metas, bodies) of the rows. The .log is one array of binaries (gap and header, meta, body; gap …): taking
-        from it is all there is to do. Several rows may share a record: the array has it once."""
-        starts = first = inverse = np.arange(len(self.at))
-        if (self.at[1:] > self.at[:-1]).all():  # as a rule: sorting would cost more than all the rest
-            starts = self.at
-        else:
-            starts, first, inverse = np.unique(self.at, return_index=True, return_inverse=True)
-        bounds = np.empty((len(starts), 3), np.int64)
-        bounds[:, 0] = starts + RECORD_SIZE
-        bounds[:, 1] = bounds[:, 0] + self.headers["meta_size"][first]
-        bounds[:, 2] = bounds[:, 1] + self.headers["body_size"][first]
-        offsets = np.concatenate([np.zeros(1, np.int64), bounds.ravel()])
-        if (np.diff(offsets) < 0).any() or offsets[-1] > len(self.log):
+    def _cut(self, skip: npt.NDArray[np.uint32] | int, sizes: npt.NDArray[np.uint32]) -> pa.Array:
+        """Of each record so many bytes, `skip` behind its header. The .log is one array of binaries, every second of
+        them wanted: taking those is all there is to do. Several rows may share a record: the array has it once."""
+        starts: npt.NDArray[np.int64] = self.at + (RECORD_SIZE + skip)
+        wanted = np.arange(len(starts))
+        if not (self.at[1:] > self.at[:-1]).all():  # as a rule they rise: sorting would cost more than all the rest
+            _, first, wanted = np.unique(self.at, return_index=True, return_inverse=True)
+            starts, sizes = starts[first], sizes[first]
+        offsets = np.zeros(2 * len(starts) + 1, np.int64)
+        offsets[1::2], offsets[2::2] = starts, starts + sizes
+        if (offsets[1:] < offsets[:-1]).any() or offsets[-1] > len(self.log):
             raise DamagedFile(self.store.where(self.files, "log"), 0, "a header's sizes do not fit; try verify=true")
-        all_parts = pa.Array.from_buffers(
+        pieces = pa.Array.from_buffers(
             pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(self.log)]
         )
-        return all_parts.take(pa.array(inverse * 3 + 1)), all_parts.take(pa.array(inverse * 3 + 2))
+        return pieces.take(pa.array(wanted * 2 + 1))
 
     def _body(self) -> pa.Array:
-        return self._parts[1].cast(pa.binary())
+        return self._cut(self.headers["meta_size"], self.headers["body_size"])
 
     @cached_property
     def _metas(self) -> tuple[list[meta.Meta], pa.Array]:
-        encoded = self._parts[0].dictionary_encode()
+        encoded = self._cut(0, self.headers["meta_size"]).dictionary_encode()
         return [meta.unpack(data) for data in encoded.dictionary.to_pylist()], encoded.indices
 
     def _of_meta(self, get: Callable[[meta.Meta], Any], kind: pa.DataType) -> pa.Array:
@@ -231,7 +237,7 @@ class _MessageBatch(_Batch):
         return pa.array([get(value) for value in values], kind).take(indices)
 
     def _content_type(self) -> pa.Array:
-        return self._of_meta(lambda m: m.ct, pa.string())
+        return self._of_meta(lambda m: m.ct, pa.string()).dictionary_encode()
 
     def _key(self) -> pa.Array:
         return self._of_meta(lambda m: m.key, pa.string())
@@ -284,9 +290,11 @@ class _Messages(_Whole):
         for at in range(0, split.files.events, _EVENTS_AT_ONCE):
             end = min(at + _EVENTS_AT_ONCE, split.files.events)
             events, good = self.sound("dsp", at, end)
-            mine = (events["index"] >= split.start) & (events["index"] < split.stop) & (events["event"] < len(_STATES))
-            mine = mine if good is None else mine & good
-            np.maximum.at(codes, events["index"][mine].astype(np.int64) - split.start, events["event"][mine])
+            entries = events["index"] - np.uint32(split.start)  # what is before it becomes large
+            mine = entries < len(codes) if good is None else (entries < len(codes)) & good
+            kinds, entries = events["event"][mine], entries[mine]
+            known = kinds < len(_STATES)
+            np.maximum.at(codes, entries[known], kinds[known])
         return codes
 
     def states(self, found: Rows) -> npt.NDArray[np.int8]:
@@ -310,7 +318,6 @@ class _Messages(_Whole):
         if not len(batch.rows):
             return batch
         batch.log, batch.at = _records(store, files, batch.rows)
-        headers = np.ndarray(len(batch.log) - RECORD_SIZE + 1, RECORD, batch.log, strides=(1,))
         if self.options.verify:
             bad = []
             for n, (at, size) in enumerate(zip(batch.at.tolist(), batch.rows["size"].tolist(), strict=True)):
@@ -319,7 +326,9 @@ class _Messages(_Whole):
                         raise damage(store, files, "idx", int(batch.rows["index"][n]), what)
                     bad.append(n)
             batch.rows, batch.at = np.delete(batch.rows, bad), np.delete(batch.at, bad)
-        batch.headers = headers[batch.at]
+        # As plain bytes: numpy would gather field by field.
+        everywhere = np.ndarray(len(batch.log) - RECORD_SIZE + 1, f"V{RECORD_SIZE}", batch.log, strides=(1,))
+        batch.headers = everywhere[batch.at].view(RECORD)
         return batch
 
 
@@ -345,7 +354,7 @@ class _EventBatch(_Batch):
     numbers: npt.NDArray[np.int64]
 
     def _event(self) -> pa.Array:
-        return _EVENT_NAMES.take(pa.array(np.minimum(self.rows["event"], len(_EVENT_NAMES))))
+        return coded(_EVENT_NAMES, self.rows["event"] - np.uint8(1))  # 0 becomes large
 
     def _at(self) -> pa.Array:
         return instants(self.rows["at_ms"])
@@ -354,19 +363,20 @@ class _EventBatch(_Batch):
         return self.rows["attempt"].astype(np.int32)
 
     def _consumer(self) -> pa.Array:
-        return named(self.names.consumers, np.where(self._moved, NONE32, self.rows["consumer"]))
+        return coded(self.names.consumers, np.where(self._moved, NONE32, self.rows["consumer"]))
 
     def _node(self) -> pa.Array:
-        return named(self.names.nodes, self.rows["node"])
+        return coded(self.names.nodes, self.rows["node"])
 
     @cached_property
     def _moved(self) -> Mask:
-        return np.isin(self.rows["event"], MOVES)
+        return np.asarray(_IS_MOVE[self.rows["event"]])
 
     def _other_hour(self) -> pa.Array:
-        values, inverse = np.unique(self.rows["other_hour"], return_inverse=True)
-        shown = np.array([_shown(int(value)) for value in values], np.int32)
-        return pa.array(shown[inverse], mask=~self._moved)
+        shown = np.zeros(len(self.rows), np.int32)
+        values, inverse = np.unique(self.rows["other_hour"][self._moved], return_inverse=True)
+        shown[self._moved] = np.array([_shown(int(value)) for value in values], np.int32)[inverse]
+        return pa.array(shown, mask=~self._moved)
 
     def _other_dead(self) -> pa.Array:
         return pa.array(self.rows["other_hour"] >= DEAD_HOURS, mask=~self._moved)
@@ -376,31 +386,37 @@ class _EventBatch(_Batch):
 
     def _reason(self) -> pa.Array:
         nacked = self.rows["event"] == Event.NACKED
-        return named(self.names.reasons, np.where(nacked, self.rows["other_hour"], NONE32))
+        return coded(self.names.reasons, np.where(nacked, self.rows["other_hour"], NONE32))
 
     def _previous(self) -> pa.Array:
         return pa.array(self.rows["previous"].astype(np.int64), mask=self.rows["previous"] == NONE32)
 
     @cached_property
-    def _index(self) -> tuple[Rows, Mask]:
-        """The entry of each event, and which have none."""
-        return self.whole.index_of(self.rows)
+    def _entries(self) -> _Entries:
+        return self.whole.entries_of(self.rows)
 
     def _id(self) -> pa.Array:
-        found, missing = self._index
-        return without(ids(found["first_id"]), missing)
+        return without(ids(self._entries.field("first_id")), self._entries.missing)
 
     def _first_id(self) -> pa.Array:
-        found, missing = self._index
-        return pa.array(found["first_id"].view(np.int64), mask=missing)
+        return pa.array(self._entries.field("first_id").view(np.int64), mask=self._entries.missing)
 
     def _topic(self) -> pa.Array:
-        found, missing = self._index
-        return named(self.names.topics, np.where(missing, NONE32, found["topic"]))
+        return coded(self.names.topics, np.where(self._entries.missing, NONE32, self._entries.field("topic")))
 
     def _deliver_at(self) -> pa.Array:
-        found, missing = self._index
-        return without(instants(found["deliver_at_ms"]), missing)
+        return without(instants(self._entries.field("deliver_at_ms")), self._entries.missing)
+
+
+class _Entries(NamedTuple):
+    """Of events: INDEX rows, which of them each is of, and which are of none: those have any."""
+
+    rows: Rows
+    at: npt.NDArray[np.int64]
+    missing: Mask
+
+    def field(self, name: str) -> npt.NDArray[Any]:
+        return np.asarray(self.rows[name][self.at])
 
 
 class _Events(_Whole):
@@ -430,26 +446,27 @@ class _Events(_Whole):
             return _compare(found["at_ms"] * 1000, f, micros)
         if f.column == "entry":
             return _compare(found["index"].astype(np.int64), f, int)
-        entries, missing = self.index_of(found)
+        entries = self.entries_of(found)
         if f.column == "topic":
-            return _in(entries["topic"], _numbers(self.names.topics, f)) & ~missing
-        if f.column == "id":
-            return _in(entries["first_id"], _ids_of(f)) & ~missing
-        if f.column == "first_id":
-            return _compare(entries["first_id"].view(np.int64), f, int) & ~missing
-        return _compare(entries["deliver_at_ms"] * 1000, f, micros) & ~missing
+            mask = _in(entries.field("topic"), _numbers(self.names.topics, f))
+        elif f.column == "id":
+            mask = _in(entries.field("first_id"), _ids_of(f))
+        elif f.column == "first_id":
+            mask = _compare(entries.field("first_id").view(np.int64), f, int)
+        else:
+            mask = _compare(entries.field("deliver_at_ms") * 1000, f, micros)
+        return mask & ~entries.missing
 
-    def index_of(self, found: Rows) -> tuple[Rows, Mask]:
-        """INDEX rows of these events, zeroes where there is none."""
+    def entries_of(self, found: Rows) -> _Entries:
         files = self.split.files
         at = found["index"].astype(np.int64)
         missing = at >= files.entries
-        entries = np.zeros(len(found), INDEX)
-        if not missing.all():
-            present = at[~missing]
-            first, last = int(present.min()), int(present.max())
-            entries[~missing] = rows(self.store, files, "idx", first, last + 1)[present - first]
-        return entries, missing
+        if missing.all():
+            return _Entries(np.zeros(1, INDEX), np.zeros_like(at), missing)
+        if missing.any():
+            at[missing] = at[~missing][0]
+        first, last = int(at.min()), int(at.max())
+        return _Entries(rows(self.store, files, "idx", first, last + 1), at - first, missing)
 
 
 # ---- values
@@ -457,17 +474,31 @@ class _Events(_Whole):
 
 def ids(first_ids: npt.NDArray[np.uint64]) -> pa.Array:
     """The 13 characters of each."""
-    n = len(first_ids)
-    shifts = np.arange(60, -1, -5, dtype=np.uint64)
-    chars = _ID_CHARS[(np.ascontiguousarray(first_ids)[:, None] >> shifts & np.uint64(31)).astype(np.intp)]
+    n, numbers, four = len(first_ids), np.ascontiguousarray(first_ids).view(np.int64), _four_characters()
+    chars = np.empty(n, _ID)
+    chars["head"] = _ID_CHARS[numbers >> 60 & 0xF]
+    for name, shift in (("a", 40), ("b", 20), ("c", 0)):
+        chars[name] = four[numbers >> shift & 0xF_FFFF]
     offsets = np.arange(n + 1, dtype=np.int32) * 13
-    return pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(chars)))
+    return pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(chars))
+
+
+@cache
+def _four_characters() -> npt.NDArray[np.uint32]:
+    """Of each number of 20 bits."""
+    shifts = np.arange(15, -1, -5)
+    return np.asarray(_ID_CHARS[np.arange(1 << 20)[:, None] >> shifts & 31].view("<u4").ravel())
+
+
+def coded(names: Sequence[str], numbers: npt.NDArray[np.integer]) -> pa.DictionaryArray:
+    """The name of each number, null where there is none."""
+    unknown = numbers >= len(names)
+    codes = np.where(unknown, 0, numbers).astype(np.int32)
+    return pa.DictionaryArray.from_arrays(pa.array(codes, mask=unknown), pa.array(names, pa.string()))
 
 
 def named(names: Sequence[str], numbers: npt.NDArray[np.integer]) -> pa.Array:
-    """The name of each number, null where there is none."""
-    unknown = numbers >= len(names)
-    return pa.array(names, pa.string()).take(pa.array(np.where(unknown, 0, numbers).astype(np.int64), mask=unknown))
+    return coded(names, numbers).cast(pa.string())
 
 
 def instants(ms: npt.NDArray[np.int64]) -> pa.Array:
