@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -44,6 +46,23 @@ def check_one_of_each(summary: Summary, said: dict[str, list[int]], directory: P
 def test_one_of_each(tmp_path: Path) -> None:
     world, said = one_of_each()
     check_one_of_each(judge(world, write(world, tmp_path)), said, tmp_path)
+
+
+def test_a_large_hour_is_judged_in_parts(tmp_path: Path) -> None:
+    world, said = one_of_each()
+    context = SimpleNamespace(defaultParallelism=50, parallelize=lambda items, _: _Tasks(items))
+    summary = judge(world, write(world, tmp_path), SimpleNamespace(sparkContext=context), splitRows=3)
+    check_one_of_each(summary, said, tmp_path)
+
+
+class _Tasks(list[Any]):
+    """Of Spark, what runs tasks; one after the other."""
+
+    def map(self, work: Callable[[Any], Any]) -> _Tasks:
+        return _Tasks(map(work, self))
+
+    def collect(self) -> list[Any]:
+        return self
 
 
 def test_hours_are_those_in_which_messages_were_first_filed(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """What became of every message that fell due: a verdict each, moved ones judged once, by their first id.
 
-Facts are taken per entry, in numpy, an hour at a time: its status, how often it was handed out, whether too early, how
-late. A message that never moved is judged on the spot; the entries of the others, which are few, are put together
-afterwards. `exact.py` does the same in SQL, and has to agree.
+Facts are taken per entry, in numpy, an hour or a part of one at a time: its status, how often it was handed out,
+whether too early, how late. A message that never moved is judged on the spot; the entries of the others, which are few,
+are put together afterwards. `exact.py` does the same in SQL, and has to agree.
 
 A grant may be committed up to 100 ms before its messages are due, and is held back until they are (ADR 0092): a
 hand-out's time is the later one of its event's and of deliver_at.
@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -72,7 +73,8 @@ FACTS = np.dtype(
 @dataclass(frozen=True)
 class ReconcileOptions:
     source: Options
-    #: fast: numpy, an hour per task. exact: one SQL query over everything. They agree; the second is there to prove it.
+    #: fast: numpy, an hour or a part of one per task. exact: one SQL query over everything. They agree; the second is
+    #: there to prove it.
     engine: str = "fast"
     #: Handed out later than this after deliver_at is late.
     late_ms: int = 1_000
@@ -133,7 +135,7 @@ def run(spark: Any, options: ReconcileOptions) -> Summary:
         return exact.run(spark, store, listing, rule, options)
     counts: Counter[tuple[int, int, int]] = Counter()
     offending, moving = [], []
-    for judged in _follow(spark, store, listing, rule):
+    for judged in _follow(spark, store, listing, rule, options.source.split_rows):
         counts += judged.counts
         offending.append(judged.offending)
         moving.append(judged.moving)
@@ -149,13 +151,18 @@ def rule_of(listing: Listing, options: ReconcileOptions) -> Rule:
     return Rule(listing.as_of_ms, options.late_ms, options.grace_ms, homes, options.source.verify)
 
 
-def _follow(spark: Any, store: Store, listing: Listing, rule: Rule) -> Iterable[Judged]:
+def _follow(spark: Any, store: Store, listing: Listing, rule: Rule, split_rows: int) -> Iterable[Judged]:
     """Every hour that may have to do with the messages: those asked for, then wherever they were moved to."""
+    cores = spark.sparkContext.defaultParallelism if spark else 1
     listed = {files.hour: files for files in listing.hours}
     todo, done = set(listed) if rule.homes is None else set(rule.homes), set[int]()
     while todo:
         done |= todo
-        judged = each(spark, partial(judge, store, rule=rule), [listed[hour] for hour in sorted(todo)])
+        found = [listed[hour] for hour in sorted(todo)]
+        # A large hour would be alone with its core. Each part goes through all events: no more of them than cores.
+        most = -(-cores // len(found)) if found else 1
+        parts = [part for files in found for part in split(files, min(most, -(-files.entries // split_rows)))]
+        judged = each(spark, partial(judge, store, rule=rule), parts)
         yield from judged
         todo = {int(h) for part in judged for h in np.unique(part.moving["to_hour"])} & listed.keys() - done
 
@@ -168,58 +175,73 @@ def each(spark: Any, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     return found
 
 
-def judge(store: Store, files: HourFiles, *, rule: Rule) -> Judged:
-    """One hour."""
-    facts, orphans = entry_facts(store, files, rule)
+class Part(NamedTuple):
+    """Entries [start, stop) of an hour."""
+
+    files: HourFiles
+    start: int
+    stop: int
+
+
+def split(files: HourFiles, parts: int) -> list[Part]:
+    """So many of a size, one at least."""
+    bounds = [files.entries * n // max(parts, 1) for n in range(max(parts, 1) + 1)]
+    return [Part(files, start, stop) for start, stop in pairwise(bounds)]
+
+
+def judge(store: Store, part: Part, *, rule: Rule) -> Judged:
+    hour = part.files.hour
+    facts, orphans = entry_facts(store, part, rule)
     first = facts["first_id"] & _HOME
-    mine = first == facts["entry"] | np.uint64(files.hour << 32)
+    mine = first == facts["entry"] | np.uint64(hour << 32)
     stays = mine & (facts["status"] != MOVED)
     moving = ~stays
     if rule.homes is not None:
         moving &= np.isin(first >> np.uint64(32), np.array(sorted(rule.homes), np.uint64))
-        if files.hour not in rule.homes:
+        if hour not in rule.homes:
             stays, orphans = np.zeros_like(stays), orphans[:0]
     facts["verdict"] = found = verdicts(facts, rule)
-    counts = _count([files.hour], 0, facts["topic"][stays], found[stays])
+    topics = facts["topic"]
+    counts = _count([hour], 0, *((topics, found) if stays.all() else (topics[stays], found[stays])))
     if len(orphans):
-        counts[files.hour, -1, ORPHAN] = len(orphans)
+        counts[hour, -1, ORPHAN] = len(orphans)
     lost = np.zeros(len(orphans), FACTS)
-    lost["hour"], lost["entry"], lost["verdict"] = files.hour, orphans, ORPHAN
+    lost["hour"], lost["entry"], lost["verdict"] = hour, orphans, ORPHAN
     return Judged(np.concatenate([_table(facts, stays & _OFFENDS[found]), lost]), counts, _table(facts, moving))
 
 
-def entry_facts(store: Store, files: HourFiles, rule: Rule) -> tuple[Columns, npt.NDArray[np.uint32]]:
-    """(columns of FACTS of every entry of the hour; entries that events name and that are not there)."""
-    n = files.entries
-    index = rows(store, files, "idx", 0, n, verify=rule.verify)
+def entry_facts(store: Store, part: Part, rule: Rule) -> tuple[Columns, npt.NDArray[np.uint32]]:
+    """(columns of FACTS of every entry; with an hour's first part, entries that events name and that are not there)."""
+    files, n = part.files, part.stop - part.start
+    index = rows(store, files, "idx", part.start, part.stop, verify=rule.verify)
     facts: Columns = {name: np.ascontiguousarray(index[name]) for name in ("first_id", "topic", "deliver_at_ms")}
-    facts["hour"], facts["entry"] = np.broadcast_to(np.uint32(files.hour), n), np.arange(n, dtype=np.uint64)
-    facts |= {name: np.zeros(n, np.int64) for name in ("leases", "excused")}
-    facts |= {name: np.zeros(n, np.uint32) for name in ("to_hour", "to_entry")}
+    facts["hour"] = np.broadcast_to(np.uint32(files.hour), n)
+    facts["entry"] = np.arange(part.start, part.stop, dtype=np.uint64)
+    facts |= {name: np.zeros(n, np.uint32) for name in ("leases", "excused", "to_hour", "to_entry")}
     due, late, early = facts["deliver_at_ms"], np.full(n, -1, np.int64), np.zeros(n, np.bool_)
-    codes = np.zeros(n, np.uint8)
+    codes, one = np.zeros(n, np.uint8), np.uint32(1)
     orphans = [np.zeros(0, np.uint32)]
     for start in range(0, files.events, _EVENTS_AT_ONCE):
         stop = min(start + _EVENTS_AT_ONCE, files.events)
         events = rows(store, files, "dsp", start, stop, verify=rule.verify)
-        at = events["index"].astype(np.int64)
-        if at.max() >= n:
-            orphans.append(events["index"][at >= n])
-            events, at = events[at < n], at[at < n]
-        kind = np.minimum(events["event"], len(_STATUS_OF_EVENT) - 1)
+        entries = np.ascontiguousarray(events["index"])
+        if part.start == 0 and entries.max() >= files.entries:
+            orphans.append(entries[entries >= files.entries])
+        at = entries - np.uint32(part.start)  # what is before it becomes large
+        which: slice | npt.NDArray[np.intp] = slice(None) if at.max() < n else np.flatnonzero(at < n)
+        at, kind = at[which].astype(np.intp), np.minimum(events["event"][which], len(_STATUS_OF_EVENT) - 1)
         np.maximum.at(codes, at, kind)
-        leased = kind == Event.LEASED
+        leased = np.flatnonzero(kind == Event.LEASED)
         who = at[leased]
-        facts["leases"] += np.bincount(who, minlength=n)
-        late_ms = events["at_ms"][leased] - due[who]
+        np.add.at(facts["leases"], who, one)
+        late_ms = events["at_ms"][which][leased] - due[who]
         np.maximum.at(late, who, np.maximum(late_ms, 0))
         early[who[late_ms < -AHEAD_MS]] = True
         excuse = (kind == Event.NACKED) | (kind == Event.REDRIVEN)
-        if excuse.any():
-            facts["excused"] += np.bincount(at[excuse], minlength=n)
+        np.add.at(facts["excused"], at[excuse], one)
         moved = kind >= Event.MOVED
-        facts["to_hour"][at[moved]] = events["other_hour"][moved]
-        facts["to_entry"][at[moved]] = events["consumer"][moved]
+        facts["to_hour"][at[moved]] = events["other_hour"][which][moved]
+        facts["to_entry"][at[moved]] = events["consumer"][which][moved]
     status = _STATUS_OF_EVENT[codes]
     waits = status == PENDING
     if files.hour >= DEAD_HOURS:
