@@ -7,10 +7,10 @@ process ends first the caller sees a broken connection: unknown.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hadelay.core import dead, listing
 from hadelay.core.access import Token
@@ -53,6 +53,7 @@ from hadelay.testing.history import HandOut, Message, Order, Violation, number_o
 if TYPE_CHECKING:
     from hadelay.testing.cluster import Process, SimCluster
 
+T = TypeVar("T")
 Reply = Callable[[Any, HadelayError | None], None]
 #: What slows a topic down.
 _SLOW: tuple[dict[str, Any], ...] = (
@@ -69,6 +70,15 @@ _SETTINGS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 #: How often a consumer asks again.
 _RETRIES = {"ack": 6, "nack": 3, "extend": 2}
+
+
+def whole(slices: Generator[Any, None, T]) -> T:
+    """What it returns, with nobody else's turn in between."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
 class Door:
@@ -511,13 +521,7 @@ class Reader(Client):
         after, seen = listing.FIRST, []
         while True:
             wish = listing.Wish(state.topic(topic).number, frozenset({listed}), 0, 1 << 52, 0, after, 7)
-            pages = listing.listing(state, wish, state.now_ms, 5)
-            while True:
-                try:
-                    next(pages)
-                except StopIteration as end:
-                    page = end.value
-                    break
+            page = whole(listing.listing(state, wish, state.now_ms, 5))
             seen += list(zip(page.due_ms.tolist(), page.rows["first_id"].tolist(), strict=True))
             if page.after is None:
                 break

@@ -43,6 +43,8 @@ WATCH_S = 0.01
 HOUR_S = 3600
 #: A sync may take some seconds on a slow disk, and so may the one that fails.
 FAILED_S = 4.0
+#: The share of runs that have a guest. What it draws is its own: the others stay as they would be without.
+GUESTS = 0.2
 #: Of one entry in so many the results are compared as well.
 _SAMPLE = 16
 
@@ -167,6 +169,8 @@ class SimCluster:
         self.journal_keep_bytes = rng.choice((0, 30_000, 1 << 30))
         self.checkpoint_bytes = rng.choice((1 << 15, 1 << 18, 1 << 20))
         self.far_buffer_bytes = rng.choice((1 << 14, 1 << 20, 1 << 20))
+        #: Somebody does what others seldom do (testing/guest.py), and heads of chains are written down early.
+        self.has_guest = random.Random(f"{seed} guest").random() < GUESTS
         self.machines = {name: self._machine(name) for name in names}
         #: Those whose nodes are no members any more.
         self.retired: dict[str, Machine] = {}
@@ -288,6 +292,8 @@ class SimCluster:
         machine.founded = True
         self._look_at_journal(machine, node.raft.journal)
         node.raft.config = replace(node.raft.config, journal_keep_bytes=self.journal_keep_bytes)
+        if self.has_guest:
+            node.storage.hours._heads.worth_writing = 8
         self._observe(process, node)
         for hook in self.on_boot:
             hook(node)

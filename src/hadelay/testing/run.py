@@ -10,6 +10,7 @@ from hadelay.model import Event
 from hadelay.testing import invariants
 from hadelay.testing.clients import Consumer, Owner, Producer, Reader
 from hadelay.testing.cluster import HOUR_S, SimCluster
+from hadelay.testing.guest import Guest
 from hadelay.testing.history import Violation
 from hadelay.testing.nemesis import Nemesis
 from hadelay.testing.story import tell
@@ -105,6 +106,7 @@ def play(cluster: SimCluster, nemesis: Nemesis, report: Report) -> None:
         client.start()
     reader = Reader(cluster, "reader")
     reader.start()
+    Guest(cluster).start(FAULTS_S)
     while world.now < FAULTS_S and not cluster.violations:
         world.run_for(0.25)
     for client in asking:
