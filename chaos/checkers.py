@@ -271,6 +271,14 @@ def ended(history: History) -> Iterator[str]:
             yield f"{event['node']} ended by itself at {event['t']:.3f} s with exit code {event['code']}: see its log"
 
 
+def unmet(history: History) -> Iterator[str]:
+    """crash points: a node ended at each that the scenario lists (none that was drawn is owed)."""
+    if not history.of("drained"):
+        return
+    listed = {point for event in history.of("points") for point in event["points"]}
+    yield from (f"nobody came by {point}" for point in listed - history.met())
+
+
 CHECKERS: dict[str, Callable[[History], Iterator[str]]] = {
     "I1 lost": lost,
     "I2 conservation": miscounted,
@@ -288,4 +296,5 @@ CHECKERS: dict[str, Callable[[History], Iterator[str]]] = {
     "I17 fail-stop": ended,
     "I18 honesty": dishonest,
     "flat": growing,
+    "crash points": unmet,
 }

@@ -24,7 +24,7 @@ from chaos import tools
 from chaos.disks import Disk
 from chaos.namespaces import Network
 from chaos.scenario import KINDS, TARGETS, Mistake, Scenario, line_of, read_toml, unknown
-from hadelay.testing.failpoints import arm
+from hadelay.testing.failpoints import arm, passed
 from hadelay.testing.ports import free_ports
 
 _PR_SET_PDEATHSIG = 1
@@ -62,6 +62,10 @@ class Cluster:
     def arm(self, name: str, point: str) -> None:
         """The node ends when it comes by that point; "": it does not."""
         raise NotImplementedError
+
+    def passed(self) -> set[str]:
+        """The crash points that some node came by, where they are known."""
+        return set()
 
     def syncs(self) -> tuple[int, ...]:
         """How many syncs each node has completed so far; nothing where nobody counts them."""
@@ -273,6 +277,9 @@ class LocalCluster(Cluster):
 
     def arm(self, name: str, point: str) -> None:
         arm(self._points_file(name), point)
+
+    def passed(self) -> set[str]:
+        return set().union(*(passed(self._points_file(name)) for name in self._names)) if self._faulty else set()
 
     def syncs(self) -> tuple[int, ...]:
         return tuple([_SYNCS.unpack_from(page, _SYNCS_AT)[0] for page in self._pages])

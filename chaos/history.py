@@ -108,6 +108,10 @@ class History:
     def of(self, event: str) -> list[dict[str, Any]]:
         return [one for one in self.events if one["e"] == event]
 
+    def met(self) -> set[str]:
+        """The crash points at which a node ended."""
+        return {event["at"] for event in self.of("crash") if event["nodes"]}
+
     def _on_put(self, **fields: Any) -> None:
         self.puts[fields["n"]] = Put(**fields)
 

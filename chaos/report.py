@@ -48,6 +48,7 @@ def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> 
         },
         "faults": dict(sorted(Counter(event["kind"] for event in history.of("fault")).items())),
         "points": _points(history),
+        "passed": sorted({point for event in history.of("passed") for point in event["points"]}),
         "leaders": len(history.of("leader")),
         "ended by themselves": len(history.of("ended")),
         "failover_ms": {kind: spread(values) for kind, values in sorted(failovers.items())},

@@ -23,7 +23,7 @@ from chaos.checkers import COUNTED, PENDING
 from chaos.cluster import Cluster
 from chaos.history import History
 from chaos.load import Traffic
-from chaos.scenario import KINDS, Fault, Mistake, Scenario, rounds
+from chaos.scenario import KINDS, Fault, Mistake, Scenario, listed, rounds
 from hadelay.client import AsyncClient
 from hadelay.errors import HadelayError
 
@@ -187,6 +187,8 @@ class Run:
         clocks = len(self.cluster.names) if self.cluster.slow else 1
         late_s, nodes = self.scenario.limits.late_s, len(self.cluster.names)
         self.history.record("load", t=self.history.clock(), clocks=clocks, late_s=late_s, nodes=nodes)
+        points = [fault.at for fault in listed(self.scenario, self.seed) if fault.at is not None]
+        self.history.record("points", t=self.history.clock(), points=points)
         end = self.history.clock() + self.scenario.seconds
         for pause_s, together in rounds(self.scenario, self.seed, kinds):
             if self.scenario.rotation and self.history.clock() + pause_s >= end:
@@ -194,6 +196,11 @@ class Run:
             await asyncio.sleep(pause_s)
             await asyncio.gather(*map(self._strike, together))
             await self._recovered()
+        for fault in listed(self.scenario, self.seed):
+            if fault.at is not None and fault.at not in self.history.met():
+                await self._strike(fault)  # once more: it may have been the wrong node by then
+                await self._recovered()
+        self.history.record("passed", t=self.history.clock(), points=sorted(self.cluster.passed()))
         await asyncio.sleep(max(0.0, end - self.history.clock()))
 
     async def _strike(self, fault: Fault) -> None:

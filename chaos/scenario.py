@@ -17,6 +17,8 @@ from msgspec import Struct, field
 from hadelay.testing.failpoints import POINTS, step_of
 
 HERE = Path(__file__).resolve().parent / "scenarios"
+#: Of a listed crash, instead of a point: one crash after another at each point that there is, in an order of the seed.
+EACH = "each"
 #: Or the name of a node.
 TARGETS = ("leader", "follower", "random", "minority", "majority", "all")
 T = TypeVar("T")
@@ -70,18 +72,18 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ms: int | None = None
     percent: int | None = None
     kbit: int | None = None
-    #: Of a crash: the point (hadelay.testing.failpoints); then `seconds` is how long it is waited for.
+    #: Of a crash: the point (hadelay.testing.failpoints), or EACH; then `seconds` is how long it is waited for.
     at: str | None = None
 
     @property
     def reached(self) -> str:
         """Of a crash: who comes by its point, and when."""
-        return step_of(self.at).reached if self.at else ""
+        return step_of(self.at).reached if self.at and self.at != EACH else ""
 
     @property
     def hollow(self) -> bool:
         """What the node kept is lost, or may have to be thrown away."""
-        return KINDS[self.kind].hollow or self.reached == "empty"
+        return KINDS[self.kind].hollow or self.reached == "empty" or self.at == EACH
 
     @property
     def few(self) -> bool:
@@ -228,8 +230,9 @@ def _problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
         if kind is None:
             yield f"{where}.kind", unknown(fault.kind, KINDS)
             continue
-        if fault.at is not None and fault.at not in POINTS:
-            yield f"{where}.at", unknown(fault.at, POINTS)
+        points = (*POINTS, EACH) if where.startswith("faults") else POINTS
+        if fault.at is not None and fault.at not in points:
+            yield f"{where}.at", unknown(fault.at, points)
         elif (fault.kind == "crash") != (fault.at is not None):
             yield f"{where}.{'at' if fault.at else 'kind'}", "a crash is `at` a point, and nothing else is"
         elif fault.few and fault.target in ("majority", "all"):
@@ -252,10 +255,17 @@ def _problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
         yield "watch.every_s", f"{scenario.watch.every_s}: at least 0.1"
 
 
+def listed(scenario: Scenario, seed: int) -> Iterator[Fault]:
+    """Those of the list, and for EACH those that it means."""
+    for fault in scenario.faults:
+        points = random.Random(seed).sample(POINTS, len(POINTS)) if fault.at == EACH else [fault.at]
+        yield from (msgspec.structs.replace(fault, at=point) for point in points)
+
+
 def rounds(scenario: Scenario, seed: int, works: list[str]) -> Iterator[tuple[float, list[Fault]]]:
     """(pause before it, faults at once): those of the list, then those of the rotation, for ever; equal for a seed."""
     together: list[Fault] = []
-    for fault in map(_with_amount, scenario.faults):
+    for fault in map(_with_amount, listed(scenario, seed)):
         if together and not fault.along:
             yield together[0].after, together
             together = []

@@ -57,6 +57,9 @@ def kept(history: History) -> None:
     history.record("cancelled", n=1, t=10.6)
     put(history, n=2, syncs=2)
     give(history, n=2, got=16.5)  # late, but it fell due while something was broken
+    history.record("points", t=9.0, points=["journal.sync:after"])
+    for at, nodes in (("journal.sync:after", []), ("journal.sync:after", ["n1"]), ("raft.send:before", [])):
+        history.record("crash", t=9.5, at=at, nodes=nodes)  # of those that were drawn none is owed
     history.record("fault", t=10.9, kind="kill", nodes=["n1"], all=["n1", "n2", "n3"], deposed=False)
     history.record("healed", t=12.0, kind="kill", nodes=["n1"], began=10.9)
     history.record("replicas", t=20.0, code=0, said="all identical")
@@ -146,6 +149,11 @@ def sampled(history: History, leaked: float = 0.0, node: str = "n1") -> None:
         history.record("sample", t=i * 5.0, node=node, **flat.parse(text), anonymous=50e6 + i % 7 * 1e6)
 
 
+def nobody_came_by(history: History) -> None:
+    history.record("points", t=9.0, points=["journal.sync:after"])
+    history.record("crash", t=9.5, at="journal.sync:after", nodes=[])
+
+
 BROKEN: list[tuple[str, Callable[[History], None]]] = [
     ("I1 lost", lambda history: None),  # stored, and never seen again
     ("I1 lost", lambda history: history.record("asked-for", t=20.0, id="M0", state="acked")),
@@ -174,6 +182,7 @@ BROKEN: list[tuple[str, Callable[[History], None]]] = [
     ("I18 honesty", lambda history: counted(history, "n1", {ACKED: 1})),
     ("I18 honesty", not_the_same_everywhere),
     ("flat", lambda history: sampled(history, leaked=1.0)),
+    ("crash points", nobody_came_by),
 ]
 
 

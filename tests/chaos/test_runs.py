@@ -13,6 +13,7 @@ import pytest
 
 from chaos import tools
 from chaos.__main__ import main
+from hadelay.testing.failpoints import POINTS
 from hadelay.testing.ports import free_ports
 from tests.system.cluster import Cluster, environment, until
 
@@ -45,9 +46,10 @@ def test_smoke(tmp_path: Path) -> None:
     assert main(["report", str(tmp_path / "run")]) == 0
 
 
-#: One of each kind of step; `python -m chaos run crash-points` goes through all.
+#: One of each kind of step; `python -m chaos run crash-points` goes through all. A node that lost its disk meets
+#: the last one: between them they bring somebody to every point that there is.
 AT = (
-    "journal.pwritev:within", "dispatch.answer:before", "checkpoint.commit:after", "journal.vote:after",
+    "journal.pwritev:within", "dispatch.answer:before", "journal.vote:after", "snapshot.finish:after",
 )  # fmt: skip
 
 
@@ -56,12 +58,14 @@ def test_a_node_that_ends_at_any_step_of_its_code_loses_nothing(tmp_path: Path) 
     crash = '[[faults]]\nkind = "crash"\nat = "{}"\ntarget = "{}"\nseconds = 20.0\nafter = 0.0\n'
     faults = [crash.format(point, ("leader", "follower")[i % 2]) for i, point in enumerate(AT)]
     head = 'seconds = 1.0\n[cluster]\nsettings = ["storage.checkpoint_interval_ms=1s"]\n[limits]\nrecovery_s = 60.0\n'
-    load = "[load]\nrate = 40\ndelay_s = [0.0, 1.0]\nlease_s = 1.0\nrepeated = 0.3\n"
+    load = "[load]\nrate = 40\ndelay_s = [0.0, 1.0]\nlease_s = 1.0\nrepeated = 0.3\npayload_bytes = [0, 60000]\n"
     (tmp_path / "points.toml").write_text(head + load + "".join(faults))
     with start(tmp_path / "run", "run", tmp_path / "points.toml", "--port-base", free_ports(6)) as run:
         out, err = run.communicate()
     assert run.returncode == 0, out + err
-    assert json.loads(out)["points"] == {point: [1, 1] for point in sorted(AT)}
+    found = json.loads(out)
+    assert found["points"] == {point: [1, 1] for point in sorted(AT)}
+    assert found["passed"] == sorted(POINTS), "a point that nobody comes by tests nothing"
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ FAULT = '[[faults]]\nkind = "kill"\n'
             4,
             "breaks what no cluster promises",
         ),
+        ('[[faults]]\nkind = "crash"\nat = "each"\ntarget = "all"', 4, "breaks what no cluster promises"),
+        ('[rotation]\nkinds = ["any"]\n[[rotation.also]]\nkind = "crash"\nat = "each"', 5, "'each' is unknown"),
         ('[rotation]\nkinds = ["any", "kll"]', 2, "did you mean kill"),
         ('[rotation]\nkinds = ["any"]\ntargets = ["leder"]', 3, "did you mean leader"),
         ('[rotation]\nkinds = ["any"]\n[[rotation.also]]\nkind = "wipe"\ntarget = "all"', 5, "breaks what no"),
@@ -104,9 +106,11 @@ def test_a_seed_draws_the_same_rounds_and_a_rotation_leaves_no_kind_out() -> Non
     assert not any(KINDS[fault.kind].alone and len(together) > 1 for _, together in first for fault in together)
 
 
-def test_a_rotation_leaves_no_crash_point_out() -> None:
-    found = rounds(scenario.load(scenario.find("crash-points")), 5, list(KINDS))
-    assert {fault.at for _, together in islice(found, len(POINTS)) for fault in together} == set(POINTS)
+def test_each_crash_point_is_one_crash() -> None:
+    found = list(rounds(scenario.load(scenario.find("crash-points")), 5, list(KINDS)))
+    assert [len(together) for _, together in found] == [1] * len(POINTS)
+    assert {together[0].at for _, together in found} == set(POINTS)
+    assert all(together[0].target == "random" for _, together in found)
 
 
 def test_a_mutation_that_there_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,8 @@
 """Crash points: a real process ends itself, as by SIGKILL, just before or after a named step of its work, or in it.
 
 The program knows nothing of them. `python -m hadelay.testing.faulty` wraps the methods below in its own process, before
-the server starts. Which point is armed stands in a file, so that it can be chosen while the node runs.
+the server starts. Which point is armed stands in a file, so that it can be chosen while the node runs; and the process
+notes there which points it came by.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 from importlib import import_module
+from itertools import compress
 from typing import Any, Literal, NamedTuple
 
 #: Who comes by: any node under traffic, one that clients happen to talk to, the leader, a follower; or a node that
 #: takes part in an election or a transfer, that starts, or that starts with nothing.
 Reached = Literal["any", "some", "leader", "follower", "election", "start", "empty"]
-#: Size of the file that names the armed point, zeroes behind it.
+#: The file begins with the name of the armed point, zeroes behind it; then a byte for each of POINTS, 1 when a process
+#: came by.
 ARMED_BYTES = 64
-_KEEP_BYTES = 16 << 20
+#: A small journal: its segments fill within seconds, and a node that lost its disk is given files.
+_SEGMENT_BYTES, _KEEP_BYTES, _ENTRY_BYTES = 4 << 20, 4 << 20, 1 << 20
 
 
 class Step(NamedTuple):
@@ -104,25 +108,36 @@ def arm(path: str | os.PathLike[str], point: str) -> None:
     """From now on whoever was started with that file ends at `point`; "": nowhere."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o640)
     try:
+        os.ftruncate(handle, ARMED_BYTES + len(POINTS))
         os.pwrite(handle, point.encode().ljust(ARMED_BYTES, b"\0"), 0)
     finally:
         os.close(handle)
 
 
+def passed(path: str | os.PathLike[str]) -> set[str]:
+    """The points that processes with that file came by."""
+    with open(path, "rb") as file:
+        return set(compress(POINTS, file.read()[ARMED_BYTES:]))
+
+
 def install(path: str) -> None:
     """In this process, before it serves: wrap every step, and look at the file each time one is come by.
 
-    And keep little of the journal, so that a node that lost its disk is given files: by themselves, journals are long.
+    And make the journal small: by themselves, journals are long.
     """
-    with open(path, "rb") as file:
-        armed = mmap.mmap(file.fileno(), ARMED_BYTES, prot=mmap.PROT_READ)
+    with open(path, "r+b") as file:
+        armed = mmap.mmap(file.fileno(), ARMED_BYTES + len(POINTS))
     for name, step in STEPS.items():
         owner, attribute = _place(step.where)
         wrap = _tearing if step.when == ("within",) else _ending
         setattr(owner, attribute, wrap(getattr(owner, attribute), name, armed))
     node: Any = import_module("hadelay.server.node")
-    raft_config = node.raft_config
-    node.raft_config = lambda config: replace(raft_config(config), journal_keep_bytes=_KEEP_BYTES)
+    recover: Any = import_module("hadelay.server.recover")
+    raft_config, settings = node.raft_config, recover._settings
+    node.raft_config = lambda config: replace(
+        raft_config(config), journal_keep_bytes=_KEEP_BYTES, max_entry_bytes=_ENTRY_BYTES
+    )
+    recover._settings = lambda config: replace(settings(config), segment_bytes=_SEGMENT_BYTES)
 
 
 def _place(where: str) -> tuple[Any, str]:
@@ -134,18 +149,22 @@ def _place(where: str) -> tuple[Any, str]:
     return owner, attribute
 
 
-def _named(point: str) -> bytes:
-    return point.encode() + b"\0"
+def _point(name: str, when: str) -> tuple[bytes, int]:
+    """What the file begins with where it is armed, and where it says that somebody came by."""
+    point = f"{name}:{when}"
+    return point.encode() + b"\0", ARMED_BYTES + POINTS.index(point)
 
 
 def _ending(step: Callable[..., Any], name: str, armed: mmap.mmap) -> Callable[..., Any]:
-    before, after = _named(f"{name}:before"), _named(f"{name}:after")
+    (before, at), (after, then) = _point(name, "before"), _point(name, "after")
 
     @wraps(step)
     def wrapped(*args: Any, **more: Any) -> Any:
+        armed[at] = 1
         if armed[: len(before)] == before:
             _end()
         result = step(*args, **more)
+        armed[then] = 1
         if armed[: len(after)] == after:
             _end()
         return result
@@ -155,10 +174,11 @@ def _ending(step: Callable[..., Any], name: str, armed: mmap.mmap) -> Callable[.
 
 def _tearing(step: Callable[..., Any], name: str, armed: mmap.mmap) -> Callable[..., Any]:
     """Of File.pwritev: the first half of the bytes is written."""
-    within = _named(f"{name}:within")
+    within, at = _point(name, "within")
 
     @wraps(step)
     def wrapped(file: Any, parts: list[Any], offset: int) -> Any:
+        armed[at] = 1
         if armed[: len(within)] == within:
             data = b"".join(parts)
             os.pwrite(file.fd, data[: len(data) // 2], offset)
