@@ -390,18 +390,19 @@ def _over_ms(cluster: SimCluster, message: Message, message_id: int) -> int | No
 
 
 def debounced(cluster: SimCluster) -> Iterator[Violation]:
-    """max_wait: of messages that replaced one another none is due later than that after the first was published."""
+    """max_wait: of messages that replaced one another none is due later than that after the first was published, or
+    after one of them was redriven: then it begins anew."""
     by_id = {m.id: m for m in cluster.history.messages if m.id is not None and m.replaces is not None}
     for node in _latest(cluster):
         for message in cluster.history.messages:
             if message.id is None or not message.max_wait_ms or cluster.history.moved(message):
                 continue
             published_ms = _published_ms(node, message.id)
-            first = message
-            while first.replaces in by_id:
-                first = by_id[first.replaces]
-            began_ms = published_ms if first.replaces is None else _published_ms(node, first.replaces)
-            if published_ms is None or began_ms is None or message.deliver_at_ms is None:
+            chain = [message.id]
+            while (replaced := by_id[chain[-1]].replaces if chain[-1] in by_id else None) is not None:
+                chain.append(replaced)
+            began_ms = max((_published_ms(node, chain[-1]) or 0, *(_redriven_ms(node, one) for one in chain)))
+            if published_ms is None or not began_ms or message.deliver_at_ms is None:
                 continue
             cluster.history.count("checked max_wait")
             if message.deliver_at_ms > max(began_ms + message.max_wait_ms, published_ms):
@@ -412,6 +413,13 @@ def debounced(cluster: SimCluster) -> Iterator[Violation]:
 def _published_ms(node: Node, message_id: int) -> int | None:
     description = node.state.describe(message_id)
     return None if description is None else description.published_at_ms
+
+
+def _redriven_ms(node: Node, message_id: int) -> int:
+    """0: never."""
+    description = node.state.describe(message_id)
+    history = description.history if description is not None else []
+    return max((one.at_ms for one in history if one.event is Event.REDRIVEN), default=0)
 
 
 def measured(node: Node) -> dict[str, Any]:
