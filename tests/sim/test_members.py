@@ -182,8 +182,8 @@ def test_a_crash_at_each_step_of_an_addition(crash: str, after_s: float):
     assert sorted(town.receive()) == sorted(ids)
 
 
-def test_a_change_that_is_cut_off_is_undone():
-    """The old leader has it alone, in the minority; the majority goes on without, and it comes back to theirs."""
+def cut_off_in_a_change() -> tuple[Town, str]:
+    """The old leader has the change alone, in the minority; the majority has gone on without."""
     town = Town()
     town.switch_on()
     old = town.leader()
@@ -196,11 +196,24 @@ def test_a_change_that_is_cut_off_is_undone():
     town.until(lambda: town.leader() not in (None, old))
     town.publish()
     town.net.heal()
-    town.until(lambda: "n4" not in [m.name for m in town.on(old.name).raft.membership.members])
-    town.until(lambda: "n4" not in town.on(old.name).raft.peers)
+    return town, old.name
+
+
+def test_a_change_that_is_cut_off_is_undone():
+    """It comes back to the list of the others."""
+    town, old = cut_off_in_a_change()
+    town.until(lambda: "n4" not in [m.name for m in town.on(old).raft.membership.members])
+    town.until(lambda: "n4" not in town.on(old).raft.peers)
     town.must("add", "n4")
     town.until(lambda: town.leader() is not None and "n4" in town.voters(), 30)
     town.converge()
+
+
+def test_a_change_that_stays_in_force_when_it_is_cut_off_is_noticed():
+    with broken("kept_change"):
+        town, _ = cut_off_in_a_change()
+        town.until(lambda: bool(town.violations))
+    assert town.violations[0].invariant == "I13 log safety"
 
 
 def test_a_removed_node_that_goes_on_disturbs_nobody():
@@ -310,8 +323,8 @@ def test_a_founder_is_not_added_with_what_it_founded():
     town.converge()
 
 
-def test_a_founder_that_is_greeted_before_its_addition_is_committed_is_refused_then():
-    """It is linked as soon as the entry is in the log. Its log counts for nothing before that is applied, nor after."""
+def greeted_before_its_addition_is_committed() -> Town:
+    """A founder of another cluster, linked as soon as the entry is in the log, while commits are slow."""
     town = Town(restart=False)
     town.switch_on()
     stranger = Town(seed=2, names=("n4",))
@@ -328,6 +341,12 @@ def test_a_founder_that_is_greeted_before_its_addition_is_committed_is_refused_t
     leader.changes.change("add", "n4", "n4:1", lambda result, error: None)
     town.until(lambda: bool(town.violations), 20.0)
     town.world.run_for(0.1)
+    return town
+
+
+def test_a_founder_that_is_greeted_before_its_addition_is_committed_is_refused_then():
+    """Its log counts for nothing before that is applied, nor after."""
+    town = greeted_before_its_addition_is_committed()
     assert "its directories are those of a founder" in str(town.violations.pop())
     town.wipe("n4")
     town.start("n4")
@@ -335,6 +354,12 @@ def test_a_founder_that_is_greeted_before_its_addition_is_committed_is_refused_t
         town.machines[name].disk.sync_delay_s = 0.0004
     town.until(lambda: town.leader() is not None and "n4" in town.voters(), 30)
     town.converge()
+
+
+def test_a_founder_that_joins_as_it_is_is_noticed():
+    with broken("founder_joins"):
+        town = greeted_before_its_addition_is_committed()
+    assert town.violations[0].invariant == "I12 divergence"
 
 
 def test_a_founder_that_is_removed_and_added_at_once_is_told_to_come_empty():

@@ -34,18 +34,18 @@ class Membership:
     def __init__(self, node: RaftNode, given: Members) -> None:
         self.node = node
         self._given = given
-        self._applied: Configuration = (0, given)
+        self.applied_list: Configuration = (0, given)
         #: In the log and not applied yet, by index.
-        self._appended: list[Configuration] = []
+        self.appended_lists: list[Configuration] = []
         self._heard: Configuration = (0, ())
         #: Term and commit index at the last look at the learners.
         self._mark = (0, 0)
         self._derive()
 
     def _derive(self) -> None:
-        self.index, self.members = self._appended[-1] if self._appended else self._applied
+        self.index, self.members = self.appended_lists[-1] if self.appended_lists else self.applied_list
         voters = [member.name for member in self.members if member.voter]
-        was = any(member.voter and member.name == self.node.name for member in self._applied[1])
+        was = any(member.voter and member.name == self.node.name for member in self.applied_list[1])
         #: Never iterated: `others` is.
         self.voters = frozenset(voters)
         self.others = [name for name in voters if name != self.node.name]
@@ -64,7 +64,7 @@ class Membership:
     def electorates(self, index: int) -> list[frozenset[str]]:
         """The voters that the entry at `index`, which is applied next, may have been committed by: of the list in force
         there, and of those that came after it. For tests."""
-        lists = [self._applied, *self._appended]
+        lists = [self.applied_list, *self.appended_lists]
         at = max((n for n, (since, _) in enumerate(lists) if since <= index), default=0)
         return [frozenset(m.name for m in members if m.voter) for _, members in lists[at:]]
 
@@ -74,7 +74,7 @@ class Membership:
 
     def linked(self) -> dict[str, str]:
         """Name → address of everybody that frames are exchanged with."""
-        lists = [self._applied, *self._appended, *([self._heard] if self.heard else [])]
+        lists = [self.applied_list, *self.appended_lists, *([self._heard] if self.heard else [])]
         if self.node.name not in self.names:
             # It was removed, and is to come back: the file may know better by whom.
             lists.insert(0, (0, self._given))
@@ -92,7 +92,7 @@ class Membership:
             for command, at, _, _ in journal.entries(index, _READ_BYTES):
                 members = node.machine.members_in(command)
                 if members is not None:
-                    self._appended.append((at, members))
+                    self.appended_lists.append((at, members))
                 index = at + 1
         self._derive()
         if self.index and {m[:2] for m in self.members} != {m[:2] for m in self._given}:
@@ -104,22 +104,22 @@ class Membership:
     def _take_applied(self) -> None:
         index, members = self.node.machine.members()
         if members:
-            self._applied = (index, members)
+            self.applied_list = (index, members)
 
     def appended(self, index: int, members: Members) -> None:
-        self._appended.append((index, members))
+        self.appended_lists.append((index, members))
         self._changed()
 
     def truncated(self, index: int) -> None:
         """Entries from `index` on were cut off, and what they put in force with them."""
-        before = len(self._appended)
-        self._appended = [change for change in self._appended if change[0] < index]
-        if len(self._appended) != before:
+        before = len(self.appended_lists)
+        self.appended_lists = [change for change in self.appended_lists if change[0] < index]
+        if len(self.appended_lists) != before:
             self._changed()
 
     def applied(self, index: int) -> None:
-        if self._appended and self._appended[0][0] == index:
-            self._applied = self._appended.pop(0)
+        if self.appended_lists and self.appended_lists[0][0] == index:
+            self.applied_list = self.appended_lists.pop(0)
             self._changed()
             for peer in self.node.peers.values():
                 self.tell(peer)
@@ -127,7 +127,9 @@ class Membership:
     def installed(self, index: int) -> None:
         """A snapshot took the place of everything up to `index`."""
         self._take_applied()
-        self._appended = [change for change in self._appended if index < change[0] <= self.node.journal.last_index]
+        self.appended_lists = [
+            change for change in self.appended_lists if index < change[0] <= self.node.journal.last_index
+        ]
         self._changed()
 
     def _changed(self) -> None:
@@ -144,7 +146,7 @@ class Membership:
     # -- what peers say
     def tell(self, peer: Peer) -> None:
         """Whom this node knows as members, once the log has said it."""
-        index, members = self._applied
+        index, members = self.applied_list
         if index and peer.up:
             frame = messages.encode(messages.MEMBERS, index, [[m.name, m.address] for m in members])
             self.node.network.send(peer.name, frame)

@@ -25,9 +25,10 @@ from hadelay.config import (
     RaftConfig,
     StorageConfig,
 )
-from hadelay.core.commands import Command, decode, decode_entry
+from hadelay.core.commands import Command, decode, decode_entry, members_in
 from hadelay.errors import HadelayError
 from hadelay.raft.journal import Journal
+from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import FOUNDING
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
@@ -497,6 +498,7 @@ class SimCluster:
                 continue
             raft, name = process.node.raft, machine.name
             self._watch_syncs(machine, process)
+            self._watch_members(name, raft)
             if raft.is_leader and raft.term not in self.leaders:
                 self.elected.append(self.world.now)
                 self.history.count("checked I13 log safety")
@@ -509,6 +511,21 @@ class SimCluster:
             if raft.applied_index > raft.synced_index:
                 self.violate(Violation("I14 durability", f"{name} applied what its own disk does not have", who=name))
             self._watch_votes(name, raft.journal)
+
+    def _watch_members(self, name: str, raft: RaftNode) -> None:
+        """I13: majorities go by lists of the members that are in the log."""
+        if raft.snapshots.installing:
+            return  # the state may be the snapshot's, and the log not yet
+        at, members = raft.machine.members()
+        since, counted = raft.membership.applied_list
+        wrong = [since] if since != at or (members and counted != members) else []
+        for since, counted in raft.membership.appended_lists:
+            self.history.count("checked members of a log")
+            if since > raft.last_index or members_in(raft.journal.entries(since, 1)[0][0]) != counted:
+                wrong.append(since)
+        if wrong:
+            text = f"{name} goes by a list of the members, of entry {wrong[0]}, that its log does not have"
+            self.violate(Violation("I13 log safety", text, who=name))
 
     def _watch_syncs(self, machine: Machine, process: Process) -> None:
         """I17: whoever was told that a sync failed ends, since it cannot know what its disk has."""

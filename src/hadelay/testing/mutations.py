@@ -25,11 +25,13 @@ from hadelay.core.lifecycle import settle
 from hadelay.core.results import LeaseOutcome, LeaseResult
 from hadelay.core.topics import Topics
 from hadelay.model import Event
+from hadelay.raft.admission import Admission
 from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
 from hadelay.raft.leader import Leader
 from hadelay.raft.membership import Membership
 from hadelay.raft.peer import Peer
+from hadelay.raft.ports import FOUNDING
 from hadelay.raft.reads import Reads
 from hadelay.server import batcher, cursor
 from hadelay.server.ahead import HeldBack
@@ -437,9 +439,9 @@ def _members_when_applied() -> Iterator[None]:
     derive = Membership._derive
 
     def late(membership: Membership) -> None:
-        appended, membership._appended = membership._appended, []
+        appended, membership.appended_lists = membership.appended_lists, []
         derive(membership)
-        membership._appended = appended
+        membership.appended_lists = appended
 
     with _patched(Membership, "_derive", late):
         yield
@@ -447,6 +449,19 @@ def _members_when_applied() -> Iterator[None]:
 
 def _two_lists_at_once() -> Iterator[None]:
     with _patched(Membership, "refusal", lambda membership, members: None):
+        yield
+
+
+def _kept_change() -> Iterator[None]:
+    with _patched(Membership, "truncated", lambda membership, index: None):
+        yield
+
+
+def _founder_joins() -> Iterator[None]:
+    def least(admission: Admission, name: str) -> int:
+        return admission.node.machine.incarnation(name) or FOUNDING
+
+    with _patched(Admission, "least", least):
         yield
 
 
@@ -500,6 +515,12 @@ MUTATIONS: dict[str, Mutation] = {
     "two_lists_at_once": Mutation(
         "a leader changes the members before an entry of its own term is committed", _LOG, ("members",),
         _two_lists_at_once,
+    ),
+    "kept_change": Mutation(
+        "a change of the members that is cut off from the log stays in force", ("I13",), ("members",), _kept_change
+    ),
+    "founder_joins": Mutation(
+        "who is added is taken for a founder until that is committed", ("I12",), ("members",), _founder_joins
     ),
     "dispatch_before_commit": Mutation(
         "hand-outs precede their commit", ("I6",), ("partition", "pause", "kill"), _dispatch_before_commit
