@@ -322,10 +322,10 @@ def read_toml(path: Path, kind: type[T]) -> tuple[T, dict[str, int]]:
     try:
         text = path.read_text(encoding="utf-8")
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise Mistake(f"{path}: not TOML: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise Mistake(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    except (ValueError, RecursionError) as error:  # of tomllib, or of a number of thousands of digits
+        raise Mistake(f"{path}: not TOML: {error}") from error
     lines = _lines(text)
     try:
         return msgspec.convert(tree, kind), lines

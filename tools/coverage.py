@@ -54,7 +54,7 @@ class Watch:
     """Modules of these packages that are imported from now on note which of their lines are run."""
 
     def __init__(self, packages: Sequence[str]) -> None:
-        self.files = [path for package in packages for path in sorted((SOURCE / package).glob("*.py"))]
+        self.files = [path for package in packages for path in sorted((SOURCE / package).resolve().glob("*.py"))]
         #: Per file, 1 at each line that was run.
         self.hits = [bytearray(len(path.read_text().splitlines()) + 1) for path in self.files]
 

@@ -77,10 +77,10 @@ def _from_file(path: str) -> dict[str, Setting]:
         with open(path, encoding="utf-8") as file:
             text = file.read()
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    except (ValueError, RecursionError) as error:  # of tomllib, or of a number of thousands of digits
+        raise ConfigError(f"{path}: not TOML: {error}") from error
     lines = _lines(text)
     found = {}
     for key, value in _leaves(tree):

@@ -6,36 +6,53 @@ whose checksum held, and the commands of an entry are not those that a node woul
 
 from __future__ import annotations
 
+import json
 import random
+import struct
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import msgpack
 import msgspec
 import numpy as np
 
+from chaos import scenario
+from chaos.cluster import GivenCluster
+from hadelay.cli.certs import make_authority, make_certificate
 from hadelay.config import HttpConfig
 from hadelay.configload import load
-from hadelay.core import commands, invariants, meta
+from hadelay.core import checkpoint, commands, invariants, meta
+from hadelay.core.checksums import crc32c
 from hadelay.core.commands import Draft
-from hadelay.core.formats import DISPATCH
+from hadelay.core.formats import DISPATCH, FEATURE_LEVEL, HEADS, HEADS_MAGIC, INDEX
+from hadelay.core.hourstate import HourState
+from hadelay.core.members import Member
 from hadelay.core.meta import Meta
+from hadelay.core.state import DelayState
 from hadelay.core.tokens import decode_leases, encode_leases
-from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError
+from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError, NotFound
 from hadelay.http import listing, options, publish, types, values
 from hadelay.http.routes import decoded
-from hadelay.model import DEAD_HOURS, Event, encode_id
+from hadelay.model import DEAD_HOURS, Event, encode_id, hour_name
 from hadelay.raft import messages, records, snapshot
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.server.link import CALL, REFUSAL, REPLY, Link
-from hadelay.storage import identity, names
+from hadelay.storage import backup, identity, names
+from hadelay.storage import heads as hour_heads
 from hadelay.storage import records as messages_in_files
 from hadelay.storage.inspect import inspect
 from hadelay.storage.snapshot import _row_at
 from hadelay.testing.disk import SimDisk
 from hadelay.testing.runtime import SimRuntime, SimWorld
+from hadelay.tls import Certificates
 from tests.core.world import START_HOUR, START_MS, World, draft
+from tests.raft.rig import Lone
 
 OWNER = {"cluster_id": "c", "group": 0, "node": "n1"}
 _DAY_MS = 86_400_000
@@ -91,6 +108,7 @@ def entries() -> list[bytes]:
         commands.encode_drop_dead(DEAD_HOURS + START_HOUR, 9), commands.encode_alerted(topic, 1),
         commands.encode_token_create("name", bytes(32), ["admin", "consume:a*"], 50),
         commands.encode_token_revoke("00" * 6), commands.encode_feature(3), commands.encode_incarnation("n1", 7),
+        commands.encode_members((Member("n1", "a:1"), Member("n2", "b:1", voter=False, joined=True))),
         commands.encode_settings({"max_topics": 5}), commands.encode_noop(),
         commands.encode_audited("n1", "", "name", "POST", "/v1", commands.encode_purge(topic, 1)),
     ]  # fmt: skip
@@ -134,6 +152,63 @@ def frames() -> list[bytes]:
         messages.encode(messages.SEEN, {"n1": [1, 2]}),
         messages.encode(1, 1, 2, True, 4, 5, 6),
     ]
+
+
+def raft(data: bytes) -> None:
+    """Frames of members, one after another (their length in two bytes first), as a node takes them that follows or, by
+    the first byte, leads. It may end on purpose, and drop the link; nothing else."""
+    lone = Lone()
+    machine, node = lone.machine, lone.node
+    machine.members_in = commands.members_in  # type: ignore[assignment]
+    machine.members_command = lambda members: commands.encode_entry(0, [commands.encode_members(members)])  # type: ignore[method-assign]
+    if data[:1] == b"\1":
+        lone.lead()
+    else:
+        lone.append([(2, 1, b"\1"), (3, 1, b"one"), (4, 1, b"two")], term=1, prev=(1, 0), commit=3)
+    at = 1
+    while at + 2 <= len(data) and not node.stopped:
+        size = int.from_bytes(data[at : at + 2], "little") % 600
+        node.frame(("n2", "n3")[data[at] & 1], data[at + 2 : at + 2 + size] or b"\0")
+        at += 2 + size
+        lone.run(0.01)
+    lone.run(0.5)
+    assert len(lone.fatal) <= 1
+    assert len(node.peers) <= 200
+    for error in lone.fatal:
+        raise error
+
+
+def rafts() -> list[bytes]:
+    encode = messages.encode
+    members = [["n1", "a:1"], ["n2", "b:1"], ["n4", "c:1"]]
+    list_ = commands.encode_members(tuple(Member(name, address) for name, address in members))
+    record = records.encode_record(records.ENTRY, 5, 1, commands.encode_entry(0, [list_]))
+    other = records.encode_record(records.ENTRY, 4, 2, b"other")
+    sent = [
+        [encode(messages.MEMBERS, 7, members), encode(messages.VOTE, 3, 9, 2, False)],
+        [messages.encode_append(1, 4, 1, 5, 2, info=b"info", rtt_ms=3) + record, messages.encode_append(1, 5, 1, 5, 3)],
+        [
+            messages.encode_append(2, 3, 1, 3, 2) + other,
+            encode(messages.READ, 5),
+            encode(messages.READ_REPLY, 5, True, 9),
+        ],
+        [
+            encode(messages.PRE_VOTE, 2, 9, 1),
+            encode(messages.PRE_VOTE_REPLY, 2, True, 1),
+            encode(messages.VOTE_REPLY, 2),
+        ],
+        [encode(messages.SNAPSHOT, 1, 9, 1, b"blob", [["state", 5, 6], ["hours/empty", 0, 0]])],
+        [encode(messages.CHUNK, 9, "state", 0, 5), encode(messages.CHUNK_REPLY, 9, "state", 0, 6, b"abcde")],
+        [
+            encode(messages.SNAPSHOT_DONE, 9),
+            encode(messages.SEEN, {"n3": [1, 7, 1, 4]}),
+            encode(messages.TIMEOUT_NOW, 1),
+        ],
+        [encode(messages.GREETING, 1, 1, True, 8, 0, 1), encode(messages.REWOUND, 1, 1, 4)],
+        [messages.encode_append_reply(messages.OK, 1, 2, 0, 1), messages.encode_append_reply(1, 1, 1, 1, 1)],
+    ]
+    packed = [b"".join(struct.pack("<H", len(one)) + one for one in frames) for frames in sent]
+    return [role + frames for role in (b"\0", b"\1") for frames in packed]
 
 
 def call(data: bytes) -> None:
@@ -245,6 +320,211 @@ def pieces(data: bytes) -> None:
 
 def piece_samples() -> list[bytes]:
     return [content[1:] for content in files()] + [b"\1\0\0\0\1\0\0\0\1\0\0\0abc" * 3]
+
+
+def manifest(data: bytes) -> None:
+    """A manifest of a backup: these bytes, or, behind a 1, what its checksum is over."""
+    disk = SimDisk(random.Random(1))
+    disk.makedirs("/b/hours")
+    raw = data[1:]
+    if data[:1] == b"\1":
+        raw = b'{"crc32c":"%08x","backup":%s}' % (crc32c(raw), raw)
+    for name, content in (("manifest-5.json", raw), ("state-5", b"state"), ("names", b"names")):
+        disk.open(f"/b/{name}", create=True).pwrite(content, 0)
+    archive = backup.Archive(disk, "/b")
+    found = archive.read()
+    for name, known in found.files.items():
+        archive.has(name, known.length, known.crc, found)
+    assert all(isinstance(damage.offset, int) for _, damages in archive.verify(found) for damage in damages)
+
+
+def manifests() -> list[bytes]:
+    files = {name: backup.Contents(5, crc32c(text), crc32c(text).to_bytes(4, "little")) for name, text in _BACKED_UP}
+    made = backup.Backup(1, "c", 0, FEATURE_LEVEL, 5, 1, "2026-11-20T18:00:00Z", files)
+    body = msgspec.json.encode(made)
+    return [b"\1" + body, b'\0{"crc32c":"%08x","backup":%s}' % (crc32c(body), body), b"\1" + b"[" * 2_000]
+
+
+_BACKED_UP = (("state-5", b"state"), ("names", b"names"))
+
+
+def archive(data: bytes) -> None:
+    """A manifest of an archived hour, and what is made of it."""
+    from hadelay.pipeline import archived
+    from hadelay.pipeline.places import Place
+
+    name = hour_name(START_HOUR)
+    path = _files() / "archive" / "_manifest" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    place = Place(str(path.parent.parent))
+    for kind in ("messages", "events"):
+        for part in archived.parts(place.where, START_HOUR, kind):
+            archived.is_whole(place, part)
+            assert part["rows"] + part["bytes"] >= 0
+
+
+def archives() -> list[bytes]:
+    name = hour_name(START_HOUR)
+    part = {"path": f"messages/hour={name}/part-0.parquet", "rows": 5, "bytes": 9, "crc32c": "00000000"}
+    source = {"entries": 5, "events": 0, "log_bytes": 9, "crc32c_log_idx_dsp": ["00000000"] * 3}
+    body = {
+        "version": 1,
+        "hour": int(name),
+        "source": source,
+        "files": [part, part | {"path": f"events/hour={name}/e"}],
+    }
+    return [json.dumps(body).encode(), b"[" * 2_000]
+
+
+def state(data: bytes) -> None:
+    """A checkpoint's blob of everything, or of one hour."""
+    made = _made()
+    loaded = DelayState(0, made.store, made.tables, made.names)
+    if data[:1] == b"\1":
+        loaded.load(_dumped()[0], {START_HOUR: data[1:]})
+    else:
+        loaded.load(data[1:], {})
+
+
+def states() -> list[bytes]:
+    made = _made()
+    main, hours = _dumped()
+    empty = DelayState(0, made.store, made.tables, made.names)
+    return [
+        b"\0" + main, b"\0" + checkpoint.dump_main(empty), b"\1" + checkpoint.dump_hour(HourState()),
+        *(b"\1" + blob for blob in hours.values()),
+    ]  # fmt: skip
+
+
+_made = cache(world)
+
+
+@cache
+def _dumped() -> tuple[bytes, dict[int, bytes]]:
+    return _made().state.dump(everything=True)
+
+
+def heads_file(data: bytes) -> None:
+    """A .heads file: its header, then its counters; the seconds between are zeroes. The checksum holds."""
+    header = bytearray(data[: HEADS.itemsize].ljust(HEADS.itemsize, b"\0"))
+    body = bytes(8 * 3600) + data[HEADS.itemsize :]
+    header[-4:] = crc32c(body, crc32c(bytes(header[:-4]))).to_bytes(4, "little")
+    derived = hour_heads.decode_heads(bytes(header) + body, START_HOUR)
+    if derived is not None:
+        hour_heads.count_topics(derived.counters, np.zeros(3, INDEX))
+        assert min(derived.entries, derived.counted) >= 0
+    hour_heads.decode_heads(data, START_HOUR)
+
+
+def heads_files() -> list[bytes]:
+    derived = hour_heads.Derived()
+    derived.counters = hour_heads.count_topics(derived.counters, np.zeros(5, INDEX))
+    data = hour_heads.encode_heads(START_HOUR, derived)
+    assert data.startswith(np.array([HEADS_MAGIC], HEADS["magic"]).tobytes())
+    return [data[: HEADS.itemsize] + data[HEADS.itemsize + 8 * 3600 :], data[: HEADS.itemsize]]
+
+
+def who(data: bytes) -> None:
+    """An identity, behind its checksum."""
+    disk = SimDisk(random.Random(1))
+    disk.makedirs("/d")
+    disk.open("/d/identity", create=True).pwrite(
+        identity._HEAD.pack(identity._MAGIC, len(data), crc32c(data)) + data, 0
+    )
+    found = identity.check_identity(disk, "/d", identity.Identity("c", 0, "n1"))
+    identity.encode_identity(found)
+
+
+def whos() -> list[bytes]:
+    return [identity.encode_identity(identity.Identity("c", 0, "n1", 5))[identity._HEAD.size :]]
+
+
+# --- what people write
+
+
+@cache
+def _files() -> Path:
+    """A directory that goes when the process does."""
+    _files.directory = tempfile.TemporaryDirectory(prefix="hadelay-fuzz-")  # type: ignore[attr-defined]
+    return Path(_files.directory.name)  # type: ignore[attr-defined]
+
+
+def _written(name: str, data: bytes) -> Path:
+    path = _files() / name
+    path.write_bytes(data)
+    return path
+
+
+def config_file(data: bytes) -> None:
+    """A node's file, or, behind a 1, variables of its environment."""
+    if data[:1] == b"\1":
+        lines = (line.partition("=") for line in data[1:].decode("latin-1").split("\n"))
+        load(None, {f"HADELAY_{name}": text for name, _, text in lines})
+    else:
+        load(str(_written("n1.toml", data[1:])))
+
+
+def config_files() -> list[bytes]:
+    text = b"""[node]
+name = "n1"
+data_dir = "/d"
+[cluster]
+id = "c"
+init = true
+[http]
+listen = "127.0.0.1:8400"
+[raft]
+heartbeat_ms = "50ms"
+max_entry_bytes = "1MiB"
+[raft.peers]
+n1 = "127.0.0.1:8500"
+'n 2' = "[::1]:8501"
+"""
+    return [b"\0" + text, b"\1HTTP__MAX_WAIT_MS=20ms\nRAFT__PEERS=n1=a:1,n2=b:2\nNODE__NAME=n1", b"\0a=" + b"[" * 2_000]
+
+
+def chaos_file(data: bytes) -> None:
+    """A scenario of chaos, or, behind a 1, the file of a cluster that chaos is let at."""
+    path = _written("chaos.toml", data[1:])
+    if data[:1] == b"\1":
+        GivenCluster(path).kinds({"any", "kill"})
+        return
+    found = scenario.load(path)
+    for _ in islice(scenario.rounds(found, 1, ["kill", "pause"]), 20):
+        pass
+
+
+def chaos_files() -> list[bytes]:
+    mine = b"""[nodes.n1]
+http = "http://127.0.0.1:8400"
+kill = "ssh {node} kill"
+start = "ssh {node} start"
+[nodes.n2]
+http = "http://127.0.0.1:8401/"
+kill = "a 'b c' {peers}"
+"""
+    shipped = sorted((Path(scenario.__file__).parent / "scenarios").glob("*.toml"))
+    return [b"\1" + mine, *(b"\0" + path.read_bytes() for path in shipped), b"\0a=" + b"[" * 2_000]
+
+
+def certificate(data: bytes) -> None:
+    """A certificate, its key or its authority are these bytes."""
+    files = [str(path) for path in _pem()]
+    files[data[0] % 3 if data else 0] = str(_written("some.pem", data[1:]))
+    Certificates("raft", *files, mutual=True)
+
+
+def certificates() -> list[bytes]:
+    return [bytes([n]) + path.read_bytes() for n, path in enumerate(_pem())]
+
+
+@cache
+def _pem() -> tuple[Path, Path, Path]:
+    directory = _files() / "pki"
+    make_authority(directory)
+    made = make_certificate(directory, "n1", ("127.0.0.1",), 2)
+    return made, made.with_suffix(".key"), directory / "ca.pem"
 
 
 # --- HTTP
@@ -365,13 +645,23 @@ def configs() -> list[bytes]:
 TARGETS: dict[str, Target] = {
     "entry": Target(entry, (FatalError,), entries),
     "frame": Target(frame, (messages.BadFrame,), frames),
+    "raft": Target(raft, (FatalError,), rafts),
     "call": Target(call, (), calls),
     "journal": Target(journal, (DamagedFile, FatalError), journals),
     "file": Target(file, (DamagedFile,), files),
     "pieces": Target(pieces, (), piece_samples),
+    "manifest": Target(manifest, (DamagedFile, ConfigError), manifests),
+    "state": Target(state, (FatalError,), states),
+    "heads": Target(heads_file, (), heads_files),
+    "who": Target(who, (DamagedFile, ConfigError), whos),
+    "config_file": Target(config_file, (ConfigError,), config_files),
+    "chaos_file": Target(chaos_file, (scenario.Mistake,), chaos_files),
+    "certificate": Target(certificate, (ConfigError,), certificates),
     "batch": Target(batch, (HadelayError,), batches),
     "body": Target(body, (HadelayError,), bodies),
     "head": Target(head, (HadelayError,), heads),
     "text": Target(text, (HadelayError,), texts),
     "config": Target(config, (ConfigError,), configs),
 }
+if find_spec("pyarrow"):
+    TARGETS["archive"] = Target(archive, (NotFound,), archives)

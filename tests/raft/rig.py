@@ -161,6 +161,8 @@ class Wire:
     def disconnect(self, peer: str) -> None:
         self.dropped.append(peer)
 
+    def set_members(self, peers: object) -> None: ...
+
     def close(self) -> None: ...
 
     def take(self, kind: int) -> list[tuple[str, bytes]]:

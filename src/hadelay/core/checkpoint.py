@@ -22,13 +22,14 @@ from hadelay.core.leases import groups
 from hadelay.core.members import Member
 from hadelay.core.settings import Settings
 from hadelay.core.topics import Mark, RedriveJob, Topic, Topics
-from hadelay.errors import FatalError
+from hadelay.errors import FatalError, HadelayError
 from hadelay.model import Event
 
 if TYPE_CHECKING:
     from hadelay.core.state import DelayState
 
 VERSION = 1
+WAY_OUT = "move the node's directories away and start it again: it will fetch everything from the others"
 #: Plain numbers that go into the main blob as they are.
 _NUMBERS = (
     "now_ms", "applied", "term", "chain", "level", "key_epoch", "key_epoch_ends_ms", "key_count", "key_count_before",
@@ -116,8 +117,28 @@ def _dump_grant(grant: HeldGrant) -> list[Any]:
 
 
 def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
-    """Fill a new state. FatalError when the blob is another version's, which was synced and checked: no accident."""
-    whole = msgpack.unpackb(main, strict_map_key=False)
+    """Fill a new state. FatalError when a blob is another version's, or none: its checksum held, so no accident."""
+    try:
+        _fill(state, _whole(main), hours)
+    except HadelayError:
+        raise
+    except Exception as error:  # numbers, bitmaps, arrays: each decoder has errors of its own
+        raise FatalError(
+            f"the checkpoint's state can't be read ({type(error).__name__}: {error}); {WAY_OUT}"
+        ) from error
+
+
+def _whole(main: bytes) -> dict[str, Any]:
+    try:
+        whole = msgpack.unpackb(main, strict_map_key=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise FatalError(f"the checkpoint's state can't be read ({error}); {WAY_OUT}") from error
+    if not isinstance(whole, dict):
+        raise FatalError(f"the checkpoint's state is no map; {WAY_OUT}")
+    return whole
+
+
+def _fill(state: DelayState, whole: dict[str, Any], hours: dict[int, bytes]) -> None:
     if whole["version"] != VERSION or whole["level"] > FEATURE_LEVEL or whole["group"] != state.group:
         raise FatalError(f"checkpoint of version {whole['version']}, level {whole['level']}, group {whole['group']}")
     for name in _NUMBERS:
@@ -146,7 +167,7 @@ def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
 
 def for_new_cluster(main: bytes, group: int) -> bytes:
     """A main blob as a cluster restored from it begins with: another group, and nodes that are founders again."""
-    whole = msgpack.unpackb(main, strict_map_key=False)
+    whole = _whole(main)
     whole.pop("members", None)
     return _packed(whole | {"group": group, "incarnations": []})
 

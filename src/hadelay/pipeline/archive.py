@@ -23,7 +23,7 @@ from hadelay.core.checksums import crc32c
 from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
 from hadelay.pipeline import batches
-from hadelay.pipeline.archived import MANIFEST_VERSION, is_whole, read_manifest
+from hadelay.pipeline.archived import MANIFEST_VERSION, Part, is_whole, read_manifest
 from hadelay.pipeline.places import Place, absolute
 from hadelay.pipeline.reconcile import each
 from hadelay.pipeline.schema import KINDS, Options
@@ -153,7 +153,7 @@ def _splits(kind: str, files: HourFiles, options: Options) -> list[batches.Split
     return batches.splits(Listing([files], 0), replace(options, kind=kind, columns="", body=False))
 
 
-def _write(store: Store, options: ArchiveOptions, what: tuple[str, batches.Split]) -> dict[str, Any]:
+def _write(store: Store, options: ArchiveOptions, what: tuple[str, batches.Split]) -> Part:
     kind, split = what
     columns = [name for name in KINDS[kind] if name not in ("hour", "dead")]
     source = replace(options.source, kind=kind, columns="", topics="", verify=False, on_torn="fail")
@@ -175,7 +175,7 @@ def _write(store: Store, options: ArchiveOptions, what: tuple[str, batches.Split
                     waiting.clear()
             if waiting:
                 writer.write_table(pa.Table.from_batches(waiting, schema).unify_dictionaries())
-    part = {"path": path, "rows": split.stop - split.start, "bytes": sink.size, "crc32c": f"{sink.crc:08x}"}
+    part: Part = {"path": path, "rows": split.stop - split.start, "bytes": sink.size, "crc32c": f"{sink.crc:08x}"}
     if not is_whole(out, part):
         raise OSError(f"{out.path(path)}: it does not read back as it was written")
     return part

@@ -8,10 +8,10 @@ appended to, so both say the same.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -47,13 +47,27 @@ def open_hours(options: Options, archive: str) -> Store:
     return WithArchive(store, absolute(archive), options.verify, topics)
 
 
-def read_manifest(archive: Place, name: str) -> dict[str, Any] | None:
+class Part(TypedDict):
+    path: Annotated[str, msgspec.Meta(pattern=r"^(messages|events)/hour=[\w-]+/[\w.=-]+$")]
+    rows: Annotated[int, msgspec.Meta(ge=0)]
+    bytes: int
+    crc32c: str
+
+
+class Manifest(TypedDict):
+    version: int
+    source: dict[str, Any]
+    files: list[Part]
+
+
+def read_manifest(archive: Place, name: str) -> Manifest | None:
+    """None: there is none, or it is not one, or of another version."""
     try:
         with archive.open(name) as file:
-            found: dict[str, Any] = json.loads(file.read())
-    except (FileNotFoundError, ValueError):
+            found = msgspec.json.decode(file.read(), type=Manifest)
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
-    return found if found.get("version") == MANIFEST_VERSION else None
+    return found if found["version"] == MANIFEST_VERSION else None
 
 
 def file_crc(file: Any) -> int:
@@ -63,7 +77,7 @@ def file_crc(file: Any) -> int:
     return crc
 
 
-def is_whole(archive: Place, part: dict[str, Any]) -> bool:
+def is_whole(archive: Place, part: Part) -> bool:
     """The file is there, has as many rows as it should, and the bytes it was written with. OSError from the store."""
     try:
         with archive.open(part["path"]) as file:
@@ -74,7 +88,7 @@ def is_whole(archive: Place, part: dict[str, Any]) -> bool:
         return False
 
 
-def parts(archive: str, hour: int, kind: str) -> list[dict[str, Any]]:
+def parts(archive: str, hour: int, kind: str) -> list[Part]:
     """What the manifest says of the hour's files of that kind, in the order of their rows."""
     place, name = Place(archive), f"_manifest/{hour_name(hour)}.json"
     if (manifest := read_manifest(place, name)) is None:

@@ -170,6 +170,6 @@ def archived(directory: str, hours: list[tuple[int, int]]) -> list[int]:
             with open(f"{directory}/_manifest/{hour_name(hour)}.json", "rb") as file:
                 if json.load(file)["source"]["entries"] == entries:
                     found.append(hour)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue  # not yet, or not whole
     return found

@@ -41,6 +41,10 @@ class Contents(Struct):
     crc: int
     blocks: bytes = b""
 
+    @property
+    def is_whole(self) -> bool:
+        return self.length >= 0 and len(self.blocks) == -(-self.length // BLOCK) * 4
+
 
 class Backup(Struct, omit_defaults=True):
     """A manifest."""
@@ -230,7 +234,7 @@ class Archive:
             if crc32c(bytes(sealed.backup)) != int(sealed.crc32c, 16):
                 raise ValueError
             backup = msgspec.json.decode(sealed.backup, type=Backup)
-        except (msgspec.MsgspecError, ValueError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             raise DamagedFile(path, 0, "the manifest does not verify; an older one may") from None
         if backup.format > FORMAT or backup.feature_level > FEATURE_LEVEL:
             raise ConfigError(f"{path}: a newer hadelay made it: use that one")
@@ -241,6 +245,8 @@ class Archive:
             )
         if not all(map(FILE.fullmatch, backup.files)) or backup.state not in backup.files:
             raise DamagedFile(path, 0, "the manifest names files that no backup has")
+        if not all(known.is_whole for known in backup.files.values()):
+            raise DamagedFile(path, 0, "the manifest has a file whose blocks are not as long as it")
         return backup
 
     def intact(self, index: int | None = None) -> Backup | None:

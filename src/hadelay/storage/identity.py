@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgpack
+import msgspec
 
 from hadelay.core.checksums import crc32c
 from hadelay.core.formats import FEATURE_LEVEL, FIRST_LEVEL, FORMAT_VERSION
@@ -18,6 +19,7 @@ from hadelay.storage.disk import Disk, Lock
 
 _HEAD = struct.Struct("<4sII")
 _MAGIC = b"HDID"
+_WAY_OUT = "take the node's directory away and let it start anew"
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,13 @@ def decode_identity(data: bytes, path: str) -> dict[str, Any]:
     magic, size, crc = _HEAD.unpack_from(data)
     body = data[_HEAD.size : _HEAD.size + size]
     if magic != _MAGIC or len(body) < size or crc32c(body) != crc:
-        raise DamagedFile(path, 0, "the identity does not verify; take the node's directory away and let it start anew")
+        raise DamagedFile(path, 0, f"the identity does not verify; {_WAY_OUT}")
     try:
         found = msgpack.unpackb(body)
     except (ValueError, msgpack.UnpackException):  # of zeroes the checksum is zero
         found = None
     if not isinstance(found, dict):
-        raise DamagedFile(path, 0, "the identity is empty; take the node's directory away and let it start anew")
+        raise DamagedFile(path, 0, f"the identity is empty; {_WAY_OUT}")
     return found
 
 
@@ -75,10 +77,13 @@ def read_identity(disk: Disk, directory: str) -> Identity | None:
     found = decode_identity(file.pread(file.size(), 0), path)
     file.close()
     for key, known in (("format_version", FORMAT_VERSION), ("feature_level", FEATURE_LEVEL)):
-        if found[key] > known:
+        if isinstance(found.get(key), int) and found[key] > known:
             what = key.replace("_", " ")
             raise ConfigError(f"{directory} has {what} {found[key]}; this program knows {known}: use a newer hadelay")
-    return Identity(**{key: found[key] for key in Identity.__dataclass_fields__})
+    try:
+        return msgspec.convert(found, Identity)
+    except msgspec.ValidationError as error:
+        raise DamagedFile(path, 0, f"the identity is not one ({error}); {_WAY_OUT}") from None
 
 
 def check_identity(disk: Disk, directory: str, expected: Identity) -> Identity:

@@ -20,9 +20,9 @@ from typing import Any
 import lmdb
 import msgpack
 
+from hadelay.core.checkpoint import WAY_OUT
 from hadelay.core.checksums import crc32c
 from hadelay.errors import DamagedFile
-from hadelay.storage.recovery import WAY_OUT
 from hadelay.storage.tables import Put
 
 #: Named tables that may exist at once.

@@ -10,12 +10,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from hadelay.core.checkpoint import WAY_OUT
 from hadelay.errors import DamagedFile
 from hadelay.model import hour_from_name
 from hadelay.storage.disk import Disk
 from hadelay.storage.hours import file_checksums
-
-WAY_OUT = "move the node's directories away and start it again: it will fetch everything from the others"
 
 
 def cut_hours(disk: Disk, directory: str, hours: npt.NDArray[np.int64], rows: npt.NDArray[np.void]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgpack
 
+from hadelay.core.checkpoint import WAY_OUT
 from hadelay.core.formats import FORMAT_VERSION, HOUR_ROW
 from hadelay.errors import DamagedFile
 from hadelay.runtime import Runtime
@@ -24,7 +25,7 @@ from hadelay.storage.hours import HourStore
 from hadelay.storage.identity import Identity, check_identity, lock_directory, write_identity
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.names import Names
-from hadelay.storage.recovery import WAY_OUT, cut_file, cut_hours
+from hadelay.storage.recovery import cut_file, cut_hours
 from hadelay.storage.snapshot import Exports, Installer, Manifest, clear, roll_forward
 from hadelay.storage.tables import CHECKPOINT, CORE, HOUR_STATES, HOURS, ROW, Backend, Put, Tables, hour_rows, scan_all
 
