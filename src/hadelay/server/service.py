@@ -101,6 +101,8 @@ _CANCELLED = {
 }
 #: How long what forbids a change of the members may take to pass.
 _CHANGE_S = 5.0
+#: Of a list of all topics, between two turns of others.
+_TOPICS_AT_ONCE = 200
 _DONE = {"ack": "acked", "nack": "nacked", "extend": "extended"}
 
 
@@ -374,8 +376,12 @@ class NodeService:
 
     async def list_topics(self, *, stale: bool) -> list[TopicView]:
         await self._confirm(stale)
-        ready = await self._ready(stale)
-        return [views.topic(self._node, topic, ready) for topic in self._node.state.topics.all if topic.exists]
+        ready, known, found = await self._ready(stale), self._node.state.topics.all, list[TopicView]()
+        for first in range(0, len(known), _TOPICS_AT_ONCE):
+            few = known[first : first + _TOPICS_AT_ONCE]
+            found += [views.topic(self._node, topic, ready) for topic in few if topic.exists]
+            await asyncio.sleep(0)
+        return found
 
     async def put_topic(self, name: str, config: dict[str, Any]) -> TopicView:
         await check_settings(self._node.push.guard, config)
