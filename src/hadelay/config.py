@@ -60,6 +60,9 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_body_bytes: int = MIB
     #: Largest request of POST /v1/messages:batch.
     max_batch_bytes: int = 16 * MIB
+    #: Bodies on their way in, of all connections together, until their requests are answered; beyond: 503. Those that
+    #: come in one piece do not count.
+    max_reading_bytes: int = 64 * MIB
     #: Most messages in one batch.
     max_batch_items: int = 10_000
     #: Most messages one receive may ask for.

@@ -10,7 +10,7 @@ import pytest
 from hadelay.config import HttpConfig
 from hadelay.http import app
 from hadelay.http.app import HttpServer
-from tests.http.conftest import Make, make_node, read_answer
+from tests.http.conftest import Make, make_node, read_answer, until
 from tests.http.memory_service import MemoryService
 from tests.security.conftest import Pki
 from tests.security.test_node_link import on_uvloop
@@ -65,6 +65,29 @@ async def test_a_head_that_trickles_is_given_up(make_node: Make) -> None:
         await asyncio.sleep(0.005)
     with suppress(ConnectionResetError):
         assert await asyncio.wait_for(gone, 10) == b""
+
+
+async def test_bodies_on_their_way_in_are_counted_together(make_node: Make) -> None:
+    """What has arrived counts, not what was announced; it counts until the answer, and no longer."""
+    node = await make_node(max_reading_bytes=3_000)
+    head = b"POST /v1/topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    clients = [await node.raw() for _ in range(3)]
+    for _, writer in clients[:2]:
+        writer.write(head % 2_000)
+        writer.write(b"x" * 900)
+    await until(lambda: node.server.room.taken == 1_800)
+    reader, writer = clients[2]
+    writer.write(head % 2_000)
+    status, headers, body = await read_answer(reader)
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert b"max_reading_bytes" in body
+    assert b'"outcome_known":true' in body
+    clients[0][1].write(b"x" * 1_100)
+    assert (await read_answer(clients[0][0]))[0] == 201
+    await until(lambda: node.server.room.taken == 900)
+    clients[1][1].close()
+    await until(lambda: node.server.room.taken == 0)
+    assert (await node.ask("POST", "/v1/topics/t/messages", b"x" * 4_000)).status == 201, "alone it always has room"
 
 
 @on_uvloop

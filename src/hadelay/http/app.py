@@ -18,6 +18,7 @@ from hadelay.config import HttpConfig, SecurityConfig, split_address
 from hadelay.errors import ConfigError, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.http import admin, consume, dead, health, listing, messages, openapi, problems, publish, tokens
 from hadelay.http.access import ANYBODY, OPEN, Access, Denials, Door, check_site
+from hadelay.http.bodies import Room, Share
 from hadelay.http.connection import Connection, Heads
 from hadelay.http.metrics import Metrics
 from hadelay.http.routes import (
@@ -133,6 +134,7 @@ class HttpServer:
         self.polls = Polls()
         self.denials = Denials(time.monotonic)
         self.metrics = Metrics(service, self.denials.counts)
+        self.room = Room(config.max_reading_bytes)
         #: Receives that wait, here or for a leader.
         self.waiting = 0
         self._runner: web.ServerRunner | None = None
@@ -203,20 +205,22 @@ class HttpServer:
         return access
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        name = "none"
+        name, share = "none", Share(self.room)
         try:
             target, _, query = origin_form(request.raw_path).partition("?")
             route, path = self.route(request.method, target)
             name = route.name
             check_site(request.method, request.headers)
             access = self.admit(route, path, request.headers.getall("Authorization", ()))
-            call = Call(self, request, route, path, access=access)
+            call = Call(self, request, route, path, access=access, share=share)
             if not route.own_head:
                 check_headers(request.raw_headers, route.headers)
                 call.query = decode_query(parse_query(query), route.query)
             answer = await self.run(call)
         except HadelayError as error:
             answer = self.refused(name, error)
+        finally:
+            share.give_back()
         response = answer
         if isinstance(response, Answer):
             response = web.Response(status=response.status, body=response.body, headers=response.headers)

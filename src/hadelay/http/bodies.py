@@ -1,4 +1,5 @@
-"""Reading request bodies: never more than the limit, never longer than the time a request may take to arrive."""
+"""Reading request bodies: never more than the limit, never longer than the time a request may take to arrive, and never
+more of all connections together than a node has room for (ADR 180)."""
 
 from __future__ import annotations
 
@@ -6,11 +7,40 @@ import asyncio
 
 from aiohttp import HttpVersion11, web
 
-from hadelay.errors import BadRequest, RequestTimeout, TooLarge, UnsupportedMediaType
+from hadelay.errors import BadRequest, Overloaded, RequestTimeout, TooLarge, UnsupportedMediaType
 
 
-async def read_body(request: web.BaseRequest, limit: int, timeout_ms: int, name: str) -> bytes:
-    """Raises TooLarge as soon as it is certain: from Content-Length before a byte is read, else at the limit."""
+class Room:
+    """For bodies that arrive in pieces: what has arrived counts, until the request is answered."""
+
+    def __init__(self, at_most: int) -> None:
+        self.at_most, self.taken = at_most, 0
+
+    def check(self, size: int) -> None:
+        """Raises Overloaded if so much more is too much. One request alone always has room."""
+        if self.taken and self.taken + size > self.at_most:
+            raise Overloaded("too many large bodies are on their way in (max_reading_bytes)", retry_after_ms=200)
+
+
+class Share:
+    """What one request has of the room."""
+
+    def __init__(self, room: Room) -> None:
+        self.room, self.taken = room, 0
+
+    def take(self, size: int) -> None:
+        self.room.check(size)
+        self.room.taken += size
+        self.taken += size
+
+    def give_back(self) -> None:
+        self.room.taken -= self.taken
+        self.taken = 0
+
+
+async def read_body(request: web.BaseRequest, limit: int, timeout_ms: int, name: str, share: Share) -> bytes:
+    """Raises TooLarge as soon as it is certain: from Content-Length before a byte is read, else at the limit. Raises
+    Overloaded when there is no room, before a byte is read if that is certain; then nothing has happened."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not understood: send the body as it is")
@@ -26,6 +56,7 @@ async def read_body(request: web.BaseRequest, limit: int, timeout_ms: int, name:
         if len(data) > limit:
             raise TooLarge(f"a body of {len(data)} bytes; at most {limit} are allowed ({name})")
         return data
+    share.room.check(length or 0)
     pieces: list[bytes] = []
     size = 0
     try:
@@ -34,6 +65,7 @@ async def read_body(request: web.BaseRequest, limit: int, timeout_ms: int, name:
                 size += len(piece)
                 if size > limit:
                     raise TooLarge(f"a body of more than {limit} bytes is not allowed ({name})")
+                share.take(len(piece))
                 pieces.append(piece)
     except TimeoutError:
         raise RequestTimeout(f"the body did not arrive within {timeout_ms / 1000:g} s") from None

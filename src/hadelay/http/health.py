@@ -58,7 +58,7 @@ async def quorum(call: Call) -> web.Response:
 async def metrics(call: Call) -> web.Response:
     """Prometheus"""
     server = call.server
-    text = await server.metrics.exposition(server.connections, server.waiting)
+    text = await server.metrics.exposition(server.connections, server.waiting, server.room.taken)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 

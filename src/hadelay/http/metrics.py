@@ -31,6 +31,9 @@ DENIED = Family(
 )  # fmt: skip
 CONNECTIONS = Family("hadelay_http_connections", "gauge", "Open connections of clients")
 RECEIVES = Family("hadelay_http_waiting_receives", "gauge", "Receives that wait on this node; http.max_waiting at most")
+READING = Family(
+    "hadelay_http_reading_bytes", "gauge", "Bodies on their way in, or not yet answered; http.max_reading_bytes at most"
+)
 DELAYS = Family(
     "hadelay_loop_delay_seconds", "histogram",
     "How late a timer of the event loop was, ten times a second: what keeps it busy delays everything",
@@ -44,7 +47,7 @@ OPEN_FDS = Family("process_open_fds", "gauge", "Open file descriptors")
 MAX_FDS = Family("process_max_fds", "gauge", "Most file descriptors that it may open")
 #: In the order in which they are shown, after those of the node.
 FAMILIES = (
-    REQUESTS, DENIED, CONNECTIONS, RECEIVES, DELAYS, BUILD, CPU, RESIDENT, VIRTUAL, STARTED, OPEN_FDS, MAX_FDS,
+    REQUESTS, DENIED, CONNECTIONS, RECEIVES, READING, DELAYS, BUILD, CPU, RESIDENT, VIRTUAL, STARTED, OPEN_FDS, MAX_FDS,
 )  # fmt: skip
 
 
@@ -74,12 +77,13 @@ class Metrics:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def exposition(self, connections: int, receives: int) -> bytes:
+    async def exposition(self, connections: int, receives: int, reading: int) -> bytes:
         own: Measured = [
             (REQUESTS, {(route, str(code)): count for (route, code), count in sorted(self.requests.items())}),
             (DENIED, {(reason,): count for reason, count in sorted(self.denied.items())}),
             (CONNECTIONS, connections),
             (RECEIVES, receives),
+            (READING, reading),
             (DELAYS, self.delays),
             (BUILD, {(VERSION, self.service.node): 1}),
             *_process(),

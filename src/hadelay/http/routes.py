@@ -23,7 +23,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from hadelay.errors import BadRequest, MethodNotAllowed, NotFound, TooLarge, UnsupportedMediaType
 from hadelay.http import types
 from hadelay.http.access import ANYBODY, OPEN, Access
-from hadelay.http.bodies import read_body
+from hadelay.http.bodies import Share, read_body
 from hadelay.http.values import suggest
 
 if TYPE_CHECKING:
@@ -112,6 +112,8 @@ class Call:
     #: The bytes of the body. None: not read yet.
     data: bytes | None = None
     access: Access = ANYBODY
+    #: None: the body is here.
+    share: Share | None = None
 
     @property
     def service(self) -> Service:
@@ -126,7 +128,8 @@ class Call:
     async def read(self, limit: int, name: str) -> bytes:
         """The body. Raises TooLarge, and what bodies.read_body raises."""
         if self.data is None:
-            self.data = await read_body(self.request, limit, self.server.config.io_timeout_ms, name)
+            assert self.share is not None
+            self.data = await read_body(self.request, limit, self.server.config.io_timeout_ms, name, self.share)
         elif len(self.data) > limit:
             raise TooLarge(f"a body of {len(self.data)} bytes; at most {limit} are allowed ({name})")
         return self.data
