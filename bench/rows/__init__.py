@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.result import Row, Setup
-from bench.rows import deliver, failure, look, publish, size, tags, webhooks
+from bench.rows import deliver, failure, look, publish, size, spark, tags, webhooks
 
 ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "single": publish.single,
@@ -27,4 +27,5 @@ ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "failover": failure.failover,
     "restart": size.restart,
     "idle": size.idle,
+    "spark": spark.pipeline,
 }
