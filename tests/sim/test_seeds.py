@@ -83,6 +83,16 @@ def test_a_failure_tells_how_to_replay_it(capsys: pytest.CaptureFixture[str]):
     assert "handed out" in out
 
 
+def test_a_fault_that_every_run_has(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(seed=30001, jobs=1, fault="members") == 0
+    assert "a member was" in capsys.readouterr().out
+    assert cli.main(fault="member") == cli.main(fault="members", mutation="no_sync") == 2
+    said = capsys.readouterr().err
+    assert "no 'member': reset, partition" in said
+    assert "faults of its own" in said
+    assert cli.Wish(fault="members").replay(3).endswith("--seed 3 --fault members")
+
+
 def test_a_failing_run_is_shrunk_to_what_it_takes(capsys: pytest.CaptureFixture[str]):
     assert cli.main(seed=1, jobs=1, mutation="no_sync", shrink=True) == 1
     shrunk = capsys.readouterr().out

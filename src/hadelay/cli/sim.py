@@ -13,6 +13,7 @@ def sim(
     log: str = "",
     shrink: bool = False,
     only: str = "",
+    fault: str = "",
 ) -> int:
     """Run seeds of the simulator: real nodes, simulated disks, network and clocks. One that fails ends with 1.
 
@@ -35,7 +36,9 @@ def sim(
         fewer clients. Some minutes at most.
     only
         The parts of the run that are done, as `--shrink` prints them; `nothing` for none.
+    fault
+        A kind of fault that every run has, such as `members`; by themselves runs draw theirs.
     """
     from hadelay.testing.cli import main
 
-    return main(seed, count, jobs, verbose, mutation, log, only, shrink)
+    return main(seed, count, jobs, verbose, mutation, log, only, shrink, fault)

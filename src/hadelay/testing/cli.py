@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hadelay.testing.mutations import MUTATIONS, broken
+from hadelay.testing.nemesis import FAMILIES
 from hadelay.testing.run import Report, run_seed
 from hadelay.testing.shrink import shrink
 
@@ -35,10 +36,12 @@ class Wish:
     mutation: str = ""
     only: frozenset[str] | None = None
     shrink: bool = False
+    #: A family of faults that every run has.
+    fault: str = ""
 
     def run(self, seed: int) -> Report:
         with broken(self.mutation) if self.mutation else nullcontext() as bug:
-            families = bug.families if bug is not None else None
+            families = bug.families if bug is not None else {**FAMILIES, self.fault: 1.0} if self.fault else None
             report = run_seed(seed, families, self.only)
             if self.shrink and report.failure:
                 report = shrink(report, lambda parts: self._again(seed, families, parts))
@@ -54,6 +57,8 @@ class Wish:
         command = f"hadelay sim --seed {seed}"
         if self.mutation:
             command += f" --mutation {self.mutation}"
+        if self.fault:
+            command += f" --fault {self.fault}"
         return command if parts is None else f"{command} --only {','.join(parts) or NOTHING}"
 
 
@@ -110,14 +115,20 @@ class Log:
 
 def main(
     seed: int = 1, count: int = 1, jobs: int = 0, verbose: bool = False, mutation: str = "", log: str = "",
-    only: str = "", shrink: bool = False,
+    only: str = "", shrink: bool = False, fault: str = "",
 ) -> int:  # fmt: skip
     """Run seeds seed … seed + count - 1. Returns 0, or 1 when a promise was broken (the story is printed)."""
     if mutation and mutation not in MUTATIONS:
         print(f"there is no mutation {mutation!r}: {', '.join(MUTATIONS)}", file=sys.stderr)
         return 2
+    if fault and (fault not in FAMILIES or mutation):
+        why = (
+            "a mutation has faults of its own" if fault in FAMILIES else f"there is no {fault!r}: {', '.join(FAMILIES)}"
+        )
+        print(f"--fault: {why}", file=sys.stderr)
+        return 2
     parts = frozenset(filter(None, only.replace(NOTHING, "").split(","))) if only else None
-    wish = Wish(mutation, parts, shrink)
+    wish = Wish(mutation, parts, shrink, fault)
     started = time.perf_counter()
     known, totals = Log(log), Totals()
     blocks = [range(first, min(first + _BLOCK, seed + count)) for first in range(seed, seed + count, _BLOCK)]
