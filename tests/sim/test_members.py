@@ -266,6 +266,26 @@ def test_the_majority_of_the_old_members_decides_nothing_without_one_of_the_new(
     town.converge()
 
 
+def test_a_node_that_was_down_while_all_it_knew_were_replaced_comes_back_by_its_file():
+    town = Town()
+    town.switch_on()
+    late = town.others[0]
+    town.until(lambda: town.on(late).storage.applied_index >= town.on(late).raft.membership.index)  # a checkpoint
+    town.kill(late)
+    for new in ("n4", "n5"):
+        town.add(new)
+        town.remove(next(name for name in town.names if name not in (late, "n4", "n5")))
+    town.publish()
+    town.machines[late].others = town.names
+    town.cut_off(late)
+    town.start(late)
+    town.world.run_for(3.0)
+    town.net.heal()
+    town.until(lambda: town.leader() is not None and town.voters(late) == sorted([late, "n4", "n5"]), 20)
+    town.converge()
+    assert sorted(town.on(late).raft.peers) == ["n4", "n5"]
+
+
 def test_a_leader_that_a_node_has_never_heard_of_is_followed():
     """n3 sleeps while n4 and n5 come and one of them leads: its log knows neither, and its peers tell it."""
     town = Town()

@@ -75,6 +75,7 @@ class Follower:
             node.snapshots.new_leader()
             node.stats.leader_changes += 1
             log.info("follows", extra={"leader": name, "term": term})
+            node.membership.arrived()
 
     def reset(self) -> None:
         """The log was replaced by a snapshot: nothing is verified but what the snapshot holds."""

@@ -38,6 +38,8 @@ class Membership:
         #: In the log and not applied yet, by index.
         self.appended_lists: list[Configuration] = []
         self._heard: Configuration = (0, ())
+        #: Since the start no leader was heard of: all that the log names may be gone, and the file may know better.
+        self.astray = True
         #: Term and commit index at the last look at the learners.
         self._mark = (0, 0)
         self._derive()
@@ -75,12 +77,18 @@ class Membership:
     def linked(self) -> dict[str, str]:
         """Name → address of everybody that frames are exchanged with."""
         lists = [self.applied_list, *self.appended_lists, *([self._heard] if self.heard else [])]
-        if self.node.name not in self.names:
-            # It was removed, and is to come back: the file may know better by whom.
+        if self.astray or self.node.name not in self.names:
+            # Or it was removed, and is to come back: by whom the file may know, too.
             lists.insert(0, (0, self._given))
         found = {member.name: member.address for _, members in lists for member in members}
         found.pop(self.node.name, None)
         return dict(sorted(found.items()))
+
+    def arrived(self) -> None:
+        """There is a leader, who knows all the others."""
+        if self.astray:
+            self.astray = False
+            self.node.reconfigured()
 
     # -- what the log says
     def load(self) -> None:

@@ -475,6 +475,7 @@ class RaftNode:
             log.info("leads", extra={"term": self.term})
             self.stats.leader_changes += 1
             self.leader_role.begin()
+            self.call_soon(self.membership.arrived)
         else:
             log.info("deposed", extra={"term": self.term})
             self._announced = 0
