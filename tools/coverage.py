@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
+from itertools import accumulate
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -55,8 +56,11 @@ class Watch:
 
     def __init__(self, packages: Sequence[str]) -> None:
         self.files = [path for package in packages for path in sorted((SOURCE / package).resolve().glob("*.py"))]
-        #: Per file, 1 at each line that was run.
-        self.hits = [bytearray(len(path.read_text().splitlines()) + 1) for path in self.files]
+        sizes = [len(path.read_text().splitlines()) + 1 for path in self.files]
+        #: 1 at each line that was run, of all files; and per file.
+        self.flat = bytearray(sum(sizes))
+        view = memoryview(self.flat)
+        self.hits = [view[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
     def noted(self, number: int) -> tuple[CodeType, set[int]]:
         path = self.files[number]

@@ -86,7 +86,8 @@ def _late(*_: object) -> None:
 class Fuzzer:
     def __init__(self, name: str, target: Any, watch: Watch, rng: random.Random) -> None:
         self.name, self.target, self.watch, self.random = name, target, watch, rng
-        self.seen = [bytearray(len(lines)) for lines in watch.hits]
+        #: A byte per line: 1 once it was run.
+        self.seen = 0
         self.kept = read(name)
         self.queue = [*target.samples()]
         self.runs = 0
@@ -97,9 +98,8 @@ class Fuzzer:
 
     def run(self, data: bytes) -> bool:
         """True if lines were run that never were before."""
-        hits = self.watch.hits
-        for lines in hits:
-            lines[:] = bytes(len(lines))
+        flat = self.watch.flat
+        flat[:] = bytes(len(flat))
         try:
             signal.setitimer(signal.ITIMER_VIRTUAL, SLOW_S)
             wrong = attempt(self.target, data)
@@ -112,13 +112,9 @@ class Fuzzer:
             self.broken[wrong.split(":")[0]] = data
             print(f"{self.name}: {wrong[:300]}\n    {data.hex()[:2000]}", flush=True)
             self.keep(data)
-        new = False
-        for seen, lines in zip(self.seen, hits, strict=True):
-            before, now = int.from_bytes(seen, "little"), int.from_bytes(lines, "little")
-            if now & ~before:
-                seen[:] = (before | now).to_bytes(len(seen), "little")
-                new = True
-        return new
+        before = self.seen
+        self.seen |= int.from_bytes(flat, "little")
+        return self.seen != before
 
     def keep(self, data: bytes) -> None:
         CORPUS.mkdir(exist_ok=True)
@@ -154,7 +150,7 @@ def main() -> int:
     for name in options.targets or TARGETS:
         fuzzer = Fuzzer(name, TARGETS[name], watch, random.Random(options.seed or time.time_ns()))
         fuzzer.go(options.seconds)
-        lines = sum(map(sum, fuzzer.seen))
+        lines = fuzzer.seen.bit_count()
         size = sum(map(len, fuzzer.kept))
         print(f"{name}: {fuzzer.runs} runs, {lines} lines, {len(fuzzer.kept)} inputs of {size} bytes kept", flush=True)
         broken += len(fuzzer.broken)
