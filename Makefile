@@ -9,7 +9,7 @@ SPARK := $(VENV)/.spark
 # What is imported is compiled then: compiling everything took a third of the set-up.
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help setup demo test spark-cluster check format bench chaos soak sim lock docs clean
+.PHONY: help setup demo test spark-cluster check format bench chaos soak overload sim lock docs clean
 
 help:
 	@echo 'make demo    three nodes, producers, consumers; the leader is killed; a table says what became of the messages'
@@ -19,6 +19,7 @@ help:
 	@echo 'make bench   the numbers, beside those of others (bench/README.md); ROWS="single batch" for some of them'
 	@echo 'make chaos   one hour of faults of every kind that works here, against real processes (docs/howto/chaos.md)'
 	@echo 'make soak    one hour of moderate load: memory, descriptors, journal and lateness stay flat, with plots'
+	@echo 'make overload  storms, topics, consumers, slow nodes and disks, at full size (docs/howto/overload.md)'
 	@echo 'make sim     100,000 seeds of the simulator, a day or so; run it again to go on (docs/explanation/simulation.md)'
 	@echo 'make docs    the generated reference pages, and the dashboard'
 	@echo 'make lock    requirements*.lock from the newest versions that pyproject.toml allows'
@@ -49,7 +50,7 @@ demo: $(READY)
 
 # Side by side: some of the tests wait for processes and disks while the simulator computes.
 SIDE := tests/chaos tests/sim
-REAL := tests/cli tests/docs tests/security tests/system
+REAL := tests/cli tests/docs tests/overload tests/security tests/system
 test: $(READY) $(SPARK)
 	@$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \
 	$(PY) -m pytest $(REAL) >$(VENV)/real.log 2>&1 & real=$$!; \
@@ -80,6 +81,10 @@ chaos: $(READY)
 # Nothing is broken for one hour, and nothing grows. Shorter: .venv/bin/python -m chaos run soak --seconds 600
 soak: $(READY)
 	@$(PY) -m chaos run soak
+
+# Some of them: .venv/bin/python -m tests.overload storm consumers
+overload: $(READY)
+	@$(PY) -m tests.overload
 
 # Fewer: make sim SEEDS=1000
 SEEDS := 100000
