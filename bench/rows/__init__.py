@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.result import Row, Setup
-from bench.rows import deliver, failure, look, publish, size, spark, tags, webhooks
+from bench.rows import deliver, failure, look, metrics, publish, size, spark, tags, webhooks
 
 ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "single": publish.single,
@@ -25,6 +25,8 @@ ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "catchup": tags.catch_up,
     "memory": size.memory,
     "failover": failure.failover,
+    "rolling": failure.rolling,
+    "metrics": metrics.metrics,
     "restart": size.restart,
     "idle": size.idle,
     "spark": spark.pipeline,

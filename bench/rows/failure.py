@@ -1,4 +1,5 @@
-"""SIGKILL of the leader under load, again and again: how long until a message that fell due afterwards is delivered."""
+"""Nodes that go while there is load. Killed: how long until a message that fell due afterwards is delivered. Asked to
+end, one after another: how long nothing is delivered."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import asyncio
 import random
 import signal
 import time
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 import uvloop
 
@@ -31,7 +34,24 @@ async def _kill_and_watch(cluster: Cluster, tally: Tally, kills: int, row: Row) 
         await asyncio.to_thread(cluster.restart, leader)
 
 
-async def _under_load(cluster: Cluster, kills: int, row: Row) -> Tally:
+async def _restart_all(cluster: Cluster, tally: Tally, rolls: int, row: Row) -> None:
+    """The followers first, as howto/upgrade has it: so leadership moves once in each roll."""
+    for number in range(rolls):
+        leader = await asyncio.to_thread(cluster.leader)
+        for node in sorted(cluster.nodes, key=lambda node: node is leader):
+            await asyncio.sleep(0.5 + random.random())
+            began = time.time() * 1000
+            await asyncio.to_thread(cluster.end, node, signal.SIGTERM)
+            await asyncio.to_thread(cluster.restart, node)
+            restarted = time.time() * 1000
+            if not await until(lambda at=restarted: tally.last_at > at, 20):  # type: ignore[misc]
+                raise Void(f"no delivery within 20 s of roll {number + 1}, {node.name}")
+            times = [at for at, _ in tally.deliveries if at >= began - 1_000]
+            gap = max(after - at for at, after in pairwise(times) if after >= began)
+            row.add("gap of a transfer" if node is leader else "gap, a follower", gap, "ms")
+
+
+async def _under_load(cluster: Cluster, act: Callable[[Tally], Awaitable[None]]) -> Tally:
     addresses = [node.http for node in cluster.nodes]
     tally, stop, end = Tally(), asyncio.Event(), asyncio.Event()
     consumers = [asyncio.create_task(consume(Session(addresses, i), tally, stop, wait="2s")) for i in range(6)]
@@ -44,7 +64,7 @@ async def _under_load(cluster: Cluster, kills: int, row: Row) -> Tally:
 
     producers = [asyncio.create_task(produce(i)) for i in range(2)]
     try:
-        await _kill_and_watch(cluster, tally, kills, row)
+        await act(tally)
     finally:
         end.set()
     await asyncio.gather(*producers)
@@ -63,11 +83,28 @@ def failover(setup: Setup) -> list[Row]:
     kills = setup.many(50, 5)
     setup.say(f"failover, {kills} kills")
     with Cluster.start(setup.directory / "ours", setup.port) as cluster:
-        tally = uvloop.run(_under_load(cluster, kills, row))
-        cluster.account(["bench"], tally.published, tally.acked)
-        if tally.early or tally.duplicates or len(tally.seen) != tally.published:
-            lost = tally.published - len(tally.seen)
-            raise Void(f"{tally.early} early, {tally.duplicates} duplicated, {lost} lost in commit mode")
+        _complete(cluster, uvloop.run(_under_load(cluster, lambda t: _kill_and_watch(cluster, t, kills, row))), row)
     row.add("worst", max(row.samples["next delivery"]), "ms")
-    row.notes.append(f"{tally.published:,} messages: 0 lost, 0 early, 0 duplicated")
     return [row]
+
+
+def rolling(setup: Setup) -> list[Row]:
+    rolls = setup.many(5 * setup.rounds, 2)
+    row = Row(
+        "rolling",
+        f"all nodes restarted in turn under 1,000 messages/s, {rolls} times: longest time without a delivery",
+        [Target("worst transfer", 300, at_most=True)],
+    )
+    setup.say(f"rolling, {rolls} times")
+    with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+        _complete(cluster, uvloop.run(_under_load(cluster, lambda t: _restart_all(cluster, t, rolls, row))), row)
+    row.add("worst transfer", max(row.samples["gap of a transfer"]), "ms")
+    return [row]
+
+
+def _complete(cluster: Cluster, tally: Tally, row: Row) -> None:
+    cluster.account(["bench"], tally.published, tally.acked)
+    if tally.early or tally.duplicates or len(tally.seen) != tally.published:
+        lost = tally.published - len(tally.seen)
+        raise Void(f"{tally.early} early, {tally.duplicates} duplicated, {lost} lost in commit mode")
+    row.notes.append(f"{tally.published:,} messages: 0 lost, 0 early, 0 duplicated")
