@@ -33,8 +33,8 @@ OUTCOMES = {
 }  # fmt: skip
 #: The longest time that a scrape keeps the others on the loop waiting, roughly.
 _SLICE_S = 0.002
-#: Topics looked at between two looks at the clock.
-_FEW = 32
+#: Topics looked at between two looks at the clock: half a millisecond, if something is ready in each.
+_FEW = 8
 
 
 @dataclass(slots=True)
@@ -93,23 +93,24 @@ class NodeMetrics:
 
     def collect(self) -> Generator[None, None, Measured]:
         """Yields after each slice; server.records.read_in_slices drives it."""
-        totals = yield from self._totals()
+        totals, ready = yield from self._totals()
         values = _of_topics(totals) | _of_raft(self._node) | _of_server(self._node)
         if self._node.leading:
             values["ready_messages"] = totals.ready
             values["oldest_ready_age_seconds"] = self._age(totals.oldest_ms)
-            values |= yield from self._series(totals)
+            values |= yield from self._series(totals, ready)
         return [(family, values[name]) for name, family in FAMILIES.items() if name in values]
 
     def _age(self, at_ms: int) -> float:
         node = self._node
         return max(0, node.clock.read(node.runtime.monotonic()) - at_ms) / 1000 if at_ms else 0
 
-    def _totals(self) -> Generator[None, None, _Topics]:
+    def _totals(self) -> Generator[None, None, tuple[_Topics, dict[int, tuple[int, int]]]]:
+        """And what is ready of each topic that has something ready: to look costs more than all else."""
         node, topics, shown, found = self._node, self._node.state.topics.all, self._shown, _Topics()
         monotonic = node.runtime.monotonic
         most = node.config.limits.metrics_topics if node.leading else 0
-        room = most - len(shown)
+        room, ready = most - len(shown), dict[int, tuple[int, int]]()
         best: list[tuple[int, int]] = []
         until = monotonic() + _SLICE_S
         for start in range(0, len(topics), _FEW):
@@ -117,7 +118,10 @@ class NodeMetrics:
                 yield
                 until = monotonic() + _SLICE_S
             for topic in topics[start : start + _FEW]:
-                found.add(topic, *node.dispatcher.ready_of(topic.number))
+                one = node.dispatcher.ready_of(topic.number)
+                if one[0]:
+                    ready[topic.number] = one
+                found.add(topic, *one)
                 if not topic.exists:
                     shown.pop(topic.number, None)
                 elif room > 0 and topic.number not in shown:
@@ -128,9 +132,9 @@ class NodeMetrics:
         for _, number in sorted(best, reverse=True):
             if len(shown) < most:  # another scrape may have chosen meanwhile
                 shown[-number] = None
-        return found
+        return found, ready
 
-    def _series(self, totals: _Topics) -> Generator[None, None, dict[str, Values]]:
+    def _series(self, totals: _Topics, ready: dict[int, tuple[int, int]]) -> Generator[None, None, dict[str, Values]]:
         node, numbers, some = self._node, list(self._shown), _Topics()
         monotonic, lateness = node.runtime.monotonic, node.dispatcher.lateness
         columns: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in _OF_TOPIC}
@@ -143,10 +147,10 @@ class NodeMetrics:
             few = numbers[start : start + _FEW]
             recent = lateness.recent(node.clock.read(monotonic()), few)
             for number in few:
-                topic, ready = node.state.topics[number], node.dispatcher.ready_of(number)
+                topic, at = node.state.topics[number], ready.get(number, (0, 0))
                 one, name = _Topics(), topic.name
-                one.add(topic, *ready)
-                some.add(topic, *ready)
+                one.add(topic, *at)
+                some.add(topic, *at)
                 states |= {(name, state): count for state, count in one.states().items()}
                 ages[name,], sizes[name,], published[name,] = self._age(one.oldest_ms), one.bytes, one.published
                 settled |= {(name, outcome): n for outcome, n in zip(OUTCOMES, one.settled, strict=True)}
