@@ -45,7 +45,7 @@ class Scale:
     storm_bytes: int = 256 << 10
     batches: int = 64
     batch_bytes: int = 8 * MIB
-    storm_s: float = 60.0
+    storm_s: float = 30.0
     topics: int = 1_000_000
     slow_s: float = 60.0
     stall_s: float = 8.0
