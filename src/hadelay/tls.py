@@ -6,6 +6,7 @@ such as half of a rotation, change nothing, and a line in the log says so.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import ssl
@@ -87,6 +88,28 @@ class Certificates:
             client.check_hostname = False
             client.load_cert_chain(cert, key, password="")
         self.server, self.client = server, client
+
+
+class Decrypted(asyncio.BufferedProtocol):
+    """Between TLS and `inner`, an asyncio.Protocol: what was decrypted is put here, and not each time into a new buffer
+    of 256 KiB. That is more than half of what TLS costs a small request."""
+
+    #: Of all connections: whatever is put here is taken at once.
+    _buffer = memoryview(bytearray(256 << 10))
+
+    def __init__(self, inner: asyncio.Protocol) -> None:
+        self.inner = inner
+        self.connection_made = inner.connection_made  # type: ignore[method-assign]
+        self.connection_lost = inner.connection_lost  # type: ignore[method-assign]
+        self.eof_received = inner.eof_received  # type: ignore[method-assign]
+        self.pause_writing = inner.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = inner.resume_writing  # type: ignore[method-assign]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.inner.data_received(bytes(self._buffer[:nbytes]))
 
 
 def _server_context(cert: str, key: str) -> ssl.SSLContext:

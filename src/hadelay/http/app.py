@@ -34,7 +34,7 @@ from hadelay.http.routes import (
     parse_query,
 )
 from hadelay.server.api import Granting, Leader, Service
-from hadelay.tls import Certificates
+from hadelay.tls import Certificates, Decrypted
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -108,8 +108,9 @@ class _Site(web.TCPSite):
         server, context = self._runner.server, self._ssl_context
         assert server is not None
         limit: dict[str, Any] = {} if context is None else {"ssl_handshake_timeout": _HANDSHAKE_S}
+        factory = server if context is None else lambda: Decrypted(server())
         self._server = await asyncio.get_running_loop().create_server(
-            server, self._host, self._port, ssl=context, backlog=self._backlog, **limit
+            factory, self._host, self._port, ssl=context, backlog=self._backlog, **limit
         )
 
 

@@ -15,6 +15,7 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from hadelay.core.checksums import crc32c
@@ -22,7 +23,7 @@ from hadelay.errors import ConfigError
 from hadelay.raft import messages
 from hadelay.raft.network import MAX_FRAME, Buffer, Receiver
 from hadelay.runtime import AsyncioRuntime
-from hadelay.tls import Certificates, in_words, names_of
+from hadelay.tls import Certificates, Decrypted, in_words, names_of
 
 if TYPE_CHECKING:
     from hadelay.config import Config
@@ -349,7 +350,8 @@ class AsyncioNetwork:
         if self.tls is not None:
             options = {"ssl": self.tls.server, "ssl_handshake_timeout": _HELLO_TIMEOUT_S}
         try:
-            await self.loop.connect_accepted_socket(lambda: _Link(self, None), connection, **options)
+            protocol = partial(self._protocol, _Link(self, None))
+            await self.loop.connect_accepted_socket(protocol, connection, **options)
         except ssl.SSLError as error:
             self.say_refused(host, in_words(error))
         except OSError as error:
@@ -363,10 +365,9 @@ class AsyncioNetwork:
             if self.tls is not None:
                 # Its certificate is compared with the name that it says, not with an address.
                 options = {"ssl": self.tls.client, "server_hostname": "", "ssl_handshake_timeout": _HELLO_TIMEOUT_S}
+            link = _Link(self, peer)
             try:
-                _, link = await self.loop.create_connection(
-                    lambda: _Link(self, peer), host.strip("[]"), int(port), **options
-                )
+                await self.loop.create_connection(partial(self._protocol, link), host.strip("[]"), int(port), **options)
             except ssl.SSLError as error:
                 self.say_refused(peer, in_words(error))
                 wait = _REFUSED_RETRY_S
@@ -376,6 +377,9 @@ class AsyncioNetwork:
                 await link.closed
                 wait = _REFUSED_RETRY_S if link.refused else _RETRY_S[0]
             await asyncio.sleep(wait)
+
+    def _protocol(self, link: _Link) -> asyncio.BaseProtocol:
+        return link if self.tls is None else Decrypted(link)
 
     @staticmethod
     def say_refused(peer: str | None, reason: str) -> None:
