@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -35,15 +37,20 @@ class Cluster:
     port_base: int
     nodes: list[Node] = field(default_factory=list)
     supervisor: subprocess.Popen[bytes] | None = None
+    #: Where TLS is on: the authority of the nodes' certificates. Where tokens are: one with the scope admin.
+    ca: Path | None = None
+    token: str = ""
 
     @classmethod
     def start(
-        cls, directory: Path, port_base: int, *, sync: str = "commit", settings: tuple[str, ...] = (), preload: str = ""
-    ) -> Cluster:
-        """A cluster of three in a new directory; `preload` is a shared object put before libc in every node."""
+        cls, directory: Path, port_base: int, *, sync: str = "commit", settings: tuple[str, ...] = (),
+        preload: str = "", ca: Path | None = None, first_token: str = "",
+    ) -> Cluster:  # fmt: skip
+        """A cluster of three in a new directory; `preload` is a shared object put before libc in every node. ca and
+        first_token: of clusters with TLS and with tokens."""
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        cluster = cls(directory, port_base)
+        cluster = cls(directory, port_base, ca=ca)
         command = [sys.executable, "-m", "hadelay", "dev", "--nodes", "3", "--data-dir", str(directory)]
         command += ["--port-base", str(port_base), "--dispatch-sync", sync, "-o", "json"]
         for setting in settings:
@@ -51,9 +58,22 @@ class Cluster:
         environment = dict(os.environ, **({"LD_PRELOAD": preload} if preload else {}))
         cluster.supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
         ready = _ready_line(cluster.supervisor)
-        cluster.nodes = [Node(n["name"], n["pid"], n["http"]) for n in ready["nodes"]]
+        scheme = "https" if ca else "http"
+        cluster.nodes = [Node(n["name"], n["pid"], n["http"].replace("http", scheme, 1)) for n in ready["nodes"]]
+        if first_token:
+            cluster.token = cluster.make_token(first_token)
         cluster.leader()
         return cluster
+
+    def make_token(self, first: str, timeout_s: float = 30) -> str:
+        """One that may do everything, as soon as there is a leader."""
+        body, end = msgspec.json.encode({"name": "bench", "scopes": ["admin"]}), time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                made: str = get(f"{self.nodes[0].http}/v1/tokens", self.ca, first, body)["token"]
+                return made
+            time.sleep(0.05)
+        raise Void("no leader")
 
     def stop(self) -> None:
         for process in [*(n.process for n in self.nodes), self.supervisor]:
@@ -89,12 +109,15 @@ class Cluster:
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
+    def get(self, node: Node, path: str) -> Any:
+        return get(f"{node.http}{path}", self.ca, self.token)
+
     def leader(self, timeout_s: float = 30) -> Node:
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
             for node in self.nodes:
                 try:
-                    name = get(f"{node.http}/v1/cluster?stale=true")["leader"]
+                    name = self.get(node, "/v1/cluster?stale=true")["leader"]
                 except OSError:
                     continue
                 found = [n for n in self.nodes if n.name == name and Path(f"/proc/{n.pid}").exists()]
@@ -108,7 +131,7 @@ class Cluster:
         return next(node for node in self.nodes if node.name != leader.name)
 
     def pending(self, node: Node, topics: list[str]) -> int:
-        answer = get(f"{node.http}/v1/topics?stale=true")
+        answer = self.get(node, "/v1/topics?stale=true")
         counts = {t.get("name", t.get("topic")): t.get("counts", t) for t in answer["topics"]}
         return sum(counts[t][k] for t in topics if t in counts for k in ("scheduled", "ready", "leased", "dead"))
 
@@ -130,7 +153,7 @@ class Cluster:
         end = time.monotonic() + timeout_s
         before: set[str] = set()
         while time.monotonic() < end:
-            applied = {get(f"{node.http}/v1/cluster?stale=true")["applied_index"] for node in self.nodes}
+            applied = {self.get(node, "/v1/cluster?stale=true")["applied_index"] for node in self.nodes}
             if len(applied) == 1 and applied == before:
                 return
             before = applied
@@ -138,8 +161,14 @@ class Cluster:
         raise Void("the followers do not catch up")
 
 
-def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+def get(url: str, ca: Path | None = None, token: str = "", body: bytes | None = None) -> Any:
+    """body: to be posted, JSON."""
+    context = ssl.create_default_context(cafile=ca) if ca else None
+    headers = {"Content-Type": "application/json"} if body else {}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    request = urllib.request.Request(url, body, headers)
+    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
         return msgspec.json.decode(answer.read())
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.result import Row, Setup
-from bench.rows import deliver, failure, look, metrics, publish, size, spark, tags, webhooks
+from bench.rows import access, deliver, failure, look, metrics, publish, size, spark, tags, webhooks
 
 ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "single": publish.single,
     "keys": publish.keys,
+    "access": access.access,
     "s4": publish.s4,
     "batch": publish.batch,
     "follower": publish.follower,

@@ -1,0 +1,51 @@
+"""What TLS and tokens cost: publishes per second, and the leader's processor time for each, with neither, with tokens,
+and with both, TLS between the nodes included."""
+
+from __future__ import annotations
+
+import shutil
+
+from bench.cluster import Cluster, cpu_seconds
+from bench.result import Row, Setup, Target
+from bench.rows.publish import SECONDS, WARM_S
+from bench.wrk_run import wrk
+from hadelay.cli.certs import make_authority, make_certificate
+from hadelay.http.access import PREFIX, hash_token
+
+_FIRST = PREFIX + "b" * 43
+_TOKENS = ("security.tokens=true", f"security.bootstrap_token_hash={hash_token(_FIRST).hex()}")
+CONNECTIONS = 256
+
+
+def access(setup: Setup) -> list[Row]:
+    row = Row(
+        "access", "one message per request, with tokens, and with TLS too, against neither",
+        [Target("TLS and tokens against neither", 0.7), Target("the leader's time against neither", 0.7)],
+    )  # fmt: skip
+    pki = setup.directory / "pki"
+    shutil.rmtree(pki, ignore_errors=True)
+    make_authority(pki)
+    # One certificate with the names of all: `hadelay dev` gives every node the same settings.
+    cert = make_certificate(pki, "n1", ("n2", "n3", "127.0.0.1"))
+    files = {"tls_cert": cert, "tls_key": cert.with_suffix(".key"), "tls_ca": pki / "ca.pem"}
+    tls = tuple(f"{section}.{key}={path}" for section in ("http", "raft") for key, path in files.items())
+    for number in range(setup.rounds):
+        setup.say(f"access, round {number + 1}")
+        for name, settings in (("neither", ()), ("tokens", _TOKENS), ("TLS and tokens", _TOKENS + tls)):
+            ca = pki / "ca.pem" if tls[0] in settings else None
+            with Cluster.start(
+                setup.directory / "ours", setup.port, settings=settings, ca=ca, first_token=_FIRST if settings else ""
+            ) as cluster:
+                node = cluster.leader()
+                warm = wrk(node.http, "publish", CONNECTIONS, WARM_S, BENCH_TOKEN=cluster.token)
+                before = cpu_seconds(node.pid)
+                run = wrk(node.http, "publish", CONNECTIONS, setup.seconds(SECONDS), BENCH_TOKEN=cluster.token)
+                took = cpu_seconds(node.pid) - before
+                good = warm.requests - warm.status + run.requests - run.status
+                cluster.account(["bench"], good, 0, unsure=2 * CONNECTIONS)
+            row.add(name, run.rate, "/s")
+            row.add(f"{name} p99", run.p99, "ms")
+            row.add(f"{name}: leader", took / (run.requests - run.status) * 1e6, "µs")
+    row.ratio("TLS and tokens against neither", "TLS and tokens", "neither")
+    row.ratio("the leader's time against neither", "neither: leader", "TLS and tokens: leader")
+    return [row]
