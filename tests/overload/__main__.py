@@ -1,7 +1,7 @@
 """`python -m tests.overload [SCENARIO …] [--small] [--dir DIR] [-o json]`: all of them at full size, one after another.
 
-Each on a cluster of its own. It takes some minutes, up to 3 GB of memory and some GB of disk. Exit code 1: a promise was
-broken; the nodes' logs are in DIR.
+Each on a cluster of its own. It takes some minutes, up to 3 GB of memory and some GB of disk. Exit code 1: a promise
+was broken; the nodes' logs are in DIR.
 """
 
 from __future__ import annotations
