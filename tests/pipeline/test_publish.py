@@ -21,6 +21,8 @@ from hadelay.pipeline import publish, schedule
 from hadelay.pipeline.schedule import ScheduleOptions
 from hadelay.pipeline.schema import WriteOptions, check_published, parse_write_options
 from tests.cli.support import Dev, cluster, hadelay
+from tests.system.cluster import Cluster as Nodes
+from tests.system.cluster import until
 
 DUE = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -244,3 +246,25 @@ def test_rows_are_published_once_while_the_leader_is_killed_and_what_is_past_is_
         )
         assert publish.publish([past], given, "y").published == 1
         assert [message.body for message in client.receive("past", wait=10)] == [b"long ago"]
+
+
+@pytest.mark.processes
+def test_each_row_is_published_once_while_the_whole_cluster_is_killed(tmp_path: Path) -> None:
+    """Two tasks write the same rows at once, as speculative ones do, and all nodes are killed."""
+    count = 20_000
+    rows = table(count, topic=["rows"] * count, deliver_at=[datetime.now(UTC) + timedelta(days=30)] * count)
+    with Nodes(tmp_path) as nodes:
+        # So slow that what happens meanwhile does.
+        assert nodes.ask("n1", "PUT", "/v1/topics/rows", {"publish_rate": 10_000}).status == 200
+        given = WriteOptions(",".join(nodes.urls.values()), timeout=120)
+        both = [nodes.later(publish.publish, [rows], given, "x") for _ in range(2)]
+        until(lambda: nodes.topic("n1", "rows")["scheduled"] > count / 4, "rows")
+        nodes.kill(*nodes.names)
+        assert not any(task.done() for task in both)
+        nodes.restart(*nodes.names)
+        done = [task.result(120) for task in both]
+        assert [(told.rows, told.rejected) for told in done] == [(count, 0)] * 2
+        # What was committed when its answer was lost is a duplicate to the one that asks again.
+        assert sum(told.published for told in done) <= count
+        assert nodes.topic("n1", "rows")["scheduled"] == count
+        nodes.assert_identical()
