@@ -22,7 +22,7 @@ from hadelay.pipeline.schedule import ScheduleOptions
 from hadelay.pipeline.schema import WriteOptions, check_published, parse_write_options
 from tests.cli.support import Dev, cluster, hadelay
 from tests.system.cluster import Cluster as Nodes
-from tests.system.cluster import until
+from tests.system.cluster import spawn, until
 
 DUE = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -249,7 +249,7 @@ def test_rows_are_published_once_while_the_leader_is_killed_and_what_is_past_is_
 
 
 @pytest.mark.processes
-def test_each_row_is_published_once_while_the_whole_cluster_is_killed(tmp_path: Path) -> None:
+def test_each_row_is_published_once_while_the_whole_cluster_or_the_job_is_killed(tmp_path: Path) -> None:
     """Two tasks write the same rows at once, as speculative ones do, and all nodes are killed."""
     count = 20_000
     rows = table(count, topic=["rows"] * count, deliver_at=[datetime.now(UTC) + timedelta(days=30)] * count)
@@ -267,4 +267,20 @@ def test_each_row_is_published_once_while_the_whole_cluster_is_killed(tmp_path: 
         # What was committed when its answer was lost is a duplicate to the one that asks again.
         assert sum(told.published for told in done) <= count
         assert nodes.topic("n1", "rows")["scheduled"] == count
+        # A job that is killed half way, and run again.
+        path = tmp_path / "rows.parquet"
+        pq.write_table(pa.Table.from_batches([rows]), path)
+        words = ("pipeline", "schedule", path, "--key", "idempotency_key", "--prefix", "job:", "--master", "none")
+        words = (*words, "--endpoint", given.endpoint, "-o", "json")
+        job = spawn(*words, errors=tmp_path / "job.err")
+        nodes.children.append(job)
+        until(lambda: nodes.topic("n1", "rows")["scheduled"] > count * 5 / 4, "rows of the job")
+        assert job.poll() is None
+        job.kill()
+        job.wait()
+        again = hadelay(*words)
+        told = json.loads(again.stdout)
+        assert (again.returncode, told["rows"], told["rejected"]) == (0, count, 0), again.stderr
+        assert told["duplicates"] > count / 4
+        assert nodes.topic("n1", "rows")["scheduled"] == 2 * count
         nodes.assert_identical()
