@@ -6,10 +6,9 @@ it has verified; what is written here is verified again by storage.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-import structlog
 
 from hadelay.errors import BadRequest, DamagedFile, HadelayError
 from hadelay.server.link import Reply
@@ -22,7 +21,7 @@ _FETCH_S = 2.0
 _MAX_BYTES = 80 << 20
 _SUFFIXES = (".log", ".idx", ".dsp")
 
-log = structlog.get_logger("hadelay")
+log = logging.getLogger(__name__)
 
 
 class Mender:
@@ -54,7 +53,8 @@ class Mender:
                     pass
                 else:
                     self.repaired += 1
-                    log.warning("repaired", node=self.node.name, hour=hour, file=suffix, offset=offset, source=peer)
+                    said = {"hour": hour, "file": suffix, "offset": offset, "source": peer}
+                    log.warning("repaired", extra=said)
                     done(data)
                     return
             self._ask(others, place, done)

@@ -222,7 +222,8 @@ class Guest(Client):
 
 
 def _look(node: Any) -> list[int]:
-    """What only readers ask: who may do what, when how much is due, and what a file holds. The hours that there are."""
+    """What only readers ask: who may do what, when how much is due, and what a file holds. And a sound entry is mended.
+    Returns the hours that there are."""
     for token in node.state.tokens.values():
         rights = Rights(token.scopes if token.holds(node.state.now_ms) else ())
         assert not rights.may("admin", None) or all(rights.may(scope, "side") for scope in SCOPES)
@@ -235,4 +236,5 @@ def _look(node: Any) -> list[int]:
     hours: list[int] = store.hours()
     for hour in hours[-2:]:
         assert len(store.read_file(hour, "idx", 0, 320)) <= 320
+        node._damaged(hour, store.count(hour) - 1, "nothing")
     return hours
