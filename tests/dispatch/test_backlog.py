@@ -204,3 +204,22 @@ def test_many_topics_share_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> 
     desk.run(3_000)
     assert len(set(desk.delivered())) == len(desk.delivered()) == len(ids)
     assert core.ready.size == 0
+
+
+def test_topics_take_turns_when_only_one_poll_comes_at_a_time() -> None:
+    """Consumers that can't keep up with several topics: nobody waits, and still no topic is left to the end."""
+    desk = Desk()
+    desk.lead()
+    topics = ("a", "b", "c")
+    for topic in topics:
+        desk.publish_many(60, at=100, spread_ms=1, topic=topic)
+    desk.run_to(1_000)
+    served = []
+    for _ in range(6):
+        poll = desk.poll(*topics, max=20)
+        desk.run(20)
+        answer = desk.answer(poll)
+        assert answer is not None
+        assert answer.delivery is not None
+        served.append(sorted({desk.state.topics[n].name for n in answer.delivery.rows["topic"].tolist()}))
+    assert served == [["a"], ["b"], ["c"]] * 2

@@ -156,8 +156,8 @@ class TopicQueue:
     """One topic: its lines, its limits and its share."""
 
     __slots__ = (
-        "active", "again_ms", "any", "cause", "deficit", "filtered", "flow", "flying", "name", "number", "split_ms",
-        "turns",
+        "active", "again_ms", "any", "cause", "deficit", "filtered", "flow", "flying", "name", "number", "served",
+        "split_ms", "turns",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -173,6 +173,8 @@ class TopicQueue:
         self.turns: deque[Line] = deque()
         self.active = False
         self.deficit = 0
+        #: Which of all takes was its last.
+        self.served = 0
         #: Offered, and neither granted nor refused yet.
         self.flying = 0
         #: Which limit stops it, "" if none does; and when to look again.

@@ -85,6 +85,8 @@ class Ready:
         self.checked = self.false_positives = 0
         self._topic_at, self._number_of, self._look, self._tags = topic_at, number_of, look, tags
         self._ring: deque[TopicQueue] = deque()
+        #: How often messages were taken for somebody.
+        self._served = 0
         #: When a topic that is out of tokens gets new ones.
         self._alarms: list[tuple[int, int, TopicQueue]] = []
         #: Topics at their concurrency.
@@ -322,8 +324,8 @@ class Ready:
 
     def wait(self, poll: Poll) -> None:
         self.waiting += 1
-        for name in poll.topics:
-            topic = self._topic_named(name)
+        # Who was served longest ago comes first: while nobody waits there is no ring that remembers whose turn it is.
+        for topic in sorted(map(self._topic_named, poll.topics), key=lambda topic: topic.served):
             line = topic.any if poll.filter is None else self._line(topic, poll.filter)
             line.waiters[poll] = None
             poll.lines.append(line)
@@ -523,6 +525,8 @@ class Ready:
             cost = max(1, int(rows["size"].sum(dtype=np.int64)))
         if window.mark is not None and self.is_low(window):
             self.on_low(window)
+        self._served += 1
+        topic.served = self._served
         topic.deficit -= cost + _MESSAGE_COST * len(left)
         topic.flying += len(left)
         self.flying.update(dict.fromkeys(left, (window,)))
