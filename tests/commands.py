@@ -18,8 +18,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+SOURCE = str(Path(__file__).resolve().parents[1] / "src")
 _PR_SET_CHILD_SUBREAPER = 36
 #: A command that does not end by itself is a test that fails.
 TIMEOUT_S = 60.0
@@ -33,6 +35,13 @@ class Hadelay(subprocess.Popen[bytes]):
         env: Mapping[str, str], startupinfo: Any, creationflags: Any, shell: bool, *rest: Any,
     ) -> None:  # fmt: skip
         """rest: the six ends of the three pipes, …, start_new_session, process_group (Python 3.11 to 3.14)."""
+        if env.get("PYTHONPATH") != SOURCE:
+            # Other modules than those that are imported already.
+            _exec(
+                self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
+                *rest,
+            )  # fmt: skip
+            return
         wish = {"words": args[3:], "env": dict(env), "cwd": str(cwd or os.getcwd()), "session": rest[-2]}
         try:
             self.pid = _fork(wish, _files(rest))
