@@ -331,7 +331,7 @@ def manifest(data: bytes) -> None:
         raw = b'{"crc32c":"%08x","backup":%s}' % (crc32c(raw), raw)
     for name, content in (("manifest-5.json", raw), ("state-5", b"state"), ("names", b"names")):
         disk.open(f"/b/{name}", create=True).pwrite(content, 0)
-    archive = backup.Archive(disk, "/b")
+    archive = backup.Archive(backup.Directory(disk, "/b"))
     found = archive.read()
     for name, known in found.files.items():
         archive.has(name, known.length, known.crc, found)
