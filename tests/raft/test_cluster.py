@@ -452,3 +452,25 @@ def test_who_waits_for_an_entry_that_was_cut_off_is_answered_when_its_place_is_t
     lone.answer("n2", lone.node.last_index)
     lone.run(3.0)
     assert sorted(answered) == [b"another", b"first", b"second", b"third"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_who_surely_leads_does_so_also_while_a_follower_whose_link_was_reset_is_elected(seed: int) -> None:
+    """By one that came back and has never heard of the leader."""
+    cluster = Cluster(seed=seed)
+    old = cluster.leader()
+    cluster.commit(b"before")
+    cluster.settle()
+    near, back = cluster.followers()
+    cluster.kill(back)
+    for a, b in ((old.name, back), (back, old.name)):
+        cluster.net.cut(a, b)
+    cluster.start(back)
+    cluster.run(0.2)
+    assert old.surely_leads()
+    cluster.net.reset(old.name, near)
+    elected = cluster.nodes[near]
+    while not elected.is_leader:
+        cluster.run(0.001)
+        assert not (old.surely_leads() and elected.is_leader)
+        assert old.is_leader, "it heard of the next one first: that shows nothing"

@@ -259,8 +259,9 @@ class RaftNode:
         self.reads.read(done)
 
     def surely_leads(self) -> bool:
-        """Nobody else can lead yet, as far as clocks run alike and no link was reset: a majority has answered within
-        the least time that its nodes wait before they elect another. Committed entries prove more, and take longer."""
+        """Nobody else can lead yet, as far as clocks run alike and no link was reset at its other end alone: a majority
+        has answered within the least time that its nodes wait before they elect another, on links that are still up.
+        Committed entries prove more, and take longer."""
         if not self.is_leader:
             return False
         age_s = self.runtime.monotonic() - self.leader_role.confirmed_at
@@ -311,6 +312,8 @@ class RaftNode:
         self.core.link(name, False)
         if self.is_leader:
             peer.probe(peer.match + 1)
+            if reset:  # it may campaign at once: what it answered says no longer who leads (surely_leads)
+                peer.round = 0
         elif self.core.leader == name:
             self.reads.leader_lost()
             if reset:
