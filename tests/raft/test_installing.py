@@ -42,3 +42,22 @@ def test_files_of_a_leader_that_is_none_any_more_are_not_waited_for() -> None:
     lone.run(0.1)
     assert not lone.node.snapshots.installing
     assert lone.machine.items == [b"a0", b"a1", b"a2"]
+
+
+def test_files_are_kept_for_a_follower_as_long_as_it_says_that_it_installs_them() -> None:
+    lone = Lone()
+    lone.lead()
+    lone.machine.take_checkpoint()
+    lone.node.snapshots.offer(lone.node.peers["n2"])
+
+    def wait(seconds: int, **says: int) -> int:
+        """How often files are offered meanwhile."""
+        for _ in range(seconds * 10):
+            for name, status in says.items():
+                lone.answer(name, 0, status=status)
+            lone.run(0.1)
+        assert lone.node.is_leader
+        return len(lone.wire.take(messages.SNAPSHOT))
+
+    assert wait(40, n2=messages.INSTALLING, n3=messages.OK) == 1
+    assert wait(40, n3=messages.OK) >= 1, "who says nothing is given up, and offered them anew"

@@ -194,6 +194,8 @@ class Leader:
             self.send_entries(peer)
         elif peer.manifest is None:
             peer.probe(peer.next)  # what it was sent it dropped: again at the next sign of life
+        else:
+            peer.pulled = now  # it pulls files, or puts them in place: minutes, of a large state
 
     def _measure(self, peer: Peer, now: float) -> None:
         for round, sent in self._round_sent:
