@@ -57,9 +57,11 @@ def hadelay(*words: object, timeout: float = 60) -> subprocess.CompletedProcess[
 
 
 def alive(pid: int) -> bool:
-    """Runs, or could: not gone, and not waiting to be buried."""
+    """Runs, or could: not gone, and not waiting to be buried. A thread that still ends keeps its files, and so the lock
+    of the data directory."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        ended = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        return not ended or len(os.listdir(f"/proc/{pid}/task")) > 1
     except (FileNotFoundError, ProcessLookupError):
         return False
 

@@ -22,8 +22,7 @@ def replicas(*, timeout: float = 30, remote: Remote | None = None) -> int:
         Seconds to keep trying for that.
     """
     remote = remote or Remote()
-    members = call(remote, "GET", "/v1/cluster")["members"]
-    nodes = {member["name"]: replace(remote, servers=member["http"]) for member in members}
+    nodes = _nodes(remote, timeout)
     answers = _same_index(nodes, timeout)
     index = next(iter(answers.values()))["applied_index"]
     differences = _differences(answers)
@@ -34,6 +33,19 @@ def replicas(*, timeout: float = 30, remote: Remote | None = None) -> int:
         table(differences, ("hour", "file", *answers))
     note(f"{len(answers)} nodes at applied index {index}: " + _verdict(files, len(differences)))
     return 1 if differences else 0
+
+
+def _nodes(remote: Remote, timeout_s: float) -> dict[str, Remote]:
+    """Each by itself. One that has just come back says in a moment where it is."""
+    end = time.monotonic() + timeout_s
+    while True:
+        members = call(remote, "GET", "/v1/cluster")["members"]
+        silent = [member["name"] for member in members if not member["http"]]
+        if not silent:
+            return {member["name"]: replace(remote, servers=member["http"]) for member in members}
+        if time.monotonic() > end:
+            raise OutcomeUnknown(f"nobody knows where {', '.join(silent)} is: is it up, and linked with the others?")
+        time.sleep(0.1)
 
 
 def _verdict(files: int, different: int) -> str:
