@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hadelay.core.commands import Cancel, Command, Grant, Leases, decode, decode_entry
+from hadelay.core.commands import Cancel, Command, Grant, Leases, Malformed, decode, decode_entry
 from hadelay.model import unpack_id
 from hadelay.testing.cluster import SimCluster
 from hadelay.testing.history import Violation
@@ -36,9 +36,13 @@ def _entries(cluster: SimCluster, ids: frozenset[int]) -> Iterator[tuple[float, 
     grants: set[tuple[int, int]] = set()
     for index, (at, node_name, entry) in sorted(cluster.entries.items()):
         term = cluster.applied[index][0]
-        _, now_ms, commands = decode_entry(entry)
-        for kind, body in commands:
-            text = _about(decode(kind, body), kind, places, grants, ids)
+        try:
+            _, now_ms, commands = decode_entry(entry)
+            decoded = [(kind, decode(kind, body)) for kind, body in commands]
+        except Malformed:
+            continue  # a guest's: refused
+        for kind, command in decoded:
+            text = _about(command, kind, places, grants, ids)
             if text:
                 yield at, node_name, f"applies {index}, term {term}, at {now_ms}: {Command(kind).name} {text}"
 
