@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,7 +48,10 @@ class Hours:
 def due(
     world: World, counts: DueCounts, topic: str | None, step_ms: int, hours: int = 6, start_ms: int = START_MS
 ) -> list[tuple[int, int]]:
-    slices = counts.count(topic, start_ms, START_MS + hours * HOUR_MS, step_ms)
+    return rest(counts.count(topic, start_ms, START_MS + hours * HOUR_MS, step_ms))
+
+
+def rest(slices: Generator[None, None, counting.Counts]) -> list[tuple[int, int]]:
     try:
         while True:
             next(slices)
@@ -137,3 +142,17 @@ def test_what_is_settled_is_looked_up_once() -> None:
     world.state.store = noting
     assert due(world, counts, "t", HOUR_MS) == [(START_MS + HOUR_MS, 5)]
     assert read == [4]
+
+
+def test_what_is_forgotten_while_another_hour_is_looked_up_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    counts = DueCounts(SimpleNamespace(state=world.state, storage=SimpleNamespace(hours=Hours(world))))  # type: ignore[arg-type]
+    ids = world.ids(*(draft(in_ms=hour * HOUR_MS + n) for hour in (1, 2) for n in range(10)))
+    world.cancel(ids[0], ids[10])
+    monkeypatch.setattr(counting, "_SMALL", 1)
+    monkeypatch.setattr(counting, "_FORGET", 2)
+    slices = counts.count(None, START_MS, START_MS + 6 * HOUR_MS, 1_000)
+    next(slices)
+    next(slices)  # both hours are looked up, and told of from here on
+    world.cancel(*ids[1:4])  # more than is remembered
+    assert sum(count for _, count in rest(slices)) == 15

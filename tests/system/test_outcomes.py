@@ -185,6 +185,9 @@ def settle_twice(seen: Seen) -> None:
     seen.ask("GET", f"/v1/messages/{letters()[0]['id']}")
     _, topic, _ = seen.message("dead")
     seen.ask("GET", f"/v1/topics/{topic}/dead")
+    # A TTL is over at its time, whether or not the command that writes it down came by.
+    found, _, _ = seen.message("expired")
+    until(lambda: seen.ask("GET", f"/v1/messages/{found}").json["history"], "that it expired is written down")
 
 
 def topics_and_what_is_not_there(seen: Seen) -> None:

@@ -95,14 +95,19 @@ class DueCounts:
             if start:
                 yield
             some = [hour for hour in hours[start : start + _HOURS] if state.open_entries(hour)]
-            settled = {}
-            for hour in some:
-                if number is None and self._running(hour) is not None:
-                    continue
-                while rows := store.derive_some(hour, topics=number is not None):
-                    if self._enough(rows):
-                        yield
-                settled[hour] = yield from self._settle(hour)
+            settled: dict[int, _Settled] = {}
+            # Again, should what was told of one have been forgotten while another one was looked up.
+            while not settled or not all(known.complete for known in settled.values()):
+                settled.clear()
+                for hour in some:
+                    if number is None and self._running(hour) is not None:
+                        continue
+                    while rows := store.derive_some(hour, topics=number is not None):
+                        if self._enough(rows):
+                            yield
+                    settled[hour] = yield from self._settle(hour)
+                if not settled:
+                    break
             # From here to the end of the round all is of one moment.
             for hour in some:
                 before = self._before(hour, settled[hour], number) if hour in settled else self._running(hour)
@@ -118,7 +123,7 @@ class DueCounts:
                     chosen &= topics == number
                     seconds = seconds // 60 * 60
                 # Whole seconds from here on: what is before the first of them is before `from_ms`.
-                at_s = (at[chosen] - first).astype(np.int64) * SECONDS_PER_HOUR + seconds[chosen]
+                at_s = (at[chosen].astype(np.int64) - first) * SECONDS_PER_HOUR + seconds[chosen]
                 at_s -= -(-(from_ms - first * HOUR_MS) // 1000)
                 inside = at_s[(at_s >= 0) & (at_s * 1000 < to_ms - from_ms)]
                 buckets += sign * np.bincount(inside // (step_ms // 1000), minlength=len(buckets))
@@ -194,7 +199,8 @@ class DueCounts:
             known = self._settled[hour] = _Settled()
         self._settled.move_to_end(hour)
         if len(self._settled) > _REMEMBERED:
-            oldest, _ = self._settled.popitem(last=False)
+            oldest, dropped = self._settled.popitem(last=False)
+            dropped.complete = False
             hours = self._told["hour"][: self._n]
             hours[hours == oldest] = _COUNTED
         while not known.complete:
