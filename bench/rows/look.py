@@ -71,8 +71,8 @@ class Clock:
 
 
 async def look(addresses: list[str], keys: Iterator[int], seconds: float, tally: Tally) -> tuple[Clock, int]:
-    """Counts, histograms and lists, alone; then beside publishes, and gets, cancels and reschedules by keys, each of
-    which is used once. What took how long, and how many were cancelled."""
+    """Counts, histograms and lists, alone; gets, cancels and reschedules by keys, each of which is used once, beside
+    publishes; then all of it at once. What took how long, and how many were cancelled."""
     clock, end, cancelled, now = Clock(), 0.0, 0, now_ms()
     span = f"from={now - HOUR_MS}&to={now + 49 * HOUR_MS}"
     questions = {
@@ -91,14 +91,14 @@ async def look(addresses: list[str], keys: Iterator[int], seconds: float, tally:
 
     commands = wishes()
 
-    async def command(n: int, clients: int) -> None:
+    async def command(n: int, clients: int, how: str) -> None:
         nonlocal cancelled
         session, every = Session(addresses, n), clients / RATE
         at = time.monotonic() + random.random() * every
         while at < end:
             await asyncio.sleep(max(0.0, at - time.monotonic()))
             what, packed = next(commands)
-            answer = await clock.time(what, session, packed)
+            answer = await clock.time(what + how, session, packed)
             cancelled += answer.get("outcome") == "cancelled"
             at = max(at + every, time.monotonic() - 1)
 
@@ -120,14 +120,15 @@ async def look(addresses: list[str], keys: Iterator[int], seconds: float, tally:
     for n in range(len(addresses)):  # the first time something may have to be counted
         for what, path in questions.items():
             await clock.time(f"{what}, the first time", Session(addresses, n), request("GET", path))
-    end = time.monotonic() + seconds / 2
+    def load(how: str = "") -> list[Any]:
+        return [*(command(n, 16, how) for n in range(16)), *(produce(n) for n in range(4))]
+
+    end = time.monotonic() + seconds / 4
     await watch(", alone", 0.01)
-    end = time.monotonic() + seconds
-    await asyncio.gather(
-        *(command(n, 16) for n in range(16)),
-        *(produce(n) for n in range(4)),
-        watch(),
-    )
+    end = time.monotonic() + seconds / 2
+    await asyncio.gather(*load())
+    end = time.monotonic() + seconds / 4
+    await asyncio.gather(*load(", beside lists"), watch())
     return clock, cancelled
 
 
