@@ -120,6 +120,7 @@ async def look(addresses: list[str], keys: Iterator[int], seconds: float, tally:
     for n in range(len(addresses)):  # the first time something may have to be counted
         for what, path in questions.items():
             await clock.time(f"{what}, the first time", Session(addresses, n), request("GET", path))
+
     def load(how: str = "") -> list[Any]:
         return [*(command(n, 16, how) for n in range(16)), *(produce(n) for n in range(4))]
 

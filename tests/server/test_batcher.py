@@ -156,6 +156,23 @@ def test_at_most_two_entries_are_on_their_way_and_the_next_collects(world: World
     assert wire.rows(2) == [2]
 
 
+def test_commands_to_a_leader_wait_for_no_publishes_and_collect_when_too_many_are_on_their_way(world: World) -> None:
+    timers, wire, batcher = world
+    for n in range(10):
+        batcher.publish([draft()], None, Answers())
+        batcher.propose(encode_noop(), lambda *_: None)
+        timers.turn()
+        assert len(wire.sent) == min(n + 1, 8)
+    assert [wire.rows(batch) for batch in range(3)] == [[1], [1], []]
+    wire.commit(3)
+    timers.turn()
+    assert wire.rows(8) == []
+    assert len(wire.sent[8][0]) == 2
+    wire.commit(0)
+    timers.turn()
+    assert wire.rows(9) == [8]
+
+
 def test_a_request_key_over_several_drafts_keeps_its_own_command(world: World) -> None:
     timers, wire, batcher = world
     batcher.publish([draft()], b"one", Answers())

@@ -40,6 +40,8 @@ _DRAFT_BYTES = 128
 _MAX_INFLIGHT = 2
 #: The same for what the leader itself proposes (grants above all): somebody's message is due, and it is small.
 _MAX_INFLIGHT_OWN = 4
+#: The same for commands on their way to a leader, in whose next entry they meet: waiting here too would save little.
+_MAX_INFLIGHT_FORWARDED = 8
 #: How soon a batch is tried again that found no leader where it went.
 _RETRY_S = 0.02
 #: How long the answer of a leader that was followed by another may still be on its way.
@@ -128,6 +130,8 @@ class Batcher:
         self._shut: dict[str, float] = {}
         self.queued_bytes = 0
         self.inflight = 0
+        #: Those of them with publishes.
+        self._publishing = 0
         self.batches = 0
         #: From leaving this queue to the answer of apply.
         self.commits = Histogram.of(_COMMITS_S)
@@ -250,13 +254,21 @@ class Batcher:
         self._scheduled = False
         # An outlet may refuse at once: then it rests, or this loop would never end.
         while not (self.held or self._resting) and (self._publishes or self._commands):
-            own = self.inflight >= _MAX_INFLIGHT
-            if own and not (self._commands and self._commands[0].term and self.inflight < _MAX_INFLIGHT_OWN):
+            forwarded = self.outlet.to() != self.node
+            shut = (self._publishing if forwarded else self.inflight) >= _MAX_INFLIGHT
+            if (shut or not self._publishes) and self.inflight >= self._most_of_commands(forwarded):
                 return
             if not self.outlet.ready():
                 self._wait_for_leader()
                 return
-            self._send_batch(commands_only=own)
+            self._send_batch(commands_only=shut)
+
+    def _most_of_commands(self, forwarded: bool) -> int:
+        if not self._commands:
+            return 0
+        if forwarded:
+            return _MAX_INFLIGHT_FORWARDED
+        return _MAX_INFLIGHT_OWN if self._commands[0].term else _MAX_INFLIGHT
 
     def _send_batch(self, *, commands_only: bool) -> None:
         publishes = [] if commands_only else _take(self._publishes, self.max_entry_bytes)
@@ -274,6 +286,7 @@ class Batcher:
         encoded = [encode_publish(self.node, [d for p in group for d in p.drafts], group[0].key) for group in groups]
         encoded += [c.command for c in commands]
         self.inflight += 1
+        self._publishing += bool(groups)
         self.batches += 1
         batch = _Batch(self, groups, commands)
         self._sent.append(batch)
@@ -282,6 +295,7 @@ class Batcher:
     def settled(self, batch: _Batch, publishes: list[_Publish], commands: list[_Command], again: bool) -> None:
         """A batch is over; `again`: nothing happened, it goes back to the head of the queue."""
         self.inflight -= 1
+        self._publishing -= bool(batch.groups)
         self._sent.remove(batch)
         if again:
             self._publishes.extendleft(reversed(publishes))
