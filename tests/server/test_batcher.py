@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hadelay.core.commands import Draft, decode_entry, encode_entry, encode_noop
+from hadelay.core.commands import Draft, decode_entry, encode_entry, encode_noop, encode_publish
 from hadelay.core.drafts import decode_publish
 from hadelay.core.results import Done, PublishResult, RowCode
 from hadelay.errors import HadelayError, Impossible, NoLeader, OutcomeUnknown, Overloaded
@@ -171,6 +171,19 @@ def test_commands_to_a_leader_wait_for_no_publishes_and_collect_when_too_many_ar
     wire.commit(0)
     timers.turn()
     assert wire.rows(9) == [8]
+
+
+def test_another_nodes_publishes_count_as_publishes_and_commands_keep_their_order(world: World) -> None:
+    timers, wire, batcher = world
+    wire.leader, forwarded = "n1", encode_publish("n2", [draft()], None)
+    for command in (forwarded, forwarded, encode_noop(), forwarded, encode_noop()):
+        batcher.propose(command, lambda *_: None)
+        timers.turn()
+    assert [wire.rows(batch) for batch in range(len(wire.sent))] == [[1], [1], []]
+    wire.commit(0)
+    timers.turn()
+    assert wire.rows(3) == [1]
+    assert len(wire.sent[3][0]) == 2
 
 
 def test_a_request_key_over_several_drafts_keeps_its_own_command(world: World) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from hadelay.core.commands import Draft, encode_publish
+from hadelay.core.commands import Command, Draft, encode_publish
 from hadelay.core.results import PublishResult, Refused, RowCode
 from hadelay.errors import (
     Conflict,
@@ -36,11 +36,12 @@ from hadelay.server.api import Histogram, PublishDone, Receipts
 Done = Callable[[Any, HadelayError | None], None]
 #: A record's header, row and list overhead: what a draft costs besides its payload.
 _DRAFT_BYTES = 128
-#: Entries on their way at once. Two keep the disks busy; more would only make batches smaller.
-_MAX_INFLIGHT = 2
-#: The same for what the leader itself proposes (grants above all): somebody's message is due, and it is small.
-_MAX_INFLIGHT_OWN = 4
-#: The same for commands on their way to a leader, in whose next entry they meet: waiting here too would save little.
+#: Entries with publishes on their way at once. Two keep the disks busy; more would only make batches smaller.
+_MAX_INFLIGHT_PUBLISHES = 2
+#: Entries on their way at once, with whatever is in them: commands are small, and somebody waits for each (somebody's
+#: message is due, for a grant).
+_MAX_INFLIGHT = 4
+#: The same on their way to a leader, in whose next entry they meet: waiting here too would save little.
 _MAX_INFLIGHT_FORWARDED = 8
 #: How soon a batch is tried again that found no leader where it went.
 _RETRY_S = 0.02
@@ -55,6 +56,8 @@ _LIMITS = {
 }
 #: Upper bounds of hadelay_commit_duration_seconds.
 _COMMITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+#: How a PUBLISH begins.
+_PUBLISH = bytes([Command.PUBLISH])
 #: The most commands in one entry (its count is a u16).
 _MAX_COMMANDS = 16_384
 
@@ -82,6 +85,7 @@ class Outlet(Protocol):
 class _Publish:
     """Drafts that share one answer, at most one entry's worth of them."""
 
+    publishes = True
     __slots__ = ("bytes", "done", "drafts", "key")
 
     def __init__(self, drafts: list[Draft], key: bytes | None, size: int, done: PublishDone) -> None:
@@ -92,10 +96,12 @@ class _Publish:
 
 
 class _Command:
-    __slots__ = ("bytes", "command", "done", "term")
+    __slots__ = ("bytes", "command", "done", "publishes", "term")
 
     def __init__(self, command: bytes, done: Done, term: int) -> None:
         self.command, self.bytes, self.done, self.term = command, len(command), done, term
+        #: It is another node's.
+        self.publishes = command[:1] == _PUBLISH
 
     def fail(self, error: HadelayError) -> None:
         self.done(None, error)
@@ -254,26 +260,21 @@ class Batcher:
         self._scheduled = False
         # An outlet may refuse at once: then it rests, or this loop would never end.
         while not (self.held or self._resting) and (self._publishes or self._commands):
-            forwarded = self.outlet.to() != self.node
-            shut = (self._publishing if forwarded else self.inflight) >= _MAX_INFLIGHT
-            if (shut or not self._publishes) and self.inflight >= self._most_of_commands(forwarded):
+            shut = self._publishing >= _MAX_INFLIGHT_PUBLISHES
+            most = _MAX_INFLIGHT if self.outlet.to() == self.node else _MAX_INFLIGHT_FORWARDED
+            command = self._commands[0] if self._commands and self.inflight < most else None
+            if (shut or not self._publishes) and (command is None or (shut and command.publishes)):
                 return
             if not self.outlet.ready():
                 self._wait_for_leader()
                 return
-            self._send_batch(commands_only=shut)
+            self._send_batch(shut)
 
-    def _most_of_commands(self, forwarded: bool) -> int:
-        if not self._commands:
-            return 0
-        if forwarded:
-            return _MAX_INFLIGHT_FORWARDED
-        return _MAX_INFLIGHT_OWN if self._commands[0].term else _MAX_INFLIGHT
-
-    def _send_batch(self, *, commands_only: bool) -> None:
-        publishes = [] if commands_only else _take(self._publishes, self.max_entry_bytes)
+    def _send_batch(self, shut: bool) -> None:
+        """shut: without publishes."""
+        publishes = [] if shut else _take(self._publishes, self.max_entry_bytes)
         room = self.max_entry_bytes - sum(p.bytes for p in publishes)
-        commands = _take(self._commands, room) if room > 0 or not publishes else []
+        commands = _take(self._commands, room, shut) if room > 0 or not publishes else []
         term = self.outlet.term()
         stale = [c for c in commands if c.term not in (0, term)]
         if stale:
@@ -286,16 +287,16 @@ class Batcher:
         encoded = [encode_publish(self.node, [d for p in group for d in p.drafts], group[0].key) for group in groups]
         encoded += [c.command for c in commands]
         self.inflight += 1
-        self._publishing += bool(groups)
         self.batches += 1
         batch = _Batch(self, groups, commands)
+        self._publishing += batch.publishes
         self._sent.append(batch)
         batch.send(encoded)
 
     def settled(self, batch: _Batch, publishes: list[_Publish], commands: list[_Command], again: bool) -> None:
         """A batch is over; `again`: nothing happened, it goes back to the head of the queue."""
         self.inflight -= 1
-        self._publishing -= bool(batch.groups)
+        self._publishing -= batch.publishes
         self._sent.remove(batch)
         if again:
             self._publishes.extendleft(reversed(publishes))
@@ -336,10 +337,11 @@ class Batcher:
 class _Batch:
     """One batch on its way, answered once: by its results, by an error, or by the clock."""
 
-    __slots__ = ("batcher", "began", "commands", "groups", "open", "overtaken", "timer", "to")
+    __slots__ = ("batcher", "began", "commands", "groups", "open", "overtaken", "publishes", "timer", "to")
 
     def __init__(self, batcher: Batcher, groups: list[list[_Publish]], commands: list[_Command]) -> None:
         self.batcher, self.groups, self.commands = batcher, groups, commands
+        self.publishes = bool(groups) or any(command.publishes for command in commands)
         self.open, self.overtaken = True, False
         self.to = batcher.outlet.to()
         self.began = batcher.runtime.monotonic()
@@ -391,10 +393,12 @@ class _Batch:
 _One = TypeVar("_One", _Publish, _Command)
 
 
-def _take(queue: deque[_One], room: int) -> list[_One]:
-    """The head of the queue, as much as fits into one entry and at least one."""
+def _take(queue: deque[_One], room: int, shut: bool = False) -> list[_One]:
+    """The head of the queue, as much as fits into one entry and at least one; shut: up to the first publish."""
     taken: list[_One] = []
     while queue and len(taken) < _MAX_COMMANDS and (queue[0].bytes <= room or not taken):
+        if shut and queue[0].publishes:
+            break
         taken.append(queue.popleft())
         room -= taken[-1].bytes
     return taken
