@@ -225,3 +225,13 @@ def test_webhook_outcomes_are_few() -> None:
         pool._count(Answer(0, f"certificate {number} is wrong", None, 0.1))
     assert len(pool.outcomes) <= 33
     assert sum(pool.outcomes.values()) == sum(pool.durations.counts) == 100
+
+
+def test_a_family_of_many_rows_comes_in_parts() -> None:
+    awkward = 'a"b\\c\nd'
+    values = {(f"topic-{n}" if n else awkward,): n / 2 for n in range(1_000)}
+    parts = list(lines(FAMILIES["topic_pending_bytes"], values))
+    rows = "".join(parts).splitlines()
+    assert rows[2] == r'hadelay_topic_pending_bytes{topic="a\"b\\c\nd"} 0.0'
+    assert rows[3:] == [f'hadelay_topic_pending_bytes{{topic="topic-{n}"}} {n / 2}' for n in range(1, 1_000)]
+    assert len(parts) > 5

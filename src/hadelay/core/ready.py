@@ -22,6 +22,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -287,8 +288,9 @@ class Ready:
         """The window with the topic's oldest ready messages, and the first place in it that is owed."""
         line = self.queue(number).any
         window = line.now if line.past is None or not (line.past.places or line.past.mark is not None) else line.past
+        most = 1  # it nearly always is the first one
         while window.places:
-            some = [window.places[n] for n in range(min(len(window.places), 64))]
+            some = list(islice(window.places, most))
             some = [place for place in some if place >> 32 == some[0] >> 32]
             owed = self._look(some[0] >> 32, np.array(some, np.int64).astype(np.uint32))[1]
             gone = len(some) if not owed.any() else int(owed.argmax())
@@ -297,6 +299,7 @@ class Ready:
             self.size -= gone
             if gone < len(some):
                 return window, window.places[0]
+            most = 64
         return window, None
 
     # polls

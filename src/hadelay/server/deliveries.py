@@ -131,7 +131,7 @@ class Lateness:
         for number in dict.fromkeys(chain.from_iterable(minutes)) if numbers is None else numbers:
             counts = [minute[number] for minute in minutes if number in minute]
             if counts:
-                sums[number] = np.sum(counts, axis=0)
+                sums[number] = sum(counts[1:], counts[0])
         if not sums:
             return {}
         table = np.stack(list(sums.values()))

@@ -33,8 +33,9 @@ OUTCOMES = {
 }  # fmt: skip
 #: The longest time that a scrape keeps the others on the loop waiting, roughly.
 _SLICE_S = 0.002
-#: Topics looked at between two looks at the clock: half a millisecond, if something is ready in each.
-_FEW = 8
+#: Topics looked at between two looks at the clock: half a millisecond, if something is ready in each. Their series cost
+#: less, and their quantiles least when they are many.
+_FEW, _MANY = 8, 32
 
 
 @dataclass(slots=True)
@@ -139,24 +140,26 @@ class NodeMetrics:
         monotonic, lateness = node.runtime.monotonic, node.dispatcher.lateness
         columns: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in _OF_TOPIC}
         states, sizes, ages, late, published, settled = columns.values()
+        others = totals.count > len(numbers)
         until = 0.0
-        for start in range(0, len(numbers), _FEW):
+        for start in range(0, len(numbers), _MANY):
             if monotonic() >= until:
                 yield
                 until = monotonic() + _SLICE_S
-            few = numbers[start : start + _FEW]
-            recent = lateness.recent(node.clock.read(monotonic()), few)
-            for number in few:
+            many = numbers[start : start + _MANY]
+            recent = lateness.recent(node.clock.read(monotonic()), many)
+            for number in many:
                 topic, at = node.state.topics[number], ready.get(number, (0, 0))
                 one, name = _Topics(), topic.name
                 one.add(topic, *at)
-                some.add(topic, *at)
+                if others:
+                    some.add(topic, *at)
                 states |= {(name, state): count for state, count in one.states().items()}
                 ages[name,], sizes[name,], published[name,] = self._age(one.oldest_ms), one.bytes, one.published
                 settled |= {(name, outcome): n for outcome, n in zip(OUTCOMES, one.settled, strict=True)}
                 if number in recent:
                     _, late[name, "0.5"], late[name, "0.99"] = recent[number]
-        if totals.count > len(numbers):
+        if others:
             rest = totals.rest(some)
             states |= {(OTHER, state): count for state, count in rest.states().items()}
             sizes[OTHER,] = rest.bytes
