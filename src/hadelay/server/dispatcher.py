@@ -532,6 +532,8 @@ class LeaderDispatcher:
             return
         term.holding, term.held = True, done
         self.flush()
+        # Beside what is on its way: after it, the gap would be longer by a commit.
+        self._send_cursor(term)
         self._check_held(term)
 
     def resume(self) -> None:
@@ -548,12 +550,20 @@ class LeaderDispatcher:
     def _check_held(self, term: _Term) -> None:
         if term.held is None or term.offers or term.renewing or term.early or term.cursor.busy:
             return
-        if term.cursor.changed and not term.cursor_tried:
-            term.cursor_tried = True
-            term.cursor.send()
+        if self._send_cursor(term):
             return
         held, term.held = term.held, None
         held()
+
+    @staticmethod
+    def _send_cursor(term: _Term) -> bool:
+        """Once per hand-over, if it has changed: it says where the next leader begins to look, and may be a little
+        behind."""
+        if term.cursor.busy or term.cursor_tried or not term.cursor.changed:
+            return False
+        term.cursor_tried = True
+        term.cursor.send()
+        return True
 
     # ---- to be sure
 
