@@ -97,7 +97,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Sync of the journal, p99", "timeseries", "s",
               ((quantile(0.99, "log_fsync_duration_seconds", "instance"), "{{instance}}"),),
               "What the disk takes. Every answer to a publish waits for two of them, in parallel."),
-        Panel("Who leads", "timeseries", "short", ((value("raft_is_leader"), "{{instance}}"),), "1 is the leader."),
+        Panel("Who leads, who votes", "timeseries", "short",
+              ((f"{value('raft_is_leader')} + {value('raft_is_voter')}", "{{instance}}"),),
+              "2 leads, 1 votes, 0 is a learner, or was removed."),
         Panel("Entries behind", "timeseries", "short", (
             (value("raft_peer_lag_entries"), "{{peer}}"),
             (f"{value('raft_commit_index')} - {value('raft_applied_index')}", "{{instance}} applies"),

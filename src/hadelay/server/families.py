@@ -55,6 +55,7 @@ FAMILIES: dict[str, Family] = {
         ("raft_is_leader", "gauge", (), "1: this node leads, knows the time, and hands out"),
         ("raft_has_leader", "gauge", (), "1: this node knows a leader"),
         ("raft_admitted", "gauge", (), "0: a new incarnation, which neither votes nor counts yet"),
+        ("raft_is_voter", "gauge", (), "1: this node votes; 0: a learner, which fills itself, or no member (any more)"),
         ("raft_term", "gauge", (), "Raft term"),
         ("raft_last_index", "gauge", (), "Last entry in this node's journal"),
         ("raft_synced_index", "gauge", (), "Last entry on this node's disk"),

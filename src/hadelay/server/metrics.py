@@ -191,6 +191,7 @@ def _of_raft(node: Node) -> dict[str, Values]:
         "raft_is_leader": int(bool(node.leading)),
         "raft_has_leader": int(raft.leader is not None),
         "raft_admitted": int(journal.admitted),
+        "raft_is_voter": int(raft.membership.votes),
         "raft_term": raft.term,
         "raft_last_index": raft.last_index,
         "raft_synced_index": raft.synced_index,
