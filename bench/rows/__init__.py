@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.result import Row, Setup
-from bench.rows import access, backup, deliver, failure, look, metrics, publish, size, spark, tags, webhooks
+from bench.rows import access, backup, deliver, failure, look, metrics, publish, replace, size, spark, tags, webhooks
 
 ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "single": publish.single,
@@ -32,4 +32,5 @@ ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "idle": size.idle,
     "spark": spark.pipeline,
     "backup": backup.backup,
+    "replace": replace.replace,
 }

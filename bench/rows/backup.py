@@ -32,7 +32,8 @@ def _later() -> int:
     return now_ms() + DAY_MS + random.randrange(7 * DAY_MS)
 
 
-async def _fill(cluster: Cluster, gigabytes: float, tally: Tally) -> None:
+async def fill(cluster: Cluster, gigabytes: float, tally: Tally) -> None:
+    """With so much on every node that does not fall due soon."""
     addresses, left = leader_first(cluster), int(gigabytes * (1 << 30) / BODY)
 
     async def produce() -> None:
@@ -95,7 +96,7 @@ def backup(setup: Setup) -> list[Row]:
     setup.say(f"backup of {gigabytes} GB")
     with Cluster.start(setup.directory / "ours", setup.port) as cluster:
         tally = Tally()
-        uvloop.run(_fill(cluster, gigabytes, tally))
+        uvloop.run(fill(cluster, gigabytes, tally))
         for _ in range(setup.rounds):
             uvloop.run(_round(setup, cluster, row, tally))
         cluster.account(["bench"], tally.published, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 
 import uvloop
 
@@ -109,8 +110,12 @@ def burst(setup: Setup) -> list[Row]:
     return [row]
 
 
-async def steady(cluster: Cluster, rate: int, seconds: float, addresses: list[str] | None = None) -> Tally:
-    """Published in small batches at `rate`, due 1 to 4 s later; runs until the last one is acked."""
+async def steady(
+    cluster: Cluster, rate: int, seconds: float, addresses: list[str] | None = None,
+    over: Callable[[], bool] = lambda: False,
+) -> Tally:  # fmt: skip
+    """Published in small batches at `rate`, due 1 to 4 s later, for that long or until `over`; then until the last one
+    is acked."""
     addresses = addresses or leader_first(cluster)
     tally, stop = Tally(), asyncio.Event()
     consumers = [asyncio.create_task(consume(Session(addresses), tally, stop, wait="2s")) for _ in range(8)]
@@ -118,6 +123,8 @@ async def steady(cluster: Cluster, rate: int, seconds: float, addresses: list[st
     tick, began = 0.01, time.monotonic()
     running: set[asyncio.Task[None]] = set()
     for step in range(int(seconds / tick)):
+        if over():
+            break
         await asyncio.sleep(max(0.0, began + step * tick - time.monotonic()))
         due = [now_ms() + random.randrange(1000, 4000) for _ in range(max(1, int(rate * tick)))]
         # One request at a time per session: when all are busy, this tick waits for one of them.
