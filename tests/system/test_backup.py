@@ -11,9 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from hadelay.cli.dev import Layout
+from hadelay.cli.output import Printing
+from hadelay.cli.restore import restore as restore_node
+from hadelay.errors import NotFound
+from hadelay.storage.backup import Archive, Directory
+from hadelay.storage.disk import RealDisk
+from hadelay.storage.lmdbtables import LmdbBackend
+from hadelay.storage.tables import CHECKPOINT, ROW
 from hadelay.testing.ports import free_ports
 from tests.system.cluster import Cluster, body_of, hadelay, until
 
@@ -171,6 +179,33 @@ def test_refusals(taken: Taken, tmp_path: Path) -> None:
     assert (beside.returncode, "holds a node's data" in beside.stderr) == (2, True), beside.stderr
     nothing = hadelay("restore", tmp_path, "--data-dir", tmp_path / "empty", *ours)
     assert (nothing.returncode, "no backup" in nothing.stderr) == (3, True), nothing.stderr
+
+
+def test_an_older_backup_is_restored_by_its_index(
+    taken: Taken, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (said["index"] for said in taken.said)
+    settings = ("cluster.id=other", "cluster.group=1")
+    with pytest.raises(NotFound, match=f"no backup of index {second + 1}; there are {first}, {second}"):
+        restore_node(str(taken.directory), data_dir=tmp_path / "none", index=second + 1, settings=settings)
+    assert not (tmp_path / "none").exists()
+    restore_node(
+        str(taken.directory),
+        data_dir=tmp_path / "node",
+        index=first,
+        settings=settings,
+        printing=Printing(output="json"),
+    )
+    assert json.loads(capsys.readouterr().out)["index"] == first
+    # The newer one has more of the same files.
+    older, newer = (Archive(Directory(RealDisk(), str(taken.directory))).read(index).files for index in (first, second))
+    data = tmp_path / "node" / "g1"
+    hours = {name: known.length for name, known in older.items() if name.startswith("hours/")}
+    assert {name: (data / name).stat().st_size for name in hours} == hours
+    assert any(newer[name].length > length for name, length in hours.items())
+    state = LmdbBackend(str(data / "state.mdb"))
+    assert msgpack.unpackb(state.get(CHECKPOINT, ROW) or b"")["index"] == first
+    state.close()
 
 
 def test_a_flipped_byte_is_named_and_never_restored(taken: Taken, tmp_path: Path) -> None:
