@@ -25,7 +25,37 @@ CONFIG = RaftConfig(max_entry_bytes=8000, journal_keep_bytes=0)
 JOURNAL = JournalConfig(segment_bytes=1 << 15, tail_bytes=1 << 13)
 
 
-class Machine:
+class PlainMachine:
+    """What a machine has to have besides, when members never change and checkpoints stay."""
+
+    incarnations: dict[str, int]
+
+    def incarnation(self, node: str) -> int | None:
+        return self.incarnations.get(node)
+
+    def on_incarnation(self, incarnation: int) -> None:
+        pass
+
+    def members(self) -> tuple[int, Members]:
+        return 0, ()
+
+    def members_in(self, command: bytes) -> Members | None:
+        return None
+
+    def members_command(self, members: Members) -> bytes:
+        raise NotImplementedError
+
+    def on_members(self) -> None:
+        pass
+
+    def on_link(self, peer: str, up: bool) -> None:
+        pass
+
+    def release(self, manifest: Manifest) -> None:
+        pass
+
+
+class Machine(PlainMachine):
     """Applied commands in order. A checkpoint is one file, named `state`; it is durable at once."""
 
     def __init__(self) -> None:
@@ -59,26 +89,8 @@ class Machine:
     def on_follower(self) -> None:
         self.followed += 1
 
-    def incarnation(self, node: str) -> int | None:
-        return self.incarnations.get(node)
-
     def incarnation_command(self, node: str, incarnation: int) -> bytes:
         return b"inc " + msgpack.packb([node, incarnation])
-
-    def on_incarnation(self, incarnation: int) -> None:
-        pass
-
-    def members(self) -> tuple[int, Members]:
-        return 0, ()
-
-    def members_in(self, command: bytes) -> Members | None:
-        return None
-
-    def members_command(self, members: Members) -> bytes:
-        raise NotImplementedError
-
-    def on_members(self) -> None:
-        pass
 
     def heartbeat_info(self) -> bytes:
         return b"time"
@@ -89,10 +101,8 @@ class Machine:
     def on_message(self, peer: str, kind: int, payload: bytes) -> None:
         self.messages.append((peer, kind, payload))
 
-    def on_link(self, peer: str, up: bool) -> None:
-        pass
-
     # -- snapshots
+
     def dump(self) -> bytes:
         return msgpack.packb([self.index, self.term, self.items, self.incarnations])
 
@@ -109,9 +119,6 @@ class Machine:
 
     def read_chunk(self, manifest: Manifest, name: str, offset: int, size: int) -> bytes:
         return self.spoil(manifest.blob[offset : offset + size])
-
-    def release(self, manifest: Manifest) -> None:
-        pass
 
     def install(self, manifest: Manifest) -> Installer:
         return Installer(self, manifest)

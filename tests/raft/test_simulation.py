@@ -1,6 +1,6 @@
 """Raft alone under everything that can happen to it, from seeds: tests/sim/raftsim.py has the world and the checks.
 
-`python tests/sim/raftsim.py FIRST COUNT` runs others. Seeds that once found something are kept by number.
+`python -m tests.sim.raftsim FIRST COUNT` runs others. Seeds that once found something are kept by number.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import sys
 import zlib
 from typing import Any
 
-from hadelay.core.members import Members
 from hadelay.errors import DamagedFile, FatalError, HadelayError
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
@@ -19,11 +18,12 @@ from hadelay.raft.ports import Manifest, RaftConfig, SnapshotFile
 from hadelay.testing.disk import SimDisk
 from hadelay.testing.network import SimNet
 from hadelay.testing.runtime import SimRuntime, SimWorld
+from tests.raft.rig import PlainMachine
 
 WHO = {"cluster_id": "c", "group": 0}
 
 
-class Machine:
+class Machine(PlainMachine):
     """State: all numbers that were applied. A checkpoint is one file."""
 
     def __init__(self, sim: RaftSim, name: str, disk: SimDisk, runtime: SimRuntime) -> None:
@@ -90,23 +90,8 @@ class Machine:
     def on_follower(self) -> None:
         self.leading = 0
 
-    def incarnation(self, node: str) -> int | None:
-        return self.incarnations.get(node)
-
     def incarnation_command(self, node: str, incarnation: int) -> bytes:
         return json.dumps(["inc", node, incarnation]).encode()
-
-    def members(self) -> tuple[int, Members]:
-        return 0, ()
-
-    def members_in(self, command: bytes) -> Members | None:
-        return None
-
-    def members_command(self, members: Members) -> bytes:
-        raise NotImplementedError
-
-    def on_members(self) -> None:
-        pass
 
     def heartbeat_info(self) -> bytes:
         return b"t"
@@ -117,9 +102,6 @@ class Machine:
     def on_message(self, peer: str, kind: int, payload: bytes) -> None:
         pass
 
-    def on_link(self, peer: str, up: bool) -> None:
-        pass
-
     def manifest(self) -> Manifest | None:
         index, term, *_ = json.loads(self.durable[8:])
         if index <= 1:
@@ -128,9 +110,6 @@ class Machine:
 
     def read_chunk(self, manifest: Manifest, name: str, offset: int, size: int) -> bytes:
         return manifest.blob[offset : offset + size]
-
-    def release(self, manifest: Manifest) -> None:
-        pass
 
     def install(self, manifest: Manifest) -> Installer:
         return Installer(self, manifest)

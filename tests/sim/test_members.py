@@ -323,9 +323,7 @@ def test_a_node_that_was_removed_comes_back_with_its_disk():
     town.converge()
 
 
-def test_a_founder_is_not_added_with_what_it_founded():
-    """Another cluster's log, of the same terms, would pass for a beginning of this one's."""
-    town = Town(restart=False)
+def start_as_founder_of_another_cluster(town: Town) -> None:
     stranger = Town(seed=2, names=("n4",))
     stranger.publish()
     stranger.kill("n4")
@@ -333,6 +331,12 @@ def test_a_founder_is_not_added_with_what_it_founded():
     town.kill("n4")
     town.machines["n4"].disk = stranger.machines["n4"].disk
     town.start("n4")
+
+
+def test_a_founder_is_not_added_with_what_it_founded():
+    """Another cluster's log, of the same terms, would pass for a beginning of this one's."""
+    town = Town(restart=False)
+    start_as_founder_of_another_cluster(town)
     town.must("add", "n4")
     town.until(lambda: bool(town.violations))
     town.world.run_for(0.1)  # it ends
@@ -347,13 +351,7 @@ def greeted_before_its_addition_is_committed() -> Town:
     """A founder of another cluster, linked as soon as the entry is in the log, while commits are slow."""
     town = Town(restart=False)
     town.switch_on()
-    stranger = Town(seed=2, names=("n4",))
-    stranger.publish()
-    stranger.kill("n4")
-    town.join("n4")
-    town.kill("n4")
-    town.machines["n4"].disk = stranger.machines["n4"].disk
-    town.start("n4")
+    start_as_founder_of_another_cluster(town)
     for name in town.others:
         town.machines[name].disk.sync_delay_s = 3.0
     leader = town.leader()
