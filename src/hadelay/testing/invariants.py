@@ -32,8 +32,6 @@ from hadelay.testing.cluster import WATCH_S, SimCluster
 from hadelay.testing.guest import TOPICS
 from hadelay.testing.history import HandOut, Message, Violation, number_of
 
-#: The cold start that every cluster begins with is over by then.
-FOUNDED_S = 1.0
 #: How much faster than true time cluster time may run.
 _RATE = 600e-6
 _ROUNDING_MS = 1.5
@@ -307,19 +305,18 @@ def early(cluster: SimCluster) -> Iterator[Violation]:
 
 
 def _cold(cluster: SimCluster, at: float) -> bool:
-    """A majority had lost the time and took it from the wall clocks before `at`. From then on there may be two times: a
-    node that was cut off meanwhile goes by the old one until it hears the new leader."""
-    return any(FOUNDED_S < start <= at for start in cluster.cold_starts)
+    """A majority had lost the time and took it from the wall clocks before `at`, other than when the cluster began:
+    also soon after that, for whoever led first may die before another one heard of its time. From then on there may be
+    two times: a node that was cut off meanwhile goes by the old one until it hears the new leader."""
+    return any(start <= at for start in cluster.cold_starts[1:])
 
 
 def clock_runs_true(cluster: SimCluster) -> Iterator[Violation]:
     """I9, its cause: between any two committed entries cluster time advances no faster than slew and drift allow (until
     a majority has to start cold)."""
     least: tuple[float, int] | None = None
-    stamps = sorted(cluster.stamps)
-    for at, now_ms in stamps:
-        # Also in the first second: whoever led first may die before another one heard of its time.
-        if any(stamps[0][0] < start <= at for start in cluster.cold_starts):
+    for at, now_ms in sorted(cluster.stamps):
+        if _cold(cluster, at):
             return
         lead_ms = now_ms - at * 1000 * (1 + _RATE)
         leaders = sum(t <= at + WATCH_S for t in cluster.elected)
