@@ -38,7 +38,7 @@ class HadelayError(Exception):
     retryable: ClassVar[bool] = False
     outcome_known: ClassVar[bool] = True
 
-    def __init__(self, detail: str = "", *, retry_after_ms: int | None = None, **extra: Any) -> None:
+    def __init__(self, detail: str = "", /, *, retry_after_ms: int | None = None, **extra: Any) -> None:
         super().__init__(detail or self.title)
         self.detail = detail
         self.retry_after_ms = retry_after_ms

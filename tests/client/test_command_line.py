@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hadelay.cli.output import Remote
-from hadelay.cli.remote import call
-from hadelay.errors import BadRequest, HadelayError
+from hadelay.cli.remote import call, read_answer
+from hadelay.errors import BadRequest, HadelayError, OutcomeUnknown
 from tests.client.test_client import url
 
 __all__ = ["url"]
@@ -58,3 +58,11 @@ def test_the_command_line_does_not_follow_redirects_for_ever() -> None:
 def test_the_command_line_refuses_in_words(url: str, wish: Any, headers: dict[str, str], servers: str) -> None:
     with pytest.raises(BadRequest, match="sent"):
         call(Remote(servers=servers or url), "PUT", "/v1/topics/t", wish, headers=headers)
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b'"\xff"', b"[" * 2_000])
+def test_who_is_no_node_is_said_to_be_none(answer: bytes) -> None:
+    for method, known in (("GET", True), ("POST", False)):
+        with pytest.raises(HadelayError, match="http://a does not answer like a node") as caught:
+            read_answer("http://a", method, answer)
+        assert isinstance(caught.value, OutcomeUnknown) != known

@@ -24,7 +24,9 @@ import numpy as np
 
 from chaos import scenario
 from chaos.cluster import GivenCluster
+from hadelay.cli import remote
 from hadelay.cli.certs import make_authority, make_certificate
+from hadelay.client import transport
 from hadelay.config import HttpConfig
 from hadelay.configload import load
 from hadelay.core import checkpoint, commands, invariants, meta
@@ -36,8 +38,8 @@ from hadelay.core.members import Member
 from hadelay.core.meta import Meta
 from hadelay.core.state import DelayState
 from hadelay.core.tokens import decode_leases, encode_leases
-from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError, NotFound
-from hadelay.http import listing, options, publish, types, values
+from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError, NotFound, OutcomeUnknown
+from hadelay.http import listing, options, publish, routes, types, values
 from hadelay.http.routes import decoded
 from hadelay.model import DEAD_HOURS, Event, encode_id, hour_name
 from hadelay.raft import messages, records, snapshot
@@ -590,6 +592,39 @@ def bodies() -> list[bytes]:
     ]
 
 
+def query(data: bytes) -> None:
+    """The query of any other call; the first byte says of which."""
+    kinds = sorted(_inputs(types.In), key=lambda kind: kind.__name__)
+    pairs = routes.parse_query(data[1:].decode("latin-1"))
+    routes.decode_query(pairs, kinds[data[0] % len(kinds)] if data else None)
+
+
+def queries() -> list[bytes]:
+    text = b"limit=5&cursor=x&states=ready%2Cdead&from=2026-11-20T18:00:00Z&until=5&history&stale=true&verbose="
+    some = text.split(b"&")
+    return [bytes([n]) + part for n in range(len(_inputs(types.In))) for part in (text, some[n % len(some)])]
+
+
+def answer(data: bytes) -> None:
+    """What commands and the client make of an answer, of a node or of whatever else listens there."""
+    status = (200, 400, 404, 409, 503, 504)[data[0] % 6] if data else 500
+    if status == 200:
+        with suppress(OutcomeUnknown):
+            remote.read_answer("http://127.0.0.1", "POST", data[1:])
+    else:
+        str(remote.refusal(status, data[1:]))
+        str(transport._error(transport.Answer(status, {}, data[1:])))
+
+
+def answers() -> list[bytes]:
+    problem = {
+        "type": "conflict", "title": "Conflict", "status": 409, "detail": "why", "retryable": False,
+        "outcome_known": True, "retry_after_ms": 5, "outcome": "leased",
+    }  # fmt: skip
+    bodies = (json.dumps(problem).encode(), b'{"self":"/"}', b"<html>", b"[" * 2_000, b'"\xff"')
+    return [bytes([n]) + body for n in range(6) for body in bodies]
+
+
 def head(data: bytes) -> None:
     """Query and headers of a publish: a line each."""
     query, *lines = data.split(b"\n")
@@ -659,6 +694,8 @@ TARGETS: dict[str, Target] = {
     "certificate": Target(certificate, (ConfigError,), certificates),
     "batch": Target(batch, (HadelayError,), batches),
     "body": Target(body, (HadelayError,), bodies),
+    "query": Target(query, (HadelayError,), queries),
+    "answer": Target(answer, (), answers),
     "head": Target(head, (HadelayError,), heads),
     "text": Target(text, (HadelayError,), texts),
     "config": Target(config, (ConfigError,), configs),

@@ -62,11 +62,20 @@ def call(
         except ValueError as error:
             raise errors.BadRequest(f"it cannot be sent: {error}") from None
         if 200 <= status < 300:
-            return decode(answer) if answer else None
-        problem = _refusal(status, answer)
+            return read_answer(url, method, answer, decode) if answer else None
+        problem = refusal(status, answer)
         if status not in (503, 504):
             break
     raise problem
+
+
+def read_answer(url: str, method: str, answer: bytes, decode: Callable[[bytes], Any] = msgspec.json.decode) -> Any:
+    """Of whatever listens there: of something else than a node nobody knows what it did."""
+    try:
+        return decode(answer)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        kind = HadelayError if method == "GET" else errors.OutcomeUnknown
+        raise kind(f"{url} does not answer like a node: {answer[:200].decode(errors='replace')!r}") from None
 
 
 def segment(text: str) -> str:
@@ -120,11 +129,11 @@ def _unreachable(url: str, error: Exception) -> Exception:
     return ConnectionError(f"{url}: {getattr(error, 'strerror', None) or error or type(error).__name__}")
 
 
-def _refusal(status: int, answer: bytes) -> HadelayError:
+def refusal(status: int, answer: bytes) -> HadelayError:
     """The problem document as the error it was made from."""
     try:
         problem = msgspec.json.decode(answer, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return HadelayError(f"status {status}: {answer[:200].decode(errors='replace')}")
     name = str(problem.get("type", "")).rpartition("/")[2]
     kind = _KINDS.get(name) or next((k for k in _KINDS.values() if k.http_status == status), HadelayError)

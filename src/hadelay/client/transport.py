@@ -55,7 +55,7 @@ class Answer(NamedTuple):
 
 def error_of(document: Mapping[str, Any], status: int) -> HadelayError:
     """The exception that a problem document stands for; for a type this client does not know, by its status."""
-    kind = _BY_TYPE.get(document.get("type", "")) or _BY_STATUS.get(status, HadelayError)
+    kind = _BY_TYPE.get(str(document.get("type", ""))) or _BY_STATUS.get(status, HadelayError)
     known = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
     if issubclass(kind, errors.DamagedFile):
         kind = HadelayError
