@@ -20,8 +20,9 @@ from hadelay.core.lifecycle import failures_of
 from hadelay.core.ports import REASON
 from hadelay.core.results import LeaseOutcome, RedriveOutcome, RedriveResult
 from hadelay.model import DEAD_HOURS, NONE32, Event
-from tests.core.test_scenarios import START_HOUR, Player, check, clock, ms_of
+from tests.core.test_scenarios import START_HOUR, Player, clock, ms_of
 from tests.core.world import World, draft
+from tests.scenarios import check
 
 FILES = sorted((Path(__file__).parent / "failures").glob("*.txt"))
 _STATES = {"scheduled": topics.SCHEDULED, "ready": topics.READY, "dead": topics.DEAD}

@@ -33,6 +33,7 @@ from hadelay.core.state import DelayState
 from hadelay.core.tags import mask_of
 from hadelay.model import DEAD_HOURS, HOUR_MS, State
 from tests.core.world import START_HOUR, START_MS, World, draft, leases
+from tests.scenarios import check
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS, "d": 24 * HOUR_MS}
@@ -320,26 +321,6 @@ class Player:
         return "changed" if result.changed else "as it was"
 
 
-def replay(text: str, player: Player) -> str:
-    """The scenario with every answer as it is now."""
-    out = []
-    for block in text.rstrip().split("\n\n"):
-        asked = block.split("\n----")[0].split("\n")
-        said = [s for line in asked if line and not line.startswith("#") for s in player.play(line)]
-        commands_only = all(line.startswith("#") for line in asked)
-        out.append("\n".join(asked) if commands_only else "\n".join([*asked, "----", *said]))
-    return "\n\n".join(out) + "\n"
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_scenario(path: Path, request: pytest.FixtureRequest) -> None:
     check(path, Player(), request)
-
-
-def check(path: Path, player: Player, request: pytest.FixtureRequest) -> None:
-    text = path.read_text()
-    now = replay(text, player)
-    if request.config.getoption("--rewrite", default=False):
-        path.write_text(now)
-    else:
-        assert now == text

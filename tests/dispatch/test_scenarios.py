@@ -19,6 +19,7 @@ import pytest
 
 from hadelay.core.results import CancelOutcome, LeaseOutcome
 from tests.dispatch.desk import START_HOUR, START_MS, Desk, Received
+from tests.scenarios import check
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 
@@ -179,22 +180,6 @@ class Player:
         return [" ".join(f"{kinds.count(kind)}×{kind}" for kind in dict.fromkeys(kinds)) or "nothing"]
 
 
-def replay(text: str) -> str:
-    player = Player()
-    out = []
-    for block in text.strip().split("\n\n"):
-        asked = block.split("\n----")[0].split("\n")
-        said = [s for line in asked if line and not line.startswith("#") for s in player.play(line)]
-        commands_only = all(line.startswith("#") for line in asked)
-        out.append("\n".join(asked) if commands_only else "\n".join([*asked, "----", *said]))
-    return "\n\n".join(out) + "\n"
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_scenario(path: Path, request: pytest.FixtureRequest) -> None:
-    text = path.read_text()
-    now = replay(text)
-    if request.config.getoption("--rewrite", default=False):
-        path.write_text(now)
-    else:
-        assert now == text
+    check(path, Player(), request)

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from hadelay.testing.cluster import SimCluster
+from tests.scenarios import check
 from tests.webhooks.world import Call, World
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
@@ -118,22 +119,6 @@ class Player:
         assert over == [None]
 
 
-def replay(text: str) -> str:
-    player = Player()
-    out = []
-    for block in text.strip().split("\n\n"):
-        asked = block.split("\n----")[0].split("\n")
-        said = [s for line in asked if line and not line.startswith("#") for s in player.play(line)]
-        commands_only = all(line.startswith("#") for line in asked)
-        out.append("\n".join(asked) if commands_only else "\n".join([*asked, "----", *said]))
-    return "\n\n".join(out) + "\n"
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_scenario(path: Path, request: pytest.FixtureRequest) -> None:
-    text = path.read_text()
-    now = replay(text)
-    if request.config.getoption("--rewrite", default=False):
-        path.write_text(now)
-    else:
-        assert now == text
+    check(path, Player(), request)
