@@ -204,24 +204,27 @@ class Journal:
     def _term_before(self, index: int) -> int:
         return self.term_at(index - 1) if index - 1 > self.base_index else self.base_term
 
+    def _header(self, first: int, prev_term: int, **changes: object) -> SegmentHeader:
+        """Of the next segment."""
+        now: dict[str, object] = {
+            "seq": self._number,
+            "previous": self._segments[-1].header.seq if self._segments else 0,
+            "first_index": first,
+            "prev_term": prev_term,
+            "term": self.term,
+            "vote": self.voted_for or "",
+            "incarnation": self.incarnation,
+            "installing": self.installing,
+            "admitted": self.admitted,
+            "reset": False,
+        }
+        return replace(self.identity, **(now | changes))  # type: ignore[arg-type]
+
     def _adopt(self, first: int, prev_term: int, entries: list[Entry], **changes: object) -> None:
         """Make a segment that holds `entries`, durable before it has its name; everything from `first` on is in it."""
         self._number += 1
         self._supersede(first, reset=bool(changes.get("reset")))
-        header = replace(
-            self.identity,
-            seq=self._number,
-            previous=self._segments[-1].header.seq if self._segments else 0,
-            first_index=first,
-            prev_term=prev_term,
-            term=self.term,
-            vote=self.voted_for or "",
-            incarnation=self.incarnation,
-            installing=self.installing,
-            admitted=self.admitted,
-            durable=(self._number, 0),
-            **{"reset": False, **changes},  # type: ignore[arg-type]
-        )
+        header = self._header(first, prev_term, durable=(self._number, 0), **changes)
         segment = build(self._disk, self.directory, header, entries, self.config.segment_bytes)
         self._segments.append(segment)
         self.identity = header
@@ -344,20 +347,7 @@ class Journal:
         except OSError as error:
             self.on_fatal(error)
             raise
-        header = replace(
-            self.identity,
-            seq=self._number,
-            previous=self._segments[-1].header.seq if self._segments else 0,
-            first_index=first_index,
-            prev_term=prev_term,
-            term=self.term,
-            vote=self.voted_for or "",
-            incarnation=self.incarnation,
-            installing=self.installing,
-            admitted=self.admitted,
-            durable=self._durable,
-            reset=False,
-        )
+        header = self._header(first_index, prev_term, durable=self._durable)
         segment = Segment(file, header)
         self._segments.append(segment)
         self._names_changed = True
