@@ -60,7 +60,7 @@ test: $(READY) $(SPARK)
 
 # docs/howto/spark-cluster.md is what it runs.
 spark-cluster: $(READY) $(SPARK)
-	@$(PY) -m pytest -m standalone tests/pipeline/test_standalone.py
+	@HADELAY_SPARK_CLUSTER=1 $(PY) -m pytest tests/pipeline/test_standalone.py
 
 check: $(READY)
 	$(PY) -m ruff format --check src tests bench chaos cluster tools

@@ -25,7 +25,12 @@ from hadelay.testing.ports import free_ports
 from tests.cli.support import cluster, environment
 from tests.pipeline import test_archive
 
-pytestmark = [pytest.mark.standalone, pytest.mark.processes, pytest.mark.timeout(1800)]
+ASKED = "HADELAY_SPARK_CLUSTER"
+pytestmark = [
+    pytest.mark.skipif(ASKED not in os.environ, reason=f"minutes of a core: make spark-cluster, or {ASKED}=1"),
+    pytest.mark.processes,
+    pytest.mark.timeout(1800),
+]
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "howto" / "spark-cluster.md"
 COUNT = 50
