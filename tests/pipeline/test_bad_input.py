@@ -56,7 +56,7 @@ def test_no_such_directory_nobody_there_and_wrong_options(job: str, tmp_path: Pa
     for words, code, said in (
         (("--path", tmp_path / "none"), 3, f"{tmp_path}/none: no such directory"),
         (("--path", tmp_path), 3, "no directory hours/ in it"),
-        (("--endpoint", NOBODY), 5, "GET /v1/cluster: no node has it: http://127.0.0.1:1: .*refused"),
+        (("--endpoint", NOBODY), 5, "no node has it: http://127.0.0.1:1: .*refused.*\n.* --endpoint names another"),
         (("--path", tmp_path, "--hour-from", "20261399"), 2, "is no hour: it is written yyyymmddHH"),
         ((), 2, "one of the options path .* and endpoint"),
     ):

@@ -173,16 +173,17 @@ def run(argv: Sequence[str]) -> int:
         code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
         if code is None:
             raise
-        print(f"hadelay: {message(error)}", file=sys.stderr)
+        servers = "--endpoint" if list(argv[:1]) == ["pipeline"] else "--servers"
+        print(f"hadelay: {message(error, servers)}", file=sys.stderr)
         return code
     return result if isinstance(result, int) else OK
 
 
-def message(error: Exception) -> str:
-    """The error, and what to do where the error does not say it."""
+def message(error: Exception, servers: str) -> str:
+    """The error, and what to do where the error does not say it. servers: the option that names nodes."""
     text = str(error) or type(error).__name__
-    if isinstance(error, NoLeader | ConnectionError) and "--servers" not in text:
-        return f"{text}\n  Is a cluster running there? `hadelay dev` starts one; --servers names another."
+    if isinstance(error, NoLeader | ConnectionError) and servers not in text:
+        return f"{text}\n  Is a cluster running there? `hadelay dev` starts one; {servers} names another."
     if isinstance(error, OutcomeUnknown):
         return f"{text}\n  It may or may not have happened; the same command with the same --idempotency-key is safe."
     return text
