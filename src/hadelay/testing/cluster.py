@@ -496,8 +496,10 @@ class SimCluster:
             process = machine.process
             if process is None or process.node is None or process.runtime.crashed:
                 continue
-            raft, name = process.node.raft, machine.name
             self._watch_syncs(machine, process)
+            if not process.runtime.stirred():
+                continue
+            raft, name = process.node.raft, machine.name
             self._watch_members(name, raft)
             if raft.is_leader and raft.term not in self.leaders:
                 self.elected.append(self.world.now)

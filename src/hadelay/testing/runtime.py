@@ -104,6 +104,7 @@ class SimWorld:
         if owner.paused:
             owner.held.append(event)
             return
+        owner.ran = True
         try:
             fn(*event.args)
         except SimCrash:
@@ -125,6 +126,7 @@ class SimRuntime:
         self.crashed = False
         self.paused = False
         self.held: list[Event] = []
+        self.ran = True
         self._rate = 1.0 + drift
         self._lanes: dict[str, deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]]] = {}
         # Every machine counts from its own start.
@@ -192,6 +194,11 @@ class SimRuntime:
         if jobs:
             self._start_next(lane)
         done(result, error)
+
+    def stirred(self) -> bool:
+        """Whether any of its events ran since this was asked last: while none does, its state stays what it is."""
+        ran, self.ran = self.ran, False
+        return ran
 
     def pause(self) -> None:
         """SIGSTOP."""
