@@ -9,6 +9,7 @@ from collections import Counter
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from hadelay.core.results import CancelOutcome, LeaseOutcome
 from hadelay.errors import Overloaded
@@ -209,6 +210,9 @@ class Dispatching(RuleBasedStateMachine):
         assert {name for name in due if "x" in self.tags[name]} <= set(self.desk.delivered())
         for topic in TOPICS:
             self.desk.consume(topic, max=5)
+        # Most of that hour nothing happens: twice a second the sweeper need not look for what was forgotten.
+        config = self.desk.dispatcher.config
+        self.desk.dispatcher.config = replace(config, dispatch=replace(config.dispatch, sweep_ms=10_000))
         self.desk.run(3_600_000)
         came = set(self.desk.delivered())
         assert self.due.keys() - self.over <= came
