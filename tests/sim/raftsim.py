@@ -332,6 +332,8 @@ class RaftSim:
     def _watch(self) -> None:
         self.world.after(0.005, self._watch)
         for name, node in self.nodes.items():
+            if not self.runtimes[name].stirred():
+                continue
             if node.is_leader:
                 first = self.leaders.setdefault(node.term, name)
                 assert first == name, f"I13: {name} and {first} lead term {node.term}"
