@@ -18,20 +18,17 @@ if TYPE_CHECKING:
 def check(state: DelayState) -> None:
     """AssertionError, with what is wrong, unless everything adds up."""
     _check_grants(state)
-    open_by_topic = np.zeros(len(state.topics.all), np.int64)
-    bytes_by_topic = np.zeros(len(state.topics.all), np.int64)
-    doomed_by_topic = np.zeros(len(state.topics.all), np.int64)
-    for hour in state.store.hours():
-        if hour >= DEAD_HOURS:
-            continue
-        _check_hour(state, hour, open_by_topic, bytes_by_topic, doomed_by_topic)
-    for topic in state.topics.all:
+    hours = {hour: state.store.entries(hour, slice(0, state.store.count(hour))) for hour in state.store.hours()}
+    alive = {hour: rows for hour, rows in hours.items() if hour < DEAD_HOURS}
+    #: Per topic: open entries, their bytes, and those of them that no topic owes any more.
+    counted = np.zeros((3, len(state.topics.all)), np.int64)
+    for hour, rows in alive.items():
+        _check_hour(state, hour, rows, counted)
+    for topic, (opened, size, doomed) in zip(state.topics.all, counted.T.tolist(), strict=True):
         name = f"topic {topic.name}"
-        assert topic.open == open_by_topic[topic.number], f"{name}: open {topic.open}, {open_by_topic[topic.number]}"
-        assert topic.bytes == bytes_by_topic[topic.number], (
-            f"{name}: {topic.bytes} ≠ {bytes_by_topic[topic.number]} bytes"
-        )
-        assert topic.doomed == doomed_by_topic[topic.number], f"{name}: doomed {topic.doomed}"
+        assert topic.open == opened, f"{name}: open {topic.open}, {opened}"
+        assert topic.bytes == size, f"{name}: {topic.bytes} ≠ {size} bytes"
+        assert topic.doomed == doomed, f"{name}: doomed {topic.doomed}"
         redriven = topic.settled[Event.REDRIVEN]
         ended = sum(topic.settled) - topic.settled[Event.MOVED] - 2 * redriven
         assert topic.published == topic.open + ended, f"{name}: published {topic.published} ≠ {topic.open} + {ended}"
@@ -40,8 +37,8 @@ def check(state: DelayState) -> None:
         chores = bool(topic.doomed or topic.marks or topic.redrive)
         assert chores == (topic.number in state.topics.chores), f"{name}: chores"
         assert topic.alerted <= topic.settled[Event.DEAD], f"{name}: alerted"
-    _check_dead(state)
-    _check_ttl(state)
+    _check_dead(state, {hour: rows for hour, rows in hours.items() if hour not in alive})
+    _check_ttl(state, alive)
 
 
 def _check_grants(state: DelayState) -> None:
@@ -66,11 +63,8 @@ def _check_grants(state: DelayState) -> None:
             assert key in state.grants, f"{consumer}/{request_id!r} outlived its grant"
 
 
-def _check_hour(
-    state: DelayState, hour: int, open_by_topic: np.ndarray, bytes_by_topic: np.ndarray, doomed_by_topic: np.ndarray
-) -> None:
-    count = state.store.count(hour)
-    rows = state.store.entries(hour, slice(0, count))
+def _check_hour(state: DelayState, hour: int, rows: np.ndarray, counted: np.ndarray) -> None:
+    count = len(rows)
     is_open = np.ones(count, bool)
     waiting = np.ones(count, bool)
     if hour_state := state.hours.get(hour):
@@ -84,38 +78,36 @@ def _check_hour(
         waiting[leased] = False
         _check_seconds(state, hour, rows[is_open])
     assert state.open_entries(hour) == np.count_nonzero(is_open), f"hour {hour}: open"
-    np.add.at(open_by_topic, rows["topic"][is_open], 1)
-    np.add.at(bytes_by_topic, rows["topic"][is_open], rows["size"][is_open])
+    topics, width = rows["topic"][is_open], counted.shape[1]
+    counted[0] += np.bincount(topics, minlength=width)
+    counted[1] += np.bincount(topics, rows["size"][is_open], width).astype(np.int64)
     keyed = np.count_nonzero(rows["flags"][hour_state.retire_at if hour_state else 0 :] & FLAG_KEYED)
     assert keyed == (hour_state.keyed if hour_state else 0), f"hour {hour}: {keyed} have a key"
-    doomed = rows[waiting]
-    np.add.at(doomed_by_topic, doomed["topic"][~state.topics.alive(doomed)], 1)
+    doomed = waiting & ~state.topics.alive(rows)
+    counted[2] += np.bincount(rows["topic"][doomed], minlength=width)
 
 
 def _check_seconds(state: DelayState, hour: int, open_rows: np.ndarray) -> None:
     seconds = state.hours[hour].open_seconds
-    expected = np.bincount(open_rows["second"], minlength=SECONDS)
     if hour > state.now_hour:
         assert seconds is None, f"hour {hour}: counted by second before it began"
     elif seconds is None:
         assert not len(open_rows), f"hour {hour}: not counted by second, {len(open_rows)} open"
     else:
-        assert (seconds == expected).all(), f"hour {hour}: seconds"
+        assert (seconds == np.bincount(open_rows["second"], minlength=SECONDS)).all(), f"hour {hour}: seconds"
 
 
-def _check_dead(state: DelayState) -> None:
+def _check_dead(state: DelayState, hours: dict[int, np.ndarray]) -> None:
     """Every dead letter has its row, its place and its count; nothing else has."""
     letters = {}
-    for hour in state.store.hours():
-        if hour < DEAD_HOURS:
-            continue
+    for hour, rows in hours.items():
         hour_state = state.hours.get(hour)
-        for row in state.store.entries(hour, slice(0, state.store.count(hour))):
+        for row in rows:
             if hour_state is None or row["index"] not in hour_state.settled:
                 topic, died_ms, first_id = int(row["topic"]), int(row["deliver_at_ms"]), int(row["first_id"])
                 letters[dead.key(topic, died_ms, first_id)] = (hour, int(row["index"]))
-    rows = state.tables.range(dead.DEAD, b"", None, 1 << 30)
-    assert [key for key, _ in rows] == sorted(letters), "table dead"
+    known = state.tables.range(dead.DEAD, b"", None, 1 << 30)
+    assert [key for key, _ in known] == sorted(letters), "table dead"
     counts = [0] * len(state.topics.all)
     for key, place in letters.items():
         topic, died_ms, first_id = dead.KEY.unpack(key)
@@ -127,15 +119,12 @@ def _check_dead(state: DelayState) -> None:
         assert found.dead == counts[found.number], f"topic {found.name}: dead {found.dead} ≠ {counts[found.number]}"
 
 
-def _check_ttl(state: DelayState) -> None:
+def _check_ttl(state: DelayState, hours: dict[int, np.ndarray]) -> None:
     """What is open and has a TTL is looked at in time, when it is over or after its lease."""
-    rows = [ttl.KEY.unpack(key) for key, _ in state.tables.range(ttl.TTL, b"", None, 1 << 30)]
-    looked_at = {first_id: at_ms for at_ms, first_id in sorted(rows, reverse=True)}
-    for hour in state.store.hours():
-        if hour >= DEAD_HOURS:
-            continue
-        entries = state.store.entries(hour, slice(0, state.store.count(hour)))
-        for row in entries[entries["flags"] & FLAG_TTL != 0]:
+    filed = [ttl.KEY.unpack(key) for key, _ in state.tables.range(ttl.TTL, b"", None, 1 << 30)]
+    looked_at = {first_id: at_ms for at_ms, first_id in sorted(filed, reverse=True)}
+    for hour, rows in hours.items():
+        for row in rows[rows["flags"] & FLAG_TTL != 0]:
             ended, leased = state.fate(hour, int(row["index"]))
             if ended is not None or not state.topics.owed(row.reshape(1))[0]:
                 continue
