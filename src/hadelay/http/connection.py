@@ -3,8 +3,9 @@
 aiohttp gives every request a parsed head, two tasks, a request and a response object; that is four times what a publish
 costs otherwise. So a request that arrives whole is taken out of the bytes here: its head is looked up among the heads
 of recent requests (clients repeat theirs to the byte). A publish's body becomes a draft, and the answer is written when
-the commit calls back: no task, no future, no header map. Routes that are declared `short` (batches, receive, ack and
-the like) run as they do otherwise, in a task that gets the parsed head and the body, and whose answer is written here.
+the commit calls back: no task, no future, no header map. Routes that are declared `short` (batches, receive, ack, and
+what is asked of one message) run as they do otherwise, in a task that gets the parsed head and the body, and whose
+answer is written here.
 
 Only heads of the plainest form come this way (`_parse_fields` is strict: a Host, no name twice, nothing that changes
 framing). Whatever else arrives is fed to aiohttp, which keeps its parser, its limits and its errors. The two never
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 
 #: As many bytes, and lines, as aiohttp takes.
 _MAX_HEAD, _MAX_LINES = 8_190, 128
-_TARGET = re.compile(rb'(GET|POST|PUT|DELETE) (/[!"$-~]*) HTTP/1\.1\r\n')
+_TARGET = re.compile(rb'(GET|POST|PUT|DELETE|PATCH) (/[!"$-~]*) HTTP/1\.1\r\n')
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff]*)\r\n")
 _PUBLISH = re.compile(rb"/v1/topics/([A-Za-z0-9._-]+)/messages(?:\?(.*))?")
 #: An answer up to so large is copied behind its head.
@@ -53,6 +54,8 @@ _KEY_LINE = re.compile(rb"\r\n[Hh]adelay-[Kk]ey: ?([!-~]+)(?=\r\n)")
 _TRACE_LINE = re.compile(rb"\r\n[Tt]raceparent: ?(%b)(?=\r\n)" % TRACEPARENT.pattern)
 #: Headers that hardly come again.
 _OWN = frozenset((b"idempotency-key", b"hadelay-key", b"traceparent"))
+#: Parts of a path that name a message.
+_OWN_PATH = frozenset(("id", "key"))
 #: Headers that change how a message is framed, or need an answer of their own.
 _AIOHTTP_ONLY = frozenset(
     (b"transfer-encoding", b"expect", b"upgrade", b"content-encoding", b"te", b"trailer", b"origin", b"sec-fetch-site")
@@ -142,7 +145,7 @@ class Heads:
             return None
         known = self._known(line, fields)
         if known is not None:
-            return Seen(fields.body_bytes or 0, known, fields.common)
+            return Seen(fields.body_bytes or 0, known, fields.common and _OWN_PATH.isdisjoint(known.path))
         head = self._publish(line, fields)
         common = head is None or (head.idempotency_key is None and head.extras is None)
         return Seen(fields.body_bytes or 0, head, common)
@@ -187,7 +190,7 @@ class Heads:
         path, _, query = target.partition("?")
         try:
             route, found = self.server.route(line[1].decode(), path)
-            if not route.short or fields.body_bytes is None:
+            if not route.short or (fields.body_bytes is None and route.body is not None):
                 return None
             check_headers(fields.lines, route.headers)
             decoded = decode_query(parse_query(query), route.query)

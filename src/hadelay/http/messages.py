@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiohttp import web
 from msgspec import UNSET
 
 from hadelay.core.meta import unpack
 from hadelay.errors import BadRequest, Conflict
 from hadelay.http import types
 from hadelay.http.options import when
-from hadelay.http.routes import Call, Routes
+from hadelay.http.routes import Answer, Call, Routes
 from hadelay.http.values import check_topic, format_instant, parse_id
 from hadelay.model import encode_id
 from hadelay.server.api import HistoryEvent, MessageView, Target
@@ -19,9 +18,11 @@ from hadelay.server.api import HistoryEvent, MessageView, Target
 routes = Routes()
 
 _ID, _KEY = "/v1/messages/{id}", "/v1/topics/{topic}/keys/{key}"
-_READ: Any = {"query": types.MessageQuery, "returns": {200: types.Message}, "errors": (404, 503), "scope": "read"}
-_CANCEL: Any = {"returns": {200: types.Outcome}, "errors": (404, 409), "scope": "publish"}
-_MOVE: Any = {"returns": {200: types.Rescheduled}, "errors": (404, 409), "scope": "publish"}
+_READ: Any = {
+    "query": types.MessageQuery, "returns": {200: types.Message}, "errors": (404, 503), "short": True, "scope": "read"
+}  # fmt: skip
+_CANCEL: Any = {"returns": {200: types.Outcome}, "errors": (404, 409), "short": True, "scope": "publish"}
+_MOVE: Any = {"returns": {200: types.Rescheduled}, "errors": (404, 409), "short": True, "scope": "publish"}
 #: Whose topic is that of the message.
 _OWN: Any = {"own_topics": True}
 
@@ -45,17 +46,17 @@ def _target(call: Call) -> Target:
 
 
 @routes.add("GET", _ID, **_READ, **_OWN)
-async def get_message(call: Call) -> web.Response:
+async def get_message(call: Call) -> Answer:
     """A message, its state and its history"""
     service, query = call.server.service, call.query
     view = await service.describe(_target(call), body=query.body, stale=query.stale)
     call.access.need("read", view.topic)
     headers = {"Hadelay-Applied": str(service.applied_index)} if query.stale else {}
-    return call.reply(message_out(view), headers=headers)
+    return call.answer(message_out(view), headers=headers)
 
 
 @routes.add("GET", _KEY, **_READ)
-async def get_message_by_key(call: Call) -> web.StreamResponse:
+async def get_message_by_key(call: Call) -> Answer:
     """The message published last under a key"""
     return await get_message(call)
 
@@ -81,22 +82,22 @@ def _event(e: HistoryEvent) -> types.History:
 
 
 @routes.add("DELETE", _ID, **_CANCEL, **_OWN)
-async def cancel_message(call: Call) -> web.Response:
+async def cancel_message(call: Call) -> Answer:
     """Cancel a message that is scheduled or ready; again is harmless"""
     outcome = await call.server.service.cancel(await _changed(call))
     if outcome != "cancelled":
         raise Conflict(f"the message cannot be cancelled: it is {outcome}", outcome=outcome)
-    return call.reply(types.Outcome("cancelled"))
+    return call.answer(types.Outcome("cancelled"))
 
 
 @routes.add("DELETE", _KEY, **_CANCEL)
-async def cancel_message_by_key(call: Call) -> web.StreamResponse:
+async def cancel_message_by_key(call: Call) -> Answer:
     """Cancel the message published last under a key"""
     return await cancel_message(call)
 
 
 @routes.add("PATCH", _ID, body=types.Reschedule, **_MOVE, **_OWN)
-async def reschedule_message(call: Call) -> web.Response:
+async def reschedule_message(call: Call) -> Answer:
     """Make a message that is scheduled or ready due at another time; it keeps its id"""
     wish = call.body
     if wish.delay is None and wish.deliver_at is None:
@@ -105,17 +106,17 @@ async def reschedule_message(call: Call) -> web.Response:
 
 
 @routes.add("PATCH", _KEY, body=types.Reschedule, **_MOVE)
-async def reschedule_message_by_key(call: Call) -> web.StreamResponse:
+async def reschedule_message_by_key(call: Call) -> Answer:
     """Make the message published last under a key due at another time"""
     return await reschedule_message(call)
 
 
 @routes.add("POST", _ID + ":deliver-now", body=types.Nothing, **_MOVE, **_OWN)
-async def deliver_now(call: Call) -> web.Response:
+async def deliver_now(call: Call) -> Answer:
     """Make a message due at once; one that is due already stays where it stands"""
     return await _reschedule(call, 0, True)
 
 
-async def _reschedule(call: Call, when_ms: int, relative: bool) -> web.Response:
+async def _reschedule(call: Call, when_ms: int, relative: bool) -> Answer:
     message_id, deliver_at_ms = await call.server.service.reschedule(await _changed(call), when_ms, relative)
-    return call.reply(types.Rescheduled(encode_id(message_id), format_instant(deliver_at_ms)))
+    return call.answer(types.Rescheduled(encode_id(message_id), format_instant(deliver_at_ms)))

@@ -137,14 +137,16 @@ class Call:
     def wants_msgpack(self) -> bool:
         return "msgpack" in self.request.headers.get("Accept", "")
 
-    def answer(self, value: Any) -> Answer:
-        if self.wants_msgpack():
-            return Answer(200, MSGPACK_TYPE, msgspec.msgpack.encode(value))
-        return Answer(200, JSON_TYPE, msgspec.json.encode(value))
+    def answer(self, value: Any, headers: Mapping[str, str] | None = None) -> Answer:
+        packed = self.wants_msgpack()
+        kind, body = (
+            (MSGPACK_TYPE, msgspec.msgpack.encode(value)) if packed else (JSON_TYPE, msgspec.json.encode(value))
+        )
+        return Answer(200, {**kind, **headers} if headers else kind, body)
 
     def reply(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-        _, kind, body = self.answer(value)
-        return web.Response(status=status, body=body, headers={**kind, **(headers or {})})
+        _, lines, body = self.answer(value, headers)
+        return web.Response(status=status, body=body, headers=lines)
 
 
 @dataclass(slots=True)
