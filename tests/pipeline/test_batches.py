@@ -15,7 +15,7 @@ from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import encode_id, hour_name
 from hadelay.pipeline import batches, stores
 from hadelay.pipeline.batches import Filter
-from hadelay.pipeline.schema import Options, parse_options
+from hadelay.pipeline.schema import KINDS, Options, parse_options
 from hadelay.storage.disk import RealDisk
 from hadelay.storage.inspect import inspect
 from hadelay.storage.records import decode_record
@@ -35,7 +35,9 @@ def read(options: Options, filters: Sequence[Filter] = ()) -> list[dict[str, Any
         for split in batches.splits(listing, options, filters)
         for batch in batches.read(store, options, columns, split, filters)
     ]
-    return pa.Table.from_batches(parts, batches.schema(options.kind, columns)).to_pylist()
+    table = pa.Table.from_batches(parts, batches.schema(options.kind, columns))
+    assert not any(table[name].null_count for name in columns if not KINDS[options.kind][name].null)
+    return table.to_pylist()
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,13 @@ def test_rows_are_those_of_the_reader(spark: Any, busy: tuple[Any, Path]) -> Non
 def test_a_schema_of_ones_own_is_the_projection(spark: Any, busy: tuple[Any, Path]) -> None:
     _, path = busy
     reader = spark.read.format("hadelay").option("path", str(path))
-    assert reader.schema("topic STRING, entry BIGINT").load().columns == ["topic", "entry"]
+    own = reader.schema("topic STRING, entry BIGINT").load()
+    assert own.columns == ["topic", "entry"]
+    theirs = read_from(spark, path, columns="topic,entry")
+    assert [column.nullable for column in theirs.schema] == [True, False]  # what is never null need not be asked
+    assert own.collect() == theirs.collect()
+    with pytest.raises(Exception, match="column topic may be null"):
+        reader.schema("topic STRING NOT NULL").load().collect()
     with pytest.raises(Exception, match="column topic is STRING, not int"):
         reader.schema("topic INT").load().collect()
     with pytest.raises(Exception, match="no option colums"):

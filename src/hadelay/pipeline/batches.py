@@ -7,7 +7,7 @@ columns. Metas, which are msgpack, are decoded once per distinct value of a batc
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from datetime import datetime
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -80,11 +80,12 @@ class Split(NamedTuple):
     as_of_ms: int
 
 
-def schema(kind: str, columns: Sequence[str], *, as_codes: bool = False) -> pa.Schema:
+def schema(
+    kind: str, columns: Sequence[str], *, as_codes: bool = False, required: Container[str] = ()
+) -> pa.Schema:  # fmt: skip
     codes = pa.dictionary(pa.int32(), pa.string())
-    return pa.schema(
-        [(name, codes if as_codes and name in CODED else _ARROW[KINDS[kind][name].type]) for name in columns]
-    )
+    types = {name: codes if as_codes and name in CODED else _ARROW[KINDS[kind][name].type] for name in columns}
+    return pa.schema([pa.field(name, types[name], name not in required) for name in columns])
 
 
 def splits(listing: Listing, options: Options, filters: Sequence[Filter] = ()) -> list[Split]:
@@ -107,12 +108,13 @@ def _holds(f: Filter, hour: int) -> bool:
 
 def read(
     store: Store, options: Options, columns: Sequence[str], split: Split, filters: Sequence[Filter] = (),
-    names: Names | None = None, *, as_codes: bool = False,
+    names: Names | None = None, *, as_codes: bool = False, required: Container[str] = (),
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """The split's rows that pass the filters. DamagedFile names file, hour and entry; with onTorn=skip such rows are
-    left out. as_codes: columns of few values are dictionaries, which Parquet is written from quicker."""
+    left out. as_codes: columns of few values are dictionaries, which Parquet is written from quicker. required: columns
+    that the schema says are never null."""
     names = names or store.names()
-    target = schema(options.kind, columns, as_codes=as_codes)
+    target = schema(options.kind, columns, as_codes=as_codes, required=required)
     if options.topics:
         topics = tuple(name.strip() for name in options.topics.split(",") if name.strip())
         filters = [*filters, Filter("topic", "in", topics)]

@@ -21,42 +21,47 @@ class Column(NamedTuple):
     doc: str
     #: Which file it is made from besides the row's own: "log", "idx", "dsp" or none.
     needs: str = ""
+    #: May a row have none? Spark reads quicker what always is.
+    null: bool = True
 
 
 _PLACE = {
-    "hour": Column("INT", "the UTC hour of the file, as yyyymmddHH"),
-    "dead": Column("BOOLEAN", "the hour is one of dead letters: `hour` is then when their retention ends"),
-    "entry": Column("BIGINT", "globalIndex within the hour; `hour`, `dead`, `entry` name an entry"),
+    "hour": Column("INT", "the UTC hour of the file, as yyyymmddHH", null=False),
+    "dead": Column("BOOLEAN", "the hour is one of dead letters: `hour` is then when their retention ends", null=False),
+    "entry": Column("BIGINT", "globalIndex within the hour; `hour`, `dead`, `entry` name an entry", null=False),
 }
 MESSAGES = {
-    "id": Column("STRING", "the message's id, as the API writes it; all entries of a message have the same"),
-    "first_id": Column("BIGINT", "the same as a number: cheap to join by"),
+    "id": Column(
+        "STRING", "the message's id, as the API writes it; all entries of a message have the same", null=False
+    ),
+    "first_id": Column("BIGINT", "the same as a number: cheap to join by", null=False),
     **_PLACE,
     "topic": Column("STRING", ""),
-    "generation": Column("INT", "of the topic: it was deleted so many times before"),
-    "deliver_at": Column("TIMESTAMP", "when this entry is due; in a dead hour, when the message died"),
-    "attempt": Column("INT", "hand-outs before this entry was filed"),
-    "flags": Column("INT", "on-disk-format.md, INDEX.flags"),
-    "tag_mask": Column("BIGINT", "the tags' hashes, OR-ed"),
-    "size": Column("INT", "bytes of the whole record"),
+    "generation": Column("INT", "of the topic: it was deleted so many times before", null=False),
+    "deliver_at": Column("TIMESTAMP", "when this entry is due; in a dead hour, when the message died", null=False),
+    "attempt": Column("INT", "hand-outs before this entry was filed", null=False),
+    "flags": Column("INT", "on-disk-format.md, INDEX.flags", null=False),
+    "tag_mask": Column("BIGINT", "the tags' hashes, OR-ed", null=False),
+    "size": Column("INT", "bytes of the whole record", null=False),
     "state": Column(
         "STRING",
         "scheduled, ready, leased, acked, cancelled, expired, dead; or moved: the message has a later entry",
         "dsp",
+        null=False,
     ),
-    "published_at": Column("TIMESTAMP", "cluster time of its commit", "log"),
+    "published_at": Column("TIMESTAMP", "cluster time of its commit", "log", null=False),
     "content_type": Column("STRING", "", "log"),
     "key": Column("STRING", "the client's key", "log"),
     "tags": Column("ARRAY<STRING>", "", "log"),
     "meta": Column("MAP<STRING,STRING>", "", "log"),
-    "body": Column("BINARY", "only with `columns` or `body`", "log"),
+    "body": Column("BINARY", "only with `columns` or `body`", "log", null=False),
 }
 EVENTS = {
     **_PLACE,
-    "number": Column("BIGINT", "place of the event in its file"),
+    "number": Column("BIGINT", "place of the event in its file", null=False),
     "event": Column("STRING", "leased, acked, nacked, lease_expired, ttl_expired, cancelled, moved, dead, redriven"),
-    "at": Column("TIMESTAMP", "cluster time; of a grant ahead of its time, when it was committed"),
-    "attempt": Column("INT", ""),
+    "at": Column("TIMESTAMP", "cluster time; of a grant ahead of its time, when it was committed", null=False),
+    "attempt": Column("INT", "", null=False),
     "consumer": Column("STRING", "who leased it; none if the log does not say"),
     "node": Column("STRING", "which node handled it"),
     "other_hour": Column("INT", "where a moved message went"),

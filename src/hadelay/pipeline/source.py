@@ -104,15 +104,17 @@ class HadelaySource(DataSource):
     def schema(self) -> StructType:
         options = parse_options(self.options)
         known = KINDS[options.kind]
-        return StructType([StructField(name, _SPARK[known[name].type]) for name in options.projection()])
+        return StructType(
+            [StructField(name, _SPARK[known[name].type], known[name].null) for name in options.projection()]
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._reads(schema)
         kind = _Pushing if options.pushdown else _Reader
-        return kind(options, schema.fieldNames())
+        return kind(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return _StreamReader(self._reads(schema), schema.fieldNames())
+        return _StreamReader(self._reads(schema), schema)
 
     def _reads(self, schema: StructType) -> Options:
         options = parse_options(self.options)
@@ -123,6 +125,8 @@ class HadelaySource(DataSource):
             if column.dataType != _SPARK[known[column.name].type]:
                 wanted = known[column.name].type
                 raise BadRequest(f"column {column.name} is {wanted}, not {column.dataType.simpleString()}")
+            if known[column.name].null and not column.nullable:
+                raise BadRequest(f"column {column.name} may be null")
         return options
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -208,8 +212,8 @@ class _Part(InputPartition):
 
 
 class _Reader(DataSourceReader):
-    def __init__(self, options: Options, columns: list[str]) -> None:
-        self.options, self.columns = options, columns
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self.options, self.columns, self.required = options, schema.fieldNames(), _required(schema)
         self.filters: list[batches.Filter] = []
         self.store = open_store(options)
 
@@ -220,7 +224,13 @@ class _Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _Part):
             return
-        yield from batches.read(self.store, self.options, self.columns, partition.split, self.filters)
+        yield from batches.read(
+            self.store, self.options, self.columns, partition.split, self.filters, required=self.required
+        )
+
+
+def _required(schema: StructType) -> set[str]:
+    return {column.name for column in schema if not column.nullable}
 
 
 class _Pushing(_Reader):
@@ -244,8 +254,8 @@ class _Pushing(_Reader):
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One per query, in a process of the driver."""
 
-    def __init__(self, options: Options, columns: list[str]) -> None:
-        self.options, self.columns = options, columns
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self.options, self.columns, self.required = options, schema.fieldNames(), _required(schema)
         self.store = open_store(options)
         #: With availableNow, what was there when the query started.
         self.listed: Listing | None = None
@@ -269,4 +279,4 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, _Part):
-            yield from batches.read(self.store, self.options, self.columns, partition.split)
+            yield from batches.read(self.store, self.options, self.columns, partition.split, required=self.required)
