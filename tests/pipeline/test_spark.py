@@ -72,6 +72,12 @@ def test_a_schema_of_ones_own_is_the_projection(spark: Any, busy: tuple[Any, Pat
         read_from(spark, path, colums="topic").collect()
 
 
+def test_a_session_of_ours_takes_arrow_apart_without_a_check_for_each_value(spark: Any) -> None:
+    for option in session.JAVA_OPTIONS.split():
+        name, _, value = option.removeprefix("-D").partition("=")
+        assert spark._jvm.java.lang.System.getProperty(name) == value
+
+
 def test_filters_are_pushed_down_when_asked_and_change_nothing(spark: Any, busy: tuple[Any, Path]) -> None:
     _, path = busy
     where = "topic = 'a' AND state IN ('acked', 'moved') AND hour >= 2026112018 AND deliver_at < '2026-11-21 00:00:00'"

@@ -21,6 +21,9 @@ JAVA_MIN = 17
 INSTALL = "pip install 'hadelay[spark]'"
 #: In pyproject.toml too: what is older lacks what the data source is made of.
 OLDEST = {"pyarrow": (18,), "pyspark": (4, 2)}
+#: For every JVM that reads our Arrow batches: a check of bounds for each value costs as much as the value. Nothing but
+#: Spark reads them, in order, up to the count that each batch has. docs/howto/spark-cluster.md has it too.
+JAVA_OPTIONS = "-Darrow.enable_unsafe_memory_access=true"
 #: Java that comes as a wheel lacks one module, which Spark asks for, and uses in MLlib alone.
 _SHIM = """#!/bin/sh
 n=$#
@@ -142,7 +145,8 @@ def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> An
                 "spark.driver.memory": memory,
                 "spark.driver.host": "127.0.0.1",
                 "spark.driver.bindAddress": "127.0.0.1",
-                "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}",
+                # extraJavaOptions, which a caller may set, come after them
+                "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j} {JAVA_OPTIONS}",
                 "spark.ui.enabled": "false",
                 "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 2)),
             }
