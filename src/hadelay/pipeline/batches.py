@@ -494,8 +494,11 @@ def _four_characters() -> npt.NDArray[np.uint32]:
 
 def coded(names: Sequence[str], numbers: npt.NDArray[np.integer]) -> pa.DictionaryArray:
     """The name of each number, null where there is none."""
-    unknown = numbers >= len(names)
-    codes = np.where(unknown, 0, numbers).astype(np.int32)
+    codes = numbers.astype(np.int32)
+    unknown = codes.view(np.uint32) >= len(names)
+    if not unknown.any():  # as a rule: without a mask it takes half as long
+        return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string()))
+    codes[unknown] = 0
     return pa.DictionaryArray.from_arrays(pa.array(codes, mask=unknown), pa.array(names, pa.string()))
 
 
