@@ -349,6 +349,24 @@ def test_ready_is_what_is_due_and_not_leased(desk: Desk) -> None:
     assert desk.dispatcher.ready_counts()[number][0] == 2
 
 
+def test_the_oldest_of_many_topics(desk: Desk) -> None:
+    due = {}
+    for n, topic in enumerate("tuv"):
+        desk.publish(f"{topic}1", topic=topic, delay=100 + n)
+        due[topic] = desk.state.now_ms + 1_000 + n
+        desk.publish(f"{topic}2", topic=topic, delay=1_000 + n)
+    desk.run(2_000)
+    first = desk.dispatcher.ready_counts()
+    # The first one of two topics is gone, and still stands in the window.
+    desk.cancel("t1", "v1")
+    numbers = {topic: desk.state.topic(topic).number for topic in "tuv"}  # type: ignore[union-attr]
+    counts = desk.dispatcher.ready_counts()
+    assert counts[numbers["t"]] == (1, due["t"])
+    assert counts[numbers["u"]] == (2, first[numbers["u"]][1]) == (2, due["u"] - 900)
+    assert counts[numbers["v"]] == (1, due["v"])
+    assert desk.dispatcher.ready_counts([numbers["u"], 99]) == {numbers["u"]: counts[numbers["u"]]}
+
+
 def test_a_deleted_topic_is_over_at_once(desk: Desk) -> None:
     from hadelay.core.commands import encode_topic_delete
 

@@ -14,7 +14,7 @@ Law 4: nothing assumes that a second that has passed no longer grows; but what i
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -379,8 +379,23 @@ class Dispatcher:
             leased = self._leased.setdefault(hour, BitMap())
             leased |= bitmap(rows["index"][rows["hour"] == hour])
 
-    def oldest_ready_ms(self, number: int) -> int:
-        """When the oldest ready message of the topic fell due; to the second if it is not in memory."""
+    def oldest_ready_ms(self, numbers: Collection[int]) -> dict[int, int]:
+        """When the oldest ready message of each of these topics fell due; to the second if it is not in memory."""
+        found: dict[int, int] = {}
+        firsts: dict[int, dict[int, int]] = {}
+        for number in numbers:
+            window = self.ready.oldest_window(number)
+            hour, index = divmod(window.places[0], 1 << 32) if window.places else (DEAD_HOURS, 0)
+            if hour < DEAD_HOURS and (window.mark is None or hour <= window.mark // SECONDS_PER_HOUR):
+                firsts.setdefault(hour, {})[number] = index
+        # The first place nearly always is the one: to look at those of all topics at once costs a tenth.
+        for hour, indexes in firsts.items():
+            rows, owed = self.owed.look(hour, np.array(list(indexes.values()), np.uint32))
+            due = zip(indexes, rows["deliver_at_ms"].tolist(), owed.tolist(), strict=True)
+            found |= {number: at_ms for number, at_ms, is_owed in due if is_owed}
+        return found | {number: self._oldest_ready_ms(number) for number in numbers if number not in found}
+
+    def _oldest_ready_ms(self, number: int) -> int:
         window, place = self.ready.oldest(number)
         if place is not None and (window.mark is None or place >> 32 <= window.mark // SECONDS_PER_HOUR):
             row = self.store.entries(place >> 32, np.array([place & NONE32]), verify=False)

@@ -286,11 +286,9 @@ class Ready:
 
     def oldest(self, number: int) -> tuple[Window, int | None]:
         """The window with the topic's oldest ready messages, and the first place in it that is owed."""
-        line = self.queue(number).any
-        window = line.now if line.past is None or not (line.past.places or line.past.mark is not None) else line.past
-        most = 1  # it nearly always is the first one
+        window = self.oldest_window(number)
         while window.places:
-            some = list(islice(window.places, most))
+            some = list(islice(window.places, 64))
             some = [place for place in some if place >> 32 == some[0] >> 32]
             owed = self._look(some[0] >> 32, np.array(some, np.int64).astype(np.uint32))[1]
             gone = len(some) if not owed.any() else int(owed.argmax())
@@ -299,8 +297,11 @@ class Ready:
             self.size -= gone
             if gone < len(some):
                 return window, window.places[0]
-            most = 64
         return window, None
+
+    def oldest_window(self, number: int) -> Window:
+        line = self.queue(number).any
+        return line.now if line.past is None or not (line.past.places or line.past.mark is not None) else line.past
 
     # polls
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -610,18 +610,16 @@ class LeaderDispatcher:
         """Places of ready messages in memory."""
         return self._term.core.ready.size if self._term is not None else 0
 
-    def ready_of(self, number: int) -> tuple[int, int]:
-        """As ready_counts, of one topic; zeros if nothing is ready."""
-        core = self._term.core if self._term is not None else None
-        count = core.ready_counts[number] if core is not None else 0
-        return (count, core.oldest_ready_ms(number)) if core is not None and count > 0 else (0, 0)
-
-    def ready_counts(self) -> dict[int, tuple[int, int]]:
-        """Per topic number: how many messages are due, not leased and not settled, and when the oldest fell due."""
+    def ready_counts(self, numbers: Iterable[int] | None = None) -> dict[int, tuple[int, int]]:
+        """Per topic number, of these or of all: how many messages are due, not leased and not settled, and when the
+        oldest fell due. Topics without any are left out."""
         if self._term is None:
             return {}
         core = self._term.core
-        return {number: (n, core.oldest_ready_ms(number)) for number, n in core.ready_counts.items() if n > 0}
+        every = core.ready_counts
+        counts = {number: every[number] for number in (every if numbers is None else numbers) if every[number] > 0}
+        oldest = core.oldest_ready_ms(counts)
+        return {number: (count, oldest[number]) for number, count in counts.items()}
 
     def topic_reports(self) -> dict[int, tuple[int, int, int, float, float]]:
         """Per topic number: ready messages, when the oldest fell due; messages handed out in the last minutes, p50 and
