@@ -43,8 +43,8 @@ def groups(column: NDArray[Any]) -> Iterator[tuple[int, slice | NDArray[np.intp]
     if len(column) == 1 or (column == first).all():
         yield int(first), slice(None)
         return
-    for value in np.unique(column):
-        yield int(value), np.flatnonzero(column == value)
+    for value in sorted(set(column.tolist())):
+        yield value, (column == value).nonzero()[0]
 
 
 # ---- GRANT
