@@ -34,7 +34,7 @@ def test_a_bug_is_noticed(name: str):
     found: list[str] = []
     first = [TABLE[name].seed] if name in TABLE else []
     with broken(name) as mutation:
-        for seed in (*first, *SEEDS):
+        for seed in dict.fromkeys((*first, *SEEDS)):
             report = report_of(name, seed)
             if report.failure:
                 found.append(f"seed {seed}: {report.failure}")
