@@ -48,9 +48,9 @@ $(SPARK): $(READY) requirements-spark.lock
 demo: $(READY)
 	@$(PY) cluster/local/demo.py
 
-# Side by side: some of the tests wait for processes and disks while the simulator computes.
-SIDE := tests/chaos tests/sim
-REAL := tests/cli tests/docs tests/overload tests/security tests/system
+# Side by side, as long as each other: some of the tests wait for processes and disks while the simulators compute.
+SIDE := tests/raft tests/sim
+REAL := tests/cli tests/docs tests/overload tests/security tests/system tests/chaos
 test: $(READY) $(SPARK)
 	@$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \
 	$(PY) -m pytest $(REAL) >$(VENV)/real.log 2>&1 & real=$$!; \
