@@ -173,17 +173,48 @@ def test_commands_to_a_leader_wait_for_no_publishes_and_collect_when_too_many_ar
     assert wire.rows(9) == [8]
 
 
-def test_another_nodes_publishes_count_as_publishes_and_commands_keep_their_order(world: World) -> None:
+def test_another_nodes_publishes_count_as_publishes_and_commands_do_not_wait_for_them(world: World) -> None:
     timers, wire, batcher = world
     wire.leader, forwarded = "n1", encode_publish("n2", [draft()], None)
     for command in (forwarded, forwarded, encode_noop(), forwarded, encode_noop()):
         batcher.propose(command, lambda *_: None)
         timers.turn()
-    assert [wire.rows(batch) for batch in range(len(wire.sent))] == [[1], [1], []]
+    assert [wire.rows(batch) for batch in range(len(wire.sent))] == [[1], [1], [], []]
     wire.commit(0)
     timers.turn()
-    assert wire.rows(3) == [1]
-    assert len(wire.sent[3][0]) == 2
+    assert wire.rows(4) == [1]
+
+
+def test_another_nodes_publishes_have_their_turn_among_this_nodes_own_however_large_those_are(world: World) -> None:
+    timers, wire, batcher = world
+    wire.leader, answers = "n1", Answers()
+    for n in range(6):
+        batcher.publish([draft(b"z" * 9_999)], None, Answers())
+        if n == 2:
+            batcher.propose(encode_publish("n2", [draft()], None), answers)
+    timers.turn()
+    for n in range(4):
+        wire.commit(n)
+        timers.turn()
+    assert len(answers) == 1
+
+
+def test_another_nodes_publishes_are_tried_again_with_the_others(world: World) -> None:
+    timers, wire, batcher = world
+    wire.leader, answers, own = "n1", Answers(), Answers()
+    batcher.publish([draft()], None, own)
+    batcher.propose(encode_noop(), answers)
+    batcher.propose(encode_publish("n2", [draft(), draft()], None), answers)
+    timers.turn()
+    wire.sent[0][1](None, NoLeader("deposed before it was proposed"))
+    wire.leader = "n3"
+    timers.timers = [t for t in timers.timers if t[0] < 1]
+    timers.later()
+    assert wire.rows(1) == [1, 2]
+    assert len(wire.sent[1][0]) == 3
+    wire.commit(1)
+    assert [len(a) for a in (own, answers)] == [1, 2]
+    assert batcher.queued_bytes == 0
 
 
 def test_a_request_key_over_several_drafts_keeps_its_own_command(world: World) -> None:

@@ -85,7 +85,6 @@ class Outlet(Protocol):
 class _Publish:
     """Drafts that share one answer, at most one entry's worth of them."""
 
-    publishes = True
     __slots__ = ("bytes", "done", "drafts", "key")
 
     def __init__(self, drafts: list[Draft], key: bytes | None, size: int, done: PublishDone) -> None:
@@ -143,7 +142,8 @@ class Batcher:
         self.commits = Histogram.of(_COMMITS_S)
         self.held = False
         self._sent: list[_Batch] = []
-        self._publishes: deque[_Publish] = deque()
+        #: This node's, and those of others: in the order they came, so that neither keep the other waiting.
+        self._publishes: deque[_Publish | _Command] = deque()
         self._commands: deque[_Command] = deque()
         self._scheduled = self._resting = False
         self._leaderless: Handle | None = None
@@ -213,9 +213,11 @@ class Batcher:
         )
 
     def propose(self, command: bytes, done: Done, term: int = 0) -> None:
-        """Commands keep their order. They are few and small: no limit but the callers' own. With a `term`, only this
-        node as its leader may propose it, then or never: NoLeader as soon as that is over."""
-        self._commands.append(_Command(command, done, term))
+        """Commands keep their order, and do not wait for another node's publishes. They are few and small: no limit but
+        the callers' own. With a `term`, only this node as its leader may propose it, then or never: NoLeader as soon as
+        that is over."""
+        one = _Command(command, done, term)
+        (self._publishes if one.publishes else self._commands).append(one)
         if not self._scheduled:
             self._schedule()
 
@@ -262,8 +264,7 @@ class Batcher:
         while not (self.held or self._resting) and (self._publishes or self._commands):
             shut = self._publishing >= _MAX_INFLIGHT_PUBLISHES
             most = _MAX_INFLIGHT if self.outlet.to() == self.node else _MAX_INFLIGHT_FORWARDED
-            command = self._commands[0] if self._commands and self.inflight < most else None
-            if (shut or not self._publishes) and (command is None or (shut and command.publishes)):
+            if (shut or not self._publishes) and (self.inflight >= most or not self._commands):
                 return
             if not self.outlet.ready():
                 self._wait_for_leader()
@@ -272,15 +273,17 @@ class Batcher:
 
     def _send_batch(self, shut: bool) -> None:
         """shut: without publishes."""
-        publishes = [] if shut else _take(self._publishes, self.max_entry_bytes)
-        room = self.max_entry_bytes - sum(p.bytes for p in publishes)
-        commands = _take(self._commands, room, shut) if room > 0 or not publishes else []
+        taken = [] if shut else _take(self._publishes, self.max_entry_bytes)
+        room = self.max_entry_bytes - sum(p.bytes for p in taken)
+        commands = _take(self._commands, room) if room > 0 or not taken else []
         term = self.outlet.term()
         stale = [c for c in commands if c.term not in (0, term)]
         if stale:
             commands = [c for c in commands if c.term in (0, term)]
         for command in stale:
             command.fail(NoLeader("the term it was meant for is over"))
+        publishes = [p for p in taken if isinstance(p, _Publish)]
+        commands = [p for p in taken if isinstance(p, _Command)] + commands
         if not publishes and not commands:
             return
         groups = _group(publishes)
@@ -299,8 +302,8 @@ class Batcher:
         self._publishing -= batch.publishes
         self._sent.remove(batch)
         if again:
-            self._publishes.extendleft(reversed(publishes))
-            self._commands.extendleft(reversed(commands))
+            self._publishes.extendleft(reversed([*publishes, *(c for c in commands if c.publishes)]))
+            self._commands.extendleft(reversed([c for c in commands if not c.publishes]))
             self._wait_for_leader()
             if not self._resting:
                 self._resting = True
@@ -390,15 +393,13 @@ class _Batch:
             command.done(result, None)
 
 
-_One = TypeVar("_One", _Publish, _Command)
+_One = TypeVar("_One", bound=_Publish | _Command)
 
 
-def _take(queue: deque[_One], room: int, shut: bool = False) -> list[_One]:
-    """The head of the queue, as much as fits into one entry and at least one; shut: up to the first publish."""
+def _take(queue: deque[_One], room: int) -> list[_One]:
+    """The head of the queue, as much as fits into one entry and at least one."""
     taken: list[_One] = []
     while queue and len(taken) < _MAX_COMMANDS and (queue[0].bytes <= room or not taken):
-        if shut and queue[0].publishes:
-            break
         taken.append(queue.popleft())
         room -= taken[-1].bytes
     return taken
