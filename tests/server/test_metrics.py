@@ -218,6 +218,16 @@ def test_a_histogram_is_written_cumulative() -> None:
     ]
 
 
+def test_a_histogram_that_grows_while_it_is_written_adds_up() -> None:
+    histogram = Histogram.of((0.5, 1.0))
+    text = ""
+    for part in lines(FAMILIES["commit_duration_seconds"], histogram):
+        text += part
+        histogram.observe(0.1)
+    values = [line.split()[1] for line in text.splitlines()[2:] if "_sum" not in line]
+    assert len(set(values)) == 1
+
+
 def test_webhook_outcomes_are_few() -> None:
     node = SimpleNamespace(name="n1", runtime=None, config=Config(), propose=None)
     pool = Pool(node)  # type: ignore[arg-type]

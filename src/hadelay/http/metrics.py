@@ -108,13 +108,15 @@ def lines(family: Family, values: Values) -> Iterator[str]:
         return
     yield f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n"
     if isinstance(values, Histogram):
-        for bound, count in zip((*map(str, values.bounds), "+Inf"), accumulate(values.counts), strict=True):
-            yield f'{name}_bucket{{le="{bound}"}} {count}\n'
-        yield f"{name}_sum {values.sum}\n{name}_count {sum(values.counts)}\n"
+        # At once: it may be counted on meanwhile.
+        counts = list(accumulate(values.counts))
+        rows = zip((*map(str, values.bounds), "+Inf"), counts, strict=True)
+        buckets = "".join([f'{name}_bucket{{le="{bound}"}} {count}\n' for bound, count in rows])
+        yield f"{buckets}{name}_sum {values.sum}\n{name}_count {counts[-1]}\n"
     elif isinstance(values, dict):
         form = f"{name}{{" + ",".join(f'{label}="%s"' for label in family.labels) + "} %s\n"
-        rows = iter(values.items())
-        while some := list(islice(rows, _LINES)):
+        items = iter(values.items())
+        while some := list(islice(items, _LINES)):
             yield "".join([form % (*map(_escaped, texts), value) for texts, value in some])
     else:
         yield f"{name} {values}\n"
