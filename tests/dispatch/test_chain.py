@@ -12,9 +12,9 @@ from hadelay.model import NONE32
 from tests.dispatch.desk import START_HOUR, START_MS, Desk
 
 
-def filed(count: int = 60, seconds: int = 3) -> Desk:
+def filed(count: int = 60, seconds: int = 3, sync: str = "commit") -> Desk:
     """`count` messages in the first seconds, one after another."""
-    desk = Desk()
+    desk = Desk(sync=sync)
     desk.lead()
     for n in range(count):
         desk.publish(f"m{n}", at=60_000 + n % seconds * 1000 + n)
@@ -173,3 +173,19 @@ def test_an_entry_that_rots_while_it_is_ready_is_not_proposed() -> None:
     desk.dispatcher.repaired(START_HOUR)
     desk.run_to(72_000)
     assert sorted(desk.delivered()) == sorted(f"m{n}" for n in range(9))
+
+
+@pytest.mark.parametrize("sync", ["commit", "interval"])
+def test_what_is_looked_at_twice_while_it_is_damaged_is_handed_out_once(sync: str) -> None:
+    desk = filed(9, sync=sync)
+    desk.run_to(70_000)
+    whole = desk.store.files[START_HOUR].idx.all[0].copy()
+    desk.checking = False
+    spoil(desk, 0, seal=False, topic=9)
+    for _ in range(2):
+        desk.dispatcher.ready_counts()
+    desk.store.files[START_HOUR].idx.all[0] = whole
+    desk.dispatcher.repaired(START_HOUR)
+    desk.consume()
+    desk.run_to(72_000)
+    assert sorted(desk.delivered()) == [f"m{n}" for n in range(9)]

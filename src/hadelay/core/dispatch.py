@@ -86,7 +86,8 @@ class Dispatcher:
         self.damages: dict[tuple[int, int], Damage] = {}
         #: Seconds since 1970 that were repaired while they ran: looked through when they have passed.
         self._repaired: set[int] = set()
-        self._bad_places: dict[int, list[int]] = {}
+        #: hour → indexes, each once, however often they were looked at
+        self._bad_places: dict[int, dict[int, None]] = {}
         #: Nothing is handed out before this: where the previous leader's wheels stood.
         self.resume_ms = 0
         self.tick_ms = 0
@@ -452,14 +453,14 @@ class Dispatcher:
             self._on_damage(damage)
 
     def _spoiled(self, hour: int, indexes: NDArray[np.uint32]) -> None:
-        self._bad_places.setdefault(hour, []).extend(indexes.tolist())
+        self._bad_places.setdefault(hour, {}).update(dict.fromkeys(indexes.tolist()))
         for index in indexes.tolist():
             self._on_damage(Damage(hour, NO_SECOND, index, 1, "the entry or its record does not verify"))
 
     def repaired(self, hour: int) -> None:
         """Damaged entries of the hour are good again: reach what lay behind them."""
         if bad := self._bad_places.pop(hour, None):
-            rows, owed = self.owed.look(hour, np.array(bad, np.uint32))
+            rows, owed = self.owed.look(hour, np.array(list(bad), np.uint32))
             rows = rows[owed]
             for number, places in split(hour, rows["index"], rows["topic"]) if len(rows) else ():
                 self.ready.again(number, places)
