@@ -141,6 +141,22 @@ SHORT = [
     (post("/v1/leases:ack", b'{"leases":1}'), 400),
     (post("/v1/leases:ack", b"<a/>", b"Content-Type: text/xml\r\n"), 415),
     (post("/v1/leases:acq", b"{}"), 404),
+    *(
+        (post(path, body).replace(b"POST", method, 1), expected)
+        for method, path, body, expected in (
+            (b"GET", "/v1/messages/nonsense", b"{}", 400),
+            (b"GET", "/v1/messages/0000000000000?body=false&stale=true", b"", 404),
+            (b"GET", "/v1/messages/0000000000000?body=false&body=false", b"", 400),
+            (b"GET", "//v1/messages/0000000000000", b"", 404),
+            (b"GET", "/v1/topics/orders/keys/a%2Fb", b"", 404),
+            (b"GET", "/v1/topics/orders/keys/%ff", b"", 400),
+            (b"DELETE", "/v1/topics/orders/keys/%C3%A4", b"x", 404),
+            (b"DELETE", "/v1/topics/orders/keys/", b"", 400),
+            (b"PATCH", "/v1/topics/orders/keys/a:b", b'{"delay":"1h"}', 404),
+            (b"PATCH", "/v1/messages/0000000000000", b'{"dealy":"1h"}', 400),
+            (b"PUT", "/v1/messages/0000000000000", b"{}", 405),
+        )
+    ),
 ]
 
 
