@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -114,6 +115,15 @@ def test_bodies_are_the_messages_own_whatever_the_batches_are(busy: tuple[World,
     for rows in (1, 5, 1000):
         found = read(options(world, directory, columns="body,entry", batchRows=rows))
         assert [(m["entry"], m["body"]) for m in found] == expected
+
+
+@pytest.mark.parametrize("bits", [4, 30])
+def test_pieces_of_a_log_come_in_any_order_size_and_place(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "_BUFFER_BITS", bits)  # of buffers that begin every 16 bytes, as of those of a GiB
+    data = np.arange(100, dtype=np.uint8)
+    starts, sizes = np.array([3, 99, 0, 60, 3, 15, 100, 88, 16]), np.array([12, 1, 100, 13, 12, 0, 0, 12, 20])
+    pieces = batches.binaries(data, starts, sizes).to_pylist()
+    assert pieces == [data.tobytes()[a : a + n] for a, n in zip(starts, sizes, strict=True)]
 
 
 def _at(ms: int) -> datetime:

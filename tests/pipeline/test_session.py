@@ -59,7 +59,7 @@ def test_without_java_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_doctor_says_what_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session.metadata, "version", {"pyspark": "3.5.7", "pyarrow": "18.0.0"}.__getitem__)
+    monkeypatch.setattr(session.metadata, "version", {"pyspark": "3.5.7", "pyarrow": "19.0.0"}.__getitem__)
     checks = {check["check"]: check for check in session.doctor(run=False)}
     assert checks["pyarrow"]["ok"]
     assert (checks["pyspark"]["ok"], "3.5.7; 4.2 or newer: pip install" in checks["pyspark"]["detail"]) == (False, True)

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Container, Iterator, Sequence
 from datetime import datetime
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,15 @@ _ARROW = {
 #: Bytes of records that one batch may be made from.
 _BATCH_BYTES = 64 << 20
 _EVENTS_AT_ONCE = 1 << 20
+#: An element of Arrow's binary_view: bytes of a buffer, or, up to 12 of them, in the element itself.
+_VIEW = np.dtype([("size", "<i4"), ("head", "V4"), ("buffer", "<i4"), ("offset", "<i4")])
+_IN_VIEW = 12
+#: An offset is an int32: data is given as buffers that start at each GiB.
+_BUFFER_BITS = 30
+_SHORT_VIEW = np.dtype([("size", "<i4"), ("data", "u1", _IN_VIEW)])
+#: Where each field of a record's header is; and the two that say what follows it.
+_AT = {name: int(field[1]) for name, field in (RECORD.fields or {}).items()}
+_SIZES = np.dtype([("meta", "<u4"), ("body", "<u4")])
 _ID_CHARS = np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", np.uint8)
 #: The 13 characters of an id: four bits, then three times 20.
 _ID = np.dtype({"names": ["head", "a", "b", "c"], "formats": ["u1", "<u4", "<u4", "<u4"], "offsets": [0, 1, 5, 9]})
@@ -180,10 +190,10 @@ class _Whole:
 
 class _MessageBatch(_Batch):
     whole: _Messages
-    #: Where each row's record is in `log`, and what its header says; set if a column needs it.
+    #: Where each row's record is in `log`, and its bytes; set if a column needs it.
     log: Any = None
     at: npt.NDArray[np.int64]
-    headers: Rows
+    lengths: npt.NDArray[np.int64]
 
     def _id(self) -> pa.Array:
         return ids(self.rows["first_id"])
@@ -207,31 +217,34 @@ class _MessageBatch(_Batch):
         return coded(_STATE_NAMES, self.whole.states(self.rows))
 
     def _published_at(self) -> pa.Array:
-        return instants(self.headers["published_at_ms"])
+        return instants(self._gathered("<i8", _AT["published_at_ms"]))
 
-    def _cut(self, skip: npt.NDArray[np.uint32] | int, sizes: npt.NDArray[np.uint32]) -> pa.Array:
-        """Of each record so many bytes, `skip` behind its header. The .log is one array of binaries, every second of
-        them wanted: taking those is all there is to do. Several rows may share a record: the array has it once."""
-        starts: npt.NDArray[np.int64] = self.at + (RECORD_SIZE + skip)
-        wanted = np.arange(len(starts))
-        if not (self.at[1:] > self.at[:-1]).all():  # as a rule they rise: sorting would cost more than all the rest
-            _, first, wanted = np.unique(self.at, return_index=True, return_inverse=True)
-            starts, sizes = starts[first], sizes[first]
-        offsets = np.zeros(2 * len(starts) + 1, np.int64)
-        offsets[1::2], offsets[2::2] = starts, starts + sizes
-        if (offsets[1:] < offsets[:-1]).any() or offsets[-1] > len(self.log):
+    def _cut(self, skip: npt.NDArray[np.int64] | int, sizes: npt.NDArray[np.int64]) -> pa.Array:
+        """Of each record so many bytes, `skip` behind its header, as binaries. They are copied once, from views of the
+        .log: several rows may share a record, and records need not rise."""
+        if (skip + sizes > self.lengths - RECORD_SIZE).any():
             raise DamagedFile(self.store.where(self.files, "log"), 0, "a header's sizes do not fit; try verify=true")
-        pieces = pa.Array.from_buffers(
-            pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(self.log)]
-        )
-        return pieces.take(pa.array(wanted * 2 + 1))
+        return binaries(self.log, self.at + (RECORD_SIZE + skip), sizes)
 
     def _body(self) -> pa.Array:
-        return self._cut(self.headers["meta_size"], self.headers["body_size"])
+        return self._cut(*self._sizes)
+
+    def _gathered(self, kind: npt.DTypeLike, skip: int = 0) -> npt.NDArray[Any]:
+        """What is `skip` behind the start of each record."""
+        kind = np.dtype(kind)
+        plain = f"V{kind.itemsize}"  # as plain bytes: numpy would gather field by field
+        where = np.ndarray(len(self.log) - skip - kind.itemsize + 1, plain, self.log, skip, strides=(1,))
+        return where[self.at].view(kind)
+
+    @cached_property
+    def _sizes(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Of meta and body, as the headers say."""
+        found = self._gathered(_SIZES, _AT["meta_size"])
+        return found["meta"].astype(np.int64), found["body"].astype(np.int64)
 
     @cached_property
     def _metas(self) -> tuple[list[meta.Meta], pa.Array]:
-        encoded = self._cut(0, self.headers["meta_size"]).dictionary_encode()
+        encoded = self._cut(0, self._sizes[0]).dictionary_encode()
         return [meta.unpack(data) for data in encoded.dictionary.to_pylist()], encoded.indices
 
     def _of_meta(self, get: Callable[[meta.Meta], Any], kind: pa.DataType) -> pa.Array:
@@ -265,9 +278,10 @@ class _Messages(_Whole):
             yield _MessageBatch(self, found)
             return
         # Bodies may be large: so many rows at a time that their records stay small.
-        group = found["size"].astype(np.int64).cumsum() // _BATCH_BYTES
-        for at in np.split(np.arange(len(found)), np.flatnonzero(np.diff(group)) + 1):
-            part = self._with_records(_MessageBatch(self, found[at[0] : at[-1] + 1]))
+        lengths = found["size"].astype(np.int64)
+        cuts = np.flatnonzero(np.diff(lengths.cumsum() // _BATCH_BYTES)) + 1
+        for start, stop in pairwise((0, *cuts.tolist(), len(found))):
+            part = self._with_records(_MessageBatch(self, found[start:stop]), lengths[start:stop])
             if len(part.rows):
                 yield part
 
@@ -310,41 +324,47 @@ class _Messages(_Whole):
         states = table[codes]
         return np.where(states < 0, waiting, states)
 
-    def _with_records(self, batch: _MessageBatch) -> _MessageBatch:
+    def _with_records(self, batch: _MessageBatch, lengths: npt.NDArray[np.int64]) -> _MessageBatch:
         store, files, skip = self.store, self.split.files, self.options.on_torn == "skip"
-        ends = batch.rows["offset"].astype(np.int64) + batch.rows["size"]
-        if len(beyond := np.flatnonzero((ends > files.log_bytes) | (batch.rows["size"] < RECORD_SIZE))):
+        offsets = batch.rows["offset"].astype(np.int64)
+        if len(beyond := np.flatnonzero((offsets + lengths > files.log_bytes) | (lengths < RECORD_SIZE))):
             if not skip:
                 raise damage(store, files, "idx", int(batch.rows["index"][beyond[0]]), "its record is not in the .log")
             batch.rows = np.delete(batch.rows, beyond)
+            offsets, lengths = np.delete(offsets, beyond), np.delete(lengths, beyond)
         if not len(batch.rows):
             return batch
-        batch.log, batch.at = _records(store, files, batch.rows)
+        batch.log, batch.at = _records(store, files, offsets, offsets + lengths)
+        batch.lengths = lengths
         if self.options.verify:
             bad = []
-            for n, (at, size) in enumerate(zip(batch.at.tolist(), batch.rows["size"].tolist(), strict=True)):
+            for n, (at, size) in enumerate(zip(batch.at.tolist(), lengths.tolist(), strict=True)):
                 if (what := check_record(batch.log[at : at + size].tobytes(), size)) is not None:
                     if not skip:
                         raise damage(store, files, "idx", int(batch.rows["index"][n]), what)
                     bad.append(n)
             batch.rows, batch.at = np.delete(batch.rows, bad), np.delete(batch.at, bad)
-        # As plain bytes: numpy would gather field by field.
-        everywhere = np.ndarray(len(batch.log) - RECORD_SIZE + 1, f"V{RECORD_SIZE}", batch.log, strides=(1,))
-        batch.headers = everywhere[batch.at].view(RECORD)
+            batch.lengths = np.delete(lengths, bad)
         return batch
 
 
-def _records(store: Store, files: HourFiles, found: Rows) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """(bytes, where each row's record starts in them), read in as few pieces as the store likes."""
-    offsets, sizes = found["offset"].astype(np.int64), found["size"].astype(np.int64)
-    order = offsets.argsort(kind="stable")
-    starts, ends = offsets[order], np.maximum.accumulate((offsets + sizes)[order])
+def _records(
+    store: Store, files: HourFiles, offsets: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """(bytes, where each record starts in them), read in as few pieces as the store likes."""
+    starts = offsets
+    if (starts[1:] < starts[:-1]).any():  # as a rule they rise
+        order = offsets.argsort(kind="stable")
+        starts, ends = offsets[order], ends[order]
+    ends = np.maximum.accumulate(ends)
     cuts = np.flatnonzero(starts[1:] - ends[:-1] > store.max_gap) + 1
     firsts, lasts = starts[np.r_[0, cuts]], ends[np.r_[cuts - 1, len(ends) - 1]]
     pieces = [store.read(files, "log", a, b) for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+    if len(pieces) == 1:
+        return pieces[0], offsets - firsts[0]
     bases = np.cumsum([0, *(lasts - firsts)[:-1]]) - firsts
     where = np.searchsorted(firsts, offsets, "right") - 1
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces), offsets + bases[where]
+    return np.concatenate(pieces), offsets + bases[where]
 
 
 class _EventBatch(_Batch):
@@ -490,6 +510,21 @@ def _four_characters() -> npt.NDArray[np.uint32]:
     """Of each number of 20 bits."""
     shifts = np.arange(15, -1, -5)
     return np.asarray(_ID_CHARS[np.arange(1 << 20)[:, None] >> shifts & 31].view("<u4").ravel())
+
+
+def binaries(
+    data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+) -> pa.Array:  # fmt: skip
+    """These pieces of data, which may overlap, in any order: copied once, from views of them."""
+    views = np.zeros(len(starts), _VIEW)
+    views["size"], views["buffer"], views["offset"] = sizes, starts >> _BUFFER_BITS, starts & (1 << _BUFFER_BITS) - 1
+    short = np.flatnonzero((sizes > 0) & (sizes <= _IN_VIEW))
+    if len(short):
+        where = np.minimum(starts[short, None] + np.arange(_IN_VIEW), len(data) - 1)
+        views.view(_SHORT_VIEW)["data"][short] = data[where]
+    buffers = [pa.py_buffer(data[at:]) for at in range(0, len(data), 1 << _BUFFER_BITS)]
+    viewed = pa.Array.from_buffers(pa.binary_view(), len(views), [None, pa.py_buffer(views), *buffers])
+    return viewed.cast(pa.binary())
 
 
 def coded(names: Sequence[str], numbers: npt.NDArray[np.integer]) -> pa.DictionaryArray:

@@ -20,7 +20,7 @@ from hadelay.version import VERSION
 JAVA_MIN = 17
 INSTALL = "pip install 'hadelay[spark]'"
 #: In pyproject.toml too: what is older lacks what the data source is made of.
-OLDEST = {"pyarrow": (18,), "pyspark": (4, 2)}
+OLDEST = {"pyarrow": (19,), "pyspark": (4, 2)}
 #: For every JVM that reads our Arrow batches: a check of bounds for each value costs as much as the value. Nothing but
 #: Spark reads them, in order, up to the count that each batch has. docs/howto/spark-cluster.md has it too.
 JAVA_OPTIONS = "-Darrow.enable_unsafe_memory_access=true"
