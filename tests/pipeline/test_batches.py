@@ -126,6 +126,22 @@ def test_pieces_of_a_log_come_in_any_order_size_and_place(bits: int, monkeypatch
     assert pieces == [data.tobytes()[a : a + n] for a, n in zip(starts, sizes, strict=True)]
 
 
+@pytest.mark.parametrize("rows", [1, 4, 7, 10, 40])
+def test_even_splits_are_equal_and_no_larger_than_asked_for(rows: int, busy: tuple[World, list[int], Path]) -> None:
+    world, _, directory = busy
+    given = options(world, directory, splitRows=rows)
+    listing = stores.listing(stores.open_store(given), given)
+    for files in listing.hours:
+        whole = listing._replace(hours=[files])
+        plain, even = batches.splits(whole, given), batches.splits(whole, given, even=True)
+        covered = [entry for split in even for entry in range(split.start, split.stop)]
+        assert covered == list(range(files.entries))
+        sizes = [split.stop - split.start for split in even]
+        assert max(sizes, default=0) <= rows
+        assert max(sizes, default=0) - min(sizes, default=0) <= 1
+        assert len(even) == len(plain) or len(even) % 2 == 0 or len(even) == files.entries
+
+
 def _at(ms: int) -> datetime:
     return datetime.fromtimestamp((START_MS + ms) / 1000, UTC)
 

@@ -98,16 +98,24 @@ def schema(
     return pa.schema([pa.field(name, types[name], name not in required) for name in columns])
 
 
-def splits(listing: Listing, options: Options, filters: Sequence[Filter] = ()) -> list[Split]:
-    """Of every hour that options and filters leave over, oldest first."""
+def splits(
+    listing: Listing, options: Options, filters: Sequence[Filter] = (), *, even: bool = False
+) -> list[Split]:  # fmt: skip
+    """Of every hour that options and filters leave over, oldest first. even: an hour that has to be split is split into
+    equal parts, an even number of them, so that none is left over to be read alone by one of two tasks (no more: each
+    that needs `state` looks through all events). Else each part has split_rows but the last: archives name their files
+    after these."""
     wanted = [f for f in filters if f.column in ("hour", "dead")]
     found = []
     for files in sorted(listing.hours):
         if not options.takes(files.hour) or not all(_holds(f, files.hour) for f in wanted):
             continue
         count = files.entries if options.kind == "messages" else files.events
-        for start in range(0, count, options.split_rows):
-            found.append(Split(files, start, min(start + options.split_rows, count), listing.as_of_ms))
+        cuts = [*range(0, count, options.split_rows), count]
+        if even and len(cuts) > 2:
+            parts = len(cuts) // 2 * 2
+            cuts = [count * n // parts for n in range(parts + 1)]
+        found += [Split(files, start, stop, listing.as_of_ms) for start, stop in pairwise(cuts) if start < stop]
     return found
 
 

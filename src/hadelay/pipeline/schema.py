@@ -177,7 +177,7 @@ class Options:
     as_of: int = 0
     #: What `stores.Listing.encode` gave: read exactly this, so that several reads see the same.
     listing: str = ""
-    #: Rows of one partition; an hour has at least one.
+    #: Rows of one partition at most; an hour has at least one. A read by Spark makes an hour's partitions equal.
     split_rows: int = 1_000_000
     #: Rows of one Arrow batch; fewer where bodies are large.
     batch_rows: int = 65_536

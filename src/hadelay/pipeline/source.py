@@ -219,7 +219,7 @@ class _Reader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         found = listing(self.store, self.options)
-        return [_Part(split) for split in batches.splits(found, self.options, self.filters)]
+        return [_Part(split) for split in batches.splits(found, self.options, self.filters, even=True)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _Part):
