@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -88,14 +89,18 @@ class Run:
         async with self._http.get(self.cluster.urls[name] + path) as answer:
             return answer.status, await answer.json(content_type=None)
 
-    async def _ready(self, name: str) -> bool:
-        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):
-            return (await self._get(name, "/readyz"))[0] == 200
-        return False
+    async def _missing(self, name: str) -> str:
+        """Why it is not ready, "" if it is."""
+        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError):
+            status, health = await self._get(name, "/readyz")
+            bad = [f"{check['name']}: {check['detail']}" for check in health["checks"] if not check["ok"]]
+            return "" if status == HTTPStatus.OK else "; ".join(bad)
+        return "no answer"
 
-    async def _not_ready(self) -> list[str]:
-        ready = await asyncio.gather(*map(self._ready, self.cluster.names))
-        return [name for name, fine in zip(self.cluster.names, ready, strict=True) if not fine]
+    async def _not_ready(self) -> dict[str, str]:
+        """Which nodes, and why."""
+        missing = await asyncio.gather(*map(self._missing, self.cluster.names))
+        return {name: why for name, why in zip(self.cluster.names, missing, strict=True) if why}
 
     async def _watch(self) -> None:
         """Who leads, and who ended by itself (and is started again, as a service manager does)."""
@@ -175,9 +180,9 @@ class Run:
         end = time.monotonic() + _FOUNDED_S
         while (waiting := await self._not_ready()) or self.leader is None:
             if time.monotonic() > end:
-                raise Mistake(f"{', '.join(waiting) or 'no leader'}: not ready within {_FOUNDED_S:.0f} s")
+                raise Mistake(f"{_words(waiting) or 'no leader'}: not ready within {_FOUNDED_S:.0f} s")
             if any(self.cluster.ended(name) is not None for name in self.cluster.names):
-                raise Mistake(f"a node ended before it was ready: see {waiting[0]}.log")
+                raise Mistake(f"a node ended before it was ready: see {next(iter(waiting))}.log")
             await asyncio.sleep(_LOOK_S)
         self.cluster.founded()
 
@@ -234,6 +239,7 @@ class Run:
         held = faults.strike(self.cluster, nodes, fault)
         try:
             await self._do(held.__enter__)
+            await asyncio.sleep(0)  # whoever strikes together with this one has chosen nodes now
             others = [name for name in names if name not in self._busy]
             if deposed and len(others) > len(names) // 2:  # they were all ready: see _recovered
                 probe = self.traffic.spawn(self._probe(fault.kind, others))
@@ -304,9 +310,9 @@ class Run:
             if not waiting:
                 break
             if took_s > self.scenario.limits.recovery_s:
-                why = f"{', '.join(waiting)} not ready"
+                why = f"not ready: {_words(waiting)}"
                 self.history.record("not-recovered", t=self.history.clock(), s=took_s, why=why)
-                self.say(f"{self.history.clock():7.1f} s  {why} {took_s:.1f} s after healing")
+                self.say(f"{self.history.clock():7.1f} s  {took_s:.1f} s after healing {why}")
                 break
             await asyncio.sleep(_LOOK_S)
         self._may_end.clear()
@@ -396,6 +402,10 @@ class Run:
                 }
                 if len(set(digests.values())) > 1:
                     yield f"{hour}.{kind} differs: " + ", ".join(f"{name} {d[:12]}" for name, d in digests.items())
+
+
+def _words(waiting: dict[str, str]) -> str:
+    return ", ".join(f"{name} ({why})" for name, why in waiting.items())
 
 
 def _fetch(url: str) -> bytes:
