@@ -159,8 +159,9 @@ async def _due(call: Call, topic: str | None, unit_ms: int) -> web.Response:
     if (end - start) // step >= _MAX_BUCKETS:
         raise BadRequest(f"more than {_MAX_BUCKETS} buckets: choose a longer step or a shorter range")
     times, counts = await call.server.service.due(topic, start, end, step, stale=call.query.stale)
-    # Thousands of minutes: as one column, a tenth of the time.
-    starts = instants_text(times).view(f"S{INSTANT_CHARS}").ravel().astype(str).tolist()
+    # Thousands of minutes: as one text, a tenth of the time.
+    text = instants_text(times).tobytes().decode()
+    starts = [text[at : at + INSTANT_CHARS] for at in range(0, len(text), INSTANT_CHARS)]
     found = [types.Bucket(start, count) for start, count in zip(starts, counts, strict=True)]
     return call.reply(types.Buckets(found), headers=_stale(call))
 

@@ -113,20 +113,30 @@ class DueCounts:
                 before = self._before(hour, settled[hour], number) if hour in settled else self._running(hour)
                 if before is not None:
                     _add_hour(buckets, before, hour * HOUR_MS - from_ms, to_ms - from_ms, step_ms)
-            told = self._told[: self._n]
+            if not settled:
+                continue
+            lowest, highest, told = min(settled), max(settled), self._told[: self._n]
+            wanted = np.zeros(highest - lowest + 3, np.bool_)
+            wanted[[hour - lowest + 1 for hour in settled]] = True
             for at, seconds, topics, sign in (
                 (*store.waiting(), 1),
                 (told["hour"], told["second"], told["topic"], -1),
             ):
-                chosen = np.isin(at, list(settled))
+                at = at.astype(np.int64, copy=False)
+                # Those below the lowest and above the highest look at places of their own.
+                chosen = wanted[at.clip(lowest - 1, highest + 1) - (lowest - 1)]
                 if number is not None:
                     chosen &= topics == number
                     seconds = seconds // 60 * 60
+                if not chosen.all():
+                    at, seconds = at[chosen], seconds[chosen]
                 # Whole seconds from here on: what is before the first of them is before `from_ms`.
-                at_s = (at[chosen].astype(np.int64) - first) * SECONDS_PER_HOUR + seconds[chosen]
+                at_s = (at - first) * SECONDS_PER_HOUR + seconds
                 at_s -= -(-(from_ms - first * HOUR_MS) // 1000)
-                inside = at_s[(at_s >= 0) & (at_s * 1000 < to_ms - from_ms)]
-                buckets += sign * np.bincount(inside // (step_ms // 1000), minlength=len(buckets))
+                inside = (at_s >= 0) & (at_s < -(-(to_ms - from_ms) // 1000))
+                if not inside.all():
+                    at_s = at_s[inside]
+                buckets += sign * np.bincount(at_s // (step_ms // 1000), minlength=len(buckets))
         yield
         at = np.flatnonzero(buckets > 0)
         return (from_ms + at * step_ms).tolist(), buckets[at].tolist()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from hadelay.core.formats import INDEX, INDEX_SIZE, RECORD_SIZE
 
 #: Bytes kept per row besides its record.
-ROW_COST = INDEX_SIZE + 4 + 4 + 8
+ROW_COST = INDEX_SIZE + 4 + 4 + 8 + 4 + 4 + 2
 
 
 def _memory(size: int) -> mmap.mmap:
@@ -38,6 +38,9 @@ class Generation:
         self._slots = _array(rows, np.uint32)
         self._previous = _array(rows, np.int32)
         self._starts = _array(rows, np.int64)  # in the arena; -1: the hour has the record already
+        # What is asked of all rows again and again, once more: a look at a row is a look at memory.
+        self._indexes, self._topics = _array(rows, np.uint32), _array(rows, np.uint32)
+        self._seconds = _array(rows, np.uint16)
         self._arena, self._used = memoryview(_memory(capacity)), 0
         #: Position of each slot's latest row, -1 for none.
         self.tail = np.full(slots, -1, np.int32)
@@ -72,6 +75,8 @@ class Generation:
         self._rows[first:end] = rows
         self._slots[first:end] = slots
         self._previous[first:end] = previous
+        self._indexes[first:end], self._topics[first:end] = rows["index"], rows["topic"]
+        self._seconds[first:end] = rows["second"]
         if records is None:
             self._starts[first:end] = -1
         else:
@@ -100,9 +105,16 @@ class Generation:
         order = (span.astype(np.uint16) if span.max() < 1 << 16 else span).argsort(kind="stable")
         return order, slots[order]
 
-    def rows(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.void]]:
-        """(slot of each row, the rows), in the order of arrival; views."""
-        return self._slots[: self.n], self._rows[: self.n]
+    def waiting(
+        self, written: npt.NDArray[np.integer]
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
+        """(slot, second, topic) of each row that is not written yet. written: rows of each slot that are."""
+        columns = (self._slots[: self.n], self._seconds[: self.n], self._topics[: self.n])
+        waits = self._indexes[: self.n] >= written[columns[0]]
+        if waits.all():
+            return columns
+        slots, seconds, topics = columns
+        return slots[waits], seconds[waits], topics[waits]
 
     def get(self, positions: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.void], list[int]]:
         """(rows, where each one's record starts in the arena)."""

@@ -100,12 +100,8 @@ class FarWriter:
 
     def waiting(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
         """(slot, second, topic) of each row that is not written yet."""
-        found = []
-        for generation in (self._frozen, self.fresh):
-            if generation is not None:
-                slots, rows = generation.rows()
-                waits = rows["index"] >= self._table.written[slots]
-                found.append((slots[waits], rows["second"][waits], rows["topic"][waits]))
+        generations = [generation for generation in (self._frozen, self.fresh) if generation is not None]
+        found = [generation.waiting(self._table.written) for generation in generations]
         slots, seconds, topics = (np.concatenate(column) for column in zip(*found, strict=True))
         return slots, seconds, topics
 

@@ -145,7 +145,7 @@ class HourReader:
     def waiting(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
         """(hour, second, topic) of each entry that waits to be written."""
         slots, seconds, topics = self._far.waiting()
-        return self._table.hours(slots), seconds, topics
+        return self._table.hours(np.arange(self._table.size))[slots], seconds, topics
 
     def record(self, hour: int, offset: int, size: int, *, verify: bool = False) -> bytes:
         """One record, header included. With verify, DamagedFile unless both CRCs hold."""
