@@ -245,3 +245,12 @@ def test_a_family_of_many_rows_comes_in_parts() -> None:
     assert rows[2] == r'hadelay_topic_pending_bytes{topic="a\"b\\c\nd"} 0.0'
     assert rows[3:] == [f'hadelay_topic_pending_bytes{{topic="topic-{n}"}} {n / 2}' for n in range(1, 1_000)]
     assert len(parts) > 5
+
+
+def test_a_family_that_changes_between_two_parts_is_written_as_it_was() -> None:
+    values = {(f"topic-{n}",): 0.0 for n in range(500)}
+    parts = lines(FAMILIES["topic_pending_bytes"], values)
+    text = next(parts) + next(parts)
+    values["another",] = 1.0
+    text += "".join(parts)
+    assert text.count("\nhadelay_topic_pending_bytes{") == 500

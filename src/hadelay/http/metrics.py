@@ -115,7 +115,7 @@ def lines(family: Family, values: Values) -> Iterator[str]:
         yield f"{buckets}{name}_sum {values.sum}\n{name}_count {counts[-1]}\n"
     elif isinstance(values, dict):
         form = f"{name}{{" + ",".join(f'{label}="%s"' for label in family.labels) + "} %s\n"
-        items = iter(values.items())
+        items = iter(list(values.items()))  # they may change while others have their turn
         while some := list(islice(items, _LINES)):
             yield "".join([form % (*map(_escaped, texts), value) for texts, value in some])
     else:
