@@ -313,7 +313,8 @@ def _cold(cluster: SimCluster, at: float) -> bool:
 
 def _change_ms(cluster: SimCluster) -> float:
     """So much a new leader may be ahead of the last one. Over a slow link a restarted node takes the time from answers
-    that were under way as long as the skew bound (ClusterTime._learn), and is wrong by up to half of that."""
+    that were under way as long as the skew bound (ClusterTime._learn), and is wrong by up to half of that: a limit that
+    docs/explanation/time-and-dispatch.md tells of."""
     return _CHANGE_MS + (_SKEW_MS / 2 if "slow_link" in cluster.history.counts else 0.0)
 
 
