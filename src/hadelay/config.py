@@ -180,7 +180,8 @@ class StorageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     #: Journal written since the last checkpoint that causes the next one, an entry counting as 8 KiB at least. Smaller:
     #: quicker restart, more writing.
     checkpoint_bytes: int = 64 * MIB
-    #: A checkpoint is also made after this time, if anything changed.
+    #: A checkpoint is also made after this time, if anything changed. (All three bounds are up to 30 % lower on some
+    #: nodes, so that they do not checkpoint in the same moment.)
     checkpoint_interval_ms: int = MINUTE
     #: Largest size of the LMDB map: address space, not memory or disk.
     map_bytes: int = 64 * GIB

@@ -20,6 +20,9 @@ _TICK_S = 1.0
 _ENTRY_BYTES = 8 << 10
 #: … and after how much that was applied: at full speed, a second is far beyond any mark.
 _SPACE_BYTES = 4 << 20
+#: Nodes that apply the same would all checkpoint in the same moment, with none left to commit quickly: so their bounds
+#: differ, by up to this part.
+_APART = 0.3
 #: Upper bounds of hadelay_checkpoint_duration_seconds.
 _DURATIONS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -30,6 +33,8 @@ class Checkpoints:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.config = node.config.storage
+        names = sorted({*node.config.members, node.name})
+        self._part = 1 - _APART * names.index(node.name) / len(names)
         self.bytes_since = 0
         self._unchecked = 0
         self._last = node.runtime.monotonic()
@@ -53,11 +58,9 @@ class Checkpoints:
         if self._unchecked >= _SPACE_BYTES:
             self._look_for_space()
         storage, config = self.node.storage, self.config
-        if (
-            self.bytes_since >= config.checkpoint_bytes
-            or storage.hours.far_bytes >= config.far_buffer_bytes
-            or storage.tables.overlay_bytes >= config.far_buffer_bytes
-        ) and not storage.checkpointing:
+        waiting = max(storage.hours.far_bytes, storage.tables.overlay_bytes)
+        filled = max(self.bytes_since / config.checkpoint_bytes, waiting / config.far_buffer_bytes)
+        if filled >= self._part and not storage.checkpointing:
             # Not inside apply: the entry is not counted as applied yet.
             self.node.runtime.call_soon(self.begin)
 
@@ -117,6 +120,6 @@ class Checkpoints:
         if node.stopped:
             return
         self._look_for_space()
-        if node.runtime.monotonic() - self._last >= self.config.checkpoint_interval_ms / 1000:
+        if node.runtime.monotonic() - self._last >= self.config.checkpoint_interval_ms / 1000 * self._part:
             self.begin()
         node.runtime.call_later(_TICK_S, self._tick)

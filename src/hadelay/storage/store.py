@@ -149,8 +149,10 @@ class Storage:
         self._write_frozen(written)
 
     def _write_frozen(self, then: Done) -> None:
-        """Write what waits for far hours and is frozen, in slices. A method and no closure: one that names itself is a
-        cycle, and would keep what the checkpoint wrote until the collector comes."""
+        """Write what waits for far hours and is frozen, in slices; between them the loop is left to others as long as
+        they take. A method and no closure: one that names itself is a cycle, and would keep what the checkpoint wrote
+        until the collector comes."""
+        began = self._runtime.monotonic()
         try:
             written = self.hours.write_some()
         except OSError as error:
@@ -159,7 +161,7 @@ class Storage:
         if written:
             then(None)
         else:
-            self._runtime.call_soon(self._write_frozen, then)
+            self._runtime.call_later(self._runtime.monotonic() - began, self._write_frozen, then)
 
     def _make_durable(self, paths: list[str], dropped: set[bytes], puts: Iterator[Put]) -> None:
         if paths:
