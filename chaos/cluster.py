@@ -83,6 +83,10 @@ class Cluster:
         """Of a node that runs here."""
         return None
 
+    def held_bytes(self) -> int:
+        """On the disk of the node that has most, where that is known: what a node with an empty one has to fetch."""
+        return 0
+
     def founded(self) -> None:
         """Every node was ready once."""
 
@@ -126,6 +130,9 @@ class LocalCluster(Cluster):
 
     def _data(self, name: str) -> Path:
         return (self.disks[name].mount if self.disks else self.directory) / name
+
+    def held_bytes(self) -> int:
+        return max((shutil.disk_usage(disk.mount).used for disk in self.disks.values()), default=0)
 
     def up(self) -> None:
         if self.network:
@@ -227,9 +234,8 @@ class LocalCluster(Cluster):
         self._sync(name)
 
     def _sync(self, name: str) -> None:
-        """What was done to its files survives a power cut: half of it would be another fault."""
         if self.disks:
-            tools.run("sync", "--file-system", self.disks[name].mount)
+            self.disks[name].sync()
 
     def _rot(self, name: str) -> None:
         """A bit each, of bytes that are in use, in some of its files."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import struct
 from pathlib import Path
 
@@ -52,10 +51,6 @@ class Disk:
         with contextlib.suppress(OSError):
             self.mount.rmdir()
 
-    def empty(self) -> None:
-        for path in self.mount.iterdir():
-            shutil.rmtree(path, ignore_errors=True)
-
     def fill(self) -> None:
         """Until not a byte is left."""
         with open(self._ballast, "ab") as ballast:
@@ -68,6 +63,11 @@ class Disk:
 
     def unfill(self) -> None:
         self._ballast.unlink(missing_ok=True)
+        self.sync()
+
+    def sync(self) -> None:
+        """What was done to its files survives a power cut: half of it would be another fault."""
+        tools.run("sync", "--file-system", self.mount)
 
     @property
     def _ballast(self) -> Path:

@@ -32,6 +32,8 @@ _FOUNDED_S, _DRAIN_S, _REPLICAS_S = 60.0, 60.0, 60.0
 _WATCH_S, _PROBE_S, _LOOK_S = 0.1, 0.025, 0.05
 _PROBING_S, _DRAIN_LOOK_S = 20.0, 0.5
 _MOMENT_S, _COUNT_S = 0.2, 10.0
+#: Bytes per second that a node with an empty disk fetches at least.
+_FETCHED = 10_000_000
 #: The exit code of a node that ended itself.
 _FATAL = 70
 #: Of what is owed in the end, so many are asked for at each look: most need not be.
@@ -309,7 +311,8 @@ class Run:
             took_s = self.history.clock() - began
             if not waiting:
                 break
-            if took_s > self.scenario.limits.recovery_s:
+            limit_s = self.scenario.limits.recovery_s
+            if took_s > limit_s and took_s > limit_s + self.cluster.held_bytes() / _FETCHED:
                 why = f"not ready: {_words(waiting)}"
                 self.history.record("not-recovered", t=self.history.clock(), s=took_s, why=why)
                 self.say(f"{self.history.clock():7.1f} s  {took_s:.1f} s after healing {why}")

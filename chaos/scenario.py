@@ -110,7 +110,8 @@ class Rotation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    #: After a round's last fault is healed, every node has to be ready again within this.
+    #: After a round's last fault is healed, every node has to be ready again within this, and 10 s more for each 100 MB
+    #: that the node with most holds.
     recovery_s: float = 30.0
     #: 0: reported, not judged.
     failover_s: float = 0.0
