@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hadelay.core import backlog
-from hadelay.core.commands import encode_topic_delete
-from tests.dispatch.desk import Desk
+from hadelay.core.commands import encode_retire, encode_topic_delete
+from hadelay.model import HOUR_MS
+from tests.dispatch.desk import START_HOUR, Desk
 
 
 @pytest.fixture(params=[8_192, 64])
@@ -130,6 +131,48 @@ def test_the_sweeper_finds_nothing_else() -> None:
     desk.run(5_000)
     assert len(desk.delivered()) == len(ids)
     assert desk.dispatcher.sweeper_found == 0
+
+
+def test_many_topics_are_swept_in_slices_and_what_is_taken_meanwhile_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backlog, "SLICE", 1_000)
+    desk = Desk(sweep_ms=3_600_000)
+    desk.lead()
+    topics = [f"t{n}" for n in range(100)]
+    for topic in topics:
+        desk.publish(f"first of {topic}", f"other of {topic}", topic=topic, at=1_000)
+    desk.publish("later", topic="later", at=5_000)
+    desk.run_to(6_000)
+    core = desk.core
+    core.ready.queue(99).any.now.places.pop()  # a bug
+    core.ready.size -= 1
+    assert not core.backlog.sweep()
+    for topic in topics[50:]:
+        desk.consume(topic, max=1)
+    desk.run(1_000)
+    steps = 1
+    while not core.backlog.sweep():
+        steps += 1
+    assert steps > 5
+    assert core.backlog.swept == 1
+
+
+def test_an_hour_is_retired_while_the_sweeper_is_in_the_middle_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "SLICE", 64)
+    desk = Desk(sweep_ms=24 * HOUR_MS)
+    desk.lead()
+    names = [f"m{n}" for n in range(200)]
+    desk.publish(*names, at=1_000)
+    desk.publish("later", at=3 * HOUR_MS)
+    desk.run_to(3 * HOUR_MS + 1_000)
+    assert not desk.core.backlog.sweep()
+    desk.cancel(*names)
+    assert desk.do(encode_retire(START_HOUR)).done
+    while not desk.core.backlog.sweep():
+        pass
+    assert desk.dispatcher.sweeper_found == 0
+    assert desk.damage == []
 
 
 def test_a_slow_topic_holds_up_nobody() -> None:

@@ -9,7 +9,8 @@ that fall due now do not wait for the past.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,14 @@ from hadelay.core.lines import Window
 from hadelay.core.owed import Owed
 from hadelay.core.ready import Ready
 from hadelay.core.wheel import Second
+from hadelay.model import NONE32
 
 #: Rows looked at in one go: two to three milliseconds.
 SLICE = 8_192
 #: What a second costs at least, in rows.
 _SECOND_COST = 128
+#: What a look into a window costs, in rows; and so many places in it as much as one row.
+_WINDOW_COST, _PLACES_PER_ROW = 64, 8
 #: A take-over looks through so many rows before it goes on with the present, so that what fell due while nobody led
 #: comes in order; a longer past is looked through beside it.
 _HEAD_START = 8
@@ -182,8 +186,7 @@ class Backlog:
         while self._catch_up <= second < self._catch_up_end:
             yield SLICE
         for rows in self._owed_rows(second):
-            self._add_forgotten(second, rows)
-            yield self._cost
+            yield from self._add_forgotten(second, rows)
 
     def _sweeping(self) -> Iterator[int]:
         at = 0
@@ -193,27 +196,37 @@ class Backlog:
                 break
             at = second + 1
             for rows in self._owed_rows(second):
-                self.swept += self._add_forgotten(second, rows)
-                yield self._cost
+                self.swept += yield from self._add_forgotten(second, rows)
 
-    def _add_forgotten(self, second: int, rows: NDArray[np.void]) -> int:
-        """Make ready what is in no window, not proposed, and below no mark; how many that were."""
-        count = 0
-        hour = second // SECONDS_PER_HOUR
-        for number in np.unique(rows["topic"]).tolist():
-            mine = rows[rows["topic"] == number][::-1]  # in the order of publishing
+    def _add_forgotten(self, second: int, rows: NDArray[np.void]) -> Generator[int, None, int]:
+        """Make ready what is in no window, not proposed, and below no mark; how many that were. Yields what it has
+        cost, like the scans: many topics, and many filters, are more than a slice."""
+        count, spent, hour = 0, self._cost, second // SECONDS_PER_HOUR
+        by_topic = rows["topic"].astype(np.uint64) << np.uint64(32) | rows["index"]  # in the order of publishing
+        rows = rows.take(by_topic.argsort())
+        owed = np.ones(len(rows), np.bool_)
+        edges = np.flatnonzero(np.diff(rows["topic"], prepend=NONE32, append=NONE32)).tolist()
+        for first, end in pairwise(edges):
+            number = int(rows["topic"][first])
             for window in self.ready.queue(number).windows():
-                if window.mark is not None and window.mark <= second:
+                if spent >= SLICE:
+                    yield spent
+                    # The others had their turn: some may have been taken.
+                    spent, owed = _SECOND_COST, self.owed.mask(hour, rows)
+                spent += _WINDOW_COST + len(window.places) // _PLACES_PER_ROW
+                if window.closed or (window.mark is not None and window.mark <= second):
                     continue
-                some = mine[window.pick(mine)]
-                some = some[self.ready.unheld(window, places_of(hour, some["index"]))]
+                some = rows[first:end]
+                some = some.take(np.flatnonzero(owed[first:end] & window.pick(some)))
+                places = places_of(hour, some["index"])
                 wanted = window.line.filter
-                lost = [n for n in range(len(some)) if self.ready.passes(wanted, hour, some[n])]
-                if lost:
+                unheld = np.flatnonzero(self.ready.unheld(window, places)).tolist()
+                if lost := [places[n] for n in unheld if self.ready.passes(wanted, hour, some[n])]:
                     count += len(lost)
-                    self.ready.put(window, second, places_of(hour, some["index"][lost]))
+                    self.ready.put(window, second, lost)
                     if wanted is None:
                         self.on_found(number, len(lost))
+        yield spent
         return count
 
 

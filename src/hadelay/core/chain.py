@@ -75,6 +75,8 @@ class ChainWalk:
 
     def step(self, limit: int) -> NDArray[np.void]:
         """Up to `limit` more INDEX rows, verified, newest first; none when done."""
+        if not self.store.count(self.hour):
+            self.left = 0  # retired since the last slice: nothing of it is owed
         if self.done:
             return NO_ROWS
         if not self.store.mapped(self.hour):

@@ -35,7 +35,7 @@ class Owed:
         owed = self.state.topics.owed(rows) & ~expired(self.state, rows, self.state.now_ms)
         hour_state = self.state.hours.get(hour)
         if hour_state is None:
-            return owed
+            return owed if self.store.count(hour) else np.zeros(len(rows), np.bool_)
         settled, leased = hour_state.settled, hour_state.leased
         indexes = rows["index"]
         if len(indexes) < _FEW:

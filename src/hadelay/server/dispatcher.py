@@ -60,7 +60,7 @@ _TOO_MANY_FILTERS = (
     "use fewer, or topics"
 )
 #: Slices of backlog the sweeper looks at each time.
-_SWEEP_SLICES = 4
+_SWEEP_SLICES = 16
 
 
 class _Term:
