@@ -51,6 +51,7 @@ def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> 
         "passed": sorted({point for event in history.of("passed") for point in event["points"]}),
         "leaders": len(history.of("leader")),
         "ended by themselves": len(history.of("ended")),
+        "leaders hit": sum(event["deposed"] for event in history.of("fault")),
         "failover_ms": {kind: spread(values) for kind, values in sorted(failovers.items())},
         "late_ms": {phase: spread(values) for phase, values in late.items() if values},
         "recovery_ms": spread(event["s"] * 1000 for event in history.of("recovered")),
@@ -91,6 +92,8 @@ def table(found: dict[str, Any]) -> str:
             f"  crash points    {passed} of {len(found['points'])}" + (f"; nobody came by {missed}" if missed else "")
         ]
     lines += [f"  {'leaders':<16}{found['leaders']:>10}"]
+    timed = sum(row["n"] for row in found["failover_ms"].values())
+    lines += [f"  {'leaders hit':<16}{found['leaders hit']:>10}, {timed} times with a majority left: those are timed"]
     for title, rows in (("failover", found["failover_ms"]), ("late", found["late_ms"])):
         lines += [f"  {title + ', ' + kind:<24}{_spread(row)}" for kind, row in rows.items()]
     lines += [f"  {'ready after healing':<24}{_spread(found['recovery_ms'])}", ""]
@@ -164,8 +167,8 @@ def _course(history: History) -> str:
         rate(got, _COLOURS[4], peak),
     ]
     worst: dict[int, int] = {}
-    for g in history.given:
-        worst[int(g.got)] = max(worst.get(int(g.got), 0), g.now_ms - g.due_ms if g.attempt == 1 else 0)
+    for g in first_given(history).values():
+        worst[int(g.got)] = max(worst.get(int(g.got), 0), g.now_ms - g.due_ms)
     top = max([*worst.values(), 1])
     base = _PLOT + 70
     parts.append(f'<text x="0" y="{_PLOT + 22}">latest: {top} ms</text>')

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from http import HTTPStatus
+from itertools import cycle
 from typing import Any
 
 import aiohttp
@@ -58,6 +59,9 @@ class Run:
         #: Nodes that a fault holds, and those that are wiped or not yet ready again after it.
         self._busy: set[str] = set()
         self._hollow: set[str] = set()
+        #: Nodes that a fault holds which never hits more than a minority, and those that were not ready in time.
+        self._few: set[str] = set()
+        self._lame: set[str] = set()
         #: Nodes that a fault of the disk holds: these may end by themselves.
         self._may_end: set[str] = set()
         #: Nodes whose files rotted, or are older than they were: when one refuses them, they are thrown away. What
@@ -214,13 +218,15 @@ class Run:
         nodes = faults.choose(fault, self.cluster.names, self.leader, self._busy, self.draw)
         if fault.few:
             # What rotted may yet be found, on the same node again and again rather than on another one.
-            hollow = self._hollow | (self._rotten if fault.hollow else set())
+            hollow = self._hollow | self._few | (self._rotten if fault.hollow else set())
             room = (len(self.cluster.names) - 1) // 2 - len(hollow)
             nodes = sorted(hollow - self._busy - self._hollow)[:1] if room <= 0 else nodes[:room]
         if not nodes:
             return
         deposed = fault.kind in faults.DEPOSING and self.leader in nodes
-        self._busy.update(nodes)
+        holds = () if KINDS[fault.kind].brief else nodes
+        self._busy.update(holds)
+        self._few.update(nodes if fault.few else ())
         for name in nodes:
             self._said.pop(name, None)  # when it answers next it may be another process
         if fault.kind in faults.MAY_END:
@@ -242,9 +248,9 @@ class Run:
         try:
             await self._do(held.__enter__)
             await asyncio.sleep(0)  # whoever strikes together with this one has chosen nodes now
-            others = [name for name in names if name not in self._busy]
-            if deposed and len(others) > len(names) // 2:  # they were all ready: see _recovered
-                probe = self.traffic.spawn(self._probe(fault.kind, others))
+            others = [name for name in names if name not in self._busy | self._lame]
+            if deposed and len(others) > len(names) // 2:
+                probe = self.traffic.spawn(self._probe(fault.kind, others, began))
             if fault.at is not None:
                 await self._crashed(nodes, fault)
             elif not KINDS[fault.kind].brief:
@@ -252,9 +258,10 @@ class Run:
         finally:
             await self._do(lambda: held.__exit__(None, None, None))
             self.history.record("healed", t=self.history.clock(), kind=fault.kind, nodes=nodes, began=began)
-            self._busy.difference_update(nodes)
+            self._busy.difference_update(holds)
+            self._few.difference_update(nodes)
         if probe is not None:
-            await asyncio.wait([probe], timeout=_PROBING_S)
+            await probe
 
     def _forget(self, *names: str) -> None:
         """They begin with nothing, so with nothing bad."""
@@ -285,18 +292,19 @@ class Run:
             await asyncio.wait([work])
             raise
 
-    async def _probe(self, kind: str, others: list[str]) -> None:
-        """How long until the other nodes store a message again."""
-        began = self.history.clock()
+    async def _probe(self, kind: str, others: list[str], began: float) -> None:
+        """How long until the other nodes store a message again, from when the fault began: what it does to a node takes
+        a while itself, and they may be done before it is."""
         clients = [self.traffic.client([self.cluster.urls[name]]) for name in others]
         asking: set[asyncio.Task[bool]] = set()
-        for turn in range(int(_PROBING_S / _PROBE_S)):
-            asking.add(self.traffic.spawn(self.traffic.put_one(clients[turn % len(clients)], timeout_s=0.5)))
+        for client in cycle(clients):
+            asked = self.history.clock()
+            asking.add(self.traffic.spawn(self.traffic.put_one(client, timeout_s=0.5)))
             done, asking = await asyncio.wait(asking, timeout=_PROBE_S, return_when=asyncio.FIRST_COMPLETED)
-            if any(task.result() for task in done if not task.cancelled()):
+            took_s = self.history.clock() - began
+            if took_s > _PROBING_S or any(task.result() for task in done if not task.cancelled()):
                 break
-            await asyncio.sleep(max(0.0, began + (turn + 1) * _PROBE_S - self.history.clock()))
-        took_s = self.history.clock() - began
+            await asyncio.sleep(max(0.0, asked + _PROBE_S - self.history.clock()))
         self.history.record("failover", t=self.history.clock(), kind=kind, s=took_s)
         limit_s = self.scenario.limits.failover_s
         if limit_s and took_s > limit_s:
@@ -322,6 +330,7 @@ class Run:
         self._suspect &= self._rotten
         self._armed.clear()
         self._hollow &= set(waiting)
+        self._lame = set(waiting)
         self.history.record("recovered", t=self.history.clock(), s=took_s)
 
     # the end

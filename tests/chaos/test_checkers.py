@@ -257,6 +257,25 @@ def test_what_was_due_later_and_came_sooner_is_counted() -> None:
     assert overtaken(history) == 1  # the third is no second ahead of the second
 
 
+def test_page_and_table_agree_on_the_latest_message() -> None:
+    """Of one whose first answer was lost, the next attempt is what was seen first."""
+    history = History()
+    give(history, got=14.0, attempt=2, due_ms=11_000)
+    found = summary(history, [], HEAD)
+    assert found["late_ms"]["calm"]["max"] == 3_000
+    assert "latest: 3000 ms" in page(history, found)
+
+
+def test_a_report_says_how_many_failovers_were_timed() -> None:
+    history = History()
+    for deposed in (True, True, False):
+        history.record("fault", t=10.0, kind="kill", nodes=["n1"], all=["n1", "n2", "n3"], deposed=deposed)
+    history.record("failover", t=10.5, kind="kill", s=0.5)
+    lines = table(summary(history, [], HEAD)).splitlines()
+    assert next(line.split() for line in lines if "leaders hit" in line)[:4] == ["leaders", "hit", "2,", "1"]
+    assert any(line.split()[:4] == ["failover,", "kill", "p50", "500"] for line in lines)
+
+
 def test_a_lease_says_in_which_term_it_was_granted() -> None:
     tokens = encode_leases(255, 0xFEDCBA98, 0xFFFFFFFF, [1], [494_000], [7]) + encode_leases(0, 7, 1, [0], [1], [2])
     assert list(map(term_of, tokens)) == [0xFEDCBA98, 7]
