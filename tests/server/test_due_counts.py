@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Generator
 from types import SimpleNamespace
@@ -13,10 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hadelay.core import commands
+from hadelay.core.state import DelayState
 from hadelay.model import HOUR_MS
 from hadelay.server import counting
 from hadelay.server.counting import DueCounts
+from hadelay.storage import farwriter
 from hadelay.storage.heads import count_topics, no_counters
+from hadelay.storage.hours import HourStore
+from hadelay.testing.disk import SimDisk
+from hadelay.testing.memory import MemoryNames, MemoryTables
 from tests.core.world import START_MS, World, draft
 
 
@@ -60,7 +66,7 @@ def rest(slices: Generator[None, None, counting.Counts]) -> list[tuple[int, int]
 
 
 def naive(
-    world: World, ids: list[int], topic: str | None, step_ms: int, hours: int, start_ms: int
+    world: World, ids: list[int], topic: str | None, step_ms: int, hours: int, start_ms: int, end_ms: int = 0
 ) -> list[tuple[int, int]]:
     unit = 1_000 if topic is None else 60_000
     found: Counter[int] = Counter()
@@ -70,7 +76,7 @@ def naive(
             second = int(world.store.entries(view.hour, np.array([view.index]))["second"][0])
             at = view.hour * HOUR_MS + second * 1_000
             at -= at % unit
-            if start_ms <= at < START_MS + hours * HOUR_MS:
+            if start_ms <= at < (end_ms or START_MS + hours * HOUR_MS):
                 found[start_ms + (at - start_ms) // step_ms * step_ms] += 1
     return sorted(found.items())
 
@@ -156,3 +162,129 @@ def test_what_is_forgotten_while_another_hour_is_looked_up_is_looked_up_again(mo
     next(slices)  # both hours are looked up, and told of from here on
     world.cancel(*ids[1:4])  # more than is remembered
     assert sum(count for _, count in rest(slices)) == 15
+
+
+class Filed:
+    """The same commands over a real HourStore, which is never read but by counting."""
+
+    def __init__(self, world: World) -> None:
+        disk = SimDisk(random.Random(1))
+        disk.makedirs("/hours")
+        self.store = HourStore(disk, "/hours", 0, far_buffer_bytes=1 << 12)
+        self.state = DelayState(0, self.store, MemoryTables(), MemoryNames())
+        self.state.level = world.state.level
+        self.world, self.applied = world, 0
+        self.counts = DueCounts(SimpleNamespace(state=self.state, storage=SimpleNamespace(hours=self.store)))  # type: ignore[arg-type]
+
+    def catch_up(self) -> None:
+        for entry in self.world.entries[self.applied :]:
+            self.applied += 1
+            self.state.apply(self.applied, self.world.term, entry)
+
+    def do(self, what: str, numbers: list[int]) -> None:
+        """What a checkpoint, a reader, or an hour that is full does."""
+        store = self.store
+        if what == "sample":
+            store.sample()
+        elif what == "some":
+            store.write_some()
+        elif what == "spill":
+            store.checksums()
+        elif hours := store.hours():
+            store.entries(hours[numbers[0] % len(hours)], slice(None))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(
+                [
+                    "publish",
+                    "publish",
+                    "publish",
+                    "cancel",
+                    "ack",
+                    "nack",
+                    "clock",
+                    "retire",
+                    "sample",
+                    "some",
+                    "spill",
+                    "read",
+                ]
+            ),
+            st.lists(st.integers(0, 20), min_size=1, max_size=8),
+            st.sampled_from([0, 61_000, HOUR_MS, 5 * HOUR_MS, 30 * HOUR_MS]),
+        ),
+        max_size=20,
+    ),
+    batch=st.sampled_from([1, 3, 1_024]),
+    slices=st.lists(st.sampled_from(["sample", "some", "spill", "read"]), max_size=6),
+    few=st.sampled_from([1, 2_048]),
+    ask=st.integers(1, 4),
+    start=st.sampled_from([0, 1, 500, 90_500]),
+    end=st.sampled_from([200 * HOUR_MS, 5 * HOUR_MS + 1, 5 * HOUR_MS + 1_200_000, 5 * HOUR_MS + 2_400_400]),
+)
+def test_what_waits_to_be_written_is_counted_once_whenever_it_is_written(
+    steps: list[Any], batch: int, slices: list[str], few: int, ask: int, start: int, end: int
+) -> None:
+    world = World()
+    world.checking = False
+    filed = Filed(world)
+    world.one(commands.encode_topic_put("t", {"max_attempts": 2}))
+    ids = world.ids(draft(in_ms=5 * HOUR_MS))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(farwriter, "_BATCH_ROWS", batch)
+        patched.setattr(farwriter, "_BATCH_HOURS", batch)
+        patched.setattr(counting, "_SMALL", few)
+        for at, (what, numbers, delay) in enumerate(steps):
+            some = [ids[-1 - n % len(ids)] for n in numbers]
+            if what == "publish":
+                ids += world.ids(*(draft("tu"[n % 2], delay + n * HOUR_MS // 3) for n in numbers))
+            elif what == "cancel":
+                world.cancel(*some)
+            elif what == "clock":
+                world.now += delay
+                world.one(commands.encode_noop())
+            elif what == "retire":
+                for hour in world.store.hours():
+                    world.one(commands.encode_retire(hour))
+            elif what in ("ack", "nack"):
+                if ready := [i for i in dict.fromkeys(some) if world.states(i) == ["ready"]]:
+                    leases = world.lease(*ready)
+                    world.ack(leases) if what == "ack" else world.nack(leases, delay)
+            else:
+                filed.do(what, numbers)
+            filed.catch_up()
+            if at % ask:
+                continue
+            for topic, step_ms in ((None, 1_000), ("t", 60_000), ("u", 3 * 60_000), (None, HOUR_MS)):
+                counted = filed.counts.count(topic, START_MS + start, START_MS + end, step_ms)
+                expected = naive(world, ids, topic, step_ms, 0, START_MS + start, START_MS + end)
+                assert rest(between(counted, filed, slices)) == expected
+
+
+def between(
+    counted: Generator[None, None, counting.Counts], filed: Filed, slices: list[str]
+) -> Generator[None, None, counting.Counts]:
+    for what in slices:
+        try:
+            next(counted)
+        except StopIteration as end:
+            return end.value
+        filed.do(what, [0])
+        yield
+    return (yield from counted)
+
+
+def test_a_range_that_ends_within_a_second_counts_what_waits_like_what_is_written() -> None:
+    """The second at 1 h 20 min begins at the end of the range, which begins half a second after a whole one."""
+    world = World()
+    filed = Filed(world)
+    world.ids(draft(in_ms=5 * HOUR_MS + 1_199_000), draft(in_ms=5 * HOUR_MS + 1_200_000))
+    filed.catch_up()
+    asked = START_MS + 500, START_MS + 5 * HOUR_MS + 1_200_000, 1_000
+    waiting = rest(filed.counts.count(None, *asked))
+    filed.do("spill", [0])
+    assert waiting == rest(filed.counts.count(None, *asked)) == [(START_MS + 5 * HOUR_MS + 1_198_500, 1)]

@@ -130,10 +130,10 @@ class DueCounts:
                     seconds = seconds // 60 * 60
                 if not chosen.all():
                     at, seconds = at[chosen], seconds[chosen]
-                # Whole seconds from here on: what is before the first of them is before `from_ms`.
-                at_s = (at - first) * SECONDS_PER_HOUR + seconds
-                at_s -= -(-(from_ms - first * HOUR_MS) // 1000)
-                inside = (at_s >= 0) & (at_s < -(-(to_ms - from_ms) // 1000))
+                # Whole seconds from here on: those from the first that does not begin before `from_ms`.
+                first_s, end_s = (-(-ms // 1000) for ms in (from_ms, to_ms))
+                at_s = at * SECONDS_PER_HOUR + seconds - first_s
+                inside = (at_s >= 0) & (at_s < end_s - first_s)
                 if not inside.all():
                     at_s = at_s[inside]
                 buckets += sign * np.bincount(at_s // (step_ms // 1000), minlength=len(buckets))
