@@ -14,9 +14,10 @@ import msgspec
 import pytest
 
 import hadelay
+from hadelay.answers import error_of
 from hadelay.client import AsyncClient, Client, Put, Receipt, Unreachable
 from hadelay.client.consumer import reason_of
-from hadelay.client.transport import Answer, addresses, error_of
+from hadelay.client.transport import Answer, addresses
 from hadelay.config import HttpConfig
 from hadelay.errors import (
     BadRequest,
@@ -168,9 +169,9 @@ class Wire:
     answer: Any
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
 
-    async def __call__(self, method: str, path: str, *, data: bytes = b"", **_: Any) -> Answer:
+    async def __call__(self, method: str, path: str, read: Any, *, data: bytes = b"", **_: Any) -> Any:
         self.asked.append((method, path, msgspec.json.decode(data) if data else None))
-        return Answer(200, {}, msgspec.json.encode(self.answer))
+        return read(Answer(204 if self.answer is None else 200, {}, msgspec.json.encode(self.answer)))
 
 
 _AT = "2026-11-20T18:00:00.000Z"
@@ -182,7 +183,8 @@ _TOPIC = {"topic": "t", "scheduled": 0, "ready": 0, "leased": 0, "dead": 0}
     ("call", "answer", "method", "path", "body"),
     [
         (lambda c: c.cancel("1"), {"outcome": "cancelled"}, "DELETE", "/v1/messages/1", None),
-        (lambda c: c.cancel(topic="t", key="a/ü"), {}, "DELETE", "/v1/topics/t/keys/a%2F%C3%BC", None),
+        (lambda c: c.cancel(topic="t", key="a/ü"), {"outcome": "cancelled"}, "DELETE", "/v1/topics/t/keys/a%2F%C3%BC",
+         None),
         (lambda c: c.reschedule("1", delay="2h"), _MOVED, "PATCH", "/v1/messages/1", {"delay": "2h"}),
         (lambda c: c.reschedule(topic="t", key="k", at=_AT), _MOVED, "PATCH", "/v1/topics/t/keys/k",
          {"deliver_at": _AT}),
@@ -195,12 +197,13 @@ _TOPIC = {"topic": "t", "scheduled": 0, "ready": 0, "leased": 0, "dead": 0}
          {"backoff": {"min": 1, "max": 3600.0}}),
         (lambda c: c.pause("t", reason="sale"), _TOPIC, "POST", "/v1/topics/t:pause", {"reason": "sale"}),
         (lambda c: c.resume("t"), _TOPIC, "POST", "/v1/topics/t:resume", {}),
-        (lambda c: c.purge("t"), {}, "POST", "/v1/topics/t:purge", {"states": ["scheduled", "ready"]}),
+        (lambda c: c.purge("t"), {"topic": "t", "states": []}, "POST", "/v1/topics/t:purge",
+         {"states": ["scheduled", "ready"]}),
         (lambda c: c.redrive("t", ["1"]), {"results": [{"id": "1", "outcome": "redriven"}]}, "POST",
          "/v1/topics/t/dead:redrive", {"ids": ["1"]}),
         (lambda c: c.redrive_all("t", rate=5), {"redriving": 7}, "POST", "/v1/topics/t/dead:redrive",
          {"all": True, "rate": 5}),
-        (lambda c: c.purge_dead("t"), {}, "DELETE", "/v1/topics/t/dead", None),
+        (lambda c: c.purge_dead("t"), None, "DELETE", "/v1/topics/t/dead", None),
     ],
 )  # fmt: skip
 async def test_what_is_sent(call: Any, answer: Any, method: str, path: str, body: Any) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
+from hadelay.answers import NotANode
+from hadelay.cli.app import OK, TIMEOUT, UNREACHABLE, run
 from hadelay.cli.output import Remote
 from hadelay.cli.remote import call, read_answer
-from hadelay.errors import BadRequest, HadelayError, OutcomeUnknown
+from hadelay.errors import BadRequest, HadelayError
 from tests.client.test_client import url
 
 __all__ = ["url"]
@@ -60,9 +64,64 @@ def test_the_command_line_refuses_in_words(url: str, wish: Any, headers: dict[st
         call(Remote(servers=servers or url), "PUT", "/v1/topics/t", wish, headers=headers)
 
 
+@pytest.mark.parametrize("headers", [{}, {"Hadelay-Node": "n1"}])
 @pytest.mark.parametrize("answer", [b"<html>", b'"\xff"', b"[" * 2_000])
-def test_who_is_no_node_is_said_to_be_none(answer: bytes) -> None:
+def test_who_is_no_node_is_said_to_be_none(answer: bytes, headers: dict[str, str]) -> None:
     for method, known in (("GET", True), ("POST", False)):
-        with pytest.raises(HadelayError, match="http://a does not answer like a node") as caught:
-            read_answer("http://a", method, answer)
-        assert isinstance(caught.value, OutcomeUnknown) != known
+        with pytest.raises(NotANode, match="http://a: what answered is no hadelay node: HTTP 200") as caught:
+            read_answer("http://a", method, 200, headers, answer)
+        assert caught.value.outcome_known is known
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """Another service, or one that takes the request and goes away."""
+
+    status, body = 200, b'{"message":"hello"}'
+
+    def do_POST(self) -> None:
+        if not self.status:
+            return
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    do_GET = do_DELETE = do_POST
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def stranger(request: pytest.FixtureRequest) -> Iterator[str]:
+    kind = type("Stranger", (Stranger,), {"status": request.param})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("stranger", [200, 502, 500, 0], indirect=True)
+def test_what_no_node_answered_is_neither_done_nor_refused(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever another server says after that; and the key that finds out is told."""
+    for servers in (stranger, f"{stranger},http://127.0.0.1:1"):
+        assert run(["msg", "put", "t", "x", "--servers", servers]) == TIMEOUT
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert re.search(
+            r"may or may not have happened: the same command with --idempotency-key [0-9a-f]{32}", shown.err
+        )
+        assert run(["msg", "cancel", "0" * 13, "--servers", servers]) == TIMEOUT
+        assert "idempotency" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stranger", [200, 404, 502], indirect=True)
+def test_what_is_no_node_is_none_for_every_command(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ("topic list", "msg list t", "story 0000000000000", "top --once", "cluster status", "token list"):
+        assert run([*words.split(), "--servers", stranger]) == UNREACHABLE
+        assert "is no hadelay node" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stranger", [200, 0], indirect=True)
+def test_another_server_may_be_a_node(stranger: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["msg", "put", "t", "x", "--servers", f"{stranger},{url}"]) == OK
+    assert "deliver_at" in capsys.readouterr().out

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
-import msgspec
 import pytest
 
-from hadelay.client import AsyncClient
-from hadelay.errors import HadelayError, OutcomeUnknown
+from hadelay.client import AsyncClient, NotANode, Put
+from hadelay.errors import HadelayError, OutcomeUnknown, TooLarge, Unauthorized
 from tests.http.conftest import Make
 
 Proxy = Callable[[bytes], Awaitable[str]]
@@ -96,7 +95,72 @@ async def test_a_node_that_is_frozen_is_not_the_only_one_asked(make_node: Make) 
     frozen.service.held = None
 
 
-@pytest.mark.parametrize("garbage", [answer("200 OK", b"<html>"), answer("302 Found", b"")])
+PAGE = answer("200 OK", b"<html>please log in</html>", "text/html")
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [PAGE, answer("200 OK", b'{"message":"hello"}'), answer("200 OK"), answer("200 OK", b"[" * 5_000)],
+    ids=["page", "another service", "nothing", "deep"],
+)
+async def test_a_success_that_no_node_tells_is_none(proxy: Proxy, garbage: bytes) -> None:
+    """Every method: one error, at once, that says what was seen; what changes something may have happened."""
+    url = await proxy(garbage)
+    async with AsyncClient(url, timeout=60) as client:
+        writes = (
+            client.put("t"), client.put_many([Put(topic="t")]), client.cancel("0" * 13), client.purge("t"),
+            client.delete_topic("t"), client.purge_dead("t"), client.remove_member("n9"),
+            client.add_member("n9", "a:1"), client.ack("x"), client.redrive_all("t"),
+            client.redrive("t", ["0" * 13]), client.receive("t"),
+        )  # fmt: skip
+        reads = client.get("0" * 13), client.topics(), client.cluster(), client.hours(), client.names(), client.ready()
+        for known, asks in ((False, writes), (True, reads)):
+            for ask in asks:
+                with pytest.raises(NotANode) as caught:
+                    await ask
+                assert (caught.value.outcome_known, caught.value.retryable) == (known, False)
+                assert str(caught.value).startswith(f"{url}: what answered is no hadelay node: HTTP 200, ")
+                assert "Check the address" in str(caught.value)
+
+
+async def test_another_address_may_be_a_node(make_node: Make, proxy: Proxy) -> None:
+    node = await make_node()
+    async with AsyncClient([await proxy(PAGE), node.url], timeout=60) as client:
+        client._transport._at = 0
+        assert (await client.put("t", b"x", idempotency_key="k")).topic == "t"
+        assert client._transport._at == 1
+    assert list(node.service.keys) == [b"k"]
+
+
+async def test_no_other_refusal_makes_an_unknown_outcome_known(proxy: Proxy) -> None:
+    """The page may stand for a publish that did happen; that another one refuses changes nothing about it."""
+    async with AsyncClient([await proxy(PAGE), await proxy(answer("404 Not Found", b"", "text/html"))]) as client:
+        client._transport._at = 0
+        with pytest.raises(NotANode, match="please log in") as caught:
+            await client.put("t", b"x")
+    assert not caught.value.outcome_known
+
+
+@pytest.mark.parametrize(
+    ("status", "known", "kind"),
+    [
+        ("404 Not Found", True, NotANode), ("405 Method Not Allowed", True, NotANode), ("418 Teapot", True, NotANode),
+        ("500 Internal Server Error", False, NotANode), ("524 A Timeout Occurred", False, NotANode),
+        ("401 Unauthorized", True, Unauthorized), ("413 Content Too Large", True, TooLarge),
+    ],
+)  # fmt: skip
+async def test_what_is_refused_on_the_way(proxy: Proxy, status: str, known: bool, kind: type[HadelayError]) -> None:
+    """A proxy's 404 is not that a message was never there, and its 500 not that nothing happened."""
+    async with AsyncClient(await proxy(answer(status, b"<html>", "text/html")), timeout=0.2) as client:
+        with pytest.raises(kind, match=status[:3]) as caught:
+            await client.put("t", b"x")
+        assert caught.value.outcome_known is known
+        with pytest.raises(kind) as caught:
+            await client.get("0" * 13)
+        assert caught.value.outcome_known
+
+
+@pytest.mark.parametrize("garbage", [PAGE, answer("302 Found", b"")])
 async def test_a_consumer_that_is_told_nonsense_says_so(proxy: Proxy, garbage: bytes) -> None:
     """It must not stand there and wait for messages that nobody will fetch."""
 
@@ -105,5 +169,5 @@ async def test_a_consumer_that_is_told_nonsense_says_so(proxy: Proxy, garbage: b
             pass
 
     async with AsyncClient(await proxy(garbage), timeout=1) as client:
-        with pytest.raises((HadelayError, msgspec.MsgspecError)):
+        with pytest.raises(NotANode):
             await asyncio.wait_for(consume(), 20)

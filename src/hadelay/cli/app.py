@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
+from hadelay.answers import NotANode
 from hadelay.errors import (
     BadRequest,
     ConfigError,
@@ -33,6 +34,7 @@ OK, REFUSED, USAGE, NOT_FOUND, AUTH, UNREACHABLE, TIMEOUT, INTERRUPTED = 0, 1, 2
 
 #: The first class that fits decides.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
+    (NotANode, UNREACHABLE),
     (ConfigError, USAGE),
     (BadRequest, USAGE),
     (NotFound, NOT_FOUND),
@@ -170,7 +172,8 @@ def run(argv: Sequence[str]) -> int:
             from hadelay.pipeline.session import plain
 
             error = plain(error)
-        code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
+        unknown = isinstance(error, HadelayError) and not error.outcome_known
+        code = TIMEOUT if unknown else next((code for kind, code in _CODES if isinstance(error, kind)), None)
         if code is None:
             raise
         servers = "--endpoint" if list(argv[:1]) == ["pipeline"] else "--servers"
@@ -184,6 +187,8 @@ def message(error: Exception, servers: str) -> str:
     text = str(error) or type(error).__name__
     if isinstance(error, NoLeader | ConnectionError) and servers not in text:
         return f"{text}\n  Is a cluster running there? `hadelay dev` starts one; {servers} names another."
-    if isinstance(error, OutcomeUnknown):
-        return f"{text}\n  It may or may not have happened; the same command with the same --idempotency-key is safe."
+    if isinstance(error, HadelayError) and not error.outcome_known:
+        key = error.extra.get("idempotency_key")
+        again = f": the same command with --idempotency-key {key} finds out, and makes no second message" if key else ""
+        return f"{text}\n  It may or may not have happened{again}."
     return text

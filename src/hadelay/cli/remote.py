@@ -16,16 +16,14 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from hadelay import errors
+from hadelay.answers import NONSENSE, NotANode, not_a_node, refusal
 from hadelay.cli.output import Remote
 from hadelay.errors import HadelayError
 
 #: How long a node may take to accept a connection; the answer has as long as the request may need.
 _CONNECT_S = 3.0
-_KINDS = {
-    kind.type: kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, HadelayError) and kind is not errors.DamagedFile
-}
+#: Errors of one address: the next one may do better.
+_ASK_ANOTHER = (errors.NoLeader, errors.Overloaded, NotANode)
 
 
 def call(
@@ -55,27 +53,38 @@ def call(
     problem: Exception = ConnectionError("no server was named: --servers")
     for url in remote.addresses():
         try:
-            status, answer = _exchange(url, method, target, body, sent, timeout_s)
-        except (OSError, http.client.HTTPException) as error:
-            problem = _unreachable(url, error)
-            continue
+            return _exchange(url, method, target, body, sent, timeout_s, decode)
         except ValueError as error:
             raise errors.BadRequest(f"it cannot be sent: {error}") from None
-        if 200 <= status < 300:
-            return read_answer(url, method, answer, decode) if answer else None
-        problem = refusal(status, answer)
-        if status not in (503, 504):
-            break
+        except (HadelayError, OSError) as error:
+            known = getattr(error, "outcome_known", True)
+            if known and isinstance(error, HadelayError) and not isinstance(error, _ASK_ANOTHER):
+                raise
+            # That nothing happened is true of this address, and not of an earlier one.
+            problem = error if getattr(problem, "outcome_known", True) else problem
+    if isinstance(problem, HadelayError) and not problem.outcome_known and "Idempotency-Key" in sent:
+        problem.extra["idempotency_key"] = sent["Idempotency-Key"]
     raise problem
 
 
-def read_answer(url: str, method: str, answer: bytes, decode: Callable[[bytes], Any] = msgspec.json.decode) -> Any:
+def read_answer(
+    url: str,
+    method: str,
+    status: int,
+    headers: Mapping[str, str] | http.client.HTTPMessage,
+    answer: bytes,
+    decode: Callable[[bytes], Any] = msgspec.json.decode,
+) -> Any:
     """Of whatever listens there: of something else than a node nobody knows what it did."""
+    kind = headers.get("Content-Type", "")
+    if not 200 <= status < 300:
+        raise refusal(url, method, status, kind, answer)
+    if "Hadelay-Node" not in headers:
+        raise not_a_node(url, method, status, kind, answer, "no header Hadelay-Node")
     try:
-        return decode(answer)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        kind = HadelayError if method == "GET" else errors.OutcomeUnknown
-        raise kind(f"{url} does not answer like a node: {answer[:200].decode(errors='replace')!r}") from None
+        return decode(answer) if answer else None
+    except NONSENSE as error:
+        raise not_a_node(url, method, status, kind, answer, str(error)) from None
 
 
 def segment(text: str) -> str:
@@ -90,13 +99,15 @@ def _exchange(
     body: bytes | None,
     headers: Mapping[str, str],
     timeout_s: float,
+    decode: Callable[[bytes], Any],
     redirects: int = 3,
-) -> tuple[int, bytes]:
+) -> Any:
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise errors.BadRequest(f"{url!r}: expected a URL such as http://127.0.0.1:8400 (--servers, HADELAY_SERVERS)")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, parts.port, timeout=_CONNECT_S)
+    asked = False
     try:
         # What cannot be sent is refused before anybody is connected to.
         connection.putrequest(method, target)
@@ -105,19 +116,24 @@ def _exchange(
         if body is not None or method != "GET":
             connection.putheader("Content-Length", str(len(body or b"")))
         connection.connect()
+        asked = True
         connection.sock.settimeout(timeout_s)
         connection.endheaders(body)
         answer = connection.getresponse()
-        if answer.status == 307 and redirects and (location := answer.getheader("Location")):
-            answer.read()
-            there = urlsplit(location)
-            if parts.scheme == "https" != there.scheme:
-                raise errors.Forbidden(f"{url} redirects to {location[:200]}, which is not encrypted")
-            path = there.path + (f"?{there.query}" if there.query else "")
-            return _exchange(f"{there.scheme}://{there.netloc}", method, path, body, headers, timeout_s, redirects - 1)
-        return answer.status, answer.read()
+        data = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        why = _unreachable(url, error)
+        raise errors.OutcomeUnknown(str(why)) if asked and method != "GET" else why from None
     finally:
         connection.close()
+    if answer.status == 307 and redirects and (location := answer.getheader("Location")):
+        there = urlsplit(location)
+        if parts.scheme == "https" != there.scheme:
+            raise errors.Forbidden(f"{url} redirects to {location[:200]}, which is not encrypted")
+        path = there.path + (f"?{there.query}" if there.query else "")
+        leader = f"{there.scheme}://{there.netloc}"
+        return _exchange(leader, method, path, body, headers, timeout_s, decode, redirects - 1)
+    return read_answer(url, method, answer.status, answer.headers, data, decode)
 
 
 def _unreachable(url: str, error: Exception) -> Exception:
@@ -127,16 +143,3 @@ def _unreachable(url: str, error: Exception) -> Exception:
     if isinstance(error, TimeoutError):
         return TimeoutError(f"{url} did not answer in time")
     return ConnectionError(f"{url}: {getattr(error, 'strerror', None) or error or type(error).__name__}")
-
-
-def refusal(status: int, answer: bytes) -> HadelayError:
-    """The problem document as the error it was made from."""
-    try:
-        problem = msgspec.json.decode(answer, type=dict[str, Any])
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return HadelayError(f"status {status}: {answer[:200].decode(errors='replace')}")
-    name = str(problem.get("type", "")).rpartition("/")[2]
-    kind = _KINDS.get(name) or next((k for k in _KINDS.values() if k.http_status == status), HadelayError)
-    known = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
-    extra = {name: value for name, value in problem.items() if name not in known}
-    return kind(problem.get("detail") or problem.get("title") or f"status {status}", **extra)

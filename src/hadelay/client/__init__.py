@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hadelay.answers import NotANode
 from hadelay.client.aio import AsyncClient
 from hadelay.client.consumer import Consumer, Leased
 from hadelay.client.sync import Client, Delivered
@@ -54,6 +55,7 @@ __all__ = [
     "Message",
     "MessageInfo",
     "NackOutcome",
+    "NotANode",
     "OnConflict",
     "Put",
     "PutResult",

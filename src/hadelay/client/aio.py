@@ -10,14 +10,16 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, cast
 from urllib.parse import quote, urlencode
 
 import msgspec
 
+from hadelay.client import wire
 from hadelay.client.consumer import Consumer, Leased, Wish
-from hadelay.client.transport import Answer, Transport, error_of
+from hadelay.client.transport import Transport
 from hadelay.client.types import (
     AckOutcome,
     Body,
@@ -66,61 +68,6 @@ _PART = re.compile(r"([0-9.]+)(ms|s|m|h|d|)")
 _POLL_GRACE_S = 5.0
 #: As many as a node settles in one request.
 _MOST_LEASES = 10_000
-
-
-class _Result(msgspec.Struct):
-    id: str = ""
-    deliver_at: datetime | None = None
-    duplicate: bool = False
-    replaced: str | None = None
-    error: dict[str, Any] | None = None
-
-
-class _Results(msgspec.Struct):
-    results: list[_Result]
-
-
-class _Messages(msgspec.Struct):
-    messages: list[Message]
-
-
-class _Page(msgspec.Struct):
-    messages: list[MessageInfo]
-    cursor: str | None = None
-
-
-class _DeadPage(msgspec.Struct):
-    messages: list[DeadLetter]
-    cursor: str | None = None
-
-
-class _Redriven(msgspec.Struct):
-    results: list[Redriven] = []
-    redriving: int = 0
-
-
-class _Outcome(msgspec.Struct):
-    outcome: str
-
-
-class _Outcomes(msgspec.Struct):
-    results: list[_Outcome]
-
-
-class _Topics(msgspec.Struct):
-    topics: list[TopicInfo]
-
-
-class _Buckets(msgspec.Struct):
-    buckets: list[Bucket]
-
-
-class _Leader(msgspec.Struct):
-    leader: str
-
-
-_decode_results = msgspec.msgpack.Decoder(_Results).decode
-_decode_messages = msgspec.msgpack.Decoder(_Messages).decode
 
 
 class AsyncClient:
@@ -215,8 +162,9 @@ class AsyncClient:
             headers[f"Hadelay-Meta-{name}"] = value
         if trace := traceparent or present_span():
             headers["traceparent"] = trace
-        answer = await self._transport.request("POST", path, data=data, headers=headers, timeout_s=timeout)
-        return _decode(answer, Receipt)
+        return await self._transport.request(
+            "POST", path, wire.read(Receipt), data=data, headers=headers, timeout_s=timeout
+        )
 
     async def put_many(
         self, puts: Iterable[Put], *, idempotency_key: str | None = None, timeout: float | None = None
@@ -236,21 +184,14 @@ class AsyncClient:
         if trace := present_span():
             headers["traceparent"] = trace
         data = msgspec.msgpack.encode(items)
-        answer = await self._transport.request(
-            "POST", "/v1/messages:batch", data=data, headers=headers, timeout_s=timeout
+        return await self._transport.request(
+            "POST",
+            "/v1/messages:batch",
+            partial(wire.read_results, items),
+            data=data,
+            headers=headers,
+            timeout_s=timeout,
         )
-        results: list[PutResult] = []
-        for item, result in zip(items, _decode_results(answer.body).results, strict=True):
-            if result.error is not None:
-                results.append(error_of(result.error, result.error.get("status", 500)))
-            else:
-                assert result.deliver_at is not None
-                results.append(
-                    Receipt(
-                        result.id, result.deliver_at, item["topic"], result.duplicate, item.get("key"), result.replaced
-                    )
-                )
-        return results
 
     # ---- messages
 
@@ -265,7 +206,7 @@ class AsyncClient:
     ) -> MessageInfo:
         """State and history of a message: by its id, or the one published last under `key` in `topic`."""
         query = _query(body=body, stale=stale)
-        return _decode(await self._get(f"{_path(message_id, topic, key)}{query}"), MessageInfo)
+        return await self._get(f"{_path(message_id, topic, key)}{query}", MessageInfo)
 
     async def messages(
         self,
@@ -293,7 +234,7 @@ class AsyncClient:
             query["tag"] = ",".join(tags)
         if stale:
             query["stale"] = "true"
-        async for message in self._pages(f"/v1/topics/{_quoted(topic)}/messages", query, _Page):
+        async for message in self._pages(f"/v1/topics/{_quoted(topic)}/messages", query, wire.Page):
             yield message
 
     async def cancel(
@@ -303,7 +244,7 @@ class AsyncClient:
 
         Raises Conflict when it is too late; `outcome` of the error says what it is: leased, acked, expired or dead.
         """
-        await self._transport.request("DELETE", _path(message_id, topic, key))
+        await self._transport.request("DELETE", _path(message_id, topic, key), wire.read(wire.Outcome))
         return "cancelled"
 
     async def reschedule(
@@ -322,7 +263,7 @@ class AsyncClient:
         if (delay is None) == (at is None):
             raise ValueError("say when: delay, or at")
         when = {"delay": _delay(delay)} if delay is not None else {"deliver_at": _when(cast(When, at))}
-        return _decode(await self._send_json("PATCH", _path(message_id, topic, key), when), Rescheduled)
+        return await self._send_json("PATCH", _path(message_id, topic, key), when, Rescheduled)
 
     async def deliver_now(
         self, message_id: str | None = None, *, topic: str | None = None, key: str | None = None
@@ -363,16 +304,16 @@ class AsyncClient:
         if any_tags:
             wish["any_tags"] = list(any_tags)
         wait_s = _seconds(wait)
-        answer = await self._transport.request(
+        return await self._transport.request(
             "POST",
             "/v1/receive",
+            wire.read_messages,
             data=msgspec.msgpack.encode(wish),
             headers={"Content-Type": _MSGPACK, "Accept": _MSGPACK},
             timeout_s=wait_s + (self._transport.timeout_s if timeout is None else timeout),
             answer_within_s=wait_s + _POLL_GRACE_S,
             to_leader=True,
         )
-        return _decode_messages(answer.body).messages
 
     async def ack(self, leases: Leases) -> list[AckOutcome]:
         """Done: `acked`, `already_acked` or `lease_lost` for each."""
@@ -399,8 +340,8 @@ class AsyncClient:
         outcomes: list[str] = []
         for at in range(0, len(tokens), _MOST_LEASES):
             wish = {"leases": tokens[at : at + _MOST_LEASES], **options}
-            answer = await self._send_json("POST", f"/v1/leases:{verb}", wish)
-            outcomes += [result.outcome for result in _decode(answer, _Outcomes).results]
+            answer = await self._send_json("POST", f"/v1/leases:{verb}", wish, wire.Outcomes)
+            outcomes += [result.outcome for result in answer.results]
         return outcomes
 
     def consume(
@@ -457,33 +398,33 @@ class AsyncClient:
     # ---- topics
 
     async def topics(self, *, stale: bool = False) -> list[TopicInfo]:
-        return _decode(await self._get(f"/v1/topics{_query(stale=stale)}"), _Topics).topics
+        return (await self._get(f"/v1/topics{_query(stale=stale)}", wire.Topics)).topics
 
     async def topic(self, name: str, *, stale: bool = False) -> TopicInfo:
-        return _decode(await self._get(f"/v1/topics/{_quoted(name)}{_query(stale=stale)}"), TopicInfo)
+        return await self._get(f"/v1/topics/{_quoted(name)}{_query(stale=stale)}", TopicInfo)
 
     async def put_topic(self, name: str, **settings: Unpack[TopicSettings]) -> TopicInfo:
         """Make a topic, or change the settings named (`TopicSettings`); None takes one back."""
-        return _decode(await self._send_json("PUT", f"/v1/topics/{_quoted(name)}", _plain(settings)), TopicInfo)
+        return await self._send_json("PUT", f"/v1/topics/{_quoted(name)}", _plain(settings), TopicInfo)
 
     async def delete_topic(self, name: str, *, force: bool = False) -> None:
         """Raises Conflict while messages are pending, unless `force`: then they are cancelled."""
-        await self._transport.request("DELETE", f"/v1/topics/{_quoted(name)}{_query(force=force)}")
+        await self._transport.request("DELETE", f"/v1/topics/{_quoted(name)}{_query(force=force)}", wire.read_nothing)
 
     async def pause(self, name: str, *, reason: str | None = None) -> TopicInfo:
         """Hand out nothing more; publishing goes on, and so do running leases. `reason` is shown with the topic."""
         wish = {} if reason is None else {"reason": reason}
-        return _decode(await self._send_json("POST", f"/v1/topics/{_quoted(name)}:pause", wish), TopicInfo)
+        return await self._send_json("POST", f"/v1/topics/{_quoted(name)}:pause", wish, TopicInfo)
 
     async def resume(self, name: str) -> TopicInfo:
         """Hand out again."""
-        return _decode(await self._send_json("POST", f"/v1/topics/{_quoted(name)}:resume", {}), TopicInfo)
+        return await self._send_json("POST", f"/v1/topics/{_quoted(name)}:resume", {}, TopicInfo)
 
     async def purge(
         self, name: str, states: Sequence[Literal["scheduled", "ready", "dead"]] = ("scheduled", "ready")
     ) -> None:
         """Cancel what is in these states now, without looking at each message; dead letters are forgotten."""
-        await self._send_json("POST", f"/v1/topics/{_quoted(name)}:purge", {"states": list(states)})
+        await self._send_json("POST", f"/v1/topics/{_quoted(name)}:purge", {"states": list(states)}, wire.Purged)
 
     # ---- dead letters
 
@@ -494,7 +435,7 @@ class AsyncClient:
         query: dict[str, Any] = {"limit": page} | {
             name: "true" for name, asked in (("body", body), ("stale", stale)) if asked
         }
-        async for letter in self._pages(f"/v1/topics/{_quoted(topic)}/dead", query, _DeadPage):
+        async for letter in self._pages(f"/v1/topics/{_quoted(topic)}/dead", query, wire.DeadPage):
             yield letter
 
     async def redrive(self, topic: str, ids: Sequence[str]) -> list[Redriven]:
@@ -502,19 +443,19 @@ class AsyncClient:
         results: list[Redriven] = []
         for at in range(0, len(ids), _BATCH_ITEMS):
             wish = {"ids": list(ids[at : at + _BATCH_ITEMS])}
-            answer = await self._send_json("POST", f"/v1/topics/{_quoted(topic)}/dead:redrive", wish)
-            results += _decode(answer, _Redriven).results
+            path = f"/v1/topics/{_quoted(topic)}/dead:redrive"
+            results += (await self._send_json("POST", path, wish, wire.RedrivenResults)).results
         return results
 
     async def redrive_all(self, topic: str, *, rate: float | None = None) -> int:
         """Begin to redrive all dead letters there are now, `rate` per second; returns how many they are."""
         wish: dict[str, Any] = {"all": True} | ({} if rate is None else {"rate": _finite(rate)})
-        answer = await self._send_json("POST", f"/v1/topics/{_quoted(topic)}/dead:redrive", wish)
-        return _decode(answer, _Redriven).redriving
+        answer = await self._send_json("POST", f"/v1/topics/{_quoted(topic)}/dead:redrive", wish, wire.Redriving)
+        return answer.redriving
 
     async def purge_dead(self, topic: str) -> None:
         """Forget the dead letters that a topic has now."""
-        await self._transport.request("DELETE", f"/v1/topics/{_quoted(topic)}/dead")
+        await self._transport.request("DELETE", f"/v1/topics/{_quoted(topic)}/dead", wire.read_nothing)
 
     # ---- what is due
 
@@ -526,36 +467,37 @@ class AsyncClient:
         query = {"from": str(_when(start)), "to": str(_when(end)), "step": str(_delay(step))}
         if stale:
             query["stale"] = "true"
-        return _decode(await self._get(f"{path}?{urlencode(query)}"), _Buckets).buckets
+        return (await self._get(f"{path}?{urlencode(query)}", wire.Buckets)).buckets
 
     # ---- the cluster
 
     async def cluster(self, *, stale: bool = False) -> ClusterInfo:
-        return _decode(await self._get(f"/v1/cluster{_query(stale=stale)}"), ClusterInfo)
+        return await self._get(f"/v1/cluster{_query(stale=stale)}", ClusterInfo)
 
     async def transfer_leader(self, to: str | None = None) -> str:
         """Hand leadership to the node named, or to the one that has most; returns its name."""
-        answer = await self._send_json("POST", "/v1/cluster:transfer-leader", {"to": to}, retry=False)
-        return _decode(answer, _Leader).leader
+        return (
+            await self._send_json("POST", "/v1/cluster:transfer-leader", {"to": to}, wire.Leader, retry=False)
+        ).leader
 
     async def add_member(self, name: str, raft: str) -> None:
         """A node whose link is reached at `raft`, host:port. It votes, by itself, once it has caught up."""
-        await self._send_json("POST", "/v1/cluster/members", {"name": name, "raft": raft}, retry=False)
+        await self._send_json("POST", "/v1/cluster/members", {"name": name, "raft": raft}, wire.Named, retry=False)
 
     async def remove_member(self, name: str) -> None:
-        await self._transport.request("DELETE", f"/v1/cluster/members/{_quoted(name)}")
+        await self._transport.request("DELETE", f"/v1/cluster/members/{_quoted(name)}", wire.read_nothing)
 
     async def hours(self) -> HoursInfo:
         """Files of the node that answers: give the client one address to know which."""
-        return _decode(await self._get("/v1/hours"), HoursInfo)
+        return await self._get("/v1/hours", HoursInfo)
 
     async def names(self) -> Names:
-        return _decode(await self._get("/v1/names"), Names)
+        return await self._get("/v1/names", Names)
 
     async def ready(self) -> Health:
         """Whether the node that answers can serve. Not ready is an answer, not an exception."""
         try:
-            return _decode(await self._transport.request("GET", "/readyz?verbose", retry=False), Health)
+            return await self._transport.request("GET", "/readyz?verbose", wire.read(Health), retry=False)
         except HadelayError as error:
             if "checks" not in error.extra:
                 raise
@@ -565,23 +507,19 @@ class AsyncClient:
 
     async def _pages(self, path: str, query: dict[str, Any], kind: type[Any]) -> AsyncIterator[Any]:
         while True:
-            found = _decode(await self._get(f"{path}?{urlencode(query)}"), kind)
+            found = await self._get(f"{path}?{urlencode(query)}", kind)
             for item in found.messages:
                 yield item
             if found.cursor is None:
                 return
             query["cursor"] = found.cursor
 
-    async def _get(self, path: str) -> Answer:
-        return await self._transport.request("GET", path)
+    async def _get(self, path: str, kind: type[T]) -> T:
+        return await self._transport.request("GET", path, wire.read(kind))
 
-    async def _send_json(self, method: str, path: str, value: Any, *, retry: bool = True) -> Answer:
+    async def _send_json(self, method: str, path: str, value: Any, kind: type[T], *, retry: bool = True) -> T:
         data, headers = msgspec.json.encode(value), {"Content-Type": "application/json"}
-        return await self._transport.request(method, path, data=data, headers=headers, retry=retry)
-
-
-def _decode(answer: Answer, kind: type[T]) -> T:
-    return msgspec.json.decode(answer.body, type=kind)
+        return await self._transport.request(method, path, wire.read(kind), data=data, headers=headers, retry=retry)
 
 
 def _new_key() -> str:

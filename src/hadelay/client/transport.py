@@ -13,17 +13,19 @@ import os
 import random
 import ssl
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
-import msgspec
 import yarl
 
 from hadelay import errors
+from hadelay.answers import NONSENSE, NotANode, not_a_node, refusal
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
 from hadelay.version import VERSION
+
+T = TypeVar("T")
 
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.05, 2.0
 #: Bodies above are streamed: aiohttp warns about large bytes.
@@ -37,35 +39,10 @@ class Unreachable(NoLeader):
     type, title = "unreachable", "No node answers"
 
 
-def _all_errors(kind: type[HadelayError]) -> Iterator[type[HadelayError]]:
-    yield kind
-    for child in kind.__subclasses__():
-        yield from _all_errors(child)
-
-
-_BY_TYPE = {kind.type: kind for kind in _all_errors(HadelayError)}
-_BY_STATUS = {kind.http_status: kind for kind in reversed(list(_all_errors(HadelayError)))}
-
-
 class Answer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
-
-
-def error_of(document: Mapping[str, Any], status: int) -> HadelayError:
-    """The exception that a problem document stands for; for a type this client does not know, by its status."""
-    kind = _BY_TYPE.get(str(document.get("type", ""))) or _BY_STATUS.get(status, HadelayError)
-    known = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
-    if issubclass(kind, errors.DamagedFile):
-        kind = HadelayError
-    extra = {name: value for name, value in document.items() if name not in known}
-    error = kind(document.get("detail", ""), retry_after_ms=document.get("retry_after_ms"), **extra)
-    # The server knows better than our table what may be retried.
-    for name in ("retryable", "outcome_known"):
-        if name in document:
-            setattr(error, name, bool(document[name]))
-    return error
 
 
 def addresses(urls: str | Sequence[str]) -> list[str]:
@@ -126,6 +103,7 @@ class Transport:
         self,
         method: str,
         path: str,
+        read: Callable[[Answer], T],
         *,
         data: bytes = b"",
         headers: Mapping[str, str] | None = None,
@@ -133,32 +111,36 @@ class Transport:
         answer_within_s: float | None = None,
         to_leader: bool = False,
         retry: bool = True,
-    ) -> Answer:
-        """2xx, or an exception. `timeout_s`: all tries together; `answer_within_s`: one try, then the next address."""
+    ) -> T:
+        """What `read` makes of a 2xx, or an exception. `timeout_s`: all tries together; `answer_within_s`: one try,
+        then the next address."""
         total_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + total_s
         if retry and answer_within_s is None:
             # A node that is frozen takes requests and answers none: each address gets its share of the time.
             answer_within_s = total_s / len(self.urls)
         backoff_s = _FIRST_BACKOFF_S
-        failures = 0
+        failures = strangers = 0
         unknown: HadelayError | None = None
         while True:
             left_s = max(deadline - time.monotonic(), 0.001)
             try:
                 within_s = min(left_s, answer_within_s or left_s)
-                return await self._try(method, path, data, headers or {}, within_s, to_leader)
+                return await self._try(method, path, read, data, headers or {}, within_s, to_leader)
             except HadelayError as error:
                 if not error.outcome_known:
                     unknown = error
                 failures += 1
+                # No node at an address: another one may be right, and when none is, waiting does not help.
+                strangers = strangers + 1 if isinstance(error, NotANode) and not error.retryable else 0
+                again = strangers < len(self.urls) if strangers else _worth_retrying(error)
                 pause_s = (error.retry_after_ms or 0) / 1000
                 # The other addresses first, at once; only when none of them could, with a pause.
                 if failures % len(self.urls) == 0 or pause_s:
                     pause_s = max(pause_s, backoff_s * random.uniform(0.5, 1.0))
                     backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
-                if not retry or not _worth_retrying(error) or time.monotonic() + pause_s >= deadline:
-                    if unknown is not None and error.retryable and error.outcome_known:
+                if not retry or not again or time.monotonic() + pause_s >= deadline:
+                    if unknown and error.outcome_known and (error.retryable or strangers):
                         # "Nothing happened" is true of the last try, and not of an earlier one.
                         raise unknown from error
                     raise
@@ -166,8 +148,15 @@ class Transport:
                 await asyncio.sleep(pause_s)
 
     async def _try(
-        self, method: str, path: str, data: bytes, headers: Mapping[str, str], within_s: float, to_leader: bool
-    ) -> Answer:
+        self,
+        method: str,
+        path: str,
+        read: Callable[[Answer], T],
+        data: bytes,
+        headers: Mapping[str, str],
+        within_s: float,
+        to_leader: bool,
+    ) -> T:
         """One try at one address, redirects included."""
         base = self.leader if to_leader and self.leader else self.urls[self._at]
         url = base + path
@@ -188,12 +177,16 @@ class Transport:
                             continue
                         content = await response.read()
                         answer = Answer(response.status, response.headers, content)
+                    kind = response.headers.get("Content-Type", "")
                     if not 200 <= answer.status < 300:
-                        raise _error(answer)
-                    return answer
+                        raise refusal(base, method, answer.status, kind, content)
+                    try:
+                        return read(answer)
+                    except NONSENSE as error:
+                        raise not_a_node(base, method, answer.status, kind, content, str(error)) from None
                 raise NoLeader(f"the leader moves: {_MAX_REDIRECTS} redirects and no answer", retry_after_ms=100)
         except HadelayError as error:
-            if isinstance(error, NoLeader | errors.Overloaded):
+            if isinstance(error, NoLeader | errors.Overloaded | NotANode):
                 self._turn(base)
             raise
         except aiohttp.ClientConnectorError as error:
@@ -218,16 +211,3 @@ class Transport:
 def _worth_retrying(error: HadelayError) -> bool:
     # A full disk is retryable, but not within the patience of one call.
     return (error.retryable or not error.outcome_known) and not isinstance(error, errors.DiskFull)
-
-
-def _error(answer: Answer) -> HadelayError:
-    try:
-        document = msgspec.json.decode(answer.body, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        document = {}
-    if "outcome_known" not in document:
-        # Not from a node: a proxy in between, which may have lost an answer on its way.
-        document["type"] = "outcome-unknown" if answer.status in (502, 503, 504) else ""
-        document["detail"] = f"HTTP {answer.status}: {answer.body[:200].decode('utf-8', 'replace')}"
-        document["retry_after_ms"] = None
-    return error_of(document, answer.status)

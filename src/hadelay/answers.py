@@ -1,0 +1,75 @@
+"""What an answer means that is no success, or that no node gave: for the client and the command line alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from hadelay import errors
+from hadelay.errors import HadelayError, OutcomeUnknown
+
+#: What decoding the answer of something else than a node may raise.
+NONSENSE = (msgspec.MsgspecError, ValueError, RecursionError)
+_OF_A_PROBLEM = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
+#: Said by who stands before a node, it is a refusal too: the request got no further.
+_REFUSED_BEFORE = {400, 401, 403, 408, 413, 429}
+
+
+class NotANode(OutcomeUnknown):
+    """Something else answered: a proxy, a login page, another service.
+
+    outcome_known: of a GET, and when it refused (3xx, 4xx). retryable: when it says that a node failed it (5xx).
+    """
+
+    type, title, retryable = "not-a-node", "What answered is no node", False
+
+
+def not_a_node(url: str, method: str, status: int, kind: str, body: bytes, why: str = "", **extra: Any) -> NotANode:
+    """kind: the Content-Type. why: what is wrong with the body."""
+    seen = f"HTTP {status}, {kind or 'no content type'}: {body[:200].decode(errors='replace')!r}"
+    what_to_do = "Check the address, and what stands between"
+    error = NotANode(f"{url}: what answered is no hadelay node: {seen}{why and f' ({why})'}. {what_to_do}", **extra)
+    error.outcome_known = method in ("GET", "HEAD") or 300 <= status < 500  # type: ignore[misc]
+    error.retryable = status >= 500  # type: ignore[misc]
+    return error
+
+
+def refusal(url: str, method: str, status: int, kind: str, body: bytes) -> HadelayError:
+    """Of an answer other than 2xx."""
+    try:
+        document = msgspec.json.decode(body, type=dict[str, Any])
+    except NONSENSE:
+        document = {}
+    if "outcome_known" in document:  # every node says that
+        return error_of(document, status)
+    extra = {name: value for name, value in document.items() if name not in _OF_A_PROBLEM}
+    error = not_a_node(url, method, status, kind, body, **extra)
+    return _BY_STATUS[status](error.detail) if status in _REFUSED_BEFORE else error
+
+
+def error_of(document: Mapping[str, Any], status: int) -> HadelayError:
+    """The exception that a problem document stands for; for a type this version does not know, by its status."""
+    kind = _BY_TYPE.get(str(document.get("type", ""))) or _BY_STATUS.get(status, HadelayError)
+    if issubclass(kind, errors.DamagedFile):
+        kind = HadelayError
+    extra = {name: value for name, value in document.items() if name not in _OF_A_PROBLEM}
+    error = kind(document.get("detail", ""), retry_after_ms=document.get("retry_after_ms"), **extra)
+    # The server knows better than our table what may be retried.
+    for name in ("retryable", "outcome_known"):
+        if name in document:
+            setattr(error, name, bool(document[name]))
+    return error
+
+
+def _all_errors(kind: type[HadelayError]) -> Iterator[type[HadelayError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _all_errors(child)
+
+
+# Those of errors.py: what others derive from them is never answered by a node.
+_KINDS = [kind for kind in _all_errors(HadelayError) if kind.__module__ == errors.__name__]
+_BY_TYPE = {kind.type: kind for kind in _KINDS}
+_BY_STATUS = {kind.http_status: kind for kind in reversed(_KINDS)}
