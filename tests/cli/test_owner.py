@@ -61,6 +61,8 @@ def test_a_message_by_its_key(dev: Dev) -> None:
         (("topic", "set", "t", "--backoff", "min=1s,max"), "NAME=VALUE"),
         (("topic", "set", "t", "--webhook-secret", "whsec_x"), "--webhook URL"),
         (("dead", "redrive", "t"), "hadelay topic redrive"),
+        (("msg", "put", "t", "x", "--meta", "=v"), "NAME=VALUE"),
+        (("msg", "put", "t", "x", "--meta", "ä=v"), "in ASCII"),
     ],
 )
 def test_what_cannot_be_meant_ends_with_2(dev: Dev, words: tuple[str, ...], hint: str) -> None:

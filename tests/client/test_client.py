@@ -50,6 +50,7 @@ def test_what_users_import() -> None:
         ("http://a:1, b:2/", ["http://a:1", "http://b:2"]),
         (["https://[::1]:3"], ["https://[::1]:3"]),
         ("http://a:1/path", None), ("ftp://a", None), ("", None), ([], None),
+        ("http://a:99999", None), ("a:b", None), ("http://a b", None),
     ],
 )  # fmt: skip
 def test_addresses(urls: Any, expected: list[str] | None) -> None:

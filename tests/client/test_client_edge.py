@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -197,3 +198,38 @@ def test_ctrl_c_ends_a_blocking_consumer(url: str) -> None:
     assert interrupted.is_set()
     assert not client._async()._consumers
     client.close()
+
+
+async def test_a_string_is_one_of_what_is_asked_for(node: Node) -> None:
+    """And not its characters, which nobody would ever find again."""
+    async with AsyncClient(node.url) as client:
+        receipt = await client.put("a", tags="paid")
+        await client.put_many([Put(topic="a", tags="open")])
+        assert (await client.get(receipt.id)).tags == ["paid"]
+        assert [m.tags async for m in client.messages("a", tags="open")] == [["open"]]
+        await client.receive("a", tags="paid", any_tags="red")
+        assert (node.service.polls[-1].tags, node.service.polls[-1].any_tags) == (("paid",), ("red",))
+        await client.purge("a", "scheduled")
+
+
+@pytest.mark.parametrize("key", ["", "a\nb", " a"])
+async def test_an_idempotency_key_that_is_none(node: Node, key: str) -> None:
+    """Empty ones would be the same for everybody; put away in silence, they would make nothing harmless."""
+    async with AsyncClient(node.url) as client:
+        for ask in (
+            client.put("a", idempotency_key=key),
+            client.put_many([Put(topic="a")], idempotency_key=key),
+            client.put_many([Put(topic="a", idempotency_key=key)]),
+        ):
+            with pytest.raises(ValueError, match="idempotency_key"):
+                await ask
+    assert node.service.published == []
+
+
+def test_a_token_out_of_a_file(tmp_path: Path) -> None:
+    assert AsyncClient(token="abc\n")._transport._headers["Authorization"] == "Bearer abc"
+    with pytest.raises(ValueError, match="token") as caught:
+        AsyncClient(token="sec\nret")
+    assert "sec" not in str(caught.value)
+    with pytest.raises(OSError, match=r"nothing\.pem"):
+        AsyncClient(ca=str(tmp_path / "nothing.pem"))

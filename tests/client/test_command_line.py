@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hadelay.answers import NotANode
-from hadelay.cli.app import OK, TIMEOUT, UNREACHABLE, run
+from hadelay.cli.app import OK, TIMEOUT, UNREACHABLE, USAGE, run
 from hadelay.cli.output import Remote
 from hadelay.cli.remote import call, read_answer
 from hadelay.errors import BadRequest, HadelayError
@@ -125,3 +125,13 @@ def test_what_is_no_node_is_none_for_every_command(stranger: str, capsys: pytest
 def test_another_server_may_be_a_node(stranger: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["msg", "put", "t", "x", "--servers", f"{stranger},{url}"]) == OK
     assert "deliver_at" in capsys.readouterr().out
+
+
+def test_a_secret_is_not_told_on(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["topic", "list", "--servers", url, "--token", "abc\n"]) == OK
+    assert run(["topic", "list", "--servers", url, "--token", "sec\nret"]) == USAGE
+    assert "sec" not in capsys.readouterr().err
+
+
+def test_an_empty_idempotency_key_is_not_put_away(url: str) -> None:
+    assert run(["msg", "put", "t", "x", "--servers", url, "--idempotency-key", ""]) == USAGE

@@ -77,12 +77,12 @@ def put(
     if body is not None and file is not None:
         raise BadRequest("a body and --file: give one of them")
     payload = body.encode() if body is not None else file.read_bytes() if file else sys.stdin.buffer.read()
-    headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
+    headers = {"Idempotency-Key": secrets.token_hex(16) if idempotency_key is None else idempotency_key}
     headers["Content-Type"] = content_type or ("text/plain; charset=utf-8" if body else "application/octet-stream")
     for pair in meta:
         name, equals, value = pair.partition("=")
-        if not equals:
-            raise BadRequest(f"--meta {pair}: expected NAME=VALUE")
+        if not equals or not name or not name.isascii():
+            raise BadRequest(f"--meta {pair}: expected NAME=VALUE, the name in ASCII")
         headers[f"Hadelay-Meta-{name}"] = value
     query = {
         "delay": delay, "deliver_at": deliver_at, "key": key, "on_conflict": on_conflict, "max_wait": max_wait,

@@ -42,8 +42,10 @@ def call(
     asked = {key: value for key, value in (query or {}).items() if value is not None}
     target = f"{path}?{urlencode(asked)}" if asked else path
     sent = dict(headers or {})
-    if remote.token:
-        sent["Authorization"] = f"Bearer {remote.token}"
+    if token := remote.token.strip():
+        if not token.isascii() or not token.isprintable():
+            raise errors.BadRequest("--token, HADELAY_TOKEN: not a line of ASCII")
+        sent["Authorization"] = f"Bearer {token}"
     if body is not None and not isinstance(body, bytes):
         try:
             body = json.dumps(body, allow_nan=False).encode()

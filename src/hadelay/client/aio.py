@@ -151,7 +151,7 @@ class AsyncClient:
             on_conflict=on_conflict, max_wait=max_wait, tags=tags, ttl=ttl, callback=callback,
         )  # fmt: skip
         data, kind = _payload(body, content_type)
-        headers = {"Content-Type": kind, "Idempotency-Key": idempotency_key or _new_key()}
+        headers = {"Content-Type": kind, "Idempotency-Key": _idempotency_key(idempotency_key)}
         options, path = _options(put), f"/v1/topics/{_quoted(topic)}/messages"
         if key is not None and not _HEADER_VALUE.fullmatch(key):
             path += f"?key={_quoted(options.pop('key'))}"
@@ -225,13 +225,13 @@ class AsyncClient:
         is all. start, end: due in [start, end). tags: messages that have all of them. page: fetched at a time. What is
         settled meanwhile never makes another one be left out.
         """
-        query: dict[str, Any] = {"state": state if isinstance(state, str) else ",".join(state), "limit": page}
+        query: dict[str, Any] = {"state": ",".join(_each(state)), "limit": page}
         if start is not None:
             query["from"] = _when(start)
         if end is not None:
             query["to"] = _when(end)
         if tags:
-            query["tag"] = ",".join(tags)
+            query["tag"] = ",".join(_each(tags))
         if stale:
             query["stale"] = "true"
         async for message in self._pages(f"/v1/topics/{_quoted(topic)}/messages", query, wire.Page):
@@ -291,7 +291,7 @@ class AsyncClient:
         tags, any_tags: only messages that have all of the former and, if there are any, one of the latter.
         """
         wish: dict[str, Any] = {
-            "topics": [topics] if isinstance(topics, str) else list(topics),
+            "topics": _each(topics),
             "max": max,
             "wait": _delay(wait),
             "consumer": consumer or self.consumer,
@@ -300,9 +300,9 @@ class AsyncClient:
         if lease is not None:
             wish["lease"] = _delay(lease)
         if tags:
-            wish["tags"] = list(tags)
+            wish["tags"] = _each(tags)
         if any_tags:
-            wish["any_tags"] = list(any_tags)
+            wish["any_tags"] = _each(any_tags)
         wait_s = _seconds(wait)
         return await self._transport.request(
             "POST",
@@ -360,8 +360,7 @@ class AsyncClient:
         tags, any_tags: as in `receive`.
         """
         wish = Wish(
-            [topics] if isinstance(topics, str) else list(topics), _seconds(lease), _seconds(wait), list(tags),
-            list(any_tags), consumer or self.consumer,
+            _each(topics), _seconds(lease), _seconds(wait), _each(tags), _each(any_tags), consumer or self.consumer,
         )  # fmt: skip
         return Consumer(self, wish, concurrency, self._consumers)
 
@@ -424,7 +423,7 @@ class AsyncClient:
         self, name: str, states: Sequence[Literal["scheduled", "ready", "dead"]] = ("scheduled", "ready")
     ) -> None:
         """Cancel what is in these states now, without looking at each message; dead letters are forgotten."""
-        await self._send_json("POST", f"/v1/topics/{_quoted(name)}:purge", {"states": list(states)}, wire.Purged)
+        await self._send_json("POST", f"/v1/topics/{_quoted(name)}:purge", {"states": _each(states)}, wire.Purged)
 
     # ---- dead letters
 
@@ -441,8 +440,9 @@ class AsyncClient:
     async def redrive(self, topic: str, ids: Sequence[str]) -> list[Redriven]:
         """Make these dead letters due now, as if they had never been tried; an outcome each."""
         results: list[Redriven] = []
-        for at in range(0, len(ids), _BATCH_ITEMS):
-            wish = {"ids": list(ids[at : at + _BATCH_ITEMS])}
+        given = _each(ids)
+        for at in range(0, len(given), _BATCH_ITEMS):
+            wish = {"ids": given[at : at + _BATCH_ITEMS]}
             path = f"/v1/topics/{_quoted(topic)}/dead:redrive"
             results += (await self._send_json("POST", path, wish, wire.RedrivenResults)).results
         return results
@@ -524,6 +524,20 @@ class AsyncClient:
 
 def _new_key() -> str:
     return os.urandom(16).hex()
+
+
+def _idempotency_key(given: str | None) -> str:
+    """One that is empty was meant to be none of those that all have in common."""
+    if given is None:
+        return _new_key()
+    if not given or not _HEADER_VALUE.fullmatch(given):
+        raise ValueError(f"idempotency_key {given!r}: at least one character, none of control, no space around it")
+    return given
+
+
+def _each(values: str | Iterable[str]) -> list[str]:
+    """A string is one of them, and not its characters."""
+    return [values] if isinstance(values, str) else list(values)
 
 
 def _quoted(name: str) -> str:
@@ -617,7 +631,7 @@ def _payload(body: Body, content_type: str | None) -> tuple[bytes, str]:
 def batches(puts: Iterable[Put], idempotency_key: str | None) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """(Idempotency-Key, items) of the requests that `put_many` makes."""
     items: list[dict[str, Any]] = []
-    key, size, n = idempotency_key or _new_key(), 0, 0
+    key, size, n = _idempotency_key(idempotency_key), 0, 0
     for put in puts:
         item = _item(put)
         if items and (len(items) == _BATCH_ITEMS or size + len(item["body"]) > _BATCH_BYTES):
@@ -636,8 +650,8 @@ def _item(put: Put) -> dict[str, Any]:
         item["content_type"] = kind
     if put.meta:
         item["meta"] = dict(put.meta)
-    if put.idempotency_key:
-        item["idempotency_key"] = put.idempotency_key
+    if put.idempotency_key is not None:
+        item["idempotency_key"] = _idempotency_key(put.idempotency_key)
     if put.traceparent:
         item["traceparent"] = put.traceparent
     return item | _options(put)
@@ -651,7 +665,7 @@ def _options(put: Put) -> dict[str, Any]:
         "key": put.key,
         "on_conflict": put.on_conflict,
         "max_wait": None if put.max_wait is None else _delay(put.max_wait),
-        "tags": list(put.tags) if put.tags else None,
+        "tags": _each(put.tags) if put.tags else None,
         "ttl": None if put.ttl is None else _delay(put.ttl),
         "callback": put.callback,
     }

@@ -11,6 +11,7 @@ import asyncio
 import io
 import os
 import random
+import re
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -51,13 +52,21 @@ def addresses(urls: str | Sequence[str]) -> list[str]:
     for url in urls.split(",") if isinstance(urls, str) else urls:
         text = url.strip().rstrip("/")
         text = text if "://" in text else f"http://{text}"
-        parts = urlsplit(text)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or parts.query:
+        if not _address(text):
             raise ValueError(f"{url!r}: expected an address such as http://127.0.0.1:8400")
         found.append(text)
     if not found:
         raise ValueError("no address given")
     return found
+
+
+def _address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        found = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is none
+        return False
+    return bool(found) and not parts.path and not parts.query and not re.search(r"\s", text)
 
 
 def encrypted_too(url: str, location: str) -> str:
@@ -73,13 +82,19 @@ class Transport:
     def __init__(self, urls: str | Sequence[str], token: str | None, timeout_s: float, ca: str | None = None) -> None:
         """ca: a PEM file; OSError when it can't be read."""
         self.urls = addresses(urls)
-        self._ssl = ssl.create_default_context(cafile=ca) if ca else True
+        try:
+            self._ssl = ssl.create_default_context(cafile=ca) if ca else True
+        except OSError as error:
+            raise OSError(f"ca {ca}: {error.strerror or error}") from None
         self.timeout_s = timeout_s
         #: Where the leader was when a node last told us; receives go there first.
         self.leader: str | None = None
         self._at = random.randrange(len(self.urls))
         self._headers = {"User-Agent": f"hadelay-python/{VERSION}"}
-        token = token or os.environ.get("HADELAY_TOKEN")
+        # Out of a file, it has the end of its line.
+        token = (token or os.environ.get("HADELAY_TOKEN", "")).strip()
+        if not token.isascii() or not token.isprintable():
+            raise ValueError("the token is not a line of ASCII: was it read from the right place?")
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         self._session: aiohttp.ClientSession | None = None
