@@ -37,6 +37,7 @@ def test_a_message_by_its_key(dev: Dev) -> None:
     assert second["replaced"] == first["id"]
     rejected = dev.run(*put, "--on-conflict", "reject")
     assert rejected.returncode == 1
+    assert f"id {second['id']}" in rejected.stderr
     named = ("--topic", "owner", "--key", "a/ü")
     moved = answer(dev, "msg", "reschedule", *named, "--delay", "2h")
     assert (moved["id"], moved["deliver_at"] > second["deliver_at"]) == (second["id"], True)
@@ -60,8 +61,12 @@ def test_a_message_by_its_key(dev: Dev) -> None:
         (("topic", "set", "t", "--rate", "fast"), "expected a number"),
         (("topic", "set", "t", "--backoff", "min=1s,max"), "NAME=VALUE"),
         (("topic", "set", "t", "--webhook-secret", "whsec_x"), "--webhook URL"),
+        (("topic", "set", "t", "--backoff", "min=1s,max=1m,foo=3"), "unknown field 'foo' at $.backoff\n"),
         (("dead", "redrive", "t"), "hadelay topic redrive"),
         (("msg", "put", "t", "x", "--meta", "=v"), "NAME=VALUE"),
+        (("msg", "list", "t", "--from", "yesterday"), "from: 'yesterday' is not a time"),
+        (("msg", "receive", "t", "--wait", "long"), "wait: 'long' is not a duration"),
+        (("topic", "set", "t", "--backoff", "1s,foo"), "backoff[1]: 'foo' is not a duration"),
         (("msg", "put", "t", "x", "--meta", "ä=v"), "in ASCII"),
     ],
 )

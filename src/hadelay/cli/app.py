@@ -185,6 +185,8 @@ def run(argv: Sequence[str]) -> int:
 def message(error: Exception, servers: str) -> str:
     """The error, and what to do where the error does not say it. servers: the option that names nodes."""
     text = str(error) or type(error).__name__
+    if isinstance(error, HadelayError) and "id" in error.extra:
+        return f"{text}\n  id {error.extra['id']}"
     if isinstance(error, NoLeader | ConnectionError) and servers not in text:
         return f"{text}\n  Is a cluster running there? `hadelay dev` starts one; {servers} names another."
     if isinstance(error, HadelayError) and not error.outcome_known:

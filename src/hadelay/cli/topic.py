@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from hadelay.cli.output import Remote, show
 from hadelay.cli.remote import call, segment
-from hadelay.errors import BadRequest
+from hadelay.errors import BadRequest, Conflict
 
 _COLUMNS = ("topic", "scheduled", "ready", "leased", "dead", "oldest_ready_age_ms", "lateness", "bytes")
 
@@ -215,5 +215,8 @@ def delete(topic: str, /, *, force: bool = False, remote: Remote | None = None) 
         Cancel what is pending.
     """
     remote = remote or Remote()
-    call(remote, "DELETE", f"/v1/topics/{segment(topic)}", query={"force": "true" if force else None})
+    try:
+        call(remote, "DELETE", f"/v1/topics/{segment(topic)}", query={"force": "true" if force else None})
+    except Conflict as error:
+        raise error if force else Conflict(f"{error}: --force cancels them") from None
     show({"topic": topic, "deleted": True}, remote)

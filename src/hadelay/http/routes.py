@@ -286,7 +286,7 @@ def decode_query(pairs: list[tuple[str, str]], kind: type[types.In] | None) -> A
     try:
         return msgspec.convert(found, kind, strict=False, dec_hook=types.decode_hook)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"query: {_words(error)}") from None
+        raise BadRequest(_words("query", error)) from None
 
 
 def media_type(request: Any) -> str:
@@ -319,15 +319,18 @@ def decoded(decode: Callable[[], Any], kind: type[types.In]) -> Any:
         unknown = _UNKNOWN_FIELD.match(str(error))
         if unknown:
             where = f" at {unknown[2]}" if unknown[2] else ""
-            refuse_unknown("field", unknown[1], (f.encode_name for f in msgspec.structs.fields(kind)), where)
-        raise BadRequest(f"body: {_words(error)}") from None
+            known = () if "." in where else _names(kind)  # else it is of something within `kind`
+            refuse_unknown("field", unknown[1], known, where)
+        raise BadRequest(_words("body", error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"body: {error}") from None
 
 
-def _words(error: msgspec.ValidationError) -> str:
-    text = str(error)
-    return text[0].lower() + text[1:]
+def _words(where: str, error: msgspec.ValidationError) -> str:
+    """With the member that is wrong at the front, as it is everywhere else."""
+    text, _, path = str(error).partition(" - at `$")
+    member = path[1:] if path.startswith(".") else where + path
+    return f"{member.rstrip('`')}: {text[0].lower()}{text[1:]}"
 
 
 def is_msgpack(kind: str) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from hadelay.errors import BadRequest
 from hadelay.http.values import parse_duration, parse_instant
 
 
@@ -18,10 +19,14 @@ class Instant(int):
 
 
 def decode_hook(kind: type, value: Any) -> Any:
-    if kind is Duration:
-        return Duration(parse_duration("duration", value))
-    if kind is Instant:
-        return Instant(parse_instant("time", value))
+    try:
+        if kind is Duration:
+            return Duration(parse_duration("duration", value))
+        if kind is Instant:
+            return Instant(parse_instant("time", value))
+    except BadRequest as error:
+        # msgspec knows which member it is, and says so of a ValueError.
+        raise ValueError(error.detail.partition(": ")[2]) from None
     raise NotImplementedError(kind)
 
 

@@ -102,7 +102,7 @@ def _unix_ms(name: str, text: str) -> int:
         raise BadRequest(f"{name}: {_shown(text)} is not a time; it is negative")
     ms = math.ceil(Decimal(text))
     if 0 < ms < SMALLEST_INSTANT_MS:
-        raise BadRequest(f"{name}: {_shown(text)}: seconds? use milliseconds, {_shown(text)}000, or RFC 3339")
+        raise BadRequest(f"{name}: {_shown(text)}: seconds? use milliseconds, {ms * 1000}, or RFC 3339")
     if ms >= LARGEST_MS:
         raise Impossible(f"{name}: {_shown(text)} is farther away than anything can be kept")
     return ms
