@@ -36,6 +36,12 @@ def not_a_node(url: str, method: str, status: int, kind: str, body: bytes, why: 
     return error
 
 
+def unsettled(idempotency_key: str | None) -> str:
+    """What to tell somebody at a terminal whose command had no definite answer."""
+    words = f": the same command with --idempotency-key {idempotency_key} finds out, and makes no second message"
+    return f"It may or may not have happened{words if idempotency_key else ''}."
+
+
 def refusal(url: str, method: str, status: int, kind: str, body: bytes) -> HadelayError:
     """Of an answer other than 2xx."""
     try:

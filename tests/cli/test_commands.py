@@ -43,7 +43,9 @@ def test_help_lists_every_command() -> None:
         assert word in done.stdout
 
 
-@pytest.mark.parametrize("words", [["frobnicate"], ["msg", "put"], ["dev", "--nodes", "three"], ["msg", "get"]])
+@pytest.mark.parametrize(
+    "words", [["frobnicate"], ["msg", "put"], ["dev", "--nodes", "three"], ["msg", "get"], ["top", "--topics", "-1"]]
+)
 def test_usage_errors_end_with_2(words: list[str]) -> None:
     done = hadelay(*words)
     assert (done.returncode, done.stdout) == (2, "")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hadelay.client import AsyncClient, Client, Put, Receipt
+from hadelay.client import AsyncClient, Client, Put, Receipt, Unreachable
 from hadelay.client.sync import _loop
 from tests.client.test_client import url
 from tests.http.conftest import Node, until
@@ -233,3 +233,22 @@ def test_a_token_out_of_a_file(tmp_path: Path) -> None:
     assert "sec" not in str(caught.value)
     with pytest.raises(OSError, match=r"nothing\.pem"):
         AsyncClient(ca=str(tmp_path / "nothing.pem"))
+
+
+def test_a_client_of_another_loop_says_so() -> None:
+    client = AsyncClient("http://127.0.0.1:1", timeout=0.01)
+    with asyncio.Runner() as runner:
+        with pytest.raises(Unreachable):
+            runner.run(client.topics())
+        with pytest.raises(RuntimeError, match=r"each asyncio\.run"):
+            asyncio.run(client.topics())
+        runner.run(client.close())
+
+
+async def test_a_consumer_in_vain_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    """In the words, which is all that an ordinary program shows."""
+    async with AsyncClient("http://127.0.0.1:1", timeout=0.01) as client:
+        waiting = asyncio.create_task(anext(aiter(client.consume("t", wait=0))))
+        await until(lambda: caplog.records)
+        waiting.cancel()
+    assert "127.0.0.1:1" in caplog.messages[0]

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from hadelay.answers import NotANode
-from hadelay.cli.app import OK, TIMEOUT, UNREACHABLE, USAGE, run
+from hadelay.cli.app import INTERRUPTED, OK, TIMEOUT, UNREACHABLE, USAGE, run
 from hadelay.cli.output import Remote
 from hadelay.cli.remote import call, read_answer
 from hadelay.errors import BadRequest, HadelayError
@@ -135,3 +136,11 @@ def test_a_secret_is_not_told_on(url: str, capsys: pytest.CaptureFixture[str]) -
 
 def test_an_empty_idempotency_key_is_not_put_away(url: str) -> None:
     assert run(["msg", "put", "t", "x", "--servers", url, "--idempotency-key", ""]) == USAGE
+
+
+def test_ctrl_c_tells_the_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("hadelay.cli.remote._exchange", Mock(side_effect=KeyboardInterrupt))
+    assert run(["msg", "put", "t", "x", "--idempotency-key", "k7"]) == INTERRUPTED
+    assert "may or may not have happened: the same command with --idempotency-key k7" in capsys.readouterr().err
+    assert run(["topic", "list"]) == INTERRUPTED
+    assert capsys.readouterr().err == ""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
-from hadelay.answers import NotANode
+from hadelay.answers import NotANode, unsettled
 from hadelay.errors import (
     BadRequest,
     ConfigError,
@@ -141,6 +141,7 @@ def build() -> App:
         default_parameter=default,
         error_console=Console(stderr=True),
         help_format="plaintext",
+        suppress_keyboard_interrupt=False,  # run() has a code for it
     )
     groups = {"": app}
     for path, text in GROUPS.items():
@@ -190,7 +191,5 @@ def message(error: Exception, servers: str) -> str:
     if isinstance(error, NoLeader | ConnectionError) and servers not in text:
         return f"{text}\n  Is a cluster running there? `hadelay dev` starts one; {servers} names another."
     if isinstance(error, HadelayError) and not error.outcome_known:
-        key = error.extra.get("idempotency_key")
-        again = f": the same command with --idempotency-key {key} finds out, and makes no second message" if key else ""
-        return f"{text}\n  It may or may not have happened{again}."
+        return f"{text}\n  {unsettled(error.extra.get('idempotency_key'))}"
     return text

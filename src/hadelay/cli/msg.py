@@ -76,6 +76,8 @@ def put(
     remote = remote or Remote()
     if body is not None and file is not None:
         raise BadRequest("a body and --file: give one of them")
+    if body is None and file is None and sys.stdin.isatty():
+        note("the payload, from this terminal; Ctrl-D ends it:")
     payload = body.encode() if body is not None else file.read_bytes() if file else sys.stdin.buffer.read()
     headers = {"Idempotency-Key": secrets.token_hex(16) if idempotency_key is None else idempotency_key}
     headers["Content-Type"] = content_type or ("text/plain; charset=utf-8" if body else "application/octet-stream")

@@ -37,6 +37,8 @@ def top(*, interval: float = 2, once: bool = False, topics: int = 20, remote: Re
     remote = remote or Remote()
     if not 0.1 <= interval <= 3600:
         raise BadRequest(f"--interval {interval}: 0.1 to 3600 seconds")
+    if topics < 0:
+        raise BadRequest(f"--topics {topics}: expected 0 or more")
     looks = _looks(remote, interval, topics)
     if once or remote.output == "json" or not sys.stdout.isatty():
         for look in looks:

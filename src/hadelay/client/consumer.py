@@ -162,7 +162,7 @@ class Consumer:
                 if not isinstance(error, HadelayError) or not error.retryable:
                     self._queue.put_nowait(error)
                     return
-                log.warning("poll_failed", extra={"error": str(error)})
+                log.warning("poll failed, trying again: %s", error)
                 await asyncio.sleep(_PAUSE_S)
                 continue
             request_id = ""
@@ -182,11 +182,11 @@ class Consumer:
             try:
                 outcomes = await self.client.extend(held, lease=self.wish.lease_s)
             except Exception as error:
-                log.warning("extend_failed", extra={"error": str(error)})
+                log.warning("leases were not extended, trying again: %s", error)
                 continue
             for message, outcome in zip(held, outcomes, strict=True):
                 if outcome == "lease_lost" and not message._settled:
-                    log.warning("lease_lost", extra={"message_id": message.id})
+                    log.warning("the lease of message %s was lost: it is handed out again", message.id)
                     self._forget(message.lease)
 
     async def settle(self, message: Leased, verb: str, delay: Delay | None = None, reason: str | None = None) -> str:

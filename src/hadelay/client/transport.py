@@ -105,13 +105,17 @@ class Transport:
             self._session = None
 
     def _open(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
         if self._session is None:
+            self._loop = loop
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30, ssl=self._ssl),
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
             )
+        if loop is not self._loop:
+            raise RuntimeError("this client is of another event loop: make one in each asyncio.run, or use Client")
         return self._session
 
     async def request(
