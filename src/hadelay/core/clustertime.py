@@ -17,19 +17,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-#: A follower's picture of the leader's clock may be ahead by the leader's slew and both crystals' drift; it sinks
-#: by at most this (parts per thousand) until a fresher heartbeat confirms it.
-_SINK_PER_MS = 1e-3
-#: So long a new leader has to be heard before its word replaces what its predecessors said.
-_HEARD_S = 0.25
+#: A follower's clock moves by at most this towards the middle of what a note of the leader allows. There is about one a
+#: second, in which the leader's slew and both crystals' drift are less.
+_FOLLOW_MS = 1.0
+#: So long a node that restarted compares what it is told.
+_LEARN_S = 0.25
 #: Errors are slewed away over about this long, so that small ones cause small slews.
 _SLEW_HORIZON_MS = 2_000.0
 #: A node's wall clock counts while its last sample is no older than this.
 _FRESH_S = 10.0
 #: The one with the shortest round trip of this many samples is a node's offset.
 _SAMPLES = 4
-#: A sample is wrong by at most half of its round trip: one this short is not compared with others.
-_SHORT_S = 0.01
+#: What peers told is wrong by at most half of its bounds' distance: so near ones are not compared with others.
+NEAR_MS = 10.0
 #: The year 10000: no clock that says so is listened to.
 _LARGEST_MS = 253_402_300_800_000
 
@@ -52,16 +52,14 @@ class ClusterClock:
         #: Names of what is wrong, for logs and metrics: no_majority, behind_checkpoint, skew:<node>.
         self.alarms: set[str] = set()
         self._floor = float(floor_ms)
-        self._leader_term = 0
-        #: Since when the leader of that term is heard, until that was long enough; and the most it said, less `mono`.
-        self._heard_since: float | None = None
-        self._heard_best = 0.0
+        #: Who led last, as far as this node knows.
+        self._leader = ""
         self._base_ms = 0.0
         self._base_mono = 0.0
         self._rate = 1.0
-        #: Since when peers tell a clock that is not ready; (round trip, cluster time less `mono`) of the best one.
+        #: Since when peers tell a clock that is not ready; between what they say that cluster time less `mono` is.
         self._told_since: float | None = None
-        self._told_best = (float("inf"), 0.0)
+        self._told = (float("-inf"), float("inf"))
         #: (round trip, wall less `mono`, `mono`) of the last few samples.
         self._walls: dict[str, deque[tuple[float, float, float]]] = {}
 
@@ -81,7 +79,7 @@ class ClusterClock:
         """Unix ms with fraction; stands still at the last stamped time while the clock is not ready."""
         if not self.ready:
             return self._floor
-        return max(self._floor, self._base_ms + (mono - self._base_mono) * 1000.0 * self._rate)
+        return max(self._floor, self._running(mono))
 
     def read(self, mono: float) -> int:
         """Cluster time, rounded down: what it says has been reached has been reached."""
@@ -103,25 +101,13 @@ class ClusterClock:
 
     # following
 
-    def observe_leader(self, now_ms: int, mono: float, term: int = 0) -> None:
-        """A heartbeat of the leader of `term` carried now_ms. It was that late at least when it left. How long it was
-        on its way nobody knows, so it says nothing to a clock that is not ready.
-
-        Once this leader was heard for a moment, what earlier ones said counts no more: it may have heard them late and
-        be behind, and a third one that still went by the first would take time forward again, and end early what the
-        second had stamped. Not at once: what waited behind a broken network comes late, and all at the same time.
-        """
-        if self.leading or not self.ready or term < self._leader_term or not 0 <= now_ms < _LARGEST_MS:
+    def observe_leader(self, node: str, now_ms: int, mono: float) -> None:
+        """A heartbeat of `node`, which leads, carried now_ms. It was that late at least when it left. How long it was
+        on its way nobody knows, so it takes time forward, never back, and says nothing to a clock that is not ready."""
+        if self.leading or not self.ready or not 0 <= now_ms < _LARGEST_MS:
             return
-        seen = now_ms - mono * 1000.0
-        if term > self._leader_term:
-            self._leader_term, self._heard_since, self._heard_best = term, mono, seen
-        self._heard_best = max(seen, self._heard_best)
-        held = self._base_ms - self._base_mono * 1000.0
-        seen = max(seen, held - max(0.0, mono - self._base_mono) * 1000.0 * _SINK_PER_MS)
-        if self._heard_since is not None and mono - self._heard_since >= _HEARD_S:
-            seen, self._heard_since = self._heard_best, None
-        self._anchor(seen + mono * 1000.0, mono)
+        self._leader = node
+        self._anchor(max(self._running(mono), now_ms), mono)
 
     def follow(self, mono: float) -> None:
         """This node no longer leads (or never did)."""
@@ -134,37 +120,59 @@ class ClusterClock:
     def lead(self, now_ms: int, mono: float) -> None:
         """This node leads from now on; now_ms is state.now, the last time its predecessors stamped."""
         self.raise_floor(now_ms)
-        self.leading = True
+        self.leading, self._leader = True, self.node
         if self.ready:
             self._anchor(self.exact(mono), mono)
         self._steer(mono)
 
     def observe_wall(self, node: str, wall_ms: int, mono: float, now_ms: int | None = None, rtt_s: float = 0.0) -> None:
         """`node`'s wall clock said wall_ms, in answer to what left here rtt_s ago. now_ms: its cluster time, if its
-        clock is ready: a node that restarted in a running cluster learns the time from any peer, whoever leads."""
+        clock is ready: a node that restarted in a running cluster learns the time from any peer, whoever leads; later
+        it keeps to the leader's (and to any peer's until it has heard a leader, or led)."""
         if not 0 <= (wall_ms if now_ms is None else now_ms) < _LARGEST_MS:
             return
+        if now_ms is not None:
+            least = now_ms - mono * 1000.0
+            most = least + rtt_s * 1000.0
+            if not self.ready:
+                if not self._learn(least, most, mono):
+                    return  # a peer knows the time, so no wall clock is asked for it
+            elif not self.leading and self._leader in ("", node):
+                self._keep_to(least, most, mono)
         half_ms = rtt_s * 500.0 - mono * 1000.0
-        if now_ms is not None and not self.ready and not self._learn(now_ms + half_ms, mono, rtt_s):
-            return  # a peer knows the time, so no wall clock is asked for it
         self._walls.setdefault(node, deque(maxlen=_SAMPLES)).append((rtt_s, wall_ms + half_ms, mono))
         self._steer(mono)
 
     # inside
 
+    def _running(self, mono: float) -> float:
+        """`exact` of a clock that is ready, but for the floor."""
+        return self._base_ms + (mono - self._base_mono) * 1000.0 * self._rate
+
     def _anchor(self, now_ms: float, mono: float) -> None:
         self._base_ms, self._base_mono, self._rate, self.ready = now_ms, mono, 1.0, True
 
-    def _learn(self, seen: float, mono: float, rtt_s: float) -> bool:
-        """The first anchor, which must not be an answer that waited somewhere: this node may lead next, and the others
-        would follow it back, from where the next cold start takes time forward. So none that took longer than the skew
-        bound counts, and of slow ones the quickest within a moment: what waited comes together. True once ready."""
-        if rtt_s * 1000.0 > self.skew_ms:
+    def _keep_to(self, least: float, most: float, mono: float) -> None:
+        """The leader's clock, less `mono`, is within these bounds, so this one is wrong outside of them. Inside it goes
+        on, and only makes up for what rates differ by: a slow link's bounds say less than what it knew before. Were it
+        ahead of the leader's, and led next, it would end early what was stamped meanwhile."""
+        held, middle = self._running(mono) - mono * 1000.0, (least + most) / 2
+        if most - least <= self.skew_ms:
+            held = max(held - _FOLLOW_MS, min(held + _FOLLOW_MS, middle))
+        self._anchor(max(least, min(most, held)) + mono * 1000.0, mono)
+
+    def _learn(self, least: float, most: float, mono: float) -> bool:
+        """The first anchor: the middle of what all bounds that peers told have in common, once they are near each other
+        or a moment has passed: what waited comes together. This node may lead next, and the others would follow it, so
+        no answer counts that took longer than the skew bound. True once ready."""
+        if most - least > self.skew_ms:
             return False
         self._told_since = mono if self._told_since is None else self._told_since
-        self._told_best = min(self._told_best, (rtt_s, seen))
-        if self._told_best[0] <= _SHORT_S or mono - self._told_since >= _HEARD_S:
-            self._anchor(self._told_best[1] + mono * 1000.0, mono)
+        low, high = max(self._told[0], least), min(self._told[1], most)
+        # They have nothing in common if one is old, or there was another leader since: the last one counts.
+        self._told = low, high = (low, high) if low <= high else (least, most)
+        if high - low <= NEAR_MS or mono - self._told_since >= _LEARN_S:
+            self._anchor((low + high) / 2 + mono * 1000.0, mono)
         return self.ready
 
     def _offsets(self, mono: float) -> dict[str, float]:

@@ -240,6 +240,7 @@ class Node:
     def on_leader(self, term: int) -> None:
         self._elected = term
         self.clock.lead(self.state.now_ms, self.runtime.monotonic())
+        self.peers.tell()  # so the others keep to its clock at once
         self._clock_changed()
 
     def on_follower(self) -> None:
@@ -279,8 +280,8 @@ class Node:
 
     def on_heartbeat_info(self, info: bytes) -> None:
         if len(info) == _TIME.size:
-            now_ms, term = _TIME.unpack(info)
-            self.clock.observe_leader(now_ms, self.runtime.monotonic(), term)
+            now_ms, _ = _TIME.unpack(info)
+            self.clock.observe_leader(self.raft.leader or "", now_ms, self.runtime.monotonic())
         self.batcher.kick()  # it may be the first sign of a new leader
 
     def on_message(self, peer: str, kind: int, payload: bytes) -> None:

@@ -25,6 +25,7 @@ from hadelay.config import (
     RaftConfig,
     StorageConfig,
 )
+from hadelay.core.clustertime import NEAR_MS
 from hadelay.core.commands import Command, decode, decode_entry, members_in
 from hadelay.errors import HadelayError
 from hadelay.raft.journal import Journal
@@ -200,6 +201,8 @@ class SimCluster:
         self.switched = float("inf")
         #: When cluster time was taken from the wall clocks, because no node knew it any more.
         self.cold_starts: list[float] = []
+        #: How wrong, at most, a node may have been that learnt cluster time from slow answers only.
+        self.doubt_ms = 0.0
         self.violations: list[Violation] = []
         self.on_boot: list[Callable[[Node], None]] = []
         self.world.after(WATCH_S, self._watch)
@@ -465,6 +468,18 @@ class SimCluster:
                 self.cold_starts.append(self.world.now)
 
         node.clock._start_cold = started  # type: ignore[method-assign]
+        learn = node.clock._learn
+
+        def learnt(least: float, most: float, mono: float) -> bool:
+            ready = learn(least, most, mono)
+            low, high = node.clock._told
+            if ready and high - low > NEAR_MS:
+                self.note(f"learns cluster time from slow answers: to {(high - low) / 2:.1f} ms", node.name)
+                self.history.count("learnt slowly")
+                self.doubt_ms = max(self.doubt_ms, (high - low) / 2)
+            return ready
+
+        node.clock._learn = learnt  # type: ignore[method-assign]
 
     def _committed(self, index: int, term: int, entry: bytes, node: Node) -> None:
         """An entry that counts: when its leader wrote cluster time into it, what it grants, and on whose disks it is

@@ -36,7 +36,7 @@ from hadelay.testing.history import HandOut, Message, Violation, number_of
 _RATE = 600e-6
 _ROUNDING_MS = 1.5
 #: Nodes know the leader's clock as well as links are quick (2 ms here, and a restarted node may hear it at second
-#: hand): so much a new leader may be ahead of the last one, unless a link was slow (`_change_ms`).
+#: hand): so much a new leader may be ahead of the last one, unless one restarted behind a slow link (`_change_ms`).
 _CHANGE_MS = 5.0
 #: What the wall clocks of an agreeing majority may be off, so what a cold start of the whole cluster may move time by.
 _COLD_MS = 2 * 250.0
@@ -312,10 +312,10 @@ def _cold(cluster: SimCluster, at: float) -> bool:
 
 
 def _change_ms(cluster: SimCluster) -> float:
-    """So much a new leader may be ahead of the last one. Over a slow link a restarted node takes the time from answers
-    that were under way as long as the skew bound (ClusterTime._learn), and is wrong by up to half of that: a limit that
+    """So much a new leader may be ahead of the last one. A restarted node that had slow answers only may be wrong by
+    half of what their bounds left open (ClusterClock._learn), at most half of the skew bound: a limit that
     docs/explanation/time-and-dispatch.md tells of."""
-    return _CHANGE_MS + (_SKEW_MS / 2 if "slow_link" in cluster.history.counts else 0.0)
+    return _CHANGE_MS + cluster.doubt_ms
 
 
 def clock_runs_true(cluster: SimCluster) -> Iterator[Violation]:
