@@ -146,8 +146,9 @@ def drained(cluster: SimCluster) -> bool:
 
 
 def settle(cluster: SimCluster) -> None:
-    """Wait until every node has applied the same index: nothing is being written."""
-    for _ in range(40):
+    """Wait until every node has applied the same index: nothing is being written. A checkpoint that began on a slow
+    disk goes on at its pace, with 1.5 s for each of its files' syncs, and what a node pulls waits for it."""
+    for _ in range(120):
         nodes = cluster.nodes()
         if cluster.violations:
             return
