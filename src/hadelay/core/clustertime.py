@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-#: A follower's clock moves by at most this towards the middle of what a note of the leader allows. There is about one a
-#: second, in which the leader's slew and both crystals' drift are less.
+#: A follower's clock moves by at most this towards the middle of what a note of the leader allows, unless that is more
+#: than the skew bound. There is about one a second, in which the leader's slew and both crystals' drift are less.
 _FOLLOW_MS = 1.0
 #: So long a node that restarted compares what it is told.
 _LEARN_S = 0.25
