@@ -145,6 +145,9 @@ def _hour(setup: Setup, spark: Any, data: Path, listed: Any) -> Row:
         return reader.option("pushdown", pushdown).load()
 
     def index_columns() -> None:
+        _right(_one(rows(_INDEX_COLUMNS), "sum(size)") > count * _BODY, "bytes of records")
+
+    def by_topic() -> None:
         _right(len(rows(_INDEX_COLUMNS).groupBy("topic").sum("size").collect()) == _TOPICS, "topics")
 
     def bodies() -> None:
@@ -156,6 +159,7 @@ def _hour(setup: Setup, spark: Any, data: Path, listed: Any) -> Row:
 
     scans: list[tuple[str, float, str, Callable[[], None]]] = [
         ("index columns", count, "/s", index_columns),
+        ("index columns, by topic", count, "/s", by_topic),
         ("with bodies", gigabytes, "GB/s", bodies),
         ("a topic, not pushed", count, "/s", partial(a_topic, "false")),
         ("a topic, of the reader", count, "/s", partial(a_topic, "true")),

@@ -73,9 +73,17 @@ def test_a_schema_of_ones_own_is_the_projection(spark: Any, busy: tuple[Any, Pat
 
 
 def test_a_session_of_ours_takes_arrow_apart_without_a_check_for_each_value(spark: Any) -> None:
-    for option in session.JAVA_OPTIONS.split():
-        name, _, value = option.removeprefix("-D").partition("=")
-        assert spark._jvm.java.lang.System.getProperty(name) == value
+    given = set(spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments())
+    assert given >= set(session.JAVA_OPTIONS.split())
+    assert "-XX:+UseParallelGC" in given
+
+
+def test_a_session_of_ours_keeps_the_collector_that_somebody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JVM that is told two does not start."""
+    assert "GC" not in session._java_options({"spark.driver.extraJavaOptions": "-Xss4m -XX:+UseG1GC"})
+    assert "ParallelGC" in session._java_options({"spark.driver.extraJavaOptions": "-Xss4m"})
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:+UseZGC")
+    assert session._java_options({}) == session.JAVA_OPTIONS
 
 
 def test_filters_are_pushed_down_when_asked_and_change_nothing(spark: Any, busy: tuple[Any, Path]) -> None:

@@ -21,9 +21,11 @@ JAVA_MIN = 17
 INSTALL = "pip install 'hadelay[spark]'"
 #: In pyproject.toml too: what is older lacks what the data source is made of.
 OLDEST = {"pyarrow": (19,), "pyspark": (4, 2)}
-#: For every JVM that reads our Arrow batches: a check of bounds for each value costs as much as the value. Nothing but
-#: Spark reads them, in order, up to the count that each batch has. docs/howto/spark-cluster.md has it too.
-JAVA_OPTIONS = "-Darrow.enable_unsafe_memory_access=true"
+#: For every JVM that reads our Arrow batches: checks of each value cost as much as the value. Nothing but Spark reads
+#: them, in order, up to the count that each batch has, and asks for nulls itself. docs/howto/spark-cluster.md: too.
+JAVA_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+#: Rows live no longer than it takes to make the next: a collector that works meanwhile costs each of them a tenth more.
+_COLLECTOR = "-XX:+UseParallelGC"
 #: Java that comes as a wheel lacks one module, which Spark asks for, and uses in MLlib alone.
 _SHIM = """#!/bin/sh
 n=$#
@@ -146,13 +148,21 @@ def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> An
                 "spark.driver.host": "127.0.0.1",
                 "spark.driver.bindAddress": "127.0.0.1",
                 # extraJavaOptions, which a caller may set, come after them
-                "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j} {JAVA_OPTIONS}",
+                "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j} {_java_options(settings)}",
                 "spark.ui.enabled": "false",
                 "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 2)),
             }
     for key, value in {**wanted, **settings}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _java_options(settings: dict[str, str]) -> str:
+    """With a collector, unless somebody chose one: a JVM refuses two."""
+    given = [settings.get("spark.driver.extraJavaOptions", "")]
+    given += [os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")]
+    chosen = re.search(r"-XX:\+Use\w+GC", " ".join(given))
+    return JAVA_OPTIONS if chosen else f"{JAVA_OPTIONS} {_COLLECTOR}"
 
 
 def doctor(run: bool = True) -> list[dict[str, Any]]:
