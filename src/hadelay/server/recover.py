@@ -12,7 +12,9 @@ was applied (`damaged` names them) make it such a node, too. A cluster of one ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
@@ -46,18 +48,33 @@ def open_node(
     for bytes that do not verify. `backend` makes the table store at a path."""
     data = f"{config.node.data_dir}/g{config.cluster.group}"
     journal_dir = f"{config.journal_dir}/g{config.cluster.group}"
-    disk.makedirs(data)
-    disk.makedirs(journal_dir)
-    # Beside the directories, which may be put aside, and before anything in them is touched.
-    locks = [lock_directory(disk, directory, f"{directory}.lock") for directory in sorted({data, journal_dir})]
+    with _full_disk_in_words(config, disk):
+        disk.makedirs(data)
+        disk.makedirs(journal_dir)
+        # Beside the directories, which may be put aside, and before anything in them is touched.
+        locks = [lock_directory(disk, directory, f"{directory}.lock") for directory in sorted({data, journal_dir})]
+        try:
+            node = _open(config, disk, network, runtime, on_fatal, data, journal_dir, backend)
+        except BaseException:
+            for lock in locks:
+                lock.close()
+            raise
+        node.locks = locks
+        return node
+
+
+@contextmanager
+def _full_disk_in_words(config: Config, disk: Disk) -> Iterator[None]:
     try:
-        node = _open(config, disk, network, runtime, on_fatal, data, journal_dir, backend)
-    except BaseException:
-        for lock in locks:
-            lock.close()
-        raise
-    node.locks = locks
-    return node
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        kept = sorted({config.node.data_dir, config.journal_dir})
+        free = ", ".join(f"{disk.free(directory)[0]:,} bytes are free at {directory}" for directory in kept)
+        todo = "free some or enlarge it (delete nothing that is the node's), and start it again"
+        text = f"the disk is full: {free}. A node writes a little when it starts: {todo}"
+        raise OSError(errno.ENOSPC, text) from error
 
 
 def _open(
