@@ -75,7 +75,6 @@ def test_a_schema_of_ones_own_is_the_projection(spark: Any, busy: tuple[Any, Pat
 def test_a_session_of_ours_takes_arrow_apart_without_a_check_for_each_value(spark: Any) -> None:
     given = set(spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments())
     assert given >= set(session.JAVA_OPTIONS.split())
-    assert "-XX:+UseParallelGC" in given
 
 
 def test_a_session_of_ours_keeps_the_collector_that_somebody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
