@@ -20,7 +20,7 @@ from hadelay.version import VERSION
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Lines of a family that are written at once, and the longest time before the others on the loop have their turn.
 _LINES = 200
-_SLICE_S = 0.002
+_SLICE_S = 0.0005
 #: How often the loop is looked at, and upper bounds of how late it was.
 _LOOK_S = 0.1
 _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)

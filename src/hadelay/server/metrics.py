@@ -32,7 +32,7 @@ OUTCOMES = {
     "redriven": Event.REDRIVEN,
 }  # fmt: skip
 #: The longest time that a scrape keeps the others on the loop waiting, roughly.
-_SLICE_S = 0.002
+_SLICE_S = 0.0005
 #: Topics looked at between two looks at the clock: half a millisecond. What is ready and quantiles cost less,
 #: the more are looked at together.
 _FEW = 32
