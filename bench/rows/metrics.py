@@ -96,7 +96,7 @@ def metrics(setup: Setup) -> list[Row]:
     topics = setup.many(1_000, 200)
     row = Row(
         "metrics",
-        f"/metrics with {topics:,} topics; while another client asks for /livez all the time, its longest wait in each, of two steps",
+        f"/metrics with {topics:,} topics; beside it one asks for /livez all the time: its longest wait, for two steps",
         [Target("scrape", 100, at_most=True), Target("step", 5, at_most=True)],
     )
     with Cluster.start(setup.directory / "ours", setup.port) as cluster:
