@@ -93,14 +93,21 @@ class Snapshots:
         if manifest is None or manifest.index != index or not 0 < size <= node.config.chunk_bytes * 4 or offset < 0:
             return
         peer.pulled = node.runtime.monotonic()
-        try:
-            chunk = bytes(node.machine.read_chunk(manifest, name, offset, size))
-        except (OSError, HadelayError) as error:
-            log.error("snapshot_unreadable", extra={"file": name, "offset": offset, "error": str(error)})
-            self.release(peer)
-            return
-        node.stats.snapshot_sent_bytes += len(chunk)
-        node.network.send(peer.name, messages.encode(messages.CHUNK_REPLY, index, name, offset, crc32c(chunk), chunk))
+
+        def read(chunk: bytes, error: BaseException | None) -> None:
+            if node.stopped or peer.manifest is not manifest:
+                return
+            if error is not None:
+                log.error("snapshot_unreadable", extra={"file": name, "offset": offset, "error": str(error)})
+                self.release(peer)
+                return
+            node.stats.snapshot_sent_bytes += len(chunk)
+            node.network.send(
+                peer.name, messages.encode(messages.CHUNK_REPLY, index, name, offset, crc32c(chunk), chunk)
+            )
+
+        # In a thread: the disk may have to look for it, and this node leads.
+        node.runtime.in_thread("snapshots", lambda: bytes(node.machine.read_chunk(manifest, name, offset, size)), read)
 
     def on_done(self, peer: Peer, data: bytes) -> None:
         """It holds the snapshot (and so everything up to its index), or gave up (0)."""

@@ -43,6 +43,11 @@ class File(Protocol):
         """fdatasync. Blocks: call it in a thread (Runtime.in_thread)."""
         ...
 
+    def write_behind(self, size: int, offset: int) -> None:
+        """Have these bytes written soon, which says nothing of when they are durable: of many that wait together, the
+        next sync of any file may have to wait for all."""
+        ...
+
     def map(self, length: int) -> memoryview:
         """Read-only view of the first `length` bytes, which must exist. Stays valid, and sees later writes, until
         every view of it is released; never truncate a mapped file."""
@@ -99,6 +104,9 @@ _IOV_MAX = 1024
 #: From here on one syncfs is cheaper than a sync per file.
 _MANY_FILES = 64
 _libc = ctypes.CDLL(None, use_errno=True)
+#: Linux's own; elsewhere the system writes when it likes.
+_sync_file_range = getattr(_libc, "sync_file_range", lambda *_: 0)
+_SYNC_FILE_RANGE_WRITE = 2
 
 
 class RealFile:
@@ -138,6 +146,10 @@ class RealFile:
 
     def sync(self) -> None:
         os.fdatasync(self.fd)
+
+    def write_behind(self, size: int, offset: int) -> None:
+        # What fails is told by the next sync.
+        _sync_file_range(self.fd, ctypes.c_int64(offset), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
     def map(self, length: int) -> memoryview:
         return memoryview(mmap.mmap(self.fd, length, prot=mmap.PROT_READ))

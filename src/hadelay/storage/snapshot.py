@@ -177,7 +177,9 @@ class Installer:
     def write(self, name: str, offset: int, data: bytes) -> None:
         """KeyError for a name that is not in the manifest."""
         assert offset + len(data) <= self._files[name].length
-        self._file(name).pwrite(data, offset)
+        file = self._file(name)
+        file.pwrite(data, offset)
+        file.write_behind(len(data), offset)
 
     def finish(self, done: Callable[[HadelayError | None], None]) -> None:
         """Verify, sync, switch, then `done(None)`; `done(error)` when a file is not what the manifest says: it is

@@ -107,6 +107,9 @@ class SimFile:
             raise OSError(errno.EIO, "simulated failure of fdatasync", self.path)
         self._disk.sync(lambda: inode.settle(ops))
 
+    def write_behind(self, size: int, offset: int) -> None:
+        pass
+
     def map(self, length: int) -> memoryview:
         assert length <= self._inode.size, f"{self.path}: mapping {length} of {self._inode.size} bytes"
         return memoryview(self._inode.live)[:length].toreadonly()
