@@ -15,6 +15,8 @@ NONSENSE = (msgspec.MsgspecError, ValueError, RecursionError)
 _OF_A_PROBLEM = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
 #: Said by who stands before a node, it is a refusal too: the request got no further.
 _REFUSED_BEFORE = {400, 401, 403, 408, 413, 429}
+#: Refusals of the request, or of who asks: they tell nothing about an earlier try of it.
+NO_NEWS = (errors.BadRequest, errors.Unauthorized, errors.Forbidden, errors.TooLarge)
 
 
 class NotANode(OutcomeUnknown):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from unittest.mock import Mock
@@ -92,13 +93,19 @@ class Stranger(BaseHTTPRequestHandler):
     def log_message(self, *args: Any) -> None: ...
 
 
-@pytest.fixture
-def stranger(request: pytest.FixtureRequest) -> Iterator[str]:
-    kind = type("Stranger", (Stranger,), {"status": request.param})
+@contextmanager
+def serving(status: int) -> Iterator[str]:
+    kind = type("Stranger", (Stranger,), {"status": status})
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+@pytest.fixture
+def stranger(request: pytest.FixtureRequest) -> Iterator[str]:
+    with serving(request.param) as url:
+        yield url
 
 
 @pytest.mark.parametrize("stranger", [200, 502, 500, 0], indirect=True)
@@ -113,6 +120,14 @@ def test_what_no_node_answered_is_neither_done_nor_refused(stranger: str, capsys
         )
         assert run(["msg", "cancel", "0" * 13, "--servers", servers]) == TIMEOUT
         assert "idempotency" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("refusal", [400, 401, 403, 413])
+@pytest.mark.parametrize("stranger", [200, 0], indirect=True)
+def test_who_refuses_the_request_tells_nothing_about_an_earlier_one(stranger: str, refusal: int) -> None:
+    with serving(refusal) as other:
+        assert run(["msg", "put", "t", "x", "--servers", f"{stranger},{other}"]) == TIMEOUT
+        assert run(["msg", "put", "t", "x", "--servers", other]) not in (OK, TIMEOUT)
 
 
 @pytest.mark.parametrize("stranger", [200, 404, 502], indirect=True)

@@ -132,9 +132,12 @@ async def test_another_address_may_be_a_node(make_node: Make, proxy: Proxy) -> N
     assert list(node.service.keys) == [b"k"]
 
 
-async def test_no_other_refusal_makes_an_unknown_outcome_known(proxy: Proxy) -> None:
+@pytest.mark.parametrize(
+    "refusal", ["404 Not Found", "400 Bad Request", "401 Unauthorized", "403 Forbidden", "413 Content Too Large"]
+)
+async def test_no_other_refusal_makes_an_unknown_outcome_known(proxy: Proxy, refusal: str) -> None:
     """The page may stand for a publish that did happen; that another one refuses changes nothing about it."""
-    async with AsyncClient([await proxy(PAGE), await proxy(answer("404 Not Found", b"", "text/html"))]) as client:
+    async with AsyncClient([await proxy(PAGE), await proxy(answer(refusal, b"", "text/html"))]) as client:
         client._transport._at = 0
         with pytest.raises(NotANode, match="please log in") as caught:
             await client.put("t", b"x")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from unittest.mock import Mock
+
+import pytest
+
 from hadelay.raft import messages
 from tests.raft.rig import Lone, Machine
 
@@ -61,3 +66,43 @@ def test_files_are_kept_for_a_follower_as_long_as_it_says_that_it_installs_them(
 
     assert wait(40, n2=messages.INSTALLING, n3=messages.OK) == 1
     assert wait(40, n3=messages.OK) >= 1, "who says nothing is given up, and offered them anew"
+
+
+def test_a_chunk_that_was_read_too_late_is_not_sent() -> None:
+    """The files were given back while the thread read one of them; they may be gone."""
+    lone = Lone()
+    lone.lead()
+    lone.machine.take_checkpoint()
+    peer, manifest = lone.node.peers["n2"], lone.machine.checkpoint
+    assert manifest is not None
+    file = manifest.files[-1]
+    ask = messages.encode(messages.CHUNK, manifest.index, file.name, 0, 1)
+
+    def asked(meanwhile: Callable[[], None]) -> int:
+        lone.node.snapshots.offer(peer)
+        lone.node.frame("n2", ask)
+        meanwhile()
+        lone.run(0.1)
+        return len(lone.wire.take(messages.CHUNK_REPLY))
+
+    assert asked(lambda: None) == 1
+    assert asked(lambda: lone.node.snapshots.release(peer)) == 0
+    assert not lone.fatal
+
+
+def test_files_that_cannot_be_read_are_given_back_and_offered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    lone = Lone()
+    lone.lead()
+    lone.machine.take_checkpoint()
+    manifest, given_back = lone.machine.checkpoint, Mock(side_effect=lone.machine.release)
+    assert manifest is not None
+    lone.node.snapshots.offer(lone.node.peers["n2"])
+    monkeypatch.setattr(lone.machine, "release", given_back)
+    monkeypatch.setattr(lone.machine, "read_chunk", Mock(side_effect=OSError("a bad sector")))
+    lone.node.frame("n2", messages.encode(messages.CHUNK, manifest.index, "state", 0, 1))
+    lone.run(0.1)
+    given_back.assert_called_once()
+    assert len(lone.wire.take(messages.SNAPSHOT)) == 2
+    assert not lone.wire.take(messages.CHUNK_REPLY)
+    assert not lone.fatal
+    assert lone.node.is_leader

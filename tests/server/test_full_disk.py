@@ -20,7 +20,7 @@ def test_it_says_what_is_full_and_what_to_do() -> None:
     disk = SimDisk(random.Random(1), capacity=4096)
     runtime = SimRuntime(world, "n1", disk)
     config, network = SimCluster(1, world=world).config("n1"), SimNet(world).network("n1", runtime)
-    with pytest.raises(OSError, match=r"disk is full: [\d,]+ bytes are free at .* start it again") as caught:
+    with pytest.raises(OSError, match=r"full disk: [\d,]+ bytes are free at .* start again") as caught:
         open_node(config, disk, network, runtime, pytest.fail, backend=lambda path: SimBackend(disk, path))
     assert caught.value.errno == errno.ENOSPC
     disk.capacity = 1 << 30

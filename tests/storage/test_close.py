@@ -1,5 +1,5 @@
-"""A node is stopped while a checkpoint is being committed in the thread: LMDB closed under a transaction leaves its
-write lock locked for good, and the node never ends."""
+"""A node is stopped while a checkpoint is being taken. In the thread that commits it: LMDB closed under a transaction
+leaves its write lock locked for good, and the node never ends. Between two slices: no other comes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from hadelay.runtime import AsyncioRuntime
 from hadelay.storage.disk import RealDisk
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.tables import Put
 
-from .support import open_storage
+from .support import NOW, Loop, checkpoint, messages, open_storage
 
 
 class Slow(LmdbBackend):
@@ -61,3 +64,23 @@ def test_a_commit_under_way_is_waited_for(tmp_path: Path) -> None:
 
     asyncio.run(stop_during())
     asyncio.run(seen())
+
+
+def test_a_slice_that_comes_after_the_end_writes_nothing(tmp_path: Path) -> None:
+    loop, directory = Loop(), tmp_path / "data"
+    storage = open_storage(RealDisk(), str(directory), loop)
+    checkpoint(storage, loop, 1)
+    far = NOW + 100 + np.arange(2_000)  # more than one slice writes
+    storage.hours.append(*messages(far, sizes=[100] * len(far)))
+    storage.checkpoint(2, 1, b"core", {}, lambda error: pytest.fail("it ended"))
+    storage.close()
+
+    def written() -> dict[Path, int]:
+        return {path: path.stat().st_size for path in directory.rglob("*") if path.is_file()}
+
+    before = written()
+    loop.run()
+    assert written() == before
+    storage = open_storage(RealDisk(), str(directory), loop)
+    assert storage.applied_index == 1
+    storage.close()

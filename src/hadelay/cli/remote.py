@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from hadelay import errors
-from hadelay.answers import NONSENSE, NotANode, not_a_node, refusal, unsettled
+from hadelay.answers import NO_NEWS, NONSENSE, NotANode, not_a_node, refusal, unsettled
 from hadelay.cli.output import Remote, note
 from hadelay.errors import HadelayError
 
@@ -64,10 +64,13 @@ def call(
             raise errors.BadRequest(f"it cannot be sent: {error}") from None
         except (HadelayError, OSError) as error:
             known = getattr(error, "outcome_known", True)
+            settled = getattr(problem, "outcome_known", True)
             if known and isinstance(error, HadelayError) and not isinstance(error, _ASK_ANOTHER):
-                raise
+                if settled or not isinstance(error, NO_NEWS):
+                    raise
+                break
             # That nothing happened is true of this address, and not of an earlier one.
-            problem = error if getattr(problem, "outcome_known", True) else problem
+            problem = error if settled else problem
     if isinstance(problem, HadelayError) and not problem.outcome_known and "Idempotency-Key" in sent:
         problem.extra["idempotency_key"] = sent["Idempotency-Key"]
     raise problem

@@ -22,7 +22,7 @@ import aiohttp
 import yarl
 
 from hadelay import errors
-from hadelay.answers import NONSENSE, NotANode, not_a_node, refusal
+from hadelay.answers import NO_NEWS, NONSENSE, NotANode, not_a_node, refusal
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
 from hadelay.version import VERSION
 
@@ -159,7 +159,7 @@ class Transport:
                     pause_s = max(pause_s, backoff_s * random.uniform(0.5, 1.0))
                     backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
                 if not retry or not again or time.monotonic() + pause_s >= deadline:
-                    if unknown and error.outcome_known and (error.retryable or strangers):
+                    if unknown and error.outcome_known and (error.retryable or strangers or isinstance(error, NO_NEWS)):
                         # "Nothing happened" is true of the last try, and not of an earlier one.
                         raise unknown from error
                     raise

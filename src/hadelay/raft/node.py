@@ -505,3 +505,6 @@ class RaftNode:
 
     def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> None:
         self.runtime.call_later(delay_s, self._guarded, fn, *args)
+
+    def in_thread(self, lane: str, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        self.runtime.in_thread(lane, fn, lambda *ended: self._guarded(done, *ended))

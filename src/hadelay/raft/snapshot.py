@@ -95,7 +95,7 @@ class Snapshots:
         peer.pulled = node.runtime.monotonic()
 
         def read(chunk: bytes, error: BaseException | None) -> None:
-            if node.stopped or peer.manifest is not manifest:
+            if peer.manifest is not manifest:
                 return
             if error is not None:
                 log.error("snapshot_unreadable", extra={"file": name, "offset": offset, "error": str(error)})
@@ -107,7 +107,7 @@ class Snapshots:
             )
 
         # In a thread: the disk may have to look for it, and this node leads.
-        node.runtime.in_thread("snapshots", lambda: bytes(node.machine.read_chunk(manifest, name, offset, size)), read)
+        node.in_thread("snapshots", lambda: bytes(node.machine.read_chunk(manifest, name, offset, size)), read)
 
     def on_done(self, peer: Peer, data: bytes) -> None:
         """It holds the snapshot (and so everything up to its index), or gave up (0)."""

@@ -28,6 +28,8 @@ _INTERVAL_S = 1.0
 _IMPATIENT_S = 0.1
 #: A peer that said nothing for this long is not counted as live.
 _LIVE_S = 3.0
+#: By how much two readings of one clock may disagree.
+_DRIFTED_S = 0.01
 
 
 #: What `_send` sends: wall clock, cluster time, mine, yours, address, version, level, applied index, has space.
@@ -134,7 +136,8 @@ class Peers:
         self._ahead[name] = theirs - mono
         self.peers[name] = Peer(name, http, version, level, applied, has_space, mono)
         self._look_for_space()
-        if yours is not None and name in self.voters:
+        # Sent later than now: by a clock that this machine had before it was started anew.
+        if yours is not None and yours - mono < _DRIFTED_S and name in self.voters:
             self.clock.observe_wall(name, wall_ms, mono, now_ms, max(0.0, mono - yours))
         if now_ms is None and self.clock.ready:
             self._send(name)  # it waits for nothing else

@@ -48,9 +48,9 @@ def open_node(
     for bytes that do not verify. `backend` makes the table store at a path."""
     data = f"{config.node.data_dir}/g{config.cluster.group}"
     journal_dir = f"{config.journal_dir}/g{config.cluster.group}"
+    disk.makedirs(data)
+    disk.makedirs(journal_dir)
     with _full_disk_in_words(config, disk):
-        disk.makedirs(data)
-        disk.makedirs(journal_dir)
         # Beside the directories, which may be put aside, and before anything in them is touched.
         locks = [lock_directory(disk, directory, f"{directory}.lock") for directory in sorted({data, journal_dir})]
         try:
@@ -72,9 +72,9 @@ def _full_disk_in_words(config: Config, disk: Disk) -> Iterator[None]:
             raise
         kept = sorted({config.node.data_dir, config.journal_dir})
         free = ", ".join(f"{disk.free(directory)[0]:,} bytes are free at {directory}" for directory in kept)
-        todo = "free some or enlarge it (delete nothing that is the node's), and start it again"
-        text = f"the disk is full: {free}. A node writes a little when it starts: {todo}"
-        raise OSError(errno.ENOSPC, text) from error
+        todo = "where the disk is full, free some or enlarge it (delete nothing that is the node's), and start again"
+        text = f"{error.strerror}: {free}. A node writes a little when it starts: {todo}"
+        raise OSError(errno.ENOSPC, text, error.filename) from error
 
 
 def _open(

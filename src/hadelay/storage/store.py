@@ -30,6 +30,8 @@ from hadelay.storage.snapshot import Exports, Installer, Manifest, clear, roll_f
 from hadelay.storage.tables import CHECKPOINT, CORE, HOUR_STATES, HOURS, ROW, Backend, Put, Tables, hour_rows, scan_all
 
 _LANE = "disk"
+#: Between two slices of a checkpoint, at most; a slice is as long when nothing else is going on.
+_PAUSE_S = 0.01
 
 Done = Callable[[BaseException | None], None]
 
@@ -59,7 +61,7 @@ class Storage:
         self._make_backend, self._far_buffer_bytes = backend, far_buffer_bytes
         disk.makedirs(directory)
         self._lock = lock_directory(disk, directory)
-        self.checkpointing = False
+        self.checkpointing = self._closed = False
         #: A switch to a snapshot that waits for the checkpoint under way.
         self._switch: Callable[[], None] | None = None
         try:
@@ -152,6 +154,8 @@ class Storage:
         """Write what waits for far hours and is frozen, in slices; between them the loop is left to others as long as
         they take. A method and no closure: one that names itself is a cycle, and would keep what the checkpoint wrote
         until the collector comes."""
+        if self._closed:
+            return
         began = self._runtime.monotonic()
         try:
             written = self.hours.write_some()
@@ -161,7 +165,8 @@ class Storage:
         if written:
             then(None)
         else:
-            self._runtime.call_later(self._runtime.monotonic() - began, self._write_frozen, then)
+            pause_s = min(self._runtime.monotonic() - began, _PAUSE_S)
+            self._runtime.call_later(pause_s, self._write_frozen, then)
 
     def _make_durable(self, paths: list[str], dropped: set[bytes], puts: Iterator[Put]) -> None:
         if paths:
@@ -235,6 +240,7 @@ class Storage:
 
     def close(self) -> None:
         """Without a checkpoint: the journal has the rest. Waits for the thread, which may be in the middle of one."""
+        self._closed = True
         self.tables.backend.interrupt()
         self._runtime.join(_LANE)
         self.hours.close()
