@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +59,6 @@ def test_nodes_that_apply_the_same_checkpoint_apart() -> None:
 
     bounds = [begins_at(name, NAMES) for name in NAMES]
     assert bounds == [begins_at(name, NAMES) for name in NAMES]
-    assert all(a - b >= 6 << 20 for a, b in zip(bounds, bounds[1:], strict=False))
+    assert all(a - b >= 6 << 20 for a, b in pairwise(bounds))
     assert 0.7 * (64 << 20) <= min(bounds) <= max(bounds) == 64 << 20
     assert begins_at("n9", ["n1", "n2", "n3"]) not in bounds[:3], "nor does one that joins"
