@@ -7,7 +7,7 @@ import shutil
 
 from bench.cluster import Cluster, cpu_seconds
 from bench.result import Row, Setup, Target
-from bench.rows.publish import SECONDS, WARM_S
+from bench.rows.publish import SECONDS, WARM_S, of_a_batch
 from bench.wrk_run import wrk
 from hadelay.cli.certs import make_authority, make_certificate
 from hadelay.http.access import PREFIX, hash_token
@@ -19,8 +19,11 @@ CONNECTIONS = 256
 
 def access(setup: Setup) -> list[Row]:
     row = Row(
-        "access", "one message per request, with tokens, and with TLS too, against neither",
-        [Target("TLS and tokens against neither", 0.7), Target("the leader's time against neither", 0.7)],
+        "access", "one message per request, and batches of 1,000, with tokens, and with TLS too, against neither",
+        [
+            Target("TLS and tokens against neither", 0.7), Target("both against neither, in batches", 0.7),
+            Target("the leader's time against neither", 0.7),
+        ],
     )  # fmt: skip
     pki = setup.directory / "pki"
     shutil.rmtree(pki, ignore_errors=True)
@@ -28,6 +31,7 @@ def access(setup: Setup) -> list[Row]:
     # One certificate with the names of all: `hadelay dev` gives every node the same settings.
     cert = make_certificate(pki, "n1", ("n2", "n3", "127.0.0.1"))
     files = {"tls_cert": cert, "tls_key": cert.with_suffix(".key"), "tls_ca": pki / "ca.pem"}
+    batch = of_a_batch(setup.directory)
     tls = tuple(f"{section}.{key}={path}" for section in ("http", "raft") for key, path in files.items())
     for number in range(setup.rounds):
         setup.say(f"access, round {number + 1}")
@@ -41,11 +45,14 @@ def access(setup: Setup) -> list[Row]:
                 before = cpu_seconds(node.pid)
                 run = wrk(node.http, "publish", CONNECTIONS, setup.seconds(SECONDS), BENCH_TOKEN=cluster.token)
                 took = cpu_seconds(node.pid) - before
-                good = warm.requests - warm.status + run.requests - run.status
-                cluster.account(["bench"], good, 0, unsure=2 * CONNECTIONS)
+                many = wrk(node.http, "file", 32, setup.seconds(SECONDS), BENCH_TOKEN=cluster.token, **batch)
+                good = warm.requests - warm.status + run.requests - run.status + 1000 * (many.requests - many.status)
+                cluster.account(["bench"], good, 0, unsure=2 * CONNECTIONS + 32_000)
             row.add(name, run.rate, "/s")
             row.add(f"{name} p99", run.p99, "ms")
             row.add(f"{name}: leader", took / (run.requests - run.status) * 1e6, "µs")
+            row.add(f"{name}, in batches", many.rate * 1000, "msg/s")
     row.ratio("TLS and tokens against neither", "TLS and tokens", "neither")
+    row.ratio("both against neither, in batches", "TLS and tokens, in batches", "neither, in batches")
     row.ratio("the leader's time against neither", "neither: leader", "TLS and tokens: leader")
     return [row]

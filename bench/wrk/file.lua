@@ -4,8 +4,15 @@ local body = file:read("*a")
 file:close()
 local ready
 
+function init()
+  local headers, token = { ["Content-Type"] = os.getenv("BENCH_TYPE") }, os.getenv("BENCH_TOKEN") or ""
+  if token ~= "" then
+    headers["Authorization"] = "Bearer " .. token
+  end
+  ready = wrk.format("POST", os.getenv("BENCH_PATH"), headers, body)
+end
+
 function request()
-  ready = ready or wrk.format("POST", os.getenv("BENCH_PATH"), { ["Content-Type"] = os.getenv("BENCH_TYPE") }, body)
   return ready
 end
 
