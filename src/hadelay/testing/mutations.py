@@ -7,9 +7,10 @@ are the families that give it a chance to matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from msgspec.structs import replace
@@ -45,6 +46,9 @@ from hadelay.storage.tables import Tables
 from hadelay.testing import invariants
 from hadelay.testing.disk import SimDisk, SimFile
 
+#: What stands in for methods and functions of the server while the bug is in.
+Bug = list[AbstractContextManager[Any]]
+
 
 @dataclass(frozen=True)
 class Mutation:
@@ -52,7 +56,7 @@ class Mutation:
     #: Beginnings of the invariants' names, any of which counts.
     caught_by: tuple[str, ...]
     faults: tuple[str, ...]
-    apply: Callable[[], Iterator[None]]
+    apply: Callable[[], Bug]
 
     @property
     def families(self) -> dict[str, float]:
@@ -64,42 +68,32 @@ class Mutation:
 def broken(name: str) -> Iterator[Mutation]:
     """While this context is open, the bug is in."""
     mutation = MUTATIONS[name]
-    with contextmanager(mutation.apply)():
+    with ExitStack() as patches:
+        for one in mutation.apply():
+            patches.enter_context(one)
         yield mutation
 
 
-@contextmanager
-def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    saved = owner.__dict__[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, saved)
+def _no_sync() -> Bug:
+    return [
+        patch.object(SimDisk, "sync", lambda disk, settle: None),
+        patch.object(RealFile, "sync", lambda file: None),
+        patch.object(RealDisk, "sync_dir", lambda disk, path: None),
+        patch.object(RealDisk, "sync_files", lambda disk, paths, root: None),
+    ]
 
 
-def _no_sync() -> Iterator[None]:
-    with (
-        _patched(SimDisk, "sync", lambda disk, settle: None),
-        _patched(RealFile, "sync", lambda file: None),
-        _patched(RealDisk, "sync_dir", lambda disk, path: None),
-        _patched(RealDisk, "sync_files", lambda disk, paths, root: None),
-    ):
-        yield
-
-
-def _skipped_sync() -> Iterator[None]:
+def _skipped_sync() -> Bug:
     """Every fifth."""
     sync = SimDisk.sync
 
     def sometimes(disk: SimDisk, settle: Callable[[], None]) -> None:
         sync(disk, (lambda: None) if disk.syncs % 5 == 4 else settle)
 
-    with _patched(SimDisk, "sync", sometimes):
-        yield
+    return [patch.object(SimDisk, "sync", sometimes)]
 
 
-def _swallowed_sync_error() -> Iterator[None]:
+def _swallowed_sync_error() -> Bug:
     def careless(sync: Callable[[Any], None]) -> Callable[[Any], None]:
         def careless(file: Any) -> None:
             with suppress(OSError):
@@ -107,14 +101,13 @@ def _swallowed_sync_error() -> Iterator[None]:
 
         return careless
 
-    with (
-        _patched(SimFile, "sync", careless(SimFile.sync)),
-        _patched(RealFile, "sync", careless(RealFile.sync)),
-    ):
-        yield
+    return [
+        patch.object(SimFile, "sync", careless(SimFile.sync)),
+        patch.object(RealFile, "sync", careless(RealFile.sync)),
+    ]
 
 
-def _answer_before_sync() -> Iterator[None]:
+def _answer_before_sync() -> Bug:
     """A follower's yes leaves before its disk has the entries."""
 
     def answer(follower: Follower, message: Any) -> None:
@@ -122,11 +115,10 @@ def _answer_before_sync() -> Iterator[None]:
         journal.synced_index = max(journal.synced_index, follower.verified)
         follower._send_ok(message.round)
 
-    with _patched(Follower, "_answer", answer):
-        yield
+    return [patch.object(Follower, "_answer", answer)]
 
 
-def _commit_alone() -> Iterator[None]:
+def _commit_alone() -> Bug:
     """The leader counts every peer as soon as its own disk has the entry."""
 
     def synced(leader: Leader) -> None:
@@ -135,11 +127,10 @@ def _commit_alone() -> Iterator[None]:
             node.core.acknowledged(peer.name, node.journal.synced_index)
         node.advance()
 
-    with _patched(Leader, "synced", synced):
-        yield
+    return [patch.object(Leader, "synced", synced)]
 
 
-def _answered_before_commit() -> Iterator[None]:
+def _answered_before_commit() -> Bug:
     """A consumer is told `acked` as soon as its ack is on its way."""
     propose = Batcher.propose
 
@@ -151,11 +142,10 @@ def _answered_before_commit() -> Iterator[None]:
         ((kind, body),) = decode_entry(encode_entry(0, [command]))[2]
         done(LeaseResult(np.full(len(decode(kind, body).rows), LeaseOutcome.DONE, np.uint8)), None)
 
-    with _patched(Batcher, "propose", at_once):
-        yield
+    return [patch.object(Batcher, "propose", at_once)]
 
 
-def _plain_library() -> Iterator[None]:
+def _plain_library() -> Bug:
     """Rows 1 and 2: a success sets `next` back, so that batches are sent twice; and what follows the first entry of a
     batch is cut, even where it matches."""
     matched = Peer.matched
@@ -170,22 +160,20 @@ def _plain_library() -> Iterator[None]:
             journal.truncate(entries[0][1])
         return entries
 
-    with _patched(Follower, "_skip_known", take_all), _patched(Peer, "matched", back):
-        yield
+    return [patch.object(Follower, "_skip_known", take_all), patch.object(Peer, "matched", back)]
 
 
-def _forgotten_vote() -> Iterator[None]:
+def _forgotten_vote() -> Bug:
     vote = Journal.vote
 
     def forget(journal: Journal, term: int, voted_for: str | None) -> None:
         vote(journal, term, None)
         journal.voted_for = voted_for
 
-    with _patched(Journal, "vote", forget):
-        yield
+    return [patch.object(Journal, "vote", forget)]
 
 
-def _dispatch_before_commit() -> Iterator[None]:
+def _dispatch_before_commit() -> Bug:
     """Commit mode hands out like interval mode."""
     become = LeaderDispatcher.on_leader
 
@@ -193,21 +181,19 @@ def _dispatch_before_commit() -> Iterator[None]:
         dispatcher.interval = True
         become(dispatcher, term)
 
-    with _patched(LeaderDispatcher, "on_leader", at_once):
-        yield
+    return [patch.object(LeaderDispatcher, "on_leader", at_once)]
 
 
-def _unfenced_grant() -> Iterator[None]:
+def _unfenced_grant() -> Bug:
     """What a leader did not get into the log goes to the next one."""
 
     def anyhow(node: Node, command: bytes, done: Any) -> None:
         node.batcher.propose(command, done)
 
-    with _patched(Node, "_propose_as_leader", anyhow):
-        yield
+    return [patch.object(Node, "_propose_as_leader", anyhow)]
 
 
-def _five_ms_early() -> Iterator[None]:
+def _five_ms_early() -> Bug:
     encode = vars(batcher)["encode_publish"]
 
     def early(node: str, drafts: Any, key: bytes | None = None) -> bytes:
@@ -215,19 +201,17 @@ def _five_ms_early() -> Iterator[None]:
         command: bytes = encode(node, sooner, key)
         return command
 
-    with _patched(batcher, "encode_publish", early):
-        yield
+    return [patch.object(batcher, "encode_publish", early)]
 
 
-def _not_held_back() -> Iterator[None]:
+def _not_held_back() -> Bug:
     def at_once(held: HeldBack, poll: Any, delivery: Any, release: Callable[[Any], None]) -> None:
         release(delivery._replace(now_ms=held._clock.read(held._runtime.monotonic())))
 
-    with _patched(HeldBack, "until_due", at_once):
-        yield
+    return [patch.object(HeldBack, "until_due", at_once)]
 
 
-def _wall_clock_stamps() -> Iterator[None]:
+def _wall_clock_stamps() -> Bug:
     """Every node follows its own wall clock whenever it leads."""
     observe = ClusterClock.observe_wall
 
@@ -236,11 +220,10 @@ def _wall_clock_stamps() -> Iterator[None]:
         if clock.leading and node == clock.node:
             clock._anchor(float(wall_ms), mono)
 
-    with _patched(ClusterClock, "observe_wall", believe):
-        yield
+    return [patch.object(ClusterClock, "observe_wall", believe)]
 
 
-def _reused_attempt() -> Iterator[None]:
+def _reused_attempt() -> Bug:
     """What returns to waiting keeps its attempt number."""
     lease = leases._lease
 
@@ -248,11 +231,10 @@ def _reused_attempt() -> Iterator[None]:
         lease(state, hour, rows, *more)
         rows["attempt"] = 1
 
-    with _patched(leases, "_lease", again):
-        yield
+    return [patch.object(leases, "_lease", again)]
 
 
-def _dropped_ack() -> Iterator[None]:
+def _dropped_ack() -> Bug:
     """An ack is answered and, for some messages, the lease runs on."""
     settle = vars(leases)["settle"]
 
@@ -263,11 +245,10 @@ def _dropped_ack() -> Iterator[None]:
             state.hour_state(hour).leased -= BitMap(rows["index"])
             state.listener.on_filed(hour, state.store.entries(hour, rows["index"]))
 
-    with _patched(leases, "settle", forget):
-        yield
+    return [patch.object(leases, "settle", forget)]
 
 
-def _dropped_message() -> Iterator[None]:
+def _dropped_message() -> Bug:
     """What is acknowledged is stored, but for some it is over at once."""
     filed = vars(publish)["filed"]
 
@@ -277,37 +258,37 @@ def _dropped_message() -> Iterator[None]:
         for hour, where in leases.groups(np.broadcast_to(hours, len(rows))[lost]):
             settle(state, hour, rows[lost][where], Event.CANCELLED, leased=False)
 
-    with _patched(publish, "filed", drop):
-        yield
+    return [patch.object(publish, "filed", drop)]
 
 
-def _ignored_purge() -> Iterator[None]:
-    with _patched(Topics, "end", lambda topics, topic: topics.note_chores(topic)):
-        yield
+def _ignored_purge() -> Bug:
+    return [patch.object(Topics, "end", lambda topics, topic: topics.note_chores(topic))]
 
 
-def _one_attempt_more() -> Iterator[None]:
+def _one_attempt_more() -> Bug:
     """max_attempts allows one more."""
     limits = leases._GivingBack._limits
 
     def more(giving: Any, held: Any) -> Any:
         return limits(giving, held) + 1
 
-    with _patched(leases._GivingBack, "_limits", more):
-        yield
+    return [patch.object(leases._GivingBack, "_limits", more)]
 
 
-def _no_ttl() -> Iterator[None]:
+def _no_ttl() -> Bug:
     """What is over is handed out all the same."""
 
     def never(state: Any, rows: Any, now_ms: int) -> Any:
         return np.zeros(len(rows), np.bool_)
 
-    with _patched(leases, "expired", never), _patched(owed, "expired", never), _patched(ttl, "_expire", lambda *_: 0):
-        yield
+    return [
+        patch.object(leases, "expired", never),
+        patch.object(owed, "expired", never),
+        patch.object(ttl, "_expire", lambda *_: 0),
+    ]
 
 
-def _no_max_wait() -> Iterator[None]:
+def _no_max_wait() -> Bug:
     """The first publish of a chain counts for no other."""
     decide = Decision._decide
 
@@ -315,11 +296,10 @@ def _no_max_wait() -> Iterator[None]:
         decide(decision, row, *more)
         decision._starts.pop(row, None)
 
-    with _patched(Decision, "_decide", forget):
-        yield
+    return [patch.object(Decision, "_decide", forget)]
 
 
-def _miscounted() -> Iterator[None]:
+def _miscounted() -> Bug:
     """A batch counts as one message more."""
     count = publish._count
 
@@ -327,11 +307,10 @@ def _miscounted() -> Iterator[None]:
         count(state, command, numbers, take)
         state.topics[int(numbers[0])].published += int(len(take) > 4)
 
-    with _patched(publish, "_count", more):
-        yield
+    return [patch.object(publish, "_count", more)]
 
 
-def _boastful_metrics() -> Iterator[None]:
+def _boastful_metrics() -> Bug:
     """/metrics shows twice as many acks."""
     measured = invariants.measured
 
@@ -340,11 +319,10 @@ def _boastful_metrics() -> Iterator[None]:
         shown["settled_messages_total"]["acked",] *= 2
         return shown
 
-    with _patched(invariants, "measured", more):
-        yield
+    return [patch.object(invariants, "measured", more)]
 
 
-def _cursor_ahead() -> Iterator[None]:
+def _cursor_ahead() -> Bug:
     """The cursor is moved before what it stands for is handed out."""
     encode = vars(cursor)["encode_cursor"]
 
@@ -353,17 +331,15 @@ def _cursor_ahead() -> Iterator[None]:
         command: bytes = encode(hour + hours, seconds, local)
         return command
 
-    with _patched(cursor, "encode_cursor", ahead):
-        yield
+    return [patch.object(cursor, "encode_cursor", ahead)]
 
 
-def _deaf_wheel() -> Iterator[None]:
+def _deaf_wheel() -> Bug:
     """The wheel is not told of what is filed under a second that it has loaded."""
-    with _patched(Dispatcher, "on_filed", lambda *_: None):
-        yield
+    return [patch.object(Dispatcher, "on_filed", lambda *_: None)]
 
 
-def _wrong_local_index() -> Iterator[None]:
+def _wrong_local_index() -> Bug:
     """After a restart a second's chain is thought to end one entry before it does."""
     scan = HeadsCache._scan
 
@@ -371,11 +347,10 @@ def _wrong_local_index() -> Iterator[None]:
         scan(heads, hour, derived, entries - 1 if entries > derived.entries + 1 else entries)
         derived.entries = entries
 
-    with _patched(HeadsCache, "_scan", short):
-        yield
+    return [patch.object(HeadsCache, "_scan", short)]
 
 
-def _keys_ahead() -> Iterator[None]:
+def _keys_ahead() -> Bug:
     """Idempotency keys reach the disk before the checkpoint that they belong to."""
     put = Tables.put
 
@@ -384,34 +359,29 @@ def _keys_ahead() -> Iterator[None]:
         if table.startswith(b"idem:"):
             tables.backend.commit([], [(table, key, value)])
 
-    with _patched(Tables, "put", early):
-        yield
+    return [patch.object(Tables, "put", early)]
 
 
-def _ignored_cancel() -> Iterator[None]:
-    with _patched(places, "settle", lambda *args, **more: None):
-        yield
+def _ignored_cancel() -> Bug:
+    return [patch.object(places, "settle", lambda *args, **more: None)]
 
 
-def _forgotten_key() -> Iterator[None]:
+def _forgotten_key() -> Bug:
     """A retry under the same Idempotency-Key is stored again."""
-    with _patched(idempotency, "remember", lambda *args: None):
-        yield
+    return [patch.object(idempotency, "remember", lambda *args: None)]
 
 
-def _blind_key() -> Iterator[None]:
+def _blind_key() -> Bug:
     """A publish under a client key does not see the message that is pending under it."""
-    with _patched(keys, "_pending", lambda state, message_id: (None, False)):
-        yield
+    return [patch.object(keys, "_pending", lambda state, message_id: (None, False))]
 
 
-def _lost_timer() -> Iterator[None]:
+def _lost_timer() -> Bug:
     """Nobody watches the leases."""
-    with _patched(Expiry, "add", lambda expiry, until_ms, key: None):
-        yield
+    return [patch.object(Expiry, "add", lambda expiry, until_ms, key: None)]
 
 
-def _local_apply() -> Iterator[None]:
+def _local_apply() -> Bug:
     """What apply computes depends on the process, and on what it hashes strings to: due times are up to 50 ms late."""
     resolve = publish._resolve
     processes: dict[int, int] = {}
@@ -419,11 +389,10 @@ def _local_apply() -> Iterator[None]:
     def rounded(state: Any, *rest: Any) -> Any:
         return resolve(state, *rest) + (processes.setdefault(id(state), len(processes)) + hash("late")) % 50
 
-    with _patched(publish, "_resolve", rounded):
-        yield
+    return [patch.object(publish, "_resolve", rounded)]
 
 
-def _wiped_node_votes() -> Iterator[None]:
+def _wiped_node_votes() -> Bug:
     note = Journal.create.__func__  # type: ignore[attr-defined]
 
     def trusted(cls: type[Journal], *args: Any, **more: Any) -> Journal:
@@ -431,11 +400,10 @@ def _wiped_node_votes() -> Iterator[None]:
         journal.admitted = True
         return journal
 
-    with _patched(Journal, "create", classmethod(trusted)):
-        yield
+    return [patch.object(Journal, "create", classmethod(trusted))]
 
 
-def _members_when_applied() -> Iterator[None]:
+def _members_when_applied() -> Bug:
     derive = Membership._derive
 
     def late(membership: Membership) -> None:
@@ -443,26 +411,22 @@ def _members_when_applied() -> Iterator[None]:
         derive(membership)
         membership.appended_lists = appended
 
-    with _patched(Membership, "_derive", late):
-        yield
+    return [patch.object(Membership, "_derive", late)]
 
 
-def _two_lists_at_once() -> Iterator[None]:
-    with _patched(Membership, "refusal", lambda membership, members: None):
-        yield
+def _two_lists_at_once() -> Bug:
+    return [patch.object(Membership, "refusal", lambda membership, members: None)]
 
 
-def _kept_change() -> Iterator[None]:
-    with _patched(Membership, "truncated", lambda membership, index: None):
-        yield
+def _kept_change() -> Bug:
+    return [patch.object(Membership, "truncated", lambda membership, index: None)]
 
 
-def _founder_joins() -> Iterator[None]:
+def _founder_joins() -> Bug:
     def least(admission: Admission, name: str) -> int:
         return admission.node.machine.incarnation(name) or FOUNDING
 
-    with _patched(Admission, "least", least):
-        yield
+    return [patch.object(Admission, "least", least)]
 
 
 _CRASHES = ("kill", "power_cut", "power_cut_all", "reset", "partition")
@@ -473,17 +437,15 @@ _LOG = ("I1 ", "I12", "I13", "I14", "I17")
 SEEDS = range(1, 61)
 
 
-def _ignored_filter() -> Iterator[None]:
+def _ignored_filter() -> Bug:
     def may(self: Filter, masks: Any) -> Any:
         return np.ones(len(masks), np.bool_)
 
-    with _patched(Filter, "may", may), _patched(Filter, "matches", lambda self, tags: True):
-        yield
+    return [patch.object(Filter, "may", may), patch.object(Filter, "matches", lambda self, tags: True)]
 
 
-def _unconfirmed_read() -> Iterator[None]:
-    with _patched(Reads, "read", lambda self, done: done(None)):
-        yield
+def _unconfirmed_read() -> Bug:
+    return [patch.object(Reads, "read", lambda self, done: done(None))]
 
 
 MUTATIONS: dict[str, Mutation] = {
