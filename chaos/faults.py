@@ -49,16 +49,27 @@ def choose(fault: Fault, names: list[str], leader: str | None, busy: set[str], d
     return [target] if target in free else []
 
 
-def _doing(*hit: str, heal: str) -> Strike:
+def _each(hit: Step, *heal: Step) -> Strike:
+    """On one node after the other. Healed in the order given, node by node from the last one back; a step that fails
+    does not keep the others from theirs."""
+
     def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
-        with ExitStack() as healing:  # a heal that fails does not keep the others from theirs
+        with ExitStack() as healing:
             for name in nodes:
-                healing.callback(cluster.do, heal, name)
-                for what in hit:
-                    cluster.do(what, name)
+                for step in reversed(heal):
+                    healing.callback(step, cluster, name, fault)
+                hit(cluster, name, fault)
             yield
 
     return strike
+
+
+def _do(*operations: str) -> Step:
+    def step(cluster: Cluster, name: str, fault: Fault) -> None:
+        for what in operations:
+            cluster.do(what, name)
+
+    return step
 
 
 def _ask_for_transfer(cluster: Cluster, nodes: list[str]) -> None:
@@ -77,42 +88,34 @@ def _transfer(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None
     yield
 
 
-def _crash(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
+def _arm(cluster: Cluster, name: str, fault: Fault) -> None:
     assert fault.at is not None
-    with ExitStack() as healing:
-        for name in nodes:
-            healing.callback(cluster.do, "start", name)
-            healing.callback(cluster.arm, name, "")
-            for what in _BEFORE.get(fault.reached, ()):
-                cluster.do(what, name)
-            cluster.arm(name, fault.at)
-            if fault.reached in _BEFORE:
-                cluster.do("start", name)
+    _do(*_BEFORE.get(fault.reached, ()))(cluster, name, fault)
+    cluster.arm(name, fault.at)
+    if fault.reached in _BEFORE:
+        cluster.do("start", name)
+
+
+def _disarm(cluster: Cluster, name: str, fault: Fault) -> None:
+    cluster.arm(name, "")
+
+
+def _crash(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
+    with contextmanager(_each(_arm, _disarm, _do("start")))(cluster, nodes, fault):
         if fault.reached == "election":
             _ask_for_transfer(cluster, nodes)
         yield
 
 
-def _old_copy(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
-    with ExitStack() as healing:
-        for name in nodes:
-            for what in ("start", "restore", "kill"):  # the last one first
-                healing.callback(cluster.do, what, name)
-            for what in ("kill", "copy", "start"):
-                cluster.do(what, name)
-        yield
-
-
 def _on_network(hit: Callable[[Network, str, Fault], None], heal: str) -> Strike:
-    def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
+    def network(cluster: Cluster) -> Network:
         assert cluster.network
-        with ExitStack() as healing:
-            for name in nodes:
-                healing.callback(getattr(cluster.network, heal), name)
-                hit(cluster.network, name, fault)
-            yield
+        return cluster.network
 
-    return strike
+    return _each(
+        lambda cluster, name, fault: hit(network(cluster), name, fault),
+        lambda cluster, name, fault: getattr(network(cluster), heal)(name),
+    )
 
 
 def _shaping(*discipline: str) -> Strike:
@@ -122,28 +125,15 @@ def _shaping(*discipline: str) -> Strike:
     return _on_network(shape, "unshape")
 
 
-def _controlling(values: Callable[[Fault], dict[str, int]]) -> Strike:
-    def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
-        with ExitStack() as healing:
-            for name in nodes:
-                healing.callback(cluster.do, "start", name)
-                healing.callback(cluster.control, name)
-                cluster.control(name, **values(fault))
-            yield
-
-    return strike
+def _control(values: Callable[[Fault], dict[str, int]]) -> Step:
+    return lambda cluster, name, fault: cluster.control(name, **values(fault))
 
 
-def _on_disk(hit: str, heal: str) -> Strike:
-    def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
-        with ExitStack() as healing:
-            for name in nodes:
-                healing.callback(cluster.do, "start", name)
-                getattr(cluster.disks[name], hit)()
-                healing.callback(getattr(cluster.disks[name], heal))
-            yield
+_JUMP, _RIGHT = _control(lambda fault: {"clock_offset_ms": fault.amount()}), _control(lambda fault: {})
 
-    return strike
+
+def _disk(operation: str) -> Step:
+    return lambda cluster, name, fault: getattr(cluster.disks[name], operation)()
 
 
 def _toggling(on: Step, off: Step, on_s: float, off_s: float) -> Strike:
@@ -171,52 +161,42 @@ def _toggling(on: Step, off: Step, on_s: float, off_s: float) -> Strike:
     return strike
 
 
-def _doer(what: str) -> Step:
-    return lambda cluster, name, fault: cluster.do(what, name)
+def _lose_power(cluster: Cluster, name: str, fault: Fault) -> None:
+    cluster.do("kill", name)
+    cluster.disks[name].detach()
 
 
 def _power_cut(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
     for name in nodes:  # all of them first: a node that sees another die may not sync meanwhile
         cluster.disks[name].cut_power(NOTHING_FLUSHED if fault.target != "random" else METADATA_FLUSHED)
-    with ExitStack() as healing:
-        for name in nodes:
-            healing.callback(cluster.do, "start", name)
-            healing.callback(cluster.disks[name].attach)
-            cluster.do("kill", name)
-            cluster.disks[name].detach()
-        yield
+    yield from _each(_lose_power, _disk("attach"), _do("start"))(cluster, nodes, fault)
 
 
 _STRIKES: dict[str, Strike] = {
-    "kill": _doing("kill", heal="start"),
-    "stop": _doing("stop", heal="start"),
-    "wipe": _doing("kill", "empty", heal="start"),
-    "rot": _doing("kill", "rot", heal="start"),
-    "old-copy": _old_copy,
+    "kill": _each(_do("kill"), _do("start")),
+    "stop": _each(_do("stop"), _do("start")),
+    "wipe": _each(_do("kill", "empty"), _do("start")),
+    "rot": _each(_do("kill", "rot"), _do("start")),
+    "old-copy": _each(_do("kill", "copy", "start"), _do("kill"), _do("restore"), _do("start")),
     "crash": _crash,
-    "pause": _doing("pause", heal="resume"),
-    "starve": _toggling(_doer("pause"), _doer("resume"), 0.045, 0.005),
-    "few-files": _doing("limit", heal="unlimit"),
+    "pause": _each(_do("pause"), _do("resume")),
+    "starve": _toggling(_do("pause"), _do("resume"), 0.045, 0.005),
+    "few-files": _each(_do("limit"), _do("unlimit")),
     "transfer": _transfer,
-    "cut": _doing("cut", heal="uncut"),
+    "cut": _each(_do("cut"), _do("uncut")),
     "deaf": _on_network(lambda network, name, fault: network.cut(name, heard=True), "uncut"),
     "mute": _on_network(lambda network, name, fault: network.cut(name, hears=True), "uncut"),
     "loss": _on_network(lambda network, name, fault: network.lose(name, fault.amount()), "lose_nothing"),
     "delay": _shaping("netem", "delay", "{}ms"),
     "slow-link": _shaping("tbf", "rate", "{}kbit", "burst", "16kb", "latency", "200ms"),
     "reset": _on_network(lambda network, name, fault: network.reset(name), "lose_nothing"),
-    "flap": _toggling(_doer("cut"), _doer("uncut"), 0.1, 0.1),
-    "slow-sync": _controlling(lambda fault: {"sync_delay_ms": fault.amount()}),
-    "fail-sync": _controlling(lambda fault: {"sync_errno": errno.EIO}),
-    "clock": _controlling(lambda fault: {"clock_offset_ms": fault.amount()}),
-    "strobe": _toggling(
-        lambda cluster, name, fault: cluster.control(name, clock_offset_ms=fault.amount()),
-        lambda cluster, name, fault: cluster.control(name),
-        0.025,
-        0.025,
-    ),
-    "full-disk": _on_disk("fill", "unfill"),
-    "stalled-disk": _on_disk("freeze", "thaw"),
+    "flap": _toggling(_do("cut"), _do("uncut"), 0.1, 0.1),
+    "slow-sync": _each(_control(lambda fault: {"sync_delay_ms": fault.amount()}), _RIGHT, _do("start")),
+    "fail-sync": _each(_control(lambda fault: {"sync_errno": errno.EIO}), _RIGHT, _do("start")),
+    "clock": _each(_JUMP, _RIGHT, _do("start")),
+    "strobe": _toggling(_JUMP, _RIGHT, 0.025, 0.025),
+    "full-disk": _each(_disk("fill"), _disk("unfill"), _do("start")),
+    "stalled-disk": _each(_disk("freeze"), _disk("thaw"), _do("start")),
     "power-cut": _power_cut,
 }
 assert _STRIKES.keys() == KINDS.keys()
