@@ -23,7 +23,8 @@ import msgspec
 from chaos import tools
 from chaos.disks import Disk
 from chaos.namespaces import Network
-from chaos.scenario import KINDS, TARGETS, Mistake, Scenario, line_of, read_toml, unknown
+from chaos.scenario import KINDS, TARGETS, Mistake, Scenario, read_struct, unknown
+from hadelay.configload import line_of
 from hadelay.testing.failpoints import arm, passed
 from hadelay.testing.ports import free_ports
 
@@ -344,7 +345,7 @@ class GivenCluster(Cluster):
     slow = True
 
     def __init__(self, path: Path) -> None:
-        file, self._lines = read_toml(path, _ClusterFile)
+        file, self._lines = read_struct(path, _ClusterFile)
         self._path, self._nodes = path, file.nodes
         self.urls = {name: node.http.rstrip("/") for name, node in file.nodes.items()}
 

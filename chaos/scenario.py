@@ -6,7 +6,6 @@ from __future__ import annotations
 import difflib
 import random
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -14,6 +13,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import Struct, field
 
+from hadelay.configload import line_of, read_toml
+from hadelay.errors import ConfigError
 from hadelay.testing.failpoints import POINTS, step_of
 
 HERE = Path(__file__).resolve().parent / "scenarios"
@@ -215,7 +216,7 @@ def find(name: str) -> Path:
 
 def load(path: Path) -> Scenario:
     """Raises Mistake that says what is wrong, with line and key."""
-    found, lines = read_toml(path, Scenario)
+    found, lines = read_struct(path, Scenario)
     if complaints := [f"{path}:{line_of(lines, key)}: {key}: {what}" for key, what in _problems(found)]:
         raise Mistake("\n".join(complaints))
     return found
@@ -318,16 +319,12 @@ def _with_amount(fault: Fault) -> Fault:
 # --- TOML with lines, for scenarios and cluster files
 
 
-def read_toml(path: Path, kind: type[T]) -> tuple[T, dict[str, int]]:
-    """The file as a struct, and the line of each dotted key (`faults[2].kind`). Raises Mistake."""
+def read_struct(path: Path, kind: type[T]) -> tuple[T, dict[str, int]]:
+    """The file as a struct, and the line of each dotted key. Raises Mistake."""
     try:
-        text = path.read_text(encoding="utf-8")
-        tree = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise Mistake(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    except (ValueError, RecursionError) as error:  # of tomllib, or of a number of thousands of digits
-        raise Mistake(f"{path}: not TOML: {error}") from error
-    lines = _lines(text)
+        tree, lines = read_toml(path)
+    except ConfigError as error:
+        raise Mistake(str(error)) from error
     try:
         return msgspec.convert(tree, kind), lines
     except msgspec.ValidationError as error:
@@ -349,29 +346,6 @@ def _table_at(kind: Any, path: list[str]) -> Any:
             options = (inner, *getattr(inner, "__args__", ()))
             kind = next(one for one in options if isinstance(one, type) and issubclass(one, Struct))
     return kind
-
-
-def _lines(text: str) -> dict[str, int]:
-    found: dict[str, int] = {}
-    counts: dict[str, int] = {}
-    table = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]", line):
-            table = re.sub(r"[\" ]", "", header[2])
-            if header[1] == "[[":
-                counts[table] = counts.get(table, -1) + 1
-                table = f"{table}[{counts[table]}]"
-            found.setdefault(table, number)
-        elif entry := re.match(r"\s*([\w.\"' -]+?)\s*=", line):
-            key = re.sub(r"[\"' ]", "", entry[1])
-            found.setdefault(f"{table}.{key}" if table else key, number)
-    return found
-
-
-def line_of(lines: dict[str, int], key: str) -> int:
-    while key and key not in lines:
-        key = key.rpartition(".")[0]
-    return lines.get(key, 1)
 
 
 def unknown(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -72,20 +74,49 @@ def _origin(settings: Mapping[str, Setting], key: str) -> str:
 # --- the three sources ---------------------------------------------------------------------------------------------
 
 
-def _from_file(path: str) -> dict[str, Setting]:
+def read_toml(path: Path | str) -> tuple[dict[str, Any], dict[str, int]]:
+    """The tree, and the line of each dotted key (`raft.peers.n2`, `faults[2].kind`), for `line_of`. Raises ConfigError.
+
+    tomllib gives no lines; headers and `key =` are enough for the files people write.
+    """
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        text = Path(path).read_text(encoding="utf-8")
         tree = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     except (ValueError, RecursionError) as error:  # of tomllib, or of a number of thousands of digits
         raise ConfigError(f"{path}: not TOML: {error}") from error
-    lines = _lines(text)
+    lines: dict[str, int] = {}
+    tables: Counter[str] = Counter()
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]", line):
+            table = re.sub(r"[\" ]", "", header[2])
+            if header[1] == "[[":
+                tables[table] += 1
+                table = f"{table}[{tables[table] - 1}]"
+            lines.setdefault(table, number)
+        elif entry := re.match(r"\s*([\w.\"' -]+?)\s*=", line):
+            key = re.sub(r"[\"' ]", "", entry[1])
+            lines.setdefault(f"{table}.{key}" if table else key, number)
+    return tree, lines
+
+
+def line_of(lines: Mapping[str, int], key: str) -> int:
+    """That of the key, else of the first within it, else of what it is in."""
+    while key:
+        if found := [n for k, n in lines.items() if k == key or k.startswith(f"{key}.")]:
+            return lines.get(key, min(found))
+        key = key.rpartition(".")[0]
+    return 1
+
+
+def _from_file(path: str) -> dict[str, Setting]:
+    tree, lines = read_toml(path)
     found = {}
     for key, value in _leaves(tree):
         inner = {k: f"{path}:{n}" for k, n in lines.items() if k.startswith(f"{key}.")}
-        found[key] = Setting(value, f"{path}:{_line(lines, key)}", inner)
+        found[key] = Setting(value, f"{path}:{line_of(lines, key)}", inner)
     return found
 
 
@@ -97,31 +128,6 @@ def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             continue
         for name, value in part.items():
             yield f"{section}.{name}", value
-
-
-def _lines(text: str) -> dict[str, int]:
-    """Line number by dotted key. tomllib gives none; headers and `key =` are enough for the files people write."""
-    found: dict[str, int] = {}
-    table = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line):
-            table = header[1].replace('"', "").replace(" ", "")
-            found.setdefault(table, number)
-        elif entry := re.match(r"\s*([\w.\"' -]+?)\s*=", line):
-            key = re.sub(r"[\"' ]", "", entry[1])
-            found.setdefault(f"{table}.{key}" if table else key, number)
-    return found
-
-
-def _line(lines: Mapping[str, int], key: str) -> int:
-    while key:
-        if key in lines:
-            return lines[key]
-        nested = [n for k, n in lines.items() if k.startswith(f"{key}.")]
-        if nested:
-            return min(nested)
-        key = key.rpartition(".")[0]
-    return 1
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
