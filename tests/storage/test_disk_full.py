@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 
+import numpy as np
 import pytest
 from support import NOW, Loop, checkpoint, messages, open_storage
 
@@ -110,3 +111,42 @@ def test_no_room_for_the_heads_of_chains(disk: SimDisk) -> None:
     disk.capacity = 8 << 20
     checkpoint(storage, loop, 1)
     assert heads.on_disk == 100
+
+
+@pytest.mark.parametrize("suffix", [".log", ".idx"])
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("during", [False, True])
+def test_looking_at_a_far_hour_that_cannot_be_written(suffix: str, cached: bool, during: bool) -> None:
+    """Who looks gets the error and the node goes on. Once there is room, what stands in the files is what would stand
+    there if nobody had looked: chains and checksums, the checkpoint's too."""
+
+    def run(looks: bool) -> dict[str, tuple[int, int]]:
+        disk, loop = SimDisk(random.Random(1), capacity=8 << 20), Loop()
+        disk.makedirs("/")
+        storage = start(disk, loop)
+        hours = FAR + np.arange(200) % 2
+        storage.hours.append(*messages(hours, sizes=[10] * 200))
+        checkpoint(storage, loop, 1)
+        if cached:
+            storage.hours.heads(FAR + 1)
+        storage.hours.append(*messages(hours, sizes=[10] * 200, seed=1))
+        outcome: list[BaseException | None] = []
+        if during:
+            storage.hours.write_some = lambda: False  # type: ignore[method-assign]
+            storage.checkpoint(2, 1, b"", {}, outcome.append)
+        if looks:
+            charge = disk.charge
+            disk.charge = lambda size, path: charge(disk.capacity if path.endswith(suffix) else size, path)  # type: ignore[method-assign]
+            with pytest.raises(OSError, match="full"):
+                storage.hours.entries(FAR + 1, slice(0, 200))
+            disk.charge = charge  # type: ignore[method-assign]
+        if during:
+            del storage.hours.write_some
+            loop.run()
+            assert outcome == [None]
+        else:
+            checkpoint(storage, loop, 2)
+        storage.close()
+        return start(disk, loop).hours.checksums()
+
+    assert run(looks=True) == run(looks=False)

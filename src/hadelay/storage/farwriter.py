@@ -116,16 +116,23 @@ class FarWriter:
         if not len(rows):
             return
         touched, firsts, counts = np.unique(slots, return_index=True, return_counts=True)
-        self._link(touched, firsts, counts, rows)
-        INDEX_CRC.seal(rows)
-        sizes, offsets, entries = rows["size"].tolist(), rows["offset"].tolist(), rows.view(np.uint8).data
-        for slot, first, count in zip(touched.tolist(), firsts.tolist(), counts.tolist(), strict=True):
-            end = first + count
-            records = generation.records(starts[first:end], sizes[first:end])
-            at = next((o for o, s in zip(offsets[first:end], starts[first:end], strict=True) if s >= 0), 0)
-            self._append(slot, entries[first * INDEX_SIZE : end * INDEX_SIZE], records, at)
-        if generation is self._frozen and self._sample is not None:
-            self._complete(self._sample, touched)
+        try:
+            self._link(touched, firsts, counts, rows)
+            INDEX_CRC.seal(rows)
+            sizes, offsets, entries = rows["size"].tolist(), rows["offset"].tolist(), rows.view(np.uint8).data
+            for slot, first, count in zip(touched.tolist(), firsts.tolist(), counts.tolist(), strict=True):
+                end = first + count
+                records = generation.records(starts[first:end], sizes[first:end])
+                at = next((o for o, s in zip(offsets[first:end], starts[first:end], strict=True) if s >= 0), 0)
+                self._append(slot, entries[first * INDEX_SIZE : end * INDEX_SIZE], records, at)
+        except BaseException:
+            # A read on a full disk ends here, and the node goes on: heads are ahead of what stands in the files.
+            for hour in self._table.hours(touched).tolist():
+                self._heads.forget(hour)
+            raise
+        finally:
+            if generation is self._frozen and self._sample is not None:
+                self._complete(self._sample, touched)
 
     def _link(
         self, slots: npt.NDArray[np.uint32], firsts: npt.NDArray[np.intp], counts: npt.NDArray[np.intp],
@@ -173,12 +180,14 @@ class FarWriter:
 
     def _append(self, slot: int, entries: memoryview, records: bytes, offset: int) -> None:
         table, path = self._table, self._path_of(self._table.hour(slot))
+        written = int(table.written[slot])
         if records:
             self._handles.get(path + ".log", create=True).pwrite(records, offset)
+        self._handles.get(path + ".idx", create=True).pwrite(entries, written * INDEX_SIZE)
+        # Both or neither: what failed is written again, over what stands there of it.
+        if records:
             table.log_crc[slot] = crc32c(records, int(table.log_crc[slot]))
             table.log_written[slot] = offset + len(records)
-        written = int(table.written[slot])
-        self._handles.get(path + ".idx", create=True).pwrite(entries, written * INDEX_SIZE)
         table.idx_crc[slot] = crc32c(entries, int(table.idx_crc[slot]))
         table.written[slot] = written + len(entries) // INDEX_SIZE
         table.unsynced[slot] |= LOG | IDX if records else IDX
