@@ -7,6 +7,7 @@ from typing import Any
 from support import NOW, events, messages
 from test_snapshot import FAR, Node
 
+from hadelay.errors import DamagedFile
 from hadelay.storage.snapshot import Installer
 
 
@@ -68,3 +69,42 @@ def test_an_export_that_nobody_uses_any_more_holds_no_retired_hour() -> None:
     node.fill(3)
     gone = node.storage.hours.path(FAR + 1).rpartition("/")[2]
     assert not [path for path in node.disk.copy() if f"/{gone}." in path]
+
+
+def test_a_node_that_stops_while_files_are_verified_switches_to_nothing() -> None:
+    """The directory may be another process's by then."""
+    source, target = Node("n1"), Node("n2")
+    source.fill(9)
+    target.fill(7)
+    outcome: list[Any] = []
+    pulled(source, target).finish(outcome.append)
+    target.storage.close()
+    target.start()
+    another = target.storage
+    target.loop.run()
+    assert outcome == []
+    assert target.storage is another
+    assert another.applied_index == 7
+
+
+def test_a_checkpoint_that_cannot_read_what_it_adds_to_ends() -> None:
+    """One that never ends is the last one, and nobody hears of it."""
+    node = Node("n1")
+    node.fill(1)
+    file = node.disk.open(node.storage.hours.path(FAR) + ".idx")
+    file.truncate(40)
+    outcome = begin_checkpoint(node, 2)
+    node.loop.run()
+    assert isinstance(outcome[0], DamagedFile)
+
+
+def test_an_export_for_which_the_disk_has_no_room_leaves_nothing() -> None:
+    node = Node("n1")
+    node.fill(1)
+    node.disk.capacity = node.disk.used + 1000
+    assert node.storage.manifest() is None
+    node.loop.run()
+    assert node.disk.was_full
+    assert node.disk.listdir("/data/export") == []
+    node.disk.capacity = 1 << 30
+    assert node.manifest().index == 1

@@ -100,7 +100,10 @@ class Checkpoints:
 
     def _installed(self) -> None:
         self.bytes_since = 0
-        self.node.reload(self.node.storage.reopen())
+        try:
+            self.node.reload(self.node.storage.reopen())
+        except Exception as error:  # of its disk, say: there is no state to go on with
+            self.node.raft.fatal(error)
 
     def _look_for_space(self) -> None:
         node = self.node

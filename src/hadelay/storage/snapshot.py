@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgpack
@@ -96,11 +98,15 @@ class Exports:
         name = f"state-{index}"
         file = disk.open(f"{self._directory}/{name}", create=True)
         length, crc = 0, 0
-        for part in _parts(backend):
-            file.pwrite(part, length)
-            length, crc = length + len(part), crc32c(part, crc)
-        file.truncate(length)
-        file.close()
+        try:
+            with closing(file):
+                for part in _parts(backend):
+                    file.pwrite(part, length)
+                    length, crc = length + len(part), crc32c(part, crc)
+                file.truncate(length)
+        except Exception:  # of a disk that is full, a half must not take more
+            disk.unlink(f"{self._directory}/{name}")
+            raise
         row = msgpack.unpackb(backend.get(CHECKPOINT, ROW) or b"")
         assert row["index"] == index, "no checkpoint commits while its export is made"
         files = [SnapshotFile(name, length, crc)]
@@ -210,15 +216,10 @@ class Installer:
         disk, incoming = self._disk, self._incoming
         for file in self._files.values():
             self._verify(file)
-        backend = self._backend(f"{incoming}/state.mdb")
-        batch: list[Put] = []
-        for put in self._rows():
-            batch.append(put)
-            if len(batch) >= _COMMIT_ROWS:
+        with closing(self._backend(f"{incoming}/state.mdb")) as backend:
+            rows = self._rows()
+            while batch := list(islice(rows, _COMMIT_ROWS)):
                 backend.commit([], batch)
-                batch = []
-        backend.commit([], batch)
-        backend.close()
         disk.unlink(f"{incoming}/{self._state}")
         disk.sync_files([f"{incoming}/{name}" for name in self._files if name != self._state], incoming)
         disk.sync_dir(f"{incoming}/hours")

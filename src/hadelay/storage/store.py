@@ -17,7 +17,7 @@ import msgpack
 
 from hadelay.core.checkpoint import WAY_OUT
 from hadelay.core.formats import FORMAT_VERSION, HOUR_ROW
-from hadelay.errors import DamagedFile
+from hadelay.errors import DamagedFile, Overloaded
 from hadelay.runtime import Runtime
 from hadelay.storage.disk import Disk
 from hadelay.storage.farwriter import Sample
@@ -138,6 +138,8 @@ class Storage:
             self._runtime.in_thread(_LANE, lambda: self._make_durable(paths, layer.dropped, puts()), finish)
 
         def finish(_: Any, error: BaseException | None) -> None:
+            if self._closed:
+                return
             if error is None:
                 self.tables.committed()
                 self.applied_index, self.applied_term = applied_index, applied_term
@@ -155,11 +157,12 @@ class Storage:
         they take. A method and no closure: one that names itself is a cycle, and would keep what the checkpoint wrote
         until the collector comes."""
         if self._closed:
+            then(Overloaded("this node's files are closed: it stops, or takes in a snapshot", retry_after_ms=1_000))
             return
         began = self._runtime.monotonic()
         try:
             written = self.hours.write_some()
-        except OSError as error:
+        except Exception as error:  # the loop would only log it, and no checkpoint would ever end again
             then(error)
             return
         if written:
@@ -214,14 +217,15 @@ class Storage:
 
     def install(self, manifest: Manifest, installed: Callable[[], None]) -> Installer:
         """Take in another node's manifest. When its `finish` has switched, this object is closed, and `installed` is
-        called: `reopen` then gives the new one."""
+        called: `reopen` then gives the new one. Nothing of it happens once this object was closed by others."""
 
         def switch(switched: Callable[[], None]) -> None:
+            if self._closed:
+                return
             if self.checkpointing:  # it writes to what is about to be replaced
                 self._switch = lambda: switch(switched)
                 return
             self.close()
-            roll_forward(self.disk, self.directory)
             installed()
             switched()
 
