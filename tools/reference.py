@@ -101,11 +101,11 @@ def config_page() -> str:
 
 
 def cli_page() -> str:
-    codes = next(part for part in (inspect.getdoc(hadelay.cli.app) or "").split("\n\n") if "0 done" in part)
+    codes, errors = (inspect.getdoc(hadelay.cli.app) or "").split("\n\n")[-2:]
     text = [HEAD, "# Command line", ""]
     text += ["Results go to stdout, everything else to stderr; `-o json` (or `HADELAY_OUTPUT`) prints JSON.", ""]
     text += ["Exit codes:", ""]
-    text += ["```text", *(line.strip() for line in codes.splitlines()), "```", ""]
+    text += ["```text", *(line.strip() for line in codes.splitlines()), "```", "", errors, ""]
     app = build()
     for command in COMMANDS:
         text += [f"## hadelay {command.path}", "", "```text", *_help(app, command.path.split()), "```", ""]

@@ -19,6 +19,12 @@ _REFUSED_BEFORE = {400, 401, 403, 408, 413, 429}
 NO_NEWS = (errors.BadRequest, errors.Unauthorized, errors.Forbidden, errors.TooLarge)
 
 
+class Unreachable(errors.NoLeader):
+    """None of the addresses answers; nothing happened."""
+
+    type, title = "unreachable", "No node answers"
+
+
 class NotANode(OutcomeUnknown):
     """Something else answered: a proxy, a login page, another service.
 

@@ -44,6 +44,20 @@ class HadelayError(Exception):
         self.retry_after_ms = retry_after_ms
         self.extra = extra
 
+    def document(self) -> dict[str, Any]:
+        """As a problem document (RFC 9457)."""
+        found: dict[str, Any] = {
+            "type": self.type,
+            "title": self.title,
+            "status": self.http_status,
+            "detail": self.detail or self.title,
+            "retryable": self.retryable,
+            "outcome_known": self.outcome_known,
+        }
+        if self.retry_after_ms is not None:
+            found["retry_after_ms"] = self.retry_after_ms
+        return found | self.extra
+
     @property
     def outcome(self) -> str | None:
         """The state that forbids it (leased, acked, …), where the refusal names one."""

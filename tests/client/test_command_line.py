@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from hadelay.answers import NotANode
-from hadelay.cli.app import INTERRUPTED, OK, TIMEOUT, UNREACHABLE, USAGE, run
+from hadelay.cli.app import INTERRUPTED, NOT_FOUND, OK, REFUSED, TIMEOUT, UNREACHABLE, USAGE, run
 from hadelay.cli.output import Remote
 from hadelay.cli.remote import call, read_answer
 from hadelay.errors import BadRequest, HadelayError
@@ -159,3 +160,68 @@ def test_ctrl_c_tells_the_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "may or may not have happened: the same command with --idempotency-key k7" in capsys.readouterr().err
     assert run(["topic", "list"]) == INTERRUPTED
     assert capsys.readouterr().err == ""
+
+
+def problem(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What a command said of its failure: nothing but one document."""
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    document: dict[str, Any] = json.loads(line)
+    assert document["title"]
+    assert document["detail"]
+    return document
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        ("msg get 0000000000000", NOT_FOUND, ("not-found", False, True)),
+        ("msg put a/b x", USAGE, ("bad-request", False, True)),
+        ("msg put", USAGE, ("usage", False, True)),
+        ("msg putt", USAGE, ("usage", False, True)),
+        ("topic list --servers http://127.0.0.1:1", UNREACHABLE, ("unreachable", True, True)),
+        ("msg put t --file no/such/file", REFUSED, ("system", False, True)),
+        ("config check no/such/file", USAGE, ("config", False, True)),
+    ],
+)
+@pytest.mark.parametrize("how", ["-o json", "--output=json", "environment"])
+def test_a_failure_is_a_document_where_json_is_asked_for(
+    words: str,
+    code: int,
+    expected: tuple[str, bool, bool],
+    how: str,
+    url: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HADELAY_SERVERS", url)
+    if how == "environment":
+        monkeypatch.setenv("HADELAY_OUTPUT", "json")
+    assert run([*words.split(), *([] if how == "environment" else how.split())]) == code
+    found = problem(capsys)
+    assert (found["type"], found["retryable"], found["outcome_known"]) == expected
+
+
+@pytest.mark.parametrize("stranger", [0, 502], indirect=True)
+def test_the_document_has_the_key_that_finds_out(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["msg", "put", "t", "x", "--servers", stranger, "--idempotency-key", "k7", "-o", "json"]
+    assert run(words) == TIMEOUT
+    found = problem(capsys)
+    assert (found["outcome_known"], found["idempotency_key"]) == (False, "k7")
+
+
+def test_an_interruption_is_a_document_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("hadelay.cli.remote._exchange", Mock(side_effect=KeyboardInterrupt))
+    assert run(["msg", "put", "t", "x", "--idempotency-key", "k7", "-o", "json"]) == INTERRUPTED
+    found = problem(capsys)
+    assert (found["type"], found["outcome_known"], found["idempotency_key"]) == ("interrupted", False, "k7")
+
+
+@pytest.mark.parametrize("words", ["topic list -o table", "topic list", "msg get -- --output=json"])
+def test_words_are_words_where_json_is_not_asked_for(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HADELAY_SERVERS", "http://127.0.0.1:1")
+    assert run(words.split()) == UNREACHABLE
+    assert capsys.readouterr().err.startswith("hadelay: http://127.0.0.1:1: Connection refused\n")

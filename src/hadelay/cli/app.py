@@ -4,10 +4,16 @@ Commands are named by import path and imported when used: `hadelay msg put` neve
 
     0 done · 1 refused · 2 usage or configuration · 3 not found · 4 token · 5 no quorum, or nobody answers
     6 timed out, outcome unknown · 130 interrupted
+
+With `-o json`, what went wrong is one line of JSON, the last on stderr: a problem document as of the API, without
+`status`, and with the `idempotency_key` where only a repetition finds out whether it happened.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +21,7 @@ from typing import Any, NamedTuple
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
-from hadelay.answers import NotANode, unsettled
+from hadelay.answers import NotANode, Unreachable, unsettled
 from hadelay.errors import (
     BadRequest,
     ConfigError,
@@ -32,8 +38,26 @@ from hadelay.version import VERSION
 
 OK, REFUSED, USAGE, NOT_FOUND, AUTH, UNREACHABLE, TIMEOUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 
+
+class WrongUsage(HadelayError):
+    type, title = "usage", "Wrong usage"
+
+
+class Interrupted(OutcomeUnknown):
+    """Ctrl-C, with a request under way that has a key."""
+
+    type, title = "interrupted", "Interrupted"
+
+
+class SystemRefusal(HadelayError):
+    """An OSError: of a file, most often."""
+
+    type, title = "system", "Refused by the system"
+
+
 #: The first class that fits decides.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
+    (Interrupted, INTERRUPTED),
     (NotANode, UNREACHABLE),
     (ConfigError, USAGE),
     (BadRequest, USAGE),
@@ -158,29 +182,60 @@ def run(argv: Sequence[str]) -> int:
     """The exit code of one command line."""
     app = build()
     call: Callable[..., Any] = app
+    as_json = wants_json(argv)
     try:
-        result = call(list(argv), exit_on_error=False, result_action="return_value")
-    except CycloptsError:
+        result = call(list(argv), exit_on_error=False, print_error=not as_json, result_action="return_value")
+    except CycloptsError as error:
+        if as_json:
+            _print_document(WrongUsage(str(error)))
         return USAGE
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as stop:
+        if not stop.args:
+            return INTERRUPTED
+        problem: Exception = Interrupted("interrupted", idempotency_key=stop.args[0])
     except BrokenPipeError:
         # `hadelay … | head`: the reader has what it wanted. Python would complain once more when it flushes.
         sys.stderr.close()
         return OK
     except Exception as error:
+        problem = error
         if type(error).__module__.startswith(("pyspark", "py4j")):
             from hadelay.pipeline.session import plain
 
-            error = plain(error)
-        unknown = isinstance(error, HadelayError) and not error.outcome_known
-        code = TIMEOUT if unknown else next((code for kind, code in _CODES if isinstance(error, kind)), None)
-        if code is None:
-            raise
+            problem = plain(error)
+    else:
+        return result if isinstance(result, int) else OK
+    code = exit_code(problem)
+    if code is None:
+        raise problem
+    if as_json:
+        _print_document(problem)
+    else:
         servers = "--endpoint" if list(argv[:1]) == ["pipeline"] else "--servers"
-        print(f"hadelay: {message(error, servers)}", file=sys.stderr)
-        return code
-    return result if isinstance(result, int) else OK
+        print(f"hadelay: {message(problem, servers)}", file=sys.stderr)
+    return code
+
+
+def wants_json(argv: Sequence[str]) -> bool:
+    """By the words as typed: wrong ones become no command that could be asked for its options."""
+    typed = re.search(r"\0(?:-o|--output)[=\0]?([^\0]*)", "\0".join(["", *argv]).partition("\0--\0")[0])
+    return (typed[1] if typed else os.environ.get("HADELAY_OUTPUT")) == "json"
+
+
+def exit_code(error: Exception) -> int | None:
+    """None: of a bug, for which a traceback is right."""
+    known = not isinstance(error, HadelayError) or error.outcome_known or isinstance(error, Interrupted)
+    return next((code for kind, code in _CODES if isinstance(error, kind)), None) if known else TIMEOUT
+
+
+def _print_document(error: Exception) -> None:
+    if not isinstance(error, HadelayError):
+        kinds = {ConnectionError: Unreachable, TimeoutError: RequestTimeout}
+        kind = next((kinds[theirs] for theirs in kinds if isinstance(error, theirs)), SystemRefusal)
+        error = kind(str(error) or type(error).__name__)
+    # No status: often nobody answered at all.
+    document = {name: value for name, value in error.document().items() if name != "status"}
+    print(json.dumps(document, default=str), file=sys.stderr)
 
 
 def message(error: Exception, servers: str) -> str:

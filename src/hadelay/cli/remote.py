@@ -16,8 +16,8 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from hadelay import errors
-from hadelay.answers import NO_NEWS, NONSENSE, NotANode, not_a_node, refusal, unsettled
-from hadelay.cli.output import Remote, note
+from hadelay.answers import NO_NEWS, NONSENSE, NotANode, not_a_node, refusal
+from hadelay.cli.output import Remote
 from hadelay.errors import HadelayError
 
 #: How long a node may take to accept a connection; the answer has as long as the request may need.
@@ -58,7 +58,7 @@ def call(
             return _exchange(url, method, target, body, sent, timeout_s, decode)
         except KeyboardInterrupt:
             if "Idempotency-Key" in sent:
-                note(f"hadelay: interrupted\n  {unsettled(sent['Idempotency-Key'])}")
+                raise KeyboardInterrupt(sent["Idempotency-Key"]) from None
             raise
         except ValueError as error:
             raise errors.BadRequest(f"it cannot be sent: {error}") from None

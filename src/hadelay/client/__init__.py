@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hadelay.answers import NotANode
+from hadelay.answers import NotANode, Unreachable
 from hadelay.client.aio import AsyncClient
 from hadelay.client.consumer import Consumer, Leased
 from hadelay.client.sync import Client, Delivered
-from hadelay.client.transport import Unreachable
 from hadelay.client.types import (
     AckOutcome,
     Alert,

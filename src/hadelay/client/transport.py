@@ -22,7 +22,7 @@ import aiohttp
 import yarl
 
 from hadelay import errors
-from hadelay.answers import NO_NEWS, NONSENSE, NotANode, not_a_node, refusal
+from hadelay.answers import NO_NEWS, NONSENSE, NotANode, Unreachable, not_a_node, refusal
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
 from hadelay.version import VERSION
 
@@ -32,12 +32,6 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.05, 2.0
 #: Bodies above are streamed: aiohttp warns about large bytes.
 _STREAMED_BYTES = 1 << 20
 _MAX_REDIRECTS = 3
-
-
-class Unreachable(NoLeader):
-    """None of the addresses answers; nothing happened."""
-
-    type, title = "unreachable", "No node answers"
 
 
 class Answer(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from aiohttp import web
@@ -33,20 +33,6 @@ class Problem(msgspec.Struct):
     id: str | msgspec.UnsetType = msgspec.UNSET
 
 
-def as_dict(error: HadelayError) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "type": error.type,
-        "title": error.title,
-        "status": error.http_status,
-        "detail": error.detail or error.title,
-        "retryable": error.retryable,
-        "outcome_known": error.outcome_known,
-    }
-    if error.retry_after_ms is not None:
-        document["retry_after_ms"] = error.retry_after_ms
-    return document | error.extra
-
-
 def bug() -> HadelayError:
     """Of ours. How far the request got, and whether it is in the log by now, nobody knows who answers it."""
     error = HadelayError("the node failed; its log says why")
@@ -55,7 +41,7 @@ def bug() -> HadelayError:
 
 
 def encode(error: HadelayError) -> bytes:
-    return msgspec.json.encode(as_dict(error))
+    return msgspec.json.encode(error.document())
 
 
 def headers(error: HadelayError) -> dict[str, str]:

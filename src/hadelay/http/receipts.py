@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 
 from hadelay.errors import HadelayError
-from hadelay.http.problems import as_dict
 from hadelay.http.types import BatchResult, BatchResults
 from hadelay.http.values import ID_CHARS, INSTANT_CHARS, format_instant, ids_text, instants_text
 from hadelay.model import encode_id
@@ -76,6 +75,6 @@ def _mixed(receipts: Receipts, problems: dict[int, HadelayError], total: int) ->
                     result.replaced = encode_id(receipts.replaced[row])
             row += 1
         if error is not None:
-            result = BatchResult(error=as_dict(error))
+            result = BatchResult(error=error.document())
         results.append(result)
     return results
