@@ -40,6 +40,9 @@ between two votes of one term, noticed by the test that tortures the journal alo
 within 50 of its lives. The others are noticed by schedules: `wiped_node_votes` by a disk that is replaced while another
 node is down, `two_lists_at_once` by two leaders that change the members in two ways, `kept_change` by a leader that was
 cut off when it changed them, and `founder_joins` by another cluster's node that is added while commits are slow.
+
+Of I1 to I18 three are missing here, because no bug breaks them: I4 and I7 count what is allowed, I11 is not promised
+([simulation](simulation.md)).
 """
 
 
