@@ -157,7 +157,11 @@ def _run(options: argparse.Namespace) -> int:
     check_targets(scenario, cluster)
     with open(directory / "history.jsonl", "wb", buffering=1 << 16) as file:
         history = History(file=file)
-        head["interrupted"] = _interruptible(Run(scenario, seed, cluster, history, _say), cluster, sorted(kinds))
+        try:
+            head["interrupted"] = _interruptible(Run(scenario, seed, cluster, history, _say), cluster, sorted(kinds))
+        except Mistake as error:
+            seen = f"\nWhat was seen until then: python -m chaos report {directory}" if history.puts else ""
+            raise Mistake(f"{error}{seen}") from error
     (directory / "run.json").write_text(json.dumps(head))
     return _finish(options, head, history)
 

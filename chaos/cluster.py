@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import random
+import re
 import resource
 import shlex
 import shutil
@@ -15,7 +16,10 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Mapping
+from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,6 +28,7 @@ from chaos import tools
 from chaos.disks import Disk
 from chaos.namespaces import Network
 from chaos.scenario import KINDS, TARGETS, Mistake, Scenario, read_struct, unknown
+from chaos.tools import authorization
 from hadelay.configload import line_of
 from hadelay.testing.failpoints import arm, passed
 from hadelay.testing.ports import free_ports
@@ -327,8 +332,21 @@ class _NodePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     uncut: str = ""
 
 
+#: What a node's table may say how to do.
+COMMANDS = tuple(field for field in _NodePart.__struct_fields__ if field != "http")
+
+
 class _ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     nodes: dict[str, _NodePart]
+
+
+class _Member(msgspec.Struct, frozen=True):
+    name: str
+    http: str
+
+
+class _Members(msgspec.Struct, frozen=True):
+    members: list[_Member]
 
 
 #: The commands that a kind of fault needs of a cluster file.
@@ -348,6 +366,20 @@ class GivenCluster(Cluster):
         file, self._lines = read_struct(path, _ClusterFile)
         self._path, self._nodes = path, file.nodes
         self.urls = {name: node.http.rstrip("/") for name, node in file.nodes.items()}
+        if not self._nodes:
+            raise Mistake(f"{path}: no nodes: expected a table [nodes.NAME] for each")
+        for name, node in self._nodes.items():
+            if not re.fullmatch(r"https?://[^/\s]+", self.urls[name]):
+                raise Mistake(f"{self._at(name, 'http')}: {node.http!r}: expected a URL such as http://10.0.0.1:8400")
+            for what in COMMANDS:
+                try:
+                    shlex.split(getattr(node, what))
+                except ValueError as error:
+                    raise Mistake(f"{self._at(name, what)}: {error}") from error
+
+    def _at(self, name: str, what: str) -> str:
+        key = f"nodes.{name}.{what}"
+        return f"{self._path}:{line_of(self._lines, key)}: {key}"
 
     def kinds(self, asked: set[str]) -> set[str]:
         """Those of `asked` that the file has the commands for; Mistake when one is named that it has not."""
@@ -367,22 +399,37 @@ class GivenCluster(Cluster):
     def up(self) -> None:
         """The load follows redirects, and faults follow names: both must lead nowhere that the file does not name."""
         for name, url in self.urls.items():
+            request = urllib.request.Request(f"{url}/v1/cluster?stale=true", headers=authorization())
             try:
-                with urllib.request.urlopen(f"{url}/v1/cluster?stale=true", timeout=5) as answer:
-                    members = msgspec.json.decode(answer.read())["members"]
-            except OSError as error:
+                with urllib.request.urlopen(request, timeout=5) as answer:
+                    members = msgspec.json.decode(answer.read(), type=_Members).members
+            except HTTPError as error:
+                wanted = ": the token in HADELAY_TOKEN" if error.code == HTTPStatus.UNAUTHORIZED else ""
+                raise Mistake(f"{name}: {url} answers {error.code} {error.reason}{wanted}") from error
+            except (OSError, HTTPException) as error:
                 raise Mistake(f"{name}: {url} does not answer: {error}") from error
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise Mistake(f"{name}: what answers at {url} is no node of hadelay: {error}") from error
             for member in members:
-                if self.urls.get(member["name"]) != member["http"].rstrip("/"):
+                if self.urls.get(member.name) != member.http.rstrip("/"):
                     raise Mistake(
-                        f"{self._path}: the cluster has {member['name']} at {member['http']}, and the file does not "
+                        f"{self._path}: the cluster has {member.name} at {member.http}, and the file does not "
                         "say so: nothing is done to addresses that are not in it"
                     )
 
     def do(self, what: str, name: str) -> None:
         peers = " ".join(str(urlsplit(self.urls[other]).hostname) for other in self.others(name))
         words = shlex.split(getattr(self._nodes[name], what).replace("{node}", name).replace("{peers}", peers))
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_S)
+        try:
+            # In a session of its own: Ctrl-C is for us, and must not end what heals.
+            done = subprocess.run(
+                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_COMMAND_S,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise Mistake(f"{name}: {shlex.join(words)}: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise Mistake(f"{name}: {shlex.join(words)}: not done within {_COMMAND_S:.0f} s") from error
         if done.returncode:
             raise Mistake(f"{name}: {shlex.join(words)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
 

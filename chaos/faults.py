@@ -14,6 +14,7 @@ from chaos.cluster import Cluster
 from chaos.disks import METADATA_FLUSHED, NOTHING_FLUSHED
 from chaos.namespaces import Network
 from chaos.scenario import KINDS, Fault
+from chaos.tools import authorization
 
 Strike = Callable[[Cluster, list[str], Fault], Iterator[None]]
 Step = Callable[[Cluster, str, Fault], None]
@@ -75,7 +76,8 @@ def _do(*operations: str) -> Step:
 def _ask_for_transfer(cluster: Cluster, nodes: list[str]) -> None:
     # Refused, or not answered, is as good: it is a request like any other.
     def ask(name: str) -> None:
-        url, head = f"{cluster.urls[name]}/v1/cluster:transfer-leader", {"Content-Type": "application/json"}
+        url = f"{cluster.urls[name]}/v1/cluster:transfer-leader"
+        head = {"Content-Type": "application/json"} | authorization()
         with suppress(OSError, HTTPException):
             urllib.request.urlopen(urllib.request.Request(url, b"{}", head), timeout=_TRANSFER_S).close()
 

@@ -11,9 +11,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
 from http import HTTPStatus
+from http.client import HTTPException
 from itertools import cycle
 from typing import Any
 
@@ -26,6 +27,7 @@ from chaos.cluster import Cluster
 from chaos.history import History
 from chaos.load import Traffic
 from chaos.scenario import KINDS, Fault, Mistake, Scenario, listed, rounds
+from chaos.tools import authorization
 from hadelay.client import AsyncClient
 from hadelay.errors import HadelayError
 
@@ -75,7 +77,7 @@ class Run:
     async def all(self, kinds: list[str]) -> None:
         """Raises CancelledError when interrupted; by then everything is healed."""
         timeout = aiohttp.ClientTimeout(total=2.0)
-        async with aiohttp.ClientSession(timeout=timeout) as self._http:
+        async with aiohttp.ClientSession(timeout=timeout, headers=authorization()) as self._http:
             watch = asyncio.ensure_future(self._watch())
             try:
                 await self._found()
@@ -205,7 +207,7 @@ class Run:
             if self.scenario.rotation and self.history.clock() + pause_s >= end:
                 break
             await asyncio.sleep(pause_s)
-            await asyncio.gather(*map(self._strike, together))
+            await self._strike_all(together)
             await self._recovered()
         for fault in listed(self.scenario, self.seed):
             if fault.at is not None and fault.at not in self.history.met():
@@ -213,6 +215,18 @@ class Run:
                 await self._recovered()
         self.history.record("passed", t=self.history.clock(), points=sorted(self.cluster.passed()))
         await asyncio.sleep(max(0.0, end - self.history.clock()))
+
+    async def _strike_all(self, together: Iterable[Fault]) -> None:
+        """When this returns or raises, each of them is healed: also if one failed, or if this is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as strikes:
+                for fault in together:
+                    strikes.create_task(self._strike(fault))
+        except ExceptionGroup as failed:
+            mistakes = failed.subgroup(Mistake)
+            if mistakes is None or len(mistakes.exceptions) < len(failed.exceptions):
+                raise
+            raise Mistake("\n".join(map(str, mistakes.exceptions))) from failed
 
     async def _strike(self, fault: Fault) -> None:
         nodes = faults.choose(fault, self.cluster.names, self.leader, self._busy, self.draw)
@@ -395,12 +409,15 @@ class Run:
         servers = next(iter(self.cluster.urls.values()))
         command = [sys.executable, "-m", "hadelay", "check", "replicas", "--servers", servers, "--timeout", "30"]
         # In a session of its own: Ctrl-C is ours to handle.
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_REPLICAS_S, start_new_session=True)
-        said = (done.stdout + done.stderr).strip()
-        self.history.record("replicas", t=self.history.clock(), code=done.returncode, said=said)
-        if not self.cluster.slow:
-            for said in self._different():
-                self.history.record("replicas", t=self.history.clock(), code=1, said=said)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_REPLICAS_S, start_new_session=True)
+            code, said = done.returncode, (done.stdout + done.stderr).strip()
+            different = [] if self.cluster.slow else list(self._different())
+        except (subprocess.TimeoutExpired, OSError, HTTPException) as error:
+            code, said, different = 1, f"the nodes could not be compared: {error}", []
+        self.history.record("replicas", t=self.history.clock(), code=code, said=said)
+        for said in different:
+            self.history.record("replicas", t=self.history.clock(), code=1, said=said)
 
     def _different(self) -> Iterator[str]:
         """Files whose bytes are not the same on every node. Checksums do not tell: each entry ends with its own CRC,

@@ -34,6 +34,12 @@ def run(*words: object, stdin: str | None = None) -> str:
     return done.stdout
 
 
+def authorization() -> dict[str, str]:
+    """The header for a cluster that asks for a token: what HADELAY_TOKEN in the environment says, as clients do."""
+    token = os.environ.get("HADELAY_TOKEN", "").strip()
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
 @cache
 def missing(need: str) -> str:
     """ "" when it is there, else what to do."""

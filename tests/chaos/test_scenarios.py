@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -93,6 +95,64 @@ def test_a_cluster_file_without_the_commands_a_fault_needs(tmp_path: Path, capsy
     path.write_text('[nodes.n1]\nhttp = "http://127.0.0.1:1"\nkil = "true"\n')
     assert main(["run", "smoke", "--cluster", str(path)]) == MISTAKE
     assert "cluster.toml:3: nodes.n1.kil: 'kil' is unknown; did you mean kill?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[nodes]\n", "cluster.toml: no nodes"),
+        ('[nodes.n1]\nhttp = "10.0.0.1:8400"\n', "cluster.toml:2: nodes.n1.http: '10.0.0.1:8400': expected a URL"),
+        (
+            '[nodes.n1]\nhttp = "http://a:1"\nstart = "true"\nkill = "ssh \'n1"\n',
+            "cluster.toml:4: nodes.n1.kill: No closing quotation",
+        ),
+    ],
+)
+def test_a_mistake_in_a_cluster_file(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    with pytest.raises(Mistake) as caught:
+        GivenCluster(path)
+    assert words in str(caught.value)
+
+
+def test_a_command_of_a_cluster_file_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text('[nodes.n1]\nhttp = "http://a:1"\nkill = "no-such-command"\nstop = "sleep 9"\npause = "false"\n')
+    cluster = GivenCluster(path)
+    monkeypatch.setattr("chaos.cluster._COMMAND_S", 0.05)
+    for what, words in {"kill": "No such file", "stop": "not done within", "pause": "exit code 1"}.items():
+        with pytest.raises(Mistake, match=words):
+            cluster.do(what, "n1")
+
+
+class Elsewhere(BaseHTTPRequestHandler):
+    """What is at an address of a cluster file: first it wants a token, and then it is no node."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.headers["Authorization"] == "Bearer secret" else 401)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_what_answers_is_asked_with_the_token_and_has_to_be_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cluster.toml"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        path.write_text(f'[nodes.n1]\nhttp = "http://127.0.0.1:{server.server_port}"\n')
+        for token, words in {"": "answers 401 .*HADELAY_TOKEN", "secret": "no node of hadelay"}.items():
+            monkeypatch.setenv("HADELAY_TOKEN", token)
+            with pytest.raises(Mistake, match=words):
+                GivenCluster(path).up()
+        server.shutdown()
+    with pytest.raises(Mistake, match="does not answer"):
+        GivenCluster(path).up()
 
 
 def test_a_seed_draws_the_same_rounds_and_a_rotation_leaves_no_kind_out() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from threading import Event
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from chaos.cluster import Cluster
 from chaos.history import History
 from chaos.run import Run
-from chaos.scenario import Fault, Scenario
+from chaos.scenario import Fault, Mistake, Scenario
 
 
 class Still(Cluster):
@@ -101,3 +102,55 @@ def test_faults_that_never_hit_more_than_a_minority_do_not_add_up_to_one() -> No
     clocks = [Fault(kind="clock", target=target, seconds=0.0, ms=3_600_000) for target in ("follower", "random", "n1")]
     for nodes, most in ((1, 0), (3, 1), (5, 2)):
         assert strike(nodes, *clocks)[1].most_offsets == most
+
+
+class Slow(Still):
+    """As an admin's own cluster: what is done takes a while, and is done in threads."""
+
+    slow = True
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.killing, self.go_on = Event(), Event()
+        self.done: list[tuple[str, str]] = []
+
+    def do(self, what: str, name: str) -> None:
+        if what == "kill":
+            self.killing.set()
+            assert self.go_on.wait(10)
+        self.done.append((what, name))
+
+
+def test_whoever_is_interrupted_has_healed_every_fault_when_it_ends() -> None:
+    """One is healed at once; the other one is still being done to its node."""
+    cluster = Slow()
+    run = Run(Scenario(), 1, cluster, History(), lambda text: None)
+    together = Fault(kind="pause", target="n1", seconds=60.0), Fault(kind="kill", target="n2", seconds=60.0)
+
+    async def interrupted() -> None:
+        work = asyncio.ensure_future(run._strike_all(together))
+        await asyncio.to_thread(cluster.killing.wait)
+        work.cancel()
+        asyncio.get_running_loop().call_later(0.05, cluster.go_on.set)
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert set(cluster.done) == {("pause", "n1"), ("resume", "n1"), ("kill", "n2"), ("start", "n2")}
+
+    asyncio.run(interrupted())
+
+
+def test_a_fault_that_cannot_be_done_is_a_mistake_and_the_others_are_healed() -> None:
+    done: list[str] = []
+
+    class Fails(Still):
+        def do(self, what: str, name: str) -> None:
+            if what == "kill":
+                raise Mistake("n2: ssh: no route to host")
+            done.append(what)
+
+    cluster = Fails(3)
+    run = Run(Scenario(), 1, cluster, History(), lambda text: None)
+    together = Fault(kind="pause", target="n1", seconds=60.0), Fault(kind="kill", target="n2", seconds=60.0)
+    with pytest.raises(Mistake, match=r"^n2: ssh: no route to host$"):
+        asyncio.run(run._strike_all(together))
+    assert done == ["pause", "start", "resume"]
