@@ -14,7 +14,7 @@ from hadelay.errors import BadRequest, HadelayError, NotFound
 from hadelay.http import types
 from hadelay.http.routes import Call, Routes
 from hadelay.http.settings import settings_in, settings_out
-from hadelay.http.values import INSTANT_CHARS, check_topic, format_instant, instants_text
+from hadelay.http.values import INSTANT_CHARS, format_instant, instants_text
 from hadelay.model import hour_from_name, hour_name
 from hadelay.server.api import HourFile, HourView, TopicView
 
@@ -26,21 +26,13 @@ _TOPICS_AT_ONCE = 200
 _SECOND, _MINUTE = 1_000, 60_000
 
 
-def _stale(call: Call) -> dict[str, str]:
-    return {"Hadelay-Applied": str(call.server.service.applied_index)} if call.query.stale else {}
-
-
-def _topic(call: Call) -> str:
-    return check_topic(call.path["topic"], call.server.config.max_topic_bytes)
-
-
 # ---- topics
 
 
 @routes.add("PUT", "/v1/topics/{topic}", body=types.PutTopic, returns={200: types.Topic}, errors=(429,))
 async def put_topic(call: Call) -> web.Response:
     """Make a topic, or change what is named"""
-    return call.reply(_topic_out(await call.service.put_topic(_topic(call), _settings(call))))
+    return call.reply(_topic_out(await call.service.put_topic(call.topic, _settings(call))))
 
 
 @routes.add("POST", "/v1/topics/{topic}:pause", body=types.Pause, returns={200: types.Topic}, errors=(404,))
@@ -66,7 +58,7 @@ def _settings(call: Call) -> dict[str, Any]:
 
 async def _change(call: Call, config: dict[str, Any]) -> web.Response:
     """Settings of a topic that is there: a name that was mistyped makes none."""
-    name, service = _topic(call), call.service
+    name, service = call.topic, call.service
     await service.get_topic(name, stale=False)
     return call.reply(_topic_out(await service.put_topic(name, config)))
 
@@ -76,8 +68,8 @@ async def _change(call: Call, config: dict[str, Any]) -> web.Response:
 )
 async def get_topic(call: Call) -> web.Response:
     """One topic with its counts"""
-    view = await call.server.service.get_topic(_topic(call), stale=call.query.stale)
-    return call.reply(_topic_out(view), headers=_stale(call))
+    view = await call.server.service.get_topic(call.topic, stale=call.query.stale)
+    return call.reply(_topic_out(view))
 
 
 @routes.add(
@@ -98,7 +90,7 @@ async def list_topics(call: Call) -> web.Response:
         few = views[first : first + _TOPICS_AT_ONCE]
         topics += [msgspec.Raw(encode(_topic_out(view))) for view in few if call.access.may("read", view.name)]
         await asyncio.sleep(0)
-    return call.reply(types.Topics(topics), headers=_stale(call))
+    return call.reply(types.Topics(topics))
 
 
 @routes.add(
@@ -110,7 +102,7 @@ async def list_topics(call: Call) -> web.Response:
 )
 async def delete_topic(call: Call) -> web.Response:
     """Delete a topic; with force, cancel what is pending in it"""
-    await call.service.delete_topic(_topic(call), force=call.query.force)
+    await call.service.delete_topic(call.topic, force=call.query.force)
     return web.Response(status=204)
 
 
@@ -147,7 +139,7 @@ async def due(call: Call) -> web.Response:
 )
 async def topic_due(call: Call) -> web.Response:
     """How many messages of a topic are due when"""
-    return await _due(call, _topic(call), _MINUTE)
+    return await _due(call, call.topic, _MINUTE)
 
 
 async def _due(call: Call, topic: str | None, unit_ms: int) -> web.Response:
@@ -163,7 +155,7 @@ async def _due(call: Call, topic: str | None, unit_ms: int) -> web.Response:
     text = instants_text(times).tobytes().decode()
     starts = [text[at : at + INSTANT_CHARS] for at in range(0, len(text), INSTANT_CHARS)]
     found = [types.Bucket(start, count) for start, count in zip(starts, counts, strict=True)]
-    return call.reply(types.Buckets(found), headers=_stale(call))
+    return call.reply(types.Buckets(found))
 
 
 # ---- the cluster
@@ -190,7 +182,7 @@ async def cluster(call: Call) -> web.Response:
         dispatch=types.Dispatch(hour_name(cursor.hour), cursor.second, cursor.local_index, cursor.sync),
         members=members,
     )
-    return call.reply(body, headers=_stale(call))
+    return call.reply(body)
 
 
 @routes.add(

@@ -9,19 +9,15 @@ from hadelay.errors import BadRequest
 from hadelay.http import types
 from hadelay.http.messages import message_out
 from hadelay.http.routes import Call, Routes
-from hadelay.http.values import check_topic, format_instant, parse_id
+from hadelay.http.values import check_limit, format_instant, parse_id
 from hadelay.model import encode_id
 from hadelay.server.api import DeadLetterView, FailureView
 
 routes = Routes()
 
-_MAX_LIMIT = 1_000
+_MAX_IDS = 1_000
 #: A cursor is {died_at_ms u64, id u64}, in hex.
 _CURSOR_BYTES = 16
-
-
-def _topic(call: Call) -> str:
-    return check_topic(call.path["topic"], call.server.config.max_topic_bytes)
 
 
 @routes.add(
@@ -34,13 +30,11 @@ def _topic(call: Call) -> str:
 )
 async def list_dead(call: Call) -> web.Response:
     """Dead letters in the order of their deaths, with what went wrong"""
-    service, query, topic = call.server.service, call.query, _topic(call)
-    if not 1 <= query.limit <= _MAX_LIMIT:
-        raise BadRequest(f"limit: 1 to {_MAX_LIMIT}, not {query.limit}")
-    page = await service.dead_letters(topic, _after(query.cursor), query.limit, body=query.body, stale=query.stale)
-    headers = {"Hadelay-Applied": str(service.applied_index)} if query.stale else {}
+    service, query, topic = call.server.service, call.query, call.topic
+    limit = check_limit(query.limit)
+    page = await service.dead_letters(topic, _after(query.cursor), limit, body=query.body, stale=query.stale)
     cursor = None if page.after is None else page.after.hex()
-    return call.reply(types.DeadLetters([_letter(view) for view in page.letters], cursor), headers=headers)
+    return call.reply(types.DeadLetters([_letter(view) for view in page.letters], cursor))
 
 
 def _after(cursor: str | None) -> bytes:
@@ -77,7 +71,7 @@ def _failure(view: FailureView) -> types.Failure:
 )
 async def redrive(call: Call) -> web.Response:
     """Make dead letters due again: these at once, or all there are, at a rate"""
-    wish, service, topic = call.body, call.service, _topic(call)
+    wish, service, topic = call.body, call.service, call.topic
     if wish.all == (wish.ids is not None):
         raise BadRequest('say which: {"ids": […]} or {"all": true}')
     if wish.all:
@@ -86,8 +80,8 @@ async def redrive(call: Call) -> web.Response:
         return call.reply(types.Redriven(redriving=await service.redrive_all(topic, wish.rate)), 202)
     if wish.rate is not None:
         raise BadRequest("rate: goes with all; ids are redriven at once")
-    if len(wish.ids) > _MAX_LIMIT:
-        raise BadRequest(f"ids: {len(wish.ids)}; at most {_MAX_LIMIT} at once")
+    if len(wish.ids) > _MAX_IDS:
+        raise BadRequest(f"ids: {len(wish.ids)}; at most {_MAX_IDS} at once")
     ids = [parse_id(text) for text in wish.ids]
     outcomes = await service.redrive(topic, ids) if ids else []
     results = [types.RedriveResult(encode_id(i), outcome) for i, outcome in zip(ids, outcomes, strict=True)]  # type: ignore[arg-type]
@@ -97,14 +91,14 @@ async def redrive(call: Call) -> web.Response:
 @routes.add("DELETE", "/v1/topics/{topic}/dead", returns={204: None}, errors=(404,))
 async def purge_dead(call: Call) -> web.Response:
     """Forget a topic's dead letters"""
-    await call.service.purge(_topic(call), ["dead"])
+    await call.service.purge(call.topic, ["dead"])
     return web.Response(status=204)
 
 
 @routes.add("POST", "/v1/topics/{topic}:purge", body=types.Purge, returns={202: types.Purged}, errors=(404, 429))
 async def purge(call: Call) -> web.Response:
     """Cancel what was published before and is scheduled or ready; forget dead letters"""
-    topic, states = _topic(call), sorted(set(call.body.states))
+    topic, states = call.topic, sorted(set(call.body.states))
     if not states:
         raise BadRequest("states: at least one of scheduled, ready, dead")
     await call.service.purge(topic, states)

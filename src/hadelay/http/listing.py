@@ -16,13 +16,12 @@ from hadelay.http import types
 from hadelay.http.messages import message_out
 from hadelay.http.options import check_tags
 from hadelay.http.routes import Call, Routes
-from hadelay.http.values import LARGEST_MS, check_topic, suggest
+from hadelay.http.values import LARGEST_MS, check_limit, suggest
 from hadelay.model import State
 from hadelay.server.api import ListWish
 
 routes = Routes()
 
-_MAX_LIMIT = 1_000
 _STATES = {**{str(state): frozenset((state,)) for state in State}, "pending": PENDING, "all": frozenset(State)}
 #: Key {due_ms, id}, and CRC-32C of the question it belongs to.
 _CURSOR = struct.Struct(">QQI")
@@ -39,25 +38,22 @@ _CURSOR = struct.Struct(">QQI")
 async def list_messages(call: Call) -> web.Response:
     """Messages of a topic in due order"""
     service, query, limits = call.server.service, call.query, call.server.config
-    topic = check_topic(call.path["topic"], limits.max_topic_bytes)
+    topic = call.topic
     start = 0 if query.from_ is None else int(query.from_)
     end = LARGEST_MS if query.to is None else int(query.to)
     if end <= start:
         raise BadRequest("to: must be after from")
-    if not 1 <= query.limit <= _MAX_LIMIT:
-        raise BadRequest(f"limit: 1 to {_MAX_LIMIT}, not {query.limit}")
     tags = check_tags(limits, query.tag.split(",")) if query.tag is not None else ()
     states = _states(query.state)
     question = crc32c(repr((topic, sorted(states), start, end, sorted(tags))).encode())
     after = FIRST if query.cursor is None else _decode(query.cursor, question)
-    wish = ListWish(states, start, end, tags, after, query.limit)
+    wish = ListWish(states, start, end, tags, after, check_limit(query.limit))
     page = await service.list_messages(topic, wish, stale=query.stale)
     cursor = None if page.after is None else _encode(page.after, question)
-    headers = {"Hadelay-Applied": str(service.applied_index)} if query.stale else {}
     messages = [message_out(view) for view in page.messages]
     for message in messages:
         message.history = UNSET
-    return call.reply(types.Messages(messages, cursor), headers=headers)
+    return call.reply(types.Messages(messages, cursor))
 
 
 def _states(text: str) -> frozenset[State]:

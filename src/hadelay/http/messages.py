@@ -51,8 +51,7 @@ async def get_message(call: Call) -> Answer:
     service, query = call.server.service, call.query
     view = await service.describe(_target(call), body=query.body, stale=query.stale)
     call.access.need("read", view.topic)
-    headers = {"Hadelay-Applied": str(service.applied_index)} if query.stale else {}
-    return call.answer(message_out(view), headers=headers)
+    return call.answer(message_out(view))
 
 
 @routes.add("GET", _KEY, **_READ)

@@ -24,7 +24,7 @@ from hadelay.errors import BadRequest, MethodNotAllowed, NotFound, TooLarge, Uns
 from hadelay.http import types
 from hadelay.http.access import ANYBODY, OPEN, Access
 from hadelay.http.bodies import Share, read_body
-from hadelay.http.values import suggest
+from hadelay.http.values import check_topic, suggest
 
 if TYPE_CHECKING:
     from hadelay.http.app import HttpServer
@@ -121,6 +121,11 @@ class Call:
         return self.server.service.acting(self.access.actor)
 
     @property
+    def topic(self) -> str:
+        """Of the path. Raises BadRequest."""
+        return check_topic(self.path["topic"], self.server.config.max_topic_bytes)
+
+    @property
     def target(self) -> str:
         """Path and query, as they were sent."""
         return origin_form(self.request.raw_path)
@@ -138,6 +143,9 @@ class Call:
         return "msgpack" in self.request.headers.get("Accept", "")
 
     def answer(self, value: Any, headers: Mapping[str, str] | None = None) -> Answer:
+        """Of a stale read, also which index it shows."""
+        if getattr(self.query, "stale", False):
+            headers = {"Hadelay-Applied": str(self.server.service.applied_index)}
         packed = self.wants_msgpack()
         kind, body = (
             (MSGPACK_TYPE, msgspec.msgpack.encode(value)) if packed else (JSON_TYPE, msgspec.json.encode(value))

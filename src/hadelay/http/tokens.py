@@ -12,11 +12,10 @@ from hadelay.errors import BadRequest, NotFound
 from hadelay.http import types
 from hadelay.http.access import PREFIX, hash_token
 from hadelay.http.routes import Call, Routes
-from hadelay.http.values import format_instant
+from hadelay.http.values import check_limit, format_instant
 
 routes = Routes()
 
-_MAX_LIMIT = 1_000
 _ID = re.compile("[0-9a-f]{12}")
 
 
@@ -72,9 +71,7 @@ def _out(call: Call, token: Token) -> types.TokenOut:
 async def audit(call: Call) -> web.Response:
     """What was asked for that needs the scope admin, and by whom: the last 1,000"""
     query = call.query
-    if not 1 <= query.limit <= _MAX_LIMIT:
-        raise BadRequest(f"limit: 1 to {_MAX_LIMIT}, not {query.limit}")
-    entries = await call.service.audit(query.after, query.limit)
+    entries = await call.service.audit(query.after, check_limit(query.limit))
     shown = [
         types.AuditOut(
             e.number, format_instant(e.at_ms), e.node, e.token_id, e.token, e.action, e.target, e.outcome

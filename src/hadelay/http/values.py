@@ -30,6 +30,7 @@ _INSTANT = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,18}))?(?:([Zz])|([+\- ])(\d\d):(\d\d))?",
     re.ASCII,
 )
+_MAX_LIMIT = 1_000
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 
 #: Anything at or above is Unix milliseconds (1973 and later); below it, somebody meant seconds.
@@ -162,6 +163,13 @@ def check_topic(name: str, max_bytes: int) -> str:
     if not _TOPIC.fullmatch(name):
         raise BadRequest(f"the topic's name {_shown(name)}: only A-Z a-z 0-9 . _ - are allowed")
     return name
+
+
+def check_limit(limit: int) -> int:
+    """How much of a list is asked for at once."""
+    if not 1 <= limit <= _MAX_LIMIT:
+        raise BadRequest(f"limit: 1 to {_MAX_LIMIT}, not {limit}")
+    return limit
 
 
 def suggest(unknown: str, known: Iterable[str]) -> str:
