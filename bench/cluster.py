@@ -112,6 +112,10 @@ class Cluster:
     def get(self, node: Node, path: str) -> Any:
         return get(f"{node.http}{path}", self.ca, self.token)
 
+    def put_topic(self, topic: str, **settings: Any) -> None:
+        url = f"{self.leader().http}/v1/topics/{topic}"
+        get(url, self.ca, self.token, msgspec.json.encode(settings), "PUT")
+
     def leader(self, timeout_s: float = 30) -> Node:
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
@@ -161,13 +165,13 @@ class Cluster:
         raise Void("the followers do not catch up")
 
 
-def get(url: str, ca: Path | None = None, token: str = "", body: bytes | None = None) -> Any:
-    """body: to be posted, JSON."""
+def get(url: str, ca: Path | None = None, token: str = "", body: bytes | None = None, method: str | None = None) -> Any:
+    """body: JSON, to be posted if nothing else is said."""
     context = ssl.create_default_context(cafile=ca) if ca else None
     headers = {"Content-Type": "application/json"} if body else {}
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    request = urllib.request.Request(url, body, headers)
+    request = urllib.request.Request(url, body, headers, method=method)
     with urllib.request.urlopen(request, timeout=10, context=context) as answer:
         return msgspec.json.decode(answer.read())
 

@@ -10,8 +10,6 @@ import asyncio
 import json
 from typing import Any
 
-import msgpack
-
 
 class Failed(Exception):
     """An answer outside 2xx: `status` and the first bytes of what it said."""
@@ -66,15 +64,13 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
         return await self._waiter
 
-    async def call(self, method: str, path: str, body: Any = None, *, msgpacked: bool = False) -> Any:
-        """A JSON (or msgpack) call; raises Failed for anything but 2xx."""
-        packed = msgpack.packb(body) if msgpacked else b"" if body is None else json.dumps(body).encode()
-        status, answer = await self.send(request(method, path, packed, kind="msgpack" if msgpacked else "json"))
+    async def call(self, method: str, path: str, body: Any = None) -> Any:
+        """A JSON call; raises Failed for anything but 2xx."""
+        packed = b"" if body is None else json.dumps(body).encode()
+        status, answer = await self.send(request(method, path, packed))
         if not 200 <= status < 300:
             raise Failed(status, answer)
-        if not answer:
-            return None
-        return msgpack.unpackb(answer) if msgpacked else json.loads(answer)
+        return json.loads(answer) if answer else None
 
     def close(self) -> None:
         if self._transport is not None:
@@ -82,9 +78,11 @@ class Connection(asyncio.Protocol):
             self._transport = None
 
 
-def request(method: str, path: str, body: bytes = b"", *, kind: str = "json", headers: str = "") -> bytes:
+def request(
+    method: str, path: str, body: bytes = b"", *, kind: str = "json", accept: str = "", headers: str = ""
+) -> bytes:
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/{kind}\r\n"
-        f"Accept: application/{kind}\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+        f"Accept: application/{accept or kind}\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
     )
     return head.encode() + body

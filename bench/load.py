@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
@@ -31,11 +31,11 @@ class Tally:
         self.seen: set[str] = set()
         #: (when it was received, its deliver_at), both Unix ms.
         self.deliveries: list[tuple[float, int]] = []
-        self.first_at = self.last_at = 0.0
+        self.last_at = 0.0
 
     def received(self, messages: list[dict[str, Any]]) -> None:
         now = time.time() * 1000
-        self.first_at, self.last_at = self.first_at or now, now
+        self.last_at = now
         for message in messages:
             due = int.from_bytes(message["body"][:8], "little")
             # A whole millisecond counts as reached when it begins: the wall clock here has a fraction.
@@ -83,49 +83,43 @@ class Session:
         await asyncio.sleep(0.02)
 
 
-def batch_body(due_ms: list[int]) -> bytes:
-    packed: bytes = msgpack.packb(
-        [{"topic": TOPIC, "body": due.to_bytes(8, "little") + PADDING, "deliver_at": due} for due in due_ms]
-    )
-    return packed
+def messages(due_ms: list[int], topic: str = TOPIC) -> list[dict[str, Any]]:
+    return [{"topic": topic, "body": due.to_bytes(8, "little") + PADDING, "deliver_at": due} for due in due_ms]
 
 
-async def publish(session: Session, tally: Tally, due_ms: list[int]) -> None:
+async def put(session: Session, tally: Tally, items: list[dict[str, Any]], timeout_s: float = 30) -> None:
+    """One batch, of which all have to be taken."""
     key = f"Idempotency-Key: {os.urandom(12).hex()}\r\n"
-    packed = request("POST", "/v1/messages:batch", batch_body(due_ms), kind="msgpack", headers=key)
-    results = msgpack.unpackb(await session.call(packed, 30))["results"]
+    packed = request("POST", "/v1/messages:batch", msgpack.packb(items), kind="msgpack", headers=key)
+    results = msgpack.unpackb(await session.call(packed, timeout_s))["results"]
     refused = [r for r in results if "error" in r]
     if refused:
         raise Failed(422, json.dumps(refused[0]).encode())
     tally.published += len(results)
 
 
+async def publish(session: Session, tally: Tally, due_ms: list[int], topic: str = TOPIC) -> None:
+    await put(session, tally, messages(due_ms, topic))
+
+
 async def consume(
-    session: Session, tally: Tally, stop: asyncio.Event, *, most: int = 100, wait: str = "1s", ack: bool = True
-) -> None:
-    """Receive and ack until `stop`; what a poll brought is acked even then."""
+    session: Session, tally: Tally, stop: asyncio.Event, *, topic: str = TOPIC, tags: Sequence[str] = (),
+    most: int = 100, wait: str = "1s",
+) -> None:  # fmt: skip
+    """Receive and ack until `stop`; what a poll brought is acked even then. tags: only messages that have all of
+    them."""
     consumer = f"bench-{os.urandom(4).hex()}"
     for number in itertools.count():
         if stop.is_set():
             return
         wish = {"max": most, "wait": wait, "lease": "60s", "consumer": consumer, "request_id": f"{number}"}
-        path = f"/v1/topics/{TOPIC}/receive?redirect=false"
-        packed = json.dumps(wish).encode()
-        head = "Accept: application/msgpack\r\n"
-        answer = await session.call(_receive(path, packed, head))
-        messages = msgpack.unpackb(answer)["messages"]
-        if not messages:
-            continue
-        tally.received(messages)
-        if ack:
-            await settle(session, tally, [message["lease"] for message in messages])
-
-
-def _receive(path: str, packed: bytes, accept: str) -> bytes:
-    return (
-        f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n{accept}"
-        f"Content-Length: {len(packed)}\r\n\r\n"
-    ).encode() + packed
+        packed = json.dumps({**wish, "tags": tags} if tags else wish).encode()
+        poll = request("POST", f"/v1/topics/{topic}/receive?redirect=false", packed, accept="msgpack")
+        found = msgpack.unpackb(await session.call(poll))["messages"]
+        assert all(set(tags) <= set(message["tags"]) for message in found)
+        if found:
+            tally.received(found)
+            await settle(session, tally, [message["lease"] for message in found])
 
 
 async def settle(session: Session, tally: Tally, leases: list[str]) -> None:

@@ -8,10 +8,12 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from bench.cluster import Cluster
 
 
 @dataclass
@@ -78,6 +80,16 @@ class Setup:
     directory: Path
     port: int
     say: Callable[[str], None]
+
+    def each_round(self, name: str) -> Iterator[int]:
+        """Their numbers."""
+        for number in range(self.rounds):
+            self.say(f"{name}, round {number + 1}")
+            yield number
+
+    def cluster(self, **how: Any) -> Cluster:
+        """A fresh one of three."""
+        return Cluster.start(self.directory / "ours", self.port, **how)
 
     def seconds(self, full: float) -> float:
         return min(full, 4.0) if self.quick else full

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 
-from bench.cluster import Cluster, cpu_seconds
+from bench.cluster import cpu_seconds
 from bench.result import Row, Setup, Target
 from bench.rows.publish import SECONDS, WARM_S, of_a_batch
 from bench.wrk_run import wrk
@@ -33,13 +33,10 @@ def access(setup: Setup) -> list[Row]:
     files = {"tls_cert": cert, "tls_key": cert.with_suffix(".key"), "tls_ca": pki / "ca.pem"}
     batch = of_a_batch(setup.directory)
     tls = tuple(f"{section}.{key}={path}" for section in ("http", "raft") for key, path in files.items())
-    for number in range(setup.rounds):
-        setup.say(f"access, round {number + 1}")
+    for _ in setup.each_round("access"):
         for name, settings in (("neither", ()), ("tokens", _TOKENS), ("TLS and tokens", _TOKENS + tls)):
             ca = pki / "ca.pem" if tls[0] in settings else None
-            with Cluster.start(
-                setup.directory / "ours", setup.port, settings=settings, ca=ca, first_token=_FIRST if settings else ""
-            ) as cluster:
+            with setup.cluster(settings=settings, ca=ca, first_token=_FIRST if settings else "") as cluster:
                 node = cluster.leader()
                 warm = wrk(node.http, "publish", CONNECTIONS, WARM_S, BENCH_TOKEN=cluster.token)
                 before = cpu_seconds(node.pid)

@@ -11,12 +11,10 @@ import sys
 import time
 from collections.abc import Callable
 
-import msgpack
 import uvloop
 
 from bench.cluster import Cluster, Void
-from bench.http1 import request
-from bench.load import Session, Tally, now_ms, publish
+from bench.load import Session, Tally, now_ms, publish, put
 from bench.result import Row, Setup, Target
 from bench.rows.deliver import leader_first
 
@@ -43,10 +41,7 @@ async def fill(cluster: Cluster, gigabytes: float, tally: Tally) -> None:
             count = min(left, 200)
             left -= count
             items = [{"topic": "bench", "body": os.urandom(BODY), "deliver_at": _later()} for _ in range(count)]
-            head = f"Idempotency-Key: {os.urandom(12).hex()}\r\n"
-            packed = request("POST", "/v1/messages:batch", msgpack.packb(items), kind="msgpack", headers=head)
-            answer = await session.call(packed, 60)
-            tally.published += len(msgpack.unpackb(answer)["results"])
+            await put(session, tally, items, 60)
 
     await asyncio.gather(*(produce() for _ in range(2)))
 
@@ -94,7 +89,7 @@ def backup(setup: Setup) -> list[Row]:
     )
     gigabytes = setup.many(5_000, 100) / 1000
     setup.say(f"backup of {gigabytes} GB")
-    with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+    with setup.cluster() as cluster:
         tally = Tally()
         uvloop.run(fill(cluster, gigabytes, tally))
         for _ in range(setup.rounds):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import uvloop
 
 from bench.cluster import Cluster, Void
-from bench.load import Session, Tally, consume, now_ms, publish, until
+from bench.load import Session, Tally, consume, messages, now_ms, publish, put, until
 from bench.result import Row, Setup, Target
 
 #: Published and not yet acked, at most: producers wait for consumers, or the run would measure a backlog.
@@ -33,8 +33,9 @@ async def gather_until_stopped(tasks: list[asyncio.Task[None]], stop: asyncio.Ev
     await asyncio.gather(*tasks)
 
 
-async def flow(cluster: Cluster, seconds: float) -> Tally:
-    """Due at once, in batches of 100; consumers take and ack 100 at a time."""
+async def flow(cluster: Cluster, seconds: float, tags: Sequence[str] = (), selective: int = 0) -> Tally:
+    """Due at once, in batches of 100, each with three of `tags` if there are any; 16 consumers take and ack 100 at a
+    time, `selective` of them only what has one tag of theirs."""
     addresses, tally, stop, end = leader_first(cluster), Tally(), asyncio.Event(), time.monotonic() + seconds
 
     async def produce() -> None:
@@ -43,11 +44,14 @@ async def flow(cluster: Cluster, seconds: float) -> Tally:
             if tally.published - tally.acked > WINDOW:
                 await asyncio.sleep(0.002)
                 continue
-            await publish(session, tally, [now_ms()] * 100)
+            items = messages([now_ms()] * 100)
+            for item in items if tags else ():
+                item["tags"] = random.sample(tags, 3)
+            await put(session, tally, items)
 
-    consumers = [asyncio.create_task(consume(Session(addresses), tally, stop)) for _ in range(16)]
-    producers = [asyncio.create_task(produce()) for _ in range(8)]
-    await asyncio.gather(*producers)
+    wishes = [tags[n : n + 1] if n < selective else () for n in range(16)]
+    consumers = [asyncio.create_task(consume(Session(addresses), tally, stop, tags=wish)) for wish in wishes]
+    await asyncio.gather(*(produce() for _ in range(8)))
     await until(lambda: tally.acked >= tally.published or any(t.done() for t in consumers), 30)
     await gather_until_stopped(consumers, stop)
     return tally
@@ -60,9 +64,8 @@ def end_to_end(setup: Setup) -> list[Row]:
         [Target("rate", 15_000, 25_000)],
     )
     seconds = setup.seconds(60)
-    for number in range(setup.rounds):
-        setup.say(f"e2e, round {number + 1}")
-        with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+    for _ in setup.each_round("e2e"):
+        with setup.cluster() as cluster:
             began = time.monotonic()
             tally = uvloop.run(flow(cluster, seconds))
             took = time.monotonic() - began
@@ -98,9 +101,8 @@ def burst(setup: Setup) -> list[Row]:
     row = Row(
         "burst", "100,000 messages due in one second: all handed out within", [Target("seconds", 5, 3, at_most=True)]
     )
-    for number in range(setup.rounds):
-        setup.say(f"burst, round {number + 1}")
-        with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+    for _ in setup.each_round("burst"):
+        with setup.cluster() as cluster:
             tally, second = uvloop.run(all_at_once(cluster, setup.many(100_000, 20_000)))
             cluster.account(["bench"], tally.published, tally.acked)
             nothing_early(tally)
@@ -150,9 +152,8 @@ def lateness(setup: Setup) -> list[Row]:
         "lateness at 2,000 msg/s, commit mode",
         [Target("p50", 5, 2, at_most=True), Target("p99", 50, 15, at_most=True)],
     )
-    for number in range(setup.rounds):
-        setup.say(f"lateness, round {number + 1}")
-        with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+    for _ in setup.each_round("lateness"):
+        with setup.cluster() as cluster:
             tally = uvloop.run(steady(cluster, 2_000, setup.seconds(30)))
             cluster.account(["bench"], tally.published, tally.acked)
             row.add("p50", tally.late(0.5), "ms")

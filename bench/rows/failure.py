@@ -82,7 +82,7 @@ def failover(setup: Setup) -> list[Row]:
     )
     kills = setup.many(50, 5)
     setup.say(f"failover, {kills} kills")
-    with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+    with setup.cluster() as cluster:
         _complete(cluster, uvloop.run(_under_load(cluster, lambda t: _kill_and_watch(cluster, t, kills, row))), row)
     row.add("worst", max(row.samples["next delivery"]), "ms")
     return [row]
@@ -96,7 +96,7 @@ def rolling(setup: Setup) -> list[Row]:
         [Target("worst transfer", 300, at_most=True)],
     )
     setup.say(f"rolling, {rolls} times")
-    with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+    with setup.cluster() as cluster:
         _complete(cluster, uvloop.run(_under_load(cluster, lambda t: _restart_all(cluster, t, rolls, row))), row)
     row.add("worst transfer", max(row.samples["gap of a transfer"]), "ms")
     return [row]

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import random
 import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import msgpack
 import uvloop
 
-from bench.cluster import Cluster
-from bench.http1 import Failed, request
-from bench.load import PADDING, TOPIC, Session, Tally, now_ms, publish
+from bench.http1 import request
+from bench.load import PADDING, TOPIC, Session, Tally, now_ms, publish, put
 from bench.result import Row, Setup, Target
 from bench.rows.size import HOUR_MS, within_48_hours, written_out
 
@@ -37,12 +34,7 @@ async def fill(addresses: list[str], count: int, tally: Tally) -> None:
                 {"topic": TOPIC, "body": PADDING, "deliver_at": within_48_hours(), "key": f"{key}"}
                 for key in range(first, min(first + 5_000, count))
             ]
-            head = f"Idempotency-Key: {os.urandom(12).hex()}\r\n"
-            packed = request("POST", "/v1/messages:batch", msgpack.packb(items), kind="msgpack", headers=head)
-            results = msgpack.unpackb(await session.call(packed, 60))["results"]
-            if refused := [r for r in results if "error" in r]:
-                raise Failed(422, json.dumps(refused[0]).encode())
-            tally.published += len(results)
+            await put(session, tally, items, 60)
 
     await asyncio.gather(*(produce(n) for n in range(6)))
 
@@ -145,13 +137,12 @@ def looking(setup: Setup) -> list[Row]:
         ],
     )
     setup.say(f"look, filling {count:,}")
-    with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+    with setup.cluster() as cluster:
         addresses, tally = [node.http for node in cluster.nodes], Tally()
         uvloop.run(fill(addresses, count, tally))
         written_out(cluster)
         keys, total = scattered(count), 0
-        for number in range(setup.rounds):
-            setup.say(f"look, round {number + 1}")
+        for _ in setup.each_round("look"):
             clock, cancelled = uvloop.run(look(addresses, keys, setup.seconds(30), tally))
             total += cancelled
             for what, took in clock.took.items():

@@ -14,7 +14,7 @@ from multiprocessing import get_context
 import msgpack
 import uvloop
 
-from bench.cluster import Cluster, Node, Void, cpu_seconds
+from bench.cluster import Node, Void, cpu_seconds
 from bench.http1 import Connection, request
 from bench.load import PADDING
 from bench.result import Row, Setup, Target
@@ -99,9 +99,8 @@ def metrics(setup: Setup) -> list[Row]:
         f"/metrics with {topics:,} topics; beside it one asks for /livez all the time: its longest wait, for two steps",
         [Target("scrape", 100, at_most=True), Target("step", 5, at_most=True)],
     )
-    with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+    with setup.cluster() as cluster:
         uvloop.run(_fill(cluster.leader().http, topics))
-        for number in range(setup.rounds):
-            setup.say(f"metrics, round {number + 1}")
+        for _ in setup.each_round("metrics"):
             uvloop.run(_scrape(cluster.leader(), setup.many(50, 10), row))
     return [row]

@@ -13,7 +13,6 @@ import msgpack
 import uvloop
 
 from bench import peers, speak
-from bench.cluster import Cluster
 from bench.result import Row, Setup, Target
 from bench.rows.deliver import steady
 from bench.wrk_run import Figures, Missing, wrk
@@ -36,7 +35,7 @@ def baseline(kind: str, port: int) -> Iterator[str]:
 
 def ours(setup: Setup, script: str, connections: int, to: str = "leader", each: int = 1, **environment: str) -> Figures:
     """One run on a fresh cluster, counted on every node afterwards."""
-    with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+    with setup.cluster() as cluster:
         node = cluster.leader() if to == "leader" else cluster.follower()
         warm = wrk(node.http, script, connections, WARM_S, **environment)
         run = wrk(node.http, script, connections, setup.seconds(SECONDS), **environment)
@@ -74,8 +73,7 @@ def single(setup: Setup) -> list[Row]:
         "one message per request, 200 bytes, 256 connections, to the leader",
         [Target("against etcd", 1.7, 2.2), Target("against baseline", 0.50, 0.65)],
     )
-    for number in range(setup.rounds):
-        setup.say(f"single, round {number + 1}")
+    for _ in setup.each_round("single"):
         mine = ours(setup, "publish", 256)
         row.add("hadelay", mine.rate, "/s")
         row.add("hadelay p50", mine.p50, "ms")
@@ -93,8 +91,7 @@ def keys(setup: Setup) -> list[Row]:
     row = Row(
         "keys", "one message per request, each with a key of its own, against none", [Target("against none", 0.7, 0.85)]
     )
-    for number in range(setup.rounds):
-        setup.say(f"keys, round {number + 1}")
+    for _ in setup.each_round("keys"):
         for name, script in (("without", "publish"), ("with keys", "keyed")):
             run = ours(setup, script, 256)
             row.add(name, run.rate, "/s")
@@ -109,8 +106,7 @@ def s4(setup: Setup) -> list[Row]:
         "S4's test: 300 connections, one message per request",
         [Target("rate", 9_000, 15_000), Target("p50", 30, at_most=True)],
     )
-    for number in range(setup.rounds):
-        setup.say(f"s4, round {number + 1}")
+    for _ in setup.each_round("s4"):
         mine = ours(setup, "publish", 300)
         row.add("rate", mine.rate, "/s")
         row.add("p50", mine.p50, "ms")
@@ -132,8 +128,7 @@ def batch(setup: Setup) -> list[Row]:
         "batch", "batches of 1,000 (msgpack), against a handler that only decodes them", [Target("ratio", 0.08, 0.12)]
     )
     environment = of_a_batch(setup.directory)
-    for number in range(setup.rounds):
-        setup.say(f"batch, round {number + 1}")
+    for _ in setup.each_round("batch"):
         mine = ours(setup, "file", 32, each=1000, **environment)
         row.add("hadelay", mine.rate * 1000, "msg/s")
         row.add("hadelay p50", mine.p50, "ms")
@@ -145,8 +140,7 @@ def batch(setup: Setup) -> list[Row]:
 
 def follower(setup: Setup) -> list[Row]:
     row = Row("follower", "publish to a follower, against the leader", [Target("ratio", 0.85)])
-    for number in range(setup.rounds):
-        setup.say(f"follower, round {number + 1}")
+    for _ in setup.each_round("follower"):
         row.add("leader", ours(setup, "publish", 256).rate, "/s")
         row.add("follower", ours(setup, "publish", 256, to="follower").rate, "/s")
     row.ratio("ratio", "follower", "leader")
@@ -172,10 +166,9 @@ def slowdisk(setup: Setup) -> list[Row]:
     )
     os.environ["SLOWSYNC_MS"] = "5"
     preload = slow_disk_object(setup.directory)
-    for number in range(setup.rounds):
-        setup.say(f"slowdisk, round {number + 1}")
+    for _ in setup.each_round("slowdisk"):
         row.add("undelayed", ours(setup, "publish", 256).rate, "/s")
-        with Cluster.start(setup.directory / "ours", setup.port, preload=preload) as cluster:
+        with setup.cluster(preload=preload) as cluster:
             url = cluster.leader().http
             warm = wrk(url, "publish", 256, WARM_S)
             run = wrk(url, "publish", 256, setup.seconds(SECONDS))
@@ -183,7 +176,7 @@ def slowdisk(setup: Setup) -> list[Row]:
             cluster.account(["bench"], good, 0, unsure=512)
             row.add("delayed", run.rate, "/s")
             row.add("delayed p50", run.p50, "ms")
-        with Cluster.start(setup.directory / "ours", setup.port, preload=preload) as cluster:
+        with setup.cluster(preload=preload) as cluster:
             tally = uvloop.run(steady(cluster, 2_000, setup.seconds(10)))
             cluster.account(["bench"], tally.published, tally.acked)
             row.add("lateness p99", tally.late(0.99), "ms")
@@ -201,9 +194,8 @@ def others(setup: Setup) -> list[Row]:
         ("nats R3, synced lazily", speak.Nats, peers.nats),
     ]
     seconds = setup.seconds(8)
-    for number in range(setup.rounds):
-        setup.say(f"peers, round {number + 1}")
-        with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+    for _ in setup.each_round("peers"):
+        with setup.cluster() as cluster:
             port = int(cluster.leader().http.rpartition(":")[2])
             row.add("hadelay, three nodes", uvloop.run(speak.rate(speak.Hadelay, port, 64, seconds)), "/s")
         for name, kind, start in kinds:

@@ -94,12 +94,11 @@ def replace(setup: Setup) -> list[Row]:
     )
     gigabytes = setup.many(5_000, 200) / 1000
     setup.say(f"replace, filling {gigabytes} GB")
-    with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+    with setup.cluster() as cluster:
         total = Tally()
         uvloop.run(fill(cluster, gigabytes, total))
         cluster.settle()
-        for number in range(setup.rounds):
-            setup.say(f"replace, round {number + 1}")
+        for number in setup.each_round("replace"):
             before = uvloop.run(steady(cluster, RATE, setup.seconds(30)))
             old = cluster.follower()
             new = _Newcomer(cluster, len(cluster.nodes) + 1 + number, old)

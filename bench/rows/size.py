@@ -75,7 +75,7 @@ def memory(setup: Setup) -> list[Row]:
     row = Row("memory", f"{many:,} pending against {few:,}: memory per node, publish rate", targets)
     for name, due in (("48 h", within_48_hours), ("2 years", within_two_years), ("overdue", overdue)):
         setup.say(f"memory, {many:,} messages, {name}")
-        with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+        with setup.cluster() as cluster:
             tally = Tally()
             uvloop.run(_fill(cluster, few, due, tally))
             rate_few, extra_few = _publish_rate(cluster, setup)
@@ -103,11 +103,10 @@ def restart(setup: Setup) -> list[Row]:
         [Target("clean", 5, 2, at_most=True), Target("after SIGKILL", 5, 2, at_most=True)],
     )
     setup.say(f"restart, filling {many:,}")
-    with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+    with setup.cluster() as cluster:
         tally = Tally()
         uvloop.run(_fill(cluster, many, within_48_hours, tally))
-        for number in range(setup.rounds):
-            setup.say(f"restart, round {number + 1}")
+        for _ in setup.each_round("restart"):
             for figure, how in (("clean", signal.SIGTERM), ("after SIGKILL", signal.SIGKILL)):
                 node = cluster.follower()
                 cluster.end(node, how)
@@ -124,12 +123,11 @@ def idle(setup: Setup) -> list[Row]:
         [Target("cpu", 2.0, at_most=True), Target("written", 0.0, at_most=True)],
     )
     seconds = setup.seconds(20)
-    with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+    with setup.cluster() as cluster:
         uvloop.run(_fill(cluster, 10_000, within_48_hours, Tally()))
         # The checkpoint after the last message is work, not idling.
         time.sleep(setup.seconds(70))
-        for number in range(setup.rounds):
-            setup.say(f"idle, round {number + 1}")
+        for _ in setup.each_round("idle"):
             before = [(cpu_seconds(n.pid), written_bytes(n.pid)) for n in cluster.nodes]
             time.sleep(seconds)
             after = [(cpu_seconds(n.pid), written_bytes(n.pid)) for n in cluster.nodes]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.cluster import Cluster, Void
+from bench.cluster import Void
 from bench.result import Row, Setup, Target
 from bench.wrk_run import Missing
 from hadelay import Client, Put
@@ -168,8 +168,7 @@ def _hour(setup: Setup, spark: Any, data: Path, listed: Any) -> Row:
     for _ in range(setup.many(3, 1)):
         for _, _, _, scan in scans:
             scan()
-    for number in range(setup.rounds):
-        setup.say(f"spark, round {number + 1}")
+    for _ in setup.each_round("spark"):
         for figure, size, unit, scan in scans:
             took, _ = _timed(scan)
             row.add(figure, size / took, unit)
@@ -243,9 +242,8 @@ def _published(setup: Setup, spark: Any) -> Row:
         [Target("against the client", 0.5)],
     )  # fmt: skip
     count = setup.many(200_000, 5_000)
-    for number in range(setup.rounds):
-        setup.say(f"spark publish, round {number + 1}")
-        with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+    for _ in setup.each_round("spark publish"):
+        with setup.cluster() as cluster:
             servers = ",".join(node.http for node in cluster.nodes)
             body = "x" * _BODY
             frame = spark.range(count).selectExpr(

@@ -3,77 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
-import os
-import random
 import statistics
 import time
-import urllib.request
 
-import msgpack
 import uvloop
 
 from bench.cluster import Cluster, cpu_seconds
-from bench.http1 import request
-from bench.load import PADDING, Session, Tally, _receive, now_ms, settle, until
+from bench.load import Session, Tally, consume, now_ms, publish, until
 from bench.result import Row, Setup, Target
-from bench.rows.deliver import WINDOW, leader_first, nothing_early
+from bench.rows.deliver import flow, leader_first, nothing_early
 
 TAGS = [f"customer-{n}" for n in range(16)]
-
-
-async def send(session: Session, tally: Tally, topic: str, due_ms: list[int], tags: list[str]) -> None:
-    """One batch; each message has three of `tags`, if there are any."""
-    items = [
-        {"topic": topic, "body": due.to_bytes(8, "little") + PADDING, "deliver_at": due} for due in due_ms
-    ]  # fmt: skip
-    for item in items if tags else ():
-        item["tags"] = random.sample(tags, 3)
-    key = f"Idempotency-Key: {os.urandom(12).hex()}\r\n"
-    packed = request("POST", "/v1/messages:batch", msgpack.packb(items), kind="msgpack", headers=key)
-    results = msgpack.unpackb(await session.call(packed, 30))["results"]
-    tally.published += len(results)
-
-
-async def take(
-    session: Session, tally: Tally, topic: str, stop: asyncio.Event, tags: list[str], most: int = 100
-) -> None:
-    """Receive and ack until `stop`; with tags, only messages that have all of them."""
-    consumer = f"bench-{os.urandom(4).hex()}"
-    for number in itertools.count():
-        if stop.is_set():
-            return
-        wish = {"max": most, "wait": "1s", "lease": "60s", "consumer": consumer, "request_id": f"{number}"}
-        packed = json.dumps({**wish, "tags": tags}).encode()
-        path = f"/v1/topics/{topic}/receive?redirect=false"
-        answer = msgpack.unpackb(await session.call(_receive(path, packed, "Accept: application/msgpack\r\n")))
-        messages = answer["messages"]
-        assert all(set(tags) <= set(message["tags"]) for message in messages)
-        if messages:
-            tally.received(messages)
-            await settle(session, tally, [message["lease"] for message in messages])
-
-
-async def flow(cluster: Cluster, seconds: float, selective: int) -> Tally:
-    """Due at once, in batches of 100, three tags each; 16 consumers, `selective` of which want one tag each."""
-    addresses, tally, stop, end = leader_first(cluster), Tally(), asyncio.Event(), time.monotonic() + seconds
-
-    async def produce() -> None:
-        session = Session(addresses)
-        while time.monotonic() < end:
-            if tally.published - tally.acked > WINDOW:
-                await asyncio.sleep(0.002)
-                continue
-            await send(session, tally, "bench", [now_ms()] * 100, TAGS)
-
-    wishes = [[TAGS[n]] if n < selective else [] for n in range(16)]
-    consumers = [asyncio.create_task(take(Session(addresses), tally, "bench", stop, wish)) for wish in wishes]
-    await asyncio.gather(*(produce() for _ in range(8)))
-    await until(lambda: tally.acked >= tally.published or any(t.done() for t in consumers), 30)
-    stop.set()
-    await asyncio.gather(*consumers)
-    return tally
 
 
 def tags(setup: Setup) -> list[Row]:
@@ -82,10 +22,10 @@ def tags(setup: Setup) -> list[Row]:
     for number in range(setup.rounds):
         for name, selective in (("plain", 0), ("selective", 8)):
             setup.say(f"tags, round {number + 1}: {name}")
-            with Cluster.start(setup.directory / "ours", setup.port) as cluster:
+            with setup.cluster() as cluster:
                 leader, began = cluster.leader(), time.monotonic()
                 before = cpu_seconds(leader.pid)
-                tally = uvloop.run(flow(cluster, seconds, selective))
+                tally = uvloop.run(flow(cluster, seconds, TAGS, selective))
                 took, spent = time.monotonic() - began, cpu_seconds(leader.pid) - before
                 cluster.account(["bench"], tally.published, tally.acked)
                 nothing_early(tally)
@@ -106,11 +46,11 @@ async def catching_up(cluster: Cluster, backlog: int, seconds: float) -> tuple[l
     sessions = [Session(addresses) for _ in range(8)]
     due = now_ms()
     for _ in range(0, backlog, 8_000):
-        await asyncio.gather(*(send(session, past, "past", [due] * 1_000, []) for session in sessions))
+        await asyncio.gather(*(publish(session, past, [due] * 1_000, "past") for session in sessions))
     await asyncio.sleep(max(0.0, (due + 12_000 - now_ms()) / 1000))
     await on_time(addresses, alone, seconds)
     stop = asyncio.Event()
-    consumers = [asyncio.create_task(take(Session(addresses), past, "past", stop, [])) for _ in range(4)]
+    consumers = [asyncio.create_task(consume(Session(addresses), past, stop, topic="past")) for _ in range(4)]
     counts: list[float] = []
 
     async def watch() -> None:
@@ -129,9 +69,9 @@ async def catching_up(cluster: Cluster, backlog: int, seconds: float) -> tuple[l
 async def on_time(addresses: list[str], tally: Tally, seconds: float) -> None:
     """200 messages a second, due half a second later."""
     stop, session, end = asyncio.Event(), Session(addresses), time.monotonic() + seconds
-    consumers = [asyncio.create_task(take(Session(addresses), tally, "present", stop, [])) for _ in range(2)]
+    consumers = [asyncio.create_task(consume(Session(addresses), tally, stop, topic="present")) for _ in range(2)]
     while time.monotonic() < end:
-        await send(session, tally, "present", [now_ms() + 500 + 5 * n for n in range(10)], [])
+        await publish(session, tally, [now_ms() + 500 + 5 * n for n in range(10)], "present")
         await asyncio.sleep(0.05)
     await until(lambda: tally.acked >= tally.published, 10)
     stop.set()
@@ -140,10 +80,9 @@ async def on_time(addresses: list[str], tally: Tally, seconds: float) -> None:
 
 def catch_up(setup: Setup) -> list[Row]:
     row = Row("catchup", "a topic of a million overdue messages, catch_up_rate 1,000/s", [Target("rate", 950)])
-    for number in range(setup.rounds):
-        setup.say(f"catchup, round {number + 1}")
-        with Cluster.start(setup.directory / "ours", setup.port) as cluster:
-            put(cluster, "past", {"catch_up_rate": CATCH_UP_RATE})
+    for _ in setup.each_round("catchup"):
+        with setup.cluster() as cluster:
+            cluster.put_topic("past", catch_up_rate=CATCH_UP_RATE)
             backlog = setup.many(1_000_000, 50_000)
             counts, alone, beside = uvloop.run(catching_up(cluster, backlog, setup.seconds(20)))
             row.add("rate", statistics.median(counts), "msg/s")
@@ -152,9 +91,3 @@ def catch_up(setup: Setup) -> list[Row]:
                 row.add(f"other topic, {name}: p50", tally.late(0.5), "ms")
                 row.add(f"other topic, {name}: p99", tally.late(0.99), "ms")
     return [row]
-
-
-def put(cluster: Cluster, topic: str, config: dict[str, float]) -> None:
-    url = f"{cluster.leader().http}/v1/topics/{topic}"
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(config).encode(), method="PUT")) as answer:
-        assert answer.status == 200

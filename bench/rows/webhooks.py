@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,10 +40,7 @@ def receiver(port: int) -> Iterator[str]:
 
 def hook(cluster: Cluster, topic: str, url: str | None, timeout: str = "15s") -> None:
     webhook = {"url": url, "secret": SECRET, "timeout": timeout} if url is not None else None
-    body = json.dumps({"webhook": webhook, "backoff": ["1h"]}).encode()
-    head = {"Content-Type": "application/json"}
-    ask = urllib.request.Request(f"{cluster.leader().http}/v1/topics/{topic}", body, head, method="PUT")
-    urllib.request.urlopen(ask, timeout=10).close()
+    cluster.put_topic(topic, webhook=webhook, backoff=["1h"])
 
 
 async def overdue(cluster: Cluster, count: int) -> Tally:
@@ -67,9 +63,8 @@ def _pending(cluster: Cluster, topic: str) -> int:
 def calls(setup: Setup) -> list[Row]:
     row = Row("webhooks", "webhook calls to one local receiver, signed, commit mode", [Target("rate", 3_000)])
     count = setup.many(60_000, 10_000)
-    for number in range(setup.rounds):
-        setup.say(f"webhooks, round {number + 1}")
-        with Cluster.start(setup.directory / "ours", setup.port) as cluster, receiver(setup.port + _PORT) as url:
+    for _ in setup.each_round("webhooks"):
+        with setup.cluster() as cluster, receiver(setup.port + _PORT) as url:
             hook(cluster, "bench", f"{url}/ok")
             leader = cluster.leader()
             uvloop.run(overdue(cluster, count))
@@ -119,9 +114,8 @@ def hanging(setup: Setup) -> list[Row]:
         [Target("p99 more", 10, at_most=True)],
     )
     seconds = setup.seconds(6)
-    for number in range(setup.rounds):
-        setup.say(f"hanging, round {number + 1}")
-        with Cluster.start(setup.directory / "ours", setup.port) as cluster, receiver(setup.port + _PORT) as url:
+    for _ in setup.each_round("hanging"):
+        with setup.cluster() as cluster, receiver(setup.port + _PORT) as url:
             hook(cluster, "bench", f"{url}/ok")
             uvloop.run(_stuff(cluster, "slow", 5_000))
             _lateness(cluster, url, 500, 2)  # connections, caches
