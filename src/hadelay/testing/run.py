@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 from hadelay.model import Event
 from hadelay.testing import invariants
-from hadelay.testing.clients import Consumer, Owner, Producer, Reader
+from hadelay.testing.clients import Consumer, Producer, Reader
 from hadelay.testing.cluster import HOUR_S, SimCluster
 from hadelay.testing.guest import Guest
 from hadelay.testing.history import Violation
 from hadelay.testing.nemesis import Nemesis
+from hadelay.testing.owner import Owner
 from hadelay.testing.story import tell
 
 #: Simulated seconds under faults.
