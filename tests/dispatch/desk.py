@@ -109,7 +109,6 @@ class Desk:
         self.clock.observe_wall("n1", start_ms, self.runtime.monotonic(), now_ms=start_ms)
         self.dispatcher = LeaderDispatcher(
             state=self.state,
-            store=self.store,
             runtime=self.runtime,
             clock=self.clock,
             propose=self.propose,

@@ -251,4 +251,4 @@ def test_many_take_overs_lose_and_repeat_nothing() -> None:
 
 def _ids(desk: Desk, grant: object) -> list[int]:
     rows = grant.rows[grant.rows["open"] == 1]  # type: ignore[attr-defined]
-    return [int(desk.store.entry(int(r["hour"]), int(r["index"]))["first_id"]) for r in rows]
+    return [int(desk.store.entries(int(r["hour"]), slice(r["index"], r["index"] + 1))["first_id"][0]) for r in rows]

@@ -68,7 +68,7 @@ def test_an_index_entry(storage: Storage, hour: int, at: int) -> None:
     with pytest.raises(DamagedFile, match=rf"\.idx, offset {7 * INDEX_SIZE}:"):
         storage.hours.entries(hour, np.array([2, 7, 3]))
     with pytest.raises(DamagedFile):
-        storage.hours.entry(hour, 7)
+        storage.hours.entries(hour, slice(7, 8))
     assert len(storage.hours.entries(hour, np.array([7]), verify=False)) == 1
     assert len(storage.hours.entries(hour, np.array([6, 8]))) == 2
     storage.hours.repair(hour, ".idx", 7 * INDEX_SIZE, good)

@@ -37,7 +37,7 @@ def test_a_torn_end_is_cut_to_the_checkpoint(tmp_path: Path, hour: int, tail: by
     assert {path: path.read_bytes() for path in paths} == before
     assert sorted(path.name for path in (tmp_path / "hours").iterdir()) == sorted(whole)
     storage.hours.append(*messages(hour, sizes=[40], seed=9))
-    assert storage.hours.entry(hour, 30)["index"] == 30
+    assert storage.hours.entries(hour, slice(30, 31))["index"] == 30
     assert storage.names.register(TOPIC, "more") == 1
     storage.close()
 

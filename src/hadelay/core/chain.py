@@ -9,14 +9,14 @@ what lies behind it is out of reach until the entry is repaired.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.core.formats import INDEX, INDEX_SIZE, SECONDS_PER_HOUR
 from hadelay.core.linking import INDEX_CRC
-from hadelay.core.ports import Heads
+from hadelay.core.ports import HourStore
 from hadelay.model import NONE32
 
 #: Of an hour that is not mapped, a walk reads so many entries around the one it is at, and goes in shorter slices:
@@ -41,25 +41,11 @@ class Damage(NamedTuple):
     what: str
 
 
-class IndexStore(Protocol):
-    """What a walk reads: see storage.hours.HourStore."""
-
-    def count(self, hour: int) -> int: ...
-
-    def heads(self, hour: int) -> Heads: ...
-
-    def entries(self, hour: int, indexes: NDArray[np.integer] | slice, *, verify: bool = True) -> NDArray[np.void]: ...
-
-    def mapped(self, hour: int) -> bool: ...
-
-    def pre_view(self, hour: int) -> memoryview: ...
-
-
 class ChainWalk:
     """One second, newest entry first, in slices that the caller sizes. Where it starts is the loading offset of S1:
     what is filed after the walk was made is not part of it, and comes from apply."""
 
-    def __init__(self, store: IndexStore, hour: int, second: int) -> None:
+    def __init__(self, store: HourStore, hour: int, second: int) -> None:
         assert 0 <= second < SECONDS_PER_HOUR
         heads = store.heads(hour)
         self.store, self.hour, self.second = store, hour, second

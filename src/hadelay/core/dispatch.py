@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from hadelay.core.hourstate import bitmap, indexes_of
 from hadelay.core.lines import DONE, PROPOSED, WAITING, Delivery, Offer, Poll
 from hadelay.core.meta import unpack
 from hadelay.core.owed import Owed
+from hadelay.core.ports import Listener
 from hadelay.core.ready import Ready
 from hadelay.core.topics import by_topic, known_topic
 from hadelay.core.wheel import NEVER_MS, HourWheel, Second, SecondWheel
@@ -51,13 +52,12 @@ _LAST_MOMENT_MS = 1_000
 OFFERED = 1 << 16
 
 
-class Dispatcher:
-    """Between `start` and the end of leadership; a new leader makes a new one. Also a core.ports.Listener."""
+class Dispatcher(Listener):
+    """Between `start` and the end of leadership; a new leader makes a new one."""
 
     def __init__(
         self,
         state: DelayState,
-        store: Any,
         *,
         preload_ms: int = 10_000,
         window: int = 65_536,
@@ -67,11 +67,11 @@ class Dispatcher:
         watch: Callable[[Topic], None] = lambda topic: None,
         on_ttl: Callable[[int], None] = lambda at_ms: None,
     ) -> None:
-        """store: the HourStore of `state`. wake: something changed, so call `advance` soon. on_lease: a grant was
-        applied or extended, whether or not whoever proposed that still waits for it. watch: a topic was made, changed
-        or deleted, or messages of it died. on_ttl: core.ports.Listener."""
-        self.state, self.store, self.preload_ms = state, store, preload_ms
-        self.owed = Owed(state, store)
+        """wake: something changed, so call `advance` soon. on_lease: a grant was applied or extended, whether or not
+        whoever proposed that still waits for it. watch: a topic was made, changed or deleted, or messages of it died.
+        on_ttl: core.ports.Listener."""
+        self.state, self.store, self.preload_ms = state, state.store, preload_ms
+        self.owed = Owed(state)
         self.ready = Ready(window, lambda number: state.topics[number], self._number_of, self.owed.look, self._tags)
         self.backlog = Backlog(self.owed, self.ready, self._damaged)
         self.backlog.on_found = self._count_ready

@@ -19,7 +19,7 @@ will be dropped: their hours have the highest numbers.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,8 +162,7 @@ def listing(state: DelayState, wish: Wish, now_ms: int, budget: int = BUDGET) ->
 class _Look:
     def __init__(self, state: DelayState, wish: Wish, now_ms: int, found: _Found) -> None:
         self.state, self.wish, self.now_ms, self.found = state, wish, now_ms, found
-        #: chain.IndexStore as well.
-        self.store: Any = state.store
+        self.store = state.store
         self.wanted = np.zeros(len(_STATES) + 1, np.bool_)
         self.wanted[[_CODE[s] for s in wish.states]] = True
         self.to_ms = min(wish.to_ms, now_ms + 1) if wish.states == {State.READY} else wish.to_ms

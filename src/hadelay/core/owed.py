@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,8 @@ _FEW = 64
 
 
 class Owed:
-    def __init__(self, state: DelayState, store: Any) -> None:
-        self.state, self.store = state, store
+    def __init__(self, state: DelayState) -> None:
+        self.state, self.store = state, state.store
         #: Told (hour, indexes) of entries in a window that do not verify any more.
         self.on_spoiled: Callable[[int, NDArray[np.uint32]], None] = lambda hour, indexes: None
 

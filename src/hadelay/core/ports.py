@@ -12,18 +12,11 @@ from hadelay.model import Event
 
 if TYPE_CHECKING:
     from hadelay.core.held import HeldGrant
+    from hadelay.core.linking import Heads
     from hadelay.core.topics import Topic
 
 #: Kinds of `Names`. REASON: why an attempt failed.
 TOPIC, CONSUMER, NODE, REASON = 1, 2, 3, 4
-
-
-class Heads(Protocol):
-    @property
-    def last(self) -> NDArray[np.uint32]: ...
-
-    @property
-    def count(self) -> NDArray[np.uint32]: ...
 
 
 class HourStore(Protocol):
@@ -45,7 +38,13 @@ class HourStore(Protocol):
 
     def append_again(self, hour: int, rows: NDArray[np.void]) -> int: ...
 
-    def entries(self, hour: int, indexes: NDArray[np.integer] | slice) -> NDArray[np.void]: ...
+    def entries(self, hour: int, indexes: NDArray[np.integer] | slice, *, verify: bool = True) -> NDArray[np.void]: ...
+
+    def mapped(self, hour: int) -> bool: ...
+
+    def index_view(self, hour: int) -> NDArray[np.void]: ...
+
+    def pre_view(self, hour: int) -> memoryview: ...
 
     def heads(self, hour: int) -> Heads: ...
 
@@ -90,8 +89,9 @@ class Names(Protocol):
     def register(self, kind: int, name: str) -> int: ...
 
 
-class Listener(Protocol):
-    """Told by apply, on the leader, right after each change; must not change the state, nor keep the arrays it gets.
+class Listener:
+    """Told by apply right after each change; must not change the state, nor keep the arrays it gets. The leader has one
+    that listens (core/dispatch.py), a follower this one.
 
     An entry is something to hand out from `on_filed` until `on_granted` or `on_settled` names it. What comes back from
     a lease (nack, expiry) or is moved is a *new* entry: first `on_settled` of the old one with Event.MOVED, then
@@ -100,50 +100,23 @@ class Listener(Protocol):
 
     def on_filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
         """INDEX rows, complete (`index`, `second`, …); the hour of all, or of each."""
-        ...
 
     def on_granted(self, grant: HeldGrant) -> None:
         """grant.rows[n] is leased where grant.rows["open"][n]."""
-        ...
 
     def on_extended(self, grant: HeldGrant) -> None: ...
 
     def on_settled(self, hour: int, indexes: NDArray[np.uint32], event: Event) -> None:
         """These entries are over: ACKED, TTL_EXPIRED, CANCELLED, MOVED or DEAD."""
-        ...
 
     def on_topic(self, topic: Topic) -> None:
         """Made, changed or deleted (`topic.exists`), or has something for the janitor (Topics.chores)."""
-        ...
 
     def on_purged(self, topic: Topic) -> None:
         """Whatever waits in it, of a generation before topic.floor, is cancelled: `on_settled` names it later."""
-        ...
 
     def on_dead(self, topic: Topic) -> None:
         """Messages of it died. An alert is owed while topic.settled[Event.DEAD] is ahead of topic.alerted."""
-        ...
 
     def on_ttl(self, at_ms: int) -> None:
         """TTL_EXPIRE has something to look at then."""
-        ...
-
-
-class NoListener:
-    """A follower's: nobody wants to know."""
-
-    def on_filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None: ...
-
-    def on_granted(self, grant: HeldGrant) -> None: ...
-
-    def on_extended(self, grant: HeldGrant) -> None: ...
-
-    def on_settled(self, hour: int, indexes: NDArray[np.uint32], event: Event) -> None: ...
-
-    def on_topic(self, topic: Topic) -> None: ...
-
-    def on_purged(self, topic: Topic) -> None: ...
-
-    def on_dead(self, topic: Topic) -> None: ...
-
-    def on_ttl(self, at_ms: int) -> None: ...

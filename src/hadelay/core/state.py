@@ -35,7 +35,7 @@ from hadelay.core.formats import FEATURE_LEVEL, FIRST_LEVEL
 from hadelay.core.held import HeldGrant
 from hadelay.core.hourstate import SECONDS, HourState, indexes_of
 from hadelay.core.members import JOINED, Members
-from hadelay.core.ports import CONSUMER, NODE, REASON, HourStore, Listener, Names, NoListener, Tables
+from hadelay.core.ports import CONSUMER, NODE, REASON, HourStore, Listener, Names, Tables
 from hadelay.core.results import Done, Refused, Result
 from hadelay.core.settings import Settings
 from hadelay.core.topics import Topic, Topics, known_topic
@@ -59,7 +59,7 @@ class DelayState:
     ) -> None:
         self.group, self.store, self.tables, self.names = group, store, tables, names
         self.settings = settings or Settings()
-        self.listener: Listener = NoListener()
+        self.listener = Listener()
         #: Told of the hour and the INDEX or HELD rows that were settled, on every node; must not keep the rows.
         self.on_settled: Callable[[int, NDArray[np.void]], None] | None = None
         #: Cluster time (architecture §4), of the last entry.

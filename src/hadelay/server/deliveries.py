@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hadelay.core.dispatch import LATENESS_BUCKETS_MS, Delivery, Offer
 from hadelay.core.formats import INDEX
 from hadelay.core.held import HeldGrant
+from hadelay.core.ports import HourStore
 from hadelay.core.results import GrantResult
 from hadelay.core.tokens import LEASE
 from hadelay.core.topics import by_topic
@@ -59,14 +60,14 @@ def first_time(term: int, offer: Offer, result: GrantResult, suspect_ms: int, no
     )
 
 
-def again(grant: HeldGrant, store: object) -> tuple[Delivery, NDArray[np.void]]:
+def again(grant: HeldGrant, store: HourStore) -> tuple[Delivery, NDArray[np.void]]:
     """What is still held of a grant, and the LEASE rows that name it."""
     positions = np.flatnonzero(grant.rows["open"] == 1)
     held = grant.rows[positions]
     rows = np.zeros(len(held), INDEX)
     for hour in np.unique(held["hour"]).tolist():
         mine = held["hour"] == hour
-        rows[mine] = store.entries(hour, held["index"][mine])  # type: ignore[attr-defined]
+        rows[mine] = store.entries(hour, held["index"][mine])
     leases = np.zeros(len(held), LEASE)
     leases["term"], leases["seq"], leases["pos"] = grant.term, grant.seq, positions
     leases["hour"], leases["index"] = held["hour"], held["index"]

@@ -26,7 +26,7 @@ from hadelay.core.clustertime import ClusterClock
 from hadelay.core.commands import MAX_AHEAD_MS, Command, Grant, encode_extend, encode_grant
 from hadelay.core.dispatch import DONE, PROPOSED, Delivery, Dispatcher, Offer, Poll
 from hadelay.core.held import HeldGrant
-from hadelay.core.ports import NoListener
+from hadelay.core.ports import Listener
 from hadelay.core.ready import MAX_FILTERS, TOPIC_FILTERS
 from hadelay.core.results import GrantResult, LeaseOutcome, LeaseResult
 from hadelay.core.state import DelayState
@@ -110,7 +110,6 @@ class LeaderDispatcher:
         self,
         *,
         state: DelayState,
-        store: Any,
         runtime: Runtime,
         clock: ClusterClock,
         propose: Callable[[bytes, Done], None],
@@ -122,7 +121,7 @@ class LeaderDispatcher:
         """propose: the batcher's. on_damage(hour, index, what): a chain is broken at that entry; after the repair
         call `repaired(hour)`. surely_leads: no other node can be leading yet (interval mode hands out on that).
         watch: as core.dispatch's; while this node leads."""
-        self.state, self.store, self.runtime, self.clock = state, store, runtime, clock
+        self.state, self.runtime, self.clock = state, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
         self.surely_leads, self.watch = surely_leads, watch
         self.interval = config.dispatch.sync == "interval"
@@ -147,7 +146,6 @@ class LeaderDispatcher:
         now, dispatch = self._now(), self.config.dispatch
         core = Dispatcher(
             self.state,
-            self.store,
             preload_ms=dispatch.preload_ms,
             window=dispatch.ready_window,
             wake=self._turn_soon,
@@ -178,7 +176,7 @@ class LeaderDispatcher:
         term, self._term = self._term, None
         if term is None:
             return
-        self.state.listener = NoListener()
+        self.state.listener = Listener()
         term.expiry.stop()
         term.cursor.stop()
         unanswered = term.unanswered()
@@ -418,7 +416,7 @@ class LeaderDispatcher:
             return
         poll.phase = PROPOSED
         try:
-            delivery, leases = again(grant, self.store)
+            delivery, leases = again(grant, self.state.store)
         except DamagedFile as damage:
             term.polls.answer(poll, None, damage)
             return

@@ -318,7 +318,6 @@ class Node:
     def _make_dispatcher(self) -> None:
         self.dispatcher = LeaderDispatcher(
             state=self.state,
-            store=self.storage.hours,
             runtime=self.runtime,
             clock=self.clock,
             propose=self._propose_as_leader,

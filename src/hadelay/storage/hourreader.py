@@ -99,13 +99,6 @@ class HourReader:
             raise DamagedFile(self.path(hour) + ".idx", at, "the entry's CRC does not hold", size=INDEX_SIZE)
         return rows
 
-    def entry(self, hour: int, index: int) -> np.void:
-        """One INDEX row. IndexError beyond the applied length; DamagedFile when its CRC does not hold."""
-        if not 0 <= index < self.count(hour):
-            raise IndexError(f"hour {hour_name(hour)} has no entry {index}")
-        row: np.void = self.entries(hour, slice(index, index + 1))[0]
-        return row
-
     def index_view(self, hour: int) -> Rows:
         """All INDEX rows of an hour, not verified: zero-copy and read-only when mapped, read from disk otherwise."""
         near = self._near.get(hour)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 from google_crc32c import value as crc32c
@@ -15,13 +14,9 @@ from numpy.typing import NDArray
 
 from hadelay.core.checksums import masked
 from hadelay.core.formats import DISPATCH, INDEX, RECORD, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION
+from hadelay.core.linking import Heads
 from hadelay.errors import DamagedFile
 from hadelay.model import NONE32, pack_id
-
-
-class Heads(NamedTuple):
-    last: NDArray[np.uint32]
-    count: NDArray[np.uint32]  # type: ignore[assignment]  # a tuple has a method of that name
 
 
 class _Rows:
@@ -121,9 +116,6 @@ class MemoryHours:
 
     def entries(self, hour: int, indexes: NDArray[np.integer] | slice, *, verify: bool = True) -> NDArray[np.void]:
         return self.files[hour].idx.all[indexes].copy()
-
-    def entry(self, hour: int, index: int) -> np.void:
-        return self.files[hour].idx.all[index]  # type: ignore[no-any-return]
 
     def index_view(self, hour: int) -> NDArray[np.void]:
         return self.files[hour].idx.all
