@@ -360,7 +360,7 @@ def one_lags_behind_the_journal(compact: bool = True) -> tuple[Cluster, str]:
     for name, machine in cluster.machines.items():
         machine.take_checkpoint()
         if compact:
-            cluster.nodes[name].compact(machine.index, machine.term)
+            cluster.nodes[name].compact(machine.index)
     cluster.commit(b"after the checkpoint")
     assert (cluster.leader().journal.base_index > 2) == compact
     cluster.start(lagging)

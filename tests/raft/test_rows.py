@@ -312,7 +312,7 @@ def test_compaction_deletes_whole_segments_at_any_crash():
         assert len(node.journal._segments) > 2
         cluster.machines["n1"].take_checkpoint()
         cluster.disks["n1"].crash_in = steps
-        cluster.runtimes["n1"].call_soon(node.compact, node.applied_index, node.applied_term)
+        cluster.runtimes["n1"].call_soon(node.compact, node.applied_index)
         cluster.run(0.2)
         if "n1" in cluster.nodes:
             cluster.kill("n1", power=True)

@@ -64,7 +64,7 @@ class Machine(PlainMachine):
         if self.busy or self.raft is None:
             return
         self.busy = True
-        data, index, term = self._dump(), self.index, self.term
+        data, index = self._dump(), self.index
 
         def write() -> None:
             f = self.disk.open("/data/state.new", create=True)
@@ -80,7 +80,7 @@ class Machine(PlainMachine):
                 self.sim.fatal(self.name, error)
                 return
             self.durable = data
-            self.raft.compact(index, term)
+            self.raft.compact(index)
 
         self.runtime.in_thread("disk", write, done)
 

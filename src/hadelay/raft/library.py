@@ -13,15 +13,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pysyncobj import SyncObj, SyncObjConf, syncobj
 from pysyncobj.journal import Journal as LibraryJournal
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from hadelay.raft.journal import Journal
-from hadelay.raft.segment import Entry
+if TYPE_CHECKING:
+    from hadelay.raft.node import RaftNode
 
 #: What the library itself puts into the log when a term begins. Proposals are longer (RaftNode.propose sees to it).
 NO_OP = b"\x01"
@@ -36,35 +36,15 @@ _FOLLOWER, _LEADER = 0, 2
 _NEVER = 1e9
 
 
-class Outbox(Protocol):
-    """What the library's messages turn into."""
-
-    def send_vote_request(self, peer: str, term: int, last_index: int, last_term: int) -> None: ...
-
-    def send_vote(self, peer: str, term: int) -> None: ...
-
-    def pump(self) -> None:
-        """The leader has something to send, or may have."""
-        ...
-
-    def on_appended(self, index: int, command: bytes) -> None:
-        """An entry is in the log, on a leader or a follower."""
-        ...
-
-    def on_state(self, leads: bool) -> None:
-        """Became leader (before its no-op is in the log), or stopped being it."""
-        ...
-
-
 class _Log(LibraryJournal):  # type: ignore[misc]
     """Our journal, as far as the library looks into it: terms and indexes, never commands."""
 
-    def __init__(self, journal: Journal, outbox: Outbox) -> None:
-        self._journal, self._outbox = journal, outbox
+    def __init__(self, raft: RaftNode) -> None:
+        self._raft, self._journal = raft, raft.journal
 
     def add(self, command: bytes, idx: int, term: int, record: memoryview | None = None) -> None:
         self._journal.append(command, idx, term, record)
-        self._outbox.on_appended(idx, command)
+        self._raft.on_appended(idx, command)
 
     def __getitem__(self, at: int | slice) -> Any:
         journal = self._journal
@@ -108,16 +88,16 @@ class _Log(LibraryJournal):  # type: ignore[misc]
 class _Transport(Transport):  # type: ignore[misc]
     """The library's other seam. Incoming messages are put in by `Core.message` when they are fit for it."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, raft: RaftNode) -> None:
         super().__init__(None, None, None)
-        self.outbox = outbox
+        self._raft = raft
 
     def send(self, node: Node, message: dict[str, Any]) -> bool:
-        kind = message["type"]
+        kind, elections = message["type"], self._raft.elections
         if kind == "request_vote":
-            self.outbox.send_vote_request(node.id, message["term"], message["last_log_index"], message["last_log_term"])
+            elections.send_vote_request(node.id, message["term"], message["last_log_index"], message["last_log_term"])
         elif kind == "response_vote":
-            self.outbox.send_vote(node.id, message["term"])
+            elections.send_vote(node.id, message["term"])
         # next_node_idx: the follower's answer is ours, when its disk has it.
         return True
 
@@ -136,10 +116,10 @@ class _Idle:
 
 
 @contextmanager
-def _seams(journal: Journal, outbox: Outbox) -> Iterator[None]:
+def _seams(raft: RaftNode) -> Iterator[None]:
     """The library takes these by module-level name, while it constructs itself."""
     names = {
-        "createJournal": lambda _: _Log(journal, outbox),
+        "createJournal": lambda _: _Log(raft),
         "createPoller": _Idle,
         "PipeNotifier": _Idle,
     }
@@ -171,8 +151,8 @@ class _Members(dict[str, _Member]):
 
 
 class Core(SyncObj):  # type: ignore[misc]
-    def __init__(self, name: str, peers: list[str], journal: Journal, outbox: Outbox) -> None:
-        self._outbox = outbox
+    def __init__(self, raft: RaftNode) -> None:
+        self._raft, peers = raft, list(raft.peers)
         #: By name; whoever a frame comes from is one, whether it votes or not.
         self.members = _Members()
         conf = SyncObjConf(
@@ -189,16 +169,17 @@ class Core(SyncObj):  # type: ignore[misc]
             commandsQueueSize=0,
             onStateChanged=self._state_changed,
         )
-        transport = _Transport(outbox)
-        with _seams(journal, outbox):
-            super().__init__(_Member(name), [self.members[peer] for peer in peers or [DISK]], conf, transport=transport)
+        transport = _Transport(raft)
+        with _seams(raft):
+            others = [self.members[peer] for peer in peers or [DISK]]
+            super().__init__(_Member(raft.name), others, conf, transport=transport)
         self._to_library: Callable[[Node, dict[str, Any]], None] = transport._onMessageReceived
         if not peers:
             self.link(DISK, True)
 
     def _state_changed(self, old: int, new: int) -> None:
         if _LEADER in (old, new):
-            self._outbox.on_state(new == _LEADER)
+            self._raft.on_state(new == _LEADER)
 
     # -- what it says
     @property
@@ -298,11 +279,8 @@ class Core(SyncObj):  # type: ignore[misc]
     # -- what we take out of its hands
     def _SyncObj__sendAppendEntries(self) -> None:
         """Row 18: its sender slices the whole tail for each follower and knows no window."""
-        self._outbox.pump()
+        self._raft.leader_role.pump()
 
     def _SyncObj__applyLogEntries(self) -> bool:
         """Row 10: its apply loop retries for ever, and lets callbacks apply twice. Ours is raft/apply.py."""
         return False
-
-
-__all__ = ["DISK", "NO_OP", "Core", "Entry", "Outbox"]

@@ -88,10 +88,12 @@ class RaftNode:
         self.membership = Membership(self, members or tuple(Member(n, "") for n in sorted([name, *self.peers])))
         #: Whom the network was told to link with last.
         self._linked = self.membership.linked()
-        self.core = Core(name, list(self.peers), journal, self)
+        self.core = Core(self)
         journal.on_fatal = self.fatal
         journal.on_synced = self._on_synced
         self._handlers: dict[int, Callable[[Peer, bytes], None]] = {
+            messages.GREETING: self.admission.on_greeting,
+            messages.REWOUND: self.admission.on_rewound,
             messages.APPEND: lambda peer, data: self.follower.on_append(peer.name, data),
             messages.APPEND_REPLY: lambda peer, data: self.leader_role.on_reply(
                 peer, messages.decode_append_reply(data)
@@ -193,10 +195,6 @@ class RaftNode:
         return self.journal.synced_index
 
     @property
-    def majority(self) -> int:
-        return self.membership.majority
-
-    @property
     def alone(self) -> bool:
         """No other node votes."""
         return not self.membership.others
@@ -271,12 +269,11 @@ class RaftNode:
         """Hand leadership to `to` (None: whoever is furthest). Proposals wait meanwhile, at most transfer_ms."""
         self.transfers.begin(to, done)
 
-    def compact(self, index: int, term: int) -> None:
+    def compact(self, index: int) -> None:
         """A checkpoint of everything up to `index` is durable: whole segments before it may go.
 
         What a connected follower still needs stays, up to four times journal_keep_bytes; beyond that it gets files.
         """
-        del term
         keep = self.config.journal_keep_bytes
         if self.is_leader:
             for peer in self.peers.values():
@@ -338,22 +335,13 @@ class RaftNode:
         if peer is None or self.stopped:
             return
         kind = data[0]
+        if not peer.up and kind not in (messages.GREETING, messages.REWOUND):
+            return
         try:
-            if not peer.up:
-                if kind == messages.GREETING:
-                    self.admission.on_greeting(peer, data)
-                elif kind == messages.REWOUND:
-                    self.admission.on_rewound(peer, data)
-            elif kind >= messages.FIRST_APP_KIND:
+            if kind >= messages.FIRST_APP_KIND:
                 self.machine.on_message(name, kind, data[1:])
-            elif kind == messages.GREETING:
-                self.admission.on_greeting(peer, data)
-            elif kind == messages.REWOUND:
-                self.admission.on_rewound(peer, data)
-            else:
-                handler = self._handlers.get(kind)
-                if handler is not None:  # else: of a later version, which knows that we may not know it
-                    handler(peer, data)
+            elif (handler := self._handlers.get(kind)) is not None:
+                handler(peer, data)  # else: of a later version, which knows that we may not know it
         except messages.BadFrame as error:
             # A new link starts from a known state.
             log.warning("bad_frame", extra={"peer": name, "kind": kind, "error": str(error)})
@@ -457,23 +445,16 @@ class RaftNode:
             self.network.set_members(linked)
         self.machine.on_members()
 
-    # -- the library's Outbox
-    def send_vote_request(self, peer: str, term: int, last_index: int, last_term: int) -> None:
-        self.elections.send_vote_request(peer, term, last_index, last_term)
-
-    def send_vote(self, peer: str, term: int) -> None:
-        self.elections.send_vote(peer, term)
-
-    def pump(self) -> None:
-        self.leader_role.pump()
-
+    # -- told by the library
     def on_appended(self, index: int, command: bytes) -> None:
+        """An entry is in the log, on a leader or a follower."""
         members = self.machine.members_in(command)
         if members is not None:
             self.membership.appended(index, members)
 
     def on_state(self, leads: bool) -> None:
-        """From inside the library: only our own state changes here, others hear of it when the loop comes round."""
+        """Became leader (before its no-op is in the log), or stopped being it. From inside the library: only our own
+        state changes here, others hear of it when the loop comes round."""
         if leads:
             log.info("leads", extra={"term": self.term})
             self.stats.leader_changes += 1

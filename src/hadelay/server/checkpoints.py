@@ -84,7 +84,7 @@ class Checkpoints:
             self.count += 1
             self.finished = node.runtime.monotonic()
             self.durations.observe(self.finished - began)
-            node.raft.compact(index, term)
+            node.raft.compact(index)
             then()
 
         storage.checkpoint(index, term, blob, hours, done)
