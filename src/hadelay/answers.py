@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
+import time
 from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import msgspec
@@ -13,6 +16,9 @@ from hadelay.errors import HadelayError, OutcomeUnknown
 #: What decoding the answer of something else than a node may raise.
 NONSENSE = (msgspec.MsgspecError, ValueError, RecursionError)
 _OF_A_PROBLEM = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
+_LONGEST_WAIT_S = 86_400.0
+#: Whatever the case of their names.
+Headers = Mapping[str, str] | http.client.HTTPMessage
 #: Said by who stands before a node, it is a refusal too: the request got no further.
 _REFUSED_BEFORE = {400, 401, 403, 408, 413, 429}
 #: Refusals of the request, or of who asks: they tell nothing about an earlier try of it.
@@ -34,9 +40,11 @@ class NotANode(OutcomeUnknown):
     type, title, retryable = "not-a-node", "What answered is no node", False
 
 
-def not_a_node(url: str, method: str, status: int, kind: str, body: bytes, why: str = "", **extra: Any) -> NotANode:
-    """kind: the Content-Type. why: what is wrong with the body."""
-    seen = f"HTTP {status}, {kind or 'no content type'}: {body[:200].decode(errors='replace')!r}"
+def not_a_node(
+    url: str, method: str, status: int, headers: Headers, body: bytes, why: str = "", **extra: Any
+) -> NotANode:
+    """why: what is wrong with the body."""
+    seen = f"HTTP {status}, {headers.get('Content-Type') or 'no content type'}: {body[:200].decode(errors='replace')!r}"
     what_to_do = "Check the address, and what stands between"
     error = NotANode(f"{url}: what answered is no hadelay node: {seen}{why and f' ({why})'}. {what_to_do}", **extra)
     error.outcome_known = method in ("GET", "HEAD") or 300 <= status < 500  # type: ignore[misc]
@@ -50,7 +58,17 @@ def unsettled(idempotency_key: str | None) -> str:
     return f"It may or may not have happened{words if idempotency_key else ''}."
 
 
-def refusal(url: str, method: str, status: int, kind: str, body: bytes) -> HadelayError:
+def retry_after_ms(headers: Headers) -> int | None:
+    """What a Retry-After asks for, seconds or a date (RFC 9110, 10.2.3); at most a day. None: nothing legible."""
+    said = headers.get("Retry-After", "").strip()
+    try:
+        seconds = float(said) if said.isdecimal() else parsedate_to_datetime(said).timestamp() - time.time()
+    except (ValueError, OverflowError):
+        return None
+    return round(1000 * min(max(seconds, 0.0), _LONGEST_WAIT_S))
+
+
+def refusal(url: str, method: str, status: int, headers: Headers, body: bytes) -> HadelayError:
     """Of an answer other than 2xx."""
     try:
         document = msgspec.json.decode(body, type=dict[str, Any])
@@ -59,8 +77,11 @@ def refusal(url: str, method: str, status: int, kind: str, body: bytes) -> Hadel
     if "outcome_known" in document:  # every node says that
         return error_of(document, status)
     extra = {name: value for name, value in document.items() if name not in _OF_A_PROBLEM}
-    error = not_a_node(url, method, status, kind, body, **extra)
-    return _BY_STATUS[status](error.detail) if status in _REFUSED_BEFORE else error
+    error: HadelayError = not_a_node(url, method, status, headers, body, **extra)
+    if status in _REFUSED_BEFORE:
+        error = _BY_STATUS[status](error.detail)
+    error.retry_after_ms = retry_after_ms(headers)
+    return error
 
 
 def error_of(document: Mapping[str, Any], status: int) -> HadelayError:

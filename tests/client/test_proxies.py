@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import pytest
 
+from hadelay.answers import retry_after_ms
 from hadelay.client import AsyncClient, NotANode, Put
 from hadelay.errors import HadelayError, OutcomeUnknown, TooLarge, Unauthorized
 from tests.http.conftest import Make
@@ -161,6 +164,42 @@ async def test_what_is_refused_on_the_way(proxy: Proxy, status: str, known: bool
         with pytest.raises(kind) as caught:
             await client.get("0" * 13)
         assert caught.value.outcome_known
+
+
+TOO_BUSY = "429 Too Many Requests", "503 Service Unavailable"
+
+
+@pytest.mark.parametrize("status", TOO_BUSY)
+async def test_a_proxy_says_when_to_come_again(proxy: Proxy, status: str) -> None:
+    """Not within the time of this call: it is not asked in vain until that is over."""
+    url = await proxy(answer(status, b"<html>", "text/html", "Retry-After: 3600"))
+    async with AsyncClient(url, timeout=60) as client:
+        with pytest.raises(HadelayError) as caught:
+            await asyncio.wait_for(client.put("t", b"x"), 20)
+    assert caught.value.retryable
+    assert caught.value.retry_after_ms == 3_600_000
+
+
+async def test_a_proxy_says_nothing_of_other_addresses(make_node: Make, proxy: Proxy) -> None:
+    node = await make_node()
+    busy = await proxy(answer(TOO_BUSY[1], b"", "text/html", "Retry-After: 3600"))
+    async with AsyncClient([busy, node.url], timeout=60) as client:
+        client._transport._at = 0
+        assert (await asyncio.wait_for(client.put("t", b"x"), 20)).topic == "t"
+
+
+@pytest.mark.parametrize(
+    ("said", "ms"),
+    [
+        ("7", 7_000), (" 0 ", 0), ("9" * 400, 86_400_000), ("99999999", 86_400_000), ("", None), ("soon", None),
+        ("-1", None), ("1.5", None), ("\xb2", None), ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 86_400_000),
+    ],
+)  # fmt: skip
+def test_retry_after_is_read_in_both_forms(said: str, ms: int | None) -> None:
+    assert retry_after_ms({"Retry-After": said}) == ms
+    in_an_hour = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    assert 3_000_000 < (retry_after_ms({"Retry-After": in_an_hour}) or 0) <= 3_600_000
 
 
 @pytest.mark.parametrize("garbage", [PAGE, answer("302 Found", b"")])

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from hadelay import errors
-from hadelay.answers import NO_NEWS, NONSENSE, NotANode, not_a_node, refusal
+from hadelay.answers import NO_NEWS, NONSENSE, Headers, NotANode, not_a_node, refusal
 from hadelay.cli.output import Remote
 from hadelay.errors import HadelayError
 
@@ -80,20 +80,19 @@ def read_answer(
     url: str,
     method: str,
     status: int,
-    headers: Mapping[str, str] | http.client.HTTPMessage,
+    headers: Headers,
     answer: bytes,
     decode: Callable[[bytes], Any] = msgspec.json.decode,
 ) -> Any:
     """Of whatever listens there: of something else than a node nobody knows what it did."""
-    kind = headers.get("Content-Type", "")
     if not 200 <= status < 300:
-        raise refusal(url, method, status, kind, answer)
+        raise refusal(url, method, status, headers, answer)
     if "Hadelay-Node" not in headers:
-        raise not_a_node(url, method, status, kind, answer, "no header Hadelay-Node")
+        raise not_a_node(url, method, status, headers, answer, "no header Hadelay-Node")
     try:
         return decode(answer) if answer else None
     except NONSENSE as error:
-        raise not_a_node(url, method, status, kind, answer, str(error)) from None
+        raise not_a_node(url, method, status, headers, answer, str(error)) from None
 
 
 def segment(text: str) -> str:

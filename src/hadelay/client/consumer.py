@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: After a poll that failed even with all its retries.
-_PAUSE_S = 1.0
+#: After a poll that failed even with all its retries: as long as it was told, within these.
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _MAX_POLL = 1_000
 
 
@@ -163,7 +163,7 @@ class Consumer:
                     self._queue.put_nowait(error)
                     return
                 log.warning("poll failed, trying again: %s", error)
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(min(max((error.retry_after_ms or 0) / 1000, _PAUSE_S), _LONGEST_PAUSE_S))
                 continue
             request_id = ""
             for message in messages:

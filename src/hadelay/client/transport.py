@@ -147,7 +147,9 @@ class Transport:
                 # No node at an address: another one may be right, and when none is, waiting does not help.
                 strangers = strangers + 1 if isinstance(error, NotANode) and not error.retryable else 0
                 again = strangers < len(self.urls) if strangers else _worth_retrying(error)
-                pause_s = (error.retry_after_ms or 0) / 1000
+                # Who is no node speaks for its own address, and not for the others.
+                alone = isinstance(error, NotANode) and len(self.urls) > 1
+                pause_s = 0.0 if alone else (error.retry_after_ms or 0) / 1000
                 # The other addresses first, at once; only when none of them could, with a pause.
                 if failures % len(self.urls) == 0 or pause_s:
                     pause_s = max(pause_s, backoff_s * random.uniform(0.5, 1.0))
@@ -190,13 +192,12 @@ class Transport:
                             continue
                         content = await response.read()
                         answer = Answer(response.status, response.headers, content)
-                    kind = response.headers.get("Content-Type", "")
                     if not 200 <= answer.status < 300:
-                        raise refusal(base, method, answer.status, kind, content)
+                        raise refusal(base, method, answer.status, answer.headers, content)
                     try:
                         return read(answer)
                     except NONSENSE as error:
-                        raise not_a_node(base, method, answer.status, kind, content, str(error)) from None
+                        raise not_a_node(base, method, answer.status, answer.headers, content, str(error)) from None
                 raise NoLeader(f"the leader moves: {_MAX_REDIRECTS} redirects and no answer", retry_after_ms=100)
         except HadelayError as error:
             if isinstance(error, NoLeader | errors.Overloaded | NotANode):
