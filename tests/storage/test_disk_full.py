@@ -150,3 +150,18 @@ def test_looking_at_a_far_hour_that_cannot_be_written(suffix: str, cached: bool,
         return start(disk, loop).hours.checksums()
 
     assert run(looks=True) == run(looks=False)
+
+
+def test_a_checkpoint_after_one_who_found_no_room_for_far_hours(disk: SimDisk) -> None:
+    """What that left unwritten is written first: when there still is no room, the checkpoint ends like any other."""
+    loop = Loop()
+    storage = start(disk, loop)
+    storage.hours.append(*messages(FAR, sizes=[1000] * 100))
+    checkpoint(storage, loop, 1)
+    storage.hours.append(*messages(FAR, sizes=[1000] * 100, seed=1))
+    disk.capacity = disk.used
+    outcome: list[BaseException | None] = []
+    storage.write_out(outcome.append)
+    storage.checkpoint(2, 1, b"", {}, outcome.append)
+    loop.run()
+    assert [isinstance(error, OSError) for error in outcome] == [True, True]

@@ -62,7 +62,7 @@ class Checkpoints:
         filled = max(self.bytes_since / config.checkpoint_bytes, waiting / config.far_buffer_bytes)
         if filled >= self._part and not storage.checkpointing:
             # Not inside apply: the entry is not counted as applied yet.
-            self.node.runtime.call_soon(self.begin)
+            self.node.raft.call_soon(self.begin)
 
     def begin(self, then: Callable[[], None] = lambda: None) -> None:
         """`then` is called when it is durable, or at once when there is nothing to do or one is under way."""
@@ -125,4 +125,4 @@ class Checkpoints:
         self._look_for_space()
         if node.runtime.monotonic() - self._last >= self.config.checkpoint_interval_ms / 1000 * self._part:
             self.begin()
-        node.runtime.call_later(_TICK_S, self._tick)
+        node.raft.call_later(_TICK_S, self._tick)

@@ -112,7 +112,11 @@ class Storage:
         """
         assert not self.checkpointing, "one checkpoint at a time"
         self.checkpointing = True
-        sample = self.hours.sample()
+        try:
+            sample = self.hours.sample()
+        except Exception as error:  # it may have to write what somebody else found no room for
+            done(error)
+            return
         row = _first_row(self.identity) | {
             "index": applied_index,
             "term": applied_term,
