@@ -30,6 +30,8 @@ _IMPATIENT_S = 0.1
 _LIVE_S = 3.0
 #: By how much two readings of one clock may disagree.
 _DRIFTED_S = 0.01
+#: A round trip that took longer says nothing of a wall clock: it may be off by half of it.
+_OLD_S = 10.0
 
 
 #: What `_send` sends: wall clock, cluster time, mine, yours, address, version, level, applied index, has space.
@@ -137,7 +139,7 @@ class Peers:
         self.peers[name] = Peer(name, http, version, level, applied, has_space, mono)
         self._look_for_space()
         # Sent later than now: by a clock that this machine had before it was started anew.
-        if yours is not None and yours - mono < _DRIFTED_S and name in self.voters:
+        if yours is not None and -_DRIFTED_S < mono - yours < _OLD_S and name in self.voters:
             self.clock.observe_wall(name, wall_ms, mono, now_ms, max(0.0, mono - yours))
         if now_ms is None and self.clock.ready:
             self._send(name)  # it waits for nothing else
