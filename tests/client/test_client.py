@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -623,3 +625,32 @@ def test_it_survives_a_fork(url: str) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     client.put("a")
     client.close()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        """
+kept = Client(url)
+threads = [threading.Thread(target=lambda: Client(url).put("a")) for _ in range(3)]
+[thread.start() for thread in threads]
+kept.put("a")
+next(Client(url).messages("a"))
+if child := os.fork():
+    code = os.waitpid(child, 0)[1]
+kept.put("a")
+sys.exit(code if child else 0)
+""",
+        """
+kept = Client(url)
+kept.put("a")
+left = kept.consume("a", wait="1s")
+next(left)
+""",
+    ],
+    ids=["threads and a fork", "a loop"],
+)
+def test_who_is_not_closed_ends_silently(url: str, script: str) -> None:
+    text = f"import os, sys, threading\nfrom hadelay import Client\nurl = {url!r}\n{script}"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

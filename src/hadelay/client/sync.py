@@ -1,15 +1,18 @@
 """The blocking twin: the same methods, run on one background event loop.
 
 A method is declared once, on AsyncClient; `_Blocking` gives it here with the same parameters, types and docstring.
-The loop's thread is shared by all clients of a process and started again after a fork.
+The loop's thread is shared by all clients of a process and started again after a fork. Who is not closed is closed when
+nothing refers to it any more, or when the interpreter ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import os
 import threading
+import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
@@ -23,17 +26,56 @@ R = TypeVar("R")
 
 _THREAD = "hadelay-client"
 _lock = threading.Lock()
-_background: tuple[int, asyncio.AbstractEventLoop] | None = None
+_background: asyncio.AbstractEventLoop | None = None
+#: Those of this process that may have connections.
+_used: set[AsyncClient] = set()
+#: How long the end of the interpreter waits for what consumers give back.
+_LAST_WORDS_S = 2.0
 
 
 def _loop() -> asyncio.AbstractEventLoop:
     global _background
     with _lock:
-        if _background is None or _background[0] != os.getpid():
-            loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, daemon=True, name=_THREAD).start()
-            _background = os.getpid(), loop
-        return _background[1]
+        if _background is None:
+            _background = asyncio.new_event_loop()
+            threading.Thread(target=_background.run_forever, daemon=True, name=_THREAD).start()
+            atexit.register(_at_exit)
+        return _background
+
+
+async def _leave(client: AsyncClient) -> None:
+    try:
+        await asyncio.wait_for(client.close(), _LAST_WORDS_S)
+    finally:
+        await client._transport.close()
+
+
+def _at_exit() -> None:
+    async def leave() -> None:
+        await asyncio.gather(*map(_leave, _used), return_exceptions=True)
+
+    if _background is not None:
+        asyncio.run_coroutine_threadsafe(leave(), _background).result()
+    _used.clear()
+
+
+def _dropped(client: AsyncClient) -> None:
+    """Nobody has its Client any more. Called on whatever thread, with whatever locks held: it waits for nothing."""
+    if client in _used and _background is not None:
+        _used.discard(client)
+        asyncio.run_coroutine_threadsafe(_leave(client), _background)
+
+
+def _in_child() -> None:
+    """After a fork: the loop's thread is gone, and the connections are those of the parent."""
+    global _lock, _background
+    _lock, _background = threading.Lock(), None
+    for client in _used:
+        client._transport.disown()
+    _used.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 class _Call(Generic[R]):
@@ -103,7 +145,7 @@ class _BlockingEach(Generic[P, R]):
 
         @functools.wraps(self.method)
         def call(*args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
-            return _each(self.method(client._async(), *args, **kwargs))
+            return _each(self.method(client._async(), *args, **kwargs), client)
 
         return call
 
@@ -137,7 +179,8 @@ class Delivered:
 
 
 class Client:
-    """AsyncClient without the await: same arguments, same answers, same exceptions. Any thread may use it.
+    """AsyncClient without the await: same arguments, same answers, same exceptions. Any thread may use it, also in a
+    program that has an event loop of its own, and after a fork; a script that ends without `close` ends cleanly.
 
     with Client("http://127.0.0.1:8400") as client:
         client.put("orders", {"id": 7}, delay="15m")
@@ -156,15 +199,16 @@ class Client:
     ) -> None:
         self._new = functools.partial(AsyncClient, urls, token, timeout=timeout, ca=ca)
         self._new()  # refuse wrong addresses here and now
-        self._clients: dict[int, AsyncClient] = {}
+        self._client: AsyncClient | None = None
 
     def _async(self) -> AsyncClient:
         """The client of this process: sockets do not survive a fork."""
-        pid = os.getpid()
         with _lock:
-            if pid not in self._clients:
-                self._clients = {pid: self._new()}
-            return self._clients[pid]
+            if self._client is None or self._client not in _used:
+                self._client = self._new()
+                _used.add(self._client)
+                weakref.finalize(self, _dropped, self._client).atexit = False
+            return self._client
 
     def __enter__(self) -> Client:
         return self
@@ -232,23 +276,28 @@ class Client:
                 topics, concurrency=concurrency, lease=lease, wait=wait, tags=tags, any_tags=any_tags, consumer=consumer
             )
 
-        for leased in _each(_wait(start())):
+        for leased in _each(_wait(start()), self):
             yield Delivered(leased)
 
     messages = _BlockingEach(AsyncClient.messages)
     dead = _BlockingEach(AsyncClient.dead)
 
 
-def _each(items: AsyncIterable[R]) -> Iterator[R]:
-    iterator = items.__aiter__()
+def _each(items: AsyncIterable[R], client: Client) -> Iterator[R]:
+    """client: whose they are; it is not dropped meanwhile."""
+    iterator, of = items.__aiter__(), client._client
     try:
         while True:
             try:
+                if of not in _used:
+                    raise RuntimeError("this loop began in another process: begin it again after a fork")
                 yield _wait(iterator.__anext__())  # type: ignore[arg-type]
             except StopAsyncIteration:
                 return
     finally:
-        if threading.current_thread().name == _THREAD:
+        if of not in _used:
+            pass  # the parent's, or the interpreter ends: closed already
+        elif threading.current_thread().name == _THREAD:
             # Collected as garbage, here of all threads: who waited would wait for himself.
             asyncio.run_coroutine_threadsafe(_end(iterator), _loop())
         else:

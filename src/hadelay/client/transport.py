@@ -15,7 +15,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -70,6 +70,21 @@ def encrypted_too(url: str, location: str) -> str:
     return location
 
 
+class _Connector(aiohttp.TCPConnector):
+    """Closed by the process that made it: its copy in the child of a fork would take the parent's sockets out of the
+    selector, which is one for both."""
+
+    _pid = 0
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._pid = os.getpid()
+
+    def __del__(self, *options: Any) -> None:
+        if self._pid == os.getpid():
+            super().__del__(*options)
+
+
 class Transport:
     """Opened lazily, on the loop that first uses it."""
 
@@ -98,12 +113,18 @@ class Transport:
             await self._session.close()
             self._session = None
 
+    def disown(self) -> None:
+        """In the child of a fork: its copies of the connections are left as they are."""
+        if self._session is not None:
+            self._session.detach()
+            self._session = None
+
     def _open(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
         if self._session is None:
             self._loop = loop
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30, ssl=self._ssl),
+                connector=_Connector(limit=0, ttl_dns_cache=30, ssl=self._ssl),
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
