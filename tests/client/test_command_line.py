@@ -17,7 +17,7 @@ from hadelay.answers import NotANode
 from hadelay.cli.app import INTERRUPTED, NOT_FOUND, OK, REFUSED, TIMEOUT, UNREACHABLE, USAGE, run
 from hadelay.cli.output import Remote
 from hadelay.cli.remote import call, read_answer
-from hadelay.errors import BadRequest, HadelayError
+from hadelay.errors import BadRequest, Conflict, HadelayError
 from tests.client.test_client import url
 
 __all__ = ["url"]
@@ -160,6 +160,17 @@ def test_ctrl_c_tells_the_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "may or may not have happened: the same command with --idempotency-key k7" in capsys.readouterr().err
     assert run(["topic", "list"]) == INTERRUPTED
     assert capsys.readouterr().err == ""
+
+
+def test_what_was_cancelled_before_an_error_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers: list[Any] = [{"outcome": "cancelled"}, Conflict("too late", outcome="leased"), ConnectionError("gone")]
+    monkeypatch.setattr("hadelay.cli.msg.call", Mock(side_effect=answers))
+    assert run(["msg", "cancel", "a", "b", "c", "d", "-o", "json"]) == UNREACHABLE
+    shown = capsys.readouterr()
+    assert [(row["id"], row["outcome"]) for row in json.loads(shown.out)] == [("a", "cancelled"), ("b", "leased")]
+    assert json.loads(shown.err)["type"] == "unreachable"
 
 
 def problem(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from hadelay.cli.output import Remote, emit_json, fields, note, show, table
 from hadelay.cli.remote import call, segment
-from hadelay.errors import BadRequest, HadelayError
+from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound
 
 _COLUMNS = ("id", "state", "deliver_at", "attempt", "key", "tags", "size")
 #: Messages asked for at a time.
@@ -208,13 +208,15 @@ def cancel(*ids: str, topic: str | None = None, key: str | None = None, remote: 
         return 0
     paths = [_path(id, topic, key) for id in ids]
     code, done = 0, []
-    for id, path in zip(ids, paths, strict=True):
-        try:
-            done.append({"id": id, **call(remote, "DELETE", path)})
-        except HadelayError as error:
-            code = 1
-            done.append({"id": id, "outcome": error.outcome or error.type, "detail": error.detail})
-    show(done, remote, _OUTCOME)
+    try:
+        for id, path in zip(ids, paths, strict=True):
+            try:
+                done.append({"id": id, **call(remote, "DELETE", path)})
+            except (BadRequest, Conflict, NotFound) as error:
+                code = 1
+                done.append({"id": id, "outcome": error.outcome or error.type, "detail": error.detail})
+    finally:  # what is done is told, also when nobody answers for the next one
+        show(done, remote, _OUTCOME)
     return code
 
 

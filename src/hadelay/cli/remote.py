@@ -88,7 +88,7 @@ def read_answer(
     if not 200 <= status < 300:
         raise refusal(url, method, status, headers, answer)
     if "Hadelay-Node" not in headers:
-        raise not_a_node(url, method, status, headers, answer, "no header Hadelay-Node")
+        raise not_a_node(url, method, status, headers, answer, "no header Hadelay-Node: does a gateway drop it?")
     try:
         return decode(answer) if answer else None
     except NONSENSE as error:
