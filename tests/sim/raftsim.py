@@ -66,14 +66,6 @@ class Machine(PlainMachine):
         self.busy = True
         data, index = self._dump(), self.index
 
-        def write() -> None:
-            f = self.disk.open("/data/state.new", create=True)
-            f.truncate(0)
-            f.pwrite(data, 0)
-            f.sync()
-            self.disk.rename("/data/state.new", "/data/state")
-            self.disk.sync_dir("/data")
-
         def done(result: Any, error: BaseException | None) -> None:
             self.busy = False
             if error is not None:
@@ -82,7 +74,15 @@ class Machine(PlainMachine):
             self.durable = data
             self.raft.compact(index)
 
-        self.runtime.in_thread("disk", write, done)
+        self.runtime.in_thread("disk", lambda: self.write(data), done)
+
+    def write(self, data: bytes) -> None:
+        f = self.disk.open("/data/state.new", create=True)
+        f.truncate(0)
+        f.pwrite(data, 0)
+        f.sync()
+        self.disk.rename("/data/state.new", "/data/state")
+        self.disk.sync_dir("/data")
 
     def on_leader(self, term: int) -> None:
         self.leading = term
@@ -129,14 +129,6 @@ class Installer:
     def finish(self, done: Any) -> None:
         machine, data = self.machine, bytes(self.data)
 
-        def write() -> None:
-            f = machine.disk.open("/data/state.new", create=True)
-            f.truncate(0)
-            f.pwrite(data, 0)
-            f.sync()
-            machine.disk.rename("/data/state.new", "/data/state")
-            machine.disk.sync_dir("/data")
-
         def written(result: Any, error: BaseException | None) -> None:
             if error is not None:
                 done(FatalError(str(error)))
@@ -145,7 +137,7 @@ class Installer:
             machine.durable = data
             done(None)
 
-        machine.runtime.in_thread("disk", write, written)
+        machine.runtime.in_thread("disk", lambda: machine.write(data), written)
 
     def abort(self) -> None:
         pass
@@ -176,20 +168,9 @@ class RaftSim:
         self.wiped = False
         self.log: list[str] = []
         every = (
-            "reset",
-            "cut",
-            "oneway",
-            "pause",
-            "kill",
-            "io",
-            "power",
-            "power_all",
-            "slow",
-            "fail",
-            "wipe",
-            "transfer",
+            "reset", "cut", "oneway", "pause", "kill", "io", "power", "power_all", "slow", "fail", "wipe", "transfer",
             "slow_link",
-        )
+        )  # fmt: skip
         self.faults = faults or tuple(self.rng.sample(every, self.rng.randint(2, 7)))
         self.config = RaftConfig(
             max_entry_bytes=8000,
