@@ -31,34 +31,19 @@ _MAX_REQUEST_ID = 64
 _MAX_LEASES = 10_000
 #: A leader that lost its place while polls waited is looked for this often before the poll gives up.
 _ATTEMPTS = 3
+_RECEIVING: Any = {
+    "query": types.ReceiveQuery, "returns": {200: types.ReceivedMessages, 307: None}, "errors": (404, 409, 429),
+    "short": True, "scope": "consume",
+}  # fmt: skip
 
 
-@routes.add(
-    "POST",
-    "/v1/topics/{topic}/receive",
-    query=types.ReceiveQuery,
-    body=types.Receive,
-    returns={200: types.ReceivedMessages, 307: None},
-    errors=(404, 409, 429),
-    short=True,
-    scope="consume",
-)
+@routes.add("POST", "/v1/topics/{topic}/receive", body=types.Receive, **_RECEIVING)
 async def receive(call: Call) -> Answer:
     """Lease messages of one topic that are due, waiting for the first"""
     return await _receive(call, [call.path["topic"]])
 
 
-@routes.add(
-    "POST",
-    "/v1/receive",
-    query=types.ReceiveQuery,
-    body=types.ReceiveTopics,
-    returns={200: types.ReceivedMessages, 307: None},
-    errors=(404, 409, 429),
-    short=True,
-    scope="consume",
-    own_topics=True,
-)
+@routes.add("POST", "/v1/receive", body=types.ReceiveTopics, own_topics=True, **_RECEIVING)
 async def receive_topics(call: Call) -> Answer:
     """Lease messages of several topics that are due, waiting for the first"""
     topics = call.body.topics
