@@ -43,5 +43,5 @@ def test_it_ends_when_it_cannot_open_the_snapshot_that_it_has_switched_to() -> N
     node = start(disk, fatal.append)
     node.storage.close()
     disk.bad_paths.add(f"{node.storage.directory}/identity")
-    node.checkpoints._installed()
+    node._installed()
     assert isinstance(fatal[0], OSError)

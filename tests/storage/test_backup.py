@@ -46,9 +46,9 @@ class Source:
         checkpoint(self.storage, self.loop, self.index)
 
     def manifest(self) -> Manifest:
-        self.storage.manifest()
+        self.storage.exports.manifest()
         self.loop.run()
-        manifest = self.storage.manifest()
+        manifest = self.storage.exports.manifest()
         assert manifest is not None
         return manifest
 
@@ -59,7 +59,7 @@ class Source:
         for file in manifest.files:
 
             def read(offset: int, most: int, name: str = file.name) -> bytes:
-                data = self.storage.read_chunk(name, offset, min(most, 10_000, self.budget))
+                data = self.storage.exports.read(name, offset, min(most, 10_000, self.budget))
                 self.budget -= len(data)
                 if not data:
                     raise Broken
@@ -71,7 +71,7 @@ class Source:
         there, time = self.archive.files, "2026-11-21T00:00:00.000Z"
         backup = Backup(there.format, "test", 3, 1, manifest.index, manifest.term, time, files, there.part)
         self.archive.finish(backup, keep)
-        self.storage.release(manifest)
+        self.storage.exports.release(manifest)
         return backup
 
     def wrong(self, index: int | None = None) -> list[tuple[str, int]]:

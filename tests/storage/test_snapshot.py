@@ -46,9 +46,9 @@ class Node:
         checkpoint(storage, self.loop, index, hours={NOW: b"%d" % index})
 
     def manifest(self) -> Manifest:
-        assert self.storage.manifest() is None, "the first call starts the export"
+        assert self.storage.exports.manifest() is None, "the first call starts the export"
         self.loop.run()
-        manifest = self.storage.manifest()
+        manifest = self.storage.exports.manifest()
         assert manifest is not None
         return manifest
 
@@ -74,7 +74,7 @@ def pull(source: Node, target: Node, manifest: Manifest, *, stop_after: int | No
             if stop_after is not None and stop_after <= 0:
                 installer.abort()
                 return outcome
-            data = source.storage.read_chunk(file.name, at, min(1000, file.length - at))
+            data = source.storage.exports.read(file.name, at, min(1000, file.length - at))
             installer.write(file.name, at, data)
             at += len(data)
             if stop_after is not None:
@@ -114,11 +114,11 @@ def test_the_source_goes_on_meanwhile(source: Node) -> None:
     assert pull(source, target, manifest) == [None]
     assert target.seen()[:3] == expected[:3]
     assert target.seen()[3] == expected[3]
-    source.storage.release(manifest)
+    source.storage.exports.release(manifest)
     source.fill(5)
     assert not [path for path in source.disk.copy() if "/export/" in path]
     with pytest.raises(FileNotFoundError):
-        source.storage.read_chunk(f"state-{manifest.index}", 0, 10)
+        source.storage.exports.read(f"state-{manifest.index}", 0, 10)
 
 
 def test_a_pull_goes_on_where_it_was_given_up(source: Node) -> None:
@@ -137,7 +137,7 @@ def test_a_newer_manifest_keeps_what_the_older_one_brought(source: Node) -> None
     target = Node("n2")
     older = source.manifest()
     pull(source, target, older, stop_after=40_000)
-    source.storage.release(older)
+    source.storage.exports.release(older)
     source.fill(3)
     assert pull(source, target, source.manifest()) == [None]
     assert target.seen() == source.seen()
@@ -160,7 +160,7 @@ def test_what_does_not_verify_is_pulled_anew(source: Node) -> None:
 def test_paths_of_others_are_not_served(source: Node) -> None:
     for name in ("identity", "../secret", "hours/../identity", "/etc/passwd", "state.mdb"):
         with pytest.raises(FileNotFoundError):
-            source.storage.read_chunk(name, 0, 10)
+            source.storage.exports.read(name, 0, 10)
 
 
 @pytest.mark.parametrize("end", ["kill", "power_cut"])
@@ -174,7 +174,7 @@ def test_dying_at_every_step_of_an_install(source: Node, end: str) -> None:
         target.fill(7)
         before = target.seen()
         for file in manifest.files:
-            data = source.storage.read_chunk(file.name, 0, file.length)
+            data = source.storage.exports.read(file.name, 0, file.length)
             target.storage.install(manifest, target.start).write(file.name, 0, data)
         installer = target.storage.install(manifest, target.start)
         target.disk.sync_everything()

@@ -16,7 +16,7 @@ def pulled(source: Node, target: Node) -> Installer:
     manifest = source.manifest()
     installer = target.storage.install(manifest, target.start)
     for file in manifest.files:
-        installer.write(file.name, 0, source.storage.read_chunk(file.name, 0, file.length))
+        installer.write(file.name, 0, source.storage.exports.read(file.name, 0, file.length))
     return installer
 
 
@@ -62,7 +62,7 @@ def test_an_export_that_nobody_uses_any_more_holds_no_retired_hour() -> None:
     node = Node("n1")
     node.fill(1)
     manifest = node.manifest()
-    node.storage.release(manifest)
+    node.storage.exports.release(manifest)
     node.storage.hours.retire(FAR + 1)
     node.fill(2)
     assert not [path for path in node.disk.copy() if f"/{manifest.files[0].name}" in path]

@@ -1,4 +1,4 @@
-"""When to checkpoint, what it frees, and snapshots for followers that need files instead of entries."""
+"""When to checkpoint, and what it frees."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hadelay.raft.ports import Installer, Manifest
 from hadelay.server.api import Histogram
 
 if TYPE_CHECKING:
@@ -88,22 +87,6 @@ class Checkpoints:
             then()
 
         storage.checkpoint(index, term, blob, hours, done)
-
-    def manifest(self) -> Manifest | None:
-        return self.node.storage.manifest()
-
-    def release(self, manifest: Manifest) -> None:
-        self.node.storage.release(manifest)
-
-    def install(self, manifest: Manifest) -> Installer:
-        return self.node.storage.install(manifest, self._installed)
-
-    def _installed(self) -> None:
-        self.bytes_since = 0
-        try:
-            self.node.reload(self.node.storage.reopen())
-        except Exception as error:  # of its disk, say: there is no state to go on with
-            self.node.raft.fatal(error)
 
     def _look_for_space(self) -> None:
         node = self.node

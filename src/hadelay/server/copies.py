@@ -41,10 +41,10 @@ class Copies:
         if len(self._open) >= _MOST:
             raise Overloaded("others copy this node's files already: ask another node, or later", retry_after_ms=5_000)
         await self._checkpoint()
-        manifest = node.storage.manifest()
+        manifest = node.storage.exports.manifest()
         while manifest is None:
             await asyncio.sleep(_LOOK_S)
-            manifest = node.storage.manifest()
+            manifest = node.storage.exports.manifest()
         name = f"{manifest.index}-{node.runtime.random.getrandbits(32):08x}"
         self._open[name] = _Copy(node.storage, manifest, node.runtime.monotonic())
         if len(self._open) == 1:
@@ -77,7 +77,7 @@ class Copies:
             else:
                 future.set_result(data)
 
-        self._node.runtime.in_thread("copies", lambda: copy.storage.read_chunk(file, offset, size), done)
+        self._node.runtime.in_thread("copies", lambda: copy.storage.exports.read(file, offset, size), done)
         data = await future
         copy.heard = self._node.runtime.monotonic()
         return data
@@ -86,7 +86,7 @@ class Copies:
         copy = self._open.pop(name, None)
         # A node that installed another's snapshot meanwhile has other files now.
         if copy is not None and copy.storage is self._node.storage:
-            copy.storage.release(copy.manifest)
+            copy.storage.exports.release(copy.manifest)
 
     async def _checkpoint(self) -> None:
         storage, checkpoints = self._node.storage, self._node.checkpoints

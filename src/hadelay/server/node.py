@@ -296,16 +296,16 @@ class Node:
             self.link.link_down(peer)
 
     def manifest(self) -> Manifest | None:
-        return self.checkpoints.manifest()
+        return self.storage.exports.manifest()
 
     def read_chunk(self, manifest: Manifest, name: str, offset: int, size: int) -> bytes:
-        return self.storage.read_chunk(name, offset, size)
+        return self.storage.exports.read(name, offset, size)
 
     def release(self, manifest: Manifest) -> None:
-        self.checkpoints.release(manifest)
+        self.storage.exports.release(manifest)
 
     def install(self, manifest: Manifest) -> Installer:
-        return self.checkpoints.install(manifest)
+        return self.storage.install(manifest, self._installed)
 
     # inside
 
@@ -355,10 +355,15 @@ class Node:
 
         self.mender.mend(hour, ".idx", index * INDEX_SIZE, INDEX_SIZE, entry_mended)
 
-    def reload(self, storage: Storage) -> None:
+    def _installed(self) -> None:
         """A snapshot was installed: go on from its state. Only a follower installs, so nothing waits here."""
+        self.checkpoints.bytes_since = 0
         self.dispatcher.on_follower()
-        self._load(storage)
+        try:
+            self._load(self.storage.reopen())
+        except Exception as error:  # of its disk, say: there is no state to go on with
+            self.raft.fatal(error)
+            return
         self._make_dispatcher()
         self.clock.raise_floor(self.state.now_ms)
 

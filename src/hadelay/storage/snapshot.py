@@ -67,6 +67,8 @@ class Exports:
         self._making = False
 
     def manifest(self) -> Manifest | None:
+        """The last durable checkpoint as files, which stay until `release`. None: there is none yet, or its tables are
+        being exported in the thread; ask again soon."""
         index = self._storage.applied_index
         manifest = self._made.get(index)
         if manifest is not None:
@@ -132,6 +134,7 @@ class Exports:
         self._storage.disk.unlink(f"{self._directory}/state-{index}")
 
     def read(self, name: str, offset: int, size: int) -> bytes:
+        """Bytes of a manifest's file. FileNotFoundError when it was released."""
         where = self._directory if name.startswith("state-") else self._storage.directory
         if not (name == "names" or name.startswith(("state-", "hours/"))) or ".." in name:
             raise FileNotFoundError(name)

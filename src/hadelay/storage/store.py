@@ -79,7 +79,7 @@ class Storage:
             self.tables.backend.close()
             self._lock.close()
             raise
-        self._exports = Exports(self)
+        self.exports = Exports(self)
 
     def _recover(self) -> None:
         disk, directory, get = self.disk, self.directory, self.tables.backend.get
@@ -148,7 +148,7 @@ class Storage:
                 self.tables.committed()
                 self.applied_index, self.applied_term = applied_index, applied_term
                 self.checkpointing = False
-                self._exports.forget_older()
+                self.exports.forget_older()
                 self._remove(self.hours.committed(sample))
             done(error)
             if error is None and self._switch is not None:
@@ -206,18 +206,6 @@ class Storage:
         write_identity(self.disk, self.directory, self.identity)
 
     # -- snapshots
-
-    def manifest(self) -> Manifest | None:
-        """The last durable checkpoint as files, which stay until `release`. None: there is none yet, or its tables are
-        being exported in the thread; ask again soon."""
-        return self._exports.manifest()
-
-    def release(self, manifest: Manifest) -> None:
-        self._exports.release(manifest)
-
-    def read_chunk(self, name: str, offset: int, size: int) -> bytes:
-        """Bytes of a manifest's file. FileNotFoundError when it was released."""
-        return self._exports.read(name, offset, size)
 
     def install(self, manifest: Manifest, installed: Callable[[], None]) -> Installer:
         """Take in another node's manifest. When its `finish` has switched, this object is closed, and `installed` is
