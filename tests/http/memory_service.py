@@ -16,11 +16,12 @@ from typing import Any
 
 from hadelay.core import meta, topicconfig
 from hadelay.core.access import AuditEntry, Token
+from hadelay.core.describe import Happened
 from hadelay.core.drafts import KEEP, REJECT, Draft
 from hadelay.core.settings import Settings
 from hadelay.core.tokens import decode_leases, encode_leases
 from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound
-from hadelay.model import HOUR_MS, encode_id, hour_of, pack_id
+from hadelay.model import HOUR_MS, Event, encode_id, hour_of, pack_id
 from hadelay.server.api import (
     Actor,
     Check,
@@ -30,10 +31,8 @@ from hadelay.server.api import (
     Delivered,
     Delivery,
     DispatchView,
-    FailureView,
     Family,
     Histogram,
-    HistoryEvent,
     HoursView,
     HourView,
     Leader,
@@ -47,11 +46,11 @@ from hadelay.server.api import (
     PublishDone,
     QuorumView,
     Receipts,
-    SnapshotFile,
     SnapshotView,
     Target,
     TopicView,
 )
+from hadelay.storage.snapshot import SnapshotFile
 
 
 @dataclass
@@ -64,7 +63,7 @@ class Stored:
     attempt: int = 0
     lease: str = ""
     until_ms: int = 0
-    history: list[HistoryEvent] = field(default_factory=list)
+    history: list[Happened] = field(default_factory=list)
 
 
 class MemoryService:
@@ -237,7 +236,7 @@ class MemoryService:
             if m.state == "scheduled" and m.deliver_at_ms <= now and m.draft.topic in poll.topics:
                 m.state, m.attempt, m.until_ms = "leased", m.attempt + 1, now + lease_ms
                 m.lease = encode_leases(0, 1, next(self._seq), [0], [m.id >> 32], [m.id & 0xFFFFFFFF])[0]
-                m.history.append(HistoryEvent("leased", now, m.attempt, poll.consumer, self.node))
+                m.history.append(Happened(Event.LEASED, now, m.attempt, poll.consumer, self.node))
                 self.leases[m.lease] = m.id, m.attempt
                 draft, late = m.draft, now - m.deliver_at_ms
                 messages.append(
@@ -352,7 +351,11 @@ class MemoryService:
         views = []
         for m in letters[:limit]:
             message = await self.describe(m.id, body=body, stale=stale)
-            views.append(DeadLetterView(message, m.deliver_at_ms, [FailureView("nacked", 1_795_197_600_000, 1, "no")]))
+            views.append(
+                DeadLetterView(
+                    message, m.deliver_at_ms, [Happened(Event.NACKED, 1_795_197_600_000, 1, None, None, "no")]
+                )
+            )
         more = len(letters) > limit
         return DeadPage(views, letters[limit - 1].id.to_bytes(16, "big") if more else None)
 

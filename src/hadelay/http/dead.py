@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from hadelay.core.describe import Happened
 from hadelay.core.topicconfig import MAX_RATE
 from hadelay.errors import BadRequest
 from hadelay.http import types
@@ -11,7 +12,7 @@ from hadelay.http.messages import message_out
 from hadelay.http.routes import Call, Routes
 from hadelay.http.values import check_limit, format_instant, parse_id
 from hadelay.model import encode_id
-from hadelay.server.api import DeadLetterView, FailureView
+from hadelay.server.api import DeadLetterView
 
 routes = Routes()
 
@@ -58,8 +59,8 @@ def _letter(view: DeadLetterView) -> types.DeadLetter:
     )  # fmt: skip
 
 
-def _failure(view: FailureView) -> types.Failure:
-    return types.Failure(view.event, format_instant(view.at_ms), view.attempt, view.reason)  # type: ignore[arg-type]
+def _failure(e: Happened) -> types.Failure:
+    return types.Failure(e.event.name.lower(), format_instant(e.at_ms), e.attempt, e.reason)  # type: ignore[arg-type]
 
 
 @routes.add(

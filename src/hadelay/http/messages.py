@@ -6,14 +6,15 @@ from typing import Any
 
 from msgspec import UNSET
 
+from hadelay.core.describe import Happened
 from hadelay.core.meta import unpack
 from hadelay.errors import BadRequest, Conflict
 from hadelay.http import types
 from hadelay.http.options import when
 from hadelay.http.routes import Answer, Call, Routes
 from hadelay.http.values import check_topic, format_instant, parse_id
-from hadelay.model import encode_id
-from hadelay.server.api import HistoryEvent, MessageView, Target
+from hadelay.model import encode_id, hour_name
+from hadelay.server.api import MessageView, Target
 
 routes = Routes()
 
@@ -73,10 +74,10 @@ def message_out(view: MessageView) -> types.Message:
     return message
 
 
-def _event(e: HistoryEvent) -> types.History:
+def _event(e: Happened) -> types.History:
     return types.History(
-        e.event, format_instant(e.at_ms), e.attempt, e.consumer, e.node,  # type: ignore[arg-type]
-        e.reason or UNSET, e.from_hour or UNSET, e.to_hour or UNSET,
+        e.event.name.lower(), format_instant(e.at_ms), e.attempt, e.consumer, e.node, e.reason or UNSET,  # type: ignore[arg-type]
+        *(UNSET if hour is None else hour_name(hour) for hour in (e.from_hour, e.to_hour)),
     )  # fmt: skip
 
 

@@ -17,9 +17,11 @@ from msgspec import Struct
 
 from hadelay.core.access import AuditEntry, Token
 from hadelay.core.commands import Draft
+from hadelay.core.describe import Happened
 from hadelay.core.listing import Key
 from hadelay.errors import HadelayError
 from hadelay.model import State
+from hadelay.storage.snapshot import SnapshotFile
 
 #: Files of an hour that other nodes and Spark may read.
 HourFile = Literal["log", "idx", "dsp"]
@@ -84,18 +86,6 @@ class Delivery(Struct):
     lease_left_ms: int
 
 
-class HistoryEvent(Struct):
-    event: str
-    at_ms: int
-    attempt: int
-    consumer: str | None
-    node: str | None
-    reason: str | None = None
-    #: Of a message that was filed anew: names of the hours it left and went to.
-    from_hour: str | None = None
-    to_hour: str | None = None
-
-
 class MessageView(Struct):
     id: int
     topic: str
@@ -105,7 +95,7 @@ class MessageView(Struct):
     attempt: int
     meta: bytes | memoryview
     size: int
-    history: list[HistoryEvent]
+    history: list[Happened]
     #: Only when it was asked for.
     body: bytes | memoryview | None = None
 
@@ -128,21 +118,12 @@ class MessagePage(Struct):
     after: Key | None
 
 
-class FailureView(Struct):
-    """An attempt that ended without an ack: nacked or lease_expired."""
-
-    event: str
-    at_ms: int
-    attempt: int
-    reason: str | None
-
-
 class DeadLetterView(Struct):
     #: Without its history.
     message: MessageView
     died_at_ms: int
-    #: The last ones, the first of them first.
-    errors: list[FailureView]
+    #: The last attempts that ended without an ack (nacked, lease_expired), the first of them first.
+    errors: list[Happened]
 
 
 class DeadPage(Struct):
@@ -222,14 +203,6 @@ class HourView(Struct):
 class HoursView(Struct):
     applied_index: int
     hours: list[HourView]
-
-
-class SnapshotFile(Struct):
-    """`name` is a path relative to a data directory; `state-<index>` is the tables, exported."""
-
-    name: str
-    length: int
-    crc: int
 
 
 class SnapshotView(Struct):

@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from hadelay.errors import NotFound, Overloaded
-from hadelay.server.api import SnapshotFile, SnapshotView
+from hadelay.server.api import SnapshotView
 from hadelay.storage.snapshot import Manifest
 from hadelay.storage.store import Storage
 
@@ -50,10 +50,9 @@ class Copies:
         if len(self._open) == 1:
             node.runtime.call_later(_PATIENCE_S, self._look)
         identity = node.storage.identity
-        files = [SnapshotFile(file.name, file.length, file.crc) for file in manifest.files]
         return SnapshotView(
             name, identity.cluster_id, identity.group, manifest.index, manifest.term, node.state.level,
-            node.state.now_ms, files,
+            node.state.now_ms, manifest.files,
         )  # fmt: skip
 
     def length(self, name: str, file: str) -> int:

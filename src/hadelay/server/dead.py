@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hadelay.core import dead
+from hadelay.core.describe import Happened
 from hadelay.core.formats import RECORD, RECORD_SIZE
 from hadelay.core.lifecycle import failures_of
 from hadelay.core.places import locate
 from hadelay.core.ports import REASON
 from hadelay.core.topics import Topic
 from hadelay.model import DEAD_HOURS, NONE32, State
-from hadelay.server.api import DeadLetterView, DeadPage, FailureView, MessageView
+from hadelay.server.api import DeadLetterView, DeadPage, MessageView
 from hadelay.server.records import read_mended, split_record
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _letter(node: Node, topic: Topic, first_id: int, body: bool) -> DeadLetterVi
         int(row["attempt"]), meta, size, [], payload if body else None,
     )  # fmt: skip
     errors = [
-        FailureView(event.name.lower(), at_ms, attempt, None if reason == NONE32 else state.names.name(REASON, reason))
+        Happened(event, at_ms, attempt, None, None, None if reason == NONE32 else state.names.name(REASON, reason))
         for at_ms, event, attempt, reason in failures_of(state, first_id)
     ]
     return DeadLetterView(message, int(row["deliver_at_ms"]), errors)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hadelay.core.describe import Happened
 from hadelay.core.topics import Topic
-from hadelay.model import DEAD_HOURS, Event, hour_name
+from hadelay.model import DEAD_HOURS, hour_name
 from hadelay.server.api import (
     Check,
     ClusterView,
     DispatchView,
-    HistoryEvent,
     HoursView,
     HourView,
     MemberView,
@@ -35,7 +33,6 @@ def message(node: Node, message_id: int, body: bool) -> MessageView | None:
     found = node.state.describe(message_id, node.clock.read(node.runtime.monotonic()))
     if found is None:
         return None
-    history = [_event(happened) for happened in found.history]
     return MessageView(
         found.id,
         found.topic,
@@ -45,14 +42,9 @@ def message(node: Node, message_id: int, body: bool) -> MessageView | None:
         found.attempt,
         found.meta,
         len(found.body),
-        history,
+        found.history,
         found.body if body else None,
     )
-
-
-def _event(h: Happened) -> HistoryEvent:
-    hours = (None if hour is None else hour_name(hour) for hour in (h.from_hour, h.to_hour))
-    return HistoryEvent(Event(h.event).name.lower(), h.at_ms, h.attempt, h.consumer, h.node, h.reason, *hours)
 
 
 def topic(node: Node, found: Topic, reports: Reports) -> TopicView:
