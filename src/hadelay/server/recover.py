@@ -20,13 +20,14 @@ from typing import Any
 import structlog
 
 from hadelay.config import Config
+from hadelay.core.formats import FIRST_LEVEL
 from hadelay.errors import ConfigError
 from hadelay.raft.journal import FIRST, Journal, JournalConfig
 from hadelay.raft.network import Network
 from hadelay.raft.ports import FOUNDING
 from hadelay.runtime import Runtime
 from hadelay.server.node import Node
-from hadelay.storage.disk import Disk
+from hadelay.storage.disk import Disk, Lock
 from hadelay.storage.identity import Identity, lock_directory, noted_damage, read_identity, refuse_strangers
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.store import Storage
@@ -46,15 +47,13 @@ def open_node(
 ) -> Node:
     """A recovered node, not yet started. ConfigError in words for directories that are not this node's, DamagedFile
     for bytes that do not verify. `backend` makes the table store at a path."""
-    data = f"{config.node.data_dir}/g{config.cluster.group}"
-    journal_dir = f"{config.journal_dir}/g{config.cluster.group}"
-    disk.makedirs(data)
-    disk.makedirs(journal_dir)
+    directories = Directories(config, disk, runtime, backend)
+    directories.make()
     with _full_disk_in_words(config, disk):
-        # Beside the directories, which may be put aside, and before anything in them is touched.
-        locks = [lock_directory(disk, directory, f"{directory}.lock") for directory in sorted({data, journal_dir})]
+        locks = directories.lock()
         try:
-            node = _open(config, disk, network, runtime, on_fatal, data, journal_dir, backend)
+            journal, storage = directories.open()
+            node = Node(config, disk, network, runtime, on_fatal, storage=storage, journal=journal)
         except BaseException:
             for lock in locks:
                 lock.close()
@@ -77,83 +76,99 @@ def _full_disk_in_words(config: Config, disk: Disk) -> Iterator[None]:
         raise OSError(errno.ENOSPC, text, error.filename) from error
 
 
-def _open(
-    config: Config,
-    disk: Disk,
-    network: Network,
-    runtime: Runtime,
-    on_fatal: Callable[[BaseException], None],
-    data: str,
-    journal_dir: str,
-    backend: Callable[[str], Backend],
-) -> Node:
-    incarnation, journal = _who_am_i(config, disk, runtime, data, journal_dir)
-    # The journal first: one that holds nothing yet has promised nothing, so dying in between does no harm.
-    journal = journal or _create_journal(config, disk, runtime, journal_dir, incarnation)
-    storage = _open_storage(config, disk, runtime, data, incarnation, backend)
-    if not _of_one_time(journal, storage):
-        journal.close()
-        storage.close()
-        incarnation = _start_over(config, disk, runtime, data, journal_dir, journal_dir)
-        journal = _create_journal(config, disk, runtime, journal_dir, incarnation)
-        storage = _open_storage(config, disk, runtime, data, incarnation, backend)
-    return Node(config, disk, network, runtime, on_fatal, storage=storage, journal=journal)
+class Directories:
+    """A node's own: `data` and `journal`."""
 
+    def __init__(self, config: Config, disk: Disk, runtime: Runtime, backend: Callable[[str], Backend]) -> None:
+        self.config, self.disk, self.runtime, self.backend = config, disk, runtime, backend
+        self.data = f"{config.node.data_dir}/g{config.cluster.group}"
+        self.journal = f"{config.journal_dir}/g{config.cluster.group}"
+        self._owner: dict[str, Any] = {
+            "cluster_id": config.cluster.id, "group": config.cluster.group, "node": config.node.name,
+        }  # fmt: skip
 
-def _open_storage(
-    config: Config, disk: Disk, runtime: Runtime, data: str, incarnation: int, backend: Callable[[str], Backend]
-) -> Storage:
-    identity = _identity(config, incarnation)
-    far_buffer_bytes = config.storage.far_buffer_bytes
-    return Storage(disk, data, runtime, identity, backend=backend, far_buffer_bytes=far_buffer_bytes)
+    def make(self) -> None:
+        self.disk.makedirs(self.data)
+        self.disk.makedirs(self.journal)
 
+    def lock(self) -> list[Lock]:
+        """Beside the directories, which may be put aside, and before anything in them is touched."""
+        both = sorted({self.data, self.journal})
+        return [lock_directory(self.disk, directory, f"{directory}.lock") for directory in both]
 
-def _identity(config: Config, incarnation: int) -> Identity:
-    return Identity(config.cluster.id, config.cluster.group, config.node.name, incarnation)
+    def identity(self, incarnation: int, feature_level: int = FIRST_LEVEL) -> Identity:
+        return Identity(**self._owner, incarnation=incarnation, feature_level=feature_level)
 
-
-def _who_am_i(config: Config, disk: Disk, runtime: Runtime, data: str, journal_dir: str) -> tuple[int, Journal | None]:
-    """This node's incarnation, and its journal if it has one. Puts aside what can't be trusted."""
-    identity = read_identity(disk, data)
-    if identity is not None:
-        refuse_strangers(data, identity, _identity(config, identity.incarnation))
-    has_journal = Journal.exists(disk, journal_dir)
-    if identity is None and not has_journal:
-        if config.cluster.init:
-            return FOUNDING, None
-        if len(config.members) == 1:
-            raise ConfigError(
-                f"{config.node.data_dir} is empty: start once with cluster.init = true (serve --init) to found a "
-                "cluster, or name the directory that holds it"
-            )
-        return _new_incarnation(runtime), None
-    damage = noted_damage(disk, data)
-    if damage is not None:
-        return _start_over(config, disk, runtime, data, journal_dir, f"a part of {data} ({damage})"), None
-    if has_journal:
-        journal = Journal.open(disk, journal_dir, runtime, config=_settings(config), **_owner(config))
-        new = (journal.last_index, journal.term) == FIRST
-        if journal.incarnation == identity.incarnation if identity is not None else new:
-            return journal.incarnation, journal
-        journal.close()
-    lost = data if identity is None else journal_dir
-    return _start_over(config, disk, runtime, data, journal_dir, lost), None
-
-
-def _start_over(config: Config, disk: Disk, runtime: Runtime, data: str, journal_dir: str, lost: str) -> int:
-    """Put both directories aside and become a new incarnation. ConfigError where there is nobody to learn from."""
-    if len(config.members) == 1:
-        raise ConfigError(
-            f"{lost} is lost or of another time, and there is no other node to learn from: put back {data} and "
-            f"{journal_dir} as they were at one time"
+    def create_journal(self, incarnation: int) -> Journal:
+        settings = _settings(self.config)
+        return Journal.create(
+            self.disk, self.journal, self.runtime, incarnation=incarnation, config=settings, **self._owner
         )
-    aside = _new_incarnation(runtime)
-    for directory in (data, journal_dir):
-        disk.rename(directory, f"{directory}.lost-{aside}")
-        disk.sync_dir(directory.rpartition("/")[0])
-        disk.makedirs(directory)
-    log.warning("lost_disk", node=config.node.name, lost=lost, kept=f".lost-{aside}", incarnation=aside)
-    return aside
+
+    def open(self) -> tuple[Journal, Storage]:
+        incarnation, journal = self._who_am_i()
+        # The journal first: one that holds nothing yet has promised nothing, so dying in between does no harm.
+        journal = journal or self.create_journal(incarnation)
+        storage = self._open_storage(incarnation)
+        if not _of_one_time(journal, storage):
+            journal.close()
+            storage.close()
+            incarnation = self._start_over(self.journal)
+            journal = self.create_journal(incarnation)
+            storage = self._open_storage(incarnation)
+        return journal, storage
+
+    def _open_storage(self, incarnation: int) -> Storage:
+        far_buffer_bytes, identity = self.config.storage.far_buffer_bytes, self.identity(incarnation)
+        return Storage(
+            self.disk, self.data, self.runtime, identity, backend=self.backend, far_buffer_bytes=far_buffer_bytes
+        )
+
+    def _who_am_i(self) -> tuple[int, Journal | None]:
+        """This node's incarnation, and its journal if it has one. Puts aside what can't be trusted."""
+        config, disk = self.config, self.disk
+        identity = read_identity(disk, self.data)
+        if identity is not None:
+            refuse_strangers(self.data, identity, self.identity(identity.incarnation))
+        has_journal = Journal.exists(disk, self.journal)
+        if identity is None and not has_journal:
+            if config.cluster.init:
+                return FOUNDING, None
+            if len(config.members) == 1:
+                raise ConfigError(
+                    f"{config.node.data_dir} is empty: start once with cluster.init = true (serve --init) to found a "
+                    "cluster, or name the directory that holds it"
+                )
+            return self._new_incarnation(), None
+        damage = noted_damage(disk, self.data)
+        if damage is not None:
+            return self._start_over(f"a part of {self.data} ({damage})"), None
+        if has_journal:
+            journal = Journal.open(disk, self.journal, self.runtime, config=_settings(config), **self._owner)
+            new = (journal.last_index, journal.term) == FIRST
+            if journal.incarnation == identity.incarnation if identity is not None else new:
+                return journal.incarnation, journal
+            journal.close()
+        return self._start_over(self.data if identity is None else self.journal), None
+
+    def _start_over(self, lost: str) -> int:
+        """Put both directories aside and become a new incarnation. ConfigError where there is nobody to learn from."""
+        if len(self.config.members) == 1:
+            raise ConfigError(
+                f"{lost} is lost or of another time, and there is no other node to learn from: put back {self.data} "
+                f"and {self.journal} as they were at one time"
+            )
+        aside = self._new_incarnation()
+        for directory in (self.data, self.journal):
+            self.disk.rename(directory, f"{directory}.lost-{aside}")
+            self.disk.sync_dir(directory.rpartition("/")[0])
+            self.disk.makedirs(directory)
+        log.warning("lost_disk", node=self.config.node.name, lost=lost, kept=f".lost-{aside}", incarnation=aside)
+        return aside
+
+    def _new_incarnation(self) -> int:
+        """Above every earlier one: they were taken from earlier times."""
+        return max(FOUNDING + 1, self.runtime.wall_ms())
 
 
 def _of_one_time(journal: Journal, storage: Storage) -> bool:
@@ -165,18 +180,5 @@ def _of_one_time(journal: Journal, storage: Storage) -> bool:
     return journal.base_index <= index <= journal.last_index and journal.term_at(index) == term
 
 
-def _new_incarnation(runtime: Runtime) -> int:
-    """Above every earlier one: they were taken from earlier times."""
-    return max(FOUNDING + 1, runtime.wall_ms())
-
-
-def _create_journal(config: Config, disk: Disk, runtime: Runtime, directory: str, incarnation: int) -> Journal:
-    return Journal.create(disk, directory, runtime, incarnation=incarnation, config=_settings(config), **_owner(config))
-
-
 def _settings(config: Config) -> JournalConfig:
     return JournalConfig(segment_bytes=config.raft.segment_bytes)
-
-
-def _owner(config: Config) -> dict[str, Any]:
-    return {"cluster_id": config.cluster.id, "group": config.cluster.group, "node": config.node.name}

@@ -15,12 +15,12 @@ import msgpack
 from hadelay.config import Config
 from hadelay.core.checkpoint import for_new_cluster
 from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError
-from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.ports import FOUNDING
 from hadelay.runtime import Runtime
+from hadelay.server.recover import Directories
 from hadelay.storage.backup import Archive, Backup
 from hadelay.storage.disk import Disk
-from hadelay.storage.identity import Identity, lock_directory, write_identity
+from hadelay.storage.identity import write_identity
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.snapshot import Installer, Manifest, SnapshotFile, clear, roll_forward
 from hadelay.storage.tables import CHECKPOINT, CORE, ROW, Backend
@@ -43,17 +43,16 @@ def restore(
 ) -> None:
     """Fill this node's empty directories, then done(None), or done(error). ConfigError, before anything is touched, for
     directories that are not empty, and for the lost cluster's own id or group."""
-    data = f"{config.node.data_dir}/g{config.cluster.group}"
-    journal_dir = f"{config.journal_dir}/g{config.cluster.group}"
-    _refuse(config, backup, disk, data, journal_dir)
-    disk.makedirs(data)
-    disk.makedirs(journal_dir)
-    locks = [lock_directory(disk, directory, f"{directory}.lock") for directory in sorted({data, journal_dir})]
+    directories = Directories(config, disk, runtime, backend)
+    data = directories.data
+    _refuse(directories, backup)
+    directories.make()
+    locks = directories.lock()
 
     def switch(switched: Callable[[], None]) -> None:
         try:
             roll_forward(disk, data)
-            _become(config, backup, disk, runtime, data, journal_dir, backend)
+            _become(directories, backup)
         except Exception as error:
             finished(error if isinstance(error, HadelayError) else FatalError(f"{data}: {error}"))
         else:
@@ -79,15 +78,15 @@ def restore(
     installer.finish(finished)
 
 
-def _refuse(config: Config, backup: Backup, disk: Disk, data: str, journal_dir: str) -> None:
-    cluster, root = config.cluster, config.node.data_dir
+def _refuse(directories: Directories, backup: Backup) -> None:
+    disk, cluster, root = directories.disk, directories.config.cluster, directories.config.node.data_dir
     if cluster.id == backup.cluster_id or cluster.group == backup.group:
         raise ConfigError(
             f"this is a backup of cluster {backup.cluster_id!r}, group {backup.group}; what is restored from it is "
             "another cluster, which gives out other ids: set cluster.id and cluster.group to something else, and to "
             "the same on every node"
         )
-    for directory in (data, journal_dir):
+    for directory in (directories.data, directories.journal):
         if disk.exists(directory) and any(name not in _OURS for name in disk.listdir(directory)):
             raise ConfigError(f"{directory} is not empty: restore into a new directory, or move this one away")
     for name in disk.listdir(root) if disk.exists(root) else ():
@@ -95,34 +94,16 @@ def _refuse(config: Config, backup: Backup, disk: Disk, data: str, journal_dir: 
             raise ConfigError(f"{root} holds a node's data ({name}): restore into a new directory, or move it away")
 
 
-def _become(
-    config: Config,
-    backup: Backup,
-    disk: Disk,
-    runtime: Runtime,
-    data: str,
-    journal_dir: str,
-    backend: Callable[[str], Backend],
-) -> None:
+def _become(directories: Directories, backup: Backup) -> None:
     """The identity last: without it, a node refuses to start from what is there."""
-    cluster, node = config.cluster, config.node.name
-    tables = backend(f"{data}/state.mdb")
+    cluster, data = directories.config.cluster, directories.data
+    tables = directories.backend(f"{data}/state.mdb")
     row = msgpack.unpackb(tables.get(CHECKPOINT, ROW) or b"") | {"cluster_id": cluster.id, "group": cluster.group}
     core = for_new_cluster(tables.get(CHECKPOINT, CORE) or b"", cluster.group)
     tables.commit([], [(CHECKPOINT, ROW, msgpack.packb(row)), (CHECKPOINT, CORE, core)])
     tables.close()
-    journal = Journal.create(
-        disk,
-        journal_dir,
-        runtime,
-        cluster_id=cluster.id,
-        group=cluster.group,
-        node=node,
-        incarnation=FOUNDING,
-        config=JournalConfig(segment_bytes=config.raft.segment_bytes),
-    )
+    journal = directories.create_journal(FOUNDING)
     journal.vote(backup.term, None)
     journal.reset(backup.index, backup.term)
     journal.close()
-    identity = Identity(cluster.id, cluster.group, node, FOUNDING, feature_level=backup.feature_level)
-    write_identity(disk, data, identity)
+    write_identity(directories.disk, data, directories.identity(FOUNDING, backup.feature_level))
