@@ -12,6 +12,7 @@ from hadelay.core.formats import RECORD, RECORD_SIZE
 from hadelay.core.lifecycle import MOVES
 from hadelay.core.places import Place, locate, state_of
 from hadelay.core.ports import CONSUMER, NODE, REASON
+from hadelay.core.wheel import NEVER_MS
 from hadelay.model import DEAD_HOURS, NONE32, Event, State, unpack_id
 
 if TYPE_CHECKING:
@@ -84,7 +85,6 @@ def describe(state: DelayState, message_id: int, now_ms: int = 0) -> Description
     )
 
 
-NEVER_MS = 1 << 62
 _OVER = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 

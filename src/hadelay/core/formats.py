@@ -42,7 +42,6 @@ INDEX = np.dtype(
     ]
 )
 INDEX_SIZE = 64
-INDEX_CRC_AT = 60
 
 #: One entry of `hours/<hour>.dsp`: what happened to a message of that hour, whenever it happened.
 DISPATCH = np.dtype(
@@ -59,7 +58,6 @@ DISPATCH = np.dtype(
     ]
 )
 DISPATCH_SIZE = 32
-DISPATCH_CRC_AT = 28
 
 #: The head of a record in `hours/<hour>.log`; meta and body follow it, and the next record follows them.
 RECORD = np.dtype(

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from hadelay.core.formats import SECONDS_PER_HOUR
 from hadelay.model import Event
-
-SECONDS = 3600
 
 
 def bitmap(indexes: NDArray[np.uint32]) -> BitMap:
@@ -72,11 +71,11 @@ class HourState:
 
     def add_seconds(self, seconds: NDArray[np.uint16]) -> None:
         if self.open_seconds is None:
-            self.open_seconds = np.zeros(SECONDS, np.uint32)
+            self.open_seconds = np.zeros(SECONDS_PER_HOUR, np.uint32)
         if len(seconds) == 1:
             self.open_seconds[seconds[0]] += 1
         else:
-            self.open_seconds += np.bincount(seconds, minlength=SECONDS).astype(np.uint32)
+            self.open_seconds += np.bincount(seconds, minlength=SECONDS_PER_HOUR).astype(np.uint32)
 
     def drop_seconds(self, seconds: NDArray[np.uint16]) -> None:
         if self.open_seconds is None:
@@ -84,4 +83,4 @@ class HourState:
         if len(seconds) == 1:
             self.open_seconds[seconds[0]] -= 1
         else:
-            self.open_seconds -= np.bincount(seconds, minlength=SECONDS).astype(np.uint32)
+            self.open_seconds -= np.bincount(seconds, minlength=SECONDS_PER_HOUR).astype(np.uint32)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hadelay.core import dead, ttl
-from hadelay.core.hourstate import SECONDS, bitmap, indexes_of
+from hadelay.core.formats import SECONDS_PER_HOUR
+from hadelay.core.hourstate import bitmap, indexes_of
 from hadelay.core.lifecycle import FLAG_KEYED, FLAG_TTL, PLACE, PLACE_KEY, PLACE_VALUE
+from hadelay.core.wheel import NEVER_MS
 from hadelay.model import DEAD_HOURS, Event
 
 if TYPE_CHECKING:
@@ -94,7 +96,7 @@ def _check_seconds(state: DelayState, hour: int, open_rows: np.ndarray) -> None:
     elif seconds is None:
         assert not len(open_rows), f"hour {hour}: not counted by second, {len(open_rows)} open"
     else:
-        assert (seconds == np.bincount(open_rows["second"], minlength=SECONDS)).all(), f"hour {hour}: seconds"
+        assert (seconds == np.bincount(open_rows["second"], minlength=SECONDS_PER_HOUR)).all(), f"hour {hour}: seconds"
 
 
 def _check_dead(state: DelayState, hours: dict[int, np.ndarray]) -> None:
@@ -130,7 +132,7 @@ def _check_ttl(state: DelayState, hours: dict[int, np.ndarray]) -> None:
                 continue
             first_id = int(row["first_id"])
             expire_ms = ttl.expire_ms(state, first_id)
-            assert expire_ms < ttl.NEVER_MS, f"{first_id:x} has a TTL, but nobody knows which"
-            assert looked_at.get(first_id, ttl.NEVER_MS) <= (ttl.NEVER_MS - 1 if leased else expire_ms), (
+            assert expire_ms < NEVER_MS, f"{first_id:x} has a TTL, but nobody knows which"
+            assert looked_at.get(first_id, NEVER_MS) <= (NEVER_MS - 1 if leased else expire_ms), (
                 f"{first_id:x} expires unseen"
             )

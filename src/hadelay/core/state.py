@@ -31,9 +31,9 @@ from hadelay.core.commands import (
     is_change_of_members,
 )
 from hadelay.core.describe import Description, describe
-from hadelay.core.formats import FEATURE_LEVEL, FIRST_LEVEL
+from hadelay.core.formats import FEATURE_LEVEL, FIRST_LEVEL, SECONDS_PER_HOUR
 from hadelay.core.held import HeldGrant
-from hadelay.core.hourstate import SECONDS, HourState, indexes_of
+from hadelay.core.hourstate import HourState, indexes_of
 from hadelay.core.members import JOINED, Members
 from hadelay.core.ports import CONSUMER, NODE, REASON, HourStore, Listener, Names, Tables
 from hadelay.core.results import Done, Refused, Result
@@ -144,7 +144,7 @@ class DelayState:
         settled = indexes_of(hour_state.settled)
         for at in range(0, len(settled), _CHUNK):
             rows = self.store.entries(hour, settled[at : at + _CHUNK])
-            seconds -= np.bincount(rows["second"], minlength=SECONDS).astype(np.uint32)
+            seconds -= np.bincount(rows["second"], minlength=SECONDS_PER_HOUR).astype(np.uint32)
         hour_state.open_seconds = seconds
 
     def dump(self, *, everything: bool = False) -> tuple[bytes, dict[int, bytes]]:

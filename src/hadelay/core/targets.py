@@ -29,10 +29,6 @@ _OUTCOMES = {
     State.DEAD: Outcome.DEAD,
     State.CANCELLED: Outcome.CANCELLED,
 }
-#: Cancelled before, or with its topic: again is as good as once.
-_CANCELLED = {outcome: CancelOutcome(outcome) for outcome in Outcome if outcome < Outcome.CANCELLED} | {
-    Outcome.CANCELLED: CancelOutcome.CANCELLED
-}
 
 
 def _ids(state: DelayState, targets: Targets) -> list[int | None]:
@@ -55,7 +51,8 @@ def apply_cancel(state: DelayState, command: Cancel) -> CancelResult:
         if outcome is Outcome.DONE:
             assert place is not None
             cancel_entries(state, place.hour, place.rows, node)
-        outcomes.append(_CANCELLED[outcome])
+        # Cancelled before, or with its topic: again is as good as once.
+        outcomes.append(CancelOutcome.CANCELLED if outcome is Outcome.CANCELLED else CancelOutcome(outcome))
     return CancelResult(np.array(outcomes, np.uint8))
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from hadelay.core.lifecycle import FLAG_TTL, log_events, settle
 from hadelay.core.places import TTL_OF, TTL_OF_KEY, TTL_OF_VALUE, locate_all
 from hadelay.core.results import Progress
+from hadelay.core.wheel import NEVER_MS
 from hadelay.model import DEAD_HOURS, NONE32, Event
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 TTL = b"ttl"
 KEY = struct.Struct(">QQ")
 
-NEVER_MS = 1 << 62
 #: Rows looked at per command, whatever it asks for: some milliseconds.
 MAX_SLICE = 1_000
 

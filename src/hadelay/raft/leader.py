@@ -43,7 +43,6 @@ class Leader:
         self._reads: deque[tuple[int, int, ReadDone]] = deque()
         self._early_reads: list[ReadDone] = []
         self._round_wanted = False
-        self._told_commit = 0
         self._telling = False
         self._beats = 0
         self._doubt = False
@@ -54,7 +53,6 @@ class Leader:
         node = self.node
         self.active, self.term, self._doubt = True, node.term, False
         self.no_op = node.journal.last_index + 1
-        self._told_commit = 0
         now = node.runtime.monotonic()
         for peer in node.peers.values():
             peer.begin(self.no_op, now)

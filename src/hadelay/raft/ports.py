@@ -17,6 +17,7 @@ __all__ = [
     "Installer",
     "Machine",
     "Manifest",
+    "Propose",
     "RaftConfig",
     "RaftStats",
     "SnapshotFile",
@@ -24,6 +25,8 @@ __all__ = [
 
 #: done(result, error): exactly one of them is not None (a result may itself be None); called once, on the loop.
 Done = Callable[[Any, HadelayError | None], None]
+#: A command, and whom to tell what apply said of it, or why that is not known.
+Propose = Callable[[bytes, Done], None]
 #: done(error): None when it went well.
 Finished = Callable[[HadelayError | None], None]
 

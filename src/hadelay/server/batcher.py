@@ -29,11 +29,10 @@ from hadelay.errors import (
     Overloaded,
 )
 from hadelay.model import encode_id
+from hadelay.raft.ports import Done
 from hadelay.runtime import Handle, Runtime
 from hadelay.server.api import Histogram, PublishDone, Receipts
 
-#: done(result, error): what apply said of one command, or why that is not known.
-Done = Callable[[Any, HadelayError | None], None]
 #: A record's header, row and list overhead: what a draft costs besides its payload.
 _DRAFT_BYTES = 128
 #: Entries with publishes on their way at once. Two keep the disks busy; more would only make batches smaller.

@@ -7,11 +7,11 @@ written.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from hadelay.core.commands import encode_cursor
 from hadelay.core.dispatch import Dispatcher
 from hadelay.errors import HadelayError
+from hadelay.raft.ports import Propose
 from hadelay.runtime import Runtime
 from hadelay.server.alarm import Alarm
 
@@ -23,7 +23,7 @@ class CursorKeeper:
         self,
         core: Dispatcher,
         runtime: Runtime,
-        propose: Callable[[bytes, Callable[[Any, HadelayError | None], None]], None],
+        propose: Propose,
         interval_s: float,
         settled: Callable[[], None],
     ) -> None:

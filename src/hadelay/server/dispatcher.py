@@ -32,6 +32,7 @@ from hadelay.core.results import GrantResult, LeaseOutcome, LeaseResult
 from hadelay.core.state import DelayState
 from hadelay.core.topics import Topic
 from hadelay.errors import DamagedFile, HadelayError, LimitReached, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.raft.ports import Done, Propose
 from hadelay.runtime import Runtime
 from hadelay.server.ahead import HeldBack, Lead
 from hadelay.server.alarm import Alarm
@@ -43,8 +44,6 @@ from hadelay.server.polls import Polls
 
 log = logging.getLogger(__name__)
 
-#: done(result, error): the sub-command's own result from apply, or why it is not known.
-Done = Callable[[Any, HadelayError | None], None]
 #: What may stop a topic's hand-outs; AUDITED may contain one.
 _STOPPING = frozenset((Command.TOPIC_PUT, Command.TOPIC_DELETE, Command.PURGE, Command.AUDITED))
 #: After a proposal that could not be made.
@@ -112,7 +111,7 @@ class LeaderDispatcher:
         state: DelayState,
         runtime: Runtime,
         clock: ClusterClock,
-        propose: Callable[[bytes, Done], None],
+        propose: Propose,
         config: Config,
         on_damage: Callable[[int, int, str], None] | None = None,
         surely_leads: Callable[[], bool] = lambda: True,

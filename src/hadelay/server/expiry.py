@@ -11,7 +11,7 @@ looked at first: nothing is proposed unless a message waits and is over, or many
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from hadelay.core import ttl
@@ -19,7 +19,9 @@ from hadelay.core.clustertime import ClusterClock
 from hadelay.core.commands import encode_expire, encode_ttl_expire
 from hadelay.core.results import ExpireResult, Progress
 from hadelay.core.state import DelayState
+from hadelay.core.wheel import NEVER_MS
 from hadelay.errors import HadelayError
+from hadelay.raft.ports import Propose
 from hadelay.runtime import Runtime
 from hadelay.server.alarm import Alarm
 
@@ -40,7 +42,7 @@ class Expiry:
         state: DelayState,
         runtime: Runtime,
         clock: ClusterClock,
-        propose: Callable[[bytes, Callable[[Any, HadelayError | None], None]], None],
+        propose: Propose,
         not_before_ms: int,
     ) -> None:
         self._state, self._runtime, self._clock, self._propose = state, runtime, clock, propose
@@ -134,7 +136,7 @@ class TtlExpiry:
         state: DelayState,
         runtime: Runtime,
         clock: ClusterClock,
-        propose: Callable[[bytes, Callable[[Any, HadelayError | None], None]], None],
+        propose: Propose,
     ) -> None:
         self._state, self._runtime, self._clock, self._propose = state, runtime, clock, propose
         self._alarm = Alarm(runtime, self._look)
@@ -150,7 +152,7 @@ class TtlExpiry:
         self._alarm.cancel()
 
     def add(self, at_ms: int) -> None:
-        if at_ms < ttl.NEVER_MS and not self._stopped:
+        if at_ms < NEVER_MS and not self._stopped:
             mono = self._runtime.monotonic()
             self._alarm.at(mono + self._clock.delay_s(max(at_ms, self._rest_until_ms), mono))
 

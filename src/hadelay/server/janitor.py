@@ -19,6 +19,7 @@ from hadelay.core.results import Progress
 from hadelay.core.state import DelayState
 from hadelay.errors import HadelayError
 from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
+from hadelay.raft.ports import Propose
 from hadelay.runtime import Runtime
 from hadelay.server.alarm import Alarm
 
@@ -39,7 +40,7 @@ class Janitor:
         state: DelayState,
         runtime: Runtime,
         now_ms: Callable[[], int],
-        propose: Callable[[bytes, Callable[[Any, HadelayError | None], None]], None],
+        propose: Propose,
         retention: RetentionConfig,
     ) -> None:
         self._state, self._runtime, self._now_ms, self._propose = state, runtime, now_ms, propose

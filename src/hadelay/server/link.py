@@ -22,11 +22,12 @@ import numpy as np
 from hadelay import errors
 from hadelay.core import results
 from hadelay.errors import BadRequest, HadelayError, NoLeader, OutcomeUnknown
+from hadelay.raft.ports import Done
 from hadelay.runtime import Handle, Runtime
 
 CALL, REPLY, REFUSAL = 64, 65, 66
 
-Reply = Callable[[Any, HadelayError | None], None]
+Reply = Done
 #: handler(peer, payload, reply); a note's reply does nothing.
 Handler = Callable[[str, Any, Reply], None]
 

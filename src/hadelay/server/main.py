@@ -117,7 +117,7 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
         notify("STOPPING=1")
         await _hand_over(node)
         await _calls_over(node)
-        await _within(_CHECKPOINT_S, node.checkpoints.begin, "checkpoint_unfinished", node)
+        await _within(_CHECKPOINT_S, node.checkpoints.begin, "checkpoint_unfinished")
     finally:
         await http.stop()
         node.stop()
@@ -165,7 +165,7 @@ async def _ready(node: Node, ending: asyncio.Event) -> None:
 async def _hand_over(node: Node) -> None:
     if not node.leading or node.raft.alone:
         return
-    await _within(_HAND_OVER_S, lambda over: node.transfer(None, lambda error: over()), "hand_over_failed", node)
+    await _within(_HAND_OVER_S, lambda over: node.transfer(None, lambda error: over()), "hand_over_failed")
 
 
 async def _calls_over(node: Node) -> None:
@@ -178,7 +178,7 @@ async def _calls_over(node: Node) -> None:
     log.warning("calls_unfinished", after_s=_CALLS_S)
 
 
-async def _within(seconds: float, start: Callable[[Callable[[], None]], None], failure: str, node: Node) -> None:
+async def _within(seconds: float, start: Callable[[Callable[[], None]], None], failure: str) -> None:
     """Start something that calls back, and wait so long for it: neither is for safety, only for a quick return."""
     over = asyncio.Event()
     start(over.set)

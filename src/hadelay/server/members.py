@@ -8,7 +8,6 @@ others are there.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hadelay.config import is_loopback, split_address
@@ -16,6 +15,7 @@ from hadelay.core.commands import encode_feature
 from hadelay.core.formats import MEMBERS_LEVEL
 from hadelay.core.members import MAX_MEMBERS, Member, Members
 from hadelay.errors import BadRequest, Conflict, HadelayError, LimitReached, NoLeader, NotFound
+from hadelay.raft.ports import Done
 from hadelay.server.link import Reply
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ _CHANGE_S = 10.0
 
 #: `outcome` of a refusal: another node has to lead first.
 LEADS = "leads"
-
-Done = Callable[[Any, HadelayError | None], None]
 
 
 class Changes:

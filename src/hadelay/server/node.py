@@ -35,10 +35,10 @@ from hadelay.errors import Conflict, DamagedFile, DiskFull, HadelayError, NoLead
 from hadelay.raft.journal import FIRST, Journal
 from hadelay.raft.network import Network
 from hadelay.raft.node import RaftNode
-from hadelay.raft.ports import Installer, Manifest, RaftConfig
+from hadelay.raft.ports import Done, Installer, Manifest, RaftConfig
 from hadelay.runtime import Runtime
 from hadelay.server.api import PublishDone
-from hadelay.server.batcher import Batcher, Done
+from hadelay.server.batcher import Batcher
 from hadelay.server.checkpoints import Checkpoints
 from hadelay.server.dispatcher import LeaderDispatcher
 from hadelay.server.link import Link, Reply

@@ -92,13 +92,6 @@ from hadelay.server.webhooks.checks import check_settings
 
 log = structlog.get_logger("hadelay")
 
-_CANCELLED = {
-    CancelOutcome.CANCELLED: "cancelled",
-    CancelOutcome.LEASED: "leased",
-    CancelOutcome.ACKED: "acked",
-    CancelOutcome.EXPIRED: "expired",
-    CancelOutcome.DEAD: "dead",
-}
 #: How long what forbids a change of the members may take to pass.
 _CHANGE_S = 5.0
 #: Of a list of all topics, between two turns of others.
@@ -266,7 +259,7 @@ class NodeService:
         outcome = CancelOutcome(result.outcomes[0])
         if outcome is CancelOutcome.NOT_FOUND:
             raise _not_found(target)
-        return _CANCELLED[outcome]
+        return outcome.name.lower()
 
     async def reschedule(self, target: Target, when_ms: int, relative: bool) -> tuple[int, int]:
         result = await self._propose(commands.encode_reschedule(self.node, when_ms, relative, *_named(target)))

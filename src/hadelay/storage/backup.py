@@ -23,7 +23,7 @@ from msgspec import Struct
 from hadelay.core.checksums import crc32c
 from hadelay.core.formats import FEATURE_LEVEL
 from hadelay.errors import ConfigError, DamagedFile, NotFound
-from hadelay.storage.disk import Disk
+from hadelay.storage.disk import Disk, read_file, replace_file
 
 #: The highest that is known: 1 in a directory, 2 in parts.
 FORMAT = 2
@@ -149,11 +149,7 @@ class Directory:
         return self._disk.listdir(self.where) if self._disk.exists(self.where) else []
 
     def load(self, name: str) -> bytes:
-        file = self._disk.open(f"{self.where}/{name}")
-        try:
-            return file.pread(file.size(), 0)
-        finally:
-            file.close()
+        return read_file(self._disk, f"{self.where}/{name}")
 
     def size(self, name: str, length: int) -> int:
         path = f"{self.where}/{name}"
@@ -166,11 +162,7 @@ class Directory:
             file.close()
 
     def read(self, name: str, length: int, offset: int, size: int) -> bytes:
-        file = self._disk.open(f"{self.where}/{name}")
-        try:
-            return file.pread(size, offset)
-        finally:
-            file.close()
+        return read_file(self._disk, f"{self.where}/{name}", size, offset)
 
     def fill(self, name: str, length: int, read: Callable[[int, int], bytes], *, anew: bool) -> None:
         file = self._disk.open(f"{self.where}/{name}", create=True)
@@ -185,16 +177,9 @@ class Directory:
             file.close()
 
     def put(self, name: str, data: bytes, lengths: dict[str, int]) -> None:
-        disk, path = self._disk, f"{self.where}/{name}"
         for directory in (f"{self.where}/hours", self.where):
-            disk.sync_dir(directory)
-        file = disk.open(f"{path}.new", create=True)
-        file.truncate(0)
-        file.pwrite(data, 0)
-        file.sync()
-        file.close()
-        disk.rename(f"{path}.new", path)
-        disk.sync_dir(self.where)
+            self._disk.sync_dir(directory)
+        replace_file(self._disk, f"{self.where}/{name}", data)
 
     def remove(self, name: str) -> None:
         self._disk.unlink(f"{self.where}/{name}")

@@ -100,6 +100,28 @@ class Disk(Protocol):
         ...
 
 
+def read_file(disk: Disk, path: str, size: int | None = None, offset: int = 0) -> bytes:
+    """All of a file, or up to `size` bytes of it. FileNotFoundError."""
+    file = disk.open(path)
+    try:
+        return file.pread(file.size() if size is None else size, offset)
+    finally:
+        file.close()
+
+
+def replace_file(disk: Disk, path: str, data: bytes) -> None:
+    """Whole or not at all, and durable when it returns."""
+    file = disk.open(f"{path}.new", create=True)
+    try:
+        file.truncate(0)
+        file.pwrite(data, 0)
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(f"{path}.new", path)
+    disk.sync_dir(os.path.dirname(path))
+
+
 _IOV_MAX = 1024
 #: From here on one syncfs is cheaper than a sync per file.
 _MANY_FILES = 64

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from hadelay.core.checksums import crc32c
 from hadelay.core.formats import COUNTER, FORMAT_VERSION, HEAD, HEADS, HEADS_MAGIC, SECONDS_PER_HOUR
 from hadelay.core.linking import Heads, catch_up, no_heads
-from hadelay.storage.disk import Disk
+from hadelay.storage.disk import Disk, read_file
 
 #: How far a `.heads` file may lag before it is written again: reading so many entries takes a millisecond.
 WORTH_WRITING = 16_384
@@ -172,11 +172,9 @@ class HeadsCache:
     def _load(self, hour: int, entries: int) -> Derived:
         path = self._path_of(hour) + ".heads"
         try:
-            file = self._disk.open(path)
+            derived = decode_heads(read_file(self._disk, path), hour)
         except FileNotFoundError:
             return Derived()
-        derived = decode_heads(file.pread(file.size(), 0), hour)
-        file.close()
         ahead = derived is not None and max(derived.entries, derived.counted) > entries
         return Derived() if derived is None or ahead else derived
 

@@ -15,7 +15,7 @@ import msgspec
 from hadelay.core.checksums import crc32c
 from hadelay.core.formats import FEATURE_LEVEL, FIRST_LEVEL, FORMAT_VERSION
 from hadelay.errors import ConfigError, DamagedFile
-from hadelay.storage.disk import Disk, Lock
+from hadelay.storage.disk import Disk, Lock, read_file, replace_file
 
 _HEAD = struct.Struct("<4sII")
 _MAGIC = b"HDID"
@@ -58,14 +58,7 @@ def decode_identity(data: bytes, path: str) -> dict[str, Any]:
 
 def write_identity(disk: Disk, directory: str, identity: Identity) -> None:
     """Durable when it returns."""
-    path = f"{directory}/identity"
-    file = disk.open(path + ".new", create=True)
-    file.truncate(0)
-    file.pwrite(encode_identity(identity), 0)
-    file.sync()
-    file.close()
-    disk.rename(path + ".new", path)
-    disk.sync_dir(directory)
+    replace_file(disk, f"{directory}/identity", encode_identity(identity))
 
 
 def read_identity(disk: Disk, directory: str) -> Identity | None:
@@ -73,9 +66,7 @@ def read_identity(disk: Disk, directory: str) -> Identity | None:
     path = f"{directory}/identity"
     if not disk.exists(path):
         return None
-    file = disk.open(path)
-    found = decode_identity(file.pread(file.size(), 0), path)
-    file.close()
+    found = decode_identity(read_file(disk, path), path)
     for key, known in (("format_version", FORMAT_VERSION), ("feature_level", FEATURE_LEVEL)):
         if isinstance(found.get(key), int) and found[key] > known:
             what = key.replace("_", " ")
@@ -116,12 +107,7 @@ def note_damage(disk: Disk, directory: str, what: str) -> None:
 
 def noted_damage(disk: Disk, directory: str) -> str | None:
     path = f"{directory}/damaged"
-    if not disk.exists(path):
-        return None
-    file = disk.open(path)
-    what = file.pread(file.size(), 0).decode(errors="replace")
-    file.close()
-    return what
+    return read_file(disk, path).decode(errors="replace") if disk.exists(path) else None
 
 
 def lock_directory(disk: Disk, directory: str, path: str = "") -> Lock:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from hadelay.core.checksums import RowCrc
 from hadelay.core.formats import DISPATCH, HOUR_ROW, INDEX, RECORD_SIZE, SECONDS_PER_HOUR
+from hadelay.core.lifecycle import MOVES
 from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import NONE32, Event, encode_id, hour_from_name, hour_name
@@ -32,8 +33,6 @@ from hadelay.storage.tables import CHECKPOINT, CORE, HOURS, scan_all
 
 Row = dict[str, Any]
 _CHUNK_ROWS = 4096
-#: Events that file a message anew: they name the hour and the entry it went to (docs/spec/lifecycle.md).
-_MOVES = (Event.MOVED, Event.DEAD, Event.REDRIVEN)
 _NO_NODE = 0xFF
 
 
@@ -116,7 +115,7 @@ def _show_event(row: Row) -> Row:
         "consumer": None if consumer == NONE32 else consumer,
         "node": None if row["node"] == _NO_NODE else row["node"],
     }
-    if event in _MOVES:
+    if event in MOVES:
         shown |= {"other_hour": hour_name(other), "other_index": consumer, "consumer": None}
     elif event == Event.NACKED:
         shown["reason"] = None if other == NONE32 else other

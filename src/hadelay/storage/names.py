@@ -9,10 +9,10 @@ import numpy as np
 
 from hadelay.core.checksums import crc32c
 from hadelay.core.formats import NAME, NAME_SIZE
+from hadelay.core.ports import CONSUMER, NODE, REASON, TOPIC
 from hadelay.errors import DamagedFile
-from hadelay.storage.disk import Disk
+from hadelay.storage.disk import Disk, read_file
 
-TOPIC, CONSUMER, NODE, REASON = 1, 2, 3, 4
 KINDS = {TOPIC: "topic", CONSUMER: "consumer", NODE: "node", REASON: "reason"}
 
 
@@ -55,9 +55,7 @@ class Names:
         self._names: dict[int, list[str]] = {kind: [] for kind in KINDS}
         if not length:
             return
-        file = disk.open(path)
-        data = file.pread(length, 0)
-        file.close()
+        data = read_file(disk, path, length)
         for name in decode_names(data, path):
             if name.number != self._add(name.kind, name.name):
                 raise DamagedFile(path, name.offset, "the name has another number than its place says")

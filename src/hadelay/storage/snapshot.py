@@ -22,7 +22,7 @@ import msgpack
 from hadelay.core.checksums import crc32c
 from hadelay.errors import DamagedFile, FatalError, HadelayError
 from hadelay.runtime import Runtime
-from hadelay.storage.disk import Disk, File
+from hadelay.storage.disk import Disk, File, read_file
 from hadelay.storage.hours import file_checksums
 from hadelay.storage.tables import CHECKPOINT, ROW, Backend, Put, hour_rows, scan_all
 
@@ -138,11 +138,7 @@ class Exports:
         where = self._directory if name.startswith("state-") else self._storage.directory
         if not (name == "names" or name.startswith(("state-", "hours/"))) or ".." in name:
             raise FileNotFoundError(name)
-        file = self._storage.disk.open(f"{where}/{name}")
-        try:
-            return file.pread(size, offset)
-        finally:
-            file.close()
+        return read_file(self._storage.disk, f"{where}/{name}", size, offset)
 
 
 def _parts(backend: Backend) -> Iterator[bytes]:

@@ -6,7 +6,6 @@ the batcher takes it to whoever leads, so calls that were under way when this no
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,11 +15,11 @@ from hadelay.core.commands import encode_ack, encode_nack
 from hadelay.core.results import LeaseOutcome, LeaseResult
 from hadelay.core.tokens import LEASE
 from hadelay.errors import HadelayError
+from hadelay.raft.ports import Propose
 from hadelay.runtime import Runtime
 
 #: {term, seq, position, hour, index}: a LEASE row.
 Lease = tuple[int, int, int, int, int]
-Propose = Callable[[bytes, Callable[[Any, HadelayError | None], None]], None]
 #: (delay in ms or −1 for the topic's backoff, reason); None: ack.
 Verdict = tuple[int, str] | None
 #: Leases in one command.
