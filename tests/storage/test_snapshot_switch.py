@@ -102,7 +102,7 @@ def test_an_export_for_which_the_disk_has_no_room_leaves_nothing() -> None:
     node = Node("n1")
     node.fill(1)
     node.disk.capacity = node.disk.used + 1000
-    assert node.storage.manifest() is None
+    assert node.storage.exports.manifest() is None
     node.loop.run()
     assert node.disk.was_full
     assert node.disk.listdir("/data/export") == []

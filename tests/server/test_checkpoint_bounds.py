@@ -1,4 +1,4 @@
-"""What nodes tell each other each second, and when they checkpoint."""
+"""When a node checkpoints."""
 
 from __future__ import annotations
 
@@ -6,31 +6,9 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
-from hadelay.core.clustertime import ClusterClock
 from hadelay.server.checkpoints import Checkpoints
-from hadelay.server.peers import Peer, Peers
-from hadelay.version import VERSION
 
 NAMES = ["n1", "n2", "n3"]
-
-
-def test_an_answer_to_what_another_process_sent_moves_no_clock() -> None:
-    """The machine was started anew, so that its monotonic clock began at nothing; the answer is to a note of before."""
-    clock = ClusterClock("n1", NAMES)
-    mono, link = [5.0], SimpleNamespace(handlers={}, note=lambda *_: None)
-    runtime: Any = SimpleNamespace(monotonic=lambda: mono[0], wall_ms=lambda: 0)
-    Peers(NAMES, runtime, link, clock, lambda: Peer("n1"), lambda: None)  # type: ignore[arg-type]
-
-    def hear(yours: float, now_ms: int) -> None:
-        link.handlers["hello"]("n2", [now_ms, now_ms, 9.0, yours, "", VERSION, 1, 0, True], None)
-
-    hear(90_000.0, 1_000_000)
-    assert not clock.ready
-    hear(4.999, 2_000_000)
-    assert clock.ready
-    assert 0 <= clock.read(mono[0]) - 2_000_000 <= 1
-    hear(90_000.0, 3_000_000)
-    assert clock.read(mono[0]) < 2_000_010
 
 
 def test_nodes_that_apply_the_same_checkpoint_apart() -> None:
@@ -47,7 +25,8 @@ def test_nodes_that_apply_the_same_checkpoint_apart() -> None:
             config=SimpleNamespace(
                 members=config, storage=SimpleNamespace(checkpoint_bytes=64 << 20, far_buffer_bytes=32 << 20)
             ),
-            runtime=SimpleNamespace(monotonic=lambda: 0.0, call_soon=lambda *_: begun.append(True)),
+            runtime=SimpleNamespace(monotonic=lambda: 0.0),
+            raft=SimpleNamespace(call_soon=lambda *_: begun.append(True)),
         )  # fmt: skip
         checkpoints = Checkpoints(node)
         checkpoints._look_for_space = lambda: None  # type: ignore[method-assign]
