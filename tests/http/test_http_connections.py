@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
 import re
@@ -442,6 +443,17 @@ async def test_a_bug_is_a_problem_too(node: Node, monkeypatch: pytest.MonkeyPatc
         assert not answer.json["outcome_known"], "it may have failed after the commit"
         assert b"secret" not in answer.body
         assert answer.headers["Hadelay-Node"] == "n1"
+
+
+async def test_who_has_no_room_to_read_sends_readers_elsewhere(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(node.service, "names", full)
+    for _ in range(2):  # at first aiohttp's way, then the short one, where there is one
+        answer = await node.ask("GET", "/v1/names")
+        assert (answer.status, answer.json["type"], answer.json["retryable"]) == (503, "overloaded", True)
+        assert "disk is full" in answer.json["detail"]
 
 
 # ---- any bytes, cut anywhere

@@ -290,9 +290,9 @@ class Connection(RequestHandler):
         self._topic, self._key = head.topic, head.key
         try:
             self._server.service.publish([head.draft(body)], head.idempotency_key, self._published)
-        except Exception:
+        except Exception as error:
             log.exception("publish_failed")
-            self._refuse(problems.bug())
+            self._refuse(problems.unexpected(error, "POST"))
 
     def _is_about_to_wait(self) -> bool:
         """aiohttp's handler has not begun yet, or has just answered: what a client sends with its connect, or at once
@@ -337,7 +337,7 @@ class Connection(RequestHandler):
             answer = server.refused(route.name, error)
         except Exception as error:
             log.error("request_failed", exc_info=error, extra={"path": known.head.raw_path})
-            answer = server.refused(route.name, problems.bug())
+            answer = server.refused(route.name, problems.unexpected(error, known.head.method))
         lines = header_lines(answer.headers)
         if server.draining:
             self._held = b""
@@ -433,7 +433,7 @@ class Connection(RequestHandler):
             error: HadelayError = BadRequest(" ".join((message or "not HTTP").split())[:200])
         else:
             log.error("request_failed", exc_info=exc, extra={"path": request.path})
-            error = problems.bug()
+            error = problems.unexpected(exc, request.method)
         response = problems.response(error)
         self._server.add_headers(response.headers)
         response.force_close()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from http import HTTPStatus
 from typing import Literal
 
 import msgspec
 from aiohttp import web
 
-from hadelay.errors import HadelayError
+from hadelay.errors import HadelayError, Overloaded
 
 CONTENT_TYPE = "application/problem+json"
 
@@ -33,11 +34,15 @@ class Problem(msgspec.Struct):
     id: str | msgspec.UnsetType = msgspec.UNSET
 
 
-def bug() -> HadelayError:
-    """Of ours. How far the request got, and whether it is in the log by now, nobody knows who answers it."""
-    error = HadelayError("the node failed; its log says why")
-    error.outcome_known = False  # type: ignore[misc]
-    return error
+def unexpected(error: BaseException | None, method: str) -> HadelayError:
+    """A bug of ours: how far the request got, and whether it is in the log by now, nobody knows who answers it. Or a
+    disk without room for what has to be written before it can be read: another node may have some."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and method in ("GET", "HEAD"):
+        what = "this node's disk is full, and it has to write before it can answer: ask another one"
+        return Overloaded(what, retry_after_ms=1_000)
+    found = HadelayError("the node failed; its log says why")
+    found.outcome_known = False  # type: ignore[misc]
+    return found
 
 
 def encode(error: HadelayError) -> bytes:

@@ -178,7 +178,7 @@ class Options:
     #: What `stores.Listing.encode` gave: read exactly this, so that several reads see the same.
     listing: str = ""
     #: Rows of one partition at most; an hour has at least one. A read by Spark makes an hour's partitions equal.
-    split_rows: int = 1_000_000
+    split_rows: int = 2_500_000
     #: Rows of one Arrow batch; fewer where bodies are large.
     batch_rows: int = 65_536
     #: Check every row's and record's CRC-32C before it is used.
