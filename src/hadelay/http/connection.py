@@ -143,12 +143,14 @@ class Heads:
         fields = self._fields.get(lines) or self._parse_fields(lines)
         if fields is None:
             return None
+        publish = _PUBLISH.fullmatch(line[2]) if line[1] == b"POST" else None
+        if publish is not None:
+            head = self._publish(publish, fields)
+            common = head is None or (head.idempotency_key is None and head.extras is None)
+            return Seen(fields.body_bytes or 0, head, common)
         known = self._known(line, fields)
-        if known is not None:
-            return Seen(fields.body_bytes or 0, known, fields.common and _OWN_PATH.isdisjoint(known.path))
-        head = self._publish(line, fields)
-        common = head is None or (head.idempotency_key is None and head.extras is None)
-        return Seen(fields.body_bytes or 0, head, common)
+        common = known is None or (fields.common and _OWN_PATH.isdisjoint(known.path))
+        return Seen(fields.body_bytes or 0, known, common)
 
     def _parse_fields(self, text: bytes) -> Fields | None:
         headers: list[tuple[bytes, bytes]] = []
@@ -199,12 +201,9 @@ class Heads:
             return None
         return Known(route, found, decoded, RequestHead(line[1].decode(), target, fields.lines), access)
 
-    def _publish(self, line: re.Match[bytes], fields: Fields) -> Head | None:
-        target = _PUBLISH.fullmatch(line[2])
+    def _publish(self, target: re.Match[bytes], fields: Fields) -> Head | None:
         config, length = self.server.config, fields.body_bytes
-        if line[1] != b"POST" or target is None or fields.options is None:
-            return None
-        if length is None or length > config.max_body_bytes:
+        if fields.options is None or length is None or length > config.max_body_bytes:
             return None
         query, topic = (target[2] or b"").decode("latin-1"), target[1].decode()
         try:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,19 +134,19 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "…")
 
 
-_day = -1
-_prefix = ""
+_MINUTES = [f"{second // 60:02d}:{second % 60:02d}" for second in range(3600)]
+
+
+@lru_cache(64)
+def _hour(hour: int) -> str:
+    return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y-%m-%dT%H:")
 
 
 def format_instant(ms: int) -> str:
     """`2026-11-20T18:00:00.000Z`."""
-    global _day, _prefix
-    day, rest = divmod(ms, 86_400_000)
-    if day != _day:
-        _prefix, _day = datetime.fromtimestamp(day * 86_400, UTC).strftime("%Y-%m-%dT"), day
+    hour, rest = divmod(ms, 3_600_000)
     second, rest = divmod(rest, 1000)
-    minute, second = divmod(second, 60)
-    return f"{_prefix}{minute // 60:02d}:{minute % 60:02d}:{second:02d}.{rest:03d}Z"
+    return f"{_hour(hour)}{_MINUTES[second]}.{rest:03d}Z"
 
 
 def parse_id(text: str) -> int:
