@@ -202,14 +202,15 @@ class Tables:
             # Up to the first page's end that is not the table's, every source has told all it has.
             known = min((page[-1][0] for page in pages if len(page) == limit), default=None)
             rows = dict(row for page in reversed(pages) for row in page)
-            for key in sorted(rows):
-                value = rows[key]
-                if (end is not None and key >= end) or len(found) == limit:
-                    return found
+            for key, value in sorted(rows.items()):
                 if known is not None and key > known:
                     break
+                if end is not None and key >= end:
+                    return found
                 if value is not None:
                     found.append((key, value))
+                    if len(found) == limit:
+                        return found
             if known is None:
                 return found
             start = known + b"\0"
