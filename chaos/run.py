@@ -304,6 +304,7 @@ class Run:
             await asyncio.shield(work)
         except asyncio.CancelledError:
             await asyncio.wait([work])
+            work.result()  # that it could not be done is what somebody has to know first
             raise
 
     async def _probe(self, kind: str, others: list[str], began: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -62,7 +63,12 @@ def retry_after_ms(headers: Headers) -> int | None:
     """What a Retry-After asks for, seconds or a date (RFC 9110, 10.2.3); at most a day. None: nothing legible."""
     said = headers.get("Retry-After", "").strip()
     try:
-        seconds = float(said) if said.isdecimal() else parsedate_to_datetime(said).timestamp() - time.time()
+        if said.isdecimal():
+            seconds = float(said)
+        else:
+            until = parsedate_to_datetime(said)
+            # Of a form without a zone, which is GMT too.
+            seconds = (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - time.time()
     except (ValueError, OverflowError):
         return None
     return round(1000 * min(max(seconds, 0.0), _LONGEST_WAIT_S))

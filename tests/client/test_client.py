@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -647,10 +648,51 @@ kept.put("a")
 left = kept.consume("a", wait="1s")
 next(left)
 """,
+        """
+kept = Client(url)
+kept.put("a")
+(message,) = itertools.islice(Client(url).consume("a", wait="1s"), 1)
+message.ack()
+""",
     ],
-    ids=["threads and a fork", "a loop"],
+    ids=["threads and a fork", "a loop", "a message outlives its client"],
 )
 def test_who_is_not_closed_ends_silently(url: str, script: str) -> None:
-    text = f"import os, sys, threading\nfrom hadelay import Client\nurl = {url!r}\n{script}"
+    text = f"import itertools, os, sys, threading\nfrom hadelay import Client\nurl = {url!r}\n{script}"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_child_of_a_fork_leaves_a_message_to_its_parent(url: str) -> None:
+    text = f"""
+import os, sys
+from hadelay import Client
+client = Client({url!r})
+client.put("a")
+for message in client.consume("a", wait="1s"):
+    with message:
+        child = os.fork()
+        if not child:
+            try:
+                message.ack()
+            except RuntimeError:
+                sys.exit(7)
+    break
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+client.close()
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 7, done.stderr
+    with Client(url) as client:
+        assert client.topic("a").leased == client.topic("a").ready == 0
+
+
+def test_a_thread_that_could_not_be_started_is_tried_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hadelay.client.sync._background", None)
+    with monkeypatch.context() as patched, Client(url) as client:
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError, match="new thread"):
+            client.put("a")
+        patched.undo()
+        assert client.put("a").topic == "a"

@@ -190,9 +190,9 @@ def run(argv: Sequence[str]) -> int:
             _print_document(WrongUsage(str(error)))
         return USAGE
     except KeyboardInterrupt as stop:
-        if not stop.args:
+        if not stop.args and not as_json:
             return INTERRUPTED
-        problem: Exception = Interrupted("interrupted", idempotency_key=stop.args[0])
+        problem: Exception = Interrupted("interrupted", **dict(zip(["idempotency_key"], stop.args, strict=False)))
     except BrokenPipeError:
         # `hadelay … | head`: the reader has what it wanted. Python would complain once more when it flushes.
         sys.stderr.close()

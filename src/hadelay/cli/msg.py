@@ -216,7 +216,8 @@ def cancel(*ids: str, topic: str | None = None, key: str | None = None, remote: 
                 code = 1
                 done.append({"id": id, "outcome": error.outcome or error.type, "detail": error.detail})
     finally:  # what is done is told, also when nobody answers for the next one
-        show(done, remote, _OUTCOME)
+        if done:
+            show(done, remote, _OUTCOME)
     return code
 
 

@@ -25,7 +25,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _THREAD = "hadelay-client"
-_lock = threading.Lock()
+#: Once more on the same thread: the collector may come by anywhere, and end a loop that somebody left.
+_lock = threading.RLock()
 _background: asyncio.AbstractEventLoop | None = None
 #: Those of this process that may have connections.
 _used: set[AsyncClient] = set()
@@ -37,9 +38,14 @@ def _loop() -> asyncio.AbstractEventLoop:
     global _background
     with _lock:
         if _background is None:
-            _background = asyncio.new_event_loop()
-            threading.Thread(target=_background.run_forever, daemon=True, name=_THREAD).start()
+            loop = asyncio.new_event_loop()
+            try:
+                threading.Thread(target=loop.run_forever, daemon=True, name=_THREAD).start()
+            except RuntimeError:  # there may be no more threads, for now
+                loop.close()
+                raise
             atexit.register(_at_exit)
+            _background = loop
         return _background
 
 
@@ -51,12 +57,14 @@ async def _leave(client: AsyncClient) -> None:
 
 
 def _at_exit() -> None:
+    clients = list(_used)
+    _used.clear()  # before anything is waited for: Ctrl-C may end that, and then nobody may wait for the loop any more
+
     async def leave() -> None:
-        await asyncio.gather(*map(_leave, _used), return_exceptions=True)
+        await asyncio.gather(*map(_leave, clients), return_exceptions=True)
 
     if _background is not None:
         asyncio.run_coroutine_threadsafe(leave(), _background).result()
-    _used.clear()
 
 
 def _dropped(client: AsyncClient) -> None:
@@ -69,7 +77,7 @@ def _dropped(client: AsyncClient) -> None:
 def _in_child() -> None:
     """After a fork: the loop's thread is gone, and the connections are those of the parent."""
     global _lock, _background
-    _lock, _background = threading.Lock(), None
+    _lock, _background = threading.RLock(), None
     for client in _used:
         client._transport.disown()
     _used.clear()
@@ -153,21 +161,29 @@ class _BlockingEach(Generic[P, R]):
 class Delivered:
     """A message of `Client.consume`: everything a Message has, and `with` to ack it or, on an exception, nack it."""
 
-    def __init__(self, leased: Leased) -> None:
+    def __init__(self, leased: Leased, client: Client) -> None:
         self.message: Message = leased
         self._leased = leased
+        # Not dropped as long as a message of it may be settled.
+        self._client, self._of = client, client._client
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.message, name)
 
+    def _settle(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        if self._of not in _used:
+            coroutine.close()
+            raise RuntimeError("this message is the parent's, who settles it: after a fork, consume anew")
+        return _wait(coroutine)
+
     def ack(self) -> AckOutcome:
-        return _wait(self._leased.ack())
+        return self._settle(self._leased.ack())
 
     def nack(self, delay: Delay | None = None, *, reason: str | None = None) -> NackOutcome:
-        return _wait(self._leased.nack(delay, reason=reason))
+        return self._settle(self._leased.nack(delay, reason=reason))
 
     def extend(self, lease: Delay) -> ExtendOutcome:
-        return _wait(self._leased.extend(lease))
+        return self._settle(self._leased.extend(lease))
 
     def __enter__(self) -> Message:
         return self.message
@@ -175,7 +191,8 @@ class Delivered:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _wait(self._leased.__aexit__(kind, error, trace))
+        if self._of in _used:  # else it is the parent's, who may be in here too
+            _wait(self._leased.__aexit__(kind, error, trace))
 
 
 class Client:
@@ -277,7 +294,7 @@ class Client:
             )
 
         for leased in _each(_wait(start()), self):
-            yield Delivered(leased)
+            yield Delivered(leased, self)
 
     messages = _BlockingEach(AsyncClient.messages)
     dead = _BlockingEach(AsyncClient.dead)
