@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -688,6 +689,7 @@ sys.exit(code)
         assert client.topic("a").leased == client.topic("a").ready == 0
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # uvloop's loop that never ran
 def test_a_thread_that_could_not_be_started_is_tried_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hadelay.client.sync._background", None)
     with monkeypatch.context() as patched, Client(url) as client:
@@ -696,3 +698,4 @@ def test_a_thread_that_could_not_be_started_is_tried_again(url: str, monkeypatch
             client.put("a")
         patched.undo()
         assert client.put("a").topic == "a"
+    gc.collect()
