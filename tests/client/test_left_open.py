@@ -1,0 +1,104 @@
+"""The blocking client when nobody closes it, when its process forks, and when the system has no thread for it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from unittest.mock import Mock
+
+import pytest
+
+from hadelay.client import Client
+from tests.client.test_client import url
+
+__all__ = ["url"]
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_it_survives_a_fork(url: str) -> None:
+    client = Client(url)
+    client.put("a")
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if client.put("a").id else 1)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    client.put("a")
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        """
+kept = Client(url)
+threads = [threading.Thread(target=lambda: Client(url).put("a")) for _ in range(3)]
+[thread.start() for thread in threads]
+kept.put("a")
+next(Client(url).messages("a"))
+if child := os.fork():
+    code = os.waitpid(child, 0)[1]
+kept.put("a")
+sys.exit(code if child else 0)
+""",
+        """
+kept = Client(url)
+kept.put("a")
+left = kept.consume("a", wait="1s")
+next(left)
+""",
+        """
+kept = Client(url)
+kept.put("a")
+(message,) = itertools.islice(Client(url).consume("a", wait="1s"), 1)
+message.ack()
+""",
+    ],
+    ids=["threads and a fork", "a loop", "a message outlives its client"],
+)
+def test_who_is_not_closed_ends_silently(url: str, script: str) -> None:
+    text = f"import itertools, os, sys, threading\nfrom hadelay import Client\nurl = {url!r}\n{script}"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_child_of_a_fork_leaves_a_message_to_its_parent(url: str) -> None:
+    text = f"""
+import os, sys
+from hadelay import Client
+client = Client({url!r})
+client.put("a")
+for message in client.consume("a", wait="1s"):
+    with message:
+        child = os.fork()
+        if not child:
+            try:
+                message.ack()
+            except RuntimeError:
+                sys.exit(7)
+    break
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+client.close()
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 7, done.stderr
+    with Client(url) as client:
+        assert client.topic("a").leased == client.topic("a").ready == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # uvloop's loop that never ran
+def test_a_thread_that_could_not_be_started_is_tried_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hadelay.client.sync._background", None)
+    with monkeypatch.context() as patched, Client(url) as client:
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError, match="new thread"):
+            client.put("a")
+        patched.undo()
+        assert client.put("a").topic == "a"
+    gc.collect()
