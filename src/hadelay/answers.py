@@ -39,6 +39,7 @@ class NotANode(OutcomeUnknown):
     """
 
     type, title, retryable = "not-a-node", "What answered is no node", False
+    of_a_node = False
 
 
 def not_a_node(
@@ -86,6 +87,7 @@ def refusal(url: str, method: str, status: int, headers: Headers, body: bytes) -
     error: HadelayError = not_a_node(url, method, status, headers, body, **extra)
     if status in _REFUSED_BEFORE:
         error = _BY_STATUS[status](error.detail)
+        error.of_a_node = False  # type: ignore[misc]
     error.retry_after_ms = retry_after_ms(headers)
     return error
 

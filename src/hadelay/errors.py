@@ -29,6 +29,7 @@ class HadelayError(Exception):
     retryable: the same request may succeed later, here or at another node.
     outcome_known: False when the command may or may not have been committed. Retry only with the same
         Idempotency-Key or request_id, which makes the retry harmless.
+    of_a_node: False when something that stands before a node said it, which speaks for one address alone.
     extra: members added to the problem document, such as `outcome` or `id`.
     """
 
@@ -37,6 +38,7 @@ class HadelayError(Exception):
     http_status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
     outcome_known: ClassVar[bool] = True
+    of_a_node: ClassVar[bool] = True
 
     def __init__(self, detail: str = "", /, *, retry_after_ms: int | None = None, **extra: Any) -> None:
         super().__init__(detail or self.title)

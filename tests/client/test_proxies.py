@@ -180,9 +180,10 @@ async def test_a_proxy_says_when_to_come_again(proxy: Proxy, status: str) -> Non
     assert caught.value.retry_after_ms == 3_600_000
 
 
-async def test_a_proxy_says_nothing_of_other_addresses(make_node: Make, proxy: Proxy) -> None:
+@pytest.mark.parametrize("status", TOO_BUSY)
+async def test_a_proxy_says_nothing_of_other_addresses(make_node: Make, proxy: Proxy, status: str) -> None:
     node = await make_node()
-    busy = await proxy(answer(TOO_BUSY[1], b"", "text/html", "Retry-After: 3600"))
+    busy = await proxy(answer(status, b"", "text/html", "Retry-After: 3600"))
     async with AsyncClient([busy, node.url], timeout=60) as client:
         client._transport._at = 0
         assert (await asyncio.wait_for(client.put("t", b"x"), 20)).topic == "t"

@@ -169,7 +169,7 @@ class Transport:
                 strangers = strangers + 1 if isinstance(error, NotANode) and not error.retryable else 0
                 again = strangers < len(self.urls) if strangers else _worth_retrying(error)
                 # Who is no node speaks for its own address, and not for the others.
-                alone = isinstance(error, NotANode) and len(self.urls) > 1
+                alone = not error.of_a_node and len(self.urls) > 1
                 pause_s = 0.0 if alone else (error.retry_after_ms or 0) / 1000
                 # The other addresses first, at once; only when none of them could, with a pause.
                 if failures % len(self.urls) == 0 or pause_s:
@@ -221,7 +221,7 @@ class Transport:
                         raise not_a_node(base, method, answer.status, answer.headers, content, str(error)) from None
                 raise NoLeader(f"the leader moves: {_MAX_REDIRECTS} redirects and no answer", retry_after_ms=100)
         except HadelayError as error:
-            if isinstance(error, NoLeader | errors.Overloaded | NotANode):
+            if isinstance(error, NoLeader | errors.Overloaded) or not error.of_a_node:
                 self._turn(base)
             raise
         except aiohttp.ClientConnectorError as error:
