@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,8 +173,11 @@ def get(url: str, ca: Path | None = None, token: str = "", body: bytes | None = 
     if token:
         headers["Authorization"] = f"Bearer {token}"
     request = urllib.request.Request(url, body, headers, method=method)
-    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
-        return msgspec.json.decode(answer.read())
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+            return msgspec.json.decode(answer.read())
+    except urllib.error.HTTPError as error:
+        raise Void(f"{url}: {error.read().decode()[:500]}") from error
 
 
 def _ready_line(process: subprocess.Popen[bytes]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -93,6 +95,14 @@ class Secure:
 
     def log(self, name: str) -> str:
         return (self.directory / f"{name}.log").read_text()
+
+    def ready(self, name: str) -> bool:
+        """Asked without a token."""
+        context = ssl.create_default_context(cafile=self.pki.ca)
+        try:
+            return bool(urlopen(f"https://{self.address(name)}/readyz", timeout=10, context=context).status == 200)
+        except HTTPError:
+            return False
 
     def serial(self, name: str) -> str:
         """Of the certificate that it shows to a client that connects now."""
@@ -209,6 +219,24 @@ def test_it_serves_through_every_node(cluster: Secure) -> None:
             receipt = client.put("orders", b"x", delay="1h")
             assert client.get(receipt.id).state == "scheduled"
             assert client.cancel(receipt.id)
+
+
+def test_a_node_that_knew_the_tokens_knows_them_without_a_leader(cluster: Secure) -> None:
+    """Nobody has shown a token to n3 since it started; it has been up to date, and now it cannot be."""
+    cluster.stop("n3")
+    cluster.start("n3")
+    others = [cluster.processes[name] for name in ("n1", "n2")]
+    try:
+        for process in others:
+            process.send_signal(signal.SIGSTOP)
+        until(lambda: not cluster.ready("n3"), "n3 knows of no leader")
+        with Client(cluster.urls[2], cluster.token, ca=cluster.pki.ca, timeout=5) as client:
+            assert client.cluster(stale=True).leader is None
+    finally:
+        for process in others:
+            process.send_signal(signal.SIGCONT)
+    with cluster.client() as client:
+        assert client.put("orders", b"x", delay="1h")
 
 
 def test_an_impostor_is_refused_and_the_others_go_on(cluster: Secure) -> None:

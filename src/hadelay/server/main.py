@@ -107,6 +107,7 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
     try:
         await _ready(node, ending)
         if not ending.is_set():
+            service.knows_tokens = True
             # What is here now stays: no collection has to look at it again.
             gc.freeze()
             log.info("ready", http=config.advertise, raft=config.raft.listen, leader=node.raft.leader)

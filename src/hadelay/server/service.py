@@ -109,7 +109,7 @@ class NodeService:
         self._copies = Copies(node)
         self.node = node.name
         self._actor = Actor()
-        self._was_current = False
+        self.knows_tokens = False
 
     def acting(self, who: Actor) -> NodeService:
         twin = copy.copy(self)
@@ -129,11 +129,6 @@ class NodeService:
     @property
     def tokens(self) -> Mapping[str, Token]:
         return self._node.state.tokens
-
-    @property
-    def knows_tokens(self) -> bool:
-        self._was_current = self._was_current or self._node.serves()
-        return self._was_current
 
     def now_ms(self) -> int:
         node = self._node
