@@ -6,6 +6,8 @@ Crashes between any two steps of it, seeded: tests/sim/test_journal_torture.py.
 from __future__ import annotations
 
 import random
+from contextlib import suppress
+from itertools import product
 
 import pytest
 
@@ -13,6 +15,7 @@ from hadelay.errors import DamagedFile, FatalError
 from hadelay.raft.journal import FIRST, Journal, JournalConfig
 from hadelay.raft.records import END, RECORD_OVERHEAD, SEGMENT_HEADER_BYTES
 from hadelay.testing.disk import SimDisk
+from hadelay.testing.file import SimCrash
 from hadelay.testing.runtime import SimRuntime, SimWorld
 
 WHO = {"cluster_id": "test", "group": 3, "node": "n1"}
@@ -313,6 +316,25 @@ def test_a_flipped_byte_in_the_last_record_is_refused_without_a_mark():
         if file.pread(1, end - 1) == END and offset != end - 1:
             with pytest.raises(DamagedFile):
                 pytest.fail(f"flipped at {offset - start}: {rig.reopen().last_index}")
+
+
+@pytest.mark.parametrize("queued", [0, 1])
+def test_a_power_cut_while_it_closes_is_no_damage(queued: int):
+    """The mark that is left when nothing more comes is not synced itself: no later one may speak of it (seed 61530)."""
+    for seed, step in product(range(30), (1, 2, 3, 4)):
+        rig = Rig()
+        rig.disk.random.seed(seed)
+        rig.append(3)
+        rig.sync()
+        rig.world.run_for(0.2)
+        before = rig.contents()
+        rig.append(queued)
+        rig.disk.crash_in = step
+        with suppress(SimCrash):
+            rig.journal.close()
+        rig.disk.power_cut()
+        rig.reopen()
+        assert rig.contents()[:3] == before
 
 
 def test_a_missing_segment_is_damage():

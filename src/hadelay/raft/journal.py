@@ -532,6 +532,7 @@ class Journal:
         for segment in self._dirty:
             segment.write()
             segment.file.sync()
+            self._durable = (segment.header.seq, segment.written)
         self._dirty.clear()
         self._synced = self._appended
         self.synced_index = self.last_index
@@ -548,11 +549,10 @@ class Journal:
             if not self._syncing:
                 self._write_all()
                 newest = self._segments[-1]
-                self._durable = (newest.header.seq, newest.written)
                 if self._durable > self._marked and newest.position + RECORD_OVERHEAD <= self.config.segment_bytes:
                     self._mark(newest)
                     newest.write()
-                    newest.file.sync()
+                newest.file.sync()
         finally:
             for segment in self._segments:
                 segment.file.close()
