@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, database=None, print_blob=True)
@@ -17,3 +21,19 @@ def pytest_collection_finish() -> None:
     """What was imported stays until the end: looking through it again and again was a third of some tests' time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def tiny_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A file system of 96 MiB, unless parametrized indirectly. Needs root."""
+    path = tmp_path / "tiny"
+    path.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    size = f"size={getattr(request, 'param', '96m')}"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", path], capture_output=True).returncode:
+        pytest.skip("this kernel does not let us mount a tmpfs")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)

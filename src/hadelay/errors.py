@@ -20,6 +20,7 @@ FatalError                the process must stop: a failed sync, an impossible st
 
 from __future__ import annotations
 
+import errno
 from typing import Any, ClassVar
 
 
@@ -127,6 +128,11 @@ class OutcomeUnknown(HadelayError):
 
 class DiskFull(HadelayError):
     type, title, http_status, retryable = "disk-full", "Disk full", 507, True
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """It takes no more: all of it is used, or all that this user may have."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class DamagedFile(HadelayError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import random
 import re
 import resource
@@ -445,9 +446,12 @@ async def test_a_bug_is_a_problem_too(node: Node, monkeypatch: pytest.MonkeyPatc
         assert answer.headers["Hadelay-Node"] == "n1"
 
 
-async def test_who_has_no_room_to_read_sends_readers_elsewhere(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+async def test_who_has_no_room_to_read_sends_readers_elsewhere(
+    node: Node, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(node.service, "names", full)
     for _ in range(2):  # at first aiohttp's way, then the short one, where there is one

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hadelay.errors import DamagedFile
+from hadelay.errors import DamagedFile, is_disk_full
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.tables import Backend, Tables
 from hadelay.testing.disk import SimDisk
@@ -220,3 +221,31 @@ def test_a_full_map_is_a_full_disk(tmp_path: Path) -> None:
     assert caught.value.errno == errno.ENOSPC
     assert tables.backend.get(b"t", b"k") == b"kept"
     tables.backend.close()
+
+
+@pytest.mark.parametrize("tiny_disk", ["3m"], indirect=True)
+def test_a_disk_that_takes_a_part_of_a_write_is_full(tiny_disk: Path) -> None:
+    """LMDB says "Input/output error" then, as it does of a disk that fails."""
+    backend = LmdbBackend(str(tiny_disk / "state.mdb"))
+    backend.commit([], [(b"t", b"k", b"kept")])
+    with open(tiny_disk / "ballast", "wb") as ballast:
+        os.posix_fallocate(ballast.fileno(), 0, os.statvfs(tiny_disk).f_bavail * 4096 - 100_000)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        backend.commit([], [(b"t", n.to_bytes(4, "big"), bytes(1000)) for n in range(1000)])
+    assert caught.value.errno == errno.ENOSPC
+    assert os.listdir(tiny_disk) == ["ballast", "state.mdb", "state.mdb-lock"]
+    os.unlink(tiny_disk / "ballast")
+    backend.commit([], [(b"t", b"k2", b"kept")])
+    assert len(backend.scan(b"t", b"", 10)) == 2
+    backend.close()
+
+
+@pytest.mark.parametrize(("number", "full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False)])
+def test_a_disk_is_full_when_a_quota_is(tmp_path: Path, number: int, full: bool) -> None:
+    backend = LmdbBackend(str(tmp_path / "state.mdb"))
+    refuse = Mock(side_effect=OSError(number, os.strerror(number)))
+    with patch("os.posix_fallocate", refuse), pytest.raises(OSError, match="LMDB") as caught:
+        backend.commit([], [(b"t", b"a key that is too long" * 100, b"")])
+    assert is_disk_full(caught.value) == full
+    assert is_disk_full(refuse.side_effect) == full
+    backend.close()

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -183,21 +182,6 @@ def _refuses_publishes(cluster: Cluster) -> None:
         assert (answer.json["retryable"], answer.json["outcome_known"]) == (True, True)
         items = cluster.ask(name, "POST", "/v1/messages:batch", [{"topic": "full", "body": "x"}])
         assert items.status == 507 or items.json["results"][0]["error"]["status"] == 507, items
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 96 MiB. Needs root."""
-    path = tmp_path / "tiny"
-    path.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a small file system")
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "none", path], capture_output=True).returncode:
-        pytest.skip("this kernel does not let us mount a tmpfs")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", path], check=True)
 
 
 def test_a_disk_that_really_fills_up(make_cluster: Make, tiny_disk: Path) -> None:

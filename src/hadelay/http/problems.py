@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 from http import HTTPStatus
 from typing import Literal
 
 import msgspec
 from aiohttp import web
 
-from hadelay.errors import HadelayError, Overloaded
+from hadelay.errors import HadelayError, Overloaded, is_disk_full
 
 CONTENT_TYPE = "application/problem+json"
 
@@ -37,7 +36,7 @@ class Problem(msgspec.Struct):
 def unexpected(error: BaseException | None, method: str) -> HadelayError:
     """A bug of ours: how far the request got, and whether it is in the log by now, nobody knows who answers it. Or a
     disk without room for what has to be written before it can be read: another node may have some."""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and method in ("GET", "HEAD"):
+    if is_disk_full(error) and method in ("GET", "HEAD"):
         what = "this node's disk is full, and it has to write before it can answer: ask another one"
         return Overloaded(what, retry_after_ms=1_000)
     found = HadelayError("the node failed; its log says why")

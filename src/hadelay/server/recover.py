@@ -12,7 +12,6 @@ was applied (`damaged` names them) make it such a node, too. A cluster of one ha
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +20,7 @@ import structlog
 
 from hadelay.config import Config
 from hadelay.core.formats import FIRST_LEVEL
-from hadelay.errors import ConfigError
+from hadelay.errors import ConfigError, is_disk_full
 from hadelay.raft.journal import FIRST, Journal, JournalConfig
 from hadelay.raft.network import Network
 from hadelay.raft.ports import FOUNDING
@@ -67,13 +66,13 @@ def _full_disk_in_words(config: Config, disk: Disk) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if not is_disk_full(error):
             raise
         kept = sorted({config.node.data_dir, config.journal_dir})
         free = ", ".join(f"{disk.free(directory)[0]:,} bytes are free at {directory}" for directory in kept)
         todo = "where the disk is full, free some or enlarge it (delete nothing that is the node's), and start again"
         text = f"{error.strerror}: {free}. A node writes a little when it starts: {todo}"
-        raise OSError(errno.ENOSPC, text, error.filename) from error
+        raise OSError(error.errno, text, error.filename) from error
 
 
 class Directories:

@@ -12,6 +12,7 @@ import mmap
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, islice
@@ -22,7 +23,7 @@ import msgpack
 
 from hadelay.core.checkpoint import WAY_OUT
 from hadelay.core.checksums import crc32c
-from hadelay.errors import DamagedFile
+from hadelay.errors import DamagedFile, is_disk_full
 from hadelay.storage.tables import Put
 
 #: Named tables that may exist at once.
@@ -32,6 +33,8 @@ _GIB = 1 << 30
 _AT_ONCE = 4_096
 _REDO = b"redo"
 _CRC_SIZE = 4
+#: A disk that has no room for this is full.
+_LITTLE = 1 << 20
 #: Gives free memory back to the system, whole pages amid the heap included; glibc's own.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)
 #: Reads all of the file at argv[1].
@@ -188,4 +191,16 @@ def _os_error(error: Exception, path: str) -> OSError | DamagedFile:
         return DamagedFile(path, 0, f"LMDB: {error}; {WAY_OUT}")
     if isinstance(error, lmdb.MapFullError):
         return OSError(errno.ENOSPC, "the tables have reached storage.map_bytes: raise it", path)
-    return OSError(errno.ENOSPC if isinstance(error, lmdb.DiskError) else errno.EIO, f"LMDB: {error}", path)
+    full = isinstance(error, lmdb.DiskError) or _is_full(os.path.dirname(path))
+    return OSError(errno.ENOSPC if full else errno.EIO, f"LMDB: {error}", path)
+
+
+def _is_full(directory: str) -> bool:
+    """Whether its disk takes no more: LMDB tells of a write that was cut short as of one that failed, and of a quota in
+    words alone."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            os.posix_fallocate(file.fileno(), 0, _LITTLE)
+    except OSError as error:
+        return is_disk_full(error)
+    return False
