@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from unittest.mock import Mock
 
 import pytest
 
+from hadelay.errors import DiskFull, FatalError, HadelayError
 from hadelay.raft import messages
-from tests.raft.rig import Lone, Machine
+from tests.raft.rig import Installer, Lone, Machine
 
 
-def offer(lone: Lone, other: Machine) -> None:
+def offer(lone: Lone, other: Machine, *, taken: bool = True) -> None:
     """n2, which leads term 1, offers what `other` holds."""
     other.items, other.index, other.term = [b"a%d" % n for n in range(9)], 10, 1
     other.take_checkpoint()
@@ -19,7 +21,16 @@ def offer(lone: Lone, other: Machine) -> None:
     assert manifest is not None
     files = [[file.name, file.length, file.crc] for file in manifest.files]
     lone.node.frame("n2", messages.encode(messages.SNAPSHOT, 1, manifest.index, manifest.term, manifest.blob, files))
-    assert lone.node.snapshots.installing
+    assert lone.node.snapshots.installing == taken
+
+
+def send(lone: Lone, other: Machine, seconds: float = 0.5) -> None:
+    """n2 sends it."""
+    manifest = other.checkpoint
+    assert manifest is not None
+    file = manifest.files[1]
+    lone.node.frame("n2", messages.encode(messages.CHUNK_REPLY, manifest.index, file.name, 0, file.crc, manifest.blob))
+    lone.run(seconds)
 
 
 def test_entries_that_reach_the_disk_during_an_installation_are_not_applied() -> None:
@@ -28,11 +39,7 @@ def test_entries_that_reach_the_disk_during_an_installation_are_not_applied() ->
     offer(lone, other)
     lone.run(0.1)
     assert lone.machine.items == []
-    manifest = other.checkpoint
-    assert manifest is not None
-    file = manifest.files[1]
-    lone.node.frame("n2", messages.encode(messages.CHUNK_REPLY, manifest.index, file.name, 0, file.crc, manifest.blob))
-    lone.run(0.5)
+    send(lone, other)
     assert not lone.fatal
     assert lone.machine.items == other.items
     assert lone.node.applied_index == 10
@@ -106,3 +113,55 @@ def test_files_that_cannot_be_read_are_given_back_and_offered_anew(monkeypatch: 
     assert not lone.wire.take(messages.CHUNK_REPLY)
     assert not lone.fatal
     assert lone.node.is_leader
+
+
+def _fails(lone: Lone, monkeypatch: pytest.MonkeyPatch, step: str, error: HadelayError) -> None:
+    if step == "install":
+        monkeypatch.setattr(lone.machine, "install", Mock(side_effect=error))
+    elif step == "write":
+        monkeypatch.setattr(Installer, "write", Mock(side_effect=error))
+    elif step == "last write":
+        monkeypatch.setattr(Installer, "write", Mock(side_effect=[None, error]))
+    else:
+        monkeypatch.setattr(Installer, "finish", lambda self, done: done(error))
+
+
+@pytest.mark.parametrize("step", ["install", "write", "last write", "finish"])
+def test_a_node_without_room_for_files_goes_on_when_there_is(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """It is a follower as before meanwhile, and asks for nothing."""
+    lone, other = Lone(), Machine()
+    lone.append([], term=1, prev=(1, 0))
+    _fails(lone, monkeypatch, step, DiskFull("no room"))
+    offer(lone, other, taken=step in ("last write", "finish"))
+    send(lone, other, 0.05)
+    assert not lone.node.snapshots.installing
+    assert not lone.fatal
+    assert not lone.wire.take(messages.SNAPSHOT_DONE), "the leader would offer it again at once, and again"
+    monkeypatch.undo()
+    offer(lone, other)
+    send(lone, other)
+    assert lone.machine.items == other.items
+
+
+def test_a_node_that_cannot_say_what_its_disk_has_installs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    lone, other = Lone(), Machine()
+    lone.append([], term=1, prev=(1, 0))
+    error = FatalError("a sync failed")
+    _fails(lone, monkeypatch, "finish", error)
+    offer(lone, other)
+    send(lone, other)
+    assert lone.fatal == [error]
+
+
+def test_who_does_not_ask_for_files_at_all_is_offered_them_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have just started, and not know yet who leads."""
+    lone = Lone()
+    lone.lead()
+    lone.machine.take_checkpoint()
+    ticks, monotonic = count(), lone.runtime.monotonic
+    monkeypatch.setattr(lone.runtime, "monotonic", lambda: monotonic() + next(ticks) * 1e-9)
+    lone.node.snapshots.offer(lone.node.peers["n2"])
+    for _ in range(30):
+        lone.answer("n3", 0)
+        lone.run(0.1)
+    assert len(lone.wire.take(messages.SNAPSHOT)) == 2

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
+from unittest.mock import Mock
 
+import pytest
 from support import NOW, events, messages
-from test_snapshot import FAR, Node
+from test_snapshot import FAR, Node, pull
 
-from hadelay.errors import DamagedFile
+from hadelay.core.checksums import crc32c
+from hadelay.errors import DamagedFile, DiskFull, FatalError
 from hadelay.storage.snapshot import Installer
 
 
@@ -108,3 +112,91 @@ def test_an_export_for_which_the_disk_has_no_room_leaves_nothing() -> None:
     assert node.disk.listdir("/data/export") == []
     node.disk.capacity = 1 << 30
     assert node.manifest().index == 1
+
+
+@pytest.mark.parametrize("step", ["begin", "write", "tables", "sync"])
+def test_a_disk_without_room_for_a_snapshot_is_left_as_it_was(step: str) -> None:
+    """What came of it would keep the disk full, and the whole cluster from being published to. Once there is room, it
+    is installed, by a node that was never stopped."""
+    source, target = Node("n1"), Node("n2")
+    source.fill(9)
+    target.fill(7)
+    before, used = target.seen(), target.disk.used
+    disk, manifest, outcome = target.disk, source.manifest(), list[Any]()
+    total = sum(file.length for file in manifest.files)
+    if step == "begin":
+        disk.capacity = used + total
+    elif step != "sync":
+        disk.free = lambda path: (1 << 30, 1 << 30)  # type: ignore[method-assign]
+        disk.capacity = used + total + {"write": -1, "tables": 1000}[step]
+    else:
+        # A quota may be told of by the sync: the file system had promised the room before it looked.
+        disk.sync_files = Mock(side_effect=OSError(errno.EDQUOT, "Disk quota exceeded"))  # type: ignore[method-assign]
+
+    def install() -> None:
+        installer = target.storage.install(manifest, target.start)
+        for file in manifest.files:
+            installer.write(file.name, 0, source.storage.exports.read(file.name, 0, file.length))
+        installer.finish(outcome.append)
+        target.loop.run()
+
+    if step in ("begin", "write"):
+        with pytest.raises(DiskFull):
+            install()
+    else:
+        install()
+        assert isinstance(outcome.pop(), DiskFull)
+    assert (target.seen(), disk.used) == (before, used)
+    disk.capacity = 1 << 30
+    if step == "sync":
+        del disk.sync_files
+    install()
+    assert outcome == [None]
+    assert target.seen() == source.seen()
+
+
+@pytest.mark.parametrize("which", range(9))
+def test_nothing_of_a_snapshot_is_trusted_behind_a_sync_that_failed(which: int) -> None:
+    """The page cache looks clean then: a later try would find every file whole, and the next power cut none."""
+    source, target = Node("n1"), Node("n2", seed=which)
+    source.fill(9)
+    target.fill(7)
+    installer, syncs, outcome = pulled(source, target), 0, list[Any]()
+
+    def fail_the_nth(step: str, path: str) -> None:
+        nonlocal syncs
+        if step == "sync":
+            target.disk.fail_syncs = int(syncs == which)
+            syncs += 1
+
+    target.disk.watch = fail_the_nth
+    installer.finish(outcome.append)
+    target.loop.run()
+    target.disk.watch, target.disk.fail_syncs = None, 0
+    assert which < syncs
+    assert isinstance(outcome[0], FatalError)
+    target.storage.close()
+    target.start()  # another process finds the same cache
+    manifest = source.storage.exports.manifest()
+    assert manifest is not None
+    assert pull(source, target, manifest) == [None]
+    target.disk.power_cut()
+    target.start()
+    assert target.seen() == source.seen()
+    for file in manifest.files[1:]:
+        assert crc32c(target.storage.exports.read(file.name, 0, file.length)) == file.crc, file.name
+
+
+def test_a_node_that_cannot_close_its_files_does_not_go_on_with_half_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = Node("n1"), Node("n2")
+    source.fill(9)
+    outcome = list[Any]()
+    installer = pulled(source, target)
+    monkeypatch.setattr(target.storage.hours, "close", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    installer.finish(outcome.append)
+    target.loop.run()
+    assert isinstance(outcome[0], FatalError)
+    monkeypatch.undo()
+    target.disk.kill()
+    target.start()
+    assert target.seen() == source.seen()

@@ -41,10 +41,13 @@ class Installer(Protocol):
         """How many bytes of this file are already there from an earlier try (pulling goes on from there)."""
         ...
 
-    def write(self, name: str, offset: int, data: bytes) -> None: ...
+    def write(self, name: str, offset: int, data: bytes) -> None:
+        """DiskFull: nothing of it is kept, and a later try may find room."""
+        ...
 
     def finish(self, done: Finished) -> None:
-        """Verify lengths and CRCs, sync, switch by rename, and reload the state machine from it; then `done`."""
+        """Verify lengths and CRCs, sync, switch by rename, and reload the state machine from it; then `done`. After a
+        FatalError the node must stop; after any other error it is what it was."""
         ...
 
     def abort(self) -> None:
@@ -118,7 +121,9 @@ class Machine(Protocol):
 
     def release(self, manifest: Manifest) -> None: ...
 
-    def install(self, manifest: Manifest) -> Installer: ...
+    def install(self, manifest: Manifest) -> Installer:
+        """DiskFull when there is no room for it."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

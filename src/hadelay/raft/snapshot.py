@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from google_crc32c import value as crc32c
 
-from hadelay.errors import DamagedFile, HadelayError
+from hadelay.errors import DamagedFile, DiskFull, FatalError, HadelayError
 from hadelay.raft import messages
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import Installer, Manifest, SnapshotFile
@@ -69,8 +69,8 @@ class Snapshots:
         log.info("snapshot_offered", extra={"peer": peer.name, "index": manifest.index, "files": len(files)})
         node.stats.snapshots_sent += 1
         node.network.send(peer.name, frame)
-        node.call_later(_OFFER_S, self._check, peer, manifest, node.runtime.monotonic())
         peer.pulled = node.runtime.monotonic()
+        node.call_later(_OFFER_S, self._check, peer, manifest, peer.pulled)
 
     def _check(self, peer: Peer, manifest: Manifest, since: float) -> None:
         if peer.manifest is not manifest:
@@ -130,9 +130,13 @@ class Snapshots:
             self._tell(peer.name, node.applier.applied)
             return
         manifest = Manifest(index, last_term, [_file(file) for file in files], blob)
+        try:
+            installer = node.machine.install(manifest)
+        except DiskFull as error:  # it is offered again
+            log.error("snapshot_failed", extra={"index": index, "error": str(error)})
+            return
         log.info("snapshot_pull", extra={"source": peer.name, "index": index, "files": len(files)})
-        pull = _Pull(peer.name, manifest, node.machine.install(manifest), node.runtime.monotonic())
-        self._pull = pull
+        self._pull = pull = _Pull(peer.name, manifest, installer, node.runtime.monotonic())
         node.call_later(_PATIENCE_S, self._watch, pull)
         self._request(pull)
 
@@ -145,8 +149,8 @@ class Snapshots:
             return
         node, files = self.node, pull.files
         while files and pull.offset >= files[0].length:
-            if not files[0].length:
-                pull.installer.write(files[0].name, 0, b"")
+            if not files[0].length and not self._take(pull, files[0].name, 0, b""):
+                return
             files.popleft()
             pull.offset = pull.installer.have(files[0].name) if files else 0
         if not files:
@@ -173,9 +177,24 @@ class Snapshots:
         if not chunk or crc32c(chunk) != crc:
             self._give_up()
             return
-        pull.installer.write(name, offset, chunk)
-        pull.offset += len(chunk)
-        self._request(pull)
+        if self._take(pull, name, offset, chunk):
+            pull.offset += len(chunk)
+            self._request(pull)
+
+    def _take(self, pull: _Pull, name: str, offset: int, chunk: bytes) -> bool:
+        try:
+            pull.installer.write(name, offset, chunk)
+        except DiskFull as error:
+            self._failed(pull, error)
+            return False
+        return True
+
+    def _failed(self, pull: _Pull, error: HadelayError) -> None:
+        """It may work the next time. The leader is not told of a disk that is full: it offers the files again when it
+        has not heard for a while, which is soon enough for somebody to have made room."""
+        log.error("snapshot_failed", extra={"index": pull.manifest.index, "error": str(error)})
+        pull.finishing = False
+        self._give_up(tell=not isinstance(error, DiskFull))
 
     def _watch(self, pull: _Pull) -> None:
         if pull is not self._pull or pull.finishing:
@@ -208,10 +227,11 @@ class Snapshots:
         pull.finishing = True
 
         def installed(error: HadelayError | None) -> None:
+            if isinstance(error, FatalError):
+                node.fatal(error)
+                return
             if error is not None:
-                log.error("snapshot_failed", extra={"index": manifest.index, "error": str(error)})
-                pull.finishing = False
-                self._give_up()
+                self._failed(pull, error)
                 return
             node.journal.when_synced(switched)
             node.flush_soon()

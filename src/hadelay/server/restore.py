@@ -49,14 +49,14 @@ def restore(
     directories.make()
     locks = directories.lock()
 
-    def switch(switched: Callable[[], None]) -> None:
+    def switch(switched: Callable[[HadelayError | None], None]) -> None:
         try:
             roll_forward(disk, data)
             _become(directories, backup)
         except Exception as error:
-            finished(error if isinstance(error, HadelayError) else FatalError(f"{data}: {error}"))
+            switched(error if isinstance(error, HadelayError) else FatalError(f"{data}: {error}"))
         else:
-            switched()
+            switched(None)
 
     def finished(error: HadelayError | None) -> None:
         for lock in locks:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgpack
 
 from hadelay.core.checksums import crc32c
-from hadelay.errors import DamagedFile, FatalError, HadelayError
+from hadelay.errors import DamagedFile, DiskFull, FatalError, HadelayError, is_disk_full
 from hadelay.runtime import Runtime
 from hadelay.storage.disk import Disk, File, read_file
 from hadelay.storage.hours import file_checksums
@@ -34,6 +34,8 @@ _SIZES = struct.Struct("<III")
 _CHUNK = 1 << 20
 #: Rows per commit while the receiver builds its tables.
 _COMMIT_ROWS = 50_000
+#: They take up to so many times what their export does.
+_TABLES = 2
 #: What a switch replaces.
 _SWITCHED = ("hours", "names", "state.mdb")
 
@@ -155,22 +157,33 @@ def _parts(backend: Backend) -> Iterator[bytes]:
 
 class Installer:
     """The receiver's side: one manifest on its way in. What an earlier try has pulled is kept, as far as it is still
-    asked for: hour files only grow, so the beginning of an older one is the beginning of the newer one."""
+    asked for: hour files only grow, so the beginning of an older one is the beginning of the newer one.
+
+    What a disk has no room for, or did not take, is not kept: a disk that is full would stay full of it, and what is
+    left behind a failed sync looks as if it were durable. DiskFull says so, also before anything is pulled."""
 
     def __init__(
         self, disk: Disk, directory: str, runtime: Runtime, backend: Callable[[str], Backend], manifest: Manifest,
-        switch: Callable[[Callable[[], None]], None],
+        switch: Callable[[Callable[[HadelayError | None], None]], None],
     ) -> None:  # fmt: skip
         self._disk, self._runtime, self._backend, self._switch = disk, runtime, backend, switch
         self._incoming = f"{directory}/incoming"
         self._files = {file.name: file for file in manifest.files}
         self._state = next(name for name in self._files if name.startswith("state-"))
         self._open: dict[str, File] = {}
-        disk.makedirs(f"{self._incoming}/hours")
+        with self._or_nothing():
+            disk.makedirs(f"{self._incoming}/hours")
+        missing = sum(file.length for file in manifest.files) + _TABLES * self._files[self._state].length
         for place in ("", "hours/"):
-            for name in disk.sizes(f"{self._incoming}/{place}".rstrip("/")):
-                if place + name not in self._files:
+            for name, size in disk.sizes(f"{self._incoming}/{place}".rstrip("/")).items():
+                if place + name in self._files:
+                    missing -= min(size, self._files[place + name].length)
+                else:
                     disk.unlink(f"{self._incoming}/{place}{name}")
+        free, _ = disk.free(self._incoming)
+        if free < missing:
+            self._clear()
+            raise DiskFull(f"a snapshot takes {missing:,} bytes more, and {free:,} are free at {directory}")
 
     def have(self, name: str) -> int:
         """How many bytes of this file are already there."""
@@ -182,17 +195,18 @@ class Installer:
     def write(self, name: str, offset: int, data: bytes) -> None:
         """KeyError for a name that is not in the manifest."""
         assert offset + len(data) <= self._files[name].length
-        file = self._file(name)
-        file.pwrite(data, offset)
-        file.write_behind(len(data), offset)
+        with self._or_nothing():
+            file = self._file(name)
+            file.pwrite(data, offset)
+            file.write_behind(len(data), offset)
 
     def finish(self, done: Callable[[HadelayError | None], None]) -> None:
         """Verify, sync, switch, then `done(None)`; `done(error)` when a file is not what the manifest says: it is
-        thrown away, and the next try pulls it anew."""
+        thrown away, and the next try pulls it anew. DiskFull: all is; FatalError: nobody knows what this disk has."""
 
         def finished(_: object, error: BaseException | None) -> None:
             if error is None:
-                self._switch(lambda: done(None))
+                self._switch(done)
             else:
                 done(error if isinstance(error, HadelayError) else FatalError(f"installing a snapshot: {error}"))
 
@@ -211,19 +225,36 @@ class Installer:
             file = self._open[name] = self._disk.open(f"{self._incoming}/{name}", create=True)
         return file
 
+    @contextmanager
+    def _or_nothing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._clear()
+            if is_disk_full(error):
+                raise DiskFull(f"a snapshot does not fit: {error}") from error
+            raise
+
+    def _clear(self) -> None:
+        self.abort()
+        with suppress(OSError):
+            clear(self._disk, f"{self._incoming}/hours")
+            clear(self._disk, self._incoming)
+
     def _complete(self) -> None:
         disk, incoming = self._disk, self._incoming
-        for file in self._files.values():
-            self._verify(file)
-        with closing(self._backend(f"{incoming}/state.mdb")) as backend:
-            rows = self._rows()
-            while batch := list(islice(rows, _COMMIT_ROWS)):
-                backend.commit([], batch)
-        disk.unlink(f"{incoming}/{self._state}")
-        disk.sync_files([f"{incoming}/{name}" for name in self._files if name != self._state], incoming)
-        disk.sync_dir(f"{incoming}/hours")
-        disk.sync_dir(incoming)
-        disk.open(f"{incoming}/complete", create=True).close()
+        with self._or_nothing():
+            for file in self._files.values():
+                self._verify(file)
+            with closing(self._backend(f"{incoming}/state.mdb")) as backend:
+                rows = self._rows()
+                while batch := list(islice(rows, _COMMIT_ROWS)):
+                    backend.commit([], batch)
+            disk.unlink(f"{incoming}/{self._state}")
+            disk.sync_files([f"{incoming}/{name}" for name in self._files if name != self._state], incoming)
+            disk.sync_dir(f"{incoming}/hours")
+            disk.sync_dir(incoming)
+            disk.open(f"{incoming}/complete", create=True).close()
         disk.sync_dir(incoming)
 
     def _verify(self, file: SnapshotFile) -> None:

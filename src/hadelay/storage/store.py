@@ -17,7 +17,7 @@ import msgpack
 
 from hadelay.core.checkpoint import WAY_OUT
 from hadelay.core.formats import FORMAT_VERSION, HOUR_ROW
-from hadelay.errors import DamagedFile, Overloaded
+from hadelay.errors import DamagedFile, FatalError, HadelayError, Overloaded
 from hadelay.runtime import Runtime
 from hadelay.storage.disk import Disk
 from hadelay.storage.farwriter import Sample
@@ -211,15 +211,19 @@ class Storage:
         """Take in another node's manifest. When its `finish` has switched, this object is closed, and `installed` is
         called: `reopen` then gives the new one. Nothing of it happens once this object was closed by others."""
 
-        def switch(switched: Callable[[], None]) -> None:
+        def switch(switched: Callable[[HadelayError | None], None]) -> None:
             if self._closed:
                 return
             if self.checkpointing:  # it writes to what is about to be replaced
                 self._switch = lambda: switch(switched)
                 return
-            self.close()
+            try:
+                self.close()
+            except OSError as error:  # half of it is closed: there is nothing to go on with
+                switched(FatalError(f"switching to a snapshot: {error}"))
+                return
             installed()
-            switched()
+            switched(None)
 
         return Installer(self.disk, self.directory, self._runtime, self._make_backend, manifest, switch)
 
