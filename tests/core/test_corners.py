@@ -233,3 +233,56 @@ def test_what_was_in_hands_when_it_was_rescheduled_is_handed_out_as_another_atte
     world.now += 2_000
     world.lease(message_id)
     assert world.state.describe(message_id).attempt == 2
+
+
+def died_of_the_second(**config: object) -> tuple[World, int, np.ndarray]:
+    """A message whose first lease ran out and whose second attempt was its last, and the first one's leases."""
+    world = World()
+    world.one(commands.encode_topic_put("t", {"max_attempts": 2, **config}))
+    (message_id,) = world.ids(draft())
+    first = world.lease(message_id, lease_ms=1_000)
+    world.now += 1_001
+    world.expire((world.term, world.seq))
+    second = world.lease(message_id)
+    world.now += 10
+    world.nack(second)
+    return world, message_id, first
+
+
+@pytest.mark.parametrize("runs_out", [False, True])
+def test_an_ack_from_before_a_message_died_does_not_count_when_it_is_back(runs_out: bool) -> None:
+    world, message_id, first = died_of_the_second()
+    world.now += 10
+    world.one(commands.encode_redrive("n1", "t", [message_id]))
+    if runs_out:  # as many attempts lie behind it as if it had never died
+        world.lease(message_id, lease_ms=1_000)
+        world.now += 1_001
+        world.expire((world.term, world.seq))
+    world.term += 1  # the next leader doesn't know the first grant either, as in interval mode
+    assert world.ack(first) == [LeaseOutcome.LEASE_LOST]
+    assert world.states(message_id) == ["ready"]
+
+
+def test_an_ack_of_one_topic_ends_nothing_that_was_routed_to_another() -> None:
+    world, message_id, first = died_of_the_second(dead_letter="other")
+    world.term += 1
+    assert world.ack(first) == [LeaseOutcome.LEASE_LOST]
+    assert (world.states(message_id), world.topic("other").open) == (["ready"], 1)
+
+
+def test_a_late_ack_counts_after_a_redrive_as_before_one() -> None:
+    world, message_id, _ = died_of_the_second()
+    world.one(commands.encode_redrive("n1", "t", [message_id]))
+    again = world.lease(message_id, lease_ms=1_000)
+    world.now += 1_001
+    world.expire((world.term, world.seq))
+    assert world.ack(again) == [LeaseOutcome.DONE]
+    assert world.ack(again) == [LeaseOutcome.ALREADY_ACKED]
+
+
+def test_an_ack_of_a_hand_out_nobody_recorded_counts_after_a_redrive_too() -> None:
+    world, message_id, _ = died_of_the_second()
+    world.one(commands.encode_redrive("n1", "t", [message_id]))
+    hour, index = world.place(message_id)
+    world.term += 1
+    assert world.ack(leases((world.term - 1, 77, 0, hour, index))) == [LeaseOutcome.DONE]

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from hadelay.core import checkpoint, commands, dead, state, targets
 from hadelay.core.commands import Command, encode_entry
-from hadelay.core.formats import BOUNDED, FEATURE_LEVEL, FIRST_LEVEL, ONE_PER_KEY
-from hadelay.core.results import Done, Outcome, RedriveOutcome, Refused
+from hadelay.core.formats import ACK_OF_THIS_LIFE, BOUNDED, FEATURE_LEVEL, FIRST_LEVEL, ONE_PER_KEY
+from hadelay.core.results import Done, LeaseOutcome, Outcome, RedriveOutcome, Refused
 from hadelay.core.state import DelayState
 from hadelay.core.topics import SCHEDULED
 from hadelay.errors import FatalError
@@ -88,6 +88,22 @@ def test_what_a_redrive_may_not_do_is_done_until_every_node_knows_better() -> No
     world, ids = dead_pair(ONE_PER_KEY)
     outcomes = world.one(commands.encode_redrive("n1", "t", ids)).outcomes
     assert outcomes.tolist() == [RedriveOutcome.REDRIVEN, RedriveOutcome.KEY_TAKEN]
+
+
+@pytest.mark.parametrize(
+    ("level", "outcome"), [(ACK_OF_THIS_LIFE - 1, LeaseOutcome.DONE), (ACK_OF_THIS_LIFE, LeaseOutcome.LEASE_LOST)]
+)
+def test_an_ack_from_before_a_death_is_judged_alike_by_all_nodes(level: int, outcome: LeaseOutcome) -> None:
+    world = World(level=level)
+    world.one(commands.encode_topic_put("t", {"max_attempts": 2}))
+    (message_id,) = world.ids(draft())
+    first = world.lease(message_id)
+    for rows in (first, None):
+        world.now += 10
+        world.nack(world.lease(message_id) if rows is None else rows)
+    world.one(commands.encode_redrive("n1", "t", [message_id]))
+    world.term += 1
+    assert world.ack(first) == [outcome]
 
 
 @pytest.mark.parametrize("level", [BOUNDED - 1, BOUNDED])

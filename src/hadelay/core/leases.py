@@ -15,10 +15,18 @@ from numpy.typing import NDArray
 from hadelay.core.backoff import waits_ms
 from hadelay.core.commands import MAX_AHEAD_MS
 from hadelay.core.dead import die
-from hadelay.core.formats import INDEX
+from hadelay.core.formats import ACK_OF_THIS_LIFE, INDEX
 from hadelay.core.held import HELD, HeldGrant
 from hadelay.core.hourstate import bitmap, indexes_of
-from hadelay.core.lifecycle import FLAG_LEASE_EXPIRED, Failure, fitting, log_events, move, settle
+from hadelay.core.lifecycle import (
+    FLAG_LEASE_EXPIRED,
+    Failure,
+    failures_of,
+    fitting,
+    log_events,
+    move,
+    settle,
+)
 from hadelay.core.places import expired, locate
 from hadelay.core.ports import CONSUMER, NODE, REASON
 from hadelay.core.results import ExpireResult, GrantResult, LeaseOutcome, LeaseResult, Refused
@@ -259,7 +267,7 @@ def _late_ack(state: DelayState, lease: np.void, node: int) -> LeaseOutcome:
         and (int(lease["term"]), int(lease["seq"])) not in state.grants
         and int(place.rows["deliver_at_ms"][0]) <= state.now_ms
     )
-    if not ran_out and not unseen:
+    if not (ran_out or unseen) or _failed_since(state, leased) > int(ran_out):
         return LeaseOutcome.LEASE_LOST
     now_at = state.hour_state(place.hour)
     if place.index in now_at.late:
@@ -273,6 +281,15 @@ def _late_ack(state: DelayState, lease: np.void, node: int) -> LeaseOutcome:
     )  # fmt: skip
     settle(state, place.hour, place.rows, Event.ACKED, leased=False)
     return LeaseOutcome.DONE
+
+
+def _failed_since(state: DelayState, entry: NDArray[np.void]) -> int:
+    """How many attempts of this entry's message have failed since it was due, its own included. The difference of two
+    attempts does not tell, once the message died in between: then they are counted from 0 again."""
+    if state.level < ACK_OF_THIS_LIFE:
+        return 0
+    due_ms = int(entry["deliver_at_ms"][0])
+    return sum(at_ms > due_ms for at_ms, *_ in failures_of(state, int(entry["first_id"][0])))
 
 
 def apply_nack(state: DelayState, command: Leases) -> LeaseResult | Refused:
