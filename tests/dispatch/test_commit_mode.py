@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from hadelay.core.commands import Command, encode_audited, encode_purge, encode_topic_delete, encode_topic_put
+from hadelay.core.commands import MAX_SEQ, Command, encode_audited, encode_purge, encode_topic_delete, encode_topic_put
 from hadelay.core.results import LeaseOutcome
 from hadelay.core.topics import READY, SCHEDULED
 from hadelay.errors import Conflict, NoLeader, OutcomeUnknown, Overloaded
@@ -509,3 +509,20 @@ def test_once_a_pause_or_a_purge_is_answered_nothing_is_handed_out(command: byte
     desk.ask(encode_topic_put("t", {"paused": None}), lambda result, error: answers.append(desk.now))
     desk.run(13)
     assert len(answers) == 2
+
+
+def test_grants_go_on_when_a_long_term_has_used_up_their_numbers(desk: Desk) -> None:
+    desk.publish("held")
+    held = desk.poll()
+    desk.run(10)
+    assert desk.answer(held).delivery.seq == 1  # type: ignore[union-attr]
+    term = desk.dispatcher._term
+    assert term is not None
+    term.seq = MAX_SEQ - 1
+    polls = [desk.poll(max=1) for _ in range(3)]
+    desk.publish("a", "b", "c")
+    desk.run(10)
+    answers = [desk.answer(poll) for poll in polls]
+    assert [answer.delivery.seq for answer in answers] == [MAX_SEQ, 2, 3]  # type: ignore[union-attr]
+    assert [desk.ack(answer) for answer in answers] == [[LeaseOutcome.DONE]] * 3  # type: ignore[arg-type]
+    assert desk.ack(desk.answer(held)) == [LeaseOutcome.DONE]  # type: ignore[arg-type]

@@ -44,6 +44,8 @@ MAX_REQUEST_ID = 64
 MAX_REASON = 128
 #: A position in a grant is a u16 in its lease tokens.
 MAX_GRANT = 65_535
+#: The last number of a grant, a u32 in its lease tokens too.
+MAX_SEQ = (1 << 32) - 1
 #: A grant may be committed at most this long before its messages are due (they are handed out when they are).
 MAX_AHEAD_MS = 100
 
@@ -108,7 +110,7 @@ class Grant(NamedTuple):
     """Lease these messages to `consumer`: a proposal, decided by apply message by message."""
 
     term: int
-    #: Chosen by the leader, never twice in its term.
+    #: Chosen by the leader: 1 to MAX_SEQ, and not one of a grant of its term that is held.
     seq: int
     lease_ms: int
     consumer: str

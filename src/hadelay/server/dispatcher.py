@@ -23,7 +23,7 @@ import numpy as np
 from hadelay.config import Config
 from hadelay.core.chain import Damage
 from hadelay.core.clustertime import ClusterClock
-from hadelay.core.commands import MAX_AHEAD_MS, Command, Grant, encode_extend, encode_grant
+from hadelay.core.commands import MAX_AHEAD_MS, MAX_SEQ, Command, Grant, encode_extend, encode_grant
 from hadelay.core.dispatch import DONE, PROPOSED, Delivery, Dispatcher, Offer, Poll
 from hadelay.core.held import HeldGrant
 from hadelay.core.ports import Listener
@@ -331,14 +331,21 @@ class LeaderDispatcher:
                 term.resting_until = mono + self.interval_s / 2
                 self._due.at(term.resting_until)
                 continue
-            term.seq += 1
-            offer.seq, offer.round = term.seq, this_round
+            offer.seq, offer.round = self._next_seq(term), this_round
             term.offers[offer.seq] = offer
             command = self._grant(term, offer, max(0, int(offer.rows["deliver_at_ms"].max()) - now_ms))
             if self.interval:
                 self._hand_out_at_once(term, offer, command)
             else:
                 self.propose(command, partial(self._decided, term, offer, mono))
+
+    def _next_seq(self, term: _Term) -> int:
+        """After MAX_SEQ, some days of a busy leader, from 1 again. A token of the grant that had the number before fits
+        nothing of this one: an entry is leased once."""
+        while True:
+            term.seq = term.seq % MAX_SEQ + 1
+            if term.seq not in term.offers and (term.number, term.seq) not in self.state.grants:
+                return term.seq
 
     def _grant(self, term: _Term, offer: Offer, ahead_ms: int) -> bytes:
         poll = offer.poll
