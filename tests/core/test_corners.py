@@ -14,7 +14,7 @@ from hadelay.core.drafts import Draft, hash_client_key
 from hadelay.core.keys import find_key
 from hadelay.core.results import LeaseOutcome, Outcome, Refused, RowCode
 from hadelay.core.settings import Settings
-from hadelay.core.topics import DEAD, READY, SCHEDULED
+from hadelay.core.topics import DEAD, MAX_MARKS, READY, SCHEDULED
 from hadelay.model import DEAD_HOURS, State
 from tests.core.world import START_MS, World, draft, leases
 
@@ -286,3 +286,46 @@ def test_an_ack_of_a_hand_out_nobody_recorded_counts_after_a_redrive_too() -> No
     hour, index = world.place(message_id)
     world.term += 1
     assert world.ack(leases((world.term - 1, 77, 0, hour, index))) == [LeaseOutcome.DONE]
+
+
+def test_purges_that_are_not_written_down_yet_are_bounded() -> None:
+    world = World()
+    (first,) = world.ids(draft(in_ms=50_000))
+    for _ in range(MAX_MARKS):
+        world.now += 1
+        purge(world, SCHEDULED)
+        world.ids(draft(in_ms=50_000))
+    refused = world.one(commands.encode_purge("t", SCHEDULED))
+    assert isinstance(refused, Refused)
+    assert refused.code == "too_many_marks"
+    purge(world, READY)
+    purge(world, READY)  # means what the one before it means
+    assert len(world.topic().marks) == MAX_MARKS + 1
+    for _ in range(4):
+        world.one(commands.encode_sweep())
+    assert not world.topic().marks
+    purge(world, SCHEDULED)
+    assert world.states(first) == ["cancelled"]
+    assert len(world.topic().marks) == 1
+
+
+def test_a_purge_of_ready_ones_means_what_those_before_it_meant() -> None:
+    world = World()
+    before, _ = world.ids(draft(), draft(in_ms=50_000))
+    purge(world, READY)
+    (between,) = world.ids(draft())
+    purge(world, READY)
+    (after,) = world.ids(draft())
+    assert world.states(before, between, after) == ["cancelled", "cancelled", "ready"]
+
+
+@pytest.mark.parametrize("states", [SCHEDULED, READY, SCHEDULED | READY])
+def test_a_purge_of_nothing_costs_no_generation(states: int) -> None:
+    world = World()
+    (message_id,) = world.ids(draft())
+    held = world.lease(message_id)
+    purge(world, states)
+    assert world.topic().generation == 1  # a whole one means what is leased, should it come back
+    world.ack(held)
+    purge(world, states)
+    assert world.topic().generation == 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from hadelay.core import checkpoint, commands, dead, state, targets
+from hadelay.core import checkpoint, commands, dead, state, targets, topics
 from hadelay.core.commands import Command, encode_entry
 from hadelay.core.formats import ACK_OF_THIS_LIFE, BOUNDED, FEATURE_LEVEL, FIRST_LEVEL, ONE_PER_KEY
 from hadelay.core.results import Done, LeaseOutcome, Outcome, RedriveOutcome, Refused
 from hadelay.core.state import DelayState
-from hadelay.core.topics import SCHEDULED
+from hadelay.core.topics import READY, SCHEDULED
 from hadelay.errors import FatalError
 from tests.core.world import START_MS, World, draft
 
@@ -121,3 +121,15 @@ def test_a_command_that_names_messages_works_off_so_many(level: int, monkeypatch
     assert looked == [Outcome.NOT_FOUND] * left + [Outcome.AGAIN] * (5 - left)
     looked = world.one(commands.encode_redrive("n1", "t", ids)).outcomes.tolist()
     assert looked == [RedriveOutcome.SCHEDULED] * left + [RedriveOutcome.AGAIN] * (5 - left)
+
+
+@pytest.mark.parametrize("level", [BOUNDED - 1, BOUNDED])
+def test_purges_are_bounded_by_all_nodes_alike(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics, "MAX_MARKS", 1)
+    world = World(level=level)
+    world.one(commands.encode_topic_put("t", {}))
+    purge(world)
+    world.ids(draft(in_ms=60_000))
+    results = [purge(world), purge(world), world.one(commands.encode_purge("t", READY))]
+    assert [isinstance(result, Refused) for result in results] == [False, level == BOUNDED, False]
+    assert (len(world.topic().marks), world.topic().generation) == ((2, 2) if level == BOUNDED else (4, 4))

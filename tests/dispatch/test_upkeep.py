@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hadelay.config import RetentionConfig
-from hadelay.core.commands import Command, encode_topic_delete
+from hadelay.core.commands import Command, encode_purge, encode_topic_delete
+from hadelay.core.topics import READY, SCHEDULED
 from hadelay.model import HOUR_MS
 from tests.dispatch.desk import START_HOUR, Desk
 
@@ -87,3 +88,21 @@ def test_a_retired_hour_in_a_window_is_no_trouble() -> None:
     desk.consume()
     desk.run(1_000)
     assert desk.delivered() == ["a"]
+
+
+def test_hours_go_while_somebody_purges_again_and_again() -> None:
+    desk = Desk(retention=RetentionConfig(settled_ms=0), checking=False)
+    desk.lead()
+    desk.publish("a", at=1_000)
+    desk.poll()
+    desk.run_to(2_000)
+    desk.ack(desk.received[0])
+    for hour in range(1, 40):  # what a sweep has to go through, each time from the beginning
+        desk.publish(f"far{hour}", topic="other", at=(hour + 5) * HOUR_MS)
+    desk.run_to(2 * HOUR_MS - 5_000)
+    for _ in range(200):
+        desk.publish("b", topic="purged", at=60 * HOUR_MS)
+        desk.do(encode_purge("purged", SCHEDULED | READY))
+        desk.run(300)
+    assert desk.state.topics.to_sweep()
+    assert START_HOUR not in desk.store.hours()

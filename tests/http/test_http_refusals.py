@@ -33,6 +33,7 @@ def test_commands_name_what_may_become_of_them() -> None:
     [
         ("too_many_topics", 429, True),
         ("too_many_generations", 429, True),
+        ("too_many_marks", 429, True),
         ("too_far", 422, False),
         ("no_topic", 404, False),
     ],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.core.formats import MASKED_HEADERS
+from hadelay.core.formats import BOUNDED, MASKED_HEADERS
 from hadelay.core.ports import TOPIC
 from hadelay.core.results import Done, Refused
 from hadelay.core.topicconfig import TopicSettings, merged, problem, settings_of, unmasked
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from hadelay.core.state import DelayState
 
 MAX_GENERATION = 0xFFFF
+#: Partial purges of a topic that SWEEP has not been through: whoever looks at a waiting message asks them all.
+MAX_MARKS = 100
 #: What PURGE may name, as bits.
 SCHEDULED, READY, DEAD = 1, 2, 4
 #: Below this many numbers counting them one by one is quicker than numpy.
@@ -300,6 +302,11 @@ def apply_purge(state: DelayState, command: tuple[str, int]) -> Done | Refused:
     if topic is None:
         return Refused("no_topic", f"there is no topic {name!r}")
     waiting = states & (SCHEDULED | READY)
+    bounded = state.level >= BOUNDED
+    if bounded and not topic.pending:
+        waiting = 0  # it changes nothing: spare the generation
+    if bounded and waiting == SCHEDULED and len(topic.marks) >= MAX_MARKS:
+        return Refused("too_many_marks", f"{MAX_MARKS} purges of {name!r} are still being written down: try later")
     if waiting and topic.generation == MAX_GENERATION:
         return Refused("too_many_generations", f"{name!r} was purged {MAX_GENERATION} times: use another name")
     if waiting:
@@ -308,6 +315,9 @@ def apply_purge(state: DelayState, command: tuple[str, int]) -> Done | Refused:
         state.topics.end(topic)
         state.listener.on_purged(topic)
     elif waiting:
+        if bounded and waiting == READY:
+            # What those before it mean, it means too.
+            topic.marks = [mark for mark in topic.marks if not mark.ready]
         topic.marks.append(Mark(topic.generation, state.now_ms, waiting == READY))
         state.topics.note_chores(topic)
     if states & DEAD:

@@ -50,6 +50,8 @@ class Janitor:
         self._idle = False
         self._pause_s = _PAUSE_S
         self._last_topic = -1
+        #: The last command was a SWEEP.
+        self._swept = False
         #: Hours with a manifest in the archive; whether it is being asked about others.
         self._archived: set[int] = set()
         self._asking = False
@@ -89,9 +91,13 @@ class Janitor:
         # A redrive may take days: it takes turns with everything else.
         if (redrive := self._redrive()) is not None:
             return redrive
-        if self._state.topics.to_sweep():
-            return encode_sweep()
-        command = self._next_hour()
+        # And so do sweeps and hours: each purge makes a sweep begin anew, so it may never end.
+        sweeps = self._state.topics.to_sweep()
+        self._swept = sweeps and not self._swept
+        command = encode_sweep() if self._swept else self._next_hour()
+        if command is None and sweeps:
+            self._swept = True
+            command = encode_sweep()
         if command is None and self._last_topic >= 0:
             self._last_topic = -1
             return self._redrive()

@@ -609,6 +609,7 @@ _REFUSALS: dict[str, type[HadelayError]] = {
     "bad_config": BadRequest,
     "no_topic": NotFound,
     "too_many_generations": LimitReached,
+    "too_many_marks": LimitReached,
     "too_many_topics": LimitReached,
     "too_far": Impossible,
     "needs_upgrade": Conflict,
