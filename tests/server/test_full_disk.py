@@ -15,6 +15,7 @@ from hadelay.testing.disk import SimDisk
 from hadelay.testing.network import SimNet
 from hadelay.testing.runtime import SimRuntime, SimWorld
 from hadelay.testing.tables import SimBackend
+from tests.storage.support import messages
 
 
 def _raise(error: BaseException) -> None:
@@ -45,3 +46,20 @@ def test_it_ends_when_it_cannot_open_the_snapshot_that_it_has_switched_to() -> N
     disk.bad_paths.add(f"{node.storage.directory}/identity")
     node._installed()
     assert isinstance(fatal[0], OSError)
+
+
+def test_what_is_mended_when_a_snapshot_has_been_switched_to_is_the_new_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer of a peer comes late: the store that was damaged is closed by then."""
+    disk, fatal = SimDisk(random.Random(1)), list[BaseException]()
+    node = start(disk, fatal.append)
+    hour = 490_000
+    node.storage.hours.append(*messages(hour, sizes=[10]))
+    asked = list[Callable[[bytes | None], None]]()
+    monkeypatch.setattr(node.mender, "mend", lambda *place: asked.append(place[-1]))
+    node._damaged(hour, 0, "a chain that is broken")
+    node.storage.close()
+    node._installed()
+    asked[0](b"the entry")
+    assert fatal == []
+    assert node.storage.hours.count(hour) == 0
+    node.stop()

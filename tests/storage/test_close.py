@@ -4,11 +4,13 @@ leaves its write lock locked for good, and the node never ends. Between two slic
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from hadelay.errors import Overloaded
 from hadelay.runtime import AsyncioRuntime
@@ -16,7 +18,7 @@ from hadelay.storage.disk import RealDisk
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.tables import Put
 
-from .support import NOW, Loop, checkpoint, messages, open_storage
+from .support import NOW, Loop, checkpoint, events, messages, open_storage
 
 
 class Slow(LmdbBackend):
@@ -88,3 +90,49 @@ def test_a_slice_that_comes_after_the_end_writes_nothing(tmp_path: Path) -> None
     storage = open_storage(RealDisk(), str(directory), loop)
     assert storage.applied_index == 1
     storage.close()
+
+
+def test_who_still_looks_at_a_closed_store_neither_reads_nor_writes_what_follows_it(tmp_path: Path) -> None:
+    """A list that was begun before a snapshot was switched to: the files have the same names."""
+    loop, directory, far = Loop(), tmp_path / "data", NOW + 100
+    storage = open_storage(RealDisk(), str(directory), loop)
+    for hour in (NOW, far):
+        storage.hours.append(*messages(hour, sizes=[100] * 9))
+        storage.hours.append_events(hour, events([0]))
+    storage.tables.put(b"t", b"k", b"1")
+    checkpoint(storage, loop, 1)
+    storage.hours.append(*messages(far, sizes=[100] * 9))  # waits
+    storage.hours._heads.worth_writing = 0
+    storage.hours.heads(NOW)
+    hours, tables = storage.hours, storage.tables
+    record = hours.entries(NOW, slice(1))[0]
+    storage.close()
+    another = open_storage(RealDisk(), str(directory), loop, mapped=False)
+
+    def there() -> tuple[dict[Path, bytes], list[str]]:
+        files = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+        return files, os.listdir("/proc/self/fd")
+
+    before = there()
+    for hour in (NOW, far):
+        for look in (
+            lambda hour=hour: hours.entries(hour, slice(None)),
+            lambda hour=hour: hours.entries(hour, np.array([0, 8])),
+            lambda hour=hour: hours.index_view(hour),
+            lambda hour=hour: hours.pre_view(hour),
+            lambda hour=hour: hours.events(hour),
+            lambda hour=hour: hours.read_file(hour, "log", 0, 10),
+            lambda hour=hour: hours.record(hour, int(record["offset"]), int(record["size"])),
+            lambda hour=hour: hours.written_minutes(hour),
+            lambda: hours.heads(far),
+            hours.checksums,
+            lambda: tables.get(b"t", b"k"),
+            lambda: tables.get_many(b"t", [b"k"]),
+            lambda: tables.range(b"t"),
+        ):
+            with pytest.raises(Overloaded, match="closed"):
+                look()
+    hours._heads.save(limit=8)
+    assert there() == before
+    another.close()
+    storage.close()  # once more does no harm

@@ -336,13 +336,13 @@ class Node:
 
     def _damaged(self, hour: int, index: int, what: str) -> None:
         """A second's chain is broken at that entry, or its record: have both mended, then walk on."""
-        store = self.storage.hours
 
         def mended(data: bytes | None) -> None:
             if data is not None:
                 self.dispatcher.repaired(hour)
 
         def entry_mended(data: bytes | None) -> None:
+            store = self.storage.hours  # a snapshot may have come meanwhile
             if data is None or not store.count(hour):
                 return
             row = store.entries(hour, slice(index, index + 1))[0]

@@ -162,6 +162,10 @@ class HeadsCache:
         self._known.pop(hour, None)
         self._held.pop(hour, None)
 
+    def close(self) -> None:
+        """Write no more files: those there may be another store's now."""
+        self.worth_writing = 1 << 62
+
     def save(self, limit: int) -> None:
         """Write up to `limit` files that lag far behind: part of every checkpoint, never synced."""
         everything = (self._held | self._known).items()

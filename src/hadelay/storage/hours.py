@@ -314,6 +314,7 @@ class HourStore(HourReader):
     def close(self) -> None:
         for hour in list(self._near):
             self._close_near(hour)
+        self._heads.close()
         self._handles.close()
 
 

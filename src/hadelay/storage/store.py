@@ -17,10 +17,11 @@ import msgpack
 
 from hadelay.core.checkpoint import WAY_OUT
 from hadelay.core.formats import FORMAT_VERSION, HOUR_ROW
-from hadelay.errors import DamagedFile, FatalError, HadelayError, Overloaded
+from hadelay.errors import DamagedFile, FatalError, HadelayError
 from hadelay.runtime import Runtime
 from hadelay.storage.disk import Disk
 from hadelay.storage.farwriter import Sample
+from hadelay.storage.handles import files_closed
 from hadelay.storage.hours import HourStore
 from hadelay.storage.identity import Identity, check_identity, lock_directory, write_identity
 from hadelay.storage.lmdbtables import LmdbBackend
@@ -161,7 +162,7 @@ class Storage:
         they take. A method and no closure: one that names itself is a cycle, and would keep what the checkpoint wrote
         until the collector comes."""
         if self._closed:
-            then(Overloaded("this node's files are closed: it stops, or takes in a snapshot", retry_after_ms=1_000))
+            then(files_closed())
             return
         began = self._runtime.monotonic()
         try:
@@ -244,7 +245,7 @@ class Storage:
         self.tables.backend.interrupt()
         self._runtime.join(_LANE)
         self.hours.close()
-        self.tables.backend.close()
+        self.tables.close()
         self._lock.close()
 
 

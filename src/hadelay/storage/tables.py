@@ -9,12 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from hadelay.core.formats import HOUR_ROW
+from hadelay.storage.handles import files_closed
 
 #: What a key and value in a dict cost besides their bytes, roughly.
 _ROW_COST = 150
@@ -53,6 +54,21 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class _Closed:
+    """A Backend that was one."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise files_closed()
+
+    get = get_many = scan = tables = commit = _refuse
+
+    def interrupt(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def scan_all(backend: Backend, table: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -141,7 +157,7 @@ class Layer:
 
 class Tables:
     def __init__(self, backend: Backend) -> None:
-        self.backend = backend
+        self.backend: Backend = backend
         self._fresh = Layer()
         self._frozen: Layer | None = None
 
@@ -224,6 +240,10 @@ class Tables:
     def committed(self) -> None:
         """The backend has the frozen layer."""
         self._frozen = None
+
+    def close(self) -> None:
+        self.backend.close()
+        self.backend = _Closed()
 
     def _layers(self) -> tuple[Layer, ...]:
         return (self._fresh,) if self._frozen is None else (self._fresh, self._frozen)
