@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -161,3 +162,62 @@ async def test_a_node_that_installed_another_snapshot_has_none_of_its_files(node
         copies.length(view.id, view.files[0].name)
     copies.release(view.id)
     copies.release("7-unheard0")
+    for _ in range(3):
+        await copies.open()
+    await copies.open()  # what nobody can read any more is none of those that are held
+
+
+async def test_a_snapshot_that_is_installed_meanwhile_is_copied_and_no_checkpoint_asked_for_for_ever(
+    node: Fake, copies: Copies
+) -> None:
+    asked, begin = 0, node.begin
+
+    def never_done() -> None:
+        nonlocal asked
+        asked += 1
+
+    node.begin = never_done  # type: ignore[method-assign]
+    opening = asyncio.create_task(copies.open())
+    await asyncio.sleep(0.05)
+    node.storage.close()
+    node.storage = node.opened()
+    begin()  # what the snapshot holds
+    node.bytes_since = 1
+    view = await asyncio.wait_for(opening, 5)
+    assert view.index == 1
+    assert copies.length(view.id, "state-1") > 0
+    before = asked
+    await asyncio.sleep(0.05)
+    assert asked == before
+
+
+async def test_whoever_waits_for_a_copy_of_a_node_that_stops_is_told(node: Fake, copies: Copies) -> None:
+    node.begin = lambda: None  # type: ignore[method-assign]
+    opening = asyncio.create_task(copies.open())
+    await asyncio.sleep(0)
+    node.stopped = True
+    with pytest.raises(Overloaded, match="stops"):
+        await asyncio.wait_for(opening, 5)
+
+
+async def test_a_disk_without_room_for_the_export_is_said_once(node: Fake, copies: Copies) -> None:
+    node.begin()
+    node.disk.capacity = node.disk.used
+    for _ in range(3):
+        with pytest.raises(Overloaded, match="full disk"):
+            await asyncio.wait_for(copies.open(), 5)
+    assert node.disk.was_full == 1
+    node.disk.capacity = 1 << 30
+    node.runtime.pass_s(15)
+    assert (await asyncio.wait_for(copies.open(), 5)).index == 1
+
+
+async def test_copies_that_come_and_go_are_looked_at_by_one_timer(node: Fake, copies: Copies) -> None:
+    for _ in range(9):
+        view = await copies.open()
+        copies.release(view.id)
+    await copies.open()
+    assert len(node.runtime.timers) == 1
+    node.runtime.pass_s(200)
+    assert node.runtime.timers == []
+    assert copies._open == {}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hadelay.errors import NotFound, Overloaded
 from hadelay.server.api import SnapshotView
+from hadelay.storage.handles import files_closed
 from hadelay.storage.snapshot import Manifest
 from hadelay.storage.store import Storage
 
@@ -34,20 +35,22 @@ class Copies:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._open: dict[str, _Copy] = {}
+        self._looking = False
 
     async def open(self) -> SnapshotView:
         """A checkpoint of everything that is applied here now, or of more."""
         node = self._node
-        if len(self._open) >= _MOST:
+        if sum(copy.storage is node.storage for copy in self._open.values()) >= _MOST:
             raise Overloaded("others copy this node's files already: ask another node, or later", retry_after_ms=5_000)
         await self._checkpoint()
-        manifest = node.storage.exports.manifest()
-        while manifest is None:
-            await asyncio.sleep(_LOOK_S)
-            manifest = node.storage.exports.manifest()
+        while (manifest := node.storage.exports.manifest()) is None:
+            await self._wait()
+            if (failure := node.storage.exports.failure) is not None:
+                raise Overloaded(f"this node could not export its tables: {failure}: ask another", retry_after_ms=5_000)
         name = f"{manifest.index}-{node.runtime.random.getrandbits(32):08x}"
         self._open[name] = _Copy(node.storage, manifest, node.runtime.monotonic())
-        if len(self._open) == 1:
+        if not self._looking:
+            self._looking = True
             node.runtime.call_later(_PATIENCE_S, self._look)
         identity = node.storage.identity
         return SnapshotView(
@@ -88,14 +91,20 @@ class Copies:
             copy.storage.exports.release(copy.manifest)
 
     async def _checkpoint(self) -> None:
-        storage, checkpoints = self._node.storage, self._node.checkpoints
-        wanted = self._node.raft.applied_index
-        if not storage.applied_index:
+        node, checkpoints = self._node, self._node.checkpoints
+        wanted = node.raft.applied_index
+        if not node.storage.applied_index:
             checkpoints.bytes_since += 1  # the first one, although nothing may have been published yet
-        # What is left once nothing is to be written are entries that change nothing.
-        while storage.checkpointing or (storage.applied_index < wanted and checkpoints.bytes_since):
+        # What is left once nothing is to be written are entries that change nothing. The storage may become another
+        # one, with what a snapshot brought.
+        while node.storage.checkpointing or (node.storage.applied_index < wanted and checkpoints.bytes_since):
             checkpoints.begin()
-            await asyncio.sleep(_LOOK_S)
+            await self._wait()
+
+    async def _wait(self) -> None:
+        await asyncio.sleep(_LOOK_S)
+        if self._node.stopped:
+            raise files_closed()
 
     def _copy(self, name: str) -> _Copy:
         copy = self._open.get(name)
@@ -108,7 +117,8 @@ class Copies:
         now = self._node.runtime.monotonic()
         for name in [name for name, copy in self._open.items() if now - copy.heard >= _PATIENCE_S]:
             self.release(name)
-        if self._open and not self._node.stopped:
+        self._looking = bool(self._open) and not self._node.stopped
+        if self._looking:
             self._node.runtime.call_later(_PATIENCE_S / 4, self._look)
 
 

@@ -10,6 +10,7 @@ start if this one ends in between.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -29,7 +30,12 @@ from hadelay.storage.tables import CHECKPOINT, ROW, Backend, Put, hour_rows, sca
 if TYPE_CHECKING:
     from hadelay.storage.store import Storage
 
+log = logging.getLogger(__name__)
+
 _LANE = "disk"
+#: After one that could not be made, for want of room say, the next export waits so long: each fills the disk up again,
+#: where a checkpoint, and the journal, may need the room just then.
+_PAUSE_S = 15.0
 _SIZES = struct.Struct("<III")
 _CHUNK = 1 << 20
 #: Rows per commit while the receiver builds its tables.
@@ -67,27 +73,32 @@ class Exports:
         self._users: dict[int, int] = {}
         self._pins: dict[int, object] = {}
         self._making = False
+        #: Of the last one, and until when no other is made.
+        self.failure: BaseException | None = None
+        self._paused_until = 0.0
 
     def manifest(self) -> Manifest | None:
         """The last durable checkpoint as files, which stay until `release`. None: there is none yet, or its tables are
-        being exported in the thread; ask again soon."""
-        index = self._storage.applied_index
+        being exported in the thread, or could not be (`failure`); ask again soon."""
+        index, now = self._storage.applied_index, self._storage._runtime.monotonic()
         manifest = self._made.get(index)
         if manifest is not None:
             self._users[index] += 1
             return manifest
-        if index and not self._making and not self._storage.checkpointing:
+        if index and not self._making and not self._storage.checkpointing and now >= self._paused_until:
             self._make(index, self._storage.applied_term)
         return None
 
     def _make(self, index: int, term: int) -> None:
         storage, hours = self._storage, self._storage.hours
-        self._making = True
+        self._making, self.failure = True, None
         pin = hours.pin()
 
         def finish(manifest: Manifest | None, error: BaseException | None) -> None:
             self._making = False
             if manifest is None:  # no snapshot this time: the disk may be full; the node itself is well
+                log.error("snapshot_not_exported", extra={"index": index, "error": str(error)})
+                self.failure, self._paused_until = error, storage._runtime.monotonic() + _PAUSE_S
                 hours.unpin(pin)
                 return
             self.forget_older()
