@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from urllib.parse import SplitResult, urlsplit
+
 import pytest
 from msgspec.structs import replace
 
-from hadelay.core import checkpoint, commands, dead, state, targets, topics
+from hadelay.core import checkpoint, commands, dead, state, targets, topicconfig, topics
 from hadelay.core.commands import Command, encode_entry
-from hadelay.core.formats import ACK_OF_THIS_LIFE, BOUNDED, FEATURE_LEVEL, FIRST_LEVEL, ONE_PER_KEY
+from hadelay.core.formats import ACK_OF_THIS_LIFE, BOUNDED, FEATURE_LEVEL, FIRST_LEVEL, ONE_PER_KEY, PLAIN_URLS
 from hadelay.core.results import Done, LeaseOutcome, Outcome, RedriveOutcome, Refused
 from hadelay.core.state import DelayState
 from hadelay.core.topics import READY, SCHEDULED
@@ -133,3 +135,31 @@ def test_purges_are_bounded_by_all_nodes_alike(level: int, monkeypatch: pytest.M
     results = [purge(world), purge(world), world.one(commands.encode_purge("t", READY))]
     assert [isinstance(result, Refused) for result in results] == [False, level == BOUNDED, False]
     assert (len(world.topic().marks), world.topic().generation) == ((2, 2) if level == BOUNDED else (4, 4))
+
+
+@pytest.mark.parametrize(
+    ("url", "plain"),
+    [
+        ("http://[::1]x/", False), ("http://x[::1]/", False), ("https://a]b[/", False), ("HTTP://[v1.a]/", False),
+        ("http://[abc]/", False), ("http://[fe80::1%25eth0]/", False), ("http://[1.2.3.4]/", False),
+        ("http://[]/", False),
+        ("http://[::1]", True), ("https://[2001:db8::1]:8443/in?a=[1]", True), ("http://host/[x]", True),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("part", ["webhook", "alert"])
+def test_versions_of_python_agree_about_a_url(
+    url: str, plain: bool, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def takes(text: str) -> SplitResult:
+        return urlsplit("http://host/")
+
+    def refuses(text: str) -> SplitResult:
+        raise ValueError("Invalid IPv6 URL")
+
+    worlds = []
+    for split in (urlsplit, takes, *([] if plain else [refuses])):
+        monkeypatch.setattr(topicconfig, "urlsplit", split)
+        worlds.append(World(level=PLAIN_URLS))
+        worlds[-1].one(commands.encode_topic_put("t", {part: {"url": url}}))
+    assert len({world.state.dump(everything=True)[0] for world in worlds}) == 1
+    assert bool(worlds[0].topic()) is plain

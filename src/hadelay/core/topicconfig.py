@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from ipaddress import IPv6Address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +25,9 @@ MAX_HEADERS = 16
 MAX_RATE = 1_000_000
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
+#: Of a URL: host and port; and those of an IPv6 address, without a scope.
+_HOST = re.compile(r"[^/]*//([^/?#]*)")
+_BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]+)?")
 #: Set by the sender, or by HTTP itself.
 _OWN_HEADERS = re.compile(r"(webhook-|ce-)|(host|content-length|content-type|transfer-encoding|connection|te|upgrade)$")
 
@@ -175,6 +179,27 @@ def url_problem(url: Any) -> str:
     if parts.fragment:
         return "a URL with a fragment (#…): receivers never see it, leave it out"
     return ""
+
+
+def disputed_url(config: dict[str, Any]) -> str:
+    """The same of what one version of Python takes for a URL and another does not: of brackets. Apply has to say the
+    same on every node, so it takes the plain form alone. After `problem`."""
+    for name in ("webhook", "alert"):
+        url = (config.get(name) or {}).get("url", "")
+        host = _HOST.match(url)
+        if host is not None and not _is_plain(host[1]):
+            return f"{name}: url: brackets are for an IPv6 address alone, as in http://[2001:db8::1]:8080/"
+    return ""
+
+
+def _is_plain(host: str) -> bool:
+    if "[" not in host and "]" not in host:
+        return True
+    address = _BRACKETED.fullmatch(host)
+    try:
+        return address is not None and IPv6Address(address[1]).version == 6
+    except ValueError:
+        return False
 
 
 def _shown(name: str) -> str:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.core.formats import BOUNDED, MASKED_HEADERS
+from hadelay.core.formats import BOUNDED, MASKED_HEADERS, PLAIN_URLS
 from hadelay.core.ports import TOPIC
 from hadelay.core.results import Done, Refused
-from hadelay.core.topicconfig import TopicSettings, merged, problem, settings_of, unmasked
+from hadelay.core.topicconfig import TopicSettings, disputed_url, merged, problem, settings_of, unmasked
 from hadelay.model import Event
 
 if TYPE_CHECKING:
@@ -255,6 +255,8 @@ def apply_put(state: DelayState, command: tuple[str, Any]) -> Done | Refused:
     if not wrong and state.level >= MASKED_HEADERS:
         before = topic_for(state, name, create=False)
         config, wrong = unmasked({} if before is None else before.config, config)
+    if not wrong and state.level >= PLAIN_URLS:
+        wrong = disputed_url(config)
     if not wrong and config.get("dead_letter") == name:
         wrong = f"dead_letter: {name} would get its own dead letters back, for ever; name another topic, or keep"
     if wrong:
