@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import pytest
 
+from hadelay.core import ready
 from hadelay.core.commands import MAX_SEQ, Command, encode_audited, encode_purge, encode_topic_delete, encode_topic_put
 from hadelay.core.results import LeaseOutcome
 from hadelay.core.topics import READY, SCHEDULED
-from hadelay.errors import Conflict, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.errors import Conflict, LimitReached, NoLeader, OutcomeUnknown, Overloaded
 from tests.dispatch.desk import Desk
 
 
@@ -526,3 +527,24 @@ def test_grants_go_on_when_a_long_term_has_used_up_their_numbers(desk: Desk) -> 
     assert [answer.delivery.seq for answer in answers] == [MAX_SEQ, 2, 3]  # type: ignore[union-attr]
     assert [desk.ack(answer) for answer in answers] == [[LeaseOutcome.DONE]] * 3  # type: ignore[arg-type]
     assert desk.ack(desk.answer(held)) == [LeaseOutcome.DONE]  # type: ignore[arg-type]
+
+
+def test_what_waiting_polls_name_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready, "MAX_NAMED", 10)
+    monkeypatch.setattr(ready, "MAX_UNKNOWN", 4)
+    desk.publish("a", "b", topic="t")
+    desk.publish("c", topic="u")
+    waiting = [desk.poll("x", "y", "z"), desk.poll("x", "y")]
+    too_many = desk.poll("v", "w")
+    assert isinstance(desk.answer(too_many).error, LimitReached)  # type: ignore[union-attr]
+    served = desk.poll("x", "z", "t", "u")
+    desk.run(10)
+    assert desk.answer(served).names == ["a", "b", "c"]  # type: ignore[union-attr]
+    waiting.append(desk.poll("t", "u", "x", "y", "z"))
+    one_more = desk.poll("t")
+    assert isinstance(desk.answer(one_more).error, LimitReached)  # type: ignore[union-attr]
+    for poll in waiting:
+        desk.dispatcher.cancel_poll(poll)
+    assert desk.core.ready.named == desk.core.ready.waiting == 0
+    assert not desk.core.ready.by_name.keys() - {"t", "u"}
+    assert desk.answer(desk.poll("v", "w")) is None

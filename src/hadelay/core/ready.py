@@ -45,6 +45,9 @@ _SMALL_WINDOW = 1_024
 #: Different filters at once: of one topic, since each is asked about every message of it; and of all.
 TOPIC_FILTERS = 256
 MAX_FILTERS = 2_048
+#: What all waiting polls may name together, a topic counting once for each of them; and how many names of topics that
+#: are not there yet: each of those costs some 2 KiB.
+MAX_NAMED, MAX_UNKNOWN = 1 << 20, 1 << 14
 #: The line of a filter is kept so long after its last poll: whoever comes back needs no scan.
 _LINGER_MS = 60_000
 #: Overdue is what fell due longer ago than this when the line between past and present was drawn; it is drawn anew
@@ -71,8 +74,8 @@ class Ready:
         self.window = window
         self.by_name: dict[str, TopicQueue] = {}
         self.by_number: dict[int, TopicQueue] = {}
-        #: Polls waiting, and places in all windows.
-        self.waiting = 0
+        #: Polls waiting, the topics that they name, and places in all windows.
+        self.waiting = self.named = 0
         self.size = 0
         #: What is offered, and neither granted nor refused yet → the windows that gave it up, or passed it over.
         self.flying: dict[int, tuple[Window, ...]] = {}
@@ -305,6 +308,13 @@ class Ready:
 
     # polls
 
+    def has_room(self, poll: Poll) -> bool:
+        """Those that wait do not name too many topics, and it may wait with them."""
+        unknown = len(self.by_name) - len(self.by_number)
+        if unknown + len(poll.topics) > MAX_UNKNOWN:
+            unknown += sum(name not in self.by_name and self._number_of(name) is None for name in poll.topics)
+        return unknown <= MAX_UNKNOWN and self.named + len(poll.topics) <= MAX_NAMED
+
     def admits(self, poll: Poll) -> bool:
         """Its filter is known, or there is room for one more."""
         if poll.filter is None:
@@ -328,6 +338,7 @@ class Ready:
 
     def wait(self, poll: Poll) -> None:
         self.waiting += 1
+        self.named += len(poll.topics)
         # Who was served longest ago comes first: while nobody waits there is no ring that remembers whose turn it is.
         for topic in sorted(map(self._topic_named, poll.topics), key=lambda topic: topic.served):
             line = topic.any if poll.filter is None else self._line(topic, poll.filter)
@@ -338,6 +349,7 @@ class Ready:
 
     def unwait(self, poll: Poll) -> None:
         self.waiting -= 1
+        self.named -= len(poll.lines)
         for line in poll.lines:
             line.waiters.pop(poll, None)
             if not line.waiters:

@@ -27,7 +27,7 @@ from hadelay.core.commands import MAX_AHEAD_MS, MAX_SEQ, Command, Grant, encode_
 from hadelay.core.dispatch import DONE, PROPOSED, Delivery, Dispatcher, Offer, Poll
 from hadelay.core.held import HeldGrant
 from hadelay.core.ports import Listener
-from hadelay.core.ready import MAX_FILTERS, TOPIC_FILTERS
+from hadelay.core.ready import MAX_FILTERS, MAX_NAMED, MAX_UNKNOWN, TOPIC_FILTERS
 from hadelay.core.results import GrantResult, LeaseOutcome, LeaseResult
 from hadelay.core.state import DelayState
 from hadelay.core.topics import Topic
@@ -58,6 +58,7 @@ _TOO_MANY_FILTERS = (
     f"consumers ask for {TOPIC_FILTERS} different combinations of tags of one topic, or {MAX_FILTERS} in all, already: "
     "use fewer, or topics"
 )
+_TOO_MANY_NAMED = f"waiting receives name {MAX_NAMED} topics already, or {MAX_UNKNOWN} that are not there: name fewer"
 #: Slices of backlog the sweeper looks at each time.
 _SWEEP_SLICES = 16
 
@@ -226,6 +227,9 @@ class LeaderDispatcher:
             return
         poll.deadline = self.runtime.monotonic() + poll.wait_ms / 1000.0
         if poll.request_id and self._is_repeated(term, poll):
+            return
+        if not term.core.ready.has_room(poll):
+            term.polls.answer(poll, None, LimitReached(_TOO_MANY_NAMED, retry_after_ms=1_000))
             return
         if not term.core.ready.admits(poll):
             term.polls.answer(poll, None, LimitReached(_TOO_MANY_FILTERS, retry_after_ms=1_000))
