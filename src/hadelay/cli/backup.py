@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from hadelay.cli.output import Printing, Remote, emit_json, fields, note, table
+from hadelay.cli.output import Printing, Remote, emit_json, note, show, table
 from hadelay.cli.remote import call, segment
 from hadelay.errors import BadRequest, ConfigError, DamagedFile, HadelayError, NoLeader, NotFound, Overloaded
 from hadelay.storage.backup import BLOCK, Archive, Backup, Contents, Directory
@@ -36,7 +36,7 @@ def archive_at(where: str) -> Archive:
     return Archive(Objects(Place(where)))
 
 
-def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote | None = None) -> None:
+def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote = Remote()) -> None:
     """Copy the cluster as it is now, while it serves; a follower's files if there is one. Into a directory that has a
     backup, what is new. One that was interrupted goes on when it is run again.
 
@@ -49,7 +49,6 @@ def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote |
     keep
         So many backups stay, this one included; older ones go.
     """
-    remote = remote or Remote()
     limit = _rate(rate)
     archive = archive_at(directory)
     archive.files.prepare()
@@ -66,15 +65,12 @@ def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote |
                 f"{archive.where}: {error}. There is no new backup, and those before are as they were: when that is "
                 "mended, run it again, and it goes on where it ended"
             ) from error
-        if remote.output == "json":
-            emit_json({"directory": archive.where, **done})
-        else:
-            fields({"directory": archive.where, **done})
+        show({"directory": archive.where, **done}, remote)
         return
     raise problem
 
 
-def verify(directory: str, /, *, index: int | None = None, printing: Printing | None = None) -> int:
+def verify(directory: str, /, *, index: int | None = None, printing: Printing = Printing()) -> int:
     """Read every byte of a backup again. Ends with 1 when some are not those that were backed up, and says where.
 
     Parameters
@@ -91,7 +87,7 @@ def verify(directory: str, /, *, index: int | None = None, printing: Printing | 
         for name, damages in archive.verify(backup):
             wrong += [{"file": damage.file, "offset": damage.offset, "what": damage.what} for damage in damages]
             done(backup.files[name].length)
-    if printing and printing.output == "json":
+    if printing.output == "json":
         emit_json(summary(backup) | {"damaged": wrong})
     elif wrong:
         table(wrong, ("file", "offset", "what"))

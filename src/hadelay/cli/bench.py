@@ -59,7 +59,7 @@ def bench(
     size: int = 200,
     delay: str = "2s",
     threads: int = 4,
-    remote: Remote | None = None,
+    remote: Remote = Remote(),
 ) -> None:
     """Publish, receive and ack messages on a running cluster, and print what it managed.
 
@@ -79,7 +79,6 @@ def bench(
     threads
         Producers, and as many consumers.
     """
-    remote = remote or Remote()
     if min(count, batch, threads) < 1 or size < 0:
         raise BadRequest("--count, --batch and --threads are at least 1")
     load = _Load(remote, count, batch, size, delay)

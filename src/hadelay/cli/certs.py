@@ -56,7 +56,7 @@ def certs(
     *nodes: str,
     host: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
     days: int = 365,
-    printing: Printing | None = None,
+    printing: Printing = Printing(),
 ) -> None:
     """Make certificates for the nodes of a cluster, signed by an authority of its own.
 
@@ -74,7 +74,6 @@ def certs(
     days
         How long the nodes' certificates hold.
     """
-    printing = printing or Printing()
     if not nodes:
         raise BadRequest("name the nodes: hadelay cluster certs DIRECTORY n1 n2 n3")
     hosts: dict[str, list[str]] = {name: [] for name in nodes}

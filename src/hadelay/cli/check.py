@@ -11,7 +11,7 @@ from hadelay.cli.remote import call
 from hadelay.errors import Conflict, HadelayError, NotFound, OutcomeUnknown
 
 
-def replicas(*, timeout: float = 30, remote: Remote | None = None) -> int:
+def replicas(*, timeout: float = 30, remote: Remote = Remote()) -> int:
     """Compare every node's hour files by length and checksum, at one applied index. Ends with 1 when they differ.
 
     While messages are published the nodes are asked again until their answers are of the same index.
@@ -21,7 +21,6 @@ def replicas(*, timeout: float = 30, remote: Remote | None = None) -> int:
     timeout
         Seconds to keep trying for that.
     """
-    remote = remote or Remote()
     nodes = _nodes(remote, timeout)
     answers = _same_index(nodes, timeout)
     index = next(iter(answers.values()))["applied_index"]
@@ -80,7 +79,7 @@ def _differences(answers: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def quorum(node: str | None = None, /, *, remote: Remote | None = None) -> int:
+def quorum(node: str | None = None, /, *, remote: Remote = Remote()) -> int:
     """May this node stop now? Ends with 1 if not.
 
     Asks every other node: a majority of all must say that, without it, they see a majority of nodes that are linked,
@@ -91,7 +90,6 @@ def quorum(node: str | None = None, /, *, remote: Remote | None = None) -> int:
     node
         Its name. Without it: each node in turn; ends with 1 if none may stop.
     """
-    remote = remote or Remote()
     members = call(remote, "GET", "/v1/cluster", query={"stale": "true"})["members"]
     names = [member["name"] for member in members]
     if node is not None and node not in names:

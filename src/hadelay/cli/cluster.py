@@ -8,7 +8,7 @@ from hadelay.cli.remote import call
 _MEMBERS = ("name", "role", "http", "raft", "applied_index", "lag", "version", "feature_level", "clock_skew_ms")
 
 
-def status(*, stale: bool = False, remote: Remote | None = None) -> None:
+def status(*, stale: bool = False, remote: Remote = Remote()) -> None:
     """Members, leader, lag, and the dispatch cursor.
 
     Parameters
@@ -16,7 +16,6 @@ def status(*, stale: bool = False, remote: Remote | None = None) -> None:
     stale
         What the asked node believes; works without a leader.
     """
-    remote = remote or Remote()
     found = call(remote, "GET", "/v1/cluster", query={"stale": "true" if stale else None})
     if remote.output == "json":
         emit_json(found)
@@ -26,7 +25,7 @@ def status(*, stale: bool = False, remote: Remote | None = None) -> None:
     table(members, _MEMBERS)
 
 
-def transfer(to: str | None = None, /, *, remote: Remote | None = None) -> None:
+def transfer(to: str | None = None, /, *, remote: Remote = Remote()) -> None:
     """Hand leadership over, without a gap in the hand-outs.
 
     Parameters
@@ -34,12 +33,11 @@ def transfer(to: str | None = None, /, *, remote: Remote | None = None) -> None:
     to
         A node's name; without it, the follower that has most.
     """
-    remote = remote or Remote()
     wish = {} if to is None else {"to": to}
     show(call(remote, "POST", "/v1/cluster:transfer-leader", wish, timeout_s=30), remote)
 
 
-def drain(node: str, /, *, undo: bool = False, remote: Remote | None = None) -> None:
+def drain(node: str, /, *, undo: bool = False, remote: Remote = Remote()) -> None:
     """Take a node out of traffic: another one leads, and it takes no publishes and polls until that is undone, or it
     restarts. Acks and reads are answered, and it goes on as a replica.
 
@@ -50,5 +48,4 @@ def drain(node: str, /, *, undo: bool = False, remote: Remote | None = None) -> 
     undo
         Back into traffic.
     """
-    remote = remote or Remote()
     show(call(remote, "POST", "/v1/cluster:drain", {"node": node, "undo": undo}, timeout_s=30), remote)

@@ -26,7 +26,7 @@ def list_(
     /,
     *,
     limit: Annotated[int, Parameter(name=("--limit", "-n"))] = 100,
-    remote: Remote | None = None,
+    remote: Remote = Remote(),
 ) -> None:
     """Dead letters of a topic in the order of their deaths, and why the last attempt failed. As JSON, a line each.
 
@@ -37,7 +37,6 @@ def list_(
     limit
         At most so many; 0 for all there are.
     """
-    remote = remote or Remote()
     if limit < 0:
         raise BadRequest(f"--limit {limit}: expected 0 or more")
     rows: list[dict[str, Any]] = []
@@ -66,7 +65,7 @@ def _page(remote: Remote, topic: str, limit: int, cursor: str | None, body: bool
     return call(remote, "GET", f"/v1/topics/{segment(topic)}/dead", query=query, timeout_s=60)
 
 
-def redrive(topic: str, /, *ids: str, remote: Remote | None = None) -> int:
+def redrive(topic: str, /, *ids: str, remote: Remote = Remote()) -> int:
     """Make dead letters due again, as if they had never been tried. Ends with 1 when one was none.
 
     Parameters
@@ -76,7 +75,6 @@ def redrive(topic: str, /, *ids: str, remote: Remote | None = None) -> int:
     ids
         One or more. `hadelay topic redrive` takes all there are.
     """
-    remote = remote or Remote()
     if not ids:
         raise BadRequest("name at least one id; `hadelay topic redrive` takes all there are")
     results: list[dict[str, Any]] = []
@@ -86,7 +84,7 @@ def redrive(topic: str, /, *ids: str, remote: Remote | None = None) -> int:
     return 0 if all(result["outcome"] == "redriven" for result in results) else 1
 
 
-def redrive_all(topic: str, /, *, rate: float | None = None, remote: Remote | None = None) -> None:
+def redrive_all(topic: str, /, *, rate: float | None = None, remote: Remote = Remote()) -> None:
     """Begin to make all dead letters of a topic due again, and print how many they are.
 
     Parameters
@@ -96,7 +94,6 @@ def redrive_all(topic: str, /, *, rate: float | None = None, remote: Remote | No
     rate
         So many per second; as fast as it goes without it.
     """
-    remote = remote or Remote()
     show(_redrive(remote, topic, {"all": True} | ({} if rate is None else {"rate": rate})), remote)
 
 
@@ -104,7 +101,7 @@ def _redrive(remote: Remote, topic: str, wish: dict[str, Any]) -> Any:
     return call(remote, "POST", f"/v1/topics/{segment(topic)}/dead:redrive", wish)
 
 
-def purge(topic: str, /, *, remote: Remote | None = None) -> None:
+def purge(topic: str, /, *, remote: Remote = Remote()) -> None:
     """Forget the dead letters that a topic has now.
 
     Parameters
@@ -112,12 +109,11 @@ def purge(topic: str, /, *, remote: Remote | None = None) -> None:
     topic
         Its name.
     """
-    remote = remote or Remote()
     call(remote, "DELETE", f"/v1/topics/{segment(topic)}/dead")
     show({"topic": topic, "purged": ["dead"]}, remote)
 
 
-def export(topic: str, file: Path | None = None, /, *, restart: bool = False, remote: Remote | None = None) -> None:
+def export(topic: str, file: Path | None = None, /, *, restart: bool = False, remote: Remote = Remote()) -> None:
     """Write the dead letters of a topic, payloads and errors included, as JSON, a line each.
 
     An export to a file that was interrupted goes on where it stopped: beside FILE, FILE.cursor says where that is, and
@@ -132,7 +128,6 @@ def export(topic: str, file: Path | None = None, /, *, restart: bool = False, re
     restart
         Begin anew, over what FILE has.
     """
-    remote = remote or Remote()
     if file is None:
         _export(remote, topic, sys.stdout.buffer, None, None, 0)
         return

@@ -76,7 +76,7 @@ def dev(
     dispatch_sync: Literal["commit", "interval"] | None = None,
     settings: Settings = (),
     start: Annotated[str | None, Parameter(name="--start")] = None,
-    printing: Printing | None = None,
+    printing: Printing = Printing(),
 ) -> int:
     """Run a cluster of real processes in the foreground, until SIGINT or SIGTERM ends all of them.
 
@@ -95,7 +95,6 @@ def dev(
     start
         Start this one node of a cluster that is there: the way to bring a killed one back.
     """
-    printing = printing or Printing()
     directory = data_dir.absolute()
     if start is not None:
         return _start_one(directory, start, settings, printing)

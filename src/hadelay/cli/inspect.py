@@ -21,7 +21,7 @@ _SHOWN = 48
 
 
 def inspect(
-    file: Path, /, *, skip: int = 0, limit: int = 0, verify: bool = False, printing: Printing | None = None
+    file: Path, /, *, skip: int = 0, limit: int = 0, verify: bool = False, printing: Printing = Printing()
 ) -> int:
     """Print a file of a data directory: .log, .idx, .dsp, .heads, names, identity, state.mdb, or a journal segment.
 
@@ -38,7 +38,6 @@ def inspect(
     verify
         Read everything, and print only what does not verify.
     """
-    printing = printing or Printing()
     if not file.is_file():
         raise NotFound(f"{file}: no such file")
     count, damaged = 0, 0

@@ -5,24 +5,22 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from typing import Any
-from urllib.parse import quote
 
 from hadelay.cli.output import Remote, note, show
-from hadelay.cli.remote import call
+from hadelay.cli.remote import call, segment
 from hadelay.errors import Conflict, HadelayError, NotFound, OutcomeUnknown
 
 _COLUMNS = ("name", "role", "raft", "http", "lag", "version")
 _LOOK_S = 0.5
 
 
-def list_(*, remote: Remote | None = None) -> None:
+def list_(*, remote: Remote = Remote()) -> None:
     """Who belongs to the cluster: a learner gets everything, and does not vote yet."""
-    remote = remote or Remote()
     members = [{name: member.get(name) for name in _COLUMNS} for member in _members(remote).values()]
     show(members, remote, _COLUMNS)
 
 
-def add(name: str, raft: str, /, *, wait: bool = False, remote: Remote | None = None) -> None:
+def add(name: str, raft: str, /, *, wait: bool = False, remote: Remote = Remote()) -> None:
     """Add a node while the cluster runs. It fills itself from the others, and votes once it has caught up.
 
     Start it first, or now: with an empty data directory, without --init, and with [raft.peers] that name the members
@@ -37,14 +35,13 @@ def add(name: str, raft: str, /, *, wait: bool = False, remote: Remote | None = 
     wait
         Until it votes.
     """
-    remote = remote or Remote()
     _add(remote, name, raft)
     if wait:
         _wait(remote, name)
     _say_how_many(remote)
 
 
-def remove(name: str, /, *, remote: Remote | None = None) -> None:
+def remove(name: str, /, *, remote: Remote = Remote()) -> None:
     """Remove a node while the cluster runs. If it leads, another one does first. Stop its process afterwards.
 
     Parameters
@@ -52,12 +49,11 @@ def remove(name: str, /, *, remote: Remote | None = None) -> None:
     name
         Its node.name.
     """
-    remote = remote or Remote()
     _remove(remote, name)
     _say_how_many(remote)
 
 
-def replace(old: str, new: str, raft: str, /, *, remote: Remote | None = None) -> None:
+def replace(old: str, new: str, raft: str, /, *, remote: Remote = Remote()) -> None:
     """Add a node, wait until it votes, and remove another one. Asked again after anything went wrong, it goes on.
 
     Parameters
@@ -69,7 +65,6 @@ def replace(old: str, new: str, raft: str, /, *, remote: Remote | None = None) -
     raft
         host:port of its node link, as the others reach it.
     """
-    remote = remote or Remote()
     members = _members(remote)
     if new in members:
         if members[new]["raft"] != raft:
@@ -94,7 +89,7 @@ def _add(remote: Remote, name: str, raft: str) -> None:
 
 
 def _remove(remote: Remote, name: str) -> None:
-    call(remote, "DELETE", f"/v1/cluster/members/{quote(name, safe='')}", timeout_s=30)
+    call(remote, "DELETE", f"/v1/cluster/members/{segment(name)}", timeout_s=30)
     note(f"{name} is removed: stop it")
 
 

@@ -38,7 +38,7 @@ def put(
     content_type: str | None = None,
     meta: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
     idempotency_key: str | None = None,
-    remote: Remote | None = None,
+    remote: Remote = Remote(),
 ) -> None:
     """Publish one message, and print its id.
 
@@ -73,7 +73,6 @@ def put(
     idempotency_key
         Makes a repetition of this command harmless. Made up when not given.
     """
-    remote = remote or Remote()
     if body is not None and file is not None:
         raise BadRequest("a body and --file: give one of them")
     if body is None and file is None and sys.stdin.isatty():
@@ -101,7 +100,7 @@ def get(
     key: str | None = None,
     body: bool = False,
     stale: bool = False,
-    remote: Remote | None = None,
+    remote: Remote = Remote(),
 ) -> None:
     """Show a message: its state, its times, what happened to it.
 
@@ -118,7 +117,6 @@ def get(
     stale
         What the asked node knows, without confirming it with the leader.
     """
-    remote = remote or Remote()
     query = {"body": "true" if body else None, "stale": "true" if stale else None}
     found = call(remote, "GET", _path(id, topic, key), query=query)
     if remote.output == "json":
@@ -143,7 +141,7 @@ def list_(
     tag: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
     limit: Annotated[int, Parameter(name=("--limit", "-n"))] = 100,
     stale: bool = False,
-    remote: Remote | None = None,
+    remote: Remote = Remote(),
 ) -> None:
     """List the messages of a topic in due order. As JSON, a line each.
 
@@ -164,7 +162,6 @@ def list_(
     stale
         What the asked node knows, without confirming it with the leader.
     """
-    remote = remote or Remote()
     if limit < 0:
         raise BadRequest(f"--limit {limit}: expected 0 or more")
     query = {"state": state, "from": start, "to": to, "tag": ",".join(tag) or None, "stale": "true" if stale else None}
@@ -189,7 +186,7 @@ def list_(
         note(f"the first {found:,}: there are more, --limit says how many to show")
 
 
-def cancel(*ids: str, topic: str | None = None, key: str | None = None, remote: Remote | None = None) -> int:
+def cancel(*ids: str, topic: str | None = None, key: str | None = None, remote: Remote = Remote()) -> int:
     """Cancel messages that have not been handed out. Ends with 1 when one was too late.
 
     Parameters
@@ -201,7 +198,6 @@ def cancel(*ids: str, topic: str | None = None, key: str | None = None, remote: 
     key
         and the key that it was published under.
     """
-    remote = remote or Remote()
     if len(ids) < 2:
         answer = call(remote, "DELETE", _path(ids[0] if ids else None, topic, key))
         show([{"id": ids[0], **answer} if ids else {"topic": topic, "key": key, **answer}], remote, _OUTCOME)
@@ -229,7 +225,7 @@ def reschedule(
     key: str | None = None,
     delay: str | None = None,
     deliver_at: str | None = None,
-    remote: Remote | None = None,
+    remote: Remote = Remote(),
 ) -> None:
     """Make a message due at another time; it keeps its id. Ends with 1 when it is not pending, or leased.
 
@@ -246,7 +242,6 @@ def reschedule(
     deliver_at
         Or when: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
     """
-    remote = remote or Remote()
     wish = {name: text for name, text in (("delay", delay), ("deliver_at", deliver_at)) if text is not None}
     if len(wish) != 1:
         raise BadRequest("say when: --delay or --deliver-at")
@@ -254,7 +249,7 @@ def reschedule(
 
 
 def deliver(
-    id: str | None = None, /, *, topic: str | None = None, key: str | None = None, remote: Remote | None = None
+    id: str | None = None, /, *, topic: str | None = None, key: str | None = None, remote: Remote = Remote()
 ) -> None:
     """Make a message due now. Ends with 1 when it is not pending, or leased.
 
@@ -267,7 +262,6 @@ def deliver(
     key
         and the key that it was published under.
     """
-    remote = remote or Remote()
     show(call(remote, "PATCH", _path(id, topic, key), {"delay": 0}), remote)
 
 
@@ -287,7 +281,7 @@ def receive(
     tag: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
     any_tag: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
     keep: bool = False,
-    remote: Remote | None = None,
+    remote: Remote = Remote(),
 ) -> int:
     """Take due messages, print them, and ack them. Ends with 3 when there was none.
 
@@ -308,7 +302,6 @@ def receive(
     keep
         Do not ack: print the leases, and let them end.
     """
-    remote = remote or Remote()
     if not topics:
         raise BadRequest("name at least one topic")
     wish: dict[str, Any] = {"topics": list(topics), "max": most, "wait": wait, "request_id": secrets.token_hex(8)}

@@ -76,7 +76,7 @@ class Source(Running):
 
 def reconcile(
     *, out: str = "", archive: str = "", engine: Engine = "fast", late_ms: int = 1_000, grace_ms: int = 60_000,
-    fail_on: str = "undelivered,orphan,early", source: Source | None = None,
+    fail_on: str = "undelivered,orphan,early", source: Source = Source(),
 ) -> int:  # fmt: skip
     """A verdict for every message: was it delivered, once, and on time. Ends with 1 when something was lost.
 
@@ -95,7 +95,6 @@ def reconcile(
     fail_on
         Verdicts with which the command ends with 1.
     """
-    source = source or Source()
     options, spark = source.options(), source.spark()
     from hadelay.pipeline.reconcile import ReconcileOptions, run
 
@@ -110,7 +109,7 @@ def reconcile(
     return 1 if summary.failed else 0
 
 
-def archive(*, out: str, level: int = 3, source: Source | None = None) -> int:
+def archive(*, out: str, level: int = 3, source: Source = Source()) -> int:
     """Write closed hours to Parquet, with a manifest each. Run again, it writes what is new.
 
     Parameters
@@ -120,7 +119,6 @@ def archive(*, out: str, level: int = 3, source: Source | None = None) -> int:
     level
         Of zstd.
     """
-    source = source or Source()
     options, spark = source.options(), source.spark()
     from hadelay.pipeline.archive import ArchiveOptions, run
 
@@ -136,7 +134,7 @@ def archive(*, out: str, level: int = 3, source: Source | None = None) -> int:
 def tail(
     *, out: str, kind: Literal["messages", "events", "dispatches", "settlements"] = "messages", columns: str = "",
     body: bool = False, topics: str = "", checkpoint: str = "", every: float = 0.0, max_rows: int = 0,
-    source: Source | None = None,
+    source: Source = Source(),
 ) -> int:  # fmt: skip
     """Write what is filed to Parquet, as it is: each row once, also when it is ended and run again.
 
@@ -159,7 +157,6 @@ def tail(
     max_rows
         At once, about; 0: all.
     """
-    source = source or Source()
     chosen = replace(
         source.options(), kind=kind, columns=columns, body=body, topics=topics, max_rows_per_trigger=max_rows
     )
@@ -194,7 +191,7 @@ class Counting(Source):
         return replace(super().options(), topics=self.topics)
 
 
-def lateness(*, archive: str = "", source: Counting | None = None) -> int:
+def lateness(*, archive: str = "", source: Counting = Counting()) -> int:
     """How late messages were handed out: p50, p90, p99, p99.9 and the worst, per hour and topic.
 
     Parameters
@@ -202,7 +199,6 @@ def lateness(*, archive: str = "", source: Counting | None = None) -> int:
     archive
         Directory that `archive` wrote: hours that are deleted are read from there.
     """
-    source = source or Counting()
     options, spark = source.options(), source.spark()
     from hadelay.pipeline.lateness import run
     from hadelay.pipeline.timing import JobOptions
@@ -214,7 +210,7 @@ def lateness(*, archive: str = "", source: Counting | None = None) -> int:
     return 0
 
 
-def load(*, archive: str = "", source: Counting | None = None) -> int:
+def load(*, archive: str = "", source: Counting = Counting()) -> int:
     """How much fell due, was handed out and acked: per hour and topic, with the busiest second.
 
     Parameters
@@ -222,7 +218,6 @@ def load(*, archive: str = "", source: Counting | None = None) -> int:
     archive
         Directory that `archive` wrote: hours that are deleted are read from there.
     """
-    source = source or Counting()
     options, spark = source.options(), source.spark()
     from hadelay.pipeline.load import run
     from hadelay.pipeline.timing import JobOptions
@@ -233,7 +228,7 @@ def load(*, archive: str = "", source: Counting | None = None) -> int:
     return 0
 
 
-def forecast(*, threshold: int = 5_000, hours: int = 24, fail: bool = False, source: Counting | None = None) -> int:
+def forecast(*, threshold: int = 5_000, hours: int = 24, fail: bool = False, source: Counting = Counting()) -> int:
     """Seconds to come in which more falls due than can be taken, and what would help.
 
     Parameters
@@ -245,7 +240,6 @@ def forecast(*, threshold: int = 5_000, hours: int = 24, fail: bool = False, sou
     fail
         End with 1 when there are such seconds.
     """
-    source = source or Counting()
     options, spark = source.options(), source.spark()
     from hadelay.pipeline.forecast import ForecastOptions, run
 
@@ -267,7 +261,7 @@ def _tell(summary: Any, source: Counting, columns: tuple[str, ...]) -> None:
 
 def schedule(
     file: str, /, *, key: str, topic: str = "", columns: str = "", rejected: str = "", prefix: str = "",
-    format: Literal["", "csv", "parquet"] = "", timeout: int = 300, running: Running | None = None,
+    format: Literal["", "csv", "parquet"] = "", timeout: int = 300, running: Running = Running(),
 ) -> int:  # fmt: skip
     """Publish the rows of a table, each once, also when it is run again within the hour.
 
@@ -293,7 +287,6 @@ def schedule(
     timeout
         Seconds for which what may succeed later is tried again.
     """
-    running = running or Running()
     spark = running.spark(**{"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()})
     from hadelay.pipeline.schedule import ScheduleOptions, count, run
     from hadelay.pipeline.schema import WriteOptions
@@ -324,7 +317,7 @@ def schedule(
 
 def replay(
     topic: str, /, *, reason: str = "", died_from: str = "", died_to: str = "", tags: str = "", limit: int = 0,
-    rate: float = 0.0, dry_run: bool = False, remote: Remote | None = None,
+    rate: float = 0.0, dry_run: bool = False, remote: Remote = Remote(),
 ) -> int:  # fmt: skip
     """Make dead letters due again that fit: of an outage, say, by reason and time of death. Needs no Spark.
 
@@ -347,7 +340,6 @@ def replay(
     dry_run
         Only count them.
     """
-    remote = remote or Remote()
     from hadelay.pipeline.replay import ReplayOptions, run
 
     options = ReplayOptions(
@@ -376,19 +368,19 @@ def _hours(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "hour": str(row["hour"])} for row in rows]
 
 
-def doctor(*, printing: Printing | None = None) -> int:
+def doctor(*, printing: Printing = Printing()) -> int:
     """Java, versions, a job of one row; and what to do about what is missing. Ends with 1 when something is."""
     from hadelay.pipeline.session import doctor as examine
 
     checks = examine()
-    if (printing or Printing()).output == "json":
+    if printing.output == "json":
         emit_json(checks)
     else:
         table(checks, ("check", "ok", "detail"))
     return 0 if all(check["ok"] for check in checks) else 1
 
 
-def pack(file: str, /, *, printing: Printing | None = None) -> int:
+def pack(file: str, /, *, printing: Printing = Printing()) -> int:
     """Write what executors need to FILE, for `spark-submit --archives`. Needs no Spark, and asks nobody.
 
     Parameters
@@ -399,5 +391,5 @@ def pack(file: str, /, *, printing: Printing | None = None) -> int:
     from hadelay.pipeline.pack import pack as write
 
     done = write(file)
-    show(asdict(done), printing or Printing())
+    show(asdict(done), printing)
     return 0

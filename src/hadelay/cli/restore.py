@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hadelay.cli.backup import archive_at, bar, summary
-from hadelay.cli.output import Printing, emit_json, fields, note
+from hadelay.cli.output import Printing, note, show
 from hadelay.cli.serve import Settings
 from hadelay.config import Config
 from hadelay.configload import load
@@ -41,7 +41,7 @@ def restore(
     data_dir: Path | None = None,
     index: int | None = None,
     settings: Settings = (),
-    printing: Printing | None = None,
+    printing: Printing = Printing(),
 ) -> None:
     """Make the directory of one founding node of a new cluster from a backup; the same for each of its nodes. The
     cluster needs an id and a group that the old one did not have.
@@ -73,8 +73,5 @@ def restore(
         "group": config.cluster.group,
         "data_dir": config.node.data_dir,
     }
-    if printing and printing.output == "json":
-        emit_json(done)
-    else:
-        fields(done)
+    show(done, printing)
     note("When every node is restored, start them with `hadelay serve`, without --init.")

@@ -17,7 +17,7 @@ Settings = Annotated[tuple[str, ...], Parameter(name="--set", show_default=False
 
 
 def serve(
-    file: Path | None = None, /, *, init: bool = False, settings: Settings = (), printing: Printing | None = None
+    file: Path | None = None, /, *, init: bool = False, settings: Settings = (), printing: Printing = Printing()
 ) -> int:
     """Run one node until SIGTERM or SIGINT; a leader hands over first.
 
@@ -32,7 +32,6 @@ def serve(
     settings
         KEY=VALUE, such as http.listen=127.0.0.1:8400. May be repeated.
     """
-    printing = printing or Printing()
     founding = ("cluster.init=true",) if init or file is None else ()
     path = None if file is None else str(file)
     return run_node(load(path, os.environ, (*founding, *settings)), printing)
@@ -55,7 +54,7 @@ def run_node(config: Config, printing: Printing) -> int:
         raise HadelayError(f"{damage}\n  {way_out}") from damage
 
 
-def config_check(file: Path | None = None, /, *, settings: Settings = (), printing: Printing | None = None) -> None:
+def config_check(file: Path | None = None, /, *, settings: Settings = (), printing: Printing = Printing()) -> None:
     """Read a configuration as `serve` would, and say everything that is wrong in it, with line and key.
 
     Parameters
@@ -66,7 +65,7 @@ def config_check(file: Path | None = None, /, *, settings: Settings = (), printi
         KEY=VALUE, over the file.
     """
     config = load(None if file is None else str(file), os.environ, settings)
-    if printing and printing.output == "json":
+    if printing.output == "json":
         emit_json(config)
         return
     members = ", ".join(f"{name} at {address}" for name, address in config.members.items())

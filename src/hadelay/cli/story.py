@@ -19,7 +19,7 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-def story(id: str, /, *, stale: bool = False, remote: Remote | None = None) -> int:
+def story(id: str, /, *, stale: bool = False, remote: Remote = Remote()) -> int:
     """Everything the cluster knows about one message: what it is, what happened to it and when, where it lies, and
     whether all nodes say the same. Ends with 1 if they do not.
 
@@ -30,7 +30,6 @@ def story(id: str, /, *, stale: bool = False, remote: Remote | None = None) -> i
     stale
         What the asked node knows; works without a leader.
     """
-    remote = remote or Remote()
     query = {"stale": "true"} if stale else {}
     message = call(remote, "GET", f"/v1/messages/{segment(id)}", query=query)
     topic = _tried(remote, f"/v1/topics/{segment(message['topic'])}", query)

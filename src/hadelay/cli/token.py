@@ -15,13 +15,12 @@ _COLUMNS = ("id", "name", "scopes", "created_at", "expires_at", "expired")
 _TRAIL = ("number", "at", "token", "action", "target", "outcome", "node")
 
 
-def bootstrap(*, printing: Printing | None = None) -> None:
+def bootstrap(*, printing: Printing = Printing()) -> None:
     """Make the token that makes the first one with the scope admin, and what a node's configuration says of it.
 
     Nothing is asked or told over the network: whoever can change the configuration of a node, and nobody else, can
     make the first token.
     """
-    printing = printing or Printing()
     # As in http/access.py, which the command line does not import.
     token = "hadelay_" + secrets.token_urlsafe(32)
     digest = hashlib.sha256(token.encode()).hexdigest()
@@ -36,7 +35,7 @@ def create(
     *,
     scope: Annotated[tuple[str, ...], Parameter(show_default=False)],
     lifetime: str | None = None,
-    remote: Remote | None = None,
+    remote: Remote = Remote(),
 ) -> None:
     """Make a token. It is printed once, and nobody can find it out again.
 
@@ -49,18 +48,16 @@ def create(
     lifetime
         It expires after 90d, 12h, …; without it, it holds until it is revoked.
     """
-    remote = remote or Remote()
     wish = {"name": name, "scopes": scope} | ({} if lifetime is None else {"lifetime": lifetime})
     show(call(remote, "POST", "/v1/tokens", wish), remote)
 
 
-def list_(*, remote: Remote | None = None) -> None:
+def list_(*, remote: Remote = Remote()) -> None:
     """Tokens, and what they may."""
-    remote = remote or Remote()
     show(call(remote, "GET", "/v1/tokens")["tokens"], remote, _COLUMNS)
 
 
-def revoke(token_id: str, /, *, remote: Remote | None = None) -> None:
+def revoke(token_id: str, /, *, remote: Remote = Remote()) -> None:
     """Refuse a token from now on.
 
     Parameters
@@ -68,12 +65,11 @@ def revoke(token_id: str, /, *, remote: Remote | None = None) -> None:
     token_id
         As `hadelay token list` shows it.
     """
-    remote = remote or Remote()
     call(remote, "DELETE", f"/v1/tokens/{segment(token_id)}")
     show({"id": token_id, "revoked": True}, remote)
 
 
-def audit(*, after: int = 0, limit: int = 1_000, remote: Remote | None = None) -> None:
+def audit(*, after: int = 0, limit: int = 1_000, remote: Remote = Remote()) -> None:
     """What was asked for that takes the scope admin, by whom, and what became of it.
 
     Parameters
@@ -83,5 +79,4 @@ def audit(*, after: int = 0, limit: int = 1_000, remote: Remote | None = None) -
     limit
         At most so many, the oldest first.
     """
-    remote = remote or Remote()
     show(call(remote, "GET", "/v1/audit", query={"after": after, "limit": limit})["entries"], remote, _TRAIL)

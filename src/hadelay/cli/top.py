@@ -22,7 +22,7 @@ _NODES = ("node", "role", "lag", "cpu", "memory_mb", "sync_p99_ms", "loop_p99_ms
 Sample = dict[str, float]
 
 
-def top(*, interval: float = 2, once: bool = False, topics: int = 20, remote: Remote | None = None) -> None:
+def top(*, interval: float = 2, once: bool = False, topics: int = 20, remote: Remote = Remote()) -> None:
     """Nodes, leader, rates, lateness and the fullest topics, until Ctrl-C.
 
     Parameters
@@ -34,7 +34,6 @@ def top(*, interval: float = 2, once: bool = False, topics: int = 20, remote: Re
     topics
         So many of them: those with most ready messages, then those with most scheduled ones.
     """
-    remote = remote or Remote()
     if not 0.1 <= interval <= 3600:
         raise BadRequest(f"--interval {interval}: 0.1 to 3600 seconds")
     if topics < 0:

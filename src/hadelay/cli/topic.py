@@ -14,13 +14,12 @@ from hadelay.errors import BadRequest, Conflict
 _COLUMNS = ("topic", "scheduled", "ready", "leased", "dead", "oldest_ready_age_ms", "lateness", "bytes")
 
 
-def list_(*, remote: Remote | None = None) -> None:
+def list_(*, remote: Remote = Remote()) -> None:
     """Every topic with its counts."""
-    remote = remote or Remote()
     show(call(remote, "GET", "/v1/topics")["topics"], remote, _COLUMNS)
 
 
-def get(topic: str, /, *, remote: Remote | None = None) -> None:
+def get(topic: str, /, *, remote: Remote = Remote()) -> None:
     """One topic: its configuration and counts.
 
     Parameters
@@ -28,7 +27,6 @@ def get(topic: str, /, *, remote: Remote | None = None) -> None:
     topic
         Its name.
     """
-    remote = remote or Remote()
     show(call(remote, "GET", f"/v1/topics/{segment(topic)}"), remote)
 
 
@@ -64,7 +62,7 @@ def set_(
     allow_per_message: bool = False,
     alert: str | None = None,
     alert_secret: str | None = None,
-    remote: Remote | None = None,
+    remote: Remote = Remote(),
 ) -> None:
     """Create a topic, or change the settings named; the word `default` takes one back.
 
@@ -115,7 +113,6 @@ def set_(
     alert_secret
         Signs them. Without it the one set before stays.
     """
-    remote = remote or Remote()
     given = {
         "lease": lease, "max_attempts": max_attempts, "backoff": backoff, "dead_letter": dead_letter,
         "dead_retention": dead_retention, "rate": rate, "publish_rate": publish_rate, "catch_up_rate": catch_up_rate,
@@ -160,7 +157,7 @@ def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def pause(topic: str, /, *, reason: str | None = None, remote: Remote | None = None) -> None:
+def pause(topic: str, /, *, reason: str | None = None, remote: Remote = Remote()) -> None:
     """Hand out nothing more of a topic; publishing goes on, and so do running leases.
 
     Parameters
@@ -170,12 +167,11 @@ def pause(topic: str, /, *, reason: str | None = None, remote: Remote | None = N
     reason
         Shown with the topic while it is paused.
     """
-    remote = remote or Remote()
     wish = {} if reason is None else {"reason": reason}
     show(call(remote, "POST", f"/v1/topics/{segment(topic)}:pause", wish), remote)
 
 
-def resume(topic: str, /, *, remote: Remote | None = None) -> None:
+def resume(topic: str, /, *, remote: Remote = Remote()) -> None:
     """Hand out again, what fell due meanwhile at the topic's catch-up rate if it has one.
 
     Parameters
@@ -183,12 +179,11 @@ def resume(topic: str, /, *, remote: Remote | None = None) -> None:
     topic
         Its name.
     """
-    remote = remote or Remote()
     show(call(remote, "POST", f"/v1/topics/{segment(topic)}:resume", {}), remote)
 
 
 def purge(
-    topic: str, /, *, state: tuple[Literal["scheduled", "ready", "dead"], ...] = (), remote: Remote | None = None
+    topic: str, /, *, state: tuple[Literal["scheduled", "ready", "dead"], ...] = (), remote: Remote = Remote()
 ) -> None:
     """Cancel what is pending in a topic now and not leased.
 
@@ -199,12 +194,11 @@ def purge(
     state
         scheduled, ready, or dead. May be repeated. Without it: scheduled and ready.
     """
-    remote = remote or Remote()
     wish = {"states": state or ("scheduled", "ready")}
     show(call(remote, "POST", f"/v1/topics/{segment(topic)}:purge", wish), remote)
 
 
-def delete(topic: str, /, *, force: bool = False, remote: Remote | None = None) -> None:
+def delete(topic: str, /, *, force: bool = False, remote: Remote = Remote()) -> None:
     """Delete a topic that has nothing pending.
 
     Parameters
@@ -214,7 +208,6 @@ def delete(topic: str, /, *, force: bool = False, remote: Remote | None = None) 
     force
         Cancel what is pending.
     """
-    remote = remote or Remote()
     try:
         call(remote, "DELETE", f"/v1/topics/{segment(topic)}", query={"force": "true" if force else None})
     except Conflict as error:
