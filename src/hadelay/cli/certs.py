@@ -13,11 +13,8 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from hadelay.cli.output import Printing, show
+from hadelay.cli.output import Printing, Several, show
 from hadelay.errors import BadRequest, HadelayError, NotFound
 
 _CA_DAYS = 3650
@@ -54,7 +51,7 @@ def certs(
     directory: Path,
     /,
     *nodes: str,
-    host: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    host: Several = (),
     days: int = 365,
     printing: Printing = Printing(),
 ) -> None:

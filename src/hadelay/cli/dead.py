@@ -6,58 +6,27 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
-from cyclopts import Parameter
 
-from hadelay.cli.output import Remote, emit_json, note, show, table
+from hadelay.cli.output import PAGE, Limit, Remote, Topic, note, show, show_pages
 from hadelay.cli.remote import call, segment
 from hadelay.errors import BadRequest
 
 _COLUMNS = ("id", "died_at", "attempt", "reason", "key", "tags", "size")
-_PAGE = 1_000
 #: A page with payloads: of a MiB each, at the worst.
 _EXPORTED = 100
 
 
-def list_(
-    topic: str,
-    /,
-    *,
-    limit: Annotated[int, Parameter(name=("--limit", "-n"))] = 100,
-    remote: Remote = Remote(),
-) -> None:
-    """Dead letters of a topic in the order of their deaths, and why the last attempt failed. As JSON, a line each.
+def list_(topic: Topic, /, *, limit: Limit = 100, remote: Remote = Remote()) -> None:
+    """Dead letters of a topic in the order of their deaths, and why the last attempt failed. As JSON, a line each."""
+    show_pages(lambda size, cursor: _page(remote, topic, size, cursor), limit, remote, _COLUMNS, _with_reason)
 
-    Parameters
-    ----------
-    topic
-        Its name.
-    limit
-        At most so many; 0 for all there are.
-    """
-    if limit < 0:
-        raise BadRequest(f"--limit {limit}: expected 0 or more")
-    rows: list[dict[str, Any]] = []
-    found, cursor = 0, None
-    while True:
-        size = min(limit - found, _PAGE) if limit else _PAGE
-        page = _page(remote, topic, size, cursor)
-        cursor = page["cursor"]
-        found += len(page["messages"])
-        for letter in page["messages"]:
-            if remote.output == "json":
-                emit_json(letter)
-            else:
-                last = letter["errors"][-1] if letter["errors"] else {}
-                rows.append({**letter, "reason": last.get("reason") or last.get("event")})
-        if cursor is None or (limit and found >= limit):
-            break
-    if remote.output != "json":
-        table(rows, _COLUMNS)
-    if cursor is not None:
-        note(f"the first {found:,}: there are more, --limit says how many to show")
+
+def _with_reason(letter: dict[str, Any]) -> dict[str, Any]:
+    last = letter["errors"][-1] if letter["errors"] else {}
+    return {**letter, "reason": last.get("reason") or last.get("event")}
 
 
 def _page(remote: Remote, topic: str, limit: int, cursor: str | None, body: bool = False) -> Any:
@@ -65,32 +34,28 @@ def _page(remote: Remote, topic: str, limit: int, cursor: str | None, body: bool
     return call(remote, "GET", f"/v1/topics/{segment(topic)}/dead", query=query, timeout_s=60)
 
 
-def redrive(topic: str, /, *ids: str, remote: Remote = Remote()) -> int:
+def redrive(topic: Topic, /, *ids: str, remote: Remote = Remote()) -> int:
     """Make dead letters due again, as if they had never been tried. Ends with 1 when one was none.
 
     Parameters
     ----------
-    topic
-        Its name.
     ids
         One or more. `hadelay topic redrive` takes all there are.
     """
     if not ids:
         raise BadRequest("name at least one id; `hadelay topic redrive` takes all there are")
     results: list[dict[str, Any]] = []
-    for at in range(0, len(ids), _PAGE):
-        results += _redrive(remote, topic, {"ids": ids[at : at + _PAGE]})["results"]
+    for at in range(0, len(ids), PAGE):
+        results += _redrive(remote, topic, {"ids": ids[at : at + PAGE]})["results"]
     show(results, remote, ("id", "outcome"))
     return 0 if all(result["outcome"] == "redriven" for result in results) else 1
 
 
-def redrive_all(topic: str, /, *, rate: float | None = None, remote: Remote = Remote()) -> None:
+def redrive_all(topic: Topic, /, *, rate: float | None = None, remote: Remote = Remote()) -> None:
     """Begin to make all dead letters of a topic due again, and print how many they are.
 
     Parameters
     ----------
-    topic
-        Its name.
     rate
         So many per second; as fast as it goes without it.
     """
@@ -101,19 +66,13 @@ def _redrive(remote: Remote, topic: str, wish: dict[str, Any]) -> Any:
     return call(remote, "POST", f"/v1/topics/{segment(topic)}/dead:redrive", wish)
 
 
-def purge(topic: str, /, *, remote: Remote = Remote()) -> None:
-    """Forget the dead letters that a topic has now.
-
-    Parameters
-    ----------
-    topic
-        Its name.
-    """
+def purge(topic: Topic, /, *, remote: Remote = Remote()) -> None:
+    """Forget the dead letters that a topic has now."""
     call(remote, "DELETE", f"/v1/topics/{segment(topic)}/dead")
     show({"topic": topic, "purged": ["dead"]}, remote)
 
 
-def export(topic: str, file: Path | None = None, /, *, restart: bool = False, remote: Remote = Remote()) -> None:
+def export(topic: Topic, file: Path | None = None, /, *, restart: bool = False, remote: Remote = Remote()) -> None:
     """Write the dead letters of a topic, payloads and errors included, as JSON, a line each.
 
     An export to a file that was interrupted goes on where it stopped: beside FILE, FILE.cursor says where that is, and
@@ -121,8 +80,6 @@ def export(topic: str, file: Path | None = None, /, *, restart: bool = False, re
 
     Parameters
     ----------
-    topic
-        Its name.
     file
         Where to; standard output without it.
     restart

@@ -10,13 +10,26 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from hadelay.cli.output import Remote, emit_json, fields, note, show, table
+from hadelay.cli.output import (
+    Limit,
+    MessageId,
+    OfKey,
+    OfTopic,
+    Remote,
+    Several,
+    Stale,
+    Topic,
+    emit_json,
+    fields,
+    note,
+    show,
+    show_pages,
+    table,
+)
 from hadelay.cli.remote import call, segment
 from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound
 
 _COLUMNS = ("id", "state", "deliver_at", "attempt", "key", "tags", "size")
-#: Messages asked for at a time.
-_PAGE = 1_000
 _OUTCOME = ("id", "topic", "key", "outcome", "detail")
 _HISTORY = ("event", "at", "attempt", "consumer", "node", "reason", "from", "to")
 
@@ -32,11 +45,11 @@ def put(
     on_conflict: Literal["keep", "replace", "reject"] | None = None,
     max_wait: str | None = None,
     ttl: str | None = None,
-    tag: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    tag: Several = (),
     callback: str | None = None,
     file: Annotated[Path | None, Parameter(name=("--file", "-f"))] = None,
     content_type: str | None = None,
-    meta: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    meta: Several = (),
     idempotency_key: str | None = None,
     remote: Remote = Remote(),
 ) -> None:
@@ -93,29 +106,21 @@ def put(
 
 
 def get(
-    id: str | None = None,
+    id: MessageId = None,
     /,
     *,
-    topic: str | None = None,
-    key: str | None = None,
+    topic: OfTopic = None,
+    key: OfKey = None,
     body: bool = False,
-    stale: bool = False,
+    stale: Stale = False,
     remote: Remote = Remote(),
 ) -> None:
     """Show a message: its state, its times, what happened to it.
 
     Parameters
     ----------
-    id
-        The 13 characters that publishing gave.
-    topic
-        Or its topic,
-    key
-        and the key that it was published under.
     body
         Its payload too; alone, as bytes, on stdout.
-    stale
-        What the asked node knows, without confirming it with the leader.
     """
     query = {"body": "true" if body else None, "stale": "true" if stale else None}
     found = call(remote, "GET", _path(id, topic, key), query=query)
@@ -132,23 +137,21 @@ def get(
 
 
 def list_(
-    topic: str,
+    topic: Topic,
     /,
     *,
     state: str = "pending",
     start: Annotated[str | None, Parameter(name="--from")] = None,
     to: str | None = None,
-    tag: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
-    limit: Annotated[int, Parameter(name=("--limit", "-n"))] = 100,
-    stale: bool = False,
+    tag: Several = (),
+    limit: Limit = 100,
+    stale: Stale = False,
     remote: Remote = Remote(),
 ) -> None:
     """List the messages of a topic in due order. As JSON, a line each.
 
     Parameters
     ----------
-    topic
-        Its name.
     state
         scheduled, ready, leased, acked, cancelled, expired, dead, separated by commas; pending: the first three; all.
     start
@@ -157,36 +160,17 @@ def list_(
         Due before.
     tag
         Messages that have it. May be repeated: that have all of them.
-    limit
-        At most so many; 0 for all there are.
-    stale
-        What the asked node knows, without confirming it with the leader.
     """
-    if limit < 0:
-        raise BadRequest(f"--limit {limit}: expected 0 or more")
     query = {"state": state, "from": start, "to": to, "tag": ",".join(tag) or None, "stale": "true" if stale else None}
-    found, cursor = 0, None
-    rows: list[dict[str, Any]] = []
-    while True:
-        size = min(limit - found, _PAGE) if limit else _PAGE
+
+    def page(size: int, cursor: str | None) -> Any:
         asked = {**query, "limit": size, "cursor": cursor}
-        page = call(remote, "GET", f"/v1/topics/{segment(topic)}/messages", query=asked)
-        found += len(page["messages"])
-        cursor = page["cursor"]
-        if remote.output == "json":
-            for message in page["messages"]:
-                emit_json(message)
-        else:
-            rows += page["messages"]
-        if cursor is None or (limit and found >= limit):
-            break
-    if remote.output != "json":
-        table(rows, _COLUMNS)
-    if cursor is not None:
-        note(f"the first {found:,}: there are more, --limit says how many to show")
+        return call(remote, "GET", f"/v1/topics/{segment(topic)}/messages", query=asked)
+
+    show_pages(page, limit, remote, _COLUMNS)
 
 
-def cancel(*ids: str, topic: str | None = None, key: str | None = None, remote: Remote = Remote()) -> int:
+def cancel(*ids: str, topic: str | None = None, key: OfKey = None, remote: Remote = Remote()) -> int:
     """Cancel messages that have not been handed out. Ends with 1 when one was too late.
 
     Parameters
@@ -195,8 +179,6 @@ def cancel(*ids: str, topic: str | None = None, key: str | None = None, remote: 
         One or more.
     topic
         Or the topic of one,
-    key
-        and the key that it was published under.
     """
     if len(ids) < 2:
         answer = call(remote, "DELETE", _path(ids[0] if ids else None, topic, key))
@@ -218,11 +200,11 @@ def cancel(*ids: str, topic: str | None = None, key: str | None = None, remote: 
 
 
 def reschedule(
-    id: str | None = None,
+    id: MessageId = None,
     /,
     *,
-    topic: str | None = None,
-    key: str | None = None,
+    topic: OfTopic = None,
+    key: OfKey = None,
     delay: str | None = None,
     deliver_at: str | None = None,
     remote: Remote = Remote(),
@@ -231,12 +213,6 @@ def reschedule(
 
     Parameters
     ----------
-    id
-        The 13 characters that publishing gave.
-    topic
-        Or its topic,
-    key
-        and the key that it was published under.
     delay
         From now: 250ms, 15m, 2h30m, 7d.
     deliver_at
@@ -248,20 +224,8 @@ def reschedule(
     show(call(remote, "PATCH", _path(id, topic, key), wish), remote)
 
 
-def deliver(
-    id: str | None = None, /, *, topic: str | None = None, key: str | None = None, remote: Remote = Remote()
-) -> None:
-    """Make a message due now. Ends with 1 when it is not pending, or leased.
-
-    Parameters
-    ----------
-    id
-        The 13 characters that publishing gave.
-    topic
-        Or its topic,
-    key
-        and the key that it was published under.
-    """
+def deliver(id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, remote: Remote = Remote()) -> None:
+    """Make a message due now. Ends with 1 when it is not pending, or leased."""
     show(call(remote, "PATCH", _path(id, topic, key), {"delay": 0}), remote)
 
 
@@ -278,8 +242,8 @@ def receive(
     most: Annotated[int, Parameter(name=("--max", "-n"))] = 10,
     wait: str = "0s",
     lease: str | None = None,
-    tag: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
-    any_tag: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    tag: Several = (),
+    any_tag: Several = (),
     keep: bool = False,
     remote: Remote = Remote(),
 ) -> int:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 from cyclopts import Parameter
 
+from hadelay.errors import BadRequest
+
 Format = Literal["table", "json"]
+#: What is listed is asked for so many at a time.
+PAGE = 1_000
+
+# Arguments of many commands, with their words: docstrings leave them out.
+Topic = Annotated[str, Parameter(help="Its name.")]
+MessageId = Annotated[str | None, Parameter(help="The 13 characters that publishing gave.")]
+OfTopic = Annotated[str | None, Parameter(help="Or its topic,")]
+OfKey = Annotated[str | None, Parameter(help="and the key that it was published under.")]
+Stale = Annotated[bool, Parameter(help="What the asked node knows, without confirming it with the leader.")]
+Limit = Annotated[int, Parameter(name=("--limit", "-n"), help="At most so many; 0 for all there are.")]
+#: Without a default that is shown: none are what nothing is.
+Several = Annotated[tuple[str, ...], Parameter(show_default=False)]
 
 
 @Parameter(name="*")
@@ -94,3 +108,32 @@ def show(value: Any, printing: Printing, columns: Sequence[str] = ()) -> None:
         fields(value)
     else:
         table(value, columns)
+
+
+def show_pages(
+    page: Callable[[int, str | None], Any],
+    limit: int,
+    printing: Printing,
+    columns: Sequence[str],
+    row: Callable[[Any], Mapping[str, Any]] = lambda message: message,
+) -> None:
+    """The messages of page after page, at most `limit` of them (0: all), as they come when it is JSON. page: of a size,
+    from a cursor on. row: what a table has of one."""
+    if limit < 0:
+        raise BadRequest(f"--limit {limit}: expected 0 or more")
+    rows: list[Mapping[str, Any]] = []
+    found, cursor = 0, None
+    while True:
+        answer = page(min(limit - found, PAGE) if limit else PAGE, cursor)
+        found, cursor = found + len(answer["messages"]), answer["cursor"]
+        if printing.output == "json":
+            for message in answer["messages"]:
+                emit_json(message)
+        else:
+            rows += map(row, answer["messages"])
+        if cursor is None or (limit and found >= limit):
+            break
+    if printing.output != "json":
+        table(rows, columns)
+    if cursor is not None:
+        note(f"the first {found:,}: there are more, --limit says how many to show")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from hadelay.cli.output import Format, Printing, Remote, emit_json, note, show, table
+from hadelay.cli.output import Format, Printing, Remote, Topic, emit_json, note, show, table
 from hadelay.errors import ConfigError
 
 __all__ = ["Format"]  # the fields of Printing are looked up here
@@ -316,15 +316,13 @@ def schedule(
 
 
 def replay(
-    topic: str, /, *, reason: str = "", died_from: str = "", died_to: str = "", tags: str = "", limit: int = 0,
+    topic: Topic, /, *, reason: str = "", died_from: str = "", died_to: str = "", tags: str = "", limit: int = 0,
     rate: float = 0.0, dry_run: bool = False, remote: Remote = Remote(),
 ) -> int:  # fmt: skip
     """Make dead letters due again that fit: of an outage, say, by reason and time of death. Needs no Spark.
 
     Parameters
     ----------
-    topic
-        Its name.
     reason
         Regular expression, found in the reason of the last failure; of a lease that ran out that is lease_expired.
     died_from

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from hadelay.cli.output import Printing, Remote, note, show
+from hadelay.cli.output import Printing, Remote, Several, note, show
 from hadelay.cli.remote import call, segment
 
 _COLUMNS = ("id", "name", "scopes", "created_at", "expires_at", "expired")
@@ -33,7 +30,7 @@ def create(
     name: str,
     /,
     *,
-    scope: Annotated[tuple[str, ...], Parameter(show_default=False)],
+    scope: Several,
     lifetime: str | None = None,
     remote: Remote = Remote(),
 ) -> None:

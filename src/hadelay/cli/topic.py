@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from cyclopts import Parameter
-
-from hadelay.cli.output import Remote, show
+from hadelay.cli.output import Remote, Several, Topic, show
 from hadelay.cli.remote import call, segment
 from hadelay.errors import BadRequest, Conflict
 
@@ -19,14 +17,8 @@ def list_(*, remote: Remote = Remote()) -> None:
     show(call(remote, "GET", "/v1/topics")["topics"], remote, _COLUMNS)
 
 
-def get(topic: str, /, *, remote: Remote = Remote()) -> None:
-    """One topic: its configuration and counts.
-
-    Parameters
-    ----------
-    topic
-        Its name.
-    """
+def get(topic: Topic, /, *, remote: Remote = Remote()) -> None:
+    """One topic: its configuration and counts."""
     show(call(remote, "GET", f"/v1/topics/{segment(topic)}"), remote)
 
 
@@ -56,9 +48,9 @@ def set_(
     retention: str | None = None,
     dispatch_sync: str | None = None,
     webhook: str | None = None,
-    webhook_secret: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    webhook_secret: Several = (),
     webhook_timeout: str | None = None,
-    webhook_header: Annotated[tuple[str, ...], Parameter(show_default=False)] = (),
+    webhook_header: Several = (),
     allow_per_message: bool = False,
     alert: str | None = None,
     alert_secret: str | None = None,
@@ -157,13 +149,11 @@ def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def pause(topic: str, /, *, reason: str | None = None, remote: Remote = Remote()) -> None:
+def pause(topic: Topic, /, *, reason: str | None = None, remote: Remote = Remote()) -> None:
     """Hand out nothing more of a topic; publishing goes on, and so do running leases.
 
     Parameters
     ----------
-    topic
-        Its name.
     reason
         Shown with the topic while it is paused.
     """
@@ -171,26 +161,18 @@ def pause(topic: str, /, *, reason: str | None = None, remote: Remote = Remote()
     show(call(remote, "POST", f"/v1/topics/{segment(topic)}:pause", wish), remote)
 
 
-def resume(topic: str, /, *, remote: Remote = Remote()) -> None:
-    """Hand out again, what fell due meanwhile at the topic's catch-up rate if it has one.
-
-    Parameters
-    ----------
-    topic
-        Its name.
-    """
+def resume(topic: Topic, /, *, remote: Remote = Remote()) -> None:
+    """Hand out again, what fell due meanwhile at the topic's catch-up rate if it has one."""
     show(call(remote, "POST", f"/v1/topics/{segment(topic)}:resume", {}), remote)
 
 
 def purge(
-    topic: str, /, *, state: tuple[Literal["scheduled", "ready", "dead"], ...] = (), remote: Remote = Remote()
+    topic: Topic, /, *, state: tuple[Literal["scheduled", "ready", "dead"], ...] = (), remote: Remote = Remote()
 ) -> None:
     """Cancel what is pending in a topic now and not leased.
 
     Parameters
     ----------
-    topic
-        Its name.
     state
         scheduled, ready, or dead. May be repeated. Without it: scheduled and ready.
     """
@@ -198,13 +180,11 @@ def purge(
     show(call(remote, "POST", f"/v1/topics/{segment(topic)}:purge", wish), remote)
 
 
-def delete(topic: str, /, *, force: bool = False, remote: Remote = Remote()) -> None:
+def delete(topic: Topic, /, *, force: bool = False, remote: Remote = Remote()) -> None:
     """Delete a topic that has nothing pending.
 
     Parameters
     ----------
-    topic
-        Its name.
     force
         Cancel what is pending.
     """
