@@ -22,6 +22,8 @@ from hadelay.errors import BadRequest
 #: In a URI it would stand in messages, lists of processes and Spark's event log.
 _SECRETS = {"access_key", "secret_key", "session_token", "account_key", "sas_token", "tenant_secret"}
 
+_LOCAL = fs.LocalFileSystem()
+
 
 @lru_cache(maxsize=16)
 def filesystem(uri: str) -> tuple[Any, str]:
@@ -51,10 +53,9 @@ class Place:
 
     where: str
 
-    def _remote(self, name: str) -> tuple[Any, str] | None:
-        if "://" not in self.where:
-            return None
-        found, path = filesystem(self.where)
+    def _at(self, name: str) -> tuple[Any, str]:
+        """(pyarrow's file system, where it is in that)."""
+        found, path = filesystem(self.where) if "://" in self.where else (_LOCAL, os.path.abspath(self.where))
         return found, f"{path}/{name}".rstrip("/")
 
     def path(self, name: str) -> str:
@@ -69,74 +70,62 @@ class Place:
 
     def open(self, name: str) -> Any:
         """A file to read, at any place of it. FileNotFoundError."""
-        remote = self._remote(name)
-        return open(self.path(name), "rb") if remote is None else remote[0].open_input_file(remote[1])
+        found, path = self._at(name)
+        return found.open_input_file(path)
+
+    def _info(self, name: str) -> Any:
+        """None if there is no such file."""
+        found, path = self._at(name)
+        info = found.get_file_info(path)
+        return info if info.is_file else None
 
     def size(self, name: str) -> int | None:
         """None if there is no such file."""
-        remote = self._remote(name)
-        if remote is not None:
-            info = remote[0].get_file_info(remote[1])
-            return int(info.size) if info.is_file else None
-        try:
-            return os.path.getsize(self.path(name))
-        except FileNotFoundError:
-            return None
+        info = self._info(name)
+        return None if info is None else int(info.size)
 
     def modified_ms(self, name: str) -> int:
         """Unix ms. FileNotFoundError."""
-        remote = self._remote(name)
-        if remote is None:
-            return int(os.path.getmtime(self.path(name)) * 1000)
-        info = remote[0].get_file_info(remote[1])
-        if not info.is_file:
+        info = self._info(name)
+        if info is None:
             raise FileNotFoundError(self.path(name))
         return int(info.mtime_ns // 1_000_000)
 
     def list(self, directory: str) -> list[str] | None:
         """Names in it; None if there is no such directory."""
-        remote = self._remote(directory)
-        if remote is None:
-            try:
-                return sorted(os.listdir(self.path(directory)))
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-        infos = remote[0].get_file_info(fs.FileSelector(remote[1], allow_not_found=True))
-        if not infos and remote[0].get_file_info(remote[1]).type != fs.FileType.Directory:
+        found, path = self._at(directory)
+        try:
+            infos = found.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        except NotADirectoryError:
+            return None
+        if not infos and found.get_file_info(path).type != fs.FileType.Directory:
             return None
         return sorted(info.base_name for info in infos)
 
     def make(self, directory: str) -> None:
-        remote = self._remote(directory)
-        if remote is None:
-            os.makedirs(self.path(directory), exist_ok=True)
-        else:
-            remote[0].create_dir(remote[1], recursive=True)
+        found, path = self._at(directory)
+        found.create_dir(path, recursive=True)
 
     def remove(self, name: str) -> None:
-        remote = self._remote(name)
-        if remote is None:
-            os.unlink(self.path(name))
-        else:
-            remote[0].delete_file(remote[1])
+        found, path = self._at(name)
+        found.delete_file(path)
 
     def walk(self) -> dict[str, tuple[int, int]]:
         """Every file below it: (bytes, when it was modified, Unix ms)."""
-        found, path = self._remote("") or (fs.LocalFileSystem(), os.path.abspath(self.where))
+        found, path = self._at("")
         infos = found.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
         return {i.path[len(path) + 1 :]: (int(i.size), int(i.mtime_ns // 1_000_000)) for i in infos if i.is_file}
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file at once. A failure may leave one that is cut off: for names that say how long it has to be."""
-        found, path = self._remote(name) or (fs.LocalFileSystem(), os.path.abspath(self.path(name)))
+        found, path = self._at(name)
         with found.open_output_stream(path) as file:
             file.write(data)
 
     @contextmanager
     def create(self, name: str) -> Iterator[Any]:
         """A file to write, which is there, and durable, when it ends well."""
-        remote = self._remote(name)
-        if remote is None:
+        if "://" not in self.where:
             part = self.path(f"{name}.{uuid.uuid4().hex[:12]}")
             try:
                 with open(part, "wb") as file:
@@ -156,7 +145,7 @@ class Place:
                     error.filename = part  # of a disk that is full, say
                 raise
             return
-        there, path = remote
+        there, path = self._at(name)
         part = f"{path}.{uuid.uuid4().hex[:12]}"
         opened = there.open_output_stream(part)
         try:
