@@ -16,12 +16,12 @@ from typing import Any
 
 from hadelay.core import meta, topicconfig
 from hadelay.core.access import AuditEntry, Token
-from hadelay.core.describe import Happened
+from hadelay.core.describe import Description, Happened
 from hadelay.core.drafts import KEEP, REJECT, Draft
 from hadelay.core.settings import Settings
 from hadelay.core.tokens import decode_leases, encode_leases
 from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound
-from hadelay.model import HOUR_MS, Event, encode_id, hour_of, pack_id
+from hadelay.model import HOUR_MS, Event, State, encode_id, hour_of, pack_id
 from hadelay.server.api import (
     Actor,
     Check,
@@ -40,7 +40,6 @@ from hadelay.server.api import (
     Measured,
     MemberView,
     MessagePage,
-    MessageView,
     NamesView,
     Poll,
     PublishDone,
@@ -287,13 +286,13 @@ class MemoryService:
             raise NotFound("no message has this id, or its retention is over")
         return m
 
-    async def describe(self, target: Target, *, body: bool, stale: bool) -> MessageView:
+    async def describe(self, target: Target, *, body: bool, stale: bool) -> Description:
         m = self._find(target)
         state = "ready" if m.state == "scheduled" and m.deliver_at_ms <= self.now_ms() else m.state
-        return MessageView(
+        return Description(
             m.id,
             m.draft.topic,
-            state,
+            State(state),
             m.deliver_at_ms,
             m.published_at_ms,
             m.attempt,

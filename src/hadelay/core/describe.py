@@ -48,40 +48,53 @@ class Description:
     published_at_ms: int
     #: Hand-outs so far.
     attempt: int
-    hour: int
-    index: int
+    #: The msgpack map of the record.
     meta: bytes
-    body: bytes
+    #: Of the body.
+    size: int
     history: list[Happened]
+    #: Only when it was asked for.
+    body: bytes | None = None
+    #: Its entry.
+    hour: int = 0
+    index: int = 0
 
 
-def describe(state: DelayState, message_id: int, now_ms: int = 0) -> Description | None:
+def describe(state: DelayState, message_id: int, now_ms: int = 0, *, body: bool = False) -> Description | None:
     """`now_ms`: cluster time of the question, since state.now stands still while nothing is applied."""
     place = locate(state, message_id)
     if place is None:
         return None
     row = place.rows[0]
-    record = state.store.record(place.hour, int(row["offset"]), int(row["size"]), verify=True)
-    header = np.frombuffer(record, RECORD, 1)[0]
-    meta_end = RECORD_SIZE + int(header["meta_size"])
     history, attempts = _history(state, message_id, place)
     now_ms = max(now_ms, state.now_ms)
     found, topic = state_of(state, place, now_ms), state.topics[int(row["topic"])]
     if found in _OVER and history and history[-1].at_ms + _kept_ms(topic) <= now_ms:
         return None  # its hour may be kept longer, for the sake of other topics
+    return described(state, place.hour, row, found, max(attempts, int(row["attempt"])), history, body=body)
+
+
+def described(
+    state: DelayState, hour: int, row: np.void, found: State, attempt: int, history: list[Happened], *, body: bool
+) -> Description:
+    """Of the entry that has this INDEX row, by its record, which is verified."""
+    record = state.store.record(hour, int(row["offset"]), int(row["size"]), verify=True)
+    header = np.frombuffer(record, RECORD, 1)[0]
+    meta_end = RECORD_SIZE + int(header["meta_size"])
     return Description(
-        message_id,
-        topic.name,
+        int(row["first_id"]),
+        state.topics[int(row["topic"])].name,
         found,
         # A dead letter's entry has the time of its death.
         int((header if found is State.DEAD else row)["deliver_at_ms"]),
         int(header["published_at_ms"]),
-        max(attempts, int(row["attempt"])),
-        place.hour,
-        place.index,
+        attempt,
         record[RECORD_SIZE:meta_end],
-        record[meta_end:],
+        len(record) - meta_end,
         history,
+        record[meta_end:] if body else None,
+        hour,
+        int(row["index"]),
     )
 
 

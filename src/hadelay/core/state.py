@@ -225,8 +225,8 @@ class DelayState:
     def find(self, message_id: int) -> tuple[int, int] | None:
         return places.find(self, message_id)
 
-    def describe(self, message_id: int, now_ms: int = 0) -> Description | None:
-        return describe(self, message_id, now_ms)
+    def describe(self, message_id: int, now_ms: int = 0, *, body: bool = False) -> Description | None:
+        return describe(self, message_id, now_ms, body=body)
 
 
 def _apply_noop(state: DelayState, command: None) -> Done:

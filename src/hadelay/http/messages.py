@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from hadelay.core.describe import Happened
+from hadelay.core.describe import Description, Happened
 from hadelay.core.meta import unpack
 from hadelay.errors import BadRequest, Conflict
 from hadelay.http import types
@@ -14,7 +14,7 @@ from hadelay.http.options import when
 from hadelay.http.routes import Answer, Call, Routes
 from hadelay.http.values import check_topic, format_instant, parse_id
 from hadelay.model import encode_id, hour_name
-from hadelay.server.api import MessageView, Target
+from hadelay.server.api import Target
 
 routes = Routes()
 
@@ -61,10 +61,10 @@ async def get_message_by_key(call: Call) -> Answer:
     return await get_message(call)
 
 
-def message_out(view: MessageView) -> types.Message:
+def message_out(view: Description) -> types.Message:
     meta = unpack(view.meta)
     message = types.Message(
-        id=encode_id(view.id), topic=view.topic, key=meta.key, state=view.state,  # type: ignore[arg-type]
+        id=encode_id(view.id), topic=view.topic, key=meta.key, state=str(view.state),  # type: ignore[arg-type]
         deliver_at=format_instant(view.deliver_at_ms), published_at=format_instant(view.published_at_ms),
         attempt=view.attempt, tags=meta.tags, meta=meta.meta, content_type=meta.ct, size=view.size,
         traceparent=meta.tp or UNSET, history=[_event(event) for event in view.history],

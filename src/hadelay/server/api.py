@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from hadelay.core.access import AuditEntry, Token
 from hadelay.core.commands import Draft
-from hadelay.core.describe import Happened
+from hadelay.core.describe import Description, Happened
 from hadelay.core.listing import Key
 from hadelay.errors import HadelayError
 from hadelay.model import State
@@ -86,20 +86,6 @@ class Delivery(Struct):
     lease_left_ms: int
 
 
-class MessageView(Struct):
-    id: int
-    topic: str
-    state: str
-    deliver_at_ms: int
-    published_at_ms: int
-    attempt: int
-    meta: bytes | memoryview
-    size: int
-    history: list[Happened]
-    #: Only when it was asked for.
-    body: bytes | memoryview | None = None
-
-
 class ListWish(Struct):
     """Messages of a topic that are in one of these states, due in [from_ms, to_ms), with all of these tags."""
 
@@ -113,14 +99,15 @@ class ListWish(Struct):
 
 
 class MessagePage(Struct):
-    messages: list[MessageView]
+    #: Without their histories.
+    messages: list[Description]
     #: Where the next page begins; None: there is none.
     after: Key | None
 
 
 class DeadLetterView(Struct):
     #: Without its history.
-    message: MessageView
+    message: Description
     died_at_ms: int
     #: The last attempts that ended without an ack (nacked, lease_expired), the first of them first.
     errors: list[Happened]
@@ -366,7 +353,7 @@ class Service(Protocol):
         """
         ...
 
-    async def describe(self, target: Target, *, body: bool, stale: bool) -> MessageView:
+    async def describe(self, target: Target, *, body: bool, stale: bool) -> Description:
         """Raises NotFound for an id never issued, or past its retention. `stale`: this node's state, unconfirmed."""
         ...
 

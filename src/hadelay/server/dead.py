@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hadelay.core import dead
-from hadelay.core.describe import Happened
-from hadelay.core.formats import RECORD, RECORD_SIZE
+from hadelay.core.describe import Happened, described
 from hadelay.core.lifecycle import failures_of
 from hadelay.core.places import locate
 from hadelay.core.ports import REASON
 from hadelay.core.topics import Topic
 from hadelay.model import DEAD_HOURS, NONE32, State
-from hadelay.server.api import DeadLetterView, DeadPage, MessageView
-from hadelay.server.records import read_mended, split_record
+from hadelay.server.api import DeadLetterView, DeadPage
+from hadelay.server.records import read_mended
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
@@ -32,7 +29,7 @@ async def dead_page(node: Node, topic: Topic, after: bytes, limit: int, body: bo
     for n, (at, first_id) in enumerate(found):
         if n % _TURN == _TURN - 1:
             await asyncio.sleep(0)
-        letter = await read_mended(node, lambda first_id=first_id: _letter(node, topic, first_id, body))  # type: ignore[misc]
+        letter = await read_mended(node, lambda first_id=first_id: _letter(node, first_id, body))  # type: ignore[misc]
         if letter is not None:
             letters.append(letter)
             room -= letter.message.size if body else 0
@@ -41,21 +38,14 @@ async def dead_page(node: Node, topic: Topic, after: bytes, limit: int, body: bo
     return DeadPage(letters, found[-1][0] if len(found) == limit else None)
 
 
-def _letter(node: Node, topic: Topic, first_id: int, body: bool) -> DeadLetterView | None:
+def _letter(node: Node, first_id: int, body: bool) -> DeadLetterView | None:
     """None: redriven or gone since the list was made."""
     state = node.state
     place = locate(state, first_id)
     if place is None or place.hour < DEAD_HOURS:
         return None
     row = place.rows[0]
-    record = state.store.record(place.hour, int(row["offset"]), int(row["size"]), verify=True)
-    header = np.frombuffer(record, RECORD, 1)[0]
-    meta, payload = split_record(record)
-    size = len(record) - RECORD_SIZE - int(header["meta_size"])
-    message = MessageView(
-        first_id, topic.name, str(State.DEAD), int(header["deliver_at_ms"]), int(header["published_at_ms"]),
-        int(row["attempt"]), meta, size, [], payload if body else None,
-    )  # fmt: skip
+    message = described(state, place.hour, row, State.DEAD, int(row["attempt"]), [], body=body)
     errors = [
         Happened(event, at_ms, attempt, None, None, None if reason == NONE32 else state.names.name(REASON, reason))
         for at_ms, event, attempt, reason in failures_of(state, first_id)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hadelay.core import meta
-from hadelay.core.describe import over
-from hadelay.core.formats import RECORD
+from hadelay.core.describe import Description, described, over
 from hadelay.core.listing import Wish, listing
 from hadelay.core.tags import mask_of
 from hadelay.core.topics import Topic
 from hadelay.model import State
-from hadelay.server.api import ListWish, MessagePage, MessageView
-from hadelay.server.records import read_in_slices, read_mended, split_record
+from hadelay.server.api import ListWish, MessagePage
+from hadelay.server.records import read_in_slices, read_mended
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
@@ -32,7 +31,7 @@ async def page_of(node: Node, topic: Topic, asked: ListWish) -> MessagePage:
     wish = Wish(topic.number, asked.states, asked.from_ms, asked.to_ms, mask_of(asked.tags), asked.after, asked.limit)
     now_ms = node.clock.read(node.runtime.monotonic())
     page = await read_in_slices(node, lambda: listing(node.state, wish, now_ms))
-    messages: list[MessageView] = []
+    messages: list[Description] = []
     wanted, turn, total = set(asked.tags), 0, 0
     for n, (hour, state) in enumerate(zip(page.hours.tolist(), page.states, strict=True)):
         row = page.rows[n]
@@ -51,30 +50,16 @@ async def page_of(node: Node, topic: Topic, asked: ListWish) -> MessagePage:
     return MessagePage(messages, page.after)
 
 
-def _message(node: Node, topic: Topic, hour: int, row: np.void, state: State) -> MessageView | None:
+def _message(node: Node, topic: Topic, hour: int, row: np.void, state: State) -> Description | None:
     """Without history. None: its hour was retired meanwhile, or it is past its topic's retention."""
     store, index = node.storage.hours, int(row["index"])
     if not store.count(hour):
         return None
     if state in _SETTLED and over(node.state, topic, hour, index, node.clock.read(node.runtime.monotonic())):
         return None
-    record = store.record(hour, int(row["offset"]), int(row["size"]), verify=True)
-    header = np.frombuffer(record, RECORD, 1)[0]
-    packed, _ = split_record(record)
     # The attempt that ended it, or is under way, is not in the entry yet.
     attempt = int(row["attempt"])
     if state in (State.LEASED, State.ACKED):
         hour_state = node.state.hours.get(hour)
         attempt += hour_state is None or index not in hour_state.late
-    return MessageView(
-        int(row["first_id"]),
-        topic.name,
-        str(state),
-        # A dead letter's entry has the time of its death.
-        int((header if state is State.DEAD else row)["deliver_at_ms"]),
-        int(header["published_at_ms"]),
-        attempt,
-        packed,
-        int(header["body_size"]),
-        [],
-    )
+    return described(node.state, hour, row, state, attempt, [], body=False)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hadelay.core import commands, topics
 from hadelay.core.access import AuditEntry, Token
+from hadelay.core.describe import Description
 from hadelay.core.dispatch import WAITING
 from hadelay.core.dispatch import Delivery as Handed
 from hadelay.core.dispatch import Poll as CorePoll
@@ -68,7 +69,6 @@ from hadelay.server.api import (
     ListWish,
     Measured,
     MessagePage,
-    MessageView,
     NamesView,
     Poll,
     PublishDone,
@@ -335,12 +335,14 @@ class NodeService:
 
     # reading
 
-    async def describe(self, target: Target, *, body: bool, stale: bool) -> MessageView:
+    async def describe(self, target: Target, *, body: bool, stale: bool) -> Description:
         await self._confirm(stale)
         message_id = target if isinstance(target, int) else self._find_key(*target)
         if message_id is None:
             raise _not_found(target)
-        view = await read_mended(self._node, lambda: views.message(self._node, message_id, body))
+        node = self._node
+        now_ms = node.clock.read(node.runtime.monotonic())
+        view = await read_mended(node, lambda: node.state.describe(message_id, now_ms, body=body))
         if view is None:
             raise _not_found(target)
         return view

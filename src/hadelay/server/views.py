@@ -13,7 +13,6 @@ from hadelay.server.api import (
     HoursView,
     HourView,
     MemberView,
-    MessageView,
     NamesView,
     TopicView,
 )
@@ -27,24 +26,6 @@ if TYPE_CHECKING:
 Reports = dict[int, tuple[int, int, int, float, float]]
 #: A follower further behind than this many entries is not ready to answer.
 _MAX_LAG = 10_000
-
-
-def message(node: Node, message_id: int, body: bool) -> MessageView | None:
-    found = node.state.describe(message_id, node.clock.read(node.runtime.monotonic()))
-    if found is None:
-        return None
-    return MessageView(
-        found.id,
-        found.topic,
-        str(found.state),
-        found.deliver_at_ms,
-        found.published_at_ms,
-        found.attempt,
-        found.meta,
-        len(found.body),
-        found.history,
-        found.body if body else None,
-    )
 
 
 def topic(node: Node, found: Topic, reports: Reports) -> TopicView:
