@@ -40,7 +40,6 @@ from hadelay.server.api import (
     Measured,
     MemberView,
     MessagePage,
-    NamesView,
     Poll,
     PublishDone,
     QuorumView,
@@ -442,8 +441,8 @@ class MemoryService:
             raise NotFound(f"there is no node {name!r}")
 
     async def hours(self) -> HoursView:
-        size = len(self.hour_bytes)
-        return HoursView(7, [HourView(494_000, 3, 1, size, 192, 32, 1, 2, 3, True, False)])
+        files = {"log": (3, len(self.hour_bytes), 1), "idx": (3, 192, 2), "dsp": (1, 32, 3)}
+        return HoursView(7, [HourView(494_000, files, True, False)])
 
     async def hour_file_length(self, hour: int, file: str) -> int:
         if hour != 494_000:
@@ -469,8 +468,9 @@ class MemoryService:
     async def release_snapshot(self, snapshot: str) -> None:
         self.snapshots.discard(snapshot)
 
-    async def names(self) -> NamesView:
-        return NamesView({name: n for n, name in enumerate(self.topics)}, {"anonymous": 0}, {"n1": 0}, {})
+    async def names(self) -> dict[str, dict[str, int]]:
+        topics = {name: n for n, name in enumerate(self.topics)}
+        return {"topics": topics, "consumers": {"anonymous": 0}, "nodes": {"n1": 0}, "reasons": {}}
 
     def livez(self) -> list[Check]:
         return [Check("loop", True)]

@@ -16,7 +16,7 @@ from hadelay.http.routes import Call, Routes
 from hadelay.http.settings import settings_in, settings_out
 from hadelay.http.values import INSTANT_CHARS, format_instant, instants_text
 from hadelay.model import hour_from_name, hour_name
-from hadelay.server.api import HourFile, HourView, TopicView
+from hadelay.server.api import HOUR_FILES, HourFile, TopicView
 
 routes = Routes()
 
@@ -225,21 +225,11 @@ async def remove_member(call: Call) -> web.Response:
 async def hours(call: Call) -> web.Response:
     """This node's hour files: committed entries, bytes and checksums, all at one applied index"""
     view = await call.server.service.hours()
-    return call.reply(types.Hours(str(view.applied_index), [_hour(h) for h in view.hours]))
-
-
-def _hour(h: HourView) -> types.Hour:
-    def file(entries: int, size: int, crc: int) -> types.HourFileOut:
-        return types.HourFileOut(entries, str(size), f"{crc:08x}")
-
-    return types.Hour(
-        hour=hour_name(h.hour),
-        sealed=h.sealed,
-        mapped=h.mapped,
-        log=file(h.entries, h.log_bytes, h.log_crc),
-        idx=file(h.entries, h.idx_bytes, h.idx_crc),
-        dsp=file(h.events, h.dsp_bytes, h.dsp_crc),
-    )
+    found = []
+    for h in view.hours:
+        files = {name: types.HourFileOut(n, str(size), f"{crc:08x}") for name, (n, size, crc) in h.files.items()}
+        found.append(types.Hour(hour=hour_name(h.hour), sealed=h.sealed, mapped=h.mapped, **files))
+    return call.reply(types.Hours(str(view.applied_index), found))
 
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
@@ -251,13 +241,13 @@ _CHUNK = 256 << 10
 async def hour_file(call: Call) -> web.StreamResponse:
     """The committed bytes of one file of an hour; Range is understood"""
     file = call.path["file"]
-    if file not in ("log", "idx", "dsp"):
+    if file not in HOUR_FILES:
         raise NotFound(f"an hour has the files log, idx and dsp, not {file[:20]!r}")
     try:
         hour = hour_from_name(call.path["hour"])
     except ValueError as error:
         raise BadRequest(str(error)) from None
-    return await _send_hour_file(call, hour, file)  # type: ignore[arg-type]
+    return await _send_hour_file(call, hour, file)
 
 
 async def _send_hour_file(call: Call, hour: int, file: HourFile) -> web.StreamResponse:
@@ -345,5 +335,4 @@ async def release_snapshot(call: Call) -> web.Response:
 @routes.add("GET", "/v1/names", returns={200: types.Names}, errors=(503,), scope="read")
 async def names(call: Call) -> web.Response:
     """The numbers that stand for topics, consumers and nodes in the files"""
-    view = await call.server.service.names()
-    return call.reply(types.Names(view.topics, view.consumers, view.nodes, view.reasons))
+    return call.reply(types.Names(**await call.server.service.names()))

@@ -25,6 +25,7 @@ from hadelay.storage.snapshot import SnapshotFile
 
 #: Files of an hour that other nodes and Spark may read.
 HourFile = Literal["log", "idx", "dsp"]
+HOUR_FILES: tuple[HourFile, ...] = ("log", "idx", "dsp")
 SettleKind = Literal["ack", "nack", "extend"]
 
 
@@ -172,17 +173,9 @@ class ClusterView(Struct):
 
 
 class HourView(Struct):
-    """Committed entries and bytes of one hour's files, and the CRC-32C over exactly those."""
-
     hour: int
-    entries: int
-    events: int
-    log_bytes: int
-    idx_bytes: int
-    dsp_bytes: int
-    log_crc: int
-    idx_crc: int
-    dsp_crc: int
+    #: Committed entries and bytes of each file, and the CRC-32C over exactly those.
+    files: dict[HourFile, tuple[int, int, int]]
     sealed: bool
     mapped: bool
 
@@ -204,13 +197,6 @@ class SnapshotView(Struct):
     #: Cluster time: nothing in it is later.
     time_ms: int
     files: list[SnapshotFile]
-
-
-class NamesView(Struct):
-    topics: dict[str, int]
-    consumers: dict[str, int]
-    nodes: dict[str, int]
-    reasons: dict[str, int]
 
 
 class Check(Struct):
@@ -452,7 +438,9 @@ class Service(Protocol):
 
     async def release_snapshot(self, snapshot: str) -> None: ...
 
-    async def names(self) -> NamesView: ...
+    async def names(self) -> Mapping[str, dict[str, int]]:
+        """name → number, of topics, consumers, nodes and reasons."""
+        ...
 
     def livez(self) -> list[Check]:
         """Is this process worth keeping? Never depends on a quorum, or a partition would restart every node."""

@@ -56,6 +56,7 @@ from hadelay.errors import (
 )
 from hadelay.server import views
 from hadelay.server.api import (
+    HOUR_FILES,
     Actor,
     Check,
     ClusterView,
@@ -69,7 +70,6 @@ from hadelay.server.api import (
     ListWish,
     Measured,
     MessagePage,
-    NamesView,
     Poll,
     PublishDone,
     QuorumView,
@@ -435,9 +435,7 @@ class NodeService:
         if to == node.raft.leader and to is not None:
             return to
         await self._propose(commands.encode_noop(), "cluster.transfer", to or "")
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        node.transfer_anywhere(to, _settle_future(future, with_result=False))
-        await future
+        await _outcome(lambda done: node.transfer_anywhere(to, done))
         with _once_begun():
             return (await self._find_leader()).name
 
@@ -447,12 +445,10 @@ class NodeService:
         if node not in names:
             raise NotFound(f"there is no node {node!r}; there are {', '.join(names)}")
         await self._propose(commands.encode_noop(), "cluster.undrain" if undo else "cluster.drain", node)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if node == mine.name:
-            mine.drain(not undo, _settle_future(future, with_result=False))
+            await _outcome(lambda done: mine.drain(not undo, done))
         else:
-            mine.link.call(node, "drain", not undo, _CHANGE_S, _settle_future(future))
-        await future
+            await _outcome(lambda done: mine.link.call(node, "drain", not undo, _CHANGE_S, done))
 
     def _drained(self) -> Overloaded | None:
         return Overloaded(f"{self.node} is drained: ask another node", retry_after_ms=0) if self._node.drained else None
@@ -470,35 +466,30 @@ class NodeService:
         node = self._node
         deadline = node.runtime.monotonic() + _CHANGE_S
         while True:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            node.changes.anywhere(op, name, raft, _settle_future(future))
             try:
-                await future
+                await _outcome(lambda done: node.changes.anywhere(op, name, raft, done))
                 return
             except HadelayError as error:
                 passes = error.retryable and error.outcome_known
                 if not (passes or error.outcome == LEADS) or node.runtime.monotonic() >= deadline:
                     raise
                 if error.outcome == LEADS:
-                    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    node.transfer_anywhere(None, _settle_future(over, with_result=False))
-                    await asyncio.wait([over])
-                    if over.exception() is not None:
-                        log.warning("transfer_failed", error=str(over.exception()))
+                    try:
+                        await _outcome(lambda done: node.transfer_anywhere(None, done))
+                    except HadelayError as failed:
+                        log.warning("transfer_failed", error=str(failed))
             await asyncio.sleep(0.1)
 
     async def hours(self) -> HoursView:
         # What waits for far hours is written first, in slices: the checksums would do it in one go otherwise.
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._node.storage.write_out(_settle_future(future, with_result=False))
-        await future
+        await _outcome(self._node.storage.write_out)
         return views.hours(self._node)
 
     async def hour_file_length(self, hour: int, file: HourFile) -> int:
         store = self._node.storage.hours
         if not store.count(hour):
             raise NotFound("that hour has no messages, or is past its retention")
-        return store.lengths(hour)[("log", "idx", "dsp").index(file)]
+        return store.lengths(hour)[HOUR_FILES.index(file)]
 
     async def read_hour_file(self, hour: int, file: HourFile, offset: int, length: int) -> bytes:
         return self._node.storage.hours.read_file(hour, file, offset, length)
@@ -516,9 +507,9 @@ class NodeService:
     async def release_snapshot(self, snapshot: str) -> None:
         self._copies.release(snapshot)
 
-    async def names(self) -> NamesView:
+    async def names(self) -> Mapping[str, dict[str, int]]:
         await self._confirm(False)
-        return views.names(self._node)
+        return dict(zip(("topics", "consumers", "nodes", "reasons"), self._node.storage.names.all(), strict=True))
 
     # health
 
@@ -547,9 +538,7 @@ class NodeService:
             who = self._actor
             command = commands.encode_audited(self.node, who.token_id, who.token, action, target, command)
             log.info("admin_action", action=action, target=target, token=who.token, token_id=who.token_id)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._node.propose(command, _settle_future(future))
-        result = await future
+        result = await _outcome(lambda done: self._node.propose(command, done))
         if isinstance(result, Refused):
             raise _refused(result)
         return result
@@ -562,20 +551,18 @@ class NodeService:
         leader = node.raft.leader
         if stale or leader is None:
             return {}
-        future: asyncio.Future[views.Reports] = asyncio.get_running_loop().create_future()
-        node.link.call(leader, "ready", None, node.config.http.no_leader_wait_ms / 1000, _settle_future(future))
+        wait_s = node.config.http.no_leader_wait_ms / 1000
         try:
-            return await future
+            reports: views.Reports = await _outcome(lambda done: node.link.call(leader, "ready", None, wait_s, done))
         except OutcomeUnknown as error:
             # Of a question it is known that nothing came of it.
             raise NoLeader(error.detail, retry_after_ms=100) from None
+        return reports
 
     async def _confirm(self, stale: bool) -> None:
         if stale:
             return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._node.raft.read_index(_settle_future(future, with_result=False))
-        await future
+        await _outcome(self._node.raft.read_index)
 
 
 @contextmanager
@@ -650,7 +637,14 @@ def _among(kept: list[int], refused: dict[int, HadelayError], done: PublishDone)
     return merged
 
 
-def _settle_future(future: asyncio.Future[Any], with_result: bool = True) -> Callable[..., None]:
+async def _outcome(begin: Callable[[Callable[..., None]], object]) -> Any:
+    """What `begin` tells its `done`: the result, or the error is raised."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    begin(_settle_future(future))
+    return await future
+
+
+def _settle_future(future: asyncio.Future[Any]) -> Callable[..., None]:
     """done(result, error) or done(error) for a future that its reader may have given up."""
 
     def done(*outcome: Any) -> None:
@@ -660,6 +654,6 @@ def _settle_future(future: asyncio.Future[Any], with_result: bool = True) -> Cal
         if error is not None:
             future.set_exception(error)
         else:
-            future.set_result(outcome[0] if with_result else None)
+            future.set_result(outcome[0])
 
     return done

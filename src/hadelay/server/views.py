@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from hadelay.core.topics import Topic
 from hadelay.model import DEAD_HOURS, hour_name
 from hadelay.server.api import (
+    HOUR_FILES,
     Check,
     ClusterView,
     DispatchView,
     HoursView,
     HourView,
     MemberView,
-    NamesView,
     TopicView,
 )
 from hadelay.server.peers import Peer
@@ -86,19 +86,14 @@ def hours(node: Node) -> HoursView:
     running = node.state.now_hour
     found = []
     for hour in store.hours():
-        log_bytes, idx_bytes, dsp_bytes = store.lengths(hour)
-        log_crc, idx_crc, dsp_crc = (sums.get(f"{hour_name(hour)}.{s}", (0, 0))[1] for s in ("log", "idx", "dsp"))
+        counts = (store.count(hour), store.count(hour), store.event_count(hour))
         found.append(
             HourView(
                 hour,
-                store.count(hour),
-                store.event_count(hour),
-                log_bytes,
-                idx_bytes,
-                dsp_bytes,
-                log_crc,
-                idx_crc,
-                dsp_crc,
+                {
+                    file: (count, size, sums.get(f"{hour_name(hour)}.{file}", (0, 0))[1])
+                    for file, count, size in zip(HOUR_FILES, counts, store.lengths(hour), strict=True)
+                },
                 # Late messages are filed under the running hour, so an hour that is over gets no more entries.
                 # A dead hour gets letters until its retention ends.
                 sealed=hour < running or DEAD_HOURS <= hour < DEAD_HOURS + running,
@@ -106,10 +101,6 @@ def hours(node: Node) -> HoursView:
             )
         )
     return HoursView(node.raft.applied_index, found)
-
-
-def names(node: Node) -> NamesView:
-    return NamesView(*node.storage.names.all())
 
 
 def ready_checks(node: Node) -> list[Check]:
