@@ -74,13 +74,9 @@ def broken(name: str) -> Iterator[Mutation]:
         yield mutation
 
 
-def _no_sync() -> Bug:
-    return [
-        patch.object(SimDisk, "sync", lambda disk, settle: None),
-        patch.object(RealFile, "sync", lambda file: None),
-        patch.object(RealDisk, "sync_dir", lambda disk, path: None),
-        patch.object(RealDisk, "sync_files", lambda disk, paths, root: None),
-    ]
+def _instead(*stand_ins: tuple[Any, str, Callable[..., Any]]) -> Callable[[], Bug]:
+    """Of bugs that need no more: (what it is of, its name, what it is instead)."""
+    return lambda: [patch.object(*one) for one in stand_ins]
 
 
 def _skipped_sync() -> Bug:
@@ -261,10 +257,6 @@ def _dropped_message() -> Bug:
     return [patch.object(publish, "filed", drop)]
 
 
-def _ignored_purge() -> Bug:
-    return [patch.object(Topics, "end", lambda topics, topic: topics.note_chores(topic))]
-
-
 def _one_attempt_more() -> Bug:
     """max_attempts allows one more."""
     limits = leases._GivingBack._limits
@@ -334,11 +326,6 @@ def _cursor_ahead() -> Bug:
     return [patch.object(cursor, "encode_cursor", ahead)]
 
 
-def _deaf_wheel() -> Bug:
-    """The wheel is not told of what is filed under a second that it has loaded."""
-    return [patch.object(Dispatcher, "on_filed", lambda *_: None)]
-
-
 def _wrong_local_index() -> Bug:
     """After a restart a second's chain is thought to end one entry before it does."""
     scan = HeadsCache._scan
@@ -360,25 +347,6 @@ def _keys_ahead() -> Bug:
             tables.backend.commit([], [(table, key, value)])
 
     return [patch.object(Tables, "put", early)]
-
-
-def _ignored_cancel() -> Bug:
-    return [patch.object(places, "settle", lambda *args, **more: None)]
-
-
-def _forgotten_key() -> Bug:
-    """A retry under the same Idempotency-Key is stored again."""
-    return [patch.object(idempotency, "remember", lambda *args: None)]
-
-
-def _blind_key() -> Bug:
-    """A publish under a client key does not see the message that is pending under it."""
-    return [patch.object(keys, "_pending", lambda state, message_id: (None, False))]
-
-
-def _lost_timer() -> Bug:
-    """Nobody watches the leases."""
-    return [patch.object(Expiry, "add", lambda expiry, until_ms, key: None)]
 
 
 def _local_apply() -> Bug:
@@ -414,21 +382,6 @@ def _members_when_applied() -> Bug:
     return [patch.object(Membership, "_derive", late)]
 
 
-def _two_lists_at_once() -> Bug:
-    return [patch.object(Membership, "refusal", lambda membership, members: None)]
-
-
-def _kept_change() -> Bug:
-    return [patch.object(Membership, "truncated", lambda membership, index: None)]
-
-
-def _founder_joins() -> Bug:
-    def least(admission: Admission, name: str) -> int:
-        return admission.node.machine.incarnation(name) or FOUNDING
-
-    return [patch.object(Admission, "least", least)]
-
-
 _CRASHES = ("kill", "power_cut", "power_cut_all", "reset", "partition")
 #: A journal that lost what it promised may notice by itself, and stop.
 _LOG = ("I1 ", "I12", "I13", "I14", "I17")
@@ -437,19 +390,14 @@ _LOG = ("I1 ", "I12", "I13", "I14", "I17")
 SEEDS = range(1, 61)
 
 
-def _ignored_filter() -> Bug:
-    def may(self: Filter, masks: Any) -> Any:
-        return np.ones(len(masks), np.bool_)
-
-    return [patch.object(Filter, "may", may), patch.object(Filter, "matches", lambda self, tags: True)]
-
-
-def _unconfirmed_read() -> Bug:
-    return [patch.object(Reads, "read", lambda self, done: done(None))]
-
-
 MUTATIONS: dict[str, Mutation] = {
-    "no_sync": Mutation("no sync reaches the disk", _LOG, ("power_cut_all", "kill"), _no_sync),
+    "no_sync": Mutation(
+        "no sync reaches the disk", _LOG, ("power_cut_all", "kill"),
+        _instead(
+            (SimDisk, "sync", lambda disk, settle: None), (RealFile, "sync", lambda file: None),
+            (RealDisk, "sync_dir", lambda disk, path: None), (RealDisk, "sync_files", lambda disk, paths, root: None),
+        ),
+    ),
     "skipped_sync": Mutation("every fifth sync is skipped", _LOG, ("power_cut_all", "power_cut"), _skipped_sync),
     "swallowed_sync_error": Mutation(
         "an error of fdatasync is ignored", ("I17",), ("failed_sync",), _swallowed_sync_error
@@ -476,13 +424,15 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "two_lists_at_once": Mutation(
         "a leader changes the members before an entry of its own term is committed", _LOG, ("members",),
-        _two_lists_at_once,
+        _instead((Membership, "refusal", lambda membership, members: None)),
     ),
     "kept_change": Mutation(
-        "a change of the members that is cut off from the log stays in force", ("I13",), ("members",), _kept_change
+        "a change of the members that is cut off from the log stays in force", ("I13",), ("members",),
+        _instead((Membership, "truncated", lambda membership, index: None)),
     ),
     "founder_joins": Mutation(
-        "who is added is taken for a founder until that is committed", ("I12",), ("members",), _founder_joins
+        "who is added is taken for a founder until that is committed", ("I12",), ("members",),
+        _instead((Admission, "least", lambda self, name: self.node.machine.incarnation(name) or FOUNDING)),
     ),
     "dispatch_before_commit": Mutation(
         "hand-outs precede their commit", ("I6",), ("partition", "pause", "kill"), _dispatch_before_commit
@@ -497,28 +447,50 @@ MUTATIONS: dict[str, Mutation] = {
         "cluster time follows one wall clock", ("I9", "I6"), ("clock_step",), _wall_clock_stamps
     ),
     "cursor_ahead": Mutation("the cursor is ahead of what it stands for", ("I10",), ("kill", "stop"), _cursor_ahead),
-    "deaf_wheel": Mutation("the wheel is not told of new messages", ("forgotten",), (), _deaf_wheel),
+    "deaf_wheel": Mutation(
+        "the wheel is not told of new messages", ("forgotten",), (),
+        _instead((Dispatcher, "on_filed", lambda *_: None)),
+    ),
     "reused_attempt": Mutation("attempt numbers are used again", ("I6",), (), _reused_attempt),
     "dropped_ack": Mutation("an acked message is still owed", ("I5", "I6"), (), _dropped_ack),
     "dropped_message": Mutation("one message in 29 is never handed out", ("I1 ",), (), _dropped_message),
-    "ignored_cancel": Mutation("a cancelled message is still owed", ("I3",), (), _ignored_cancel),
-    "ignored_purge": Mutation("a purged message is still owed", ("I3",), (), _ignored_purge),
+    "ignored_cancel": Mutation(
+        "a cancelled message is still owed", ("I3",), (), _instead((places, "settle", lambda *args, **more: None))
+    ),
+    "ignored_purge": Mutation(
+        "a purged message is still owed", ("I3",), (),
+        _instead((Topics, "end", lambda topics, topic: topics.note_chores(topic))),
+    ),
     "one_attempt_more": Mutation("max_attempts allows one attempt more", ("attempts",), (), _one_attempt_more),
     "no_ttl": Mutation("what is past its TTL is handed out", ("TTL",), ("kill", "pause"), _no_ttl),
     "no_max_wait": Mutation("max_wait counts from the last publish", ("max_wait",), (), _no_max_wait),
-    "forgotten_key": Mutation("idempotency keys are forgotten", ("I8", "I1 "), ("reset", "kill"), _forgotten_key),
+    "forgotten_key": Mutation(
+        "idempotency keys are forgotten", ("I8", "I1 "), ("reset", "kill"),
+        _instead((idempotency, "remember", lambda *args: None)),
+    ),
     "keys_ahead": Mutation("the key index is ahead of the checkpoint", ("I12", "I1 "), ("kill",), _keys_ahead),
-    "blind_key": Mutation("two messages of one client key are pending", ("one per key",), (), _blind_key),
+    "blind_key": Mutation(
+        "two messages of one client key are pending", ("one per key",), (),
+        _instead((keys, "_pending", lambda state, message_id: (None, False))),
+    ),
     "wrong_local_index": Mutation(
         "after a restart a second's chain ends too early", ("I12", "I15", "forgotten"), ("kill", "stop"),
         _wrong_local_index,
     ),
-    "ignored_filter": Mutation("who asks for tags gets others as well", ("filters",), (), _ignored_filter),
+    "ignored_filter": Mutation(
+        "who asks for tags gets others as well", ("filters",), (),
+        _instead(
+            (Filter, "may", lambda self, masks: np.ones(len(masks), np.bool_)),
+            (Filter, "matches", lambda self, tags: True),
+        ),
+    ),
     "unconfirmed_read": Mutation(
         "a read does not wait for what was committed before it", ("stale read",), ("pause", "partition", "slow_link"),
-        _unconfirmed_read,
+        _instead((Reads, "read", lambda self, done: done(None))),
     ),
-    "lost_timer": Mutation("no lease ever runs out", ("I15",), (), _lost_timer),
+    "lost_timer": Mutation(
+        "no lease ever runs out", ("I15",), (), _instead((Expiry, "add", lambda expiry, until_ms, key: None))
+    ),
     "local_apply": Mutation("apply depends on the process", ("I12",), (), _local_apply),
     "miscounted": Mutation("a batch counts as one message more", ("I2",), (), _miscounted),
     "boastful_metrics": Mutation("/metrics shows twice as many acks", ("I18",), (), _boastful_metrics),
