@@ -11,9 +11,10 @@ from support import NOW
 from test_backup import Broken, Source, hours
 
 from hadelay.errors import ConfigError, NotFound
-from hadelay.storage import backup, objects
+from hadelay.pipeline import objects
+from hadelay.pipeline.objects import Objects
+from hadelay.storage import backup
 from hadelay.storage.backup import Archive, Directory
-from hadelay.storage.objects import Objects
 
 #: So small that files have several.
 PART = 64 << 10

@@ -13,9 +13,9 @@ from typing import Any
 from hadelay.cli.output import Printing, Remote, emit_json, note, show, table
 from hadelay.cli.remote import call, segment
 from hadelay.errors import BadRequest, ConfigError, DamagedFile, HadelayError, NoLeader, NotFound, Overloaded
+from hadelay.pipeline.objects import Objects
 from hadelay.storage.backup import BLOCK, Archive, Backup, Contents, Directory
 from hadelay.storage.disk import RealDisk
-from hadelay.storage.objects import Objects
 
 #: Bytes per request.
 _PART = 4 << 20

@@ -2,7 +2,7 @@
 
     BACKUP/  lock  manifest-<index>.json  state-<index>  names  hours/<hour>.{log,idx,dsp}
 
-In a directory (Directory), or in parts in an object store (objects.py).
+In a directory (Directory), or in parts in an object store (pipeline/objects.py).
 
 Law 1: a manifest is written last, when everything it names is synced: without it there is no backup.
 Law 2: `names` and hour files only grow, so all snapshots share them: each is the beginning of the file, as long as its

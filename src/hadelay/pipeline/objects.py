@@ -9,35 +9,21 @@ and the earlier backup keeps its own. No lock is needed: whoever writes the same
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from hadelay.errors import ConfigError
 from hadelay.storage.backup import FILE
+
+if TYPE_CHECKING:
+    from hadelay.pipeline.places import Place
 
 PART = 8 << 20
 #: What no backup needs may be one that is under way, until it is so old.
 _LEFT_MS = 24 * 3_600_000
 
 
-class Place(Protocol):
-    """Of pipeline.places.Place, what is needed here."""
-
-    def path(self, name: str) -> str: ...
-
-    def open(self, name: str) -> Any: ...
-
-    def create(self, name: str) -> AbstractContextManager[Any]: ...
-
-    def put(self, name: str, data: bytes) -> None: ...
-
-    def remove(self, name: str) -> None: ...
-
-    def walk(self) -> dict[str, tuple[int, int]]: ...
-
-
 class Objects:
-    """Files (backup.py)."""
+    """Files (storage/backup.py)."""
 
     format, part = 2, PART
 
