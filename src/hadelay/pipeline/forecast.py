@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hadelay.errors import BadRequest
-from hadelay.model import HOUR_MS
 from hadelay.pipeline import load, page, timing
 from hadelay.pipeline.schema import hour_int
-from hadelay.pipeline.stores import Rows, open_store
-from hadelay.pipeline.stores import listing as list_hours
+from hadelay.pipeline.stores import Rows
 from hadelay.pipeline.timing import JobOptions
 
 Counts = npt.NDArray[np.int64]
@@ -74,13 +72,9 @@ class Drain(NamedTuple):
 
 def run(spark: Any, options: ForecastOptions) -> Summary:
     """spark: a session, or None to do it in this process."""
-    store = open_store(options.source)
-    listing = list_hours(store, options.source)
-    now = -(-listing.as_of_ms // 1000)
-    until = listing.as_of_ms // HOUR_MS + options.hours
     # Hours that are over may still owe something: that comes at once.
-    parts = timing.over_hours(spark, store, listing, options.source, timing.per_second, until + 1)
-    names = store.names()
+    as_of_ms, parts, names = timing.over_hours(spark, options, timing.per_second, options.hours)
+    now = -(-as_of_ms // 1000)
     found = timing.merged(parts, options.wanted(names))
     found = found[(found["waiting"] > 0) & (found["second"] < now + options.hours * 3600)]
     overdue = int(found["waiting"][found["second"] < now].sum())
@@ -88,7 +82,7 @@ def run(spark: Any, options: ForecastOptions) -> Summary:
     whole = timing.summed(found, ("second",))
     counts = load.dense(whole, "waiting", now, now + options.hours * 3600 - 1)
     hot = np.flatnonzero(counts > options.threshold)
-    summary = Summary(listing.as_of_ms, options.threshold, int(counts.sum()), overdue, len(hot))
+    summary = Summary(as_of_ms, options.threshold, int(counts.sum()), overdue, len(hot))
     for at in hot[np.argsort(-counts[hot], kind="stable")][:_NAMED].tolist():
         some = found[found["second"] == now + at]
         some = some[np.argsort(-some["waiting"], kind="stable")][:3]

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 
 from hadelay.pipeline import page, timing
-from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.stores import Rows
-from hadelay.pipeline.stores import listing as list_hours
 from hadelay.pipeline.timing import JobOptions
 
 _QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999}
@@ -38,14 +36,11 @@ class Summary:
 
 def run(spark: Any, options: JobOptions) -> Summary:
     """spark: a session, or None to do it in this process."""
-    store = open_hours(options.source, options.archive)
-    listing = list_hours(store, options.source)
-    parts = timing.over_hours(spark, store, listing, options.source, timing.late)
-    names = store.names()
+    as_of_ms, parts, names = timing.over_hours(spark, options, timing.late)
     found = np.concatenate([np.zeros(0, timing.LATE), *(rows for rows, _ in parts)])
     if (wanted := options.wanted(names)) is not None:
         found = found[np.isin(found["topic"], np.flatnonzero(wanted))]
-    summary = Summary(listing.as_of_ms, int(found["count"].sum()), sum(overdue for _, overdue in parts))
+    summary = Summary(as_of_ms, int(found["count"].sum()), sum(overdue for _, overdue in parts))
     summary.overall = _spread(found)
     for hour in np.unique(found["hour"]).tolist():
         of_hour = found[found["hour"] == hour]

@@ -10,10 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hadelay.pipeline import page, timing
-from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.stores import Names, Rows
-from hadelay.pipeline.stores import listing as list_hours
 from hadelay.pipeline.timing import JobOptions
 
 _COUNTS = ("due", "handed_out", "acked")
@@ -32,14 +30,11 @@ class Summary:
 
 def run(spark: Any, options: JobOptions) -> Summary:
     """spark: a session, or None to do it in this process. With `out` also writes seconds.parquet."""
-    store = open_hours(options.source, options.archive)
-    listing = list_hours(store, options.source)
-    parts = timing.over_hours(spark, store, listing, options.source, timing.per_second)
-    names = store.names()
+    as_of_ms, parts, names = timing.over_hours(spark, options, timing.per_second)
     found = timing.merged(parts, options.wanted(names))
     due, handed_out, acked = (int(found[name].sum()) for name in _COUNTS)
     whole = timing.summed(found, ("second",))
-    summary = Summary(listing.as_of_ms, due, handed_out, acked)
+    summary = Summary(as_of_ms, due, handed_out, acked)
     hours = found["second"] // 3600
     for hour in np.unique(hours).tolist():
         of_hour = found[hours == hour]

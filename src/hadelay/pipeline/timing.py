@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event
+from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.reconcile import each
 from hadelay.pipeline.schema import Options
-from hadelay.pipeline.stores import HourFiles, Listing, Names, Rows, Store, rows
+from hadelay.pipeline.stores import HourFiles, Names, Rows, Store, listing, rows
 
 R = TypeVar("R")
 
@@ -68,11 +69,15 @@ class Entries(NamedTuple):
 
 
 def over_hours(
-    spark: Any, store: Store, listing: Listing, options: Options, work: Callable[..., R], until: int = DEAD_HOURS
-) -> list[R]:
-    """work(store, verify, as_of_ms, files) of each hour before `until` that the options take."""
-    asked = [files for files in listing.hours if files.hour < min(until, DEAD_HOURS) and options.takes(files.hour)]
-    return each(spark, partial(work, store, options.verify, listing.as_of_ms), asked)
+    spark: Any, options: JobOptions, work: Callable[..., R], hours: int = DEAD_HOURS
+) -> tuple[int, list[R], Names]:
+    """(as_of_ms, work(store, verify, as_of_ms, files) of each hour that the options take, names). hours: those that
+    begin later than so many hours from now are left out."""
+    store, source = open_hours(options.source, options.archive), options.source
+    found = listing(store, source)
+    until = min(found.as_of_ms // HOUR_MS + hours + 1, DEAD_HOURS)
+    asked = [files for files in found.hours if files.hour < until and source.takes(files.hour)]
+    return found.as_of_ms, each(spark, partial(work, store, source.verify, found.as_of_ms), asked), store.names()
 
 
 def entries(store: Store, verify: bool, files: HourFiles) -> Entries:
@@ -209,10 +214,6 @@ def quantiles(found: Rows, at: Sequence[float]) -> list[int]:
 
 def instant(second: int) -> str:
     return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%d %H:%M:%S}"
-
-
-def shown_hour(hour: int) -> str:
-    return f"{datetime.fromtimestamp(hour * 3600, UTC):%m-%d %H:00}"
 
 
 def write_summary(out: str, summary: Any, report: str) -> None:
