@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hadelay.cli.output import Remote, note, show
@@ -23,6 +23,8 @@ class _Load:
         self.publish_ms: list[float] = []
         self.late_ms: list[float] = []
         self.failure: Exception | None = None
+        #: Called when more was published or acked.
+        self.counted: Callable[[], None] = lambda: None
 
     def take(self) -> int:
         with self.lock:
@@ -38,6 +40,7 @@ class _Load:
             with self.lock:
                 self.published += some
                 self.publish_ms.append((time.perf_counter() - began) * 1000)
+            self.counted()
 
     def consume(self, total: int) -> None:
         consumer = f"bench-{secrets.token_hex(4)}"
@@ -50,6 +53,7 @@ class _Load:
             with self.lock:
                 self.acked += sum(result["outcome"] == "acked" for result in results)
                 self.late_ms += [message["late_ms"] for message in messages]
+            self.counted()
 
 
 def bench(
@@ -137,24 +141,15 @@ def _progress(load: _Load, count: int) -> Iterator[None]:
         yield
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    ended = threading.Event()
     with Progress(*columns, console=console) as bars:
         published, acked = bars.add_task("published", total=count), bars.add_task("acked", total=count)
 
-        def update() -> None:
-            while not ended.wait(0.1):
-                bars.update(published, completed=load.published)
-                bars.update(acked, completed=load.acked)
-
-        painter = threading.Thread(target=update, daemon=True)
-        painter.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            painter.join()
+        def counted() -> None:
             bars.update(published, completed=load.published)
             bars.update(acked, completed=load.acked)
+
+        load.counted = counted
+        yield
 
 
 def _quantiles(name: str, values: list[float]) -> dict[str, float]:

@@ -273,14 +273,6 @@ def _backoff(value: Any, settings: Settings) -> str:
 MASK = "****"
 
 
-def _secret(value: Any) -> bool:
-    return isinstance(value, str) and 16 <= len(value) <= 256 and value.isascii() and value.isprintable()
-
-
-_SECRET = "a secret is 16 to 256 printable characters"
-_MASKED = "that is a secret as GET shows it: leave secrets out to keep them"
-
-
 def mask_secret(secret: str) -> str:
     """Enough to tell which one it is, of no use to sign with."""
     return f"{secret[:6] if secret.startswith('whsec_') else ''}{MASK}{secret[-4:]}"
@@ -313,8 +305,9 @@ def _secrets(value: Any, settings: Settings) -> str:
 
 def _one_secret(value: Any, settings: Settings) -> str:
     if isinstance(value, str) and MASK in value:
-        return _MASKED
-    return "" if _secret(value) else _SECRET
+        return "that is a secret as GET shows it: leave secrets out to keep them"
+    fine = isinstance(value, str) and 16 <= len(value) <= 256 and value.isascii() and value.isprintable()
+    return "" if fine else "a secret is 16 to 256 printable characters"
 
 
 def _headers(value: Any, settings: Settings) -> str:

@@ -88,18 +88,9 @@ def again(grant: HeldGrant, store: HourStore) -> tuple[Delivery, NDArray[np.void
 
 def still_held(delivery: Delivery, held: NDArray[np.bool_], until_ms: int, now_ms: int) -> Delivery:
     """Those of a delivery whose leases were extended."""
-    return Delivery(
-        delivery.term,
-        delivery.seq,
-        delivery.positions[held],
-        delivery.hours[held],
-        delivery.indexes[held],
-        delivery.attempts[held],
-        delivery.rows[held],
-        np.full(np.count_nonzero(held), until_ms, np.int64),
-        delivery.redelivered[held],
-        now_ms,
-    )
+    names = ("positions", "hours", "indexes", "attempts", "rows", "redelivered")
+    until = np.full(np.count_nonzero(held), until_ms, np.int64)
+    return delivery._replace(**{name: getattr(delivery, name)[held] for name in names}, until_ms=until, now_ms=now_ms)
 
 
 class Lateness:
