@@ -17,7 +17,6 @@ from hadelay.errors import HadelayError, OutcomeUnknown
 #: What decoding the answer of something else than a node may raise.
 NONSENSE = (msgspec.MsgspecError, ValueError, RecursionError)
 _OF_A_PROBLEM = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
-_LONGEST_WAIT_S = 86_400.0
 #: Whatever the case of their names.
 Headers = Mapping[str, str] | http.client.HTTPMessage
 #: Said by who stands before a node, it is a refusal too: the request got no further.
@@ -60,19 +59,21 @@ def unsettled(idempotency_key: str | None) -> str:
     return f"It may or may not have happened{words if idempotency_key else ''}."
 
 
-def retry_after_ms(headers: Headers) -> int | None:
-    """What a Retry-After asks for, seconds or a date (RFC 9110, 10.2.3); at most a day. None: nothing legible."""
-    said = headers.get("Retry-After", "").strip()
+def retry_after_ms(said: str, longest_s: float = 86_400.0, now_s: float | None = None) -> int | None:
+    """What a Retry-After asks for, seconds or a date (RFC 9110, 10.2.3); a day, or `longest_s`, at most. None:
+    nothing legible."""
+    said = said.strip()
     try:
-        if said.isdecimal():
+        if said.isascii() and said.isdecimal():
             seconds = float(said)
         else:
             until = parsedate_to_datetime(said)
             # Of a form without a zone, which is GMT too.
-            seconds = (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - time.time()
+            at_s = (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp()
+            seconds = at_s - (time.time() if now_s is None else now_s)
     except (ValueError, OverflowError):
         return None
-    return round(1000 * min(max(seconds, 0.0), _LONGEST_WAIT_S))
+    return round(1000 * min(max(seconds, 0.0), longest_s))
 
 
 def refusal(url: str, method: str, status: int, headers: Headers, body: bytes) -> HadelayError:
@@ -88,7 +89,7 @@ def refusal(url: str, method: str, status: int, headers: Headers, body: bytes) -
     if status in _REFUSED_BEFORE:
         error = _BY_STATUS[status](error.detail)
         error.of_a_node = False  # type: ignore[misc]
-    error.retry_after_ms = retry_after_ms(headers)
+    error.retry_after_ms = retry_after_ms(headers.get("Retry-After", ""))
     return error
 
 

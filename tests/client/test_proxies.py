@@ -198,11 +198,11 @@ async def test_a_proxy_says_nothing_of_other_addresses(make_node: Make, proxy: P
     ],
 )  # fmt: skip
 def test_retry_after_is_read_in_both_forms(said: str, ms: int | None) -> None:
-    assert retry_after_ms({"Retry-After": said}) == ms
+    assert retry_after_ms(said) == ms
     in_an_hour = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
-    assert 3_000_000 < (retry_after_ms({"Retry-After": in_an_hour}) or 0) <= 3_600_000
+    assert 3_000_000 < (retry_after_ms(in_an_hour) or 0) <= 3_600_000
     without_a_zone = (datetime.now(UTC) + timedelta(hours=1)).strftime("%a %b %d %H:%M:%S %Y")
-    assert 3_000_000 < (retry_after_ms({"Retry-After": without_a_zone}) or 0) <= 3_600_000
+    assert 3_000_000 < (retry_after_ms(without_a_zone) or 0) <= 3_600_000
 
 
 @pytest.mark.parametrize("garbage", [PAGE, answer("302 Found", b"")])

@@ -22,13 +22,13 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from email.utils import parsedate_to_datetime
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, cast
 
 from aiohappyeyeballs import AddrInfoType, start_connection
 from yarl import URL
 
+from hadelay.answers import retry_after_ms
 from hadelay.server.webhooks.call import Answer, Done, Request
 from hadelay.server.webhooks.guard import AddressRefused, Guard
 
@@ -44,6 +44,8 @@ _MAX_NAMES = 1_024
 #: Before the next address of a host is tried beside the one that does not answer (RFC 8305).
 _NEXT_ADDRESS_S = 0.25
 _NO_ANSWER = "no HTTP answer"
+#: What a receiver may ask for; a message waits no longer than limits.max_delay anyway.
+_LONGEST_WAIT_S = 1e9
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: [^\r\n]*)?(?:\r?\n|\Z)")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
@@ -326,8 +328,7 @@ class _Connection(asyncio.Protocol):
             self._keep &= length is None
         else:
             self._length = int(length) if length is not None and _DIGITS.match(length) else MAX_ANSWER + 1
-        after = fields.get(b"retry-after")
-        call.retry_after_ms = None if after is None else retry_after(after.decode("latin-1"))
+        call.retry_after_ms = retry_after_ms(fields.get(b"retry-after", b"").decode("latin-1"), _LONGEST_WAIT_S)
 
     def _chunks(self, data: bytes) -> int:
         """Where a body in chunks ends; beyond what is read while that is not known, or if it is none."""
@@ -397,17 +398,3 @@ _ERRORS = {
     errno.ETIMEDOUT: "timeout",
     errno.EMFILE: "too many open files",
 }
-
-
-def retry_after(text: str | None, now_s: float | None = None) -> int | None:
-    """Milliseconds from now; both forms (RFC 9110, 10.2.3). None when it is missing or nonsense."""
-    if not text:
-        return None
-    text = text.strip()
-    if text.isascii() and text.isdigit():
-        return int(text[:12]) * 1000
-    try:
-        at = parsedate_to_datetime(text).timestamp()
-    except (ValueError, OverflowError):
-        return None
-    return max(0, int((at - (time.time() if now_s is None else now_s)) * 1000))
