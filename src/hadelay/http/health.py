@@ -34,8 +34,7 @@ def _health(call: Call, checks: list[Check]) -> web.Response:
     checks = [check for check in checks if check.name not in left_out]
     fine = all(check.ok for check in checks)
     verbose = call.query.verbose not in (None, "false", "0") or not fine
-    shown = [types.CheckOut(c.name, c.ok, c.detail) for c in checks] if verbose else []
-    return call.reply(types.Health("ok" if fine else "failing", shown), 200 if fine else 503)
+    return call.reply(types.Health("ok" if fine else "failing", checks if verbose else []), 200 if fine else 503)
 
 
 @routes.add(
@@ -51,7 +50,7 @@ async def quorum(call: Call) -> web.Response:
             f"{service.node} sees ({', '.join(view.left) or 'none'}), and {view.needed} are needed",
             without=view.without, left=view.left, members=view.members, needed=view.needed,
         )  # fmt: skip
-    return call.reply(types.Quorum(view.without, view.left, view.members, view.needed))
+    return call.reply(view)
 
 
 @routes.add("GET", "/metrics", returns={200: str}, scope="read")

@@ -20,6 +20,7 @@ from hadelay.core.commands import Draft
 from hadelay.core.describe import Description, Happened
 from hadelay.core.listing import Key
 from hadelay.errors import HadelayError
+from hadelay.http import types
 from hadelay.model import State
 from hadelay.storage.snapshot import SnapshotFile
 
@@ -199,19 +200,9 @@ class SnapshotView(Struct):
     files: list[SnapshotFile]
 
 
-class Check(Struct):
-    name: str
-    ok: bool
-    detail: str = ""
-
-
-class QuorumView(Struct):
-    """Whether a member may stop: who would be left, of how many, and how many are needed."""
-
-    without: str
-    left: list[str]
-    members: int
-    needed: int
+#: These are answered as they are.
+Check = types.CheckOut
+QuorumView = types.Quorum
 
 
 class Leader(Struct):
