@@ -20,8 +20,8 @@ from hadelay.core.state import DelayState
 from hadelay.model import HOUR_MS, pack_id
 from hadelay.storage.disk import RealDisk
 from hadelay.storage.hours import HourStore
-from hadelay.testing.memory import MemoryNames, MemoryTables
 from tests.core.world import START_HOUR, START_MS, draft, leases
+from tests.memory import MemoryNames, MemoryTables
 
 
 class Bench:

@@ -19,8 +19,8 @@ from hadelay.core.state import DelayState
 from hadelay.model import HOUR_MS, hour_name
 from hadelay.storage.disk import RealDisk
 from hadelay.storage.hours import HourStore
-from hadelay.testing.memory import MemoryNames, MemoryTables
 from tests.core.world import World, draft
+from tests.memory import MemoryNames, MemoryTables
 
 
 def long_log(seed: int, steps: int = 250) -> list[bytes]:

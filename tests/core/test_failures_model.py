@@ -14,8 +14,8 @@ from hadelay.core.drafts import REPLACE
 from hadelay.core.formats import FEATURE_LEVEL
 from hadelay.core.state import DelayState
 from hadelay.model import Event, State
-from hadelay.testing.memory import MemoryHours, MemoryNames, MemoryTables
 from tests.core.world import START_HOUR, World, draft
+from tests.memory import MemoryHours, MemoryNames, MemoryTables
 
 H = 3_600_000
 TOPICS = ("a", "b", "c")

@@ -14,7 +14,7 @@ from hadelay.core.settings import Settings
 from hadelay.core.state import DelayState
 from hadelay.core.tokens import LEASE
 from hadelay.model import HOUR_MS, unpack_id
-from hadelay.testing.memory import MemoryHours, MemoryNames, MemoryTables
+from tests.memory import MemoryHours, MemoryNames, MemoryTables
 
 #: 2026-11-20T18:00:00Z
 START_MS = 1_795_197_600_000

@@ -25,8 +25,8 @@ from hadelay.core.tokens import LEASE
 from hadelay.errors import HadelayError
 from hadelay.model import HOUR_MS
 from hadelay.server.dispatcher import LeaderDispatcher
-from hadelay.testing.memory import MemoryHours, MemoryNames, MemoryTables
 from hadelay.testing.runtime import SimRuntime, SimWorld
+from tests.memory import MemoryHours, MemoryNames, MemoryTables
 
 #: 2026-11-20T18:00:00Z, the beginning of an hour
 START_MS = 1_795_197_600_000

@@ -22,8 +22,8 @@ from hadelay.storage import farwriter
 from hadelay.storage.heads import count_topics, no_counters
 from hadelay.storage.hours import HourStore
 from hadelay.testing.disk import SimDisk
-from hadelay.testing.memory import MemoryNames, MemoryTables
 from tests.core.world import START_MS, World, draft
+from tests.memory import MemoryNames, MemoryTables
 
 
 class Hours:

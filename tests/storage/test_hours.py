@@ -16,7 +16,7 @@ from hadelay.storage.disk import RealDisk
 from hadelay.storage.hours import HourStore
 from hadelay.storage.records import check_record
 from hadelay.testing.disk import SimDisk
-from hadelay.testing.memory import MemoryHours
+from tests.memory import MemoryHours
 
 HOURS = [NOW - 1, NOW, NOW + 2, NOW + 3, NOW + 40, NOW + 41, NOW + 17_000, DEAD_HOURS + NOW, DEAD_HOURS + NOW + 720]
 
