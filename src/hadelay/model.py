@@ -86,10 +86,6 @@ def decode_id(text: str) -> int:
     return v
 
 
-def hour_of(at_ms: int) -> int:
-    return at_ms // HOUR_MS
-
-
 def hour_name(hour: int) -> str:
     """`2026112018`: hours are named in UTC, never in local time. `dead-2026122018`: a dead one."""
     if hour >= DEAD_HOURS:

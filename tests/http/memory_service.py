@@ -21,7 +21,7 @@ from hadelay.core.drafts import KEEP, REJECT, Draft
 from hadelay.core.settings import Settings
 from hadelay.core.tokens import decode_leases, encode_leases
 from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound
-from hadelay.model import HOUR_MS, Event, State, encode_id, hour_of, pack_id
+from hadelay.model import HOUR_MS, Event, State, encode_id, pack_id
 from hadelay.server.api import (
     Actor,
     Check,
@@ -182,7 +182,7 @@ class MemoryService:
                 first.state = "cancelled"
                 answer.replaced[n] = first.id
         deliver_at = now + draft.when_ms if draft.relative else draft.when_ms
-        message_id = pack_id(0, hour_of(max(deliver_at, now)), next(self._index))
+        message_id = pack_id(0, max(deliver_at, now) // HOUR_MS, next(self._index))
         self.messages[message_id] = Stored(message_id, draft, deliver_at, now)
         self.topics.setdefault(draft.topic, {})
         if draft.key is not None:
@@ -421,7 +421,7 @@ class MemoryService:
     async def cluster(self, *, stale: bool) -> ClusterView:
         now = self.now_ms()
         member = MemberView("n1", "http://127.0.0.1:1", "127.0.0.1:2", "leader", 7, 0, "0.1.0", 0.0)
-        return ClusterView("c", self.leader_name, 3, 7, now, DispatchView(hour_of(now), 1, 2, "commit"), [member])
+        return ClusterView("c", self.leader_name, 3, 7, now, DispatchView(now // HOUR_MS, 1, 2, "commit"), [member])
 
     async def transfer(self, to: str | None) -> str:
         if to not in (None, "n1", "n2"):

@@ -107,8 +107,11 @@ class Node:
         )
         self.raft.set_applied(*(storage.applied_index, storage.applied_term) if storage.applied_index else FIRST)
         self.link = Link(runtime, self.raft.send)
-        self.link.handlers |= {"submit": self._on_submit, "ready": self._on_ready, "transfer": self._on_transfer}
-        self.link.handlers["drain"] = self._on_drain
+        self.link.handlers |= {
+            "submit": self._on_submit, "ready": self._on_ready,
+            "transfer": lambda peer, to, reply: self.transfer(to, partial(reply, None)),
+            "drain": lambda peer, drained, reply: self.drain(bool(drained), partial(reply, None)),
+        }  # fmt: skip
         self.peers = Peers(list(config.members), runtime, self.link, self.clock, self._me, self._clock_changed)
         self.batcher = Batcher(
             self.name,
@@ -436,12 +439,6 @@ class Node:
             reply(self.dispatcher.topic_reports(), None)
         else:
             reply(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
-
-    def _on_drain(self, peer: str, drained: Any, reply: Reply) -> None:
-        self.drain(bool(drained), lambda error: reply(None, error))
-
-    def _on_transfer(self, peer: str, to: Any, reply: Reply) -> None:
-        self.transfer(to, lambda error: reply(None, error))
 
 
 #: A planned transfer, asked of another node: longer than it takes, whether it works or not.

@@ -30,14 +30,9 @@ async def check_settings(guard: Guard, config: dict[str, Any]) -> None:
             if isinstance(secret, str) and "****" not in secret and (wrong := secret_problem(secret)):
                 raise BadRequest(f"{name}: {wrong}")
         if (url := part.get("url")) is not None and not url_problem(url):
-            check_url(guard, url, f"{name}.url")
+            if problem := guard.literal_problem(url):
+                raise Impossible(f"{name}.url: {problem}")
             await _resolve(guard, url, f"{name}.url")
-
-
-def check_url(guard: Guard, url: str, name: str) -> None:
-    """At first sight. Raises Impossible."""
-    if problem := guard.literal_problem(url):
-        raise Impossible(f"{name}: {problem}")
 
 
 async def _resolve(guard: Guard, url: str, name: str) -> None:
