@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from hadelay.cli.output import PAGE, Limit, Remote, Topic, note, show, show_pages
+from hadelay.cli.output import PAGE, Limit, Remote, Topic, note, progress, show, show_pages
 from hadelay.cli.remote import call, segment
 from hadelay.errors import BadRequest
 
@@ -112,13 +112,8 @@ def _resume(mark: Path, topic: str, restart: bool, file: Path) -> tuple[str | No
 
 
 def _export(remote: Remote, topic: str, out: BinaryIO, mark: Path | None, cursor: str | None, done: int) -> int:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
     total = call(remote, "GET", f"/v1/topics/{segment(topic)}")["dead"]
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("", total=total, completed=done)
+    with progress(total, done) as update:
         while True:
             page = _page(remote, topic, _EXPORTED, cursor, body=True)
             for letter in page["messages"]:
@@ -126,7 +121,7 @@ def _export(remote: Remote, topic: str, out: BinaryIO, mark: Path | None, cursor
             out.flush()
             done += len(page["messages"])
             cursor = page["cursor"]
-            progress.update(task, completed=done, total=max(total, done))
+            update(completed=done, total=max(total, done))
             if cursor is None:
                 return done
             if mark is not None:

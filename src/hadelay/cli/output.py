@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -75,6 +77,17 @@ def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
     # A file or a pipe has no width of its own: never fold an id because of a guess of 80 columns.
     width = None if sys.stdout.isatty() else 400
     Console(highlight=False, markup=False, width=width).print(grid)
+
+
+@contextmanager
+def progress(total: int | None, done: int = 0, *, hidden: bool = False) -> Iterator[Callable[..., None]]:
+    """update(completed=…) of a bar on stderr, while somebody watches."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=hidden or not sys.stderr.isatty()) as bars:
+        yield partial(bars.update, bars.add_task("", total=total, completed=done))
 
 
 def fields(value: Mapping[str, Any]) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from hadelay.cli.output import Format, Printing, Remote, Topic, emit_json, note, show, table
+from hadelay.cli.output import Format, Printing, Remote, Topic, emit_json, note, progress, show, table
 from hadelay.errors import ConfigError
 
 __all__ = ["Format"]  # the fields of Printing are looked up here
@@ -100,10 +99,7 @@ def reconcile(
 
     failing = tuple(name.strip() for name in fail_on.split(",") if name.strip())
     summary = run(spark, ReconcileOptions(options, engine, late_ms, grace_ms, out, archive, failing))
-    if source.output == "json":
-        emit_json(asdict(summary))
-    else:
-        table(_hours(summary.table), ("hour", "topic", "verdict", "count"))
+    _tell(summary, summary.table, source, ("hour", "topic", "verdict", "count"))
     said = ", ".join(f"{count:,} {name}" for name, count in summary.verdicts.items() if count)
     note(f"{summary.messages:,} messages of {summary.hours:,} hours: {said or 'nothing to judge'}")
     return 1 if summary.failed else 0
@@ -123,10 +119,7 @@ def archive(*, out: str, level: int = 3, source: Source = Source()) -> int:
     from hadelay.pipeline.archive import ArchiveOptions, run
 
     summary = run(spark, ArchiveOptions(options, out, level))
-    if source.output == "json":
-        emit_json(asdict(summary))
-    else:
-        table(_hours(summary.hours), ("hour", "status", "messages", "events", "bytes", "detail"))
+    _tell(summary, summary.hours, source, ("hour", "status", "messages", "events", "bytes", "detail"))
     note(f"{summary.archived:,} of {len(summary.hours):,} hours that are over are archived")
     return 0
 
@@ -204,7 +197,7 @@ def lateness(*, archive: str = "", source: Counting = Counting()) -> int:
     from hadelay.pipeline.timing import JobOptions
 
     summary = run(spark, JobOptions(options, source.out, archive))
-    _tell(summary, source, ("hour", "topic", "count", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms"))
+    _report(summary, source, ("hour", "topic", "count", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms"))
     waits = f"; {summary.overdue:,} are overdue and were not" if summary.overdue else ""
     note(f"{summary.handed_out:,} messages were handed out{waits}")
     return 0
@@ -223,7 +216,7 @@ def load(*, archive: str = "", source: Counting = Counting()) -> int:
     from hadelay.pipeline.timing import JobOptions
 
     summary = run(spark, JobOptions(options, source.out, archive))
-    _tell(summary, source, ("hour", "topic", "due", "handed_out", "acked", "peak_due", "peak_due_at"))
+    _report(summary, source, ("hour", "topic", "due", "handed_out", "acked", "peak_due", "peak_due_at"))
     note(f"{summary.due:,} messages fell due, {summary.handed_out:,} were handed out, {summary.acked:,} acked")
     return 0
 
@@ -244,19 +237,24 @@ def forecast(*, threshold: int = 5_000, hours: int = 24, fail: bool = False, sou
     from hadelay.pipeline.forecast import ForecastOptions, run
 
     summary = run(spark, ForecastOptions(options, source.out, threshold=threshold, hours=hours))
-    _tell(summary, source, ("hour", "messages", "peak", "peak_at", "hot_seconds"))
+    _report(summary, source, ("hour", "messages", "peak", "peak_at", "hot_seconds"))
     for line in summary.advice:
         note(line)
     return 1 if fail and summary.hot_seconds else 0
 
 
-def _tell(summary: Any, source: Counting, columns: tuple[str, ...]) -> None:
-    if source.output == "json":
-        emit_json(asdict(summary))
-    else:
-        table(_hours(summary.table), columns)
+def _report(summary: Any, source: Counting, columns: tuple[str, ...]) -> None:
+    _tell(summary, summary.table, source, columns)
     if source.out:
         note(f"report: {source.out}/report.html")
+
+
+def _tell(summary: Any, rows: list[dict[str, Any]], printing: Printing, columns: tuple[str, ...]) -> None:
+    """All of it as JSON, or these rows of it. Hours are names, not amounts."""
+    if printing.output == "json":
+        emit_json(asdict(summary))
+    else:
+        table([{**row, "hour": str(row.get("hour"))} for row in rows], columns)
 
 
 def schedule(
@@ -302,12 +300,10 @@ def schedule(
         timeout=timeout,
     )
     options = ScheduleOptions(write, file, format, columns)
-    with _progress(count(options) if spark is None else 0) as update:
-        done = run(spark, options, update)
-    if running.output == "json":
-        emit_json(asdict(done))
-    else:
-        table([asdict(done)], ("rows", "published", "duplicates", "rejected"))
+    total = count(options) if spark is None else 0  # Spark has a bar of its own
+    with progress(total, hidden=total == 0) as update:
+        done = run(spark, options, lambda published: update(completed=published.rows))
+    _tell(done, [asdict(done)], running, ("rows", "published", "duplicates", "rejected"))
     for reason, number in list(done.reasons.items())[:5]:
         note(f"{number:,} rejected: {reason}")
     if done.aside:
@@ -348,33 +344,12 @@ def replay(
     return 0 if dry_run or summary.outcomes.get("redriven", 0) == summary.fit else 1
 
 
-@contextlib.contextmanager
-def _progress(total: int | None) -> Iterator[Callable[[Any], None]]:
-    """A bar on stderr while somebody watches; total 0: Spark has one of its own."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    hidden = not sys.stderr.isatty() or total == 0
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=hidden) as bars:
-        task = bars.add_task("", total=total)
-        yield lambda done: bars.update(task, completed=done.rows)
-
-
-def _hours(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Hours are names, not amounts."""
-    return [{**row, "hour": str(row["hour"])} for row in rows]
-
-
 def doctor(*, printing: Printing = Printing()) -> int:
     """Java, versions, a job of one row; and what to do about what is missing. Ends with 1 when something is."""
     from hadelay.pipeline.session import doctor as examine
 
     checks = examine()
-    if printing.output == "json":
-        emit_json(checks)
-    else:
-        table(checks, ("check", "ok", "detail"))
+    show(checks, printing, ("check", "ok", "detail"))
     return 0 if all(check["ok"] for check in checks) else 1
 
 
