@@ -6,7 +6,6 @@ requests that need more of HTTP (chunked bodies, Expect, a body in many pieces),
 
 from __future__ import annotations
 
-import asyncio
 from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Callable
@@ -42,25 +41,15 @@ from hadelay.http.routes import (
     media_type,
 )
 from hadelay.http.values import LARGEST_MS, SMALLEST_INSTANT_MS, check_topic
-from hadelay.server.api import Receipts
+from hadelay.server.api import Receipts, answered
 
 routes = Routes()
 
 
 async def commit(call: Call, drafts: list[Draft], key: bytes | None) -> Receipts:
-    future: asyncio.Future[Receipts] = asyncio.get_running_loop().create_future()
-
-    def done(answer: Receipts | None, error: HadelayError | None) -> None:
-        if future.done():  # the client hung up; the message stays
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            assert answer is not None
-            future.set_result(answer)
-
-    call.server.service.publish(drafts, key, done)
-    return await future
+    """When the client hangs up meanwhile, the message stays."""
+    found: Receipts = await answered(lambda done: call.server.service.publish(drafts, key, done))
+    return found
 
 
 @routes.add(

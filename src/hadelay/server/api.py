@@ -255,6 +255,28 @@ class Granting(asyncio.CancelledError):
     """A receive was cancelled when something may have been granted to it: nobody can say that nothing happened."""
 
 
+async def answered(begin: Callable[[Callable[..., None]], object]) -> Any:
+    """What `begin` tells its `done`: the result, or the error is raised."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    begin(settled_by(future))
+    return await future
+
+
+def settled_by(future: asyncio.Future[Any]) -> Callable[..., None]:
+    """done(result, error) or done(error) for a future that its reader may have given up."""
+
+    def done(*said: Any) -> None:
+        if future.done():
+            return
+        error = said[-1]
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(said[0])
+
+    return done
+
+
 class Service(Protocol):
     """One node, as its HTTP layer sees it. Every method may be called on any node."""
 

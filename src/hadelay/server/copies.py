@@ -7,10 +7,10 @@ those of hours that are retired meanwhile; so it ends when it is released, or wh
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hadelay.errors import NotFound, Overloaded
-from hadelay.server.api import SnapshotView
+from hadelay.server.api import SnapshotView, answered
 from hadelay.storage.handles import files_closed
 from hadelay.storage.snapshot import Manifest
 from hadelay.storage.store import Storage
@@ -67,21 +67,14 @@ class Copies:
     async def read(self, name: str, file: str, offset: int, size: int) -> bytes:
         """In a thread: the disk may have to look for it."""
         copy = self._copy(name)
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-        def done(data: Any, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if isinstance(error, FileNotFoundError):
-                future.set_exception(_gone())
-            elif error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(data)
-
-        self._node.runtime.in_thread("copies", lambda: copy.storage.exports.read(file, offset, size), done)
-        data = await future
-        copy.heard = self._node.runtime.monotonic()
+        runtime = self._node.runtime
+        try:
+            data: bytes = await answered(
+                lambda done: runtime.in_thread("copies", lambda: copy.storage.exports.read(file, offset, size), done)
+            )
+        except FileNotFoundError:
+            raise _gone() from None
+        copy.heard = runtime.monotonic()
         return data
 
     def release(self, name: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,6 +78,8 @@ from hadelay.server.api import (
     SnapshotView,
     Target,
     TopicView,
+    answered,
+    settled_by,
 )
 from hadelay.server.batcher import refusal
 from hadelay.server.copies import Copies
@@ -284,7 +286,7 @@ class NodeService:
             max=poll.max,
             lease_ms=self._lease(poll),
             wait_ms=poll.wait_ms,
-            done=_settle_future(future),
+            done=settled_by(future),
             filter=filter_of(poll.tags, poll.any_tags),
         )
         node.dispatcher.poll(waiting)
@@ -435,7 +437,7 @@ class NodeService:
         if to == node.raft.leader and to is not None:
             return to
         await self._propose(commands.encode_noop(), "cluster.transfer", to or "")
-        await _outcome(lambda done: node.transfer_anywhere(to, done))
+        await answered(lambda done: node.transfer_anywhere(to, done))
         with _once_begun():
             return (await self._find_leader()).name
 
@@ -446,9 +448,9 @@ class NodeService:
             raise NotFound(f"there is no node {node!r}; there are {', '.join(names)}")
         await self._propose(commands.encode_noop(), "cluster.undrain" if undo else "cluster.drain", node)
         if node == mine.name:
-            await _outcome(lambda done: mine.drain(not undo, done))
+            await answered(lambda done: mine.drain(not undo, done))
         else:
-            await _outcome(lambda done: mine.link.call(node, "drain", not undo, _CHANGE_S, done))
+            await answered(lambda done: mine.link.call(node, "drain", not undo, _CHANGE_S, done))
 
     def _drained(self) -> Overloaded | None:
         return Overloaded(f"{self.node} is drained: ask another node", retry_after_ms=0) if self._node.drained else None
@@ -467,7 +469,7 @@ class NodeService:
         deadline = node.runtime.monotonic() + _CHANGE_S
         while True:
             try:
-                await _outcome(lambda done: node.changes.anywhere(op, name, raft, done))
+                await answered(lambda done: node.changes.anywhere(op, name, raft, done))
                 return
             except HadelayError as error:
                 passes = error.retryable and error.outcome_known
@@ -475,14 +477,14 @@ class NodeService:
                     raise
                 if error.outcome == LEADS:
                     try:
-                        await _outcome(lambda done: node.transfer_anywhere(None, done))
+                        await answered(lambda done: node.transfer_anywhere(None, done))
                     except HadelayError as failed:
                         log.warning("transfer_failed", error=str(failed))
             await asyncio.sleep(0.1)
 
     async def hours(self) -> HoursView:
         # What waits for far hours is written first, in slices: the checksums would do it in one go otherwise.
-        await _outcome(self._node.storage.write_out)
+        await answered(self._node.storage.write_out)
         return views.hours(self._node)
 
     async def hour_file_length(self, hour: int, file: HourFile) -> int:
@@ -538,7 +540,7 @@ class NodeService:
             who = self._actor
             command = commands.encode_audited(self.node, who.token_id, who.token, action, target, command)
             log.info("admin_action", action=action, target=target, token=who.token, token_id=who.token_id)
-        result = await _outcome(lambda done: self._node.propose(command, done))
+        result = await answered(lambda done: self._node.propose(command, done))
         if isinstance(result, Refused):
             raise _refused(result)
         return result
@@ -553,7 +555,7 @@ class NodeService:
             return {}
         wait_s = node.config.http.no_leader_wait_ms / 1000
         try:
-            reports: views.Reports = await _outcome(lambda done: node.link.call(leader, "ready", None, wait_s, done))
+            reports: views.Reports = await answered(lambda done: node.link.call(leader, "ready", None, wait_s, done))
         except OutcomeUnknown as error:
             # Of a question it is known that nothing came of it.
             raise NoLeader(error.detail, retry_after_ms=100) from None
@@ -562,7 +564,7 @@ class NodeService:
     async def _confirm(self, stale: bool) -> None:
         if stale:
             return
-        await _outcome(self._node.raft.read_index)
+        await answered(self._node.raft.read_index)
 
 
 @contextmanager
@@ -635,25 +637,3 @@ def _among(kept: list[int], refused: dict[int, HadelayError], done: PublishDone)
         done(whole, None)
 
     return merged
-
-
-async def _outcome(begin: Callable[[Callable[..., None]], object]) -> Any:
-    """What `begin` tells its `done`: the result, or the error is raised."""
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    begin(_settle_future(future))
-    return await future
-
-
-def _settle_future(future: asyncio.Future[Any]) -> Callable[..., None]:
-    """done(result, error) or done(error) for a future that its reader may have given up."""
-
-    def done(*outcome: Any) -> None:
-        if future.done():
-            return
-        error = outcome[-1]
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(outcome[0])
-
-    return done
