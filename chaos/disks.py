@@ -37,7 +37,8 @@ class Disk:
         tools.run("mount", "-o", "loop,commit=600", self.image, self.mount)
 
     def detach(self) -> None:
-        tools.run("umount", self.mount)
+        if self.mount.is_mount():
+            tools.run("umount", self.mount)
 
     def remove(self) -> None:
         if self.mount.is_mount():

@@ -163,15 +163,22 @@ def _toggling(on: Step, off: Step, on_s: float, off_s: float) -> Strike:
     return strike
 
 
+def _cut_power(cluster: Cluster, name: str, fault: Fault) -> None:
+    cluster.disks[name].cut_power(NOTHING_FLUSHED if fault.target != "random" else METADATA_FLUSHED)
+
+
 def _lose_power(cluster: Cluster, name: str, fault: Fault) -> None:
     cluster.do("kill", name)
     cluster.disks[name].detach()
 
 
 def _power_cut(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
-    for name in nodes:  # all of them first: a node that sees another die may not sync meanwhile
-        cluster.disks[name].cut_power(NOTHING_FLUSHED if fault.target != "random" else METADATA_FLUSHED)
-    yield from _each(_lose_power, _disk("attach"), _do("start"))(cluster, nodes, fault)
+    # Healed as from its beginning: where another disk could not be cut, the node may still run on one that is.
+    healed = _each(_cut_power, _lose_power, _disk("attach"), _do("start"))
+    with contextmanager(healed)(cluster, nodes, fault):
+        for name in nodes:  # when all are cut: a node that sees another die may not sync meanwhile
+            _lose_power(cluster, name, fault)
+        yield
 
 
 _STRIKES: dict[str, Strike] = {

@@ -14,7 +14,9 @@ from chaos.history import History
 
 _SHOWN = 20
 _WIDTH, _LEFT, _ROW, _PLOT = 1000, 70, 16, 120
-_COLOURS = ("#4269d0", "#3ca951", "#efb118", "#a463f2", "#ff725c", "#6cc5b0", "#97bbf5", "#9c6b4e", "#9498a0")
+_STORED, _LATE, _GIVEN = "#4269d0", "#efb118", "#ff725c"
+#: One per node, told apart by the colour-blind too (Okabe and Ito's).
+_NODES = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#999999")
 
 
 def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +143,7 @@ text{{font:11px system-ui}} .bad{{color:#c00}}</style>
 
 
 def _course(history: History) -> str:
-    """Rates above, who leads and what is broken at each node below, over time."""
+    """Rates above, who leads and what is broken at each node below, then each kind of fault, over time."""
     faults = history.of("healed")
     names = sorted({name for event in history.of("fault") for name in event["all"]})
     end: float = max([g.got for g in history.given] + [e["t"] for e in history.events] + [1.0])
@@ -161,10 +163,10 @@ def _course(history: History) -> str:
     peak = max([*Counter(map(int, stored)).values(), *Counter(map(int, got)).values(), 1])
     parts = [
         f'<text x="0" y="12">{peak}/s</text>',
-        f'<text x="0" y="30" fill="{_COLOURS[0]}">stored</text>',
-        f'<text x="0" y="46" fill="{_COLOURS[4]}">handed out</text>',
-        rate(stored, _COLOURS[0], peak),
-        rate(got, _COLOURS[4], peak),
+        f'<text x="0" y="30" fill="{_STORED}">stored</text>',
+        f'<text x="0" y="46" fill="{_GIVEN}">handed out</text>',
+        rate(stored, _STORED, peak),
+        rate(got, _GIVEN, peak),
     ]
     worst: dict[int, int] = {}
     for g in first_given(history).values():
@@ -176,7 +178,7 @@ def _course(history: History) -> str:
         height = ms / top * 50
         parts.append(
             f'<rect x="{x(second):.1f}" y="{base - height:.1f}" width="{max(1.0, x(1) - x(0) - 0.5):.1f}" '
-            f'height="{height:.1f}" fill="{_COLOURS[2]}"><title>{ms} ms late</title></rect>'
+            f'height="{height:.1f}" fill="{_LATE}"><title>{ms} ms late</title></rect>'
         )
     row = {name: base + 12 + i * _ROW for i, name in enumerate(names)}
     leaders = history.of("leader")
@@ -185,21 +187,25 @@ def _course(history: History) -> str:
             parts.append(
                 _bar(x(one["t"]), x(after["t"]), row[one["node"]] + 5, 3, "#333", f"leader, term {one['term']}")
             )
+    # A row per kind, and in it a strip per node: faults of an hour are a pixel wide, too little for a pattern.
     kinds = sorted({event["kind"] for event in faults})
+    below = base + 24 + len(names) * _ROW
+    lane = {kind: below + i * _ROW for i, kind in enumerate(kinds)}
+    strip = (_ROW - 3) / max(1, len(names))
     for event in faults:
+        began, healed, kind = x(event["began"]), x(event["t"]), event["kind"]
         for name in event["nodes"]:
-            colour = _COLOURS[kinds.index(event["kind"]) % len(_COLOURS)]
-            parts.append(_bar(x(event["began"]), x(event["t"]), row[name], _ROW - 3, colour, event["kind"]))
-    parts += [f'<text x="0" y="{y + 11}">{escape(name)}</text>' for name, y in row.items()]
-    legend = base + 24 + len(names) * _ROW
-    for i, kind in enumerate(kinds):
-        colour = _COLOURS[i % len(_COLOURS)]
-        parts.append(f'<text x="{_LEFT + i % 10 * 90}" y="{legend + i // 10 * 14}" fill="{colour}">{kind}</text>')
-    return f'<svg width="{_WIDTH}" height="{legend + 40}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+            i = names.index(name)
+            colour = _NODES[i % len(_NODES)]
+            parts.append(_bar(began, healed, row[name], _ROW - 3, colour, kind))
+            parts.append(_bar(began, healed, lane[kind] + i * strip, strip, colour, f"{kind} of {name}"))
+    parts += [f'<text x="0" y="{y + 11}">{escape(name)}</text>' for name, y in [*row.items(), *lane.items()]]
+    bottom = below + len(kinds) * _ROW
+    return f'<svg width="{_WIDTH}" height="{bottom}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
 
 
 def _bar(left: float, right: float, y: float, height: float, colour: str, title: str) -> str:
     return (
-        f'<rect x="{left:.1f}" y="{y}" width="{max(1.5, right - left):.1f}" height="{height}" fill="{colour}" '
+        f'<rect x="{left:.1f}" y="{y:g}" width="{max(1.5, right - left):.1f}" height="{height:g}" fill="{colour}" '
         f'opacity="0.75"><title>{escape(title)}</title></rect>'
     )

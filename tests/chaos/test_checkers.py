@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from chaos import flat
 from chaos.checkers import ACKED, CHECKERS, COUNTED, OTHER_ENDS, check, fault_spans, overtaken
 from chaos.history import History, body_of, number_of, term_of
 from chaos.report import page, summary, table
-from chaos.scenario import Watch
+from chaos.scenario import KINDS, Watch
 from hadelay.core.tokens import encode_leases
 
 HEAD = {"scenario": "test", "seed": 1, "seconds": 9, "replay": "again", "directory": "/"}
@@ -264,6 +265,20 @@ def test_page_and_table_agree_on_the_latest_message() -> None:
     found = summary(history, [], HEAD)
     assert found["late_ms"]["calm"]["max"] == 3_000
     assert "latest: 3000 ms" in page(history, found)
+
+
+def test_each_kind_of_fault_has_a_row_of_its_own_in_the_page() -> None:
+    history, nodes = History(), ["n1", "n2", "n3"]
+    for i, kind in enumerate(KINDS):
+        history.record("fault", t=float(i), kind=kind, nodes=nodes, all=nodes, deposed=False)
+        history.record("healed", t=i + 0.5, kind=kind, nodes=nodes, began=float(i))
+    text = page(history, summary(history, [], HEAD))
+    labels = {kind: float(y) - 11 for y, kind in re.findall(r'<text x="0" y="([\d.]+)">([\w-]+)</text>', text)}
+    bars = re.findall(r'y="([\d.]+)" width="[\d.]+" height="[\d.]+" fill="([^"]+)"[^>]*><title>(\S+) of (n\d)<', text)
+    places = {(kind, node): (float(y), colour) for y, colour, kind, node in bars}
+    assert len({y for y, _ in places.values()}) == len(places) == len(KINDS) * len(nodes)
+    assert len({colour for _, colour in places.values()}) == len(nodes)
+    assert all(0 <= y - labels[kind] < 12 for (kind, _), (y, _) in places.items())
 
 
 def test_a_report_says_how_many_failovers_were_timed() -> None:

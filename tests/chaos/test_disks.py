@@ -21,7 +21,8 @@ def test_a_power_cut_does_not_bring_back_what_filled_the_disk(tmp_path: Path) ->
         assert not shutil.disk_usage(disk.mount).free
         disk.unfill()
         disk.cut_power(NOTHING_FLUSHED)
-        disk.detach()
+        for _ in range(2):  # healing is harmless where there is nothing to heal
+            disk.detach()
         disk.attach()
         assert shutil.disk_usage(disk.mount).free > 16 << 20
     finally:

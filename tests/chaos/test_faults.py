@@ -36,7 +36,7 @@ DONE = {
     "clock": ("control(clock_offset_ms=3600000)", "control start"),
     "full-disk": ("disk.fill", "disk.unfill start"),
     "stalled-disk": ("disk.freeze", "disk.thaw start"),
-    "power-cut": ("disk.cut_power(2) kill disk.detach", "disk.attach start"),
+    "power-cut": ("disk.cut_power(2) kill disk.detach", "kill disk.detach disk.attach start"),
 }
 
 
@@ -139,11 +139,18 @@ def test_a_node_that_cannot_be_healed_does_not_keep_the_others_broken(kind: str)
         assert cluster.seen["n1"][-1] == cluster.seen["n3"][-1] == heal
 
 
-def test_a_fault_that_cannot_begin_is_healed_where_it_began() -> None:
-    cluster = Recorded(("n3", "pause"))
-    with pytest.raises(Mistake), strike(cluster, ["n1", "n3"], fault("pause")):
+@pytest.mark.parametrize(
+    ("kind", "failing"),
+    [("pause", "pause"), ("power-cut", "disk.cut_power(2)"), ("power-cut", "kill"), ("power-cut", "disk.detach")],
+)
+def test_a_fault_that_cannot_begin_is_healed_where_it_began(kind: str, failing: str) -> None:
+    hit, heal = (words.split() for words in DONE[kind])
+    cluster = Recorded(("n3", failing))
+    with pytest.raises(Mistake), strike(cluster, ["n1", "n3"], fault(kind)):
         raise AssertionError("it never held")
-    assert cluster.seen["n1"] == ["pause", "resume"]
+    assert cluster.seen["n1"][0] == hit[0]
+    assert cluster.seen["n1"][-len(heal) :] == heal
+    assert cluster.seen["n3"][-1] == heal[-1]
 
 
 @pytest.mark.parametrize(
