@@ -40,6 +40,9 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     init: bool = False
     #: The group whose messages this process keeps: 8 bits of every id. One per cluster for now.
     group: int = 0
+    #: Go on alone, whatever the log says of other members: to rescue what a copy of a directory holds when a majority
+    #: of the disks is gone for good. For the command line, and that once: in a file it would make two clusters of one.
+    survivor: bool = False
 
 
 class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -376,6 +379,8 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
     for name in peers:
         if not _NAME.fullmatch(name):
             yield f"raft.peers.{name}", "a node's name is 1 to 64 of A-Z a-z 0-9 . _ -"
+    if config.cluster.survivor and len(config.members) > 1:
+        yield "cluster.survivor", "goes on alone: --set raft.peers=NAME=HOST:PORT of this node, and of no other"
     if len(set(peers.values())) < len(peers):
         yield "raft.peers", "two members have the same address"
 

@@ -154,3 +154,8 @@ def test_every_key_has_its_unit_or_needs_none() -> None:
     plain |= {"max_connections", "max_calls", "host_calls", "topic_calls", "metrics_topics"}
     numbers = {key.partition(".")[2] for key, kind in keys().items() if kind is int}
     assert {name for name in numbers if not name.endswith(("_ms", "_bytes"))} == plain | {"idempotency_keys"}
+
+
+def test_a_survivor_is_alone(tmp_path: Path) -> None:
+    two = '[cluster]\nsurvivor = true\n[raft.peers]\nn1 = "127.0.0.1:1"\nn2 = "127.0.0.1:2"\n'
+    assert "cluster.survivor: goes on alone: --set raft.peers=" in complaint(tmp_path, two)

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import itertools
 import json
+import shutil
 import subprocess
 import time
 from collections import Counter
@@ -121,3 +122,15 @@ def test_one_grows_to_three_and_a_dead_one_is_replaced_under_traffic(town: Town)
     assert [entry["action"] for entry in trail if entry["action"].startswith("members.")] == [
         "members.add", "members.add", "members.add", "members.add", "members.remove", "members.remove",
     ]  # fmt: skip
+    # Two of three are gone for good, and the log of the last one names them.
+    for process in town.running.values():
+        end(process)
+    shutil.copytree(town.directory / "n4", town.directory / "n5")
+    town.running.clear()
+    alone = (f"raft.peers=n4={town.raft('n4')}", f"node.data_dir={town.directory}/n5", "cluster.survivor=true")
+    town.start("n4", *(word for setting in alone for word in ("--set", setting)))
+    town.ready("n4")
+    assert town.members() == {"n4": "leader"}
+    assert "back it up" in town.cli("cluster", "members", "add", "n2", town.raft("n2"), code=1)
+    left = json.loads(town.cli("topic", "get", "orders", "-o", "json"))
+    assert left["leased"] == len(ids)

@@ -7,6 +7,8 @@ members are those of the configuration file.
 
 Frames go to everybody who may matter: members in force, those that are applied (one that is removed learns of it), and
 those a peer told of, which this node's log does not know yet: without them it could not follow a leader among them.
+
+A survivor goes by its file for good: a majority of the others is gone, and what it holds is to be backed up.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class Membership:
 
     def _derive(self) -> None:
         self.index, self.members = self.appended_lists[-1] if self.appended_lists else self.applied_list
+        if self.node.config.survivor:
+            self.members = self._given
         voters = [member.name for member in self.members if member.voter]
         was = any(member.voter and member.name == self.node.name for member in self.applied_list[1])
         #: Never iterated: `others` is.
@@ -76,6 +80,8 @@ class Membership:
 
     def linked(self) -> dict[str, str]:
         """Name → address of everybody that frames are exchanged with."""
+        if self.node.config.survivor:
+            return {}
         lists = [self.applied_list, *self.appended_lists, *([self._heard] if self.heard else [])]
         if self.astray or self.node.name not in self.names:
             # Or it was removed, and is to come back: by whom the file may know, too.
@@ -175,6 +181,8 @@ class Membership:
     def refusal(self, members: Members) -> HadelayError | None:
         """Why a leader must not propose this list, or not now."""
         node = self.node
+        if node.config.survivor:
+            return Conflict("this is what is left of a cluster: back it up, and restore that into a new one")
         if not node.is_leader:
             return NoLeader("this node does not lead", retry_after_ms=50)
         if node.transfers.under_way:

@@ -156,6 +156,8 @@ class RaftConfig:
     #: Pulling a snapshot: bytes per request, and per second.
     chunk_bytes: int = 256 << 10
     pull_bytes_per_s: int = 64 << 20
+    #: It goes on alone, whatever the log says of other members: a majority of them is gone for good.
+    survivor: bool = False
     #: Kept below a checkpoint for followers that lag; beyond it they get files.
     journal_keep_bytes: int = 256 << 20
 

@@ -517,4 +517,5 @@ def raft_config(config: Config) -> RaftConfig:
         # A batch is closed once it is over max_entry_bytes: by one publish, at most as large again.
         max_entry_bytes=min(4 << 20, raft.segment_bytes // 4),
         window_bytes=raft.max_inflight_bytes,
+        survivor=config.cluster.survivor,
     )
