@@ -12,6 +12,7 @@ from itertools import product
 import pytest
 
 from hadelay.errors import DamagedFile, FatalError
+from hadelay.raft.files import end_of
 from hadelay.raft.journal import FIRST, Journal, JournalConfig
 from hadelay.raft.records import END, RECORD_OVERHEAD, SEGMENT_HEADER_BYTES
 from hadelay.testing.disk import SimDisk
@@ -141,6 +142,25 @@ def test_the_end_is_cut_and_stays_cut():
     rig.sync()
     rig.reopen()
     assert [(index, term) for index, term, _ in rig.contents()][-4:] == [(13, 1), (14, 1), (15, 5), (16, 5)]
+
+
+def test_which_entry_is_the_last_is_said_as_a_start_would_find_it():
+    """Whatever stands behind it: votes and marks, a segment that has none yet, or entries that a later one cuts off."""
+    rig = Rig()
+    rig.append(60, term=2)
+    rig.journal.vote(7, "n2")
+    rig.sync()
+    rig.world.run_for(1)  # a mark
+    seen = end_of(rig.disk, DIRECTORY)
+    assert (seen["node"], seen["last_index"], seen["last_term"], seen["term"]) == ("n1", 61, 2, 7)
+    rig.reopen()
+    assert {key: end_of(rig.disk, DIRECTORY)[key] for key in seen} == seen
+    rig.journal.truncate(40)
+    rig.sync()
+    assert end_of(rig.disk, DIRECTORY)["last_index"] == 39
+    rig.append(1, term=8)
+    rig.sync()
+    assert (end_of(rig.disk, DIRECTORY)["last_index"], end_of(rig.disk, DIRECTORY)["last_term"]) == (40, 8)
 
 
 def test_a_sync_that_was_under_way_says_nothing_of_what_replaced_its_entries():

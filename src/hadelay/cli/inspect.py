@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hadelay.cli.output import Printing, emit_json, note, table
-from hadelay.errors import DamagedFile, NotFound
+from hadelay.errors import BadRequest, DamagedFile, NotFound
+from hadelay.raft.files import SUFFIX, end_of
 from hadelay.raft.records import MAGIC, SEGMENT_HEADER_BYTES, Torn, decode_record, decode_segment_header, is_torn
+from hadelay.storage.disk import RealDisk
 from hadelay.storage.inspect import inspect as storage_rows
 
 Row = dict[str, Any]
@@ -30,7 +32,8 @@ def inspect(
     Parameters
     ----------
     file
-        Its name or its first bytes say what it is.
+        Its name or its first bytes say what it is. The directory of a journal (raft/g0) of a node that has ended: whose
+        it is, and which entry is its last.
     skip
         Entries to leave out from the front.
     limit
@@ -38,6 +41,8 @@ def inspect(
     verify
         Read everything, and print only what does not verify.
     """
+    if file.is_dir():
+        return _directory(file, printing)
     if not file.is_file():
         raise NotFound(f"{file}: no such file")
     count, damaged = 0, 0
@@ -50,6 +55,19 @@ def inspect(
             _print(bad if verify else part, columns, printing)
     note(f"{count:,} entries" + (f", {damaged:,} of them damaged" if damaged else ""))
     return 1 if damaged else 0
+
+
+class _LookOnly(RealDisk):
+    def unlink(self, path: str) -> None:
+        """Recovery would remove what does not count."""
+
+
+def _directory(path: Path, printing: Printing) -> int:
+    if not any(path.glob(f"*{SUFFIX}")):
+        raise BadRequest(f"{path} is a directory, and not that of a journal: name a file in it, or raft/g0")
+    row = end_of(_LookOnly(), str(path))
+    _print([row], tuple(row), printing)
+    return 0
 
 
 def _rows(path: Path) -> Iterator[Row]:

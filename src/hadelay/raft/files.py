@@ -84,6 +84,29 @@ def _refuse_strangers(header: SegmentHeader, owner: dict[str, object], directory
             raise FatalError(f"{directory} is the journal of {name} {theirs!r}, not of {owner[name]!r}")
 
 
+def end_of(disk: Disk, directory: str) -> dict[str, object]:
+    """Whose journal it is and which entry is its last, as the node itself would find it when it starts. `disk` may
+    leave undone what it is told to unlink."""
+    owner: dict[str, object] = {}
+    for name in disk.listdir(directory):
+        if name.endswith(SUFFIX):
+            file = disk.open(f"{directory}/{name}")
+            header = decode_segment_header(file.pread(SEGMENT_HEADER_BYTES, 0), file.path)
+            file.close()
+            if header is not None:
+                owner = {"cluster": header.cluster_id, "group": header.group, "node": header.node}
+                break
+    segments, state, _ = recover(disk, directory, owner)
+    last = segments[-1]
+    term = last.term_at(last.last_index) if last.last_index >= last.first_index else last.header.prev_term
+    for segment in segments:
+        segment.file.close()
+    return owner | {
+        "incarnation": state.incarnation, "admitted": state.admitted, "term": state.term, "last_term": term,
+        "last_index": last.last_index,
+    }  # fmt: skip
+
+
 def recover(disk: Disk, directory: str, owner: dict[str, object]) -> tuple[list[Segment], SegmentHeader, int]:
     """The segments that count, the newest header with term, vote and `durable` brought up to date, the last number."""
     found: list[Segment] = []
