@@ -144,6 +144,39 @@ def test_another_server_may_be_a_node(stranger: str, url: str, capsys: pytest.Ca
     assert "deliver_at" in capsys.readouterr().out
 
 
+def test_what_a_node_says_counts_for_more_than_that_another_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    class NoLeader(Stranger):
+        status = 503
+        body = b'{"type":"no_leader","title":"No leader","detail":"no majority","retryable":true,"outcome_known":true}'
+
+        def end_headers(self) -> None:
+            self.send_header("Hadelay-Node", "n1")
+            self.send_header("Content-Type", "application/problem+json")
+            super().end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), NoLeader) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers = f"http://127.0.0.1:1,http://127.0.0.1:{server.server_port},http://127.0.0.1:2"
+        assert run(["cluster", "status", "--servers", servers]) == UNREACHABLE
+        server.shutdown()
+    shown = capsys.readouterr().err
+    assert "no majority" in shown
+    assert "/readyz?verbose" in shown
+    assert "refused" not in shown
+
+
+def test_everybody_who_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cluster", "status", "--servers", "http://127.0.0.1:1,http://127.0.0.1:2"]) == UNREACHABLE
+    shown = capsys.readouterr().err
+    assert "http://127.0.0.1:1: Connection refused; http://127.0.0.1:2: Connection refused" in shown
+
+
+@pytest.mark.parametrize("stranger", [0], indirect=True)
+def test_who_hangs_up_may_want_to_be_asked_over_tls(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cluster", "status", "--servers", stranger]) == UNREACHABLE
+    assert "is it https://?" in capsys.readouterr().err
+
+
 def test_a_secret_is_not_told_on(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["topic", "list", "--servers", url, "--token", "abc\n"]) == OK
     assert run(["topic", "list", "--servers", url, "--token", "sec\nret"]) == USAGE

@@ -243,6 +243,8 @@ def message(error: Exception, servers: str) -> str:
     text = str(error) or type(error).__name__
     if isinstance(error, HadelayError) and "id" in error.extra:
         return f"{text}\n  id {error.extra['id']}"
+    if isinstance(error, NoLeader) and error.of_a_node:
+        return f"{text}\n  A node is there: /readyz?verbose of each says, to anybody, what keeps it from serving."
     if isinstance(error, NoLeader | ConnectionError) and servers not in text:
         return f"{text}\n  Is a cluster running there? `hadelay dev` starts one; {servers} names another."
     if isinstance(error, HadelayError) and not error.outcome_known:

@@ -53,6 +53,7 @@ def call(
             raise errors.BadRequest("nan and inf are not numbers that can be sent") from None
         sent["Content-Type"] = "application/json"
     problem: Exception = ConnectionError("no server was named: --servers")
+    silent: list[str] = []
     for url in remote.addresses():
         try:
             return _exchange(url, method, target, body, sent, timeout_s, decode)
@@ -69,8 +70,14 @@ def call(
                 if settled or not isinstance(error, NO_NEWS):
                     raise
                 break
-            # That nothing happened is true of this address, and not of an earlier one.
-            problem = error if settled else problem
+            # That nothing happened is true of this address, and not of an earlier one. And what a node says counts for
+            # more than that another one is not there.
+            if settled and (isinstance(error, HadelayError) or not isinstance(problem, HadelayError)):
+                problem = error
+            if isinstance(error, OSError):
+                silent.append(str(error))
+    if isinstance(problem, OSError) and silent:
+        problem = type(problem)("; ".join(silent))
     if isinstance(problem, HadelayError) and not problem.outcome_known and "Idempotency-Key" in sent:
         problem.extra["idempotency_key"] = sent["Idempotency-Key"]
     raise problem
@@ -150,4 +157,6 @@ def _unreachable(url: str, error: Exception) -> Exception:
         return ConnectionError(f"{url}: {why} (SSL_CERT_FILE names a file of authorities; --servers names the nodes)")
     if isinstance(error, TimeoutError):
         return TimeoutError(f"{url} did not answer in time")
+    if isinstance(error, http.client.RemoteDisconnected) and url.startswith("http:"):
+        return ConnectionError(f"{url}: it hung up without a word: is it https://?")
     return ConnectionError(f"{url}: {getattr(error, 'strerror', None) or error or type(error).__name__}")
