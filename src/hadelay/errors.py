@@ -15,6 +15,7 @@ HadelayError
   DiskFull 507            publishing is refused until there is space; consuming goes on
 DamagedFile               a stored byte is wrong: file, offset and what to do
 ConfigError               a key of the configuration, and what it should be
+  Taken                   an address or a directory that is another process's now: it may be free in a moment
 FatalError                the process must stop: a failed sync, an impossible state
 """
 
@@ -152,6 +153,10 @@ class ConfigError(HadelayError):
     """The message names the key (and the line, when it came from a file) and what was expected."""
 
     type, title = "config", "Configuration error"
+
+
+class Taken(ConfigError):
+    """What the configuration names is another process's, or not there yet: to try again may help."""
 
 
 class FatalError(HadelayError):

@@ -261,7 +261,7 @@ def test_serve_with_nothing_is_a_node_on_loopback(tmp_path: Path) -> None:
             timeout=60,
             check=False,
         )
-        assert second.returncode == 2
+        assert second.returncode == 1
         assert b"another node runs in" in second.stderr
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0

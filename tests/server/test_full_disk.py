@@ -38,6 +38,22 @@ def test_it_says_what_is_full_and_what_to_do() -> None:
     start(disk, _raise).stop()
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.EACCES, r"user \d+, as whom this runs, has to own /data and "), (errno.EROFS, "dmesg .* ReadWritePaths=")],
+)
+def test_it_says_why_it_may_not_write_and_what_to_do(number: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk(random.Random(1))
+
+    def refuse(path: str) -> None:
+        raise OSError(number, "the system's words", path)
+
+    monkeypatch.setattr(disk, "makedirs", refuse)
+    with pytest.raises(OSError, match=f"the system's words: .*?{words}") as caught:
+        start(disk, _raise)
+    assert caught.value.errno == number
+
+
 def test_it_ends_when_it_cannot_open_the_snapshot_that_it_has_switched_to() -> None:
     """It would have no state, and say nothing about it."""
     disk, fatal = SimDisk(random.Random(1)), list[BaseException]()

@@ -32,6 +32,7 @@ from hadelay.errors import (
     OutcomeUnknown,
     Overloaded,
     RequestTimeout,
+    Taken,
     Unauthorized,
 )
 from hadelay.version import VERSION
@@ -59,6 +60,7 @@ class SystemRefusal(HadelayError):
 _CODES: tuple[tuple[type[Exception], int], ...] = (
     (Interrupted, INTERRUPTED),
     (NotANode, UNREACHABLE),
+    (Taken, REFUSED),
     (ConfigError, USAGE),
     (BadRequest, USAGE),
     (NotFound, NOT_FOUND),

@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from hadelay.config import HttpConfig, SecurityConfig, split_address
-from hadelay.errors import ConfigError, HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.errors import ConfigError, HadelayError, NoLeader, OutcomeUnknown, Overloaded, Taken
 from hadelay.http import admin, consume, dead, health, listing, messages, openapi, problems, publish, tokens
 from hadelay.http.access import ANYBODY, OPEN, Access, Denials, Door, check_site
 from hadelay.http.bodies import Room, Share
@@ -166,7 +166,9 @@ class HttpServer:
         except OSError as error:
             await self._runner.cleanup()
             if error.errno == errno.EADDRINUSE:
-                raise ConfigError(f"http.listen: {self.config.listen} is in use by another process") from None
+                raise Taken(f"http.listen: {self.config.listen} is in use by another process") from None
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise Taken(f"http.listen: {self.config.listen} is no address of this machine, or not yet") from None
             raise ConfigError(f"http.listen: {self.config.listen}: {error.strerror}") from None
         self.metrics.watch()
         taken = self._runner.addresses[0][1]

@@ -9,6 +9,7 @@ connection, and nothing from the wire is ever unpickled.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import ssl
@@ -19,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from hadelay.core.checksums import crc32c
-from hadelay.errors import ConfigError
+from hadelay.errors import ConfigError, Taken
 from hadelay.raft import messages
 from hadelay.raft.network import MAX_FRAME, Buffer, Receiver
 from hadelay.runtime import AsyncioRuntime
@@ -279,7 +280,9 @@ class AsyncioNetwork:
         try:
             sock = socket.create_server((host.strip("[]"), int(port)), family=_family(host), backlog=64)
         except OSError as error:
-            raise ConfigError(f"raft.listen: cannot listen on {self.listen}: {error.strerror or error}") from error
+            what = f"raft.listen: cannot listen on {self.listen}: {error.strerror or error}"
+            now = error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+            raise (Taken if now else ConfigError)(what) from error
         sock.setblocking(False)
         return sock
 

@@ -12,6 +12,8 @@ was applied (`damaged` names them) make it such a node, too. A cluster of one ha
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -47,8 +49,8 @@ def open_node(
     """A recovered node, not yet started. ConfigError in words for directories that are not this node's, DamagedFile
     for bytes that do not verify. `backend` makes the table store at a path."""
     directories = Directories(config, disk, runtime, backend)
-    directories.make()
-    with _full_disk_in_words(config, disk):
+    with _in_words(config, disk):
+        directories.make()
         locks = directories.lock()
         try:
             journal, storage = directories.open()
@@ -62,17 +64,28 @@ def open_node(
 
 
 @contextmanager
-def _full_disk_in_words(config: Config, disk: Disk) -> Iterator[None]:
+def _in_words(config: Config, disk: Disk) -> Iterator[None]:
+    """What to do about a disk that does not let a node start."""
     try:
         yield
     except OSError as error:
-        if not is_disk_full(error):
-            raise
         kept = sorted({config.node.data_dir, config.journal_dir})
-        free = ", ".join(f"{disk.free(directory)[0]:,} bytes are free at {directory}" for directory in kept)
-        todo = "where the disk is full, free some or enlarge it (delete nothing that is the node's), and start again"
-        text = f"{error.strerror}: {free}. A node writes a little when it starts: {todo}"
-        raise OSError(error.errno, text, error.filename) from error
+        if is_disk_full(error):
+            free = ", ".join(f"{disk.free(directory)[0]:,} bytes are free at {directory}" for directory in kept)
+            todo = (
+                "where the disk is full, free some or enlarge it (delete nothing that is the node's), and start again"
+            )
+            text = f"{free}. A node writes a little when it starts: {todo}"
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            text = f"user {os.geteuid()}, as whom this runs, has to own {' and '.join(kept)} and everything in them"
+        elif error.errno == errno.EROFS:
+            text = (
+                "after an error of the disk the kernel mounts it so, and dmesg says why; of systemd's "
+                "ProtectSystem=strict are excepted StateDirectory= and what ReadWritePaths= names"
+            )
+        else:
+            raise
+        raise OSError(error.errno, f"{error.strerror}: {text}", error.filename) from error
 
 
 class Directories:

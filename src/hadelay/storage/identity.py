@@ -14,7 +14,7 @@ import msgspec
 
 from hadelay.core.checksums import crc32c
 from hadelay.core.formats import FEATURE_LEVEL, FIRST_LEVEL, FORMAT_VERSION
-from hadelay.errors import ConfigError, DamagedFile
+from hadelay.errors import ConfigError, DamagedFile, Taken
 from hadelay.storage.disk import Disk, Lock, read_file, replace_file
 
 _HEAD = struct.Struct("<4sII")
@@ -115,4 +115,4 @@ def lock_directory(disk: Disk, directory: str, path: str = "") -> Lock:
     try:
         return disk.lock(path or f"{directory}/lock")
     except BlockingIOError as error:
-        raise ConfigError(f"another node runs in {directory}: stop it, or choose another data_dir") from error
+        raise Taken(f"another node runs in {directory}: stop it, or choose another data_dir") from error
