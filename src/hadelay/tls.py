@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import ssl
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from hadelay.errors import ConfigError
@@ -19,6 +21,10 @@ log = logging.getLogger(__name__)
 
 #: Alerts and errors of OpenSSL that say: this is no TLS at all.
 _NOT_TLS = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "HTTPS_PROXY_REQUEST"))
+
+
+#: notBefore and notAfter, the only two times in X.509 that follow one another: UTCTime, from 2050 on GeneralizedTime.
+_VALIDITY = re.compile(rb"(?:\x17\x0d\d{12}|\x18\x0f\d{14})Z(?:\x17\x0d(\d{12})|\x18\x0f(\d{14}))Z")
 
 
 class Certificates:
@@ -88,6 +94,9 @@ class Certificates:
             client.check_hostname = False
             client.load_cert_chain(cert, key, password="")
         self.server, self.client = server, client
+        with open(cert) as file:
+            #: When the certificate is over, Unix time; nobody connects after that, and who is connected stays so.
+            self.expires_s = _expires_s(file.read())
 
 
 class Decrypted(asyncio.BufferedProtocol):
@@ -140,6 +149,17 @@ def in_words(error: ssl.SSLError) -> str:
         why = reason.lower().partition("alert_")[2].replace("_", " ")
         return f"it does not accept the certificate of this node: {why}"
     return _plain(error)
+
+
+def _expires_s(pem: str) -> float:
+    """Of the first certificate; `ssl` tells it only of those that are accepted."""
+    first = pem[pem.index("-----BEGIN") :].partition("-----END CERTIFICATE-----")
+    found = _VALIDITY.search(ssl.PEM_cert_to_DER_cert(first[0] + first[1]))
+    assert found is not None, "OpenSSL has read it, so it has a time"
+    short, long = found.groups()
+    century = b"" if long else b"20" if short < b"50" else b"19"
+    text = (century + (long or short)).decode()
+    return datetime.strptime(text, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp()
 
 
 def _plain(error: ssl.SSLError) -> str:

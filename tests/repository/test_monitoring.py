@@ -87,6 +87,8 @@ def labels_left(node: Any) -> set[str] | None:
             return set(node.modifier.labels)
         case promql.Call():
             found = [labels for arg in node.args if (labels := labels_left(arg)) is not None]
+            if not node.args:
+                return None  # time()
             if node.func.name in ("rate", "increase"):
                 name = node.args[0].vector_selector.name
                 assert name.endswith(("_total", "_bucket", "_sum", "_count")), f"{node.func.name} of {name}, no counter"

@@ -269,6 +269,8 @@ def test_new_certificates_without_a_restart(cluster: Secure) -> None:
         assert client.put("orders", b"x")
     since = cluster.log("n3").rpartition("certificate_read")[2]
     assert "link_refused" not in since
+    told = [line for line in since.splitlines() if "certificate_expires" in line]
+    assert len(told) == 3, "two days are little: told when the last of them was read, and of both at the start"
 
 
 def test_a_node_is_added_and_removed_while_it_runs(cluster: Secure) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -110,6 +112,21 @@ async def test_a_new_certificate_without_a_restart(pki: Pki, tmp_path: Path) -> 
         assert (await read_answer(old_reader))[0] == 201, "who was connected stays connected"
         old.close()
         new.close()
+
+
+@pytest.mark.parametrize("days", [2, 20_000])
+@on_uvloop
+async def test_when_a_certificate_is_over_is_known_and_shown(pki: Pki, tmp_path: Path, days: int) -> None:
+    """Beyond 2049 it is written otherwise."""
+    pki.make("soon", days)
+    async with served(pki.files("soon")) as (server, _, _):
+        assert server.tls is not None
+        assert abs(server.tls.expires_s - time.time() - days * 86_400) < 300
+        server.metrics.certificates = [server.tls]
+        text = (await server.metrics.exposition(0, 0, 0)).decode()
+    shown = re.search(r'^hadelay_certificate_expiry_timestamp_seconds{section="http"} (\S+)$', text, re.M)
+    assert shown is not None
+    assert float(shown[1]) == server.tls.expires_s
 
 
 @on_uvloop

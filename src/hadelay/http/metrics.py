@@ -15,6 +15,7 @@ from itertools import accumulate, islice
 from pathlib import Path
 
 from hadelay.server.api import Family, Histogram, Measured, Service, Values
+from hadelay.tls import Certificates
 from hadelay.version import VERSION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,6 +41,10 @@ DELAYS = Family(
     "hadelay_loop_delay_seconds", "histogram",
     "How late a timer of the event loop was, ten times a second: what keeps it busy delays everything",
 )  # fmt: skip
+CERTIFICATES = Family(
+    "hadelay_certificate_expiry_timestamp_seconds", "gauge",
+    "When this node's certificate is over, Unix time: of the node link (raft) and of HTTPS (http)", ("section",),
+)  # fmt: skip
 BUILD = Family("hadelay_build_info", "gauge", "1; the version that runs, and the node's name", ("version", "node"))
 CPU = Family("process_cpu_seconds_total", "counter", "User and system CPU time")
 RESIDENT = Family("process_resident_memory_bytes", "gauge", "Resident memory, mapped files included")
@@ -49,7 +54,8 @@ OPEN_FDS = Family("process_open_fds", "gauge", "Open file descriptors")
 MAX_FDS = Family("process_max_fds", "gauge", "Most file descriptors that it may open")
 #: In the order in which they are shown, after those of the node.
 FAMILIES = (
-    REQUESTS, DENIED, CONNECTIONS, RECEIVES, READING, DELAYS, BUILD, CPU, RESIDENT, VIRTUAL, STARTED, OPEN_FDS, MAX_FDS,
+    REQUESTS, DENIED, CONNECTIONS, RECEIVES, READING, DELAYS, CERTIFICATES, BUILD, CPU, RESIDENT, VIRTUAL, STARTED,
+    OPEN_FDS, MAX_FDS,
 )  # fmt: skip
 
 
@@ -62,6 +68,7 @@ class Metrics:
         #: (route, status) → answers
         self.requests: Counter[tuple[str, int]] = Counter()
         self.delays = Histogram.of(_DELAYS_S)
+        self.certificates: list[Certificates] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
@@ -87,6 +94,7 @@ class Metrics:
             (RECEIVES, receives),
             (READING, reading),
             (DELAYS, self.delays),
+            (CERTIFICATES, {(one.section,): one.expires_s for one in self.certificates}),
             (BUILD, {(VERSION, self.service.node): 1}),
             *_process(),
         ]

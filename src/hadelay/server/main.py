@@ -48,6 +48,8 @@ _CHECKPOINT_S = 10.0
 _OTHER_FILES = 2_048
 #: How often the certificates' files are looked at. SIGHUP: at once.
 _CERTIFICATES_S = 10.0
+#: From when on a certificate that is over soon is told of, daily; the alert HadelayCertificate looks as far.
+_SOON_DAYS, _DAY_S = 14, 86_400
 #: Batches on their way are many objects and no cycles: the default, 700, looks at each of them twice.
 _GC = (20_000, 20, 50)
 #: A sync that has ended waits for the interpreter as long as the loop keeps it: 5 ms by default, more than most syncs.
@@ -101,8 +103,9 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
     node.push.call_by(sender)
     service = NodeService(node)
     http = HttpServer(service, config.http, config.limits.max_delay_ms, config.security)
+    http.metrics.certificates = [tls for tls in (network.tls, http.tls) if tls is not None]
     await http.start()
-    _watch([tls for tls in (network.tls, http.tls) if tls is not None], runtime)
+    _watch(http.metrics.certificates, runtime)
     node.start()
     try:
         await _ready(node, ending)
@@ -141,14 +144,26 @@ def _watch(certificates: list[Certificates], runtime: AsyncioRuntime) -> None:
         for one in certificates:
             if one.refresh():
                 log.info("certificate_read", path=one.paths["tls_cert"])
+                tell(one)
 
     def again() -> None:
         refresh()
         runtime.call_later(_CERTIFICATES_S, again)
 
+    def tell(one: Certificates) -> None:
+        days = (one.expires_s - runtime.wall_ms() / 1000) / _DAY_S
+        if days < _SOON_DAYS:
+            log.warning("certificate_expires", path=one.paths["tls_cert"], days=round(days, 1))
+
+    def daily() -> None:
+        for one in certificates:
+            tell(one)
+        runtime.call_later(_DAY_S, daily)
+
     if certificates:
         runtime.loop.add_signal_handler(signal.SIGHUP, refresh)
         runtime.call_later(_CERTIFICATES_S, again)
+        daily()
 
 
 async def _ready(node: Node, ending: asyncio.Event) -> None:
