@@ -161,7 +161,7 @@ def test_publishing_stops_at_the_mark_and_consuming_goes_on(make_cluster: Make) 
     full = cluster.followers()[0]
     cluster.kill(full)
     cluster.restart(full, settings=("storage.min_free_bytes=900TiB",))
-    _refuses_publishes(cluster)
+    _refuses_publishes(cluster, full)
     got = cluster.drain("full", len(kept))
     assert set(cluster.settle(full, "ack", got[:10])) == {"acked"}
     assert set(cluster.settle("n1", "nack", got[10:], delay="0s")) == {"nacked"}
@@ -171,7 +171,7 @@ def test_publishing_stops_at_the_mark_and_consuming_goes_on(make_cluster: Make) 
     until(lambda: cluster.ask("n1", "POST", "/v1/topics/full/messages", b"x").status == 201, "space again")
 
 
-def _refuses_publishes(cluster: Cluster) -> None:
+def _refuses_publishes(cluster: Cluster, full: str) -> None:
     def refused(name: str) -> Answer | None:
         answer = cluster.ask(name, "POST", "/v1/topics/full/messages", b"x")
         return None if answer.status == 201 else answer
@@ -180,6 +180,7 @@ def _refuses_publishes(cluster: Cluster) -> None:
         answer = until(partial(refused, name), f"a refusal by {name}")
         assert answer.status == 507, answer
         assert (answer.json["retryable"], answer.json["outcome_known"]) == (True, True)
+        assert f"at {full}: free some there" in answer.json["detail"]
         items = cluster.ask(name, "POST", "/v1/messages:batch", [{"topic": "full", "body": "x"}])
         assert items.status == 507 or items.json["results"][0]["error"]["status"] == 507, items
 
@@ -208,6 +209,8 @@ def test_a_disk_that_really_fills_up(make_cluster: Make, tiny_disk: Path) -> Non
 
     until(filled, "507", every=0.005)
     assert len(ids) > 500
+    look = json.loads(hadelay("top", "--once", "-o", "json", "--servers", ",".join(cluster.urls.values())).stdout)
+    assert {node["node"] for node in look["nodes"] if "disk nearly full" in node.get("detail", "")} == {tight}
     got = cluster.drain("full", len(ids))
     assert {m["id"] for m in got} == set(ids)
     for n in range(0, len(got), 1000):

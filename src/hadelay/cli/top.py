@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _TOPICS = ("topic", "scheduled", "ready", "leased", "dead", "oldest_ready_age_ms", "late_p99_ms")
 _NODES = ("node", "role", "lag", "cpu", "memory_mb", "sync_p99_ms", "loop_p99_ms", "clock_ms", "connections", "detail")
+#: As the alert HadelayDiskFull has it.
+_LITTLE = 1 << 30
 #: Of a series: its name and labels as they are written → its value.
 Sample = dict[str, float]
 
@@ -163,6 +165,8 @@ def _trouble(now: Sample) -> Iterator[str]:
         yield "knows no leader"
     if not now["hadelay_raft_admitted"]:
         yield "does not vote yet"
+    if now["hadelay_disk_free_bytes"] < _LITTLE:
+        yield "disk nearly full"
     if now["hadelay_snapshot_installing"]:
         yield "installs a snapshot"
     if not now["hadelay_clock_ready"]:

@@ -151,10 +151,14 @@ class Node:
     # what users ask for
 
     def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
-        if self.leading and not self.peers.have_space:
-            done(None, DiskFull(_NO_SPACE, retry_after_ms=5_000))
+        if self.leading and self.peers.full:
+            done(None, DiskFull(self._no_space(), retry_after_ms=5_000))
             return
         self.batcher.publish(drafts, request_key, done)
+
+    def _no_space(self) -> str:
+        where = ", ".join(self.peers.full)
+        return f"no space is left for new messages at {where}: free some there, or consume; consuming goes on"
 
     def _retry_after_ms(self, topic: str) -> int:
         return retry_after_ms(self.state.topic(topic), self.clock.read(self.runtime.monotonic()))
@@ -427,10 +431,10 @@ class Node:
             raise ValueError("a batch is a list of whole commands")
         self.dispatcher.before_settlement()
         gather = _Replies(len(commands), reply)
-        full = not self.peers.have_space
+        full = self._no_space() if self.peers.full else ""
         for n, command in enumerate(commands):
             if full and command[0] == Command.PUBLISH:
-                gather.take(n, Refused("disk_full", _NO_SPACE), None)
+                gather.take(n, Refused("disk_full", full), None)
             else:
                 self.batcher.propose(command, self.dispatcher.in_order(command, partial(gather.take, n)))
 
@@ -445,7 +449,6 @@ class Node:
 _TRANSFER_S = 5.0
 #: Members are changed by the leader alone, which looks first whether they may be.
 _NEVER = frozenset({Command.MEMBERS})
-_NO_SPACE = "a node of the cluster has no space left for new messages: free some, or consume; consuming goes on"
 
 
 def _ignore(result: Any, error: HadelayError | None) -> None:

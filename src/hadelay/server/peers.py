@@ -65,8 +65,8 @@ class Peers:
         self.peers = {name: Peer(name) for name in names}
         #: Whose clocks count.
         self.voters = frozenset(names)
-        #: Every live node, this one included, takes more messages. As of the last note: every publish asks.
-        self.have_space = True
+        #: The live nodes, this one included, that take no more messages. As of the last note: every publish asks.
+        self.full: list[str] = []
         #: Each linked peer's monotonic clock less this one, by its last note; behind by the time that note took.
         self._ahead: dict[str, float] = {}
         link.handlers["hello"] = self._hear
@@ -112,7 +112,7 @@ class Peers:
         self.runtime.call_later(_INTERVAL_S if self.clock.ready else _IMPATIENT_S, self._tell)
 
     def _look_for_space(self) -> None:
-        self.have_space = all(p.has_space for name, p in self.peers.items() if self.live(name))
+        self.full = [name for name, peer in self.peers.items() if not peer.has_space and self.live(name)]
 
     def _send(self, name: str) -> None:
         me = self.me()
