@@ -41,7 +41,8 @@ def check_node(config: Config, name: str, names: list[str]) -> None:
 
 def check_command(words: list[str]) -> None:
     assert words[0] in {command.path for command in COMMANDS}
-    assert words[1:] in (["/etc/hadelay/hadelay.toml"], ["/etc/hadelay/hadelay.toml", "--init"])
+    # No --init for good: whoever loses its disk later would be a founder again.
+    assert words[1:] == ["/etc/hadelay/hadelay.toml"]
 
 
 # ---- Kubernetes
@@ -74,6 +75,8 @@ def test_each_pod_has_a_configuration_that_the_others_expect(tmp_path: Path) -> 
         advertise = variables["HADELAY_HTTP__ADVERTISE"]["value"].replace("$(HADELAY_NODE__NAME)", name)
         config = configured(text, tmp_path, {"HADELAY_NODE__NAME": name, "HADELAY_HTTP__ADVERTISE": advertise})
         check_node(config, name, names)
+        assert config.cluster.init
+        assert "take this line out" in text
         # As the headless service names them.
         assert config.raft.peers[name] == f"{name}.{stateful['serviceName']}:8500"
         assert config.advertise == f"http://{name}.{stateful['serviceName']}:8400"
@@ -151,7 +154,10 @@ def test_each_service_has_a_configuration_that_the_others_expect(tmp_path: Path)
     text = compose["configs"]["hadelay"]["content"]
     hosts = set()
     for name, service in compose["services"].items():
-        check_node(configured(text, tmp_path, service["environment"]), name, names)
+        config = configured(text, tmp_path, service["environment"])
+        check_node(config, name, names)
+        assert config.cluster.init
+        assert "take it out" in text
         assert service["environment"]["HADELAY_HTTP__ADVERTISE"] == f"http://{name}:8400"
         assert service["volumes"] == [f"{name}:/var/lib/hadelay"]
         assert name in compose["volumes"]
