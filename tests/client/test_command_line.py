@@ -26,8 +26,8 @@ __all__ = ["url"]
 @pytest.mark.parametrize("value", ["plain", "grün", "日本 €", "Ã¼"])
 def test_the_command_line_sends_text_as_it_is(url: str, value: str) -> None:
     remote = Remote(servers=url)
-    made = call(remote, "POST", "/v1/topics/t/messages", b"x", headers={"Hadelay-Meta-Who": value})
-    assert call(remote, "GET", f"/v1/messages/{made['id']}")["meta"] == {"who": value}
+    made = call(remote, "POST", "/v1/topics/t/messages", b"x", needs="id", headers={"Hadelay-Meta-Who": value})
+    assert call(remote, "GET", f"/v1/messages/{made['id']}", needs="id")["meta"] == {"who": value}
 
 
 def test_the_command_line_does_not_follow_redirects_for_ever() -> None:
@@ -68,12 +68,33 @@ def test_the_command_line_refuses_in_words(url: str, wish: Any, headers: dict[st
 
 
 @pytest.mark.parametrize("headers", [{}, {"Hadelay-Node": "n1"}])
-@pytest.mark.parametrize("answer", [b"<html>", b'"\xff"', b"[" * 2_000])
-def test_who_is_no_node_is_said_to_be_none(answer: bytes, headers: dict[str, str]) -> None:
+@pytest.mark.parametrize("answer", [b"<html>", b'"\xff"', b"[" * 2_000, b'{"id":"7"}', b'["outcome"]', b""])
+@pytest.mark.parametrize("needs", ["outcome", ""])
+def test_who_is_no_node_is_said_to_be_none(answer: bytes, headers: dict[str, str], needs: str) -> None:
     for method, known in (("GET", True), ("POST", False)):
         with pytest.raises(NotANode, match="http://a: what answered is no hadelay node: HTTP 200") as caught:
-            read_answer("http://a", method, 200, headers, answer)
+            read_answer("http://a", method, 200, headers, answer, needs)
         assert caught.value.outcome_known is known
+    with pytest.raises(NotANode, match="no header Hadelay-Node"):
+        read_answer("http://a", "GET", 200, {}, answer, decode=bytes)
+
+
+def test_a_gateway_may_drop_headers(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What an answer says itself is enough."""
+    monkeypatch.setattr("hadelay.http.app.HttpServer.add_headers", Mock())
+    monkeypatch.setenv("HADELAY_SERVERS", url)
+    assert run(["msg", "put", "t", "x", "--delay", "1h", "-o", "json"]) == OK
+    made = json.loads(capsys.readouterr().out)["id"]
+    for words in (
+        f"msg get {made}", "msg list t", f"msg reschedule {made} --delay 2h", f"msg deliver {made}", "msg receive t",
+        f"msg cancel {made}", "topic list", "topic get t", "topic set t --lease 5s", "topic pause t", "topic resume t",
+        "topic purge t", "topic redrive t", "dead list t", "dead purge t", "topic delete t --force", "cluster status",
+        "cluster transfer n1", "cluster drain n1", "token list", "cluster audit", f"story {made}",
+    ):  # fmt: skip
+        assert run(words.split()) in (OK, 1), words
+        assert "no hadelay node" not in capsys.readouterr().err, words
 
 
 class Stranger(BaseHTTPRequestHandler):

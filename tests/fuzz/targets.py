@@ -608,7 +608,7 @@ def answer(data: bytes) -> None:
     """What commands and the client make of an answer, of a node or of whatever else listens there."""
     status = (200, 400, 404, 409, 503, 504)[data[0] % 6] if data else 500
     with suppress(HadelayError):
-        remote.read_answer("http://127.0.0.1", "POST", status, {"Hadelay-Node": "n1"}, data[1:])
+        remote.read_answer("http://127.0.0.1", "POST", status, {}, data[1:], "outcome")
 
 
 def answers() -> list[bytes]:

@@ -121,7 +121,7 @@ def _rate(text: str) -> float:
 def _nodes(remote: Remote) -> list[str]:
     """URLs of the nodes, followers first and the one furthest behind last among them; then those that were named, for
     the others may not be reachable from here."""
-    members = call(remote, "GET", "/v1/cluster")["members"]
+    members = call(remote, "GET", "/v1/cluster", needs="members")["members"]
     live = [member for member in members if member["http"] and member["role"] in ("leader", "follower")]
     live.sort(key=lambda member: (member["role"] == "leader", member["lag"]))
     return list(dict.fromkeys([*(member["http"].rstrip("/") for member in live), *remote.addresses()]))
@@ -137,7 +137,7 @@ class _Copying:
         self.copied_bytes = self.copied_files = 0
 
     def run(self, keep: int) -> dict[str, Any]:
-        snapshot = call(self.node, "POST", "/v1/snapshots", timeout_s=600)
+        snapshot = call(self.node, "POST", "/v1/snapshots", needs="files", timeout_s=600)
         url = f"/v1/snapshots/{snapshot['id']}"
         try:
             files = self._copy(url, snapshot)

@@ -35,21 +35,23 @@ class _Load:
     def produce(self) -> None:
         while (some := self.take()) and self.failure is None:
             items = [{"topic": self.topic, "body": self.body, "delay": self.delay}] * some
+            key = {"Idempotency-Key": secrets.token_hex(16)}
             began = time.perf_counter()
-            call(self.remote, "POST", "/v1/messages:batch", items, headers={"Idempotency-Key": secrets.token_hex(16)})
+            call(self.remote, "POST", "/v1/messages:batch", items, needs="results", headers=key)
             with self.lock:
                 self.published += some
                 self.publish_ms.append((time.perf_counter() - began) * 1000)
             self.counted()
 
     def consume(self, total: int) -> None:
-        consumer = f"bench-{secrets.token_hex(4)}"
+        consumer, path = f"bench-{secrets.token_hex(4)}", f"/v1/topics/{self.topic}/receive"
         while self.acked < total and self.failure is None:
             wish = {"max": 100, "wait": "1s", "consumer": consumer, "request_id": secrets.token_hex(8)}
-            messages = call(self.remote, "POST", f"/v1/topics/{self.topic}/receive", wish, timeout_s=30)["messages"]
+            messages = call(self.remote, "POST", path, wish, needs="messages", timeout_s=30)["messages"]
             if not messages:
                 continue
-            results = call(self.remote, "POST", "/v1/leases:ack", {"leases": [m["lease"] for m in messages]})["results"]
+            leases = {"leases": [message["lease"] for message in messages]}
+            results = call(self.remote, "POST", "/v1/leases:ack", leases, needs="results")["results"]
             with self.lock:
                 self.acked += sum(result["outcome"] == "acked" for result in results)
                 self.late_ms += [message["late_ms"] for message in messages]

@@ -38,7 +38,7 @@ def _nodes(remote: Remote, timeout_s: float) -> dict[str, Remote]:
     """Each by itself. One that has just come back says in a moment where it is."""
     end = time.monotonic() + timeout_s
     while True:
-        members = call(remote, "GET", "/v1/cluster")["members"]
+        members = call(remote, "GET", "/v1/cluster", needs="members")["members"]
         silent = [member["name"] for member in members if not member["http"]]
         if not silent:
             return {member["name"]: replace(remote, servers=member["http"]) for member in members}
@@ -54,7 +54,7 @@ def _verdict(files: int, different: int) -> str:
 def _same_index(nodes: dict[str, Remote], timeout_s: float) -> dict[str, Any]:
     end = time.monotonic() + timeout_s
     while True:
-        answers = {name: call(node, "GET", "/v1/hours", timeout_s=60) for name, node in nodes.items()}
+        answers = {name: call(node, "GET", "/v1/hours", needs="hours", timeout_s=60) for name, node in nodes.items()}
         indexes = {name: answer["applied_index"] for name, answer in answers.items()}
         if len(set(indexes.values())) == 1:
             return answers
@@ -90,7 +90,7 @@ def quorum(node: str | None = None, /, *, remote: Remote = Remote()) -> int:
     node
         Its name. Without it: each node in turn; ends with 1 if none may stop.
     """
-    members = call(remote, "GET", "/v1/cluster", query={"stale": "true"})["members"]
+    members = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": "true"})["members"]
     names = [member["name"] for member in members]
     if node is not None and node not in names:
         raise NotFound(f"there is no node {node!r}; there are {', '.join(names)}")
@@ -112,7 +112,7 @@ def _without(name: str, members: list[dict[str, Any]], remote: Remote) -> dict[s
 
 def _asked(name: str, remote: Remote) -> str:
     try:
-        call(remote, "GET", "/v1/health/quorum", query={"without": name}, timeout_s=5)
+        call(remote, "GET", "/v1/health/quorum", needs="needed", query={"without": name}, timeout_s=5)
     except Conflict as error:
         return f"no: sees {', '.join(error.extra['left']) or 'none'}"
     except (HadelayError, OSError) as error:

@@ -16,7 +16,7 @@ def status(*, stale: bool = False, remote: Remote = Remote()) -> None:
     stale
         What the asked node believes; works without a leader.
     """
-    found = call(remote, "GET", "/v1/cluster", query={"stale": "true" if stale else None})
+    found = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": "true" if stale else None})
     if remote.output == "json":
         emit_json(found)
         return
@@ -34,7 +34,7 @@ def transfer(to: str | None = None, /, *, remote: Remote = Remote()) -> None:
         A node's name; without it, the follower that has most.
     """
     wish = {} if to is None else {"to": to}
-    show(call(remote, "POST", "/v1/cluster:transfer-leader", wish, timeout_s=30), remote)
+    show(call(remote, "POST", "/v1/cluster:transfer-leader", wish, needs="leader", timeout_s=30), remote)
 
 
 def drain(node: str, /, *, undo: bool = False, remote: Remote = Remote()) -> None:
@@ -48,4 +48,5 @@ def drain(node: str, /, *, undo: bool = False, remote: Remote = Remote()) -> Non
     undo
         Back into traffic.
     """
-    show(call(remote, "POST", "/v1/cluster:drain", {"node": node, "undo": undo}, timeout_s=30), remote)
+    wish = {"node": node, "undo": undo}
+    show(call(remote, "POST", "/v1/cluster:drain", wish, needs="drained", timeout_s=30), remote)

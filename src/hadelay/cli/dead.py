@@ -31,7 +31,7 @@ def _with_reason(letter: dict[str, Any]) -> dict[str, Any]:
 
 def _page(remote: Remote, topic: str, limit: int, cursor: str | None, body: bool = False) -> Any:
     query = {"limit": limit, "cursor": cursor, "body": "true" if body else None}
-    return call(remote, "GET", f"/v1/topics/{segment(topic)}/dead", query=query, timeout_s=60)
+    return call(remote, "GET", f"/v1/topics/{segment(topic)}/dead", needs="messages", query=query, timeout_s=60)
 
 
 def redrive(topic: Topic, /, *ids: str, remote: Remote = Remote()) -> int:
@@ -46,7 +46,7 @@ def redrive(topic: Topic, /, *ids: str, remote: Remote = Remote()) -> int:
         raise BadRequest("name at least one id; `hadelay topic redrive` takes all there are")
     results: list[dict[str, Any]] = []
     for at in range(0, len(ids), PAGE):
-        results += _redrive(remote, topic, {"ids": ids[at : at + PAGE]})["results"]
+        results += _redrive(remote, topic, {"ids": ids[at : at + PAGE]}, "results")["results"]
     show(results, remote, ("id", "outcome"))
     return 0 if all(result["outcome"] == "redriven" for result in results) else 1
 
@@ -59,11 +59,12 @@ def redrive_all(topic: Topic, /, *, rate: float | None = None, remote: Remote = 
     rate
         So many per second; as fast as it goes without it.
     """
-    show(_redrive(remote, topic, {"all": True} | ({} if rate is None else {"rate": rate})), remote)
+    wish: dict[str, Any] = {"all": True} | ({} if rate is None else {"rate": rate})
+    show(_redrive(remote, topic, wish, "redriving"), remote)
 
 
-def _redrive(remote: Remote, topic: str, wish: dict[str, Any]) -> Any:
-    return call(remote, "POST", f"/v1/topics/{segment(topic)}/dead:redrive", wish)
+def _redrive(remote: Remote, topic: str, wish: dict[str, Any], needs: str) -> Any:
+    return call(remote, "POST", f"/v1/topics/{segment(topic)}/dead:redrive", wish, needs=needs)
 
 
 def purge(topic: Topic, /, *, remote: Remote = Remote()) -> None:
@@ -112,7 +113,7 @@ def _resume(mark: Path, topic: str, restart: bool, file: Path) -> tuple[str | No
 
 
 def _export(remote: Remote, topic: str, out: BinaryIO, mark: Path | None, cursor: str | None, done: int) -> int:
-    total = call(remote, "GET", f"/v1/topics/{segment(topic)}")["dead"]
+    total = call(remote, "GET", f"/v1/topics/{segment(topic)}", needs="dead")["dead"]
     with progress(total, done) as update:
         while True:
             page = _page(remote, topic, _EXPORTED, cursor, body=True)

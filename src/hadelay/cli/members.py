@@ -80,11 +80,11 @@ def replace(old: str, new: str, raft: str, /, *, remote: Remote = Remote()) -> N
 
 
 def _members(remote: Remote) -> dict[str, dict[str, Any]]:
-    return {member["name"]: member for member in call(remote, "GET", "/v1/cluster")["members"]}
+    return {member["name"]: member for member in call(remote, "GET", "/v1/cluster", needs="members")["members"]}
 
 
 def _add(remote: Remote, name: str, raft: str) -> None:
-    call(remote, "POST", "/v1/cluster/members", {"name": name, "raft": raft}, timeout_s=30)
+    call(remote, "POST", "/v1/cluster/members", {"name": name, "raft": raft}, needs="name", timeout_s=30)
     note(f"{name} is a learner now")
 
 

@@ -102,7 +102,8 @@ def put(
         "delay": delay, "deliver_at": deliver_at, "key": key, "on_conflict": on_conflict, "max_wait": max_wait,
         "ttl": ttl, "tags": ",".join(tag) or None, "callback": callback,
     }  # fmt: skip
-    show(call(remote, "POST", f"/v1/topics/{segment(topic)}/messages", payload, query=query, headers=headers), remote)
+    path = f"/v1/topics/{segment(topic)}/messages"
+    show(call(remote, "POST", path, payload, needs="deliver_at", query=query, headers=headers), remote)
 
 
 def get(
@@ -123,7 +124,7 @@ def get(
         Its payload too; alone, as bytes, on stdout.
     """
     query = {"body": "true" if body else None, "stale": "true" if stale else None}
-    found = call(remote, "GET", _path(id, topic, key), query=query)
+    found = call(remote, "GET", _path(id, topic, key), needs="deliver_at", query=query)
     if remote.output == "json":
         emit_json(found)
     elif body:
@@ -165,7 +166,7 @@ def list_(
 
     def page(size: int, cursor: str | None) -> Any:
         asked = {**query, "limit": size, "cursor": cursor}
-        return call(remote, "GET", f"/v1/topics/{segment(topic)}/messages", query=asked)
+        return call(remote, "GET", f"/v1/topics/{segment(topic)}/messages", needs="messages", query=asked)
 
     show_pages(page, limit, remote, _COLUMNS)
 
@@ -181,7 +182,7 @@ def cancel(*ids: str, topic: str | None = None, key: OfKey = None, remote: Remot
         Or the topic of one,
     """
     if len(ids) < 2:
-        answer = call(remote, "DELETE", _path(ids[0] if ids else None, topic, key))
+        answer = call(remote, "DELETE", _path(ids[0] if ids else None, topic, key), needs="outcome")
         show([{"id": ids[0], **answer} if ids else {"topic": topic, "key": key, **answer}], remote, _OUTCOME)
         return 0
     paths = [_path(id, topic, key) for id in ids]
@@ -189,7 +190,7 @@ def cancel(*ids: str, topic: str | None = None, key: OfKey = None, remote: Remot
     try:
         for id, path in zip(ids, paths, strict=True):
             try:
-                done.append({"id": id, **call(remote, "DELETE", path)})
+                done.append({"id": id, **call(remote, "DELETE", path, needs="outcome")})
             except (BadRequest, Conflict, NotFound) as error:
                 code = 1
                 done.append({"id": id, "outcome": error.outcome or error.type, "detail": error.detail})
@@ -221,12 +222,12 @@ def reschedule(
     wish = {name: text for name, text in (("delay", delay), ("deliver_at", deliver_at)) if text is not None}
     if len(wish) != 1:
         raise BadRequest("say when: --delay or --deliver-at")
-    show(call(remote, "PATCH", _path(id, topic, key), wish), remote)
+    show(call(remote, "PATCH", _path(id, topic, key), wish, needs="deliver_at"), remote)
 
 
 def deliver(id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, remote: Remote = Remote()) -> None:
     """Make a message due now. Ends with 1 when it is not pending, or leased."""
-    show(call(remote, "PATCH", _path(id, topic, key), {"delay": 0}), remote)
+    show(call(remote, "PATCH", _path(id, topic, key), {"delay": 0}, needs="deliver_at"), remote)
 
 
 def _path(id: str | None, topic: str | None, key: str | None) -> str:
@@ -275,12 +276,12 @@ def receive(
         wish["tags"] = tag
     if any_tag:
         wish["any_tags"] = any_tag
-    messages = call(remote, "POST", "/v1/receive", wish, timeout_s=75)["messages"]
+    messages = call(remote, "POST", "/v1/receive", wish, needs="messages", timeout_s=75)["messages"]
     for message in messages:
         _print(message, remote, keep)
     if messages and not keep:
         leases = {"leases": [message["lease"] for message in messages]}
-        outcomes = call(remote, "POST", "/v1/leases:ack", leases)["results"]
+        outcomes = call(remote, "POST", "/v1/leases:ack", leases, needs="results")["results"]
         lost = [result["lease"] for result in outcomes if result["outcome"] == "lease_lost"]
         if lost:
             raise HadelayError(f"{len(lost)} of {len(messages)} leases had ended before the ack: they come again")

@@ -32,13 +32,17 @@ def call(
     path: str,
     body: Any = None,
     *,
+    needs: str = "",
     query: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 15.0,
     decode: Callable[[bytes], Any] = msgspec.json.decode,
 ) -> Any:
-    """The decoded answer: JSON, if nothing else is said. `body`: bytes as they are, anything else as JSON. Refusals are
-    raised as errors.*"""
+    """The decoded answer: JSON, if nothing else is said. Refusals are raised as errors.*
+
+    body: bytes as they are, anything else as JSON. needs: a member of every node's answer to this, and of hardly
+    anybody else's; without one it answers nothing (204). What is not JSON has the header that a node sends.
+    """
     asked = {key: value for key, value in (query or {}).items() if value is not None}
     target = f"{path}?{urlencode(asked)}" if asked else path
     sent = dict(headers or {})
@@ -56,7 +60,7 @@ def call(
     silent: list[str] = []
     for url in remote.addresses():
         try:
-            return _exchange(url, method, target, body, sent, timeout_s, decode)
+            return _exchange(url, method, target, body, sent, timeout_s, needs, decode)
         except KeyboardInterrupt:
             if "Idempotency-Key" in sent:
                 raise KeyboardInterrupt(sent["Idempotency-Key"]) from None
@@ -89,17 +93,26 @@ def read_answer(
     status: int,
     headers: Headers,
     answer: bytes,
+    needs: str = "",
     decode: Callable[[bytes], Any] = msgspec.json.decode,
 ) -> Any:
     """Of whatever listens there: of something else than a node nobody knows what it did."""
     if not 200 <= status < 300:
         raise refusal(url, method, status, headers, answer)
-    if "Hadelay-Node" not in headers:
-        raise not_a_node(url, method, status, headers, answer, "no header Hadelay-Node: does a gateway drop it?")
     try:
-        return decode(answer) if answer else None
+        found = decode(answer) if answer else None
     except NONSENSE as error:
         raise not_a_node(url, method, status, headers, answer, str(error)) from None
+    # Gateways drop headers that they don't know, so what can be seen from the answer itself is.
+    if decode is not msgspec.json.decode:
+        wrong = "no header Hadelay-Node: does a gateway drop it?" if "Hadelay-Node" not in headers else ""
+    elif needs:
+        wrong = "" if isinstance(found, dict) and needs in found else f"no member {needs!r}"
+    else:
+        wrong = "" if status == http.HTTPStatus.NO_CONTENT else "a node answers 204"
+    if wrong:
+        raise not_a_node(url, method, status, headers, answer, wrong)
+    return found
 
 
 def segment(text: str) -> str:
@@ -114,6 +127,7 @@ def _exchange(
     body: bytes | None,
     headers: Mapping[str, str],
     timeout_s: float,
+    needs: str,
     decode: Callable[[bytes], Any],
     redirects: int = 3,
 ) -> Any:
@@ -147,8 +161,8 @@ def _exchange(
             raise errors.Forbidden(f"{url} redirects to {location[:200]}, which is not encrypted")
         path = there.path + (f"?{there.query}" if there.query else "")
         leader = f"{there.scheme}://{there.netloc}"
-        return _exchange(leader, method, path, body, headers, timeout_s, decode, redirects - 1)
-    return read_answer(url, method, answer.status, answer.headers, data, decode)
+        return _exchange(leader, method, path, body, headers, timeout_s, needs, decode, redirects - 1)
+    return read_answer(url, method, answer.status, answer.headers, data, needs, decode)
 
 
 def _unreachable(url: str, error: Exception) -> Exception:

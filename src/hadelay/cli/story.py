@@ -31,9 +31,9 @@ def story(id: str, /, *, stale: bool = False, remote: Remote = Remote()) -> int:
         What the asked node knows; works without a leader.
     """
     query = {"stale": "true"} if stale else {}
-    message = call(remote, "GET", f"/v1/messages/{segment(id)}", query=query)
+    message = call(remote, "GET", f"/v1/messages/{segment(id)}", needs="state", query=query)
     topic = _tried(remote, f"/v1/topics/{segment(message['topic'])}", query)
-    members = call(remote, "GET", "/v1/cluster", query={"stale": "true"})["members"]
+    members = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": "true"})["members"]
     nodes = [_at(member, message, remote) for member in members]
     found = {
         "message": {name: value for name, value in message.items() if name != "history"},
@@ -51,7 +51,7 @@ def story(id: str, /, *, stale: bool = False, remote: Remote = Remote()) -> int:
 
 def _tried(remote: Remote, path: str, query: dict[str, Any]) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = call(remote, "GET", path, query=query)
+        found: dict[str, Any] = call(remote, "GET", path, needs="scheduled", query=query)
     except HadelayError:
         return {}  # deleted; the message is still told of
     return found
@@ -61,9 +61,8 @@ def _at(member: dict[str, Any], message: dict[str, Any], remote: Remote) -> dict
     """What one node says by itself; state None: nothing, and why. A follower may be a moment behind."""
     row = {"node": member["name"], "role": member["role"], "state": None, "events": None, "detail": ""}
     try:
-        seen = call(
-            replace(remote, servers=member["http"]), "GET", f"/v1/messages/{message['id']}", query={"stale": "true"}
-        )
+        node, path = replace(remote, servers=member["http"]), f"/v1/messages/{message['id']}"
+        seen = call(node, "GET", path, needs="state", query={"stale": "true"})
     except (HadelayError, OSError) as error:
         return row | {"detail": str(error).partition("\n")[0]}
     # Only the leader knows what is ready: to the others it is scheduled until somebody has it.

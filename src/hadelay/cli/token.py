@@ -46,12 +46,12 @@ def create(
         It expires after 90d, 12h, …; without it, it holds until it is revoked.
     """
     wish = {"name": name, "scopes": scope} | ({} if lifetime is None else {"lifetime": lifetime})
-    show(call(remote, "POST", "/v1/tokens", wish), remote)
+    show(call(remote, "POST", "/v1/tokens", wish, needs="token"), remote)
 
 
 def list_(*, remote: Remote = Remote()) -> None:
     """Tokens, and what they may."""
-    show(call(remote, "GET", "/v1/tokens")["tokens"], remote, _COLUMNS)
+    show(call(remote, "GET", "/v1/tokens", needs="tokens")["tokens"], remote, _COLUMNS)
 
 
 def revoke(token_id: str, /, *, remote: Remote = Remote()) -> None:
@@ -76,4 +76,5 @@ def audit(*, after: int = 0, limit: int = 1_000, remote: Remote = Remote()) -> N
     limit
         At most so many, the oldest first.
     """
-    show(call(remote, "GET", "/v1/audit", query={"after": after, "limit": limit})["entries"], remote, _TRAIL)
+    query = {"after": after, "limit": limit}
+    show(call(remote, "GET", "/v1/audit", needs="entries", query=query)["entries"], remote, _TRAIL)

@@ -77,7 +77,7 @@ def _looks(remote: Remote, interval: float, topics: int) -> Iterator[dict[str, A
 
 
 def _look(remote: Remote) -> tuple[dict[str, Any], dict[str, Sample]]:
-    cluster = call(remote, "GET", "/v1/cluster", query={"stale": "true"})
+    cluster = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": "true"})
     samples = {}
     for member in cluster["members"]:
         try:
@@ -177,9 +177,9 @@ def _trouble(now: Sample) -> Iterator[str]:
 
 def _fullest(remote: Remote, most: int) -> list[dict[str, Any]]:
     try:
-        found = call(remote, "GET", "/v1/topics")["topics"]
+        found = call(remote, "GET", "/v1/topics", needs="topics")["topics"]
     except (HadelayError, OSError):
-        found = call(remote, "GET", "/v1/topics", query={"stale": "true"})["topics"]
+        found = call(remote, "GET", "/v1/topics", needs="topics", query={"stale": "true"})["topics"]
     found.sort(key=lambda topic: (-topic["ready"], -topic["scheduled"], topic["topic"]))
     rows = [{name: topic.get(name) for name in _TOPICS} for topic in found[:most]]
     for row, topic in zip(rows, found, strict=False):

@@ -14,12 +14,12 @@ _COLUMNS = ("topic", "scheduled", "ready", "leased", "dead", "oldest_ready_age_m
 
 def list_(*, remote: Remote = Remote()) -> None:
     """Every topic with its counts."""
-    show(call(remote, "GET", "/v1/topics")["topics"], remote, _COLUMNS)
+    show(call(remote, "GET", "/v1/topics", needs="topics")["topics"], remote, _COLUMNS)
 
 
 def get(topic: Topic, /, *, remote: Remote = Remote()) -> None:
     """One topic: its configuration and counts."""
-    show(call(remote, "GET", f"/v1/topics/{segment(topic)}"), remote)
+    show(call(remote, "GET", f"/v1/topics/{segment(topic)}", needs="scheduled"), remote)
 
 
 #: What is not text.
@@ -122,7 +122,7 @@ def set_(
             raise BadRequest(f"--{name} URL goes with what else is said about it")
         if url is not None:
             wish[name] = None if url == _DEFAULT else {"url": url, **said}
-    show(call(remote, "PUT", f"/v1/topics/{segment(topic)}", wish), remote)
+    show(call(remote, "PUT", f"/v1/topics/{segment(topic)}", wish, needs="scheduled"), remote)
 
 
 _DEFAULT = "default"
@@ -158,12 +158,12 @@ def pause(topic: Topic, /, *, reason: str | None = None, remote: Remote = Remote
         Shown with the topic while it is paused.
     """
     wish = {} if reason is None else {"reason": reason}
-    show(call(remote, "POST", f"/v1/topics/{segment(topic)}:pause", wish), remote)
+    show(call(remote, "POST", f"/v1/topics/{segment(topic)}:pause", wish, needs="scheduled"), remote)
 
 
 def resume(topic: Topic, /, *, remote: Remote = Remote()) -> None:
     """Hand out again, what fell due meanwhile at the topic's catch-up rate if it has one."""
-    show(call(remote, "POST", f"/v1/topics/{segment(topic)}:resume", {}), remote)
+    show(call(remote, "POST", f"/v1/topics/{segment(topic)}:resume", {}, needs="scheduled"), remote)
 
 
 def purge(
@@ -177,7 +177,7 @@ def purge(
         scheduled, ready, or dead. May be repeated. Without it: scheduled and ready.
     """
     wish = {"states": state or ("scheduled", "ready")}
-    show(call(remote, "POST", f"/v1/topics/{segment(topic)}:purge", wish), remote)
+    show(call(remote, "POST", f"/v1/topics/{segment(topic)}:purge", wish, needs="states"), remote)
 
 
 def delete(topic: Topic, /, *, force: bool = False, remote: Remote = Remote()) -> None:
