@@ -15,6 +15,7 @@ import pytest
 
 from hadelay.client import AsyncClient, Client, Put, Receipt, Unreachable
 from hadelay.client.sync import _loop
+from hadelay.errors import Conflict
 from tests.client.test_client import url
 from tests.http.conftest import Node, until
 
@@ -106,6 +107,43 @@ async def test_a_settlement_that_goes_wrong_is_told_to_who_waits(node: Node, mon
                     await asyncio.wait_for(message.ack(), 20)
             assert await asyncio.wait_for(message.ack(), 20) == "acked"
             break
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), asyncio.CancelledError(), SystemExit(3)])
+async def test_what_went_wrong_first_is_what_is_raised(
+    node: Node, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also when the message can't be given back because of it: its lease ends by itself."""
+    async with AsyncClient(node.url) as client:
+        await client.put("t")
+        async for message in client.consume("t"):
+            node.service.fail = Conflict("no")
+            with pytest.raises(type(error)) as caught:
+                async with message:
+                    raise error
+            node.service.fail = None
+            break
+    assert caught.value is error
+    assert "was not given back: no" in caplog.text
+
+
+@pytest.mark.parametrize("heard", [True, False])
+async def test_what_a_handler_raises_is_told(node: Node, caplog: pytest.LogCaptureFixture, heard: bool) -> None:
+    """To `on_error`, or in the log: somebody has to know that nothing works."""
+    told: list[Exception] = []
+
+    async def handle(_: object) -> None:
+        raise ValueError("no such card")
+
+    on_error = (lambda _, error: told.append(error)) if heard else None
+    async with AsyncClient(node.url) as client:
+        await client.put("t")
+        working = asyncio.create_task(client.work("t", handle, on_error=on_error))
+        await until(lambda: bool(told or caplog.text))
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+    assert bool(told) is heard
+    assert ("ValueError: no such card" in caplog.text) is not heard
 
 
 async def test_acked_twice_at_once(node: Node) -> None:

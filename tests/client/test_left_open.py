@@ -58,11 +58,31 @@ kept.put("a")
 (message,) = itertools.islice(Client(url).consume("a", wait="1s"), 1)
 message.ack()
 """,
+        """
+async def unanswered(*args, **options):
+    await asyncio.Event().wait()
+AsyncClient.nack = unanswered
+kept, begun, ending = Client(url), threading.Event(), threading.Event()
+kept.put_many([Put(topic="a")] * 2)
+def work():
+    for message in kept.consume("a", wait="1s"):
+        begun.set()
+        ending.wait()
+        break
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+atexit.register(threading.Timer(0.2, ending.set).start)
+""",
     ],
-    ids=["threads and a fork", "a loop", "a message outlives its client"],
+    ids=["threads and a fork", "a loop", "a message outlives its client", "a loop that gives back in vain"],
 )
 def test_who_is_not_closed_ends_silently(url: str, script: str) -> None:
-    text = f"import itertools, os, sys, threading\nfrom hadelay import Client\nurl = {url!r}\n{script}"
+    text = f"""
+import asyncio, atexit, itertools, os, sys, threading
+from hadelay import AsyncClient, Client
+from hadelay.client import Put
+url = {url!r}
+{script}"""
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

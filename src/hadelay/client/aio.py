@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import re
@@ -45,6 +46,8 @@ from hadelay.client.types import (
     When,
 )
 from hadelay.errors import HadelayError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Topics = str | Sequence[str]
@@ -377,7 +380,7 @@ class AsyncClient:
     ) -> None:
         """Run `handler` for every message, `concurrency` at a time, until cancelled.
 
-        An exception nacks its message, with the exception as the reason.
+        An exception nacks its message, with the exception as the reason, and is given to `on_error`, or logged.
         """
 
         async def run(message: Leased) -> None:
@@ -387,6 +390,8 @@ class AsyncClient:
             except Exception as error:
                 if on_error is not None:
                     on_error(message, error)
+                else:
+                    log.error("the handler failed with message %s", message.id, exc_info=error)
 
         async with asyncio.TaskGroup() as tasks:
             async for message in self.consume(

@@ -53,8 +53,16 @@ class Leased(Message, kw_only=True):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._settled:
-            await (self.ack() if error is None else self.nack(reason=reason_of(error)))
+        if self._settled:
+            return
+        if error is None:
+            await self.ack()
+            return
+        try:
+            await self.nack(reason=reason_of(error))
+        except Exception as failure:
+            # What went wrong first is what is raised; without the nack the message comes again when its lease ends.
+            log.warning("message %s was not given back: %s", self.id, failure)
 
 
 def reason_of(error: BaseException) -> str:
@@ -100,16 +108,24 @@ class Consumer:
     async def __aiter__(self) -> AsyncIterator[Leased]:
         if self._tasks or self._closed:
             raise RuntimeError("a consumer is iterated once; call consume again")
-        self._registry.add(self)
-        self._tasks = [asyncio.create_task(loop()) for loop in (self._poll, self._keep, self._settle_all)]
         try:
-            while not self._closed and (item := await self._queue.get()) is not None:
-                if isinstance(item, Exception):
-                    raise item
-                if item.lease in self.held:
-                    yield item
+            with contextlib.suppress(StopAsyncIteration):
+                while True:
+                    yield await self.__anext__()
         finally:
             await self.close()
+
+    async def __anext__(self) -> Leased:
+        """The next one, for who calls `close` himself, however he leaves."""
+        if not self._tasks and not self._closed:
+            self._registry.add(self)
+            self._tasks = [asyncio.create_task(loop()) for loop in (self._poll, self._keep, self._settle_all)]
+        while not self._closed and (item := await self._queue.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            if item.lease in self.held:
+                return item
+        raise StopAsyncIteration
 
     async def close(self) -> None:
         """Ends the loops; what nobody has been handed yet goes back to waiting at once."""

@@ -13,7 +13,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -300,9 +300,9 @@ class Client:
     dead = _BlockingEach(AsyncClient.dead)
 
 
-def _each(items: AsyncIterable[R], client: Client) -> Iterator[R]:
+def _each(iterator: AsyncIterator[R], client: Client) -> Iterator[R]:
     """client: whose they are; it is not dropped meanwhile."""
-    iterator, of = items.__aiter__(), client._client
+    of = client._client
     try:
         while True:
             try:
@@ -322,7 +322,7 @@ def _each(items: AsyncIterable[R], client: Client) -> Iterator[R]:
 
 
 async def _end(iterator: Any) -> None:
-    """Closes an asynchronous generator, also one whose next item somebody gave up waiting for a moment ago."""
-    while iterator.ag_running:  # noqa: ASYNC110
+    """Closes a consumer; or a generator, also one whose next item somebody gave up waiting for a moment ago."""
+    while getattr(iterator, "ag_running", False):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
-    await iterator.aclose()
+    await (iterator.close() if isinstance(iterator, Consumer) else iterator.aclose())
