@@ -237,6 +237,46 @@ def test_the_key_of_an_item_counts_whatever_key_its_request_has(world: World) ->
     assert answers[0].ids == answers[1].ids
 
 
+LARGE = b"y" * 3_000
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "same"),
+    [
+        ([b"a"], [b"a", b"b"], True), ([b"a", b"b"], [b"a"], True), ([b"a"], [b"c", b"b"], False),
+        ([b"a", b"b"], [b"c"], False), ([LARGE] * 5, [LARGE], True), ([LARGE], [LARGE] * 5, True),
+        ([LARGE] * 5, [b"a"], False),
+    ],
+)  # fmt: skip
+def test_a_request_key_is_one_of_whatever_size_the_request_is(
+    world: World, first: list[bytes], then: list[bytes], same: bool
+) -> None:
+    """A producer whose retry has more messages than its first try: what both have in common is not doubled."""
+    timers, wire, batcher = world
+    log, answers = Log(), Answers()
+    for bodies in (first, then):
+        batcher.publish([draft(body) for body in bodies], b"k", answers)
+        timers.turn()
+        while wire.sent:
+            commands, done = wire.sent.pop(0)
+            done([log.one(command) for command in commands], None)
+            timers.turn()
+    before, after = answers
+    assert (0 in after.duplicates, 0 in after.problems) == (same, not same)
+    assert (after.ids[0] == before.ids[0]) is same
+
+
+def test_a_request_and_one_of_its_items_may_have_the_same_key(world: World) -> None:
+    timers, wire, batcher = world
+    log, answers = Log(), Answers()
+    for _ in range(2):
+        batcher.publish([draft(b"a"), draft(b"b", idem=b"k")], b"k", answers)
+        timers.turn()
+        ((command,), done) = wire.sent.pop()
+        done([log.one(command)], None)
+    assert [(len(set(a.ids)), sorted(a.duplicates), a.problems) for a in answers] == [(2, [], {}), (2, [0, 1], {})]
+
+
 def test_a_large_batch_is_split_and_answered_as_one(world: World) -> None:
     timers, wire, batcher = world
     answers = Answers()
