@@ -14,6 +14,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
+#: Told of the end of what ran in a thread: its result, or its error.
+Ended = Callable[[Any, BaseException | None], None]
+
 
 class Handle(Protocol):
     def cancel(self) -> None: ...
@@ -35,14 +38,7 @@ class Runtime(Protocol):
 
     def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> Handle: ...
 
-    def in_thread(
-        self,
-        lane: str,
-        fn: Callable[[], Any],
-        done: Callable[[Any, BaseException | None], None],
-        *,
-        brief: bool = False,
-    ) -> None:
+    def in_thread(self, lane: str, fn: Callable[[], Any], done: Ended, *, brief: bool = False) -> None:
         """Run `fn` off the loop, then `done(result, error)` on it. Jobs of one lane run one after another, in order.
 
         brief: it may run on the loop instead, while the lane's last jobs took less time than changing threads does.
@@ -105,14 +101,7 @@ class AsyncioRuntime:
     def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> Handle:
         return self.loop.call_later(delay_s, fn, *args)
 
-    def in_thread(
-        self,
-        lane: str,
-        fn: Callable[[], Any],
-        done: Callable[[Any, BaseException | None], None],
-        *,
-        brief: bool = False,
-    ) -> None:
+    def in_thread(self, lane: str, fn: Callable[[], Any], done: Ended, *, brief: bool = False) -> None:
         jobs = self._lanes.get(lane)
         if jobs is None:
             jobs = self._lanes[lane] = _Lane(lane)
@@ -153,7 +142,7 @@ class AsyncioRuntime:
         if lane in self._lanes:
             self._lanes[lane].executor.submit(lambda: None).result()
 
-    def _on_loop(self, jobs: _Lane, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def _on_loop(self, jobs: _Lane, fn: Callable[[], Any], done: Ended) -> None:
         result, error = None, None
         started = time.monotonic()
         try:

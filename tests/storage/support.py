@@ -12,6 +12,7 @@ import numpy as np
 from hadelay.core.checksums import crc32c
 from hadelay.core.formats import DISPATCH, INDEX, RECORD, RECORD_SIZE
 from hadelay.model import HOUR_MS, NONE32
+from hadelay.runtime import Ended
 from hadelay.storage.disk import Disk
 from hadelay.storage.identity import Identity
 from hadelay.storage.lmdbtables import LmdbBackend
@@ -42,14 +43,7 @@ class Loop:
         assert delay_s == 0, "time passes only between"
         self.call_soon(fn, *args)
 
-    def in_thread(
-        self,
-        lane: str,
-        fn: Callable[[], Any],
-        done: Callable[[Any, BaseException | None], None],
-        *,
-        brief: bool = False,
-    ) -> None:
+    def in_thread(self, lane: str, fn: Callable[[], Any], done: Ended, *, brief: bool = False) -> None:
         def run() -> None:
             try:
                 result = fn()

@@ -15,6 +15,7 @@ from heapq import heappop as _pop
 from heapq import heappush as _push
 from typing import Any
 
+from hadelay.runtime import Ended
 from hadelay.testing.disk import SimCrash, SimDisk
 
 #: More events than this at one instant is a loop that never sleeps.
@@ -128,7 +129,7 @@ class SimRuntime:
         self.held: list[Event] = []
         self.ran = True
         self._rate = 1.0 + drift
-        self._lanes: dict[str, deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]]] = {}
+        self._lanes: dict[str, deque[tuple[Callable[[], Any], Ended]]] = {}
         # Every machine counts from its own start.
         self._monotonic_base = self.random.uniform(10.0, 1e6)
 
@@ -147,14 +148,7 @@ class SimRuntime:
     def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> Event:
         return self.world.add(self.world.now + max(0.0, delay_s) / self._rate, Event(self, fn, args))
 
-    def in_thread(
-        self,
-        lane: str,
-        fn: Callable[[], Any],
-        done: Callable[[Any, BaseException | None], None],
-        *,
-        brief: bool = False,
-    ) -> None:
+    def in_thread(self, lane: str, fn: Callable[[], Any], done: Ended, *, brief: bool = False) -> None:
         """`fn` runs a moment later, at one instant; what it synced becomes durable, and `done` is called, when the
         disk has taken its time. So a sync covers exactly what was written before it began, and a crash in between
         keeps a prefix of the job (SimDisk.begin)."""
@@ -186,9 +180,7 @@ class SimRuntime:
             self.world.after(cost_s, flight.land)
         self.world.after(cost_s + 20e-6, self._finish_job, lane, result, error, done, owner=self)
 
-    def _finish_job(
-        self, lane: str, result: Any, error: BaseException | None, done: Callable[[Any, BaseException | None], None]
-    ) -> None:
+    def _finish_job(self, lane: str, result: Any, error: BaseException | None, done: Ended) -> None:
         jobs = self._lanes[lane]
         jobs.popleft()
         if jobs:
