@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from hadelay.core import commands, invariants
 from hadelay.core.commands import Command, Draft, Grant, Malformed, decode, decode_entry, encode_entry
-from hadelay.core.drafts import REPLACE
+from hadelay.core.drafts import REPLACE, hash_key
 from hadelay.core.members import Member
 from hadelay.core.results import Done, Refused
 from hadelay.core.tokens import encode_leases
@@ -99,7 +99,7 @@ def test_the_fingerprint_covers_payload_options_and_topic() -> None:
     ]  # fmt: skip
     prints = [decoded(commands.encode_publish("n", [replace(d, idem=b"k")])).keys["fingerprint"][0] for d in variants]
     assert len(set(prints)) == len(variants)
-    assert commands.hash_key(b"row", b"k") != commands.hash_key(b"request", b"k")
+    assert hash_key(b"row", b"k") != hash_key(b"request", b"k")
 
 
 def test_grant_and_leases_there_and_back() -> None:

@@ -14,8 +14,9 @@ from hadelay.errors import HadelayError
 from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
-from hadelay.raft.ports import FOUNDING, Finished, Manifest, RaftConfig, SnapshotFile
+from hadelay.raft.ports import FOUNDING, Finished, RaftConfig
 from hadelay.raft.records import ENTRY, encode_record
+from hadelay.storage.snapshot import Manifest, SnapshotFile
 from hadelay.testing.disk import SimDisk
 from hadelay.testing.network import SimNet
 from hadelay.testing.runtime import SimRuntime, SimWorld

@@ -14,7 +14,8 @@ from typing import Any
 from hadelay.errors import DamagedFile, FatalError, HadelayError
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
-from hadelay.raft.ports import Manifest, RaftConfig, SnapshotFile
+from hadelay.raft.ports import RaftConfig
+from hadelay.storage.snapshot import Manifest, SnapshotFile
 from hadelay.testing.disk import SimDisk
 from hadelay.testing.network import SimNet
 from hadelay.testing.runtime import SimRuntime, SimWorld

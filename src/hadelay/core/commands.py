@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.core.access import Audited
-from hadelay.core.drafts import Draft, Publish, decode_publish, hash_client_key, hash_key
+from hadelay.core.drafts import Draft, decode_publish, hash_client_key
 from hadelay.core.drafts import encode_publish as _publish_body
 from hadelay.core.formats import MEMBERS_LEVEL
 from hadelay.core.members import Member, Members
@@ -28,16 +28,6 @@ from hadelay.core.members import is_whole as whole_members
 from hadelay.core.tokens import LEASE
 from hadelay.core.topicconfig import MAX_RATE
 from hadelay.core.wire import MAX_NAME, Malformed, Reader, pack_name
-
-__all__ = [
-    "Audited", "Command", "Cursor", "Draft", "Grant", "Leases", "Malformed", "Publish", "Redrive", "Slice", "decode",
-    "decode_entry", "encode_ack", "encode_alerted", "encode_audited", "encode_cancel", "encode_carry", "encode_cursor",
-    "encode_drop_dead", "encode_entry", "encode_expire", "encode_extend", "encode_feature", "encode_grant",
-    "encode_incarnation", "encode_members", "encode_nack", "encode_noop", "encode_publish", "encode_purge",
-    "encode_redrive", "encode_redrive_some", "encode_reschedule", "encode_retire", "encode_settings", "encode_sweep",
-    "encode_token_create", "encode_token_revoke", "encode_topic_delete", "encode_topic_put", "encode_ttl_expire",
-    "hash_key", "members_in",
-]  # fmt: skip
 
 ENTRY_VERSION = 1
 MAX_REQUEST_ID = 64

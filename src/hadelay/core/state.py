@@ -25,7 +25,6 @@ from hadelay.core.commands import (
     ENTRY_VERSION,
     LEVEL_OF,
     Command,
-    Malformed,
     decode,
     decode_entry,
     is_change_of_members,
@@ -39,6 +38,7 @@ from hadelay.core.ports import CONSUMER, NODE, REASON, HourStore, Listener, Name
 from hadelay.core.results import Done, Refused, Result
 from hadelay.core.settings import Settings
 from hadelay.core.topics import Topic, Topics, known_topic
+from hadelay.core.wire import Malformed
 from hadelay.errors import FatalError
 from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from hadelay.core.commands import Draft
+from hadelay.core.drafts import Draft
 from hadelay.core.meta import Meta, pack
 from hadelay.errors import BadRequest, HadelayError, TooLarge, UnsupportedMediaType
 from hadelay.http import receipts, types

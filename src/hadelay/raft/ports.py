@@ -8,20 +8,7 @@ from typing import Any, Protocol
 
 from hadelay.core.members import Members
 from hadelay.errors import ConfigError, HadelayError
-from hadelay.storage.snapshot import Manifest, SnapshotFile
-
-__all__ = [
-    "FOUNDING",
-    "Done",
-    "Finished",
-    "Installer",
-    "Machine",
-    "Manifest",
-    "Propose",
-    "RaftConfig",
-    "RaftStats",
-    "SnapshotFile",
-]
+from hadelay.storage.snapshot import Manifest
 
 #: done(result, error): exactly one of them is not None (a result may itself be None); called once, on the loop.
 Done = Callable[[Any, HadelayError | None], None]

@@ -16,7 +16,8 @@ from google_crc32c import value as crc32c
 from hadelay.errors import DamagedFile, DiskFull, FatalError, HadelayError
 from hadelay.raft import messages
 from hadelay.raft.peer import Peer
-from hadelay.raft.ports import Installer, Manifest, SnapshotFile
+from hadelay.raft.ports import Installer
+from hadelay.storage.snapshot import Manifest, SnapshotFile
 
 if TYPE_CHECKING:
     from hadelay.raft.node import RaftNode

@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 from msgspec import Struct
 
 from hadelay.core.access import AuditEntry, Token
-from hadelay.core.commands import Draft
 from hadelay.core.describe import Description, Happened
+from hadelay.core.drafts import Draft
 from hadelay.core.listing import Key
 from hadelay.errors import HadelayError
 from hadelay.http import types

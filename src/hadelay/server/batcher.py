@@ -15,7 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from hadelay.core.commands import Command, Draft, encode_publish
+from hadelay.core.commands import Command, encode_publish
+from hadelay.core.drafts import Draft
 from hadelay.core.results import PublishResult, Refused, RowCode
 from hadelay.errors import (
     Conflict,

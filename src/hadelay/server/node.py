@@ -16,7 +16,6 @@ from hadelay.config import Config
 from hadelay.core.clustertime import ClusterClock
 from hadelay.core.commands import (
     Command,
-    Draft,
     encode_entry,
     encode_feature,
     encode_incarnation,
@@ -25,6 +24,7 @@ from hadelay.core.commands import (
     is_whole,
     members_in,
 )
+from hadelay.core.drafts import Draft
 from hadelay.core.formats import FEATURE_LEVEL, INDEX_SIZE
 from hadelay.core.idempotency import is_known
 from hadelay.core.members import Member, Members
@@ -35,7 +35,7 @@ from hadelay.errors import Conflict, DamagedFile, DiskFull, HadelayError, NoLead
 from hadelay.raft.journal import FIRST, Journal
 from hadelay.raft.network import Network
 from hadelay.raft.node import RaftNode
-from hadelay.raft.ports import Done, Installer, Manifest, RaftConfig
+from hadelay.raft.ports import Done, Installer, RaftConfig
 from hadelay.runtime import Runtime
 from hadelay.server.api import PublishDone
 from hadelay.server.batcher import Batcher
@@ -48,6 +48,7 @@ from hadelay.server.peers import Peer, Peers, local_peer
 from hadelay.server.webhooks.push import Push
 from hadelay.storage.disk import Disk, Lock
 from hadelay.storage.identity import note_damage
+from hadelay.storage.snapshot import Manifest
 from hadelay.storage.store import Storage
 
 log = logging.getLogger(__name__)

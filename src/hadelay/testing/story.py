@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hadelay.core.commands import Cancel, Command, Grant, Leases, Malformed, decode, decode_entry
+from hadelay.core.commands import Cancel, Command, Grant, Leases, decode, decode_entry
+from hadelay.core.wire import Malformed
 from hadelay.model import unpack_id
 from hadelay.testing.cluster import SimCluster
 from hadelay.testing.history import Violation
