@@ -78,7 +78,7 @@ def test_one_seed_is_one_trace_in_every_process_and_another_seed_is_another():
 
 
 def test_a_failure_tells_how_to_replay_it(capsys: pytest.CaptureFixture[str]):
-    code = cli.main(seed=1, count=1, jobs=1, mutation="five_ms_early")
+    code = cli.sim(seed=1, count=1, jobs=1, mutation="five_ms_early")
     out = capsys.readouterr().out
     assert code == 1
     assert "I9 early" in out
@@ -87,9 +87,9 @@ def test_a_failure_tells_how_to_replay_it(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_fault_that_every_run_has(capsys: pytest.CaptureFixture[str]):
-    assert cli.main(seed=30001, jobs=1, fault="members") == 0
+    assert cli.sim(seed=30001, jobs=1, fault="members") == 0
     assert "a member was" in capsys.readouterr().out
-    assert cli.main(fault="member") == cli.main(fault="members", mutation="no_sync") == 2
+    assert cli.sim(fault="member") == cli.sim(fault="members", mutation="no_sync") == 2
     said = capsys.readouterr().err
     assert "no 'member': reset, partition" in said
     assert "faults of its own" in said
@@ -97,12 +97,12 @@ def test_a_fault_that_every_run_has(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_failing_run_is_shrunk_to_what_it_takes(capsys: pytest.CaptureFixture[str]):
-    assert cli.main(seed=1, jobs=1, mutation="no_sync", shrink=True) == 1
+    assert cli.sim(seed=1, jobs=1, mutation="no_sync", shrink=True) == 1
     shrunk = capsys.readouterr().out
     command = re.search(r"replay: hadelay sim --seed 1 --mutation no_sync --only (\S+)\n", shrunk)
     assert command is not None
     assert len(command[1].split(",")) <= 3
-    assert cli.main(seed=1, jobs=1, mutation="no_sync", only=command[1]) == 1
+    assert cli.sim(seed=1, jobs=1, mutation="no_sync", only=command[1]) == 1
     replayed = capsys.readouterr().out
     told = re.compile(r"seed 1: (I17 fail-stop.*?) · .*trace (\w+)")
     assert told.findall(replayed) == told.findall(shrunk) != []
@@ -146,13 +146,13 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     monkeypatch.setattr(cli, "run_seed", run)
     log = str(tmp_path / "out" / "seeds.jsonl")
     with pytest.raises(KeyboardInterrupt):
-        cli.main(seed=1, count=320, jobs=1, log=log)
+        cli.sim(seed=1, count=320, jobs=1, log=log)
     with open(log, "a") as file:
         file.write('{"first": 201, "cou')
     ran.clear()
     monkeypatch.setattr(cli, "run_seed", lambda seed, *_: ran.append(seed) or Report(seed))
     capsys.readouterr()
-    assert cli.main(seed=1, count=320, jobs=1, log=log) == 1
+    assert cli.sim(seed=1, count=320, jobs=1, log=log) == 1
     assert ran == list(range(201, 321))
     out = capsys.readouterr().out
     assert "320 seeds, 1 failed" in out

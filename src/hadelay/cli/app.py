@@ -140,7 +140,7 @@ COMMANDS = (
     Command("config check", "hadelay.cli.serve:config_check", "Read a configuration and say everything wrong in it."),
     Command("inspect", "hadelay.cli.inspect:inspect", "Print any file of a data directory."),
     Command("bench", "hadelay.cli.bench:bench", "Put load on a running cluster and measure it."),
-    Command("sim", "hadelay.cli.sim:sim", "Run seeds of the simulator; one that fails prints its replay command."),
+    Command("sim", "hadelay.testing.cli:sim", "Run seeds of the simulator; one that fails prints its replay command."),
 )
 GROUPS = {
     "msg": "Publish, look at, list, cancel, reschedule and receive messages.",
