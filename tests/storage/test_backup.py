@@ -28,8 +28,8 @@ class Broken(Exception):
 class Source:
     """A node's storage, and the backups made of it. `budget`: bytes until the connection breaks."""
 
-    def __init__(self) -> None:
-        self.disk, self.loop, self.index = SimDisk(random.Random(1)), Loop(), 0
+    def __init__(self, seed: int = 1) -> None:
+        self.disk, self.loop, self.index = SimDisk(random.Random(seed)), Loop(), 0
         self.disk.makedirs(BACKUP)
         self.storage = open_storage(self.disk, "/data", self.loop, backend=lambda path: SimBackend(self.disk, path))
         self.archive = Archive(Directory(self.disk, BACKUP))
@@ -214,3 +214,40 @@ def test_a_newer_format_is_refused_in_words(source: Source) -> None:
 def test_two_at_once_are_refused(source: Source) -> None:
     with pytest.raises(ConfigError, match="under way"):
         Directory(source.disk, BACKUP).prepare()
+
+
+@pytest.mark.parametrize("which", range(8))
+def test_what_a_sync_failed_for_is_not_taken_for_durable_by_the_next_try(which: int) -> None:
+    """The page cache looks whole: what is read back has to come from the disk."""
+    source = Source(seed=which)
+    source.archive.files.prepare()
+    source.fill(NOW, NOW + 50)
+    manifest, syncs = source.manifest(), 0
+
+    def fail_the_nth(step: str, path: str) -> None:
+        nonlocal syncs
+        if step == "sync" and path.startswith(BACKUP):
+            source.disk.fail_syncs = int(syncs == which)
+            syncs += 1
+
+    source.disk.watch = fail_the_nth
+    with pytest.raises(OSError, match="fdatasync"):
+        source.back_up()
+    source.disk.watch, source.disk.fail_syncs = None, 0
+    source.storage.exports.release(manifest)
+    source.back_up()
+    source.disk.power_cut()
+    assert source.wrong() == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_power_cut_brings_no_older_backup_back_without_its_files(seed: int) -> None:
+    source = Source(seed=seed)
+    source.archive.files.prepare()
+    for _ in range(3):
+        source.fill(NOW)
+        source.back_up(keep=1)
+    source.disk.power_cut()
+    assert 3 in source.archive.indexes()
+    for index in source.archive.indexes():
+        assert source.wrong(index) == []

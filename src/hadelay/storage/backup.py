@@ -173,6 +173,7 @@ class Directory:
                 file.pwrite(data, at)
                 at += len(data)
             file.sync()
+            file.drop_cache()  # read back is the disk, which may have failed a sync of an earlier try
         finally:
             file.close()
 
@@ -185,6 +186,7 @@ class Directory:
         self._disk.unlink(f"{self.where}/{name}")
 
     def keep(self, backups: list[dict[str, int]]) -> None:
+        self._disk.sync_dir(self.where)  # a power cut must not bring back a manifest without its files
         needed = {name for lengths in backups for name in lengths}
         for place in ("", "hours/"):
             for name in self._disk.sizes(f"{self.where}/{place}".rstrip("/")):

@@ -48,6 +48,10 @@ class File(Protocol):
         next sync of any file may have to wait for all."""
         ...
 
+    def drop_cache(self) -> None:
+        """Have what was synced read from the disk the next time, and not from memory."""
+        ...
+
     def map(self, length: int) -> memoryview:
         """Read-only view of the first `length` bytes, which must exist. Stays valid, and sees later writes, until
         every view of it is released; never truncate a mapped file."""
@@ -172,6 +176,9 @@ class RealFile:
     def write_behind(self, size: int, offset: int) -> None:
         # What fails is told by the next sync.
         _sync_file_range(self.fd, ctypes.c_int64(offset), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
+
+    def drop_cache(self) -> None:
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def map(self, length: int) -> memoryview:
         return memoryview(mmap.mmap(self.fd, length, prot=mmap.PROT_READ))

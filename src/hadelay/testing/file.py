@@ -110,6 +110,10 @@ class SimFile:
     def write_behind(self, size: int, offset: int) -> None:
         pass
 
+    def drop_cache(self) -> None:
+        self._inode.assert_not_mapped()
+        self._inode.rebuild()
+
     def map(self, length: int) -> memoryview:
         assert length <= self._inode.size, f"{self.path}: mapping {length} of {self._inode.size} bytes"
         return memoryview(self._inode.live)[:length].toreadonly()
