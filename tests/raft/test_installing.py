@@ -165,3 +165,19 @@ def test_who_does_not_ask_for_files_at_all_is_offered_them_soon(monkeypatch: pyt
         lone.answer("n3", 0)
         lone.run(0.1)
     assert len(lone.wire.take(messages.SNAPSHOT)) == 2
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_node_whose_journal_cannot_begin_anew_ends(monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
+    """Its state is the snapshot's by then: one that waited in vain for its journal would be installing for good."""
+    lone, other = Lone(), Machine()
+    lone.append([], term=1, prev=(1, 0))
+    if later:  # as storage does it: from a thread's end
+        finish = Installer.finish
+        monkeypatch.setattr(
+            Installer, "finish", lambda self, done: lone.runtime.in_thread("disk", int, lambda *_: finish(self, done))
+        )
+    offer(lone, other)
+    lone.disk.capacity = lone.disk.used
+    send(lone, other)
+    assert isinstance(lone.fatal[0], OSError)

@@ -446,8 +446,12 @@ class Journal:
             self._synced, self._durable = appended, position
             self.synced_index = self._syncing_index
             waiting = self._waiting
-            while waiting and waiting[0][0] <= appended:
-                waiting.popleft()[1]()
+            try:
+                while waiting and waiting[0][0] <= appended:
+                    waiting.popleft()[1]()
+            except Exception as raised:  # nobody else hears of it, and what it was about is half done
+                self.on_fatal(raised)
+                return
             self.on_synced(self._runtime.monotonic() - started)
             if self._appended != self._synced:
                 self.kick()
@@ -459,9 +463,9 @@ class Journal:
     def _leave_mark(self) -> None:
         """Nothing came since the last sync: write down that it succeeded, for whoever finds damage later."""
         self._mark_timer = None
-        segment = self._segments[-1]
         if self._appended != self._synced or self._durable <= self._marked or self.closed:
             return
+        segment = self._segments[-1]
         if segment.position + RECORD_OVERHEAD <= self.config.segment_bytes:
             self._mark(segment)
             try:

@@ -257,7 +257,7 @@ class Snapshots:
             node.admission.applied()
 
         node.journal.note_install(manifest.index, manifest.term)
-        node.journal.when_synced(lambda: pull.installer.finish(installed))
+        node.journal.when_synced(lambda: pull.installer.finish(lambda error: node._guarded(installed, error)))
         node.flush_soon()
 
 

@@ -220,11 +220,11 @@ class Storage:
                 return
             try:
                 self.close()
-            except OSError as error:  # half of it is closed: there is nothing to go on with
+                installed()
+            except Exception as error:  # half of it is closed or open: there is nothing to go on with
                 switched(FatalError(f"switching to a snapshot: {error}"))
-                return
-            installed()
-            switched(None)
+            else:
+                switched(None)
 
         return Installer(self.disk, self.directory, self._runtime, self._make_backend, manifest, switch)
 
