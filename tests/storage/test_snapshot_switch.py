@@ -207,3 +207,18 @@ def test_a_node_that_cannot_close_its_files_does_not_go_on_with_half_of_them(mon
     target.disk.kill()
     target.start()
     assert target.seen() == source.seen()
+
+
+def test_files_that_were_pulled_stay_when_one_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is no disk that is full: too many are open, say. The next process goes on with them."""
+    source, target = Node("n1"), Node("n2")
+    source.fill(9)
+    installer, manifest = pulled(source, target), source.storage.exports.manifest()
+    assert manifest is not None
+    installer.abort()
+    with monkeypatch.context() as patched:
+        patched.setattr(target.disk, "open", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        with pytest.raises(OSError, match="open files"):
+            installer.write(manifest.files[0].name, 0, b"")
+    again = target.storage.install(manifest, target.start)
+    assert all(again.have(file.name) == file.length for file in manifest.files)

@@ -237,12 +237,14 @@ class Installer:
         return file
 
     @contextmanager
-    def _or_nothing(self) -> Iterator[None]:
+    def _or_nothing(self, *, syncs: bool = False) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            self._clear()
-            if is_disk_full(error):
+            full = is_disk_full(error)
+            if full or syncs:
+                self._clear()
+            if full:
                 raise DiskFull(f"a snapshot does not fit: {error}") from error
             raise
 
@@ -254,7 +256,7 @@ class Installer:
 
     def _complete(self) -> None:
         disk, incoming = self._disk, self._incoming
-        with self._or_nothing():
+        with self._or_nothing(syncs=True):
             for file in self._files.values():
                 self._verify(file)
             with closing(self._backend(f"{incoming}/state.mdb")) as backend:
