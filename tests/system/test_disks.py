@@ -128,7 +128,8 @@ def test_a_node_put_back_from_an_old_copy_is_admitted_again(make_cluster: Make, 
     assert_equal_and_alive(cluster, back, "newer")
 
 
-def test_a_node_that_missed_compacted_entries_catches_up_by_files(make_cluster: Make) -> None:
+def _left_behind(make_cluster: Make) -> tuple[Cluster, str, str]:
+    """(cluster, its leader, a node that was killed and lacks what the leader's journal no longer has)"""
     cluster = make_cluster(settings=SMALL)
     fill(cluster, "behind", "n1", 50)
     cluster.kill(*cluster.names)
@@ -137,14 +138,25 @@ def test_a_node_that_missed_compacted_entries_catches_up_by_files(make_cluster: 
     cluster.kill(back)
     body = "x" * 20_000
 
+    def segments() -> set[str]:
+        return {path.name for path in cluster.journal(leader).glob("*.seg")}
+
+    before = segments()
+
     def cut() -> bool:
-        """More than any segment holds, until the first one is gone."""
+        """More than any segment holds, until all are gone that the other node has something of."""
         cluster.publish_many(leader, "behind", [body] * 200, delay="1h")
-        return not (cluster.journal(leader) / f"{1:016d}.seg").exists()
+        return not before & segments()
 
     until(cut, "the leader's journal is cut")
+    return cluster, leader, back
+
+
+def test_a_node_that_missed_compacted_entries_catches_up_by_files(make_cluster: Make) -> None:
+    cluster, leader, back = _left_behind(make_cluster)
     cluster.restart(back)
     until(lambda: cluster.hours(back)["applied_index"] == cluster.hours(leader)["applied_index"], "it caught up")
+    assert "snapshot_installed" in cluster.log(back)
     cluster.publish(back, "behind", query="?delay=2h")
     assert_equal_and_alive(cluster, back, "behind")
     cluster.restart(*(name for name in cluster.names if name not in cluster.living))
@@ -152,6 +164,25 @@ def test_a_node_that_missed_compacted_entries_catches_up_by_files(make_cluster: 
     cluster.kill(*cluster.names)
     cluster.restart(*cluster.names)
     cluster.assert_identical(*cluster.names)
+
+
+def test_files_that_a_disk_has_no_room_for_are_waited_with(make_cluster: Make, tiny_disk: Path) -> None:
+    """The node stays, and keeps nobody from publishing; when there is room it goes on, and nobody has to start it."""
+    cluster, leader, back = _left_behind(make_cluster)
+    shutil.move(cluster.data(back), tiny_disk / "g0")
+    cluster.data(back).symlink_to(tiny_disk / "g0")
+    ballast = tiny_disk / "ballast"
+    with open(ballast, "wb") as file:
+        free = os.statvfs(tiny_disk).f_bavail * os.statvfs(tiny_disk).f_frsize
+        os.posix_fallocate(file.fileno(), 0, free - (4 << 20))
+    with pytest.raises(AssertionError, match="not ready"):
+        _restart_within(cluster, 5, back)
+    assert "snapshot_failed" in cluster.log(back)
+    assert list((tiny_disk / "g0" / "incoming" / "hours").iterdir()) == []
+    cluster.publish(leader, "behind", query="?delay=2h")
+    ballast.unlink()
+    until(lambda: cluster.hours(back)["applied_index"] == cluster.hours(leader)["applied_index"], "it caught up")
+    cluster.assert_identical(leader, back)
 
 
 def test_publishing_stops_at_the_mark_and_consuming_goes_on(make_cluster: Make) -> None:
