@@ -41,6 +41,11 @@ class Message:
     until: int = 0
     lease: tuple[int, int, int] | None = None
     place: tuple[int, int] = (0, 0)
+    #: Every lease it ever had, and whether the ack of the last one would still count.
+    leases: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    ran_out: bool = False
+    #: All that waited was purged while it was leased.
+    doomed: bool = False
 
     def phase(self, now: int) -> str:
         """As a client is told."""
@@ -218,6 +223,7 @@ class Owner(RuleBasedStateMachine):
                 held[m.topic] += 1
                 m.state, m.until = "leased", self.now + lease_ms
                 m.lease, m.place = (self.world.term, self.world.seq, n), places[n]
+                m.leases.append((*m.lease, *m.place))
 
     def held(self, numbers: list[int]) -> tuple[list[Message], np.ndarray]:
         mine = [m for m in self.some(numbers) if m.state == "leased" and m.lease]
@@ -240,18 +246,33 @@ class Owner(RuleBasedStateMachine):
         for m in mine:
             self.failed(m, delay)
 
+    @rule(number=st.integers(0, 9), which=st.integers(0, 3))
+    def late_ack(self, number: int, which: int) -> None:
+        """By whoever had it once. It counts if nobody had it since, however often it was moved."""
+        for m in self.some([number]):
+            rows = m.leases[-1 - which :][:1]
+            if not rows or (m.lease is not None and rows[0][:3] == m.lease):
+                continue
+            (outcome,) = self.one(commands.encode_ack("n1", np.array(rows, LEASE))).outcomes.tolist()
+            counts = m.state == "waiting" and m.ran_out and rows == m.leases[-1:]
+            assert (outcome == LeaseOutcome.DONE) == counts, LeaseOutcome(outcome)
+            if counts:
+                m.state = "acked"
+
     @rule()
     def expire(self) -> None:
         over = [m for m in self.messages if m.state == "leased" and m.until <= self.now]
         assert self.one(commands.encode_expire(list(self.world.state.grants))).returned == len(over)
         for m in over:
-            self.failed(m, -1)
+            self.failed(m, -1, ran_out=True)
 
-    def failed(self, m: Message, delay: int) -> None:
+    def failed(self, m: Message, delay: int, *, ran_out: bool = False) -> None:
         topic = self.topics[m.topic]
         m.attempts += 1
-        m.lease = None
-        if m.expiry <= self.now:
+        m.lease, m.ran_out = None, ran_out
+        if m.doomed:
+            m.state = "cancelled"
+        elif m.expiry <= self.now:
             m.state = "expired"
         elif topic.max_attempts and m.attempts >= topic.max_attempts:
             m.state = "dead"
@@ -310,7 +331,7 @@ class Owner(RuleBasedStateMachine):
             if other is not m and self.pending(other):
                 return False
             self.keys[m.topic, m.key], m.began = m, self.now
-        m.state, m.attempts, m.due = "waiting", 0, self.now
+        m.state, m.attempts, m.due, m.ran_out = "waiting", 0, self.now, False
         m.expiry = self.now + m.ttl if m.ttl else NEVER
         return True
 
@@ -327,6 +348,8 @@ class Owner(RuleBasedStateMachine):
             bit = topics.READY if late else bits.get(m.phase(self.now), 0)
             if m.topic == name and states & bit:
                 m.state = "gone" if m.state == "dead" else "cancelled"
+            if m.topic == name and m.state == "leased" and states & 3 == 3:
+                m.doomed = True
         if states & 3 in (topics.SCHEDULED, topics.READY):
             self.sweep(1000)  # a purge of one of the two is carried out by it
 
