@@ -10,9 +10,17 @@ import msgpack
 import numpy as np
 import pytest
 
-from hadelay.core.commands import Draft
+from hadelay.core.commands import (
+    Command,
+    Draft,
+    encode_audited,
+    encode_feature,
+    encode_incarnation,
+    encode_noop,
+)
 from hadelay.core.dispatch import Poll
-from hadelay.core.results import Done, LeaseOutcome, LeaseResult, RedriveOutcome, RedriveResult
+from hadelay.core.results import Done, LeaseOutcome, LeaseResult, RedriveOutcome, RedriveResult, Refused
+from hadelay.core.settings import Settings
 from hadelay.core.tokens import encode_leases
 from hadelay.errors import DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.server.api import Granting
@@ -172,3 +180,32 @@ def test_a_receive_that_is_sent_away_says_whether_something_may_have_been_grante
     with pytest.raises(asyncio.CancelledError) as cancelled:
         asyncio.run(sent_away())
     assert isinstance(cancelled.value, Granting) == granting
+
+
+def test_what_a_leader_alone_may_ask_for_is_not_taken_from_a_follower() -> None:
+    cluster, leader = led(3)
+    follower = next(node for node in cluster.nodes() if node is not leader)
+    level, before = leader.state.level, dict(leader.state.incarnations)
+    feature, joined = encode_feature(200), encode_incarnation("n9", 7)
+    audited = encode_audited("n9", "", "", "", "", feature)
+    answers: Answers = []
+    follower.link.call(
+        leader.name, "submit", [feature, joined, audited, encode_noop()], 2.0, lambda *done: answers.append(done)
+    )
+    cluster.world.run_for(2.0)
+    ((results, error),) = answers
+    assert error is None
+    assert [isinstance(result, Refused) for result in results] == [True, True, True, False]
+    assert cluster.leader() is leader
+    assert (leader.state.level, leader.state.incarnations) == (level, before)
+
+
+def test_a_leader_that_falls_leaves_no_settings_of_its_own_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, leader = led(4)
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(leader.batcher, "propose", lambda command, done, term=0: asked.append((command[0], term)))
+    leader.state.settings = Settings(max_delay_ms=5)
+    leader.state.level = 0
+    leader._agree_on_settings()
+    leader._clock_changed()
+    assert asked == [(Command.SETTINGS, leader.leading), (Command.FEATURE, leader.leading)]

@@ -197,6 +197,16 @@ def is_whole(command: object) -> bool:
     return bool(_COMMAND.unpack_from(command)[1] == len(command) - _COMMAND.size)
 
 
+def kind_of(command: bytes) -> int:
+    """Of one encoded command: its number, or that of the command in an AUDITED."""
+    if command[0] != Command.AUDITED:
+        return command[0]
+    try:
+        return int(decode(command[0], memoryview(command)[_COMMAND.size :]).kind)
+    except Malformed:
+        return command[0]
+
+
 def _frame(kind: Command, *parts: bytes) -> bytes:
     return b"".join((_COMMAND.pack(kind, sum(map(len, parts))), *parts))
 

@@ -89,7 +89,7 @@ class Changes:
             else:
                 self.change(op, name, address, done)
 
-        node.batcher.propose(encode_feature(MEMBERS_LEVEL), switched)
+        node.batcher.propose(encode_feature(MEMBERS_LEVEL), switched, node.leading)
 
     def _settled(self) -> Members:
         members = self.node.raft.membership.members

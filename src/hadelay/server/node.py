@@ -22,6 +22,7 @@ from hadelay.core.commands import (
     encode_members,
     encode_settings,
     is_whole,
+    kind_of,
     members_in,
 )
 from hadelay.core.drafts import Draft
@@ -392,7 +393,7 @@ class Node:
         elif self.leading:
             self.dispatcher.clock_changed()
             if (level := self.peers.common_level()) > self.state.level:
-                self.batcher.propose(encode_feature(level), _ignore)
+                self.batcher.propose(encode_feature(level), _ignore, self.leading)
 
     def _say_what_clocks_do(self) -> None:
         """A line when it changes, and not one a second when a clock is just about too far off."""
@@ -417,7 +418,7 @@ class Node:
             "max_lease_ms": self.config.http.max_lease_ms,
         }
         if any(getattr(self.state.settings, key) != value for key, value in wanted.items()):
-            self.batcher.propose(encode_settings(wanted), _ignore)
+            self.batcher.propose(encode_settings(wanted), _ignore, self.leading)
 
     def _on_submit(self, peer: str, commands: Any, reply: Reply) -> None:
         """A follower's batch: its commands join the next entry here."""
@@ -434,7 +435,9 @@ class Node:
         gather = _Replies(len(commands), reply)
         full = self._no_space() if self.peers.full else ""
         for n, command in enumerate(commands):
-            if full and command[0] == Command.PUBLISH:
+            if kind_of(command) in _LEADERS:
+                gather.take(n, Refused("malformed", "no other node than the leader asks for that"), None)
+            elif full and command[0] == Command.PUBLISH:
                 gather.take(n, Refused("disk_full", full), None)
             else:
                 self.batcher.propose(command, self.dispatcher.in_order(command, partial(gather.take, n)))
@@ -450,6 +453,8 @@ class Node:
 _TRANSFER_S = 5.0
 #: Members are changed by the leader alone, which looks first whether they may be.
 _NEVER = frozenset({Command.MEMBERS})
+#: What a leader knows by itself. A FEATURE that this program doesn't have would end every node, at each start again.
+_LEADERS = frozenset({Command.FEATURE, Command.INCARNATION})
 
 
 def _ignore(result: Any, error: HadelayError | None) -> None:
