@@ -227,6 +227,32 @@ def test_the_same_request_while_its_grant_is_on_its_way(desk: Desk) -> None:
     assert len(desk.state.grants) == 1
 
 
+@pytest.mark.parametrize("sync", ["commit", "interval"])
+@pytest.mark.parametrize("moment", ["held", "on its way", "waiting"])
+def test_the_same_request_gets_nothing_of_topics_it_does_not_name(sync: str, moment: str) -> None:
+    desk = Desk(sync=sync)
+    desk.lead()
+    desk.run(5)
+    desk.stuck = moment == "on its way"
+    mine = desk.poll("a", "b", consumer="x", request=b"1")
+    if moment == "waiting":
+        assert isinstance(desk.answer(desk.poll("b", consumer="x", request=b"1")).error, Conflict)  # type: ignore[union-attr]
+    desk.publish("secret", topic="a")
+    desk.run(5)
+    other = desk.poll("b", "c", consumer="x", request=b"1")
+    desk.unstick()
+    desk.run(100)
+    assert isinstance(desk.answer(other).error, Conflict)  # type: ignore[union-attr]
+    assert desk.answer(mine).names == ["secret"]  # type: ignore[union-attr]
+    again = desk.poll("c", "b", "a", consumer="x", request=b"1")
+    desk.run(100)
+    assert desk.answer(again).names == ["secret"]  # type: ignore[union-attr]
+    desk.ack(desk.answer(again))  # type: ignore[arg-type]
+    over = desk.poll("b", consumer="x", request=b"1")
+    desk.run(10)
+    assert desk.answer(over) is None
+
+
 def test_too_little_of_a_lease_is_not_answered_but_renewed(desk: Desk) -> None:
     desk.publish("a")
     desk.stuck = True

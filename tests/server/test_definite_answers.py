@@ -22,13 +22,14 @@ from hadelay.core.dispatch import Poll
 from hadelay.core.results import Done, LeaseOutcome, LeaseResult, RedriveOutcome, RedriveResult, Refused
 from hadelay.core.settings import Settings
 from hadelay.core.tokens import encode_leases
-from hadelay.errors import DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.errors import BadRequest, DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.server.api import Granting
 from hadelay.server.api import Poll as Receive
 from hadelay.server.batcher import Batcher
 from hadelay.server.link import REPLY
 from hadelay.server.node import Node
 from hadelay.server.service import NodeService
+from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.testing.cluster import SimCluster
 from tests.server.test_batcher import Timers, Wire
 from tests.server.test_link import Pair
@@ -209,3 +210,11 @@ def test_a_leader_that_falls_leaves_no_settings_of_its_own_to_the_next(monkeypat
     leader._agree_on_settings()
     leader._clock_changed()
     assert asked == [(Command.SETTINGS, leader.leading), (Command.FEATURE, leader.leading)]
+
+
+def test_nobody_receives_under_the_name_of_who_pushes() -> None:
+    """Or he could take a push's grant, whose request ids are no secret, or its place."""
+    _, leader = led(5)
+    receive = NodeService(leader).receive(Receive(["orders"], CONSUMER, b"1", 1, 0, 5_000))
+    with pytest.raises(BadRequest, match="take another"):
+        asyncio.run(asyncio.wait_for(receive, 1.0))

@@ -30,8 +30,8 @@ from hadelay.core.ports import Listener
 from hadelay.core.ready import MAX_FILTERS, MAX_NAMED, MAX_UNKNOWN, TOPIC_FILTERS
 from hadelay.core.results import GrantResult, LeaseOutcome, LeaseResult
 from hadelay.core.state import DelayState
-from hadelay.core.topics import Topic
-from hadelay.errors import DamagedFile, HadelayError, LimitReached, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.core.topics import Topic, by_topic
+from hadelay.errors import Conflict, DamagedFile, HadelayError, LimitReached, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.raft.ports import Done, Propose
 from hadelay.runtime import Runtime
 from hadelay.server.ahead import HeldBack, Lead
@@ -59,6 +59,8 @@ _TOO_MANY_FILTERS = (
     "use fewer, or topics"
 )
 _TOO_MANY_NAMED = f"waiting receives name {MAX_NAMED} topics already, or {MAX_UNKNOWN} that are not there: name fewer"
+#: Or whoever guesses a request id got what he may not consume.
+_OTHER_TOPICS = "a receive of this consumer with this request_id named other topics, and is not over: take a new one"
 #: Slices of backlog the sweeper looks at each time.
 _SWEEP_SLICES = 16
 
@@ -240,10 +242,17 @@ class LeaderDispatcher:
     def _is_repeated(self, term: _Term, poll: Poll) -> bool:
         """Idempotent receive: the same {consumer, request_id} takes the place of a waiting poll, or gets what it was
         granted before. True if there is nothing more to do now."""
+        before = term.polls.same_request(poll)
+        if before is not None and not set(before.topics) <= set(poll.topics):
+            term.polls.answer(poll, None, Conflict(_OTHER_TOPICS))
+            return True
         if term.polls.replace(poll):
             return True
         for offer in term.offers.values() if self.interval else ():
             if (offer.poll.consumer, offer.poll.request_id) == (poll.consumer, poll.request_id):
+                if not set(offer.poll.topics) <= set(poll.topics):
+                    term.polls.answer(poll, None, Conflict(_OTHER_TOPICS))
+                    return True
                 # Handed out, not committed yet: what became of it is known in a moment.
                 term.polls.succeed(offer.poll, poll)
                 self.flush()
@@ -423,6 +432,10 @@ class LeaderDispatcher:
         grant = self.state.grants.get(key)
         if grant is None or poll.phase == DONE:
             self._wait_on(term, poll)
+            return
+        held = by_topic(grant.rows["topic"][grant.rows["open"] == 1])
+        if not {self.state.topics[number].name for number, _ in held} <= set(poll.topics):
+            term.polls.answer(poll, None, Conflict(_OTHER_TOPICS))
             return
         poll.phase = PROPOSED
         try:

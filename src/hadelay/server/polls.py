@@ -58,13 +58,17 @@ class Polls:
     def next_deadline(self) -> float | None:
         return self._deadlines[0][0] if self._deadlines else None
 
+    def same_request(self, poll: Poll) -> Poll | None:
+        """The one whose place `replace` would take."""
+        before = self._requests.get((poll.consumer, poll.request_id))
+        return before if before is not None and before.phase != DONE else None
+
     def replace(self, poll: Poll) -> bool:
         """Idempotent receive: the poll takes the place of one with the same request. True if that one's grant is on
         its way; the poll gets what becomes of it."""
-        key = (poll.consumer, poll.request_id)
-        before = self._requests.get(key)
-        self._requests[key] = poll
-        if before is None or before.phase == DONE:
+        before = self.same_request(poll)
+        self._requests[poll.consumer, poll.request_id] = poll
+        if before is None:
             return False
         on_its_way = before.phase == PROPOSED
         if on_its_way:

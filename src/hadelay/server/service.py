@@ -91,6 +91,7 @@ from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node
 from hadelay.server.records import read_in_slices, read_mended, read_records, split_record
 from hadelay.server.webhooks.checks import check_settings
+from hadelay.server.webhooks.pool import CONSUMER
 
 log = structlog.get_logger("hadelay")
 
@@ -275,6 +276,8 @@ class NodeService:
 
     async def receive(self, poll: Poll) -> Delivery:
         node = self._node
+        if poll.consumer == CONSUMER:
+            raise BadRequest(f"consumer: {poll.consumer} is the cluster's own name for who pushes: take another")
         for name in poll.topics:
             if (topic := node.state.topic(name)) is not None and topic.settings.webhook is not None:
                 raise Conflict(f"{name} has a webhook: its messages are pushed there, and cannot be received")
