@@ -172,6 +172,9 @@ def test_refusals(taken: Taken, tmp_path: Path) -> None:
         done = hadelay("restore", taken.directory, "--data-dir", node, *settings, *same)
         assert (done.returncode, "another cluster" in done.stderr) == (2, True), done.stderr
         assert not node.exists()
+    founder = hadelay("restore", taken.directory, "--data-dir", node, *ours, "--set", "cluster.init=true")
+    assert (founder.returncode, "cluster.init is true: take it out" in founder.stderr) == (2, True), founder.stderr
+    assert not node.exists()
     assert hadelay("restore", taken.directory, "--data-dir", node, *ours).returncode == 0
     again = hadelay("restore", taken.directory, "--data-dir", node, *ours)
     assert (again.returncode, "is not empty" in again.stderr) == (2, True), again.stderr
@@ -223,6 +226,7 @@ def test_a_flipped_byte_is_named_and_never_restored(taken: Taken, tmp_path: Path
     refused = hadelay("restore", copy, "--data-dir", node, *ours)
     assert (refused.returncode, log.name in refused.stderr) == (1, True), refused.stderr
     assert not (node / "g1" / "identity").exists()
+    assert "Back up into another directory" in done.stderr
     # The same directory takes the intact one.
     assert hadelay("restore", taken.directory, "--data-dir", node, *ours).returncode == 0
 

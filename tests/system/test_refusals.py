@@ -98,6 +98,14 @@ def test_of_a_newer_format(left: Path, ended: Cluster) -> None:
     assert digest(left) == before
 
 
+def test_a_damaged_one_of_several_is_filled_by_all_the_others(left: Path, ended: Cluster) -> None:
+    """Not by those that were moved away at the same time."""
+    (left / "g0" / "identity").write_bytes(b"")
+    peers = "raft.peers=n1=127.0.0.1:1,n2=127.0.0.1:2"
+    said = refused(*serve(left, peers, cluster_id=cluster_id(ended)), code=1)
+    assert f"Move {left} away and start again: all others have to be up" in said
+
+
 def test_an_empty_one_does_not_found_a_cluster_by_itself(tmp_path: Path) -> None:
     config = tmp_path / "n1.toml"
     base = free_ports(2)

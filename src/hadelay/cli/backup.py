@@ -93,6 +93,8 @@ def verify(directory: str, /, *, index: int | None = None, printing: Printing = 
         table(wrong, ("file", "offset", "what"))
     verdict = f"{len({row['file'] for row in wrong})} of {len(backup.files)} files are damaged"
     note(f"index {backup.index}, {backup.time}: {verdict if wrong else f'{len(backup.files)} files, all as backed up'}")
+    if wrong:
+        note("Nothing is restored from that. Back up into another directory while there is a cluster.")
     return 1 if wrong else 0
 
 

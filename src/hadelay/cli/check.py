@@ -14,6 +14,7 @@ from hadelay.errors import Conflict, HadelayError, NotFound, OutcomeUnknown
 def replicas(*, timeout: float = 30, remote: Remote = Remote()) -> int:
     """Compare every node's hour files by length and checksum, at one applied index. Ends with 1 when they differ.
 
+    The checksums are of what was written: what a disk has changed since is found by `hadelay inspect --verify FILE`.
     While messages are published the nodes are asked again until their answers are of the same index.
 
     Parameters

@@ -49,7 +49,8 @@ def run_node(config: Config, printing: Printing) -> int:
     try:
         return serve_node(config, ready)
     except DamagedFile as damage:
-        others = "the other nodes fill it" if len(config.members) > 1 else "from a backup, if there is one"
+        alone = len(config.members) == 1
+        others = "from a backup, if there is one" if alone else "all others have to be up, and fill it"
         way_out = f"No node can start from that. Move {config.node.data_dir} away and start again: {others}."
         raise HadelayError(f"{damage}\n  {way_out}") from damage
 

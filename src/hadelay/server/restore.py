@@ -86,6 +86,11 @@ def _refuse(directories: Directories, backup: Backup) -> None:
             "another cluster, which gives out other ids: set cluster.id and cluster.group to something else, and to "
             "the same on every node"
         )
+    if cluster.init:
+        raise ConfigError(
+            "cluster.init is true: take it out on every node, or those that are not restored yet found an empty "
+            "cluster of the same name"
+        )
     for directory in (directories.data, directories.journal):
         if disk.exists(directory) and any(name not in _OURS for name in disk.listdir(directory)):
             raise ConfigError(f"{directory} is not empty: restore into a new directory, or move this one away")
