@@ -86,6 +86,7 @@ def test_silence_ends_with_the_time_limit() -> None:
     answers = pair.call("x", None)
     pair.timers.later()
     assert isinstance(answers[0][1], OutcomeUnknown)
+    assert str(answers[0][1]) == "node b did not answer in time"
 
 
 def test_nonsense_and_unknown_calls_end_nothing() -> None:

@@ -88,7 +88,7 @@ class Link:
             handler(peer, argument, reply)
 
     def _late(self, number: int) -> None:
-        self._finish(number, None, OutcomeUnknown("the leader did not answer in time"))
+        self._finish(number, None, OutcomeUnknown(f"node {self._waiting[number][0]} did not answer in time"))
 
     def _finish(self, number: int, result: Any, error: HadelayError | None) -> None:
         waiting = self._waiting.pop(number, None)
