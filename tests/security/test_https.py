@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hadelay import AsyncClient
+from hadelay.cli.app import OK, USAGE, run
 from hadelay.client.transport import encrypted_too
 from hadelay.config import HttpConfig
 from hadelay.errors import ConfigError, Forbidden, NoLeader
@@ -145,6 +146,18 @@ async def test_plain_http_and_nonsense_are_not_answered(pki: Pki) -> None:
 def test_a_certificate_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"http\.tls_cert: .*no\.pem: No such file"):
         HttpServer(MemoryService(), HttpConfig(tls_cert=str(tmp_path / "no.pem"), tls_key="x"), 1)
+
+
+def test_a_check_of_the_configuration_reads_the_files_that_it_names(
+    pki: Pki, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cert, key, ca = pki.copy("n1", tmp_path)
+    path = tmp_path / "n1.toml"
+    path.write_text(f'[raft]\ntls_cert = "{cert}"\ntls_key = "{key}"\ntls_ca = "{ca}"\n')
+    assert run(["config", "check", str(path)]) == OK
+    Path(key).unlink()
+    assert run(["config", "check", str(path)]) == USAGE
+    assert f"raft.tls_key: {key}: No such file" in capsys.readouterr().err
 
 
 def test_nobody_leaves_the_encrypted_way() -> None:

@@ -56,7 +56,8 @@ def run_node(config: Config, printing: Printing) -> int:
 
 
 def config_check(file: Path | None = None, /, *, settings: Settings = (), printing: Printing = Printing()) -> None:
-    """Read a configuration as `serve` would, and say everything that is wrong in it, with line and key.
+    """Read a configuration as `serve` would, and say everything that is wrong in it, with line and key. Certificates
+    and keys that it names are read, too.
 
     Parameters
     ----------
@@ -66,8 +67,17 @@ def config_check(file: Path | None = None, /, *, settings: Settings = (), printi
         KEY=VALUE, over the file.
     """
     config = load(None if file is None else str(file), os.environ, settings)
+    _read_certificates(config)
     if printing.output == "json":
         emit_json(config)
         return
     members = ", ".join(f"{name} at {address}" for name, address in config.members.items())
     print(f"{file or 'defaults'}: fine. Node {config.node.name} of cluster {config.cluster.id}: {members}")
+
+
+def _read_certificates(config: Config) -> None:
+    from hadelay.tls import Certificates
+
+    for section, part in (("raft", config.raft), ("http", config.http)):
+        if part.tls_cert:
+            Certificates(section, part.tls_cert, part.tls_key, part.tls_ca, mutual=section == "raft")
