@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import threading
@@ -21,6 +22,7 @@ from hadelay.errors import NotFound
 from hadelay.storage.backup import Archive, Directory
 from hadelay.storage.disk import RealDisk
 from hadelay.storage.lmdbtables import LmdbBackend
+from hadelay.storage.snapshot import Installer
 from hadelay.storage.tables import CHECKPOINT, ROW
 from hadelay.testing.ports import free_ports
 from tests.system.cluster import Cluster, body_of, hadelay, until
@@ -209,6 +211,20 @@ def test_an_older_backup_is_restored_by_its_index(
     state = LmdbBackend(str(data / "state.mdb"))
     assert msgpack.unpackb(state.get(CHECKPOINT, ROW) or b"")["index"] == first
     state.close()
+
+
+def test_a_disk_that_is_too_small_for_it_is_named(
+    taken: Taken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    settings = ("cluster.id=other", "cluster.group=1")
+    with monkeypatch.context() as patch:
+        patch.setattr(Installer, "write", full)
+        with pytest.raises(OSError, match=f"{tmp_path}/node: .*No space.* run it again"):
+            restore_node(str(taken.directory), data_dir=tmp_path / "node", settings=settings)
+    restore_node(str(taken.directory), data_dir=tmp_path / "node", settings=settings)
 
 
 def test_a_flipped_byte_is_named_and_never_restored(taken: Taken, tmp_path: Path) -> None:

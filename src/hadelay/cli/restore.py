@@ -63,8 +63,13 @@ def restore(
     config = load(None if file is None else str(file), os.environ, (*named, *settings))
     archive = archive_at(backup)
     found = archive.read(index)
-    with bar(found.size) as copied:
-        error = asyncio.run(_restore(config, archive, found, copied))
+    try:
+        with bar(found.size) as copied:
+            error = asyncio.run(_restore(config, archive, found, copied))
+    except OSError as failed:
+        raise OSError(
+            f"{config.node.data_dir}: {failed}. Nothing is restored there: when that is mended, run it again"
+        ) from failed
     if error is not None:
         raise error
     done = summary(found) | {

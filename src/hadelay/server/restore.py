@@ -67,14 +67,19 @@ def restore(
     clear(disk, f"{data}/incoming")
     files = [SnapshotFile(name, known.length, known.crc) for name, known in backup.files.items()]
     installer = Installer(disk, data, runtime, backend, Manifest(backup.index, backup.term, files), switch)
-    for file in files:
-        installer.write(file.name, 0, b"")
-        for at in range(0, file.length, _CHUNK):
-            part = archive.files.read(file.name, file.length, at, min(_CHUNK, file.length - at))
-            if not part:
-                raise DamagedFile(f"{archive.where}/{file.name}", at, "the file ends here: hadelay backup verify")
-            installer.write(file.name, at, part)
-            copied(len(part))
+    try:
+        for file in files:
+            installer.write(file.name, 0, b"")
+            for at in range(0, file.length, _CHUNK):
+                part = archive.files.read(file.name, file.length, at, min(_CHUNK, file.length - at))
+                if not part:
+                    raise DamagedFile(f"{archive.where}/{file.name}", at, "the file ends here: hadelay backup verify")
+                installer.write(file.name, at, part)
+                copied(len(part))
+    except BaseException:
+        for lock in locks:
+            lock.close()
+        raise
     installer.finish(finished)
 
 
