@@ -7,7 +7,7 @@
     mutations      run with each deliberate bug in its turn: does a run notice?
 
 Exit codes: 0 every promise held · 1 one was broken · 2 a mistake in the scenario, the cluster file or what is installed
-· 130 interrupted, everything healed.
+· 130 interrupted, everything healed · 141 nobody reads what it prints.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ UNSEEN = (
     "blind_key",
     "five_ms_early",
 )
-HELD, BROKEN, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+HELD, BROKEN, MISTAKE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 
 
 def main(argv: list[str]) -> int:
@@ -81,6 +81,10 @@ def main(argv: list[str]) -> int:
     except Mistake as error:
         print(error, file=sys.stderr)
         return MISTAKE
+    except BrokenPipeError:
+        # `… list | head`: Python would complain once more when it flushes. No verdict: nobody heard it.
+        sys.stderr.close()
+        return UNREAD
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
@@ -11,7 +14,7 @@ from threading import Thread
 import pytest
 
 from chaos import scenario, tools
-from chaos.__main__ import MISTAKE, main
+from chaos.__main__ import MISTAKE, UNREAD, main
 from chaos.cluster import GivenCluster
 from chaos.scenario import KINDS, Mistake, rounds
 from hadelay.testing.failpoints import POINTS
@@ -193,3 +196,14 @@ def test_what_comes_along_and_what_the_how_to_shows_is_in_order(tmp_path: Path) 
         else:
             assert GivenCluster(path).kinds({"any"}) == {"kill", "stop", "pause", "transfer"}
     assert all(f"`{kind}`" in page for kind in KINDS)
+
+
+def test_a_reader_that_goes_away_is_no_broken_promise() -> None:
+    """The pipe is closed at the other end before anything is written."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-u", "-m", "chaos", "list"], stdout=nobody, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (UNREAD, "")
