@@ -67,6 +67,11 @@ class HadelayError(Exception):
         """The state that forbids it (leased, acked, …), where the refusal names one."""
         return self.extra.get("outcome")
 
+    @property
+    def idempotency_key(self) -> str | None:
+        """Of a publish that may have happened: the same again under this key makes no second message."""
+        return self.extra.get("idempotency_key")
+
 
 class BadRequest(HadelayError):
     type, title, http_status = "bad-request", "Bad request", 400

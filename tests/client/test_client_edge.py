@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,7 +16,7 @@ import pytest
 
 from hadelay.client import AsyncClient, Client, Put, Receipt, Unreachable
 from hadelay.client.sync import _loop
-from hadelay.errors import Conflict
+from hadelay.errors import Conflict, OutcomeUnknown, Unauthorized
 from tests.client.test_client import url
 from tests.http.conftest import Node, until
 
@@ -107,6 +108,52 @@ async def test_a_settlement_that_goes_wrong_is_told_to_who_waits(node: Node, mon
                     await asyncio.wait_for(message.ack(), 20)
             assert await asyncio.wait_for(message.ack(), 20) == "acked"
             break
+
+
+async def test_a_publish_that_may_have_happened_tells_its_key(node: Node) -> None:
+    """Who did not give one can still ask again without making a second message."""
+    async with AsyncClient(node.url) as client:
+        node.service.hold()
+        with pytest.raises(OutcomeUnknown, match="same key") as caught:
+            await client.put("t", b"x", timeout=0.1)
+        node.service.release()
+        assert caught.value.idempotency_key
+        assert (await client.put("t", b"x", idempotency_key=caught.value.idempotency_key)).duplicate
+
+
+@pytest.mark.parametrize("error", [OutcomeUnknown("?"), Unauthorized("revoked")])
+async def test_the_key_of_put_many_covers_what_was_published_before_the_error(node: Node, error: Any) -> None:
+    puts = [Put(topic="t")] * 1_500
+
+    def some() -> Iterator[Put]:
+        for n, put in enumerate(puts):
+            node.service.fail = error if n == 1_200 else node.service.fail
+            yield put
+
+    async with AsyncClient(node.url, timeout=0.1) as client:
+        with pytest.raises(type(error)) as caught:
+            await client.put_many(some())
+        node.service.fail = None
+        again = await client.put_many(puts, idempotency_key=caught.value.idempotency_key)
+    assert [isinstance(r, Receipt) and r.duplicate for r in again] == [True] * 1_000 + [False] * 500
+    assert len(node.service.published) == 1_500
+
+
+async def test_a_machine_that_is_gone_is_known_to_have_done_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes no connection, and refuses none."""
+    monkeypatch.setattr("hadelay.client.transport._CONNECT_S", 0.2)
+    gone = socket.create_server(("127.0.0.1", 0), backlog=0)
+    with gone, socket.create_connection(gone.getsockname()):  # no more than this
+        url = f"http://127.0.0.1:{gone.getsockname()[1]}"
+        async with AsyncClient(url, timeout=0.5) as client:
+            with pytest.raises(Unreachable, match="takes no connection") as caught:
+                await client.put("t")
+        assert caught.value.outcome_known
+        async with AsyncClient([url, node.url], timeout=60) as client:
+            client._transport._at = 0
+            assert (await asyncio.wait_for(client.put("t"), 10)).topic == "t"
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), asyncio.CancelledError(), SystemExit(3)])

@@ -154,7 +154,7 @@ class AsyncClient:
             on_conflict=on_conflict, max_wait=max_wait, tags=tags, ttl=ttl, callback=callback,
         )  # fmt: skip
         data, kind = _payload(body, content_type)
-        headers = {"Content-Type": kind, "Idempotency-Key": _idempotency_key(idempotency_key)}
+        headers = {"Content-Type": kind, "Idempotency-Key": own_or_new_key(idempotency_key)}
         options, path = _options(put), f"/v1/topics/{_quoted(topic)}/messages"
         if key is not None and not _HEADER_VALUE.fullmatch(key):
             path += f"?key={_quoted(options.pop('key'))}"
@@ -174,27 +174,30 @@ class AsyncClient:
     ) -> list[PutResult]:
         """Publish many, in order: a receipt each, or the error that refused it. More than 1,000 go in several commits.
 
-        Raises only when a whole request failed. A key of your own covers the call, also when it is repeated.
+        Raises only when a whole request failed. A key of your own covers the call, also when it is repeated; an error
+        tells the one that was made up (`idempotency_key`).
         """
         results: list[PutResult] = []
-        for key, items in batches(puts, idempotency_key):
-            results += await self._put_batch(key, items, timeout)
+        key = own_or_new_key(idempotency_key)
+        for n, items in enumerate(batches(puts)):
+            results += await self._put_batch(key, n, items, timeout)
         return results
 
-    async def _put_batch(self, key: str, items: list[dict[str, Any]], timeout: float | None) -> list[PutResult]:
+    async def _put_batch(self, key: str, n: int, items: list[dict[str, Any]], timeout: float | None) -> list[PutResult]:
         """One request of `put_many`."""
-        headers = {"Content-Type": _MSGPACK, "Accept": _MSGPACK, "Idempotency-Key": key}
+        headers = {"Content-Type": _MSGPACK, "Accept": _MSGPACK, "Idempotency-Key": f"{key}.{n}"}
         if trace := present_span():
             headers["traceparent"] = trace
         data = msgspec.msgpack.encode(items)
-        return await self._transport.request(
-            "POST",
-            "/v1/messages:batch",
-            partial(wire.read_results, items),
-            data=data,
-            headers=headers,
-            timeout_s=timeout,
-        )
+        read = partial(wire.read_results, items)
+        try:
+            return await self._transport.request(
+                "POST", "/v1/messages:batch", read, data=data, headers=headers, timeout_s=timeout
+            )
+        except HadelayError as error:
+            # Of all that was given: what requests before this one published is not published again under it.
+            error.extra["idempotency_key"] = key
+            raise
 
     # ---- messages
 
@@ -531,7 +534,7 @@ def _new_key() -> str:
     return os.urandom(16).hex()
 
 
-def _idempotency_key(given: str | None) -> str:
+def own_or_new_key(given: str | None) -> str:
     """One that is empty was meant to be none of those that all have in common."""
     if given is None:
         return _new_key()
@@ -633,19 +636,19 @@ def _payload(body: Body, content_type: str | None) -> tuple[bytes, str]:
     return msgspec.json.encode(body), content_type or "application/json"
 
 
-def batches(puts: Iterable[Put], idempotency_key: str | None) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """(Idempotency-Key, items) of the requests that `put_many` makes."""
+def batches(puts: Iterable[Put]) -> Iterator[list[dict[str, Any]]]:
+    """The items of each request that `put_many` makes."""
     items: list[dict[str, Any]] = []
-    key, size, n = _idempotency_key(idempotency_key), 0, 0
+    size = 0
     for put in puts:
         item = _item(put)
         if items and (len(items) == _BATCH_ITEMS or size + len(item["body"]) > _BATCH_BYTES):
-            yield f"{key}.{n}", items
-            items, size, n = [], 0, n + 1
+            yield items
+            items, size = [], 0
         items.append(item)
         size += len(item["body"])
     if items:
-        yield f"{key}.{n}", items
+        yield items
 
 
 def _item(put: Put) -> dict[str, Any]:
@@ -656,7 +659,7 @@ def _item(put: Put) -> dict[str, Any]:
     if put.meta:
         item["meta"] = dict(put.meta)
     if put.idempotency_key is not None:
-        item["idempotency_key"] = _idempotency_key(put.idempotency_key)
+        item["idempotency_key"] = own_or_new_key(put.idempotency_key)
     if put.traceparent:
         item["traceparent"] = put.traceparent
     return item | _options(put)

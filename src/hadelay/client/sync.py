@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from hadelay.client.aio import AsyncClient, Topics, batches
+from hadelay.client.aio import AsyncClient, Topics, batches, own_or_new_key
 from hadelay.client.consumer import Consumer, Leased
 from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, NackOutcome, Put, PutResult
 
@@ -242,8 +242,9 @@ class Client:
     ) -> list[PutResult]:
         # What gives the puts runs on its own thread, not on the one that all clients share.
         results: list[PutResult] = []
-        for key, items in batches(puts, idempotency_key):
-            results += _wait(self._async()._put_batch(key, items, timeout))
+        key = own_or_new_key(idempotency_key)
+        for n, items in enumerate(batches(puts)):
+            results += _wait(self._async()._put_batch(key, n, items, timeout))
         return results
 
     put_many.__doc__ = AsyncClient.put_many.__doc__

@@ -32,6 +32,8 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.05, 2.0
 #: Bodies above are streamed: aiohttp warns about large bytes.
 _STREAMED_BYTES = 1 << 20
 _MAX_REDIRECTS = 3
+#: For a machine that is gone: it says nothing at all, and there are other addresses.
+_CONNECT_S = 3.0
 
 
 class Answer(NamedTuple):
@@ -126,7 +128,7 @@ class Transport:
             self._session = aiohttp.ClientSession(
                 connector=_Connector(limit=0, ttl_dns_cache=30, ssl=self._ssl),
                 headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=None),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
                 auto_decompress=False,
             )
         if loop is not self._loop:
@@ -176,6 +178,8 @@ class Transport:
                     pause_s = max(pause_s, backoff_s * random.uniform(0.5, 1.0))
                     backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
                 if not retry or not again or time.monotonic() + pause_s >= deadline:
+                    if headers and unknown and "Idempotency-Key" in headers:
+                        unknown.extra["idempotency_key"] = headers["Idempotency-Key"]
                     if unknown and error.outcome_known and (error.retryable or strangers or isinstance(error, NO_NEWS)):
                         # "Nothing happened" is true of the last try, and not of an earlier one.
                         raise unknown from error
@@ -224,16 +228,18 @@ class Transport:
             if isinstance(error, NoLeader | errors.Overloaded) or not error.of_a_node:
                 self._turn(base)
             raise
-        except aiohttp.ClientConnectorError as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._turn(base)
-            raise Unreachable(f"{base}: {error.strerror or error}; is a node running there?") from None
+            why = "it takes no connection" if isinstance(error, TimeoutError) else error.strerror or error
+            raise Unreachable(f"{base}: {why}; is a node running there?") from None
         except (aiohttp.ClientError, TimeoutError, ConnectionError, asyncio.IncompleteReadError) as error:
             self._turn(base)
             words = "no answer in time" if isinstance(error, TimeoutError) else f"the connection broke: {error}"
             if method in ("GET", "HEAD"):
                 raise Unreachable(f"{base}: {words}") from None
             told = "; it had begun to answer" if connected else ""
-            raise OutcomeUnknown(f"{base}: {words}{told}. Retry with the same key") from None
+            keyed = ". Retry with the same key" if "Idempotency-Key" in headers else ""
+            raise OutcomeUnknown(f"{base}: {words}{told}{keyed}") from None
 
     def _turn(self, failed: str) -> None:
         """On to the next address, unless another request did so already."""
