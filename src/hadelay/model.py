@@ -97,6 +97,9 @@ def hour_from_name(name: str) -> int:
     """Raises ValueError unless `name` is YYYYMMDDHH, or that of a dead hour."""
     if name.startswith(_DEAD):
         return DEAD_HOURS + hour_from_name(name.removeprefix(_DEAD))
-    if len(name) != 10 or not name.isdigit():
-        raise ValueError(f"an hour is written YYYYMMDDHH, not {name!r}")
-    return int(datetime.strptime(name, "%Y%m%d%H").replace(tzinfo=UTC).timestamp()) // 3600
+    try:
+        if len(name) != 10 or not name.isdigit():
+            raise ValueError
+        return int(datetime.strptime(name, "%Y%m%d%H").replace(tzinfo=UTC).timestamp()) // 3600
+    except ValueError:
+        raise ValueError(f"an hour is written YYYYMMDDHH, not {name!r}") from None

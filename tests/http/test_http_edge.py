@@ -166,6 +166,13 @@ async def test_a_batch_has_no_parameters(node: Node, query: str) -> None:
     assert len(node.service.published) == (query == "?")
 
 
+async def test_a_batch_says_what_it_is(node: Node) -> None:
+    reader, writer = await open_warm(node)
+    writer.write(post(BATCH, b"[]"))
+    status, _, body = await read_answer(reader)
+    assert (status, b"application/msgpack, and its Content-Type says which" in body) == (415, True)
+
+
 async def test_a_batch_has_one_idempotency_key(node: Node) -> None:
     reader, writer = await open_warm(node)
     keys = b"Content-Type: application/json\r\nIdempotency-Key: a\r\nIdempotency-Key: b\r\n"
@@ -173,6 +180,26 @@ async def test_a_batch_has_one_idempotency_key(node: Node) -> None:
     status, _, body = await read_answer(reader)
     assert (status, b"twice" in body) == (400, True)
     assert not node.service.published
+
+
+async def test_a_meta_is_given_once(node: Node) -> None:
+    reader, writer = await open_warm(node)
+    writer.write(post(MESSAGES, b"x", b"Hadelay-Meta-Who: me\r\nhadelay-meta-who: you\r\n"))
+    status, _, body = await read_answer(reader)
+    assert (status, b"Hadelay-Meta-who is given twice" in body) == (400, True)
+
+
+async def test_what_is_coded_for_the_way_is_not_taken_for_the_payload(node: Node) -> None:
+    reader, writer = await open_warm(node)
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n" % MESSAGES.encode()
+    writer.write(head + b"1\r\nx\r\n0\r\n\r\n")
+    assert (await read_answer(reader))[0] == 415
+    assert not node.service.published
+
+
+async def test_a_content_type_is_text_as_other_headers_are(node: Node) -> None:
+    made = (await node.ask("POST", MESSAGES, b"x", Content_Type="text/plain; name=grün€")).json
+    assert (await node.ask("GET", f"/v1/messages/{made['id']}")).json["content_type"] == "text/plain; name=grün€"
 
 
 @pytest.mark.parametrize("action", ["/v1/topics/orders:resume", "/v1/messages/{id}:deliver-now"])

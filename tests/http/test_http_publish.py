@@ -105,6 +105,8 @@ REFUSED = [
     ("", {"Hadelay-Meta-a": "x" * 5000}, 400, "meta has"),
     ("", {"Content-Encoding": "gzip"}, 415, "Content-Encoding"),
     ("", {"Content-Type": "x" * 300}, 400, "Content-Type"),
+    ("?ttl=-5", {}, 400, "ttl: '-5' is negative"),
+    ("", {"Hadelay-Meta-": "x"}, 400, "no name"),
 ]
 
 

@@ -307,7 +307,8 @@ async def test_headers_are_masked_and_may_be_put_as_they_are_shown(node: Node) -
         ({"webhook": {"url": "http://x", "secret": "short"}}, 400, "16 to 256"),
         ({"webhook": {"url": "http://x", "secret": "****abcd"}}, 400, "leave secrets out"),
         ({"webhook": {"url": "http://x", "headers": {"Host": "y"}}}, 400, "set by hadelay"),
-        ({"dispatch_sync": "never"}, 400, "dispatch_sync"),
+        ({"dispatch_sync": "never"}, 400, "dispatch_sync: invalid enum value 'never'; there is commit, interval"),
+        ({"lease": -1}, 400, "lease: '-1' is negative"),
         ({"lease": 0}, 400, "lease"),
         ({"lease": "1y"}, 400, "not a duration"),
     ],
@@ -331,6 +332,28 @@ async def test_due(node: Node) -> None:
     }
     answer = await node.ask("GET", "/v1/topics/orders/due" + query + "1h")
     assert [b["count"] for b in answer.json["buckets"]] == [3]
+
+
+@pytest.mark.parametrize(("ms", "status"), [(10_000_000, 200), (9_999_001, 200), (10_000_001, 400)])
+async def test_as_many_buckets_as_there_may_be(node: Node, ms: int, status: int) -> None:
+    start = 1_900_000_000_000
+    answer = await node.ask("GET", f"/v1/due?from={start}&to={start + ms}&step=1s")
+    assert answer.status == status
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "words"),
+    [
+        ("GET", "/v1/topics/orders/messages?stale=yes", None, "stale: expected true or false"),
+        ("GET", "/v1/topics/orders/messages?limit=few", None, "limit: expected a number"),
+        ("POST", "/v1/topics/orders:purge", {"states": ["leased"]}, "states[0]: invalid enum value 'leased'; there is"),
+        ("GET", "/v1/hours/2026112299/log", None, "an hour is written YYYYMMDDHH, not '2026112299'"),
+    ],
+)
+async def test_what_is_wrong_is_said_in_words(node: Node, method: str, path: str, body: Any, words: str) -> None:
+    answer = await node.ask(method, path, body)
+    assert answer.status in (400, 415)
+    assert words in answer.json["detail"]
 
 
 @pytest.mark.parametrize(

@@ -116,3 +116,11 @@ def test_suggestions() -> None:
     assert "'delay'" in suggest("dealy", ["delay", "deliver_at"])
     assert suggest("zzz", ["b", "a"]) == "; there is a, b"
     assert suggest("zzz", []) == ""
+
+
+@pytest.mark.parametrize("name", ["wait", "lease"])
+def test_only_a_delay_is_said_to_go_back_in_time(name: str) -> None:
+    with pytest.raises(BadRequest, match=f"^{name}: '-1' is negative$"):
+        parse_duration(name, -1)
+    with pytest.raises(BadRequest, match="leave it out for now"):
+        parse_duration("delay", -1)

@@ -44,6 +44,9 @@ async def read_body(request: web.BaseRequest, limit: int, timeout_ms: int, name:
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not understood: send the body as it is")
+    coding = request.headers.get("Transfer-Encoding", "chunked")
+    if coding.lower() != "chunked":
+        raise UnsupportedMediaType(f"Transfer-Encoding {coding[:40]!r} is not understood: send the body as it is")
     length = request.content_length
     if length is not None and length > limit:
         raise TooLarge(f"a body of {length} bytes; at most {limit} are allowed ({name})")

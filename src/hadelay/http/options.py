@@ -103,7 +103,7 @@ def parse_headers(limits: HttpConfig, headers: Iterable[tuple[bytes, bytes]]) ->
     for name, value in headers:
         name = name.lower()
         if name == b"content-type":
-            content_type = value.decode("latin-1")
+            content_type = text_of(value)
         elif name == b"idempotency-key":
             if key is not None:
                 raise BadRequest("Idempotency-Key is given twice")
@@ -113,7 +113,10 @@ def parse_headers(limits: HttpConfig, headers: Iterable[tuple[bytes, bytes]]) ->
         elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise UnsupportedMediaType("Content-Encoding is not kept with a message: send the payload as it is")
         elif name.startswith(_META):
-            meta[name[len(_META) :].decode("latin-1")] = text_of(value)
+            own = name[len(_META) :].decode("latin-1")
+            if not own or own in meta:
+                raise BadRequest(f"Hadelay-Meta-{own} {'is given twice' if own else 'says no name'}")
+            meta[own] = text_of(value)
         elif name.startswith(b"hadelay-"):
             option = name[8:].decode("latin-1").replace("-", "_")
             if option not in _KNOWN_QUERY:

@@ -155,7 +155,8 @@ def _decoder(kind: str) -> _Decode:
         return _json(_decode_lines, _skim_lines)
     if is_msgpack(kind):
         return _msgpack
-    raise UnsupportedMediaType(f"a batch is {JSON}, {NDJSON} or {MSGPACK}, not {kind or 'without Content-Type'!r}")
+    given = f"not {kind!r}" if kind else "and its Content-Type says which"
+    raise UnsupportedMediaType(f"a batch is {JSON}, {NDJSON} or {MSGPACK}, {given}")
 
 
 class _Drafts:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
@@ -294,7 +294,10 @@ def decode_query(pairs: list[tuple[str, str]], kind: type[types.In] | None) -> A
     try:
         return msgspec.convert(found, kind, strict=False, dec_hook=types.decode_hook)
     except msgspec.ValidationError as error:
-        raise BadRequest(_words("query", error)) from None
+        words = _words("query", error, kind)
+        for name, meant in (("bool", "true or false"), ("int", "a number")):
+            words = words.replace(f"`{name}`, got `str`", meant)
+        raise BadRequest(words) from None
 
 
 def media_type(request: Any) -> str:
@@ -329,16 +332,25 @@ def decoded(decode: Callable[[], Any], kind: type[types.In]) -> Any:
             where = f" at {unknown[2]}" if unknown[2] else ""
             known = () if "." in where else _names(kind)  # else it is of something within `kind`
             refuse_unknown("field", unknown[1], known, where)
-        raise BadRequest(_words("body", error)) from None
+        raise BadRequest(_words("body", error, kind)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"body: {error}") from None
 
 
-def _words(where: str, error: msgspec.ValidationError) -> str:
+def _words(where: str, error: msgspec.ValidationError, kind: type[types.In]) -> str:
     """With the member that is wrong at the front, as it is everywhere else."""
     text, _, path = str(error).partition(" - at `$")
-    member = path[1:] if path.startswith(".") else where + path
-    return f"{member.rstrip('`')}: {text[0].lower()}{text[1:]}"
+    member = (path[1:] if path.startswith(".") else where + path).rstrip("`")
+    if text.startswith("Invalid enum value"):
+        of = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}.get(member.partition("[")[0])
+        text += f"; there is {', '.join(_choices(of))}" if of else ""
+    return f"{member}: {text[0].lower()}{text[1:]}"
+
+
+def _choices(kind: Any) -> list[str]:
+    """The words that a type allows."""
+    inner = get_args(kind)
+    return [str(word) for word in inner] if get_origin(kind) is Literal else [w for one in inner for w in _choices(one)]
 
 
 def is_msgpack(kind: str) -> bool:

@@ -63,7 +63,8 @@ def parse_duration(name: str, value: object) -> int:
     elif _DURATION.fullmatch(text):
         ms = sum((Decimal(number) * _UNITS_MS[unit] for number, unit in _DURATION_PART.findall(text)), Decimal(0))
     elif _NEGATIVE.match(text):
-        raise BadRequest(f"{name}: {text!r} is negative; a delay cannot go back in time, leave it out for now")
+        hint = "; it cannot go back in time, leave it out for now" if name == "delay" else ""
+        raise BadRequest(f"{name}: {text!r} is negative{hint}")
     else:
         raise BadRequest(f"{name}: {_shown(text)} is not a duration; {DURATION_HELP}")
     if ms >= LARGEST_MS:
