@@ -115,7 +115,7 @@ async def test_a_publish_that_may_have_happened_tells_its_key(node: Node) -> Non
     async with AsyncClient(node.url) as client:
         node.service.hold()
         with pytest.raises(OutcomeUnknown, match="same key") as caught:
-            await client.put("t", b"x", timeout=0.1)
+            await client.put("t", b"x", timeout=1)
         node.service.release()
         assert caught.value.idempotency_key
         assert (await client.put("t", b"x", idempotency_key=caught.value.idempotency_key)).duplicate
@@ -130,7 +130,7 @@ async def test_the_key_of_put_many_covers_what_was_published_before_the_error(no
             node.service.fail = error if n == 1_200 else node.service.fail
             yield put
 
-    async with AsyncClient(node.url, timeout=0.1) as client:
+    async with AsyncClient(node.url, timeout=2) as client:
         with pytest.raises(type(error)) as caught:
             await client.put_many(some())
         node.service.fail = None
@@ -147,7 +147,7 @@ async def test_a_machine_that_is_gone_is_known_to_have_done_nothing(
     gone = socket.create_server(("127.0.0.1", 0), backlog=0)
     with gone, socket.create_connection(gone.getsockname()):  # no more than this
         url = f"http://127.0.0.1:{gone.getsockname()[1]}"
-        async with AsyncClient(url, timeout=0.5) as client:
+        async with AsyncClient(url, timeout=2) as client:
             with pytest.raises(Unreachable, match="takes no connection") as caught:
                 await client.put("t")
         assert caught.value.outcome_known
