@@ -350,6 +350,28 @@ def test_no_answer_in_time_is_unknown_and_a_late_one_is_ignored(world: World) ->
     assert len(answers) == 1
 
 
+def test_who_waited_too_long_for_a_turn_is_refused_and_not_sent(world: World) -> None:
+    """Whoever asked may have asked another node since, and the time of its key may be over (seed 71940)."""
+    timers, wire, batcher = world
+    for _ in range(2):
+        batcher.publish([draft()], None, Answers())
+        timers.turn()
+    late, later = Answers(), Answers()
+    batcher.publish([draft(idem=b"late")], None, late)
+    timers.now += 6
+    batcher.publish([draft(idem=b"later")], None, later)
+    timers.now += 6
+    wire.commit(0)
+    timers.turn()
+    assert isinstance(late[0], Overloaded)
+    assert wire.rows(2) == [1]
+    wire.commit(1)
+    wire.commit(2)
+    timers.turn()
+    assert isinstance(later[0], Receipts)
+    assert batcher.queued_bytes == 0
+
+
 def test_what_went_to_a_silent_leader_does_not_keep_the_next_one_waiting(world: World) -> None:
     timers, wire, batcher = world
     silent, next_one = Answers(), Answers()

@@ -85,10 +85,10 @@ class Outlet(Protocol):
 class _Publish:
     """Drafts that share one answer, at most one entry's worth of them."""
 
-    __slots__ = ("bytes", "done", "drafts", "key")
+    __slots__ = ("bytes", "done", "drafts", "key", "since")
 
-    def __init__(self, drafts: list[Draft], key: bytes | None, size: int, done: PublishDone) -> None:
-        self.drafts, self.key, self.bytes, self.done = drafts, key, size, done
+    def __init__(self, drafts: list[Draft], key: bytes | None, size: int, done: PublishDone, since: float) -> None:
+        self.drafts, self.key, self.bytes, self.done, self.since = drafts, key, size, done, since
 
     def fail(self, error: HadelayError) -> None:
         self.done(None, error)
@@ -179,7 +179,7 @@ class Batcher:
             drafts = [replace(drafts[0], idem=request_key), *drafts[1:]]
             request_key = None if len(drafts) == 1 else request_key
         if size <= self.max_entry_bytes:
-            self._publishes.append(_Publish(drafts, request_key, size, done))
+            self._publishes.append(_Publish(drafts, request_key, size, done, self.runtime.monotonic()))
         else:
             self._publishes.extend(self._split(drafts, request_key, done))
         if not self._scheduled:
@@ -254,14 +254,15 @@ class Batcher:
             size += cost
             parts[-1][0].append(draft)
             parts[-1] = (parts[-1][0], size)
-        gather = _Gather(len(parts), done)
+        gather, now = _Gather(len(parts), done), self.runtime.monotonic()
         return [
-            _Publish(part, None if key is None else b"%d:%s" % (n, key), cost, gather.part(n))
+            _Publish(part, None if key is None else b"%d:%s" % (n, key), cost, gather.part(n), now)
             for n, (part, cost) in enumerate(parts)
         ]
 
     def _flush(self) -> None:
         self._scheduled = False
+        self._refuse_late()
         # An outlet may refuse at once: then it rests, or this loop would never end.
         while not (self.held or self._resting) and (self._publishes or self._commands):
             shut = self._publishing >= _MAX_INFLIGHT_PUBLISHES
@@ -272,6 +273,15 @@ class Batcher:
                 self._wait_for_leader()
                 return
             self._send_batch(shut)
+
+    def _refuse_late(self) -> None:
+        """Of who waited for so long somebody else may have asked again by now, and the time for which its key is
+        remembered may be over when it leaves (seed 71940)."""
+        oldest = self.runtime.monotonic() - self.commit_timeout_s
+        while self._publishes and isinstance(late := self._publishes[0], _Publish) and late.since < oldest:
+            self._publishes.popleft()
+            self.queued_bytes -= late.bytes
+            late.fail(Overloaded("publishes wait too long for their turn on this node", retry_after_ms=1_000))
 
     def _send_batch(self, shut: bool) -> None:
         """shut: without publishes."""

@@ -36,7 +36,7 @@ from hadelay.core.dispatch import Delivery, Poll
 from hadelay.core.drafts import KEEP, REJECT, REPLACE, Draft
 from hadelay.core.tokens import decode_leases, encode_leases
 from hadelay.core.topics import DEAD, READY, SCHEDULED
-from hadelay.errors import HadelayError, NoLeader
+from hadelay.errors import HadelayError, NoLeader, is_disk_full
 from hadelay.model import DEAD_HOURS, HOUR_MS
 from hadelay.server.counting import DueCounts
 from hadelay.testing.clients import Client, Reply, whole
@@ -235,6 +235,10 @@ def _look(node: Any) -> list[int]:
     store = node.storage.hours
     hours: list[int] = store.hours()
     for hour in hours[-2:]:
-        assert len(store.read_file(hour, "idx", 0, 320)) <= 320
+        try:
+            assert len(store.read_file(hour, "idx", 0, 320)) <= 320
+        except OSError as error:  # a far hour is written out first: HTTP answers 503
+            if not is_disk_full(error):
+                raise
         node._damaged(hour, store.count(hour) - 1, "nothing")
     return hours
