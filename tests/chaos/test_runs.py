@@ -58,13 +58,14 @@ def test_a_node_that_ends_at_any_step_of_its_code_loses_nothing(tmp_path: Path) 
     crash = '[[faults]]\nkind = "crash"\nat = "{}"\ntarget = "{}"\nseconds = 20.0\nafter = 0.0\n'
     faults = [crash.format(point, ("leader", "follower")[i % 2]) for i, point in enumerate(AT)]
     head = 'seconds = 1.0\n[cluster]\nsettings = ["storage.checkpoint_interval_ms=1s"]\n[limits]\nrecovery_s = 60.0\n'
-    load = "[load]\nrate = 40\ndelay_s = [0.0, 1.0]\nlease_s = 1.0\nrepeated = 0.3\npayload_bytes = [0, 60000]\n"
+    load = "[load]\nrate = 80\ndelay_s = [0.0, 1.0]\nlease_s = 1.0\nrepeated = 0.3\npayload_bytes = [0, 60000]\n"
     (tmp_path / "points.toml").write_text(head + load + "".join(faults))
     with start(tmp_path / "run", "run", tmp_path / "points.toml", "--port-base", free_ports(6)) as run:
         out, err = run.communicate()
     assert run.returncode == 0, out + err
     found = json.loads(out)
-    assert found["points"] == {point: [1, 1] for point in sorted(AT)}
+    # Armed once more where nobody came by: on a quick machine the journal may still hold what a node lacks.
+    assert {point: met for point, (met, _) in found["points"].items()} == dict.fromkeys(AT, 1)
     assert found["passed"] == sorted(POINTS), "a point that nobody comes by tests nothing"
 
 

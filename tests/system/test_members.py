@@ -104,6 +104,7 @@ def test_one_grows_to_three_and_a_dead_one_is_replaced_under_traffic(town: Town)
             assert "n3 is a member already" in town.cli("cluster", "members", "add", "n3", town.raft("n3"), code=1)
             end(town.running.pop("n1"))
             town.start("n4")
+            town.insist("/v1/topics/none/receive?redirect=false", {"max": 1})  # somebody leads
             town.cli("cluster", "members", "replace", "n1", "n4", town.raft("n4"))
             town.ready("n4")
             # Asked again, it has nothing left to do.
