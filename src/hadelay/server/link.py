@@ -48,7 +48,7 @@ class Link:
         if not self._send(peer, CALL, _pack([number, op, payload])):
             done(None, NoLeader(f"there is no link to node {peer}", retry_after_ms=200))
             return
-        timer = self.runtime.call_later(timeout_s, self._late, number)
+        timer = self.runtime.call_later(timeout_s, self._late, number, peer)
         self._waiting[number] = (peer, done, timer)
 
     def note(self, peer: str, op: str, payload: Any) -> bool:
@@ -87,8 +87,8 @@ class Link:
         else:
             handler(peer, argument, reply)
 
-    def _late(self, number: int) -> None:
-        self._finish(number, None, OutcomeUnknown(f"node {self._waiting[number][0]} did not answer in time"))
+    def _late(self, number: int, peer: str) -> None:
+        self._finish(number, None, OutcomeUnknown(f"node {peer} did not answer in time"))
 
     def _finish(self, number: int, result: Any, error: HadelayError | None) -> None:
         waiting = self._waiting.pop(number, None)
