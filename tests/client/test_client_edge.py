@@ -151,6 +151,9 @@ async def test_a_machine_that_is_gone_is_known_to_have_done_nothing(
             with pytest.raises(Unreachable, match="takes no connection") as caught:
                 await client.put("t")
         assert caught.value.outcome_known
+        async with AsyncClient(url, timeout=0.1) as client:
+            with pytest.raises(Unreachable, match="takes no connection"):  # its time is over first
+                await client.put("t")
         async with AsyncClient([url, node.url], timeout=60) as client:
             client._transport._at = 0
             assert (await asyncio.wait_for(client.put("t"), 10)).topic == "t"

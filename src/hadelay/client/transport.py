@@ -15,6 +15,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -72,6 +73,10 @@ def encrypted_too(url: str, location: str) -> str:
     return location
 
 
+#: Whether this task's try got a connection: until then nothing was sent.
+_connected = ContextVar("connected", default=False)
+
+
 class _Connector(aiohttp.TCPConnector):
     """Closed by the process that made it: its copy in the child of a fork would take the parent's sockets out of the
     selector, which is one for both."""
@@ -81,6 +86,11 @@ class _Connector(aiohttp.TCPConnector):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._pid = os.getpid()
+
+    async def connect(self, *request: Any, **options: Any) -> Any:
+        connection = await super().connect(*request, **options)
+        _connected.set(True)
+        return connection
 
     def __del__(self, *options: Any) -> None:
         if self._pid == os.getpid():
@@ -201,19 +211,20 @@ class Transport:
         base = self.leader if to_leader and self.leader else self.urls[self._at]
         url = base + path
         session = self._open()
-        connected = False
+        answered = False
         try:
             async with asyncio.timeout(within_s):
                 for _ in range(_MAX_REDIRECTS):
+                    _connected.set(False)
                     body = data if len(data) < _STREAMED_BYTES else io.BytesIO(data)
                     async with session.request(
                         method, yarl.URL(url, encoded=True), data=body or None, headers=headers, allow_redirects=False
                     ) as response:
-                        connected = True
+                        answered = True
                         if response.status == 307 and "Location" in response.headers:
                             url = encrypted_too(url, response.headers["Location"])
                             base = self.leader = url.removesuffix(path)
-                            connected = False
+                            answered = False
                             continue
                         content = await response.read()
                         answer = Answer(response.status, response.headers, content)
@@ -228,16 +239,17 @@ class Transport:
             if isinstance(error, NoLeader | errors.Overloaded) or not error.of_a_node:
                 self._turn(base)
             raise
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            self._turn(base)
-            why = "it takes no connection" if isinstance(error, TimeoutError) else error.strerror or error
-            raise Unreachable(f"{base}: {why}; is a node running there?") from None
         except (aiohttp.ClientError, TimeoutError, ConnectionError, asyncio.IncompleteReadError) as error:
             self._turn(base)
+            if not _connected.get():
+                why = "it takes no connection" if isinstance(error, TimeoutError) else error
+                if isinstance(error, aiohttp.ClientConnectorError):
+                    why = error.strerror or error
+                raise Unreachable(f"{base}: {why}; is a node running there?") from None
             words = "no answer in time" if isinstance(error, TimeoutError) else f"the connection broke: {error}"
             if method in ("GET", "HEAD"):
                 raise Unreachable(f"{base}: {words}") from None
-            told = "; it had begun to answer" if connected else ""
+            told = "; it had begun to answer" if answered else ""
             keyed = ". Retry with the same key" if "Idempotency-Key" in headers else ""
             raise OutcomeUnknown(f"{base}: {words}{told}{keyed}") from None
 

@@ -14,8 +14,9 @@ FORMAT_VERSION = 1
 FEATURE_LEVEL = 2
 #: From this level on a redrive leaves dead whose client key another message has, and commands that name their messages
 #: are bounded (ADR 160), as are purges; a webhook's header may be PUT as GET shows it (ADR 162), and its URL is judged
-#: alike by all versions of Python; and an ack from before a message died no longer ends it once it is back.
-ONE_PER_KEY = BOUNDED = MASKED_HEADERS = PLAIN_URLS = ACK_OF_THIS_LIFE = 2
+#: alike by all versions of Python; an ack from before a message died no longer ends it once it is back; and what was
+#: due when it was rescheduled is marked.
+ONE_PER_KEY = BOUNDED = MASKED_HEADERS = PLAIN_URLS = ACK_OF_THIS_LIFE = MARKS_WAS_DUE = 2
 #: It brought the members of the cluster into the log (ADR 150).
 MEMBERS_LEVEL = 2
 #: What a cluster begins with, whatever its founders know: they need not all know the same.

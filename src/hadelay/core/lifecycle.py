@@ -35,8 +35,11 @@ FLAG_LEASE_EXPIRED = 1
 FLAG_KEYED, FLAG_TTL, FLAG_CALLBACK = 2, 4, 8
 #: It died in another topic and was routed to this one: where it dies again it is kept.
 FLAG_ROUTED = 16
+#: It was due, or nearly, when it was rescheduled: in interval mode a leader that fell may have handed it out before,
+#: and its `deliver_at_ms` no longer tells.
+FLAG_WAS_DUE = 32
 #: Of the message, not of the entry: they go with it wherever it is filed anew.
-FLAGS_OF_MESSAGE = FLAG_KEYED | FLAG_TTL | FLAG_CALLBACK | FLAG_ROUTED
+FLAGS_OF_MESSAGE = FLAG_KEYED | FLAG_TTL | FLAG_CALLBACK | FLAG_ROUTED | FLAG_WAS_DUE
 
 #: first id → where the message is now, for every message that ever moved; then its last failures, 16 bytes each.
 PLACE = b"place"

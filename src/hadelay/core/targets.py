@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hadelay.core import ttl
-from hadelay.core.formats import BOUNDED
+from hadelay.core.formats import BOUNDED, MARKS_WAS_DUE
 from hadelay.core.keys import find_key
-from hadelay.core.lifecycle import FLAG_LEASE_EXPIRED, move
+from hadelay.core.lifecycle import FLAG_LEASE_EXPIRED, FLAG_WAS_DUE, move
 from hadelay.core.places import Place, cancel_entries, locate, state_of
 from hadelay.core.ports import NODE
 from hadelay.core.results import CancelOutcome, CancelResult, Outcome, RescheduleResult
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: What one RESCHEDULE looks at, and moves before it stops: some milliseconds.
 MAX_TARGETS = 1_000
 MAX_MOVED_BYTES = 4 << 20
+#: What was due by then counts as due: a leader that fell may have had the time a little later.
+_NEARLY_MS = 1_000
 _OUTCOMES = {
     State.LEASED: Outcome.LEASED,
     State.ACKED: Outcome.ACKED,
@@ -82,6 +84,8 @@ def apply_reschedule(state: DelayState, command: Reschedule) -> RescheduleResult
             if deliver_at_ms != before_ms:
                 # An ack of the attempt that ran out still counts.
                 flags = int(place.rows["flags"][0]) & FLAG_LEASE_EXPIRED
+                if before_ms <= now_ms + _NEARLY_MS and state.level >= MARKS_WAS_DUE:
+                    flags |= FLAG_WAS_DUE
                 move(
                     state, place.hour, place.rows, deliver_at_ms=deliver_at_ms, attempts=0, flags=flags,
                     previous=NONE32, node=node, leased=False,

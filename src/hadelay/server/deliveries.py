@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hadelay.core.dispatch import LATENESS_BUCKETS_MS, Delivery, Offer
 from hadelay.core.formats import INDEX
 from hadelay.core.held import HeldGrant
+from hadelay.core.lifecycle import FLAG_WAS_DUE
 from hadelay.core.ports import HourStore
 from hadelay.core.results import GrantResult
 from hadelay.core.tokens import LEASE
@@ -37,7 +38,7 @@ def empty(now_ms: int) -> Delivery:
 
 def first_time(term: int, offer: Offer, result: GrantResult, suspect_ms: int, now_ms: int) -> Delivery:
     """What apply granted of an offer. suspect_ms: whatever was due by then may have been handed out before, by a
-    leader that fell before it could say so (interval mode)."""
+    leader that fell before it could say so (interval mode; else 0), as may what was due before it was rescheduled."""
     granted = result.granted
     if granted.all():
         positions = np.arange(len(granted), dtype=np.uint16)
@@ -46,6 +47,7 @@ def first_time(term: int, offer: Offer, result: GrantResult, suspect_ms: int, no
         positions = np.flatnonzero(granted).astype(np.uint16)
         hours, indexes, rows = offer.hours[granted], offer.indexes[granted], offer.rows[granted]
         attempts = result.attempts[granted]
+    suspect = (rows["deliver_at_ms"] <= suspect_ms) | (rows["flags"] & FLAG_WAS_DUE != 0) & bool(suspect_ms)
     return Delivery(
         term,
         offer.seq,
@@ -55,7 +57,7 @@ def first_time(term: int, offer: Offer, result: GrantResult, suspect_ms: int, no
         attempts,
         rows,
         np.full(len(positions), result.until_ms, np.int64),
-        (attempts > 1) | (rows["deliver_at_ms"] <= suspect_ms),
+        (attempts > 1) | suspect,
         now_ms,
     )
 

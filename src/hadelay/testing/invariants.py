@@ -255,6 +255,8 @@ def _overlap(one: HandOut, two: HandOut, cluster: SimCluster) -> str:
     if one.extend_until_ms:
         return ""
     left_s = (one.until_ms - one.now_ms) / 1000 * (1 - _RATE) - _ROUNDING_MS / 1000
+    leaders = sum(one.answered < at < two.answered + WATCH_S for at in cluster.elected)
+    left_s -= _change_ms(cluster) * leaders / 1000
     if _cold(cluster, two.answered):
         left_s -= _COLD_MS / 1000
     if two.answered < one.answered + left_s:
