@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from hadelay.config import RetentionConfig
 from hadelay.core.commands import Command
 from hadelay.core.results import LeaseOutcome
 from hadelay.errors import Overloaded
+from hadelay.model import HOUR_MS
 from tests.dispatch.desk import Desk
 
 
@@ -189,3 +191,25 @@ def test_nothing_is_handed_out_at_once_while_another_may_lead(desk: Desk) -> Non
     sure = True
     desk.run(50)
     assert desk.answer(poll).names == ["a"]
+
+
+def test_what_an_hour_was_retired_under_is_another_attempt() -> None:
+    """Found by seed 100430: it was handed out while its hour was carried, and the hour was gone before that was
+    recorded."""
+    retired = 0
+    for wait_ms in range(0, 60, 3):
+        desk = Desk(
+            sync="interval", commit_ms=3, checking=False,
+            retention=RetentionConfig(carry_ms=2 * HOUR_MS, settled_ms=2 * HOUR_MS),
+        )  # fmt: skip
+        desk.publish("a", at=1_000)
+        desk.run_to(4 * HOUR_MS)
+        desk.lead()
+        desk.run(990 + wait_ms)
+        desk.poll(max=1)
+        desk.poll(max=1)
+        desk.run(500)
+        attempts = [int(a) for r in desk.received if r.delivery is not None for a in r.delivery.attempts]
+        assert len(set(attempts)) == len(attempts)
+        retired += len(attempts) > 1
+    assert retired

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from typing import Any
 
@@ -216,6 +217,41 @@ def test_what_moves_while_it_is_in_somebodys_hands_is_another_attempt_then():
     node.runtime.call_soon(poll)
     scene.until(lambda: len(got) == 2)
     assert got == [[(message, 1)], [(message, 2)]]
+    scene.converge()
+
+
+def test_a_node_that_starts_on_a_full_disk_ends_in_words_that_lose_nothing():
+    """Wherever it is that there is no room. Found by seed 100062: where an hour's files had none to be opened, it was
+    told to throw its directories away."""
+    scene = Scene(names=("n1",), restart=False)
+    message = scene.publish(5_000)
+    node = scene.on("n1")
+    node.runtime.call_soon(node.checkpoints.begin)
+    scene.world.run_for(1.0)
+    scene.stop("n1")
+    disk, steps = scene.machines["n1"].disk, 0
+
+    def full(what: str, path: str) -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0 and what in ("create", "allocate"):
+            raise OSError(errno.ENOSPC, f"no room to {what}", path)
+
+    disk.watch = full
+    for n in range(1, 100):
+        left = n
+        scene.start("n1")
+        scene.world.run_for(0.2)
+        steps += left <= 0
+        if scene.process("n1") is not None:
+            scene.kill("n1")
+        elif "is the node's" not in scene.history.notes[-1][2]:
+            pytest.fail(scene.history.notes[-1][2])
+    assert steps > 10
+    disk.watch = None
+    scene.start("n1")
+    scene.world.run_for(6.0)
+    assert scene.receive() == [message]
     scene.converge()
 
 

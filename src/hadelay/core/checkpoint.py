@@ -117,10 +117,11 @@ def _dump_grant(grant: HeldGrant) -> list[Any]:
 
 
 def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
-    """Fill a new state. FatalError when a blob is another version's, or none: its checksum held, so no accident."""
+    """Fill a new state. FatalError when a blob is another version's, or none: its checksum held, so no accident.
+    OSError: the disk, when hours are looked at."""
     try:
         _fill(state, _whole(main), hours)
-    except HadelayError:
+    except (HadelayError, OSError):
         raise
     except Exception as error:  # numbers, bitmaps, arrays: each decoder has errors of its own
         raise FatalError(

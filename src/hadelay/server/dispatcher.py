@@ -169,7 +169,7 @@ class LeaderDispatcher:
         # What the leader before still hands out while it may believe in itself was due by then.
         self._term.suspect_ms = now + self.config.raft.election_min_ms if self.interval else 0
         self._ttl = TtlExpiry(self.state, self.runtime, self.clock, self.propose)
-        self._janitor = Janitor(self.state, self.runtime, self._now, self.propose, self.config.retention)
+        self._janitor = Janitor(self.state, self.runtime, self._now, self._propose_behind, self.config.retention)
         self._arm_sweeper()
         self._turn_soon()
 
@@ -513,6 +513,11 @@ class LeaderDispatcher:
         """Call before proposing any ack, nack, extend or cancel: in interval mode hand-outs go first."""
         if self._term is not None and self._term.unsent:
             self.flush()
+
+    def _propose_behind(self, command: bytes, done: Done) -> None:
+        """Behind the hand-outs: of an hour that was retired first, apply could not tell what is in somebody's hands."""
+        self.before_settlement()
+        self.propose(command, done)
 
     def flush(self) -> None:
         """Propose what was handed out since the last time."""

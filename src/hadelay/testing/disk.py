@@ -51,6 +51,8 @@ class SimDisk:
         self.crash_in = 0
         self.bad_paths: set[str] = set()
         self.used = 0
+        #: True time at which the last of the syncs that have begun is over, however slow they are.
+        self.busy_until = 0.0
         self.steps = 0
         self.syncs = 0
         #: How often it did what it was made to do.

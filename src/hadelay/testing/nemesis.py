@@ -98,7 +98,8 @@ class Nemesis:
             if machine.process is not None:
                 machine.process.runtime.resume()
             self.cluster.start(name)
-        self.cluster.healed_at = self.world.now
+        syncing_until = [machine.disk.busy_until for machine in self.cluster.machines.values()]
+        self.cluster.healed_at = max([self.world.now, *syncing_until])
 
     def _node(self) -> str:
         """The leader, half of the time."""

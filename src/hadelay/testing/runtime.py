@@ -176,6 +176,7 @@ class SimRuntime:
             error = e
         if flight is not None:
             cost_s = flight.end()
+            flight.disk.busy_until = max(flight.disk.busy_until, self.world.now + cost_s)
             # The kernel finishes a sync even if the process is stopped meanwhile: no owner.
             self.world.after(cost_s, flight.land)
         self.world.after(cost_s + 20e-6, self._finish_job, lane, result, error, done, owner=self)
