@@ -22,7 +22,8 @@ from collections.abc import Iterable
 _FOLLOW_MS = 1.0
 #: So long a node that restarted compares what it is told.
 _LEARN_S = 0.25
-#: Errors are slewed away over about this long, so that small ones cause small slews.
+#: Errors are slewed away over about this long, so that small ones cause small slews; and no slew goes on for longer:
+#: whoever steers slept meanwhile, and it would go as far beyond.
 _SLEW_HORIZON_MS = 2_000.0
 #: A node's wall clock counts while its last sample is no older than this.
 _FRESH_S = 10.0
@@ -87,7 +88,9 @@ class ClusterClock:
 
     def delay_s(self, at_ms: int, mono: float) -> float:
         """Seconds of monotonic time until `read` says at_ms; 0 if it does already."""
-        return max(0.0, (at_ms - self.exact(mono)) / 1000.0 / self._rate)
+        left_ms = at_ms - self.exact(mono)
+        slewed_ms = max(0.0, _SLEW_HORIZON_MS - (mono - self._base_mono) * 1000.0)
+        return max(0.0, left_ms - min(left_ms / self._rate, slewed_ms) * (self._rate - 1.0)) / 1000.0
 
     def raise_floor(self, now_ms: int) -> None:
         """A committed entry carried now_ms: no later reading is below it."""
@@ -147,7 +150,8 @@ class ClusterClock:
 
     def _running(self, mono: float) -> float:
         """`exact` of a clock that is ready, but for the floor."""
-        return self._base_ms + (mono - self._base_mono) * 1000.0 * self._rate
+        passed_ms = (mono - self._base_mono) * 1000.0
+        return self._base_ms + passed_ms + min(passed_ms, _SLEW_HORIZON_MS) * (self._rate - 1.0)
 
     def _anchor(self, now_ms: float, mono: float) -> None:
         self._base_ms, self._base_mono, self._rate, self.ready = now_ms, mono, 1.0, True
