@@ -192,8 +192,8 @@ class SimCluster:
         #: When an entry of that term was first applied.
         self.term_began: dict[int, float] = {}
         self.healed_at = float("inf")
-        #: When an entry (by its crc) was proposed; (true seconds, now_ms) of those that were committed.
-        self.proposed: dict[int, float] = {}
+        #: When an entry was proposed; (true seconds, now_ms) of those that were committed.
+        self.proposed: dict[bytes, float] = {}
         self.stamps: list[tuple[float, int]] = []
         #: When a new leader was first seen.
         self.elected: list[float] = []
@@ -455,7 +455,7 @@ class SimCluster:
 
         def proposed(command: bytes, done: Any) -> None:
             # What waits for a transfer to end passes here twice; the first time is the stamp's.
-            self.proposed.setdefault(zlib.crc32(command), self.world.now)
+            self.proposed.setdefault(bytes(command), self.world.now)
             propose(command, done)
 
         node.raft.propose = proposed  # type: ignore[method-assign]
@@ -485,7 +485,7 @@ class SimCluster:
         """An entry that counts: when its leader wrote cluster time into it, what it grants, and on whose disks it is
         (I14: on those of a majority, or it may be lost with an answer that was given)."""
         _, now_ms, commands = decode_entry(entry)
-        at = self.proposed.get(zlib.crc32(entry))
+        at = self.proposed.get(bytes(entry))
         if at is not None:
             self.stamps.append((at, now_ms))
         self.term_began.setdefault(term, self.world.now)
