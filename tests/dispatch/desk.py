@@ -197,13 +197,13 @@ class Desk:
 
     def publish(
         self, *names: str, topic: str = "t", at: float | None = None, delay: int = 0, body: bytes = b"x",
-        tags: Sequence[str] = (),
+        tags: Sequence[str] = (), ttl: int = 0,
     ) -> None:  # fmt: skip
         mask, meta = mask_of(tags), pack(Meta(tags=list(tags)))
         if at is None:
-            drafts = [Draft(topic, delay, True, mask, 0, meta, body)] * len(names)
+            drafts = [Draft(topic, delay, True, mask, ttl, meta, body)] * len(names)
         else:
-            drafts = [Draft(topic, START_MS + int(at), False, mask, 0, meta, body)] * len(names)
+            drafts = [Draft(topic, START_MS + int(at), False, mask, ttl, meta, body)] * len(names)
         result = self.do(commands.encode_publish("n1", drafts))
         assert not result.codes.any()
         for name, message_id in zip(names, result.ids.tolist(), strict=True):

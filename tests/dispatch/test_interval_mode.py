@@ -152,6 +152,15 @@ def test_an_ack_of_a_hand_out_that_was_lost_counts(desk: Desk) -> None:
     assert desk.delivered() == ["a"]
 
 
+def test_what_was_handed_out_in_time_does_not_expire(desk: Desk) -> None:
+    """A lease that runs wins over the TTL, also before it is recorded."""
+    desk.publish("a", delay=100, ttl=10)
+    desk.poll()
+    desk.run(130)
+    assert desk.delivered() == ["a"]
+    assert desk.ack(desk.received[0]) == [LeaseOutcome.DONE]
+
+
 def test_leases_expire(desk: Desk) -> None:
     desk.publish("a")
     desk.poll(lease=1_000)

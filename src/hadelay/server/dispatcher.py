@@ -168,7 +168,7 @@ class LeaderDispatcher:
         )
         # What the leader before still hands out while it may believe in itself was due by then.
         self._term.suspect_ms = now + self.config.raft.election_min_ms if self.interval else 0
-        self._ttl = TtlExpiry(self.state, self.runtime, self.clock, self.propose)
+        self._ttl = TtlExpiry(self.state, self.runtime, self.clock, self._propose_behind)
         self._janitor = Janitor(self.state, self.runtime, self._now, self._propose_behind, self.config.retention)
         self._arm_sweeper()
         self._turn_soon()
@@ -515,7 +515,8 @@ class LeaderDispatcher:
             self.flush()
 
     def _propose_behind(self, command: bytes, done: Done) -> None:
-        """Behind the hand-outs: of an hour that was retired first, apply could not tell what is in somebody's hands."""
+        """Behind the hand-outs: of an hour that was retired first, apply could not tell what is in somebody's hands.
+        And what is in them expires no more."""
         self.before_settlement()
         self.propose(command, done)
 
