@@ -372,6 +372,25 @@ def test_who_waited_too_long_for_a_turn_is_refused_and_not_sent(world: World) ->
     assert batcher.queued_bytes == 0
 
 
+def test_nor_is_who_waited_too_long_behind_another_nodes_publish(world: World) -> None:
+    timers, wire, batcher = world
+    wire.leader = "n1"
+    for _ in range(2):
+        batcher.publish([draft()], None, Answers())
+        timers.turn()
+    theirs, late = Answers(), Answers()
+    batcher.propose(encode_publish("n2", [draft(idem=b"theirs")]), theirs)
+    batcher.publish([draft(idem=b"late")], None, late)
+    timers.now += 12
+    wire.commit(0)
+    timers.turn()
+    assert isinstance(theirs[0], Overloaded)
+    assert isinstance(late[0], Overloaded)
+    assert len(wire.sent) == 2
+    wire.commit(1)
+    assert batcher.queued_bytes == 0
+
+
 def test_what_went_to_a_silent_leader_does_not_keep_the_next_one_waiting(world: World) -> None:
     timers, wire, batcher = world
     silent, next_one = Answers(), Answers()

@@ -95,10 +95,10 @@ class _Publish:
 
 
 class _Command:
-    __slots__ = ("bytes", "command", "done", "publishes", "term")
+    __slots__ = ("bytes", "command", "done", "publishes", "since", "term")
 
-    def __init__(self, command: bytes, done: Done, term: int) -> None:
-        self.command, self.bytes, self.done, self.term = command, len(command), done, term
+    def __init__(self, command: bytes, done: Done, term: int, since: float) -> None:
+        self.command, self.bytes, self.done, self.term, self.since = command, len(command), done, term, since
         #: It is another node's.
         self.publishes = command[:1] == _PUBLISH
 
@@ -218,7 +218,7 @@ class Batcher:
         """Commands keep their order, and do not wait for another node's publishes. They are few and small: no limit but
         the callers' own. With a `term`, only this node as its leader may propose it, then or never: NoLeader as soon as
         that is over."""
-        one = _Command(command, done, term)
+        one = _Command(command, done, term, self.runtime.monotonic())
         (self._publishes if one.publishes else self._commands).append(one)
         if not self._scheduled:
             self._schedule()
@@ -276,11 +276,11 @@ class Batcher:
 
     def _refuse_late(self) -> None:
         """Of who waited for so long somebody else may have asked again by now, and the time for which its key is
-        remembered may be over when it leaves (seed 71940)."""
+        remembered may be over when it leaves (seed 71940). Another node has answered its own already."""
         oldest = self.runtime.monotonic() - self.commit_timeout_s
-        while self._publishes and isinstance(late := self._publishes[0], _Publish) and late.since < oldest:
+        while self._publishes and (late := self._publishes[0]).since < oldest:
             self._publishes.popleft()
-            self.queued_bytes -= late.bytes
+            self.queued_bytes -= late.bytes if isinstance(late, _Publish) else 0
             late.fail(Overloaded("publishes wait too long for their turn on this node", retry_after_ms=1_000))
 
     def _send_batch(self, shut: bool) -> None:
