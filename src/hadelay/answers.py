@@ -29,6 +29,7 @@ class Unreachable(errors.NoLeader):
     """None of the addresses answers; nothing happened."""
 
     type, title = "unreachable", "No node answers"
+    of_a_node = False
 
 
 class NotANode(OutcomeUnknown):

@@ -31,7 +31,7 @@ class HadelayError(Exception):
     retryable: the same request may succeed later, here or at another node.
     outcome_known: False when the command may or may not have been committed. Retry only with the same
         Idempotency-Key or request_id, which makes the retry harmless.
-    of_a_node: False when something that stands before a node said it, which speaks for one address alone.
+    of_a_node: False when no node said it: of one address alone, and not of the cluster.
     extra: members added to the problem document, such as `outcome` or `id`.
     """
 

@@ -17,6 +17,7 @@ from hadelay.answers import NotANode
 from hadelay.cli.app import INTERRUPTED, NOT_FOUND, OK, REFUSED, TIMEOUT, UNREACHABLE, USAGE, run
 from hadelay.cli.output import Remote
 from hadelay.cli.remote import call, read_answer
+from hadelay.client import Client
 from hadelay.errors import BadRequest, Conflict, HadelayError
 from tests.client.test_client import url
 
@@ -190,6 +191,15 @@ def test_everybody_who_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
     assert run(["cluster", "status", "--servers", "http://127.0.0.1:1,http://127.0.0.1:2"]) == UNREACHABLE
     shown = capsys.readouterr().err
     assert "http://127.0.0.1:1: Connection refused; http://127.0.0.1:2: Connection refused" in shown
+
+
+def test_where_nobody_is_no_node_is_said_to_be(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """Also by a command that asks as the client does."""
+    monkeypatch.setattr(Client.__init__, "__kwdefaults__", {"timeout": 0.2, "ca": None})
+    assert run(["pipeline", "replay", "t", "--servers", "http://127.0.0.1:1"]) == UNREACHABLE
+    assert "127.0.0.1:1" in (shown := capsys.readouterr().err)
+    assert "--servers names another" in shown
+    assert "A node is there" not in shown
 
 
 @pytest.mark.parametrize("stranger", [0], indirect=True)

@@ -213,7 +213,8 @@ def run(argv: Sequence[str]) -> int:
     if as_json:
         _print_document(problem)
     else:
-        servers = "--endpoint" if list(argv[:1]) == ["pipeline"] else "--servers"
+        command = list(argv[:2])
+        servers = "--endpoint" if command[:1] == ["pipeline"] and command[1:] != ["replay"] else "--servers"
         print(f"hadelay: {message(problem, servers)}", file=sys.stderr)
     return code
 
