@@ -224,6 +224,21 @@ def test_a_new_incarnation_keeps_the_log_and_has_to_be_admitted():
     assert rig.reopen().admitted
 
 
+def test_who_waits_behind_a_new_incarnation_is_called_too():
+    """What came while the sync before it was under way is synced with it, and no other sync follows."""
+    rig = Rig()
+    rig.disk.sync_delay_s = 0.1
+    rig.append(5)
+    rig.journal.when_synced(lambda: rig.journal.become(77))
+    rig.journal.kick()
+    rig.world.run_for(0.01)
+    rig.journal.note_install(1000, 3)
+    called: list[int] = []
+    rig.journal.when_synced(lambda: called.append(rig.journal.incarnation))
+    rig.world.run_for(1.0)
+    assert called == [77]
+
+
 def test_idle_it_grows_by_one_mark_and_no_more():
     rig = Rig()
     rig.append(1)

@@ -447,7 +447,7 @@ class Journal:
             self.synced_index = self._syncing_index
             waiting = self._waiting
             try:
-                while waiting and waiting[0][0] <= appended:
+                while waiting and waiting[0][0] <= self._synced:  # one of them may have synced more
                     waiting.popleft()[1]()
             except Exception as raised:  # nobody else hears of it, and what it was about is half done
                 self.on_fatal(raised)
