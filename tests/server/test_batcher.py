@@ -458,6 +458,23 @@ def test_a_command_of_a_term_that_is_over_goes_nowhere(world: World) -> None:
     assert len(ack) == 1
 
 
+def test_what_another_node_asked_of_a_leader_goes_nowhere_when_it_leads_no_more(world: World) -> None:
+    timers, wire, batcher = world
+    wire.leads = 4
+    theirs, own = Answers(), Answers()
+    batcher.hold(True)
+    for command in (encode_publish("n2", [draft()], None), encode_noop()):
+        batcher.propose(command, theirs, term=4)
+        batcher.publish([draft()], None, own)
+    wire.leads = 0
+    batcher.hold(False)
+    timers.turn()
+    assert [type(answer) for answer in theirs] == [NoLeader, NoLeader]
+    assert wire.rows(0) == [2]
+    wire.commit(0)
+    assert len(own) == 2
+
+
 def test_held_during_a_transfer_then_sent(world: World) -> None:
     timers, wire, batcher = world
     batcher.hold(True)

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from hadelay.config import Config
 from hadelay.core.commands import Command, Draft, decode_entry, encode_cancel, encode_reschedule, encode_topic_put
 from hadelay.core.dispatch import Poll
 from hadelay.core.results import CancelOutcome
@@ -172,6 +174,49 @@ def test_a_leader_that_was_paused_over_an_election_hands_out_nothing_twice():
     old.runtime.resume()
     scene.world.run_for(2.0)
     assert [d for d, e in late if d is not None and len(d.rows)] == []
+    scene.converge()
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_leader_that_was_paused_passes_no_publish_on_whose_key_may_be_forgotten(queued: bool):
+    """Another node's publish waits on it for its turn, or is still in its socket; who asked asks again elsewhere."""
+
+    class Forgetful(Scene):
+        def config(self, name: str) -> Config:
+            config = super().config(name)
+            return replace(config, limits=replace(config.limits, idempotency_window_ms=20_000))
+
+    scene = Forgetful(restart=False)
+    old, other = scene.on(scene.first), scene.on(scene.others[0])
+    process = scene.process(old.name)
+    assert process is not None
+
+    def publish(node: Node, key: bytes) -> list[Any]:
+        draft, answers = Draft("orders", HOUR_S * 1000, True, 0, 0, b"", b"body", key), []
+        node.runtime.call_soon(node.publish, [draft], None, lambda *answer: answers.append(answer))
+        scene.world.run_for(0.002 if queued else 0.00002)
+        return answers
+
+    if queued:
+        scene.machines[old.name].disk.sync_delay_s = 0.1
+        publish(old, b"1")
+        publish(old, b"2")
+    first = publish(other, b"k")
+    scene.world.run_for(0.01 if queued else 0)
+    assert old.batcher.waiting_publishes == queued
+    process.runtime.pause()
+    scene.machines[old.name].disk.sync_delay_s = 0.0
+    scene.until(lambda: scene.leader() is not None and scene.first != old.name and bool(first))
+    assert isinstance(first[0][1], OutcomeUnknown)
+    again = publish(other, b"k")
+    for key in (b"a", b"b", b"c"):
+        scene.world.run_for(25.0)
+        publish(other, key)
+    assert again[0][1] is None
+    process.runtime.resume()
+    scene.world.run_for(5.0)
+    hours = other.storage.hours
+    assert sum(hours.count(hour) for hour in hours.hours()) == 4 + 2 * queued
     scene.converge()
 
 

@@ -86,6 +86,8 @@ class _Publish:
     """Drafts that share one answer, at most one entry's worth of them."""
 
     __slots__ = ("bytes", "done", "drafts", "key", "since")
+    #: No matter who leads.
+    term = 0
 
     def __init__(self, drafts: list[Draft], key: bytes | None, size: int, done: PublishDone, since: float) -> None:
         self.drafts, self.key, self.bytes, self.done, self.since = drafts, key, size, done, since
@@ -289,13 +291,10 @@ class Batcher:
         room = self.max_entry_bytes - sum(p.bytes for p in taken)
         commands = _take(self._commands, room) if room > 0 or not taken else []
         term = self.outlet.term()
-        stale = [c for c in commands if c.term not in (0, term)]
-        if stale:
-            commands = [c for c in commands if c.term in (0, term)]
-        for command in stale:
-            command.fail(NoLeader("the term it was meant for is over"))
+        for one in [one for one in [*taken, *commands] if one.term not in (0, term)]:
+            one.fail(NoLeader("the term it was meant for is over"))
         publishes = [p for p in taken if isinstance(p, _Publish)]
-        commands = [p for p in taken if isinstance(p, _Command)] + commands
+        commands = [c for c in [*taken, *commands] if isinstance(c, _Command) and c.term in (0, term)]
         if not publishes and not commands:
             return
         groups = _group(publishes)

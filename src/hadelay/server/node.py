@@ -421,7 +421,8 @@ class Node:
             self.batcher.propose(encode_settings(wanted), _ignore, self.leading)
 
     def _on_submit(self, peer: str, commands: Any, reply: Reply) -> None:
-        """A follower's batch: its commands join the next entry here."""
+        """A follower's batch: its commands join the next entry here, and of this term: a node that was paused must not
+        pass on what it was asked as leader, when others have answered that and forgotten its keys. Who asked does."""
         if not self.leading:
             reply(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
             return
@@ -440,7 +441,8 @@ class Node:
             elif full and command[0] == Command.PUBLISH:
                 gather.take(n, Refused("disk_full", full), None)
             else:
-                self.batcher.propose(command, self.dispatcher.in_order(command, partial(gather.take, n)))
+                done = self.dispatcher.in_order(command, partial(gather.take, n))
+                self.batcher.propose(command, done, self.leading)
 
     def _on_ready(self, peer: str, payload: Any, reply: Reply) -> None:
         if self.leading:
