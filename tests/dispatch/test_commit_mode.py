@@ -567,8 +567,11 @@ def test_what_waiting_polls_name_is_bounded(desk: Desk, monkeypatch: pytest.Monk
     desk.run(10)
     assert desk.answer(served).names == ["a", "b", "c"]  # type: ignore[union-attr]
     waiting.append(desk.poll("t", "u", "x", "y", "z"))
-    one_more = desk.poll("t")
+    one_more = desk.poll("t", "u")
     assert isinstance(desk.answer(one_more).error, LimitReached)  # type: ignore[union-attr]
+    # Who names one topic, as those do who push, is not shut out by who names many.
+    waiting.append(desk.poll("t"))
+    assert desk.answer(waiting[-1]) is None
     for poll in waiting:
         desk.dispatcher.cancel_poll(poll)
     assert desk.core.ready.named == desk.core.ready.waiting == 0

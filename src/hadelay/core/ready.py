@@ -309,11 +309,13 @@ class Ready:
     # polls
 
     def has_room(self, poll: Poll) -> bool:
-        """Those that wait do not name too many topics, and it may wait with them."""
+        """Those that wait do not name too many topics, and it may wait with them. Who names one topic is not shut out by
+        others who name many: how many wait is bounded elsewhere."""
         unknown = len(self.by_name) - len(self.by_number)
         if unknown + len(poll.topics) > MAX_UNKNOWN:
             unknown += sum(name not in self.by_name and self._number_of(name) is None for name in poll.topics)
-        return unknown <= MAX_UNKNOWN and self.named + len(poll.topics) <= MAX_NAMED
+        few = len(poll.topics) == 1 or self.named + len(poll.topics) <= MAX_NAMED
+        return few and unknown <= MAX_UNKNOWN
 
     def admits(self, poll: Poll) -> bool:
         """Its filter is known, or there is room for one more."""
