@@ -220,6 +220,51 @@ def test_a_leader_that_was_paused_passes_no_publish_on_whose_key_may_be_forgotte
     scene.converge()
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_who_was_told_to_take_over_may_do_so_late(goes_on: bool):
+    """Interval mode. It was paused when it was told, and whoever told it hears no more when it goes on, and handed out
+    what was acked by then. If it does not go on, others need not wait for that."""
+    scene = Scene(sync="interval", restart=False)
+    old, (to, third) = scene.on(scene.first), scene.others
+    message, due = scene.publish(1_000), scene.world.now + 1.0
+    over: list[Any] = []
+    got: list[tuple[str, list[int]]] = []
+
+    def poll(node: Node) -> None:
+        def delivered(delivery: Any, error: Any) -> None:
+            got.append((node.name, [] if delivery is None else delivery.rows["first_id"].tolist()))
+
+        poll = Poll("c", b"", ("orders",), 10, 5000, 1000, delivered)
+        node.runtime.call_soon(node.dispatcher.poll, poll)
+
+    scene.world.run_for(0.5)
+    told = scene.process(to)
+    assert told is not None
+    told.runtime.pause()
+    old.runtime.call_soon(old.transfer, to, over.append)
+    scene.until(lambda: bool(over))
+    assert "did not take over" in str(over[0])
+    if goes_on:
+        scene.world.run_until(due - 0.1)
+        scene.net.cut(to, old.name)
+        scene.net.cut(third, old.name)
+        told.runtime.resume()
+        scene.until(lambda: scene.on(to).leading, 0.1)
+        poll(scene.on(to))
+        scene.world.run_until(due + 0.05)
+        assert got == [(to, [message])]
+        assert old.leading
+        poll(old)
+        scene.world.run_for(2.0)
+        assert got[1:] == [(old.name, [])]
+    else:
+        scene.world.run_until(due + 1.0)
+        scene.until(lambda: scene.leader() is not None, 1.0)
+        assert scene.receive() == [message]
+        told.runtime.resume()
+    scene.converge()
+
+
 @pytest.mark.parametrize("rescheduled", [False, True])
 def test_what_interval_mode_repeats_is_marked(rescheduled: bool):
     """The leader hands out, and dies before the hand-out is replicated. Found by seeds 80312 and 90639: the next one is

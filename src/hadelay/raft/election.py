@@ -249,16 +249,23 @@ class Transfers:
         self._done: Finished | None = None
         self._held: list[tuple[bytes, Done]] = []
         self._attempt = 0
+        #: Who was told and did not take over in time, and the round of then: it may campaign yet, and get all votes.
+        self._doubt: tuple[Peer, int] | None = None
 
     @property
     def under_way(self) -> bool:
         return self._target is not None
 
+    @property
+    def in_doubt(self) -> bool:
+        """Until it answers what it was sent later: then it has read that it is to take over, and has not."""
+        return self._doubt is not None and self._doubt[0].round <= self._doubt[1]
+
     def begin(self, to: str | None, done: Finished) -> None:
         node = self.node
         if not node.is_leader:
             done(NoLeader("this node does not lead"))
-        elif self.under_way:
+        elif self.under_way or self.in_doubt:
             done(Overloaded("a transfer is already under way", retry_after_ms=node.config.transfer_ms))
         else:
             voters = node.membership.voters
@@ -294,9 +301,18 @@ class Transfers:
     def _give_up(self, attempt: int) -> None:
         if attempt == self._attempt and self.under_way:
             name = self._target.name if self._target else ""
+            if self._target is not None and self._told:
+                self._doubt = self._target, self.node.leader_role.round
+                self.node.call_later(self.node.config.transfer_ms / 1000, self._settle, attempt)
             self._end(Overloaded(f"{name} did not take over in time", retry_after_ms=1_000))
 
+    def _settle(self, attempt: int) -> None:
+        """Another election makes sure: in that term it is too late for what was told in this one."""
+        if attempt == self._attempt and self.in_doubt and self.node.is_leader:
+            self.node.core.step_down()
+
     def deposed(self) -> None:
+        self._doubt = None
         self._end(None)
 
     def _end(self, error: HadelayError | None) -> None:

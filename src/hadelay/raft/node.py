@@ -258,9 +258,9 @@ class RaftNode:
 
     def surely_leads(self) -> bool:
         """Nobody else can lead yet, as far as clocks run alike and no link was reset at its other end alone: a majority
-        has answered within the least time that its nodes wait before they elect another, on links that are still up.
-        Committed entries prove more, and take longer."""
-        if not self.is_leader:
+        has answered within the least time that its nodes wait before they elect another, on links that are still up,
+        and nobody is told not to wait. Committed entries prove more, and take longer."""
+        if not self.is_leader or self.transfers.in_doubt:
             return False
         age_s = self.runtime.monotonic() - self.leader_role.confirmed_at
         return self.alone or age_s < self.config.election_min_ms / 1000
