@@ -20,9 +20,8 @@ from hadelay.cli.output import Printing
 from hadelay.cli.restore import restore as restore_node
 from hadelay.errors import NotFound
 from hadelay.storage.backup import Archive, Directory
-from hadelay.storage.disk import RealDisk
+from hadelay.storage.disk import RealDisk, RealFile
 from hadelay.storage.lmdbtables import LmdbBackend
-from hadelay.storage.snapshot import Installer
 from hadelay.storage.tables import CHECKPOINT, ROW
 from hadelay.testing.ports import free_ports
 from tests.system.cluster import Cluster, body_of, hadelay, until
@@ -213,16 +212,23 @@ def test_an_older_backup_is_restored_by_its_index(
     state.close()
 
 
+@pytest.mark.parametrize(
+    ("step", "words"), [("free", "are free at"), ("pwrite", "No space"), ("sync_files", "No space")]
+)
 def test_a_disk_that_is_too_small_for_it_is_named(
-    taken: Taken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    taken: Taken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, words: str
 ) -> None:
-    def full(*given: object) -> None:
+    """Before anything is copied, while it is, and by a sync."""
+
+    def full(*given: object) -> tuple[int, int]:
+        if step == "free":
+            return 0, 1 << 40
         raise OSError(errno.ENOSPC, "No space left on device")
 
     settings = ("cluster.id=other", "cluster.group=1")
     with monkeypatch.context() as patch:
-        patch.setattr(Installer, "write", full)
-        with pytest.raises(OSError, match=f"{tmp_path}/node: .*No space.* run it again"):
+        patch.setattr(RealFile if step == "pwrite" else RealDisk, step, full)
+        with pytest.raises(OSError, match=f"{tmp_path}/node: .*{words}.* run it again"):
             restore_node(str(taken.directory), data_dir=tmp_path / "node", settings=settings)
     restore_node(str(taken.directory), data_dir=tmp_path / "node", settings=settings)
 

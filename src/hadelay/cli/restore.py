@@ -12,7 +12,7 @@ from hadelay.cli.output import Printing, note, show
 from hadelay.cli.serve import Settings
 from hadelay.config import Config
 from hadelay.configload import load
-from hadelay.errors import HadelayError
+from hadelay.errors import DiskFull, HadelayError
 from hadelay.storage.backup import Archive, Backup
 from hadelay.storage.disk import RealDisk
 
@@ -66,12 +66,12 @@ def restore(
     try:
         with bar(found.size) as copied:
             error = asyncio.run(_restore(config, archive, found, copied))
-    except OSError as failed:
+        if error is not None:
+            raise error
+    except (OSError, DiskFull) as failed:
         raise OSError(
             f"{config.node.data_dir}: {failed}. Nothing is restored there: when that is mended, run it again"
         ) from failed
-    if error is not None:
-        raise error
     done = summary(found) | {
         "node": config.node.name,
         "cluster_id": config.cluster.id,

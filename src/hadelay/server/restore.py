@@ -63,11 +63,11 @@ def restore(
             lock.close()
         done(error)
 
-    clear(disk, f"{data}/incoming/hours")
-    clear(disk, f"{data}/incoming")
     files = [SnapshotFile(name, known.length, known.crc) for name, known in backup.files.items()]
-    installer = Installer(disk, data, runtime, backend, Manifest(backup.index, backup.term, files), switch)
     try:
+        clear(disk, f"{data}/incoming/hours")
+        clear(disk, f"{data}/incoming")
+        installer = Installer(disk, data, runtime, backend, Manifest(backup.index, backup.term, files), switch)
         for file in files:
             installer.write(file.name, 0, b"")
             for at in range(0, file.length, _CHUNK):
