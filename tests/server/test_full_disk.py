@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace
 
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
+from hadelay.storage.disk import RealDisk
 from hadelay.testing.cluster import SimCluster
 from hadelay.testing.disk import SimDisk
 from hadelay.testing.network import SimNet
@@ -36,6 +40,17 @@ def test_it_says_what_is_full_and_what_to_do() -> None:
     assert caught.value.errno == errno.ENOSPC
     disk.capacity = 1 << 30
     start(disk, _raise).stop()
+
+
+def test_it_says_so_too_when_there_is_no_room_for_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = RealDisk()
+    monkeypatch.setattr(disk, "makedirs", lambda path: _raise(OSError(errno.ENOSPC, "No space left on device", path)))
+    config = SimCluster(1).config("n1")
+    config = replace(config, node=replace(config.node, data_dir=f"{tmp_path}/not/there"))
+    with pytest.raises(OSError, match=r"No space.*: [\d,]+ bytes are free at .*/not/there.* start again"):
+        open_node(config, disk, Mock(), Mock(), _raise)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import Any
 
 import structlog
@@ -71,7 +72,7 @@ def _in_words(config: Config, disk: Disk) -> Iterator[None]:
     except OSError as error:
         kept = sorted({config.node.data_dir, config.journal_dir})
         if is_disk_full(error):
-            free = ", ".join(f"{disk.free(directory)[0]:,} bytes are free at {directory}" for directory in kept)
+            free = ", ".join(f"{_free(disk, directory):,} bytes are free at {directory}" for directory in kept)
             todo = (
                 "where the disk is full, free some or enlarge it (delete nothing that is the node's), and start again"
             )
@@ -86,6 +87,12 @@ def _in_words(config: Config, disk: Disk) -> Iterator[None]:
         else:
             raise
         raise OSError(error.errno, f"{error.strerror}: {text}", error.filename) from error
+
+
+def _free(disk: Disk, directory: str) -> int:
+    """Where it is, or would be."""
+    at = PurePath(directory)
+    return disk.free(next((str(path) for path in (at, *at.parents) if disk.exists(str(path))), directory))[0]
 
 
 class Directories:
