@@ -301,7 +301,7 @@ class Transfers:
     def _give_up(self, attempt: int) -> None:
         if attempt == self._attempt and self.under_way:
             name = self._target.name if self._target else ""
-            if self._target is not None and self._told:
+            if self._target is not None and self._told and self.node.config.by_the_clock:
                 self._doubt = self._target, self.node.leader_role.round
                 self.node.call_later(self.node.config.transfer_ms / 1000, self._settle, attempt)
             self._end(Overloaded(f"{name} did not take over in time", retry_after_ms=1_000))

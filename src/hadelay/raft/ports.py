@@ -128,6 +128,8 @@ class RaftConfig:
     slow_sync_ms: int = 1_000
     #: Proposals pause for a planned transfer; they go on here when nobody took over.
     transfer_ms: int = 300
+    #: Somebody acts on `surely_leads`: a leader that is in doubt for long has an election settle it.
+    by_the_clock: bool = False
     #: A proposal that has not been decided after this long is answered `OutcomeUnknown`.
     propose_timeout_ms: int = 5_000
     #: The same, once leadership was lost.

@@ -529,4 +529,5 @@ def raft_config(config: Config) -> RaftConfig:
         max_entry_bytes=min(4 << 20, raft.segment_bytes // 4),
         window_bytes=raft.max_inflight_bytes,
         survivor=config.cluster.survivor,
+        by_the_clock=config.dispatch.sync == "interval",
     )
