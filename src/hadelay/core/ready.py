@@ -309,8 +309,8 @@ class Ready:
     # polls
 
     def has_room(self, poll: Poll) -> bool:
-        """Those that wait do not name too many topics, and it may wait with them. Who names one topic is not shut out by
-        others who name many: how many wait is bounded elsewhere."""
+        """Those that wait do not name too many topics, and it may wait with them. Who names one topic is not shut out
+        by others who name many: how many wait is bounded elsewhere."""
         unknown = len(self.by_name) - len(self.by_number)
         if unknown + len(poll.topics) > MAX_UNKNOWN:
             unknown += sum(name not in self.by_name and self._number_of(name) is None for name in poll.topics)
