@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import random
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support import NOW, Loop, checkpoint, messages, open_storage
 
+from hadelay.errors import is_disk_full
+from hadelay.storage.disk import RealDisk
 from hadelay.storage.store import Storage
 from hadelay.testing.disk import SimDisk
 from hadelay.testing.tables import SimBackend
@@ -165,3 +170,19 @@ def test_a_checkpoint_after_one_who_found_no_room_for_far_hours(disk: SimDisk) -
     storage.checkpoint(2, 1, b"", {}, outcome.append)
     loop.run()
     assert [isinstance(error, OSError) for error in outcome] == [True, True]
+
+
+def test_a_sync_of_the_whole_file_system_that_fails_is_no_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows whose bytes are lost: perhaps those of files that were written long before."""
+
+    def syncfs(fd: int) -> int:
+        ctypes.set_errno(errno.ENOSPC)
+        return -1
+
+    paths = [str(tmp_path / str(n)) for n in range(64)]
+    monkeypatch.setattr("hadelay.storage.disk._libc", SimpleNamespace(syncfs=syncfs))
+    with pytest.raises(OSError, match="No space left") as caught:
+        RealDisk().sync_files(paths, str(tmp_path))
+    assert not is_disk_full(caught.value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -241,8 +242,9 @@ class RealDisk:
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if _libc.syncfs(fd) != 0:
-                errno = ctypes.get_errno()
-                raise OSError(errno, os.strerror(errno), root)
+                # Whose bytes are lost nobody knows, so a full disk is no better here than a broken one.
+                why = os.strerror(ctypes.get_errno())
+                raise OSError(errno.EIO, f"a sync of the file system failed: {why}", root)
         finally:
             os.close(fd)
 
