@@ -356,12 +356,15 @@ def late(cluster: SimCluster) -> Iterator[Violation]:
 
 def fenced(cluster: SimCluster) -> Iterator[Violation]:
     """I16: no leader leases anything once an entry of a newer term counts: its grants are committed in its own term,
-    and in interval mode, where hand-outs precede their commit, it hands out nothing."""
+    and in interval mode, where hand-outs precede their commit, it hands out nothing that did not count by then (as did
+    what a repeated request is answered with: its lease was extended through the log)."""
     for (term, seq), (at, _, committed) in cluster.grants.items():
         cluster.history.count("checked I16 fenced leader")
         if committed != term:
             yield Violation("I16 fenced leader", f"grant {term}.{seq} is committed in term {committed}, t={at:.4f}")
     for h in cluster.history.hand_outs if cluster.sync == "interval" else ():
+        if _begun(cluster, h)[0] < h.answered:
+            continue
         newer = [term for term, began in cluster.term_began.items() if term > h.leading and began < h.answered]
         if newer:
             text = f"{h.id:x} handed out by {h.node}, leader of term {h.leading}, in term {max(newer)}"
