@@ -132,6 +132,24 @@ def test_a_lease_that_outlives_the_ttl_wins_and_then_it_is_over() -> None:
     nothing_forgotten(desk)
 
 
+def test_what_is_given_back_just_before_its_ttl_is_over_is_written_down_too() -> None:
+    """Found by seed 142919: whoever looked for what is over met it leased, and the nack was on its way."""
+    desk = Desk(commit_ms=20)
+    desk.lead()
+    desk.put(ttl_ms=5 * S)
+    desk.publish("a", at=S)
+    poll = desk.poll(lease=M)
+    desk.run_to(6 * S - 5)
+    received = desk.answer(poll)
+    assert received is not None
+    desk.ask(commands.encode_nack("n1", received.leases(), -1), lambda result, error: None)
+    desk.run_to(7 * S)
+    topic = desk.state.topic("t")
+    assert topic is not None
+    assert (topic.settled[Event.TTL_EXPIRED], topic.open) == (1, 0)
+    nothing_forgotten(desk)
+
+
 @pytest.mark.parametrize("states", [READY | SCHEDULED, READY, SCHEDULED])
 def test_a_purge_takes_what_was_there_and_leaves_what_comes(states: int) -> None:
     desk = Desk()

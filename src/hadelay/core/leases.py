@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.core import ttl
 from hadelay.core.backoff import waits_ms
 from hadelay.core.commands import MAX_AHEAD_MS
 from hadelay.core.dead import die
@@ -379,6 +380,7 @@ class _GivingBack:
                 state, hour, entries[again], deliver_at_ms=due_ms[again], attempts=1, flags=flags,
                 previous=events[again], node=self.node, leased=True, failure=failure,
             )  # fmt: skip
+            ttl.wait_again(state, entries[again])
 
     def _limits(self, held: NDArray[np.void]) -> NDArray[np.int64]:
         limits = np.full(len(held), 1 << 30)

@@ -59,6 +59,13 @@ def begin_again(state: DelayState, rows: NDArray[np.void], due_ms: int | NDArray
             begin(state, first_id, int(dues[at]), TTL_OF_VALUE.unpack(stored)[1])
 
 
+def wait_again(state: DelayState, rows: NDArray[np.void]) -> None:
+    """A lease of these messages (INDEX rows) ended. Who looks for what is over may have passed them just before, as
+    leased: the end was on its way."""
+    for first_id in rows["first_id"][rows["flags"] & FLAG_TTL != 0].tolist():
+        state.listener.on_ttl(expire_ms(state, first_id))
+
+
 def forget(state: DelayState, first_ids: list[int]) -> None:
     """These messages are gone."""
     for first_id in first_ids:

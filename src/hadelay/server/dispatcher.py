@@ -397,7 +397,7 @@ class LeaderDispatcher:
             self._term.expiry.add(grant.next_until_ms(), grant.key)
 
     def _ttl_filed(self, at_ms: int) -> None:
-        self._ttl.add(at_ms)
+        self._ttl.filed(at_ms)
 
     def _granted(self, term: _Term, offer: Offer, result: GrantResult, poll: Poll) -> None:
         if not result.granted.any():

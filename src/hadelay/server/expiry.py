@@ -129,7 +129,7 @@ _PAUSE_MS = 100
 
 
 class TtlExpiry:
-    """One per term. `add` it every time that apply tells of (core.ports.Listener.on_ttl)."""
+    """One per term. `filed` takes every time that apply tells of (core.ports.Listener.on_ttl)."""
 
     def __init__(
         self,
@@ -145,13 +145,17 @@ class TtlExpiry:
         self._start = b""
         self._silent = 0
         self._rest_until_ms = 0
-        self.add(ttl.first_ms(state))
+        self._look_at(ttl.first_ms(state))
 
     def stop(self) -> None:
         self._stopped = True
         self._alarm.cancel()
 
-    def add(self, at_ms: int) -> None:
+    def filed(self, at_ms: int) -> None:
+        self._start = min(self._start, ttl.KEY.pack(at_ms, 0))
+        self._look_at(at_ms)
+
+    def _look_at(self, at_ms: int) -> None:
         if at_ms < NEVER_MS and not self._stopped:
             mono = self._runtime.monotonic()
             self._alarm.at(mono + self._clock.delay_s(max(at_ms, self._rest_until_ms), mono))
@@ -170,7 +174,7 @@ class TtlExpiry:
             return
         if keys:
             self._start = keys[-1] + b"\0"
-        self.add(now if len(keys) == _ROWS else ttl.first_ms(self._state, self._start))
+        self._look_at(now if len(keys) == _ROWS else ttl.first_ms(self._state, self._start))
 
     def _ended(self, result: Any, error: HadelayError | None) -> None:
         if self._stopped:
@@ -179,4 +183,4 @@ class TtlExpiry:
         # A slice after a slice as long as there is more: a backlog goes as fast as the log takes it.
         if error is None and isinstance(result, Progress) and not result.done:
             self._rest_until_ms = 0
-        self.add(self._now())
+        self._look_at(self._now())
