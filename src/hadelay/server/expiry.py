@@ -152,6 +152,7 @@ class TtlExpiry:
         self._alarm.cancel()
 
     def filed(self, at_ms: int) -> None:
+        """Unix ms, cluster time. It may be over: what was passed as leased waits again."""
         self._start = min(self._start, ttl.KEY.pack(at_ms, 0))
         self._look_at(at_ms)
 
