@@ -107,9 +107,9 @@ def test_topics(dev: Dev) -> None:
     assert json.loads(dev.run("topic", "get", "tidy", "-o", "json").stdout)["lease"] == "5s"
     assert "tidy" in dev.run("topic", "list").stdout
     dev.run("msg", "put", "tidy", "x", "--delay", "1h")
-    refused = dev.run("topic", "delete", "tidy")
+    refused = dev.run("topic", "delete", "tidy", "--yes")
     assert (refused.returncode, "--force" in refused.stderr) == (1, True)
-    assert dev.run("topic", "delete", "tidy", "--force").returncode == 0
+    assert dev.run("topic", "delete", "tidy", "--force", "--yes").returncode == 0
     assert dev.run("topic", "get", "tidy").returncode == 3
 
 

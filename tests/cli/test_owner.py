@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 from hadelay.cli import dead
 from hadelay.cli.output import Remote
 from hadelay.errors import BadRequest
-from tests.cli.support import Dev, cluster
+from tests.cli.support import Dev, cluster, environment
+from tests.commands import started
 
 pytestmark = pytest.mark.processes
 
@@ -153,9 +156,9 @@ def test_dead_letters(dev: Dev, tmp_path: Path) -> None:
     assert answer(dev, "topic", "redrive", "doomed", "--rate", 100)["redriving"] == 2
     while answer(dev, "topic", "get", "doomed")["dead"]:
         pass
-    answer(dev, "topic", "purge", "doomed")
+    answer(dev, "topic", "purge", "doomed", "--yes")
     assert answer(dev, "topic", "get", "doomed")["ready"] == 0
-    answer(dev, "dead", "purge", "doomed")
+    answer(dev, "dead", "purge", "doomed", "--yes")
 
 
 def test_a_key_is_of_one_message(dev: Dev) -> None:
@@ -199,3 +202,58 @@ def test_an_export_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.
         dead.export("t", file)
     dead.export("t", file, restart=True)
     assert len(file.read_text().splitlines()) == 250
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("topic", "purge"), "deletes 2 scheduled, 0 ready messages of topic asked"),
+        (("topic", "purge", "--state", "scheduled"), "deletes 2 scheduled messages of topic asked"),
+        (("dead", "purge"), "deletes 0 dead messages of topic asked"),
+        (("topic", "delete", "--force"), "its settings, and 2 scheduled, 0 ready, 0 leased, 0 dead messages"),
+    ],
+)
+def test_what_cannot_be_undone_is_asked_first(dev: Dev, words: tuple[str, ...], told: str) -> None:
+    """A terminal is asked, with the count; a script says --yes, or nothing happens."""
+    for key in "ab":
+        answer(dev, "msg", "put", "asked", "x", "--delay", "1h", "--key", key)
+    command = (*words[:2], "asked", *words[2:])
+    unasked = dev.run(*command)
+    assert (unasked.returncode, unasked.stdout) == (2, "")
+    assert told in unasked.stderr
+    assert "--yes" in unasked.stderr
+    for reply, code in ((b"n\n", 1), (b"\n", 1), (b"y\n", 0)):
+        assert answer(dev, "topic", "get", "asked")["scheduled"] == 2
+        done, shown = on_a_terminal(dev, command, reply)
+        assert done == code, shown
+        assert told in shown
+    if words[0] == "topic":
+        # The messages of one state are counted away in slices, soon after the answer.
+        while (left := dev.run("topic", "get", "asked", "-o", "json")).returncode == 0:
+            if not json.loads(left.stdout)["scheduled"]:
+                break
+    assert dev.run("topic", "delete", "asked", "--force", "--yes").returncode in (0, 3)
+
+
+def on_a_terminal(dev: Dev, words: tuple[str, ...], reply: bytes) -> tuple[int, str]:
+    """The exit code, and what a person sees who answers with `reply`."""
+    ours, theirs = pty.openpty()
+    process = started(words, environment(HADELAY_SERVERS=dev.servers), stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        os.write(ours, reply)
+        while data := _read(ours):
+            shown += data
+        return process.wait(60), shown.decode()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # EIO: the process at the other end closed it
+        return b""

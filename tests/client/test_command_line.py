@@ -91,8 +91,8 @@ def test_a_gateway_may_drop_headers(
     for words in (
         f"msg get {made}", "msg list t", f"msg reschedule {made} --delay 2h", f"msg deliver {made}", "msg receive t",
         f"msg cancel {made}", "topic list", "topic get t", "topic set t --lease 5s", "topic pause t", "topic resume t",
-        "topic purge t", "topic redrive t", "dead list t", "dead purge t", "topic delete t --force", "cluster status",
-        "cluster transfer n1", "cluster drain n1", "token list", "cluster audit", f"story {made}",
+        "topic purge t --yes", "topic redrive t", "dead list t", "dead purge t -y", "topic delete t --force --yes",
+        "cluster status", "cluster transfer n1", "cluster drain n1", "token list", "cluster audit", f"story {made}",
     ):  # fmt: skip
         assert run(words.split()) in (OK, 1), words
         assert "no hadelay node" not in capsys.readouterr().err, words

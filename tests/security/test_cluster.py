@@ -187,8 +187,8 @@ def test_the_audit_trail_survives_all_of_them(cluster: Secure) -> None:
     for words in (
         ("topic", "set", "audited", "--lease", "1m"),
         ("topic", "pause", "audited"),
-        ("topic", "delete", "audited", "--force"),
-        ("topic", "delete", "audited"),
+        ("topic", "delete", "audited", "--force", "--yes"),
+        ("topic", "delete", "audited", "--yes"),
     ):
         cluster.run(*words)
 

@@ -10,8 +10,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from hadelay.cli.output import PAGE, Limit, Remote, Topic, note, progress, show, show_pages
+from hadelay.cli.output import PAGE, Limit, Remote, Topic, Yes, confirm, note, progress, show, show_pages
 from hadelay.cli.remote import call, segment
+from hadelay.cli.topic import counted
 from hadelay.errors import BadRequest
 
 _COLUMNS = ("id", "died_at", "attempt", "reason", "key", "tags", "size")
@@ -67,8 +68,10 @@ def _redrive(remote: Remote, topic: str, wish: dict[str, Any], needs: str) -> An
     return call(remote, "POST", f"/v1/topics/{segment(topic)}/dead:redrive", wish, needs=needs)
 
 
-def purge(topic: Topic, /, *, remote: Remote = Remote()) -> None:
-    """Forget the dead letters that a topic has now."""
+def purge(topic: Topic, /, *, yes: Yes = False, remote: Remote = Remote()) -> None:
+    """Forget the dead letters that a topic has now. Shows how many they are, and asks."""
+    if not yes:
+        confirm(f"deletes {counted(remote, topic, ('dead',))}")
     call(remote, "DELETE", f"/v1/topics/{segment(topic)}/dead")
     show({"topic": topic, "purged": ["dead"]}, remote)
 

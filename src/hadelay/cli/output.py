@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import Parameter
 
-from hadelay.errors import BadRequest
+from hadelay.errors import BadRequest, HadelayError
 
 Format = Literal["table", "json"]
 #: What is listed is asked for so many at a time.
@@ -25,6 +25,7 @@ OfTopic = Annotated[str | None, Parameter(help="Or its topic,")]
 OfKey = Annotated[str | None, Parameter(help="and the key that it was published under.")]
 Stale = Annotated[bool, Parameter(help="What the asked node knows, without confirming it with the leader.")]
 Limit = Annotated[int, Parameter(name=("--limit", "-n"), help="At most so many; 0 for all there are.")]
+Yes = Annotated[bool, Parameter(name=("--yes", "-y"), help="Do not ask first; a script has to say so.")]
 #: Without a default that is shown: none are what nothing is.
 Several = Annotated[tuple[str, ...], Parameter(show_default=False)]
 
@@ -61,6 +62,24 @@ def emit_json(value: Any) -> None:
 def note(text: str) -> None:
     """To the person, not to the pipe."""
     print(text, file=sys.stderr, flush=True)
+
+
+def confirm(effect: str) -> None:
+    """Ask the person at the terminal before something is lost for good. effect: a clause, such as "deletes 3 messages".
+
+    Raises BadRequest where nobody can be asked, and Declined when the answer is not yes: then nothing has happened.
+    """
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise BadRequest(f"this {effect}, and there is no terminal to ask on; nothing was done. --yes does it unasked")
+    print(f"This {effect}. It cannot be undone. Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Declined("not confirmed: nothing was done")
+
+
+class Declined(HadelayError):
+    """The person at the terminal did not say yes."""
+
+    type, title = "declined", "Not confirmed"
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:

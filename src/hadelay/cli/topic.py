@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from hadelay.cli.output import Remote, Several, Topic, show
+from hadelay.cli.output import Remote, Several, Topic, Yes, confirm, show
 from hadelay.cli.remote import call, segment
 from hadelay.errors import BadRequest, Conflict
 
@@ -167,9 +167,14 @@ def resume(topic: Topic, /, *, remote: Remote = Remote()) -> None:
 
 
 def purge(
-    topic: Topic, /, *, state: tuple[Literal["scheduled", "ready", "dead"], ...] = (), remote: Remote = Remote()
+    topic: Topic,
+    /,
+    *,
+    state: tuple[Literal["scheduled", "ready", "dead"], ...] = (),
+    yes: Yes = False,
+    remote: Remote = Remote(),
 ) -> None:
-    """Cancel what is pending in a topic now and not leased.
+    """Cancel what is pending in a topic now and not leased. Shows how many messages that are, and asks.
 
     Parameters
     ----------
@@ -177,17 +182,28 @@ def purge(
         scheduled, ready, or dead. May be repeated. Without it: scheduled and ready.
     """
     wish = {"states": state or ("scheduled", "ready")}
+    if not yes:
+        confirm(f"deletes {counted(remote, topic, wish['states'])}")
     show(call(remote, "POST", f"/v1/topics/{segment(topic)}:purge", wish, needs="states"), remote)
 
 
-def delete(topic: Topic, /, *, force: bool = False, remote: Remote = Remote()) -> None:
-    """Delete a topic that has nothing pending.
+def counted(remote: Remote, topic: str, states: Iterable[str]) -> str:
+    """The number of messages that a topic has in these states, in words."""
+    found = call(remote, "GET", f"/v1/topics/{segment(topic)}", needs="scheduled")
+    return f"{', '.join(f'{found[state]:,} {state}' for state in states)} messages of topic {topic}"
+
+
+def delete(topic: Topic, /, *, force: bool = False, yes: Yes = False, remote: Remote = Remote()) -> None:
+    """Delete a topic that has nothing pending. Shows how many messages it has, and asks.
 
     Parameters
     ----------
     force
         Cancel what is pending.
     """
+    if not yes:
+        states = ("scheduled", "ready", "leased", "dead") if force else ("dead",)
+        confirm(f"deletes topic {topic}, its settings, and {counted(remote, topic, states)}")
     try:
         call(remote, "DELETE", f"/v1/topics/{segment(topic)}", query={"force": "true" if force else None})
     except Conflict as error:
