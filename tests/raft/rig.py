@@ -245,6 +245,9 @@ class Cluster:
         self.world = SimWorld(seed)
         self.net = SimNet(self.world)
         self.net.profile.hiccup = 0.0
+        #: A text for each request for a vote: what is wrong with it, if anything is. Then `run` and `until` fail.
+        self.asked: list[str] = []
+        self.net.on_ask, self.net.quiet_s = self.asked.append, config.election_min_ms / 1000
         self.config = config
         self.names = [f"n{n + 1}" for n in range(count)]
         self.disks = {name: SimDisk(random.Random(f"{seed} {name}")) for name in self.names}
@@ -302,13 +305,14 @@ class Cluster:
 
     def run(self, seconds: float) -> None:
         self.world.run_for(seconds)
+        assert not any(self.asked), max(self.asked)
 
     def until(self, condition: Callable[[], object], seconds: float = 10.0) -> float:
         """Run until it holds; the simulated seconds it took."""
         start = self.world.now
         while not condition():
             assert self.world.now - start < seconds, f"not within {seconds} simulated seconds"
-            self.world.run_for(0.002)
+            self.run(0.002)
         return self.world.now - start
 
     def leader(self) -> RaftNode:

@@ -126,6 +126,21 @@ def test_a_transfer_under_load_loses_nothing():
     assert len(cluster.machines[to].items) == answers.count(None)
 
 
+def test_who_led_by_transfer_does_not_campaign_under_the_next_leader():
+    """The campaign that a leader asked for ended with the election: heartbeats count again."""
+    cluster = Cluster()
+    first = cluster.leader()
+    second = cluster.followers()[0]
+    first.transfer(second, lambda error: None)
+    cluster.until(lambda: cluster.nodes[second].is_leader)
+    cluster.nodes[second].transfer(first.name, lambda error: None)
+    cluster.until(lambda: first.is_leader)
+    term = first.term
+    cluster.run(3 * CONFIG.election_max_ms / 1000)
+    assert first.is_leader
+    assert first.term == term
+
+
 def test_a_transfer_that_nobody_takes_ends_and_proposals_go_on():
     cluster = Cluster()
     leader, to = cluster.leader(), cluster.followers()[0]
@@ -193,6 +208,19 @@ def test_a_vote_is_given_once_per_term():
         lone.node.frame(peer, messages.encode(messages.VOTE, 20, 9, 9, True))
     lone.run(0.1)
     assert [peer for peer, _ in lone.wire.take(messages.VOTE_REPLY)] == ["n2"]
+
+
+def test_a_leader_does_not_campaign_when_answers_to_a_later_question_arrive():
+    lone = Lone()
+    lone.node.elections._campaign()
+    term = lone.node.term
+    lone.run(2 * CONFIG.election_max_ms / 1000)
+    assert lone.wire.take(messages.PRE_VOTE)
+    lone.node.frame("n2", messages.encode(messages.VOTE_REPLY, term))
+    assert lone.node.is_leader
+    campaigns = lone.node.stats.elections
+    lone.node.frame("n2", messages.encode(messages.PRE_VOTE_REPLY, term + 1, True, term))
+    assert lone.node.stats.elections == campaigns
 
 
 def test_pre_votes_go_to_those_whose_log_is_not_behind_and_only_without_a_leader():

@@ -168,6 +168,8 @@ class RaftSim:
         self.number = 0
         self.wiped = False
         self.log: list[str] = []
+        #: A text for each request for a vote: what is wrong with it, if anything is.
+        self.asked: list[str] = []
         every = (
             "reset", "cut", "oneway", "pause", "kill", "io", "power", "power_all", "slow", "fail", "wipe", "transfer",
             "slow_link",
@@ -178,6 +180,7 @@ class RaftSim:
             journal_keep_bytes=self.rng.choice((0, 4000, 1 << 20)),
             append_bytes=self.rng.choice((300, 1 << 20)),
         )
+        self.net.on_ask, self.net.quiet_s = self.asked.append, self.config.election_min_ms / 1000
 
     def note(self, text: str) -> None:
         self.log.append(f"{self.world.now:9.4f} {text}")
@@ -320,6 +323,7 @@ class RaftSim:
                 first = self.leaders.setdefault(node.term, name)
                 assert first == name, f"I13: {name} and {first} lead term {node.term}"
             assert node.applied_index <= node.synced_index, "applied what is not on its own disk"
+        assert not any(self.asked), f"campaigns: {max(self.asked)}"
 
     def _victim(self) -> str:
         leading = [n for n, m in self.machines.items() if m.leading]

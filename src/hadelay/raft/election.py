@@ -42,7 +42,7 @@ class Elections:
         self._asking: tuple[int, set[str]] | None = None
         #: (term, voter) that were counted (row 7).
         self._votes: tuple[int, set[str]] = (0, set())
-        #: The term in which this node campaigns because the leader asked it to.
+        #: The term of a campaign that the leader asked for; 0 during any other. Voters need not miss the leader then.
         self._called = 0
         #: Since when this node would have campaigned, and gives way.
         self._waiting_since: float | None = None
@@ -65,8 +65,7 @@ class Elections:
     def heard_leader(self) -> None:
         self._heard = self.node.runtime.monotonic()
         self._asking = self._waiting_since = None
-        if not self._called:
-            self._postpone()
+        self._postpone()
 
     def leader_lost(self) -> None:
         """The leader's process closed its link: most likely it is dead."""
@@ -121,7 +120,6 @@ class Elections:
 
     def _ask(self) -> None:
         node, config = self.node, self.node.config
-        self._called = 0
         if node.core.leader is not None:
             node.core.step_down()
         if node.alone and self.eligible:
@@ -167,14 +165,15 @@ class Elections:
         if term > node.term and not node.is_leader:
             node.core.step_down(term)
             node.flush_soon()
-        elif yes and self._asking is not None and self._asking[0] == asked == node.term + 1:
+        elif yes and not node.is_leader and self._asking is not None and self._asking[0] == asked == node.term + 1:
             self._asking[1].add(peer.name)
             if node.agreed(node.peers[name] for name in sorted(self._asking[1]) if name in node.peers):
                 self._campaign()
 
     # -- campaigning
-    def _campaign(self) -> None:
+    def _campaign(self, *, called: bool = False) -> None:
         self._asking = None
+        self._called = self.node.term + 1 if called else 0
         self._postpone()
         self.node.stats.elections += 1
         log.info("campaign", extra={"term": self.node.term + 1})
@@ -235,8 +234,7 @@ class Elections:
         (term,) = messages.decode(data, int)
         node = self.node
         if term == node.term and node.core.leader == peer.name and self.eligible:
-            self._called = term + 1
-            self._campaign()
+            self._campaign(called=True)
 
 
 class Transfers:

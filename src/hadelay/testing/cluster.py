@@ -164,6 +164,7 @@ class SimCluster:
         self.parts = Parts(only)
         self.workload = workload or Workload()
         self.net = SimNet(self.world, profile)
+        self.net.on_ask, self.net.quiet_s = self._asked, RaftConfig().election_min_ms / 1000
         self.door = Door(self)
         self.restart = restart
         rng = self.world.random
@@ -543,6 +544,12 @@ class SimCluster:
         if wrong:
             text = f"{name} goes by a list of the members, of entry {wrong[0]}, that its log does not have"
             self.violate(Violation("I13 log safety", text, who=name))
+
+    def _asked(self, fault: str) -> None:
+        """Campaigns: nobody asks for a vote within election_min of a heartbeat, unless told to take over."""
+        self.history.count("checked campaigns")
+        if fault:
+            self.violate(Violation("campaigns", fault))
 
     def _watch_syncs(self, machine: Machine, process: Process) -> None:
         """I17: whoever was told that a sync failed ends, since it cannot know what its disk has."""

@@ -620,5 +620,5 @@ CHECKED = (
     "I1 lost", "I2 conservation", "I3 phantom", "I3 phantom, cancelled", "I3 phantom, purged", "I5 resurrection",
     "I6 double lease", "I8 duplicate", "I9 early", "I10 late", "I12 divergence", "I13 log safety", "I14 durability",
     "I15 liveness", "I16 fenced leader", "I17 fail-stop", "I18 metrics honesty", "attempts", "TTL, leased",
-    "TTL, ended", "max_wait", "one per key", "filters", "stale read", "forgotten",
+    "TTL, ended", "max_wait", "one per key", "filters", "stale read", "forgotten", "campaigns",
 )  # fmt: skip

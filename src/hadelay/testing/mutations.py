@@ -27,6 +27,7 @@ from hadelay.core.results import LeaseOutcome, LeaseResult
 from hadelay.core.topics import Topics
 from hadelay.model import Event
 from hadelay.raft.admission import Admission
+from hadelay.raft.election import Elections
 from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
 from hadelay.raft.leader import Leader
@@ -382,6 +383,24 @@ def _members_when_applied() -> Bug:
     return [patch.object(Membership, "_derive", late)]
 
 
+def _deaf_after_transfer() -> Bug:
+    """Whoever was told to take over hears no leader until its next campaign."""
+    heard, campaign = Elections.heard_leader, Elections._campaign
+    deaf: set[Elections] = set()
+
+    def told(elections: Elections, *, called: bool = False) -> None:
+        (deaf.add if called else deaf.discard)(elections)
+        campaign(elections, called=called)
+
+    def hear(elections: Elections) -> None:
+        deadline = elections._deadline
+        heard(elections)
+        if elections in deaf:
+            elections._deadline = deadline
+
+    return [patch.object(Elections, "_campaign", told), patch.object(Elections, "heard_leader", hear)]
+
+
 _CRASHES = ("kill", "power_cut", "power_cut_all", "reset", "partition")
 #: A journal that lost what it promised may notice by itself, and stop.
 _LOG = ("I1 ", "I12", "I13", "I14", "I17")
@@ -487,6 +506,10 @@ MUTATIONS: dict[str, Mutation] = {
     "unconfirmed_read": Mutation(
         "a read does not wait for what was committed before it", ("stale read",), ("pause", "partition", "slow_link"),
         _instead((Reads, "read", lambda self, done: done(None))),
+    ),
+    "deaf_after_transfer": Mutation(
+        "who was told to take over does not wait for a healthy leader until its next campaign",
+        ("campaigns",), ("transfer",), _deaf_after_transfer,
     ),
     "lost_timer": Mutation(
         "no lease ever runs out", ("I15",), (), _instead((Expiry, "add", lambda expiry, until_ms, key: None))

@@ -9,11 +9,11 @@ them and reads nothing.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from hadelay.raft.network import MAX_FRAME, Buffer, Receiver
+from hadelay.testing.campaigns import Campaigns
 from hadelay.testing.runtime import SimRuntime, SimWorld
 
 #: What has left a process can't be overtaken any more: roughly a socket's buffer.
@@ -58,9 +58,13 @@ class SimNetwork:
     links: dict[str, _Connection] = field(default_factory=dict)
     #: Whom it links with; None: everybody.
     members: frozenset[str] | None = None
+    #: What this process hears and asks about elections, if SimNet.on_ask is set.
+    campaigns: Campaigns | None = None
 
     def start(self, receiver: Receiver) -> None:
         self.receiver = receiver
+        if self.net.on_ask is not None:
+            self.campaigns = Campaigns(self.name, self.net.on_ask, self.net.quiet_s)
         self.net.join(self)
 
     def send(self, peer: str, frame: Buffer | Sequence[Buffer], urgent: bool = False) -> bool:
@@ -71,8 +75,23 @@ class SimNetwork:
         assert len(data) <= MAX_FRAME
         if connection.flying[self.name] + len(data) > self.net.profile.buffer_bytes:
             return False
+        if self.campaigns is not None:
+            self.campaigns.sent(self.net.world.now, data)
         self.net.carry(connection, self.name, peer, data, urgent)
         return True
+
+    def frame(self, peer: str, data: bytes) -> None:
+        """What arrives, for the receiver."""
+        if self.receiver is not None:
+            self.receiver.frame(peer, data)
+            if self.campaigns is not None:
+                self.campaigns.received(self.net.world.now, peer, data, self.receiver)
+
+    def link_down(self, peer: str, reset: bool) -> None:
+        if self.receiver is not None:
+            if reset and self.campaigns is not None:
+                self.campaigns.reset(peer)
+            self.receiver.link_down(peer, reset)
 
     def buffered(self, peer: str) -> int:
         connection = self.links.get(peer)
@@ -106,6 +125,9 @@ class SimNet:
         #: (from, to) → bytes per second.
         self.slow: dict[tuple[str, str], float] = {}
         self.frames = 0
+        #: Called for each request for a vote (testing/campaigns.py); heartbeats keep them away for `quiet_s` seconds.
+        self.on_ask: Callable[[str], None] | None = None
+        self.quiet_s = 0.0
         self._sent = 0
 
     def network(self, name: str, runtime: SimRuntime) -> SimNetwork:
@@ -140,11 +162,12 @@ class SimNet:
             return
         old = two.links.pop(a, None)
         if old is not None:
-            self._tell(two, "link_down", a, False)
+            self._tell_down(two, a, False)
         connection = _Connection(a, b)
         for node, peer in ((one, b), (two, a)):
             node.links[peer] = connection
-            self._tell(node, "link_up", peer)
+            if node.receiver is not None:
+                self.world.at(self.world.now, node.receiver.link_up, peer, owner=node.runtime)
 
     # -- carrying
 
@@ -172,11 +195,11 @@ class SimNet:
             if node is not None and node.links.get(a) is connection and node.receiver is not None:
                 self.frames += 1
                 self.world.record(data)
-                self.world.at(self.world.now, node.receiver.frame, a, data, owner=node.runtime)
+                self.world.at(self.world.now, node.frame, a, data, owner=node.runtime)
 
-    def _tell(self, node: SimNetwork, what: str, *args: object) -> None:
+    def _tell_down(self, node: SimNetwork, peer: str, reset: bool) -> None:
         if node.receiver is not None:
-            self.world.at(self.world.now, partial(getattr(node.receiver, what), *args), owner=node.runtime)
+            self.world.at(self.world.now, node.link_down, peer, reset, owner=node.runtime)
 
     # -- losing connections
 
@@ -186,7 +209,7 @@ class SimNet:
         connection = node.links.pop(b, None) if node is not None else None
         if node is None or connection is None:
             return
-        self._tell(node, "link_down", b, False)
+        self._tell_down(node, b, False)
         self._lose_end(connection, a, b, reset=True)
         self._dial_later(a, b)
 
@@ -195,7 +218,7 @@ class SimNet:
         for one, two in ((a, b), (b, a)):
             node = self.nodes.get(one)
             if node is not None and node.links.pop(two, None) is not None:
-                self._tell(node, "link_down", two, True)
+                self._tell_down(node, two, True)
                 self._dial_later(one, two)
 
     def _lose_end(self, connection: _Connection, gone: str, peer: str, *, reset: bool) -> None:
@@ -212,7 +235,7 @@ class SimNet:
         node = self.nodes.get(name)
         if node is not None and node.links.get(peer) is connection:
             del node.links[peer]
-            self._tell(node, "link_down", peer, reset)
+            self._tell_down(node, peer, reset)
             self._dial_later(name, peer)
 
     # -- faults
