@@ -17,6 +17,7 @@ from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import RaftConfig
 from hadelay.storage.snapshot import Manifest, SnapshotFile
 from hadelay.testing.disk import SimDisk
+from hadelay.testing.file import is_injected
 from hadelay.testing.network import SimNet
 from hadelay.testing.runtime import SimRuntime, SimWorld
 from tests.raft.rig import PlainMachine
@@ -159,7 +160,6 @@ class RaftSim:
         self.machines: dict[str, Machine] = {}
         self.runtimes: dict[str, SimRuntime] = {}
         self.founded: set[str] = set()
-        self.excused: set[str] = set()
         self.history: dict[int, tuple[int, bytes]] = {}
         self.leaders: dict[int, str] = {}
         self.acked: set[int] = set()
@@ -232,7 +232,7 @@ class RaftSim:
 
     def fatal(self, name: str, error: BaseException) -> None:
         self.note(f"{name} FATAL {error!r}")
-        assert name in self.excused, f"I17: {name}: {error!r}"
+        assert is_injected(error), f"I17: {name}: {error!r}"
         if isinstance(error, DamagedFile):
             raise error
         runtime = self.runtimes.get(name)
@@ -372,7 +372,6 @@ class RaftSim:
             self.world.after(self.rng.uniform(0.2, 3), setattr, disk, "sync_delay_s", 0.0004)
         elif fault == "fail":
             disk.fail_syncs = 1
-            self.excused.add(a)
         elif fault == "transfer" and a in self.nodes:
             self.runtimes[a].call_soon(self.nodes[a].transfer, self.rng.choice((b, None)), lambda error: None)
         elif fault == "wipe" and not self.wiped and len(self.names) > 1:

@@ -35,6 +35,7 @@ from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.testing.clients import Door
 from hadelay.testing.disk import SimCrash, SimDisk
+from hadelay.testing.file import is_injected
 from hadelay.testing.history import History, Violation
 from hadelay.testing.network import NetworkProfile, SimNet, SimNetwork
 from hadelay.testing.runtime import SimRuntime, SimWorld
@@ -310,8 +311,7 @@ class SimCluster:
         machine = self.machines[process.name]
         self.note(f"ends itself: {error!r}", process.name)
         self.history.count("checked I17 fail-stop")
-        # A SimDisk fails only when it was made to.
-        if not isinstance(error, OSError):
+        if not is_injected(error):
             self.violate(Violation("I17 fail-stop", f"{process.name} ended itself: {error!r}", who=process.name))
         if machine.process is process:
             # Not from inside its own call: the stack below still belongs to it.

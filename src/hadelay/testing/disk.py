@@ -18,7 +18,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 
-from hadelay.testing.file import Flight, SimCrash, SimFile
+from hadelay.testing.file import Flight, InjectedFault, SimCrash, SimFile
 from hadelay.testing.inode import Directory, Inode, NameOp, Op
 
 __all__ = ["SECTOR", "SimCrash", "SimDisk", "SimFile"]
@@ -85,12 +85,12 @@ class SimDisk:
         if epoch != self.epoch:
             raise SimCrash(f"read {path} by a process that is gone")
         if path in self.bad_paths:
-            raise OSError(errno.EIO, "simulated read error", path)
+            raise InjectedFault(errno.EIO, "simulated read error", path)
 
     def charge(self, size: int, path: str) -> None:
         if size > 0 and self.used + size > self.capacity:
             self.was_full += 1
-            raise OSError(errno.ENOSPC, "simulated full disk", path)
+            raise InjectedFault(errno.ENOSPC, "simulated full disk", path)
         self.used += size
 
     def sync_fails(self) -> bool:

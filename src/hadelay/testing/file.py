@@ -17,6 +17,19 @@ class SimCrash(BaseException):
     """The process dies at this I/O step. Not an Exception: nothing may handle it but the world."""
 
 
+class InjectedFault(OSError):
+    """An error that a simulated disk was made to raise. Any other OSError of a node is a bug of hadelay."""
+
+
+def is_injected(error: BaseException | None) -> bool:
+    """Whether `error`, or what caused it, is an InjectedFault."""
+    while error is not None:
+        if isinstance(error, InjectedFault):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 class Flight:
     """A thread's job between its start and its landing."""
 
@@ -104,7 +117,7 @@ class SimFile:
             for op in ops:
                 op.durable = True
             inode.ops = []
-            raise OSError(errno.EIO, "simulated failure of fdatasync", self.path)
+            raise InjectedFault(errno.EIO, "simulated failure of fdatasync", self.path)
         self._disk.sync(lambda: inode.settle(ops))
 
     def write_behind(self, size: int, offset: int) -> None:

@@ -6,6 +6,7 @@ are the families that give it a chance to matter.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -383,6 +384,18 @@ def _members_when_applied() -> Bug:
     return [patch.object(Membership, "_derive", late)]
 
 
+def _error_in_apply() -> Bug:
+    """Filing a message ends in an error of the disk that no disk had."""
+    filed = vars(publish)["filed"]
+
+    def fail(state: Any, hours: Any, rows: Any) -> None:
+        if (rows["index"] % 97 == 96).any():
+            raise FileNotFoundError(errno.ENOENT, "no such file", "hours/1")
+        filed(state, hours, rows)
+
+    return [patch.object(publish, "filed", fail)]
+
+
 def _deaf_after_transfer() -> Bug:
     """Whoever was told to take over hears no leader until its next campaign."""
     heard, campaign = Elections.heard_leader, Elections._campaign
@@ -418,6 +431,7 @@ MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "skipped_sync": Mutation("every fifth sync is skipped", _LOG, ("power_cut_all", "power_cut"), _skipped_sync),
+    "error_in_apply": Mutation("apply raises an OSError that no disk raised", ("I17",), (), _error_in_apply),
     "swallowed_sync_error": Mutation(
         "an error of fdatasync is ignored", ("I17",), ("failed_sync",), _swallowed_sync_error
     ),
