@@ -50,7 +50,8 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     #: host:port to listen on. Port 0 takes a free one.
     listen: str = "127.0.0.1:8400"
-    #: URL under which clients and other nodes reach this node; `receive` redirects to it. Empty: http://<listen>.
+    #: URL under which clients and other nodes reach this node; `receive` redirects to it. The other nodes must be able
+    #: to resolve it; a client that cannot has its polls relayed. Empty: http://<listen>.
     advertise: str = ""
     #: PEM file of this node's certificate, followed by those between it and its authority: HTTP becomes HTTPS. Read
     #: again when it changes.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 
@@ -16,7 +17,7 @@ import hadelay
 from hadelay.answers import error_of
 from hadelay.client import AsyncClient, Client, Put, Receipt, Unreachable
 from hadelay.client.consumer import reason_of
-from hadelay.client.transport import Answer, addresses
+from hadelay.client.transport import Answer, _Connector, addresses
 from hadelay.config import HttpConfig
 from hadelay.errors import (
     BadRequest,
@@ -403,6 +404,35 @@ async def test_receives_follow_the_leader(make_node: Make) -> None:
         await client.receive("a")
     assert len(follower.service.polls) == 1
     assert len({p.request_id for p in leader.service.polls}) == 2
+
+
+async def test_a_leader_whose_name_means_nothing_here_is_asked_through_the_follower(
+    make_node: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes resolve what they advertise; this client does not."""
+    follower, leader = await make_node(), await make_node()
+    follower.service.leader = Leader("n2", leader.url.replace("127.0.0.1", "localhost"), False)
+    looked_up: list[str] = []
+
+    async def resolve(self: Any, host: str, *options: Any, **more: Any) -> Any:
+        if host == "localhost":
+            looked_up.append(host)
+            raise OSError("Name or service not known")
+        return await aiohttp.TCPConnector._resolve_host(self, host, *options, **more)
+
+    monkeypatch.setattr(_Connector, "_resolve_host", resolve, raising=False)
+    async with AsyncClient(follower.url) as client:
+        await client.put("a", b"x")
+        for message in await client.receive("a", wait=1):
+            await message.ack()
+        await client.receive("a")
+        assert len(leader.service.polls) == 2
+        assert len(looked_up) == 1  # it remembered
+        assert client._transport.leader is None
+        avoided = client._transport._avoided
+        avoided.update(dict.fromkeys(avoided, 0.0))
+        await client.receive("a")
+        assert len(looked_up) == 2  # and looks again after a while
 
 
 async def test_a_poll_cut_off_is_asked_again_under_the_same_id(make_node: Make) -> None:

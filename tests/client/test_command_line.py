@@ -16,7 +16,7 @@ import pytest
 from hadelay.answers import NotANode
 from hadelay.cli.app import INTERRUPTED, NOT_FOUND, OK, REFUSED, TIMEOUT, UNREACHABLE, USAGE, run
 from hadelay.cli.output import Remote
-from hadelay.cli.remote import call, read_answer
+from hadelay.cli.remote import call, call_member, read_answer
 from hadelay.client import Client
 from hadelay.errors import BadRequest, Conflict, HadelayError
 from tests.client.test_client import url
@@ -52,6 +52,56 @@ def test_the_command_line_does_not_follow_redirects_for_ever() -> None:
             call(Remote(servers=f"http://127.0.0.1:{server.server_port}"), "POST", "/v1/receive", {"topics": ["t"]})
         server.shutdown()
     assert 1 < len(asked) < 10
+
+
+def test_a_leader_whose_name_means_nothing_here_is_asked_through_the_follower() -> None:
+    asked: list[str] = []
+
+    class Follower(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            relays = "redirect=false" in self.path
+            self.send_response(200 if relays else 307)
+            self.send_header("Location", f"http://127.0.0.1:1{self.path}")
+            self.send_header("Content-Length", "15" if relays else "0")
+            self.end_headers()
+            self.wfile.write(b'{"messages":[]}' if relays else b"")
+
+        def log_message(self, *args: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Follower) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        remote = Remote(servers=f"http://127.0.0.1:{server.server_port}")
+        assert call(remote, "POST", "/v1/receive", {"topics": ["t"]}, needs="messages") == {"messages": []}
+        server.shutdown()
+    assert asked == ["/v1/receive", "/v1/receive?redirect=false"]
+
+
+def test_a_member_whose_name_means_nothing_here_is_found_among_the_servers() -> None:
+    class Node(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = names[self.server.server_address[1]]
+            body = json.dumps({"me": name}).encode()
+            self.send_response(200)
+            self.send_header("Hadelay-Node", name)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Node) as one, ThreadingHTTPServer(("127.0.0.1", 0), Node) as two:
+        names = {one.server_port: "n1", two.server_port: "n2"}
+        for server in (one, two):
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        remote = Remote(servers=",".join(f"http://127.0.0.1:{port}" for port in names))
+        for name in ("n2", "n1"):
+            member = {"name": name, "http": "http://127.0.0.1:1"}
+            assert call_member(remote, member, "GET", "/v1/hours", needs="me") == {"me": name}
+        with pytest.raises(ConnectionError, match=r"127.0.0.1:1.*is n1, not n3.*is n2, not n3"):
+            call_member(remote, {"name": "n3", "http": "http://127.0.0.1:1"}, "GET", "/v1/hours", needs="me")
+        one.shutdown()
+        two.shutdown()
 
 
 @pytest.mark.parametrize(

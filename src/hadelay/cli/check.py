@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 from hadelay.cli.output import Remote, emit_json, note, show, table
-from hadelay.cli.remote import call
+from hadelay.cli.remote import call, call_member
 from hadelay.errors import Conflict, HadelayError, NotFound, OutcomeUnknown
 
 
@@ -22,8 +21,7 @@ def replicas(*, timeout: float = 30, remote: Remote = Remote()) -> int:
     timeout
         Seconds to keep trying for that.
     """
-    nodes = _nodes(remote, timeout)
-    answers = _same_index(nodes, timeout)
+    answers = _same_index(_members(remote, timeout), timeout, remote)
     index = next(iter(answers.values()))["applied_index"]
     differences = _differences(answers)
     files = sum(3 for hour in next(iter(answers.values()))["hours"])
@@ -35,14 +33,14 @@ def replicas(*, timeout: float = 30, remote: Remote = Remote()) -> int:
     return 1 if differences else 0
 
 
-def _nodes(remote: Remote, timeout_s: float) -> dict[str, Remote]:
-    """Each by itself. One that has just come back says in a moment where it is."""
+def _members(remote: Remote, timeout_s: float) -> list[dict[str, Any]]:
+    """Every member. One that has just come back says in a moment where it is."""
     end = time.monotonic() + timeout_s
     while True:
-        members = call(remote, "GET", "/v1/cluster", needs="members")["members"]
+        members: list[dict[str, Any]] = call(remote, "GET", "/v1/cluster", needs="members")["members"]
         silent = [member["name"] for member in members if not member["http"]]
         if not silent:
-            return {member["name"]: replace(remote, servers=member["http"]) for member in members}
+            return members
         if time.monotonic() > end:
             raise OutcomeUnknown(f"nobody knows where {', '.join(silent)} is: is it up, and linked with the others?")
         time.sleep(0.1)
@@ -52,10 +50,13 @@ def _verdict(files: int, different: int) -> str:
     return f"{different} of {files} files differ" if different else f"{files} files, all identical"
 
 
-def _same_index(nodes: dict[str, Remote], timeout_s: float) -> dict[str, Any]:
+def _same_index(members: list[dict[str, Any]], timeout_s: float, remote: Remote) -> dict[str, Any]:
     end = time.monotonic() + timeout_s
     while True:
-        answers = {name: call(node, "GET", "/v1/hours", needs="hours", timeout_s=60) for name, node in nodes.items()}
+        answers = {
+            member["name"]: call_member(remote, member, "GET", "/v1/hours", needs="hours", timeout_s=60)
+            for member in members
+        }
         indexes = {name: answer["applied_index"] for name, answer in answers.items()}
         if len(set(indexes.values())) == 1:
             return answers
@@ -105,15 +106,16 @@ def _without(name: str, members: list[dict[str, Any]], remote: Remote) -> dict[s
     voters = [member for member in members if member["role"] != "learner"]
     for member in voters:
         if member["name"] != name:
-            said[member["name"]] = _asked(name, replace(remote, servers=member["http"]))
+            said[member["name"]] = _asked(name, member, remote)
     needed = len(voters) // 2 + 1
     yes = sum(answer == "yes" for answer in said.values())
     return {"node": name, "may_stop": yes >= needed, "say_yes": yes, "needed": needed, "others": said}
 
 
-def _asked(name: str, remote: Remote) -> str:
+def _asked(name: str, member: dict[str, Any], remote: Remote) -> str:
+    query = {"without": name}
     try:
-        call(remote, "GET", "/v1/health/quorum", needs="needed", query={"without": name}, timeout_s=5)
+        call_member(remote, member, "GET", "/v1/health/quorum", needs="needed", query=query, timeout_s=5)
     except Conflict as error:
         return f"no: sees {', '.join(error.extra['left']) or 'none'}"
     except (HadelayError, OSError) as error:

@@ -10,6 +10,7 @@ import http.client
 import json
 import ssl
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -37,11 +38,13 @@ def call(
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 15.0,
     decode: Callable[[bytes], Any] = msgspec.json.decode,
+    node: str = "",
 ) -> Any:
     """The decoded answer: JSON, if nothing else is said. Refusals are raised as errors.*
 
     body: bytes as they are, anything else as JSON. needs: a member of every node's answer to this, and of hardly
     anybody else's; without one it answers nothing (204). What is not JSON has the header that a node sends.
+    node: the node that has to answer; the answer of another one is passed over.
     """
     asked = {key: value for key, value in (query or {}).items() if value is not None}
     target = f"{path}?{urlencode(asked)}" if asked else path
@@ -60,7 +63,7 @@ def call(
     silent: list[str] = []
     for url in remote.addresses():
         try:
-            return _exchange(url, method, target, body, sent, timeout_s, needs, decode)
+            return _exchange(url, method, target, body, sent, timeout_s, needs, decode, node)
         except KeyboardInterrupt:
             if "Idempotency-Key" in sent:
                 raise KeyboardInterrupt(sent["Idempotency-Key"]) from None
@@ -85,6 +88,13 @@ def call(
     if isinstance(problem, HadelayError) and not problem.outcome_known and "Idempotency-Key" in sent:
         problem.extra["idempotency_key"] = sent["Idempotency-Key"]
     raise problem
+
+
+def call_member(remote: Remote, member: Mapping[str, Any], method: str, path: str, **options: Any) -> Any:
+    """As `call`, of one member of GET /v1/cluster and no other: at the address that it advertises, or at whichever of
+    --servers it answers, since an advertised name may mean nothing on this machine."""
+    servers = ",".join(filter(None, (member["http"], *remote.addresses())))
+    return call(replace(remote, servers=servers), method, path, node=member["name"], **options)
 
 
 def read_answer(
@@ -129,6 +139,7 @@ def _exchange(
     timeout_s: float,
     needs: str,
     decode: Callable[[bytes], Any],
+    node: str = "",
     redirects: int = 3,
 ) -> Any:
     parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -161,7 +172,14 @@ def _exchange(
             raise errors.Forbidden(f"{url} redirects to {location[:200]}, which is not encrypted")
         path = there.path + (f"?{there.query}" if there.query else "")
         leader = f"{there.scheme}://{there.netloc}"
-        return _exchange(leader, method, path, body, headers, timeout_s, needs, decode, redirects - 1)
+        try:
+            return _exchange(leader, method, path, body, headers, timeout_s, needs, decode, node, redirects - 1)
+        except OSError:
+            # The leader cannot be reached from here under the address that it advertises: this node relays.
+            relay = f"{target}{'&' if '?' in target else '?'}redirect=false"
+            return _exchange(url, method, relay, body, headers, timeout_s, needs, decode, node, redirects=0)
+    if node and (name := answer.getheader("Hadelay-Node", node)) != node:
+        raise ConnectionError(f"{url} is {name}, not {node}")
     return read_answer(url, method, answer.status, answer.headers, data, needs, decode)
 
 

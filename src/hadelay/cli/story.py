@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from hadelay.cli.output import Remote, emit_json, fields, table
-from hadelay.cli.remote import call, segment
+from hadelay.cli.remote import call, call_member, segment
 from hadelay.errors import HadelayError
 from hadelay.model import decode_id, hour_name, unpack_id
 
@@ -61,8 +60,8 @@ def _at(member: dict[str, Any], message: dict[str, Any], remote: Remote) -> dict
     """What one node says by itself; state None: nothing, and why. A follower may be a moment behind."""
     row = {"node": member["name"], "role": member["role"], "state": None, "events": None, "detail": ""}
     try:
-        node, path = replace(remote, servers=member["http"]), f"/v1/messages/{message['id']}"
-        seen = call(node, "GET", path, needs="state", query={"stale": "true"})
+        path = f"/v1/messages/{message['id']}"
+        seen = call_member(remote, member, "GET", path, needs="state", query={"stale": "true"})
     except (HadelayError, OSError) as error:
         return row | {"detail": str(error).partition("\n")[0]}
     # Only the leader knows what is ready: to the others it is scheduled until somebody has it.

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hadelay.cli.output import Remote, cell, emit_json
-from hadelay.cli.remote import call
+from hadelay.cli.remote import call, call_member
 from hadelay.errors import BadRequest, HadelayError
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def _look(remote: Remote) -> tuple[dict[str, Any], dict[str, Sample]]:
     samples = {}
     for member in cluster["members"]:
         try:
-            text = call(replace(remote, servers=member["http"]), "GET", "/metrics", decode=bytes.decode, timeout_s=5)
+            text = call_member(remote, member, "GET", "/metrics", decode=bytes.decode, timeout_s=5)
         except (HadelayError, OSError):
             continue
         samples[member["name"]] = _parse(text)

@@ -35,6 +35,8 @@ _STREAMED_BYTES = 1 << 20
 _MAX_REDIRECTS = 3
 #: For a machine that is gone: it says nothing at all, and there are other addresses.
 _CONNECT_S = 3.0
+#: How long the address of a redirect is not tried again after it took no connection, in seconds.
+_AVOIDED_S = 30.0
 
 
 class Answer(NamedTuple):
@@ -71,6 +73,11 @@ def encrypted_too(url: str, location: str) -> str:
     if url.startswith("https:") and not location.startswith("https:"):
         raise errors.Forbidden(f"{url} redirects to {location[:200]}, which is not encrypted: see http.advertise there")
     return location
+
+
+def relayed(target: str) -> str:
+    """`target`, asking a node that does not lead to relay the request instead of redirecting it."""
+    return f"{target}{'&' if '?' in target else '?'}redirect=false"
 
 
 #: Whether this task's try got a connection: until then nothing was sent.
@@ -110,6 +117,8 @@ class Transport:
         self.timeout_s = timeout_s
         #: Where the leader was when a node last told us; receives go there first.
         self.leader: str | None = None
+        #: Addresses of redirects that took no connection, and until when (monotonic) they are not tried again.
+        self._avoided: dict[str, float] = {}
         self._at = random.randrange(len(self.urls))
         self._headers = {"User-Agent": f"hadelay-python/{VERSION}"}
         # Out of a file, it has the end of its line.
@@ -206,10 +215,13 @@ class Transport:
         headers: Mapping[str, str],
         within_s: float,
         to_leader: bool,
+        at: str = "",
     ) -> T:
-        """One try at one address, redirects included."""
-        base = self.leader if to_leader and self.leader else self.urls[self._at]
-        url = base + path
+        """One try at one address, redirects included. at: that address. A node may advertise a name that this machine
+        cannot resolve or reach; then the node that redirected there relays the request."""
+        until = time.monotonic() + within_s
+        base = at or (self.leader if to_leader and self.leader else self.urls[self._at])
+        url, redirected_by = base + path, ""
         session = self._open()
         answered = False
         try:
@@ -222,9 +234,13 @@ class Transport:
                     ) as response:
                         answered = True
                         if response.status == 307 and "Location" in response.headers:
-                            url = encrypted_too(url, response.headers["Location"])
-                            base = self.leader = url.removesuffix(path)
+                            there = encrypted_too(url, response.headers["Location"]).removesuffix(path)
                             answered = False
+                            if self._avoided.get(there, 0.0) > time.monotonic():
+                                url = relayed(base + path)
+                            else:
+                                redirected_by, base, url = base, there, there + path
+                                self.leader = there
                             continue
                         content = await response.read()
                         answer = Answer(response.status, response.headers, content)
@@ -241,17 +257,11 @@ class Transport:
             raise
         except (aiohttp.ClientError, TimeoutError, ConnectionError, asyncio.IncompleteReadError) as error:
             self._turn(base)
-            if not _connected.get():
-                why = "it takes no connection" if isinstance(error, TimeoutError) else error
-                if isinstance(error, aiohttp.ClientConnectorError):
-                    why = error.strerror or error
-                raise Unreachable(f"{base}: {why}; is a node running there?") from None
-            words = "no answer in time" if isinstance(error, TimeoutError) else f"the connection broke: {error}"
-            if method in ("GET", "HEAD"):
-                raise Unreachable(f"{base}: {words}") from None
-            told = "; it had begun to answer" if answered else ""
-            keyed = ". Retry with the same key" if "Idempotency-Key" in headers else ""
-            raise OutcomeUnknown(f"{base}: {words}{told}{keyed}") from None
+            if redirected_by and not _connected.get():
+                self._avoided[base] = time.monotonic() + _AVOIDED_S
+                if (left_s := until - time.monotonic()) > 0:
+                    return await self._try(method, path, read, data, headers, left_s, to_leader, redirected_by)
+            raise _in_words(error, base, method, headers, answered=answered) from None
 
     def _turn(self, failed: str) -> None:
         """On to the next address, unless another request did so already."""
@@ -259,6 +269,23 @@ class Transport:
             self.leader = None
         if failed == self.urls[self._at]:
             self._at = (self._at + 1) % len(self.urls)
+
+
+def _in_words(
+    error: BaseException, base: str, method: str, headers: Mapping[str, str], *, answered: bool
+) -> HadelayError:
+    """What became of a request that `base` did not answer. answered: it had begun to."""
+    if not _connected.get():
+        why = "it takes no connection" if isinstance(error, TimeoutError) else error
+        if isinstance(error, aiohttp.ClientConnectorError):
+            why = error.strerror or error
+        return Unreachable(f"{base}: {why}; is a node running there?")
+    words = "no answer in time" if isinstance(error, TimeoutError) else f"the connection broke: {error}"
+    if method in ("GET", "HEAD"):
+        return Unreachable(f"{base}: {words}")
+    told = "; it had begun to answer" if answered else ""
+    keyed = ". Retry with the same key" if "Idempotency-Key" in headers else ""
+    return OutcomeUnknown(f"{base}: {words}{told}{keyed}")
 
 
 def _worth_retrying(error: HadelayError) -> bool:
