@@ -152,6 +152,11 @@ class MemoryHours:
         found = self.files.get(hour)
         return found.dsp.count if found else 0
 
+    def sums(self, hour: int) -> tuple[int, int, int, tuple[int, int, int]]:
+        file = self.files[hour]
+        log, idx, dsp = (crc32c(bytes(data)) for data in (file.log, file.idx.all.tobytes(), file.dsp.all.tobytes()))
+        return file.idx.count, file.dsp.count, len(file.log), (log, idx, dsp)
+
     def set_clock(self, now_hour: int) -> None:
         assert now_hour >= self.now_hour or not self.now_hour
         self.now_hour = now_hour

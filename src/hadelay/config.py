@@ -201,8 +201,8 @@ class RetentionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     settled_ms: int = DAY
     #: What an hour still owes this long after its end moves to the running hour, so that the old one can go.
     carry_ms: int = DAY
-    #: Directory that `hadelay pipeline archive` writes to, seen by every node: with it, an hour goes only when it is
-    #: archived there. Until then it stays, whatever its age.
+    #: Directory that `hadelay pipeline archive` writes to, seen by every node: with it, an hour is deleted only when
+    #: the archive holds all of it. Until then it stays, whatever its age.
     archive: str = ""
 
 

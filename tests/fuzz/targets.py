@@ -353,12 +353,14 @@ def archive(data: bytes) -> None:
     """A manifest of an archived hour, and what is made of it."""
     from hadelay.pipeline import archived
     from hadelay.pipeline.places import Place
+    from hadelay.storage import manifests
 
     name = hour_name(START_HOUR)
     path = _files() / "archive" / "_manifest" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     place = Place(str(path.parent.parent))
+    manifests.source_of(archived.read_manifest(place, START_HOUR))
     for kind in ("messages", "events"):
         for part in archived.parts(place.where, START_HOUR, kind):
             archived.is_whole(place, part)
@@ -370,7 +372,7 @@ def archives() -> list[bytes]:
     part = {"path": f"messages/hour={name}/part-0.parquet", "rows": 5, "bytes": 9, "crc32c": "00000000"}
     source = {"entries": 5, "events": 0, "log_bytes": 9, "crc32c_log_idx_dsp": ["00000000"] * 3}
     body = {
-        "version": 1,
+        "version": 2,
         "hour": int(name),
         "source": source,
         "files": [part, part | {"path": f"events/hour={name}/e"}],

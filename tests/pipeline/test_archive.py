@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from hadelay.errors import DamagedFile
+from hadelay.core.formats import DISPATCH, INDEX
+from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
+from hadelay.errors import DamagedFile, NotFound
+from hadelay.model import hour_from_name, hour_name
 from hadelay.pipeline import archive
 from hadelay.pipeline.archive import ArchiveOptions, Summary
+from hadelay.storage import manifests
+from hadelay.storage.manifests import Directory
 from tests.core.world import World
 from tests.pipeline.support import HOUR, MINUTE, message, options, write
 from tests.pipeline.test_batches import NAME, read
@@ -35,8 +42,10 @@ def run(world: World, directory: Path, spark: Any = None, **source: Any) -> Summ
 
 
 def contents(directory: Path) -> dict[str, bytes]:
+    """What was archived: an archive without hours has a catalogue that says so."""
     out = directory / "out"
-    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    found = {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    return {name: data for name, data in found.items() if not name.startswith("_catalogue/")}
 
 
 def test_what_is_closed_is_archived_whole_and_what_is_not_is_left(tmp_path: Path) -> None:
@@ -97,3 +106,107 @@ def test_when_the_disk_is_full_there_is_no_manifest_and_nothing_half_done(
             run(world, tmp_path)
     assert contents(tmp_path) == {}
     assert run(world, tmp_path).hours[0]["status"] == "archived"
+
+
+def lines(path: Path, change: Any) -> None:
+    """Rewrite a file."""
+    path.write_bytes(bytes(change(bytearray(path.read_bytes()))))
+
+
+def sealed(row: bytes, crc: Any, **values: int) -> bytes:
+    """A row with other values, and the CRC that goes with them."""
+    dtype = INDEX if crc is INDEX_CRC else DISPATCH
+    rows = np.frombuffer(row, dtype).copy()
+    for name, value in values.items():
+        rows[name] = value
+    crc.seal(rows)
+    return rows.tobytes()
+
+
+def index(n: int, **values: int) -> Any:
+    at = n * INDEX.itemsize
+    return lambda data: data[:at] + sealed(data[at : at + 64], INDEX_CRC, **values) + data[at + 64 :]
+
+
+def event(n: int, **values: int) -> Any:
+    at = n * DISPATCH.itemsize
+    return lambda data: data[:at] + sealed(data[at : at + 32], DISPATCH_CRC, **values) + data[at + 32 :]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("names", None, rf"{NAME}\.idx, offset 0: hour {NAME}, entry 0: topic number 0 has no name"),
+        ("names", lambda data: data[: data.index(b"\x02\x00\x01\x00")], "event 0: consumer number 0 has no name"),
+        ("idx", lambda data: data[:-64], rf"{NAME}\.dsp, offset 576: hour {NAME}, event 18: entry 9 is not in the"),
+        ("idx", lambda data: data[:128] + data[192:], rf"{NAME}\.idx, offset 128: .* entry 2: .* it is entry 3"),
+        ("idx", lambda data: data[:128] + data[64:], rf"{NAME}\.idx, offset 128: .* entry 2: .* it is entry 1"),
+        ("idx", index(4, topic=7), rf"{NAME}\.idx, offset 256: .*entry 4: topic number 7 has no name"),
+        ("dsp", event(3, index=10), rf"{NAME}\.dsp, offset 96: .*event 3: entry 10 is not in the index"),
+        ("dsp", event(3, event=77), rf"{NAME}\.dsp, offset 96: .*event 3: there is no event of kind 77"),
+        ("dsp", event(3, node=7), rf"{NAME}\.dsp, offset 96: .*event 3: node number 7 has no name"),
+        ("dsp", event(3, event=3, other_hour=2), rf"{NAME}\.dsp, .*event 3: reason number 2 has no name"),
+        ("dsp", event(3, previous=3), rf"{NAME}\.dsp, .*event 3: the row says that it follows event 3"),
+        ("dsp", lambda data: data[:70] + b"?" + data[71:], rf"{NAME}\.dsp, offset 64: .*event 2: .*CRC does not hold"),
+    ],
+)
+def test_rows_that_say_less_than_they_should_are_not_archived(
+    tmp_path: Path, file: str, change: Any, said: str
+) -> None:
+    world = settled(tmp_path)
+    path = tmp_path / (file if file == "names" else f"hours/{NAME}.{file}")
+    if change is None:
+        path.unlink()
+    else:
+        lines(path, change)
+    with pytest.raises(DamagedFile, match=said):
+        run(world, tmp_path)
+    assert not [name for name in contents(tmp_path) if NAME in name]
+
+
+def test_an_entry_without_events_is_missed_by_its_record(tmp_path: Path) -> None:
+    world = World()
+    world.ids(*[message("t", MINUTE, b"body %d" % n) for n in range(3)])
+    world.now = 3 * HOUR
+    write(world, tmp_path)
+    files = {suffix: tmp_path / "hours" / f"{NAME}.{suffix}" for suffix in ("idx", "log")}
+    lines(files["log"], lambda data: data + bytes(4096))  # as a file that was mapped ends
+    assert run(world, tmp_path).hours[0]["status"] == "open"
+    files["idx"].write_bytes(b"")
+    with pytest.raises(DamagedFile, match=rf"{NAME}\.log, offset 0: .*rows of the \.idx are missing"):
+        run(world, tmp_path)
+
+
+def test_one_damaged_hour_does_not_keep_others_from_the_archive(tmp_path: Path) -> None:
+    world = World()
+    for _ in range(3):
+        (message_id,) = world.ids(message("t", world.now + MINUTE))
+        world.now += MINUTE
+        world.ack(world.lease(message_id))
+        world.now += HOUR
+    write(world, tmp_path)
+    lines(tmp_path / "hours" / f"{NAME}.dsp", event(1, index=5))
+    with pytest.raises(DamagedFile, match=f"hour {NAME}, event 1: .*; this hour is not archived$"):
+        run(world, tmp_path)
+    catalogue = manifests.load_catalogue(Directory(str(tmp_path / "out")))
+    assert sorted(map(hour_name, catalogue.hours)) == ["2026112019", "2026112020"]
+
+
+def test_an_archive_of_the_version_before_is_written_again_and_catalogued(tmp_path: Path) -> None:
+    world, out = settled(tmp_path), tmp_path / "out"
+    run(world, tmp_path)
+    shutil.rmtree(out / "_catalogue")
+    manifest = out / "_manifest" / f"{NAME}.json"
+    with pytest.raises(NotFound, match="the archive's catalogue is missing"):
+        run(world, tmp_path)
+    manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 1'))
+    assert run(world, tmp_path).hours[0]["status"] == "archived"
+    assert json.loads(manifest.read_text())["version"] == 2
+    catalogue = manifests.load_catalogue(Directory(str(out)))
+    (row,) = catalogue.hours.values()
+    assert (row["messages"], row["events"]) == (10, 19)
+    assert catalogue.lists(hour_from_name(NAME), manifest.read_bytes())
+    shutil.rmtree(out / "_catalogue")
+    source = options(world, tmp_path)
+    archive.run(None, ArchiveOptions(source, str(out), new_catalogue=True))
+    assert manifests.load_catalogue(Directory(str(out))).hours == {hour_from_name(NAME): row | {"revision": 1}}

@@ -91,3 +91,34 @@ def test_what_is_wrong_with_an_archive_is_named(tmp_path: Path) -> None:
     manifest.write_text("{")
     with pytest.raises(NotFound, match=rf"{FIRST}\.json: no manifest that can be read"):
         reconcile.run(None, ReconcileOptions(given, **where(tmp_path)))
+
+
+def test_a_manifest_that_is_missing_is_missed(tmp_path: Path) -> None:
+    world = two_hours(tmp_path)
+    given = delete_first(world, tmp_path)
+    asked = ReconcileOptions(given, **where(tmp_path))
+    whole = reconcile.run(None, asked).messages
+    manifest = tmp_path / "archive" / "_manifest" / f"{FIRST}.json"
+    data = manifest.read_bytes()
+    manifest.unlink()
+    with pytest.raises(NotFound, match=rf"the catalogue names 1 hours without a manifest: {FIRST}\. Restore"):
+        reconcile.run(None, asked)
+    left_out = ReconcileOptions(options(world, tmp_path, on_torn="skip"), **where(tmp_path))
+    assert reconcile.run(None, left_out).messages == 2
+    manifest.write_bytes(data.replace(b'"events"', b'"event"'))
+    with pytest.raises(DamagedFile, match=rf"{FIRST}\.json.*the catalogue names another manifest"):
+        reconcile.run(None, asked)
+    manifest.write_bytes(data)
+    assert reconcile.run(None, asked).messages == whole
+    (catalogue,) = (tmp_path / "archive" / "_catalogue").iterdir()
+    named = catalogue.read_bytes()
+    catalogue.write_bytes(named.replace(b'"revision": 2', b'"revision": 3'))
+    with pytest.raises(DamagedFile, match="the catalogue cannot be read: its CRC is not the one in its name"):
+        reconcile.run(None, asked)
+    catalogue.unlink()
+    with pytest.raises(NotFound, match="the archive's catalogue is missing"):
+        reconcile.run(None, asked)
+    # An archive of 0.1.0 has no catalogue.
+    for file in manifest.parent.iterdir():
+        file.write_bytes(file.read_bytes().replace(b'"version": 2', b'"version": 1'))
+    assert reconcile.run(None, asked).messages == whole

@@ -13,7 +13,8 @@ from hadelay.cli.app import run
 from hadelay.core.formats import INDEX_SIZE
 from hadelay.model import hour_from_name
 from hadelay.pipeline import archive as archiving
-from hadelay.server import janitor
+from hadelay.storage import manifests
+from hadelay.storage.manifests import Directory
 from tests.pipeline import test_archive
 from tests.pipeline.support import options
 from tests.pipeline.test_batches import NAME
@@ -117,10 +118,12 @@ def test_on_a_full_disk_there_is_no_manifest_so_that_no_node_deletes_the_hour(
         patched.setattr(*((archiving._Sink, "write") if place == "written" else ("os.fsync",)), full)
         code, said = told(capsys, *words)
     assert code == 1
-    lost = rf"hadelay: hour {NAME} was not archived, and nothing was deleted: \[Errno 28\] No space left on device: "
-    assert re.fullmatch(lost + rf"'{out}/messages/hour={NAME}/\S+'; run it again when that is mended, .*\n", said)
+    what, file = (f"hour {NAME} was not archived", f"messages/hour={NAME}") if place == "written" else (
+        "the archive's catalogue was not written", "_catalogue"
+    )  # fmt: skip
+    lost = rf"hadelay: {what}, and nothing was deleted: \[Errno 28\] No space left on device: "
+    assert re.fullmatch(lost + rf"'{out}/{file}/\S+'; run it again when that is mended, .*\n", said)
     assert test_archive.contents(tmp_path) == {}
-    hours = [(hour_from_name(NAME), 10)]
-    assert janitor.archived(str(out), hours) == []
+    assert manifests.load_catalogue(Directory(str(out))).hours == {}
     assert told(capsys, *words)[0] == 0
-    assert len(janitor.archived(str(out), hours)) == 1
+    assert manifests.load_catalogue(Directory(str(out))).hours.keys() == {hour_from_name(NAME)}

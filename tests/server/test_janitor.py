@@ -1,19 +1,24 @@
-"""Hours that are over go; where an archive is demanded, not before they are in it."""
+"""Hours that are over go; where an archive is demanded, not before it holds all of them."""
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from hadelay.config import DAY, RetentionConfig
 from hadelay.core.commands import encode_retire
 from hadelay.model import HOUR_MS, hour_name
-from hadelay.server.janitor import Janitor, archived
+from hadelay.server.janitor import Janitor
+from hadelay.storage import manifests
+from hadelay.storage.manifests import Catalogue, Directory, Part, Source
 
 FIRST, SECOND = 500_000, 500_001
+SOURCE = Source(5, 7, 900, (1, 2, 3))
 
 
 class Topics(dict[int, Any]):
@@ -23,43 +28,118 @@ class Topics(dict[int, Any]):
         return False
 
 
-def manifest(directory: Path, hour: int, text: str) -> None:
-    (directory / "_manifest").mkdir(exist_ok=True)
-    (directory / "_manifest" / f"{hour_name(hour)}.json").write_text(text)
+class Leader:
+    """A janitor, and what it proposed."""
+
+    def __init__(self, archive: str) -> None:
+        self.jobs: list[tuple[Callable[[], Any], Callable[[Any, Any], None]]] = []
+        self.now_s = 0.0
+        self.sums: tuple[Any, ...] | None = SOURCE
+        state: Any = SimpleNamespace(
+            store=SimpleNamespace(hours=lambda: [FIRST, SECOND], sums=lambda _: self.sums),
+            open_entries=lambda _: 0, hours={}, topics=Topics(),
+        )  # fmt: skip
+        runtime: Any = SimpleNamespace(
+            monotonic=lambda: self.now_s, in_thread=lambda _, fn, done: self.jobs.append((fn, done)),
+            call_later=lambda *_: SimpleNamespace(cancel=lambda: None),
+        )  # fmt: skip
+        self.proposed: list[bytes] = []
+        now = (SECOND + 1) * HOUR_MS + DAY
+        retention = RetentionConfig(archive=archive)
+        self._janitor = Janitor(state, runtime, lambda: now, lambda c, _: self.proposed.append(c), retention)
+
+    def looks(self) -> list[bytes]:
+        """What it proposes now: first it asks, then it knows."""
+        self.proposed.clear()
+        for _ in range(2):
+            self._janitor._look()
+            while self.jobs:
+                fn, done = self.jobs.pop(0)
+                try:
+                    done(fn(), None)
+                except Exception as error:
+                    done(None, error)
+        return self.proposed
 
 
-def test_an_hour_goes_when_its_manifest_has_all_of_it(tmp_path: Path) -> None:
-    jobs: list[tuple[Callable[[], Any], Callable[[Any, Any], None]]] = []
-    state: Any = SimpleNamespace(
-        store=SimpleNamespace(hours=lambda: [FIRST, SECOND], count=lambda _: 5),
-        open_entries=lambda _: 0, hours={}, topics=Topics(),
-    )  # fmt: skip
-    runtime: Any = SimpleNamespace(
-        monotonic=lambda: 0.0, in_thread=lambda _, fn, done: jobs.append((fn, done)),
-        call_later=lambda *_: SimpleNamespace(cancel=lambda: None),
-    )  # fmt: skip
-    proposed: list[bytes] = []
-    now = (SECOND + 1) * HOUR_MS + DAY
+def archive_hour(directory: Path, hour: int, source: Source = SOURCE, version: int = 2) -> list[Path]:
+    """As `pipeline archive` leaves it: manifest, files, catalogue."""
+    name, parts = hour_name(hour), list[Part]()
+    for kind, rows in (("messages", source.entries), ("events", source.events)):
+        path = directory / kind / f"hour={name}" / "part-0.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"PAR1" + kind.encode())
+        crc = "00000000"  # nobody reads them here
+        parts.append({"path": str(path.relative_to(directory)), "rows": rows, "bytes": 4 + len(kind), "crc32c": crc})
+    manifest = directory / manifests.manifest_name(hour)
+    manifest.parent.mkdir(exist_ok=True)
+    data = manifests.encode_manifest(hour, source, parts)
+    manifest.write_bytes(data.replace(b'"version": 2', b'"version": %d' % version))
+    before = manifests.load_catalogue(Directory(str(directory)))
+    listed, data = before.encode({hour: before.row(manifest.read_bytes())})
+    (directory / "_catalogue").mkdir(exist_ok=True)
+    (directory / listed).write_bytes(data)
+    return [manifest, *(directory / part["path"] for part in parts), directory / listed]
 
-    def look(janitor: Janitor) -> None:
-        janitor._look()
-        while jobs:
-            fn, done = jobs.pop(0)
-            done(fn(), None)
 
-    for hour, text in ((FIRST, "{"), (FIRST, json.dumps({"source": {"entries": 4}}))):
-        manifest(tmp_path, hour, text)
-        janitor = Janitor(
-            state, runtime, lambda: now, lambda c, _: proposed.append(c), RetentionConfig(archive=str(tmp_path))
-        )
-        look(janitor)
-        look(janitor)
-        assert proposed == []
-    manifest(tmp_path, SECOND, json.dumps({"source": {"entries": 5}}))
-    look(janitor)
-    look(janitor)
-    assert proposed == [encode_retire(SECOND)]
-    assert archived(str(tmp_path / "none"), [(FIRST, 5)]) == []
-    janitor = Janitor(state, runtime, lambda: now, lambda c, _: proposed.append(c), RetentionConfig())
-    look(janitor)
-    assert proposed[1:] == [encode_retire(FIRST)]
+def test_an_hour_goes_when_the_archive_holds_all_of_it(tmp_path: Path) -> None:
+    leader = Leader(str(tmp_path))
+    assert leader.looks() == []
+    archive_hour(tmp_path, SECOND)
+    assert leader.looks() == [encode_retire(SECOND)]
+    archive_hour(tmp_path, FIRST)
+    assert leader.looks() == [encode_retire(SECOND), encode_retire(FIRST)]
+    leader.sums = None  # it has not written all of it yet
+    assert leader.looks() == []
+    assert Leader("").looks() == [encode_retire(FIRST)] * 2
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
+def test_an_hour_stays_when_anything_of_its_archive_is_missing(tmp_path: Path, number: int, how: str) -> None:
+    file = archive_hour(tmp_path, FIRST)[number]
+    data = file.read_bytes()
+    if how == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(data[:-1] if how == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
+    parquet = file.suffix == ".parquet"  # a leader compares their sizes; `archive --audit` reads them
+    assert Leader(str(tmp_path)).looks() == ([encode_retire(FIRST)] if parquet and how == "flipped" else [])
+
+
+def test_an_hour_stays_when_the_archive_is_of_other_bytes_or_of_an_older_version(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = [SOURCE._replace(events=8), SOURCE._replace(log_bytes=901), SOURCE._replace(crcs=(1, 2, 4))]
+    for n, source in enumerate(other):
+        archive_hour(tmp_path / str(n), FIRST, source)
+        assert Leader(str(tmp_path / str(n))).looks() == []
+    archive_hour(tmp_path / "old", FIRST, version=1)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        leader = Leader(str(tmp_path / "old"))
+        assert leader.looks() == leader.looks() == []
+    (line,) = (record for record in caplog.records if record.message == "not_archived")
+    assert f"2 hours, the first of them {hour_name(FIRST)}: " in line.__dict__["stays"]
+    assert "version 1, which proves too little" in line.__dict__["stays"]
+
+
+def test_what_was_proven_is_not_believed_for_ever(tmp_path: Path) -> None:
+    leader = Leader(str(tmp_path))
+    file = archive_hour(tmp_path, FIRST)[1]
+    assert leader.looks() == [encode_retire(FIRST)]
+    file.unlink()
+    leader.now_s += 61
+    assert leader.looks() == []
+
+
+def test_of_two_catalogues_the_later_row_counts(tmp_path: Path) -> None:
+    files = Directory(str(tmp_path))
+    archive_hour(tmp_path, FIRST)
+    archive_hour(tmp_path, FIRST, SOURCE._replace(log_bytes=901))
+    assert len(manifests.load_catalogue(files).names) == 2
+    assert Leader(str(tmp_path)).looks() == []
+    archive_hour(tmp_path, FIRST)
+    assert Leader(str(tmp_path)).looks() == [encode_retire(FIRST)]
+    assert manifests.load_catalogue(files).revision == 3
+    assert Catalogue([], 0, {}).encode({})[0].startswith("_catalogue/0000000001-")

@@ -105,8 +105,8 @@ def reconcile(
     return 1 if summary.failed else 0
 
 
-def archive(*, out: str, level: int = 3, source: Source = Source()) -> int:
-    """Write closed hours to Parquet, with a manifest each. Run again, it writes what is new.
+def archive(*, out: str, level: int = 3, new_catalogue: bool = False, source: Source = Source()) -> int:
+    """Write closed hours to Parquet, with a manifest each, and a catalogue of all. Run again, it writes what is new.
 
     Parameters
     ----------
@@ -114,11 +114,13 @@ def archive(*, out: str, level: int = 3, source: Source = Source()) -> int:
         Directory that all workers see, or a URI such as s3://bucket/archive.
     level
         Of zstd.
+    new_catalogue
+        Make the catalogue of the hours that are there, when it was lost.
     """
     options, spark = source.options(), source.spark()
     from hadelay.pipeline.archive import ArchiveOptions, run
 
-    summary = run(spark, ArchiveOptions(options, out, level))
+    summary = run(spark, ArchiveOptions(options, out, level, new_catalogue))
     _tell(summary, summary.hours, source, ("hour", "status", "messages", "events", "bytes", "detail"))
     note(f"{summary.archived:,} of {len(summary.hours):,} hours that are over are archived")
     return 0

@@ -1,8 +1,5 @@
-"""Closed hours to Parquet, with a manifest per hour that is written last: what has one is whole, and was read back.
-
-    OUT/messages/hour=2026112018/part-0000000000-0001000000.parquet     bodies and metas too
-    OUT/events/hour=2026112018/part-….parquet
-    OUT/_manifest/2026112018.json
+"""Closed hours to Parquet, with a manifest per hour that is written last, and a catalogue of all hours: what they name
+is whole, and was read back (docs/spec/archive.md).
 
 An hour is closed when it is over and everything in it is settled: nothing is appended to it then. Names follow from the
 hour alone, files appear by rename, so that a task that runs twice, or a job that is run again, changes nothing.
@@ -10,26 +7,32 @@ hour alone, files appear by rename, so that a task that runs twice, or a job tha
 
 from __future__ import annotations
 
-import json
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hadelay.core.checksums import crc32c
-from hadelay.errors import BadRequest, DamagedFile
+from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
 from hadelay.pipeline import batches
-from hadelay.pipeline.archived import MANIFEST_VERSION, Part, is_whole, read_manifest
+from hadelay.pipeline.archived import LOST, is_whole
+from hadelay.pipeline.examine import crc_of, trimmed
 from hadelay.pipeline.places import Place, absolute
 from hadelay.pipeline.reconcile import each
-from hadelay.pipeline.schema import KINDS, Options
+from hadelay.pipeline.schema import KINDS, Options, hour_number
+from hadelay.pipeline.session import plain
 from hadelay.pipeline.stores import HourFiles, Listing, Store, listing, open_store
+from hadelay.storage import manifests
+from hadelay.storage.manifests import Listed, Manifest, Part, Source
 
-_CHUNK = 8 << 20
+_AGAIN = "run it again when that is mended, it does what is left"
+#: A DamagedFile in words: path, offset, what.
+_DAMAGE = re.compile(r"(.*?), offset (\d+): (.*)", re.S)
 #: A row group is written when it has so many rows or bytes.
 _GROUP_ROWS, _GROUP_BYTES = 1 << 18, 128 << 20
 #: Columns of these are written as dictionaries, columns of _NUMBERS as differences, all others as they are: less work
@@ -45,6 +48,8 @@ class ArchiveOptions:
     out: str
     #: zstd level.
     level: int = 3
+    #: Make a catalogue of the manifests that are there, where the catalogue was lost.
+    new_catalogue: bool = False
 
     def __post_init__(self) -> None:
         if not self.out:
@@ -54,99 +59,169 @@ class ArchiveOptions:
 @dataclass
 class Summary:
     as_of_ms: int
-    #: Per hour: hour, status (archived, unchanged, open), detail, messages, events, bytes.
+    #: Per hour: hour, status (archived, unchanged, open, damaged), detail, messages, events, bytes.
     hours: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def archived(self) -> int:
-        return sum(hour["status"] != "open" for hour in self.hours)
+        return sum(hour["status"] in ("archived", "unchanged") for hour in self.hours)
 
 
 def run(spark: Any, options: ArchiveOptions) -> Summary:
-    """spark: a session, or None to do it in this process."""
+    """spark: a session, or None to do it in this process. DamagedFile, at the end, when hours cannot be archived: all
+    other hours are then."""
     options = replace(options, out=absolute(options.out))
     store = open_store(options.source)
     found = listing(store, options.source)
     asked = [files for files in found.hours if files.hour < DEAD_HOURS and options.source.takes(files.hour)]
     over = [files for files in asked if (files.hour + 1) * HOUR_MS <= found.as_of_ms]
-    Place(options.out).make("_manifest")  # without any in it, it is still an archive
+    out = Place(options.out)
+    out.make("_manifest")  # without any in it, it is still an archive
+    out.make("_catalogue")
+    _catalogue(out, set(), options.new_catalogue)
     # A task is an hour; of a large one it is a part, or it would be alone with its core.
     large = [max(files.entries, files.events) > options.source.split_rows for files in over]
     small = [files for files, is_large in zip(over, large, strict=True) if not is_large]
     hours = each(spark, partial(archive_hour, store, options), small)
     hours += [archive_hour(store, options, f, spark) for f, is_large in zip(over, large, strict=True) if is_large]
-    return Summary(found.as_of_ms, sorted(hours, key=lambda told: told["hour"]))
+    summary = Summary(found.as_of_ms, sorted(hours, key=lambda told: told["hour"]))
+    done = {hour_number(told["hour"]) for told in summary.hours if told["status"] in ("archived", "unchanged")}
+    _catalogue(out, done, anew=False)
+    if damaged := [told["detail"] for told in summary.hours if told["status"] == "damaged"]:
+        path, offset, what = _DAMAGE.fullmatch(damaged[0]).groups()  # type: ignore[union-attr]
+        others = f"; {len(damaged) - 1} more hours are damaged" if len(damaged) > 1 else ""
+        raise DamagedFile(path, int(offset), f"{what}; this hour is not archived{others}")
+    return summary
+
+
+def _catalogue(out: Place, done: set[int], anew: bool) -> None:
+    """Write a catalogue with the hours that were done, and those whose manifest is in none: of a run that was
+    interrupted, or of a version without catalogues. anew: also where the catalogue is missing."""
+    there, known = manifests.manifest_hours(out), manifests.load_catalogue(out)
+    added: dict[int, Listed] = {}
+    for hour in sorted(done | (there - known.hours.keys())):
+        data = out.load(manifests.manifest_name(hour))
+        if known.lists(hour, data):
+            continue
+        try:
+            added[hour] = known.row(data)
+            proven = manifests.decode_manifest(data)["version"] > 1
+        except ValueError:
+            continue  # it proves nothing: the audit names it
+        if proven and not known.names and not anew:
+            raise NotFound(f"{out.path('_catalogue')}: {LOST}")
+    if not added and len(known.names) == 1:
+        return
+    name, data = known.encode(added)
+    try:
+        with out.create(name) as file:
+            file.write(data)
+        for merged in known.names:
+            out.remove(merged)
+    except OSError as error:
+        said = f"the archive's catalogue was not written, and nothing was deleted: {error}; {_AGAIN}"
+        raise type(error)(said) from error
 
 
 def archive_hour(store: Store, options: ArchiveOptions, files: HourFiles, spark: Any = None) -> dict[str, Any]:
-    """One hour, its parts as Spark tasks or here; what was done. DamagedFile when its bytes are not those that were
-    written once, OSError from the disk or store: no manifest then, or the one that was there."""
+    """One hour, its parts as Spark tasks or here; what was done. Bytes that are not those that were written once make
+    it `damaged`. OSError from the disk or store: no manifest then, or the one that was there."""
+    told = {"hour": int(hour_name(files.hour)), "messages": files.entries, "events": files.events, "bytes": 0}
     try:
-        return _archive_hour(store, options, files, spark)
-    except OSError as error:
+        return told | _archive_hour(store, options, files, spark)
+    except Exception as raised:
+        error = plain(raised)
+        if isinstance(error, DamagedFile):
+            return told | {"status": "damaged", "detail": str(error)}
+        if not isinstance(error, OSError):
+            raise
         raise type(error)(
-            f"hour {hour_name(files.hour)} was not archived, and nothing was deleted: {error}; run it again when that "
-            "is mended, it does what is left"
-        ) from error
+            f"hour {hour_name(files.hour)} was not archived, and nothing was deleted: {error}; {_AGAIN}"
+        ) from raised
 
 
 def _archive_hour(store: Store, options: ArchiveOptions, files: HourFiles, spark: Any) -> dict[str, Any]:
-    name, out = hour_name(files.hour), Place(options.out)
-    told = {"hour": int(name), "messages": files.entries, "events": files.events}
-    manifest = f"_manifest/{name}.json"
-    known = read_manifest(out, manifest)
-    if known and known["source"] == _source(files) and all(is_whole(out, part) for part in known["files"]):
-        return told | {"status": "unchanged", "bytes": sum(part["bytes"] for part in known["files"])}
-    looks = ("state", "log", "dsp", "idx") if files.crcs else ("state",)
-    not_settled, *crcs = each(spark, partial(_look, store, files, options.source), looks)
+    out, known = Place(options.out), _known(Place(options.out), files.hour)
+    if files.crcs is not None and _is_archived(out, known, Source(*files[1:5])):
+        return _unchanged(known)
+    # Rows first: what state an entry is in can be said of rows that are right.
+    idx, dsp = _examined(store, files, ("idx", "dsp"), spark)
+    (not_settled,) = each(spark, partial(_not_settled, store, options.source), [files])
     if not_settled:
-        return told | {"status": "open", "detail": f"{not_settled} entries are not settled", "bytes": 0}
-    log, dsp, idx = crcs or (None, None, None)
-    if files.crcs != (log, idx, dsp):
-        _verify(store, files, options.source)
+        return {"status": "open", "detail": f"{not_settled} entries are not settled"}
+    if files.crcs is None:
+        files = trimmed(store, files)
+        _verify_records(store, files, options.source)
+    (log,) = _examined(store, files, ("log",), spark, lambda: _verify_records(store, files, options.source))
+    source = Source(files.entries, files.events, files.log_bytes, (log, idx, dsp))
+    if files.crcs is None and _is_archived(out, known, source):
+        return _unchanged(known)
     kinds = ("messages", "events")
     splits = [(kind, split) for kind in kinds for split in _splits(kind, files, options.source)]
     for kind in kinds:
-        out.make(f"{kind}/hour={name}")
+        out.make(f"{kind}/hour={hour_name(files.hour)}")
     parts = each(spark, partial(_write, store, options), splits)
+    manifest = manifests.encode_manifest(files.hour, source, parts)
+    with out.create(manifests.manifest_name(files.hour)) as file:
+        file.write(manifest)
     ours = {part["path"] for part in parts}
-    for directory in (f"{kind}/hour={name}" for kind in kinds):
+    for directory in (f"{kind}/hour={hour_name(files.hour)}" for kind in kinds):
         for left in out.list(directory) or ():  # of another splitRows, or of a run that was ended
             if f"{directory}/{left}" not in ours and ".parquet" in left:
                 out.remove(f"{directory}/{left}")
-    body = {"version": MANIFEST_VERSION, "hour": int(name), "source": _source(files), "files": parts}
-    with out.create(manifest) as file:
-        file.write(json.dumps(body, indent=1).encode())
-    return told | {"status": "archived", "bytes": sum(part["bytes"] for part in parts)}
+    return {"status": "archived", "bytes": sum(part["bytes"] for part in parts)}
 
 
-def _source(files: HourFiles) -> dict[str, Any]:
-    crcs = [f"{crc:08x}" for crc in files.crcs] if files.crcs else None
-    return {"entries": files.entries, "events": files.events, "log_bytes": files.log_bytes, "crc32c_log_idx_dsp": crcs}
+def _known(out: Place, hour: int) -> Manifest | None:
+    """The hour's manifest, if there is one that proves what it says."""
+    try:
+        found = manifests.decode_manifest(out.load(manifests.manifest_name(hour)))
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if found["version"] == manifests.VERSION else None
 
 
-def _look(store: Store, files: HourFiles, options: Options, what: str) -> int:
-    """state: how many entries are not settled. Else the CRC-32C of that file."""
-    if what == "state":
-        whole = replace(options, kind="messages", columns="state", body=False, topics="")
-        waiting = batches.Filter("state", "in", ("scheduled", "ready", "leased"))
-        split = batches.Split(files, 0, files.entries, 0)
-        return sum(part.num_rows for part in batches.read(store, whole, ["state"], split, [waiting]))
-    crc, length = 0, files.length(what)
-    for at in range(0, length, _CHUNK):
-        crc = crc32c(np.ascontiguousarray(store.read(files, what, at, min(at + _CHUNK, length))).data, crc)
-    return crc
+def _is_archived(out: Place, known: Manifest | None, source: Source) -> bool:
+    return known is not None and manifests.source_of(known) == source and all(is_whole(out, p) for p in known["files"])
 
 
-def _verify(store: Store, files: HourFiles, options: Options) -> None:
-    """Row by row and record by record, where the files' checksums are not known, or to name what is wrong with them."""
-    for kind, column in (("messages", "body"), ("events", "event")):
-        strict = replace(options, kind=kind, columns=column, topics="", verify=True, on_torn="fail")
-        for split in _splits(kind, files, strict):
-            for _ in batches.read(store, strict, [column], split):
-                pass
-    if files.crcs:
-        raise DamagedFile(store.where(files, "log"), 0, f"hour {hour_name(files.hour)}: its checksum is another one")
+def _unchanged(known: Manifest | None) -> dict[str, Any]:
+    assert known is not None
+    return {"status": "unchanged", "bytes": sum(part["bytes"] for part in known["files"])}
+
+
+def _not_settled(store: Store, options: Options, files: HourFiles) -> int:
+    """How many entries."""
+    whole = replace(options, kind="messages", columns="state", body=False, topics="")
+    waiting = batches.Filter("state", "in", ("scheduled", "ready", "leased"))
+    split = batches.Split(files, 0, files.entries, 0)
+    return sum(part.num_rows for part in batches.read(store, whole, ["state"], split, [waiting]))
+
+
+def _examined(
+    store: Store, files: HourFiles, suffixes: Sequence[str], spark: Any, look: Callable[[], None] = lambda: None
+) -> list[int]:
+    """CRCs of these files. DamagedFile when one is not what the source says, unless `look` names the place, or when a
+    row cannot be right."""
+    found = each(spark, partial(crc_of, store, files, store.names()), suffixes)
+    known = dict(zip(("log", "idx", "dsp"), files.crcs or (), strict=False))
+    for suffix, crc in zip(suffixes, found, strict=True):
+        if crc != known.get(suffix, crc):
+            look()
+            raise DamagedFile(
+                store.where(files, suffix), 0,
+                f"hour {hour_name(files.hour)}: the file's CRC is {crc:08x}, and was {known[suffix]:08x} when the file "
+                "was written",
+            )  # fmt: skip
+    return found
+
+
+def _verify_records(store: Store, files: HourFiles, options: Options) -> None:
+    """Where the .log's CRC is not known, or to name the record that is wrong."""
+    strict = replace(options, kind="messages", columns="body", topics="", verify=True, on_torn="fail")
+    for split in _splits("messages", files, strict):
+        for _ in batches.read(store, strict, ["body"], split):
+            pass
 
 
 def _splits(kind: str, files: HourFiles, options: Options) -> list[batches.Split]:
@@ -169,6 +244,7 @@ def _write(store: Store, options: ArchiveOptions, what: tuple[str, batches.Split
             write_statistics=[name for name in columns if name != "body"],
         ) as writer:  # fmt: skip
             for batch in batches.read(store, source, columns, split, as_codes=True):
+                _has_names(store, split, batch)
                 waiting.append(batch)
                 if sum(b.num_rows for b in waiting) >= _GROUP_ROWS or sum(b.nbytes for b in waiting) >= _GROUP_BYTES:
                     writer.write_table(pa.Table.from_batches(waiting, schema).unify_dictionaries())
@@ -179,6 +255,15 @@ def _write(store: Store, options: ArchiveOptions, what: tuple[str, batches.Split
     if not is_whole(out, part):
         raise OSError(f"{out.path(path)}: it does not read back as it was written")
     return part
+
+
+def _has_names(store: Store, split: batches.Split, batch: pa.RecordBatch) -> None:
+    for name in ("topic", "event", "id"):
+        if name in batch.schema.names and (missing := batch.column(name).null_count):
+            raise DamagedFile(
+                store.where(split.files, "idx"), 0,
+                f"hour {hour_name(split.files.hour)}: {missing} rows lost their {name} after the check",
+            )  # fmt: skip
 
 
 class _Sink:

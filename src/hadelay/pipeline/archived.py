@@ -8,10 +8,10 @@ appended to, so both say the same.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -26,9 +26,17 @@ from hadelay.model import NONE32, Event, hour_name
 from hadelay.pipeline.places import Place, absolute
 from hadelay.pipeline.schema import Options, hour_number
 from hadelay.pipeline.stores import Bytes, HourFiles, Listing, Names, Rows, Store, open_store
+from hadelay.storage import manifests
+from hadelay.storage.manifests import Catalogue, Manifest, Part
 
-MANIFEST_VERSION = 1
+#: What to say of an archive whose catalogue is missing.
+LOST = (
+    "the archive's catalogue is missing, so nobody knows which hours it should have: restore it, or make one of the "
+    "hours that are there with `hadelay pipeline archive --new-catalogue`"
+)
 _CHUNK = 8 << 20
+#: Limit of manifests that are read at the same time.
+_READERS = 8
 _DTYPE = {"idx": INDEX, "dsp": DISPATCH}
 _KIND = {"idx": "messages", "dsp": "events"}
 _COLUMNS = {
@@ -44,30 +52,7 @@ def open_hours(options: Options, archive: str) -> Store:
     if not archive:
         return store
     topics: dict[str | None, int] = {name: number for number, name in enumerate(store.names().topics)}
-    return WithArchive(store, absolute(archive), options.verify, topics)
-
-
-class Part(TypedDict):
-    path: Annotated[str, msgspec.Meta(pattern=r"^(messages|events)/hour=[\w-]+/[\w.=-]+$")]
-    rows: Annotated[int, msgspec.Meta(ge=0)]
-    bytes: int
-    crc32c: str
-
-
-class Manifest(TypedDict):
-    version: int
-    source: dict[str, Any]
-    files: list[Part]
-
-
-def read_manifest(archive: Place, name: str) -> Manifest | None:
-    """None: there is none, or it is not one, or of another version."""
-    try:
-        with archive.open(name) as file:
-            found = msgspec.json.decode(file.read(), type=Manifest)
-    except (FileNotFoundError, ValueError, RecursionError):
-        return None
-    return found if found["version"] == MANIFEST_VERSION else None
+    return WithArchive(store, absolute(archive), options.verify, options.on_torn == "skip", topics)
 
 
 def file_crc(file: Any) -> int:
@@ -88,12 +73,24 @@ def is_whole(archive: Place, part: Part) -> bool:
         return False
 
 
+def read_manifest(archive: Place, hour: int, catalogue: Catalogue | None = None) -> Manifest:
+    """NotFound when there is none that can be read, DamagedFile when the catalogue names another."""
+    name = manifests.manifest_name(hour)
+    try:
+        data = archive.load(name)
+        found = manifests.decode_manifest(data)
+    except (FileNotFoundError, ValueError) as error:
+        why = "" if isinstance(error, FileNotFoundError) else f" ({error})"
+        where = archive.path(name)
+        raise NotFound(f"{where}: no manifest that can be read{why}, so this hour is not archived") from None
+    if catalogue is not None and hour in catalogue.hours and not catalogue.lists(hour, data):
+        raise DamagedFile(archive.path(name), 0, f"hour {hour_name(hour)}: the catalogue names another manifest")
+    return found
+
+
 def parts(archive: str, hour: int, kind: str) -> list[Part]:
     """What the manifest says of the hour's files of that kind, in the order of their rows."""
-    place, name = Place(archive), f"_manifest/{hour_name(hour)}.json"
-    if (manifest := read_manifest(place, name)) is None:
-        raise NotFound(f"{place.path(name)}: no manifest that can be read, so this hour is not archived")
-    return [part for part in manifest["files"] if part["path"].startswith(f"{kind}/")]
+    return manifests.of_kind(read_manifest(Place(archive), hour), kind)
 
 
 @dataclass(frozen=True)
@@ -104,6 +101,8 @@ class WithArchive:
     archive: str
     #: Compare each file with its manifest before it is used.
     verify: bool
+    #: Leave out hours that the catalogue names and that have no manifest.
+    skip_torn: bool
     #: Numbers of the store's topics: they are never taken back, so it has those of every archived hour.
     topics: dict[str | None, int]
 
@@ -114,14 +113,23 @@ class WithArchive:
     def list(self) -> Listing:
         found = self.store.list()
         live = {files.hour for files in found.hours}
-        if (names := Place(self.archive).list("_manifest")) is None:
-            raise NotFound(f"{self.archive}: no directory _manifest/ in it, so it is no archive")
-        hours = sorted(hour_number(int(name[:-5])) for name in names if name[:1].isdigit() and name.endswith(".json"))
-        gone = [self._files(hour) for hour in hours if hour not in live]
-        return found._replace(hours=sorted([*found.hours, *gone]))
+        place = Place(self.archive)
+        hours, catalogue = manifests.manifest_hours(place) - live, manifests.load_catalogue(place)
+        if not self.skip_torn and (lost := sorted(catalogue.hours.keys() - hours - live)):
+            shown = ", ".join(map(hour_name, lost[:5])) + (", …" if len(lost) > 5 else "")
+            raise NotFound(
+                f"{place.path('_manifest')}: the catalogue names {len(lost)} hours without a manifest: {shown}. "
+                "Restore them; `hadelay pipeline archive --audit` says what is left; onTorn=skip leaves these hours out"
+            )
+        with ThreadPoolExecutor(_READERS) as pool:
+            found_there = pool.map(lambda hour: self._files(place, hour, catalogue), sorted(hours))
+            return found._replace(hours=sorted([*found.hours, *found_there]))
 
-    def _files(self, hour: int) -> HourFiles:
-        entries, events = (sum(part["rows"] for part in parts(self.archive, hour, kind)) for kind in _KIND.values())
+    def _files(self, place: Place, hour: int, catalogue: Catalogue) -> HourFiles:
+        manifest = read_manifest(place, hour, catalogue)
+        if manifest["version"] > 1 and not catalogue.names:
+            raise NotFound(f"{place.path('_catalogue')}: {LOST}")
+        entries, events = manifests.rows(manifest, "messages"), manifests.rows(manifest, "events")
         return HourFiles(hour, entries, events, 0, archived=True)
 
     def names(self) -> Names:

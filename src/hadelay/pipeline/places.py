@@ -73,6 +73,11 @@ class Place:
         found, path = self._at(name)
         return found.open_input_file(path)
 
+    def load(self, name: str) -> bytes:
+        """All of a file. FileNotFoundError."""
+        with self.open(name) as file:
+            return bytes(file.read())
+
     def _info(self, name: str) -> Any:
         """None if there is no such file."""
         found, path = self._at(name)
@@ -126,7 +131,7 @@ class Place:
     def create(self, name: str) -> Iterator[Any]:
         """A file to write, which is there, and durable, when it ends well."""
         if "://" not in self.where:
-            part = self.path(f"{name}.{uuid.uuid4().hex[:12]}")
+            part = self.path(_aside(name))
             try:
                 with open(part, "wb") as file:
                     yield file
@@ -146,7 +151,7 @@ class Place:
                 raise
             return
         there, path = self._at(name)
-        part = f"{path}.{uuid.uuid4().hex[:12]}"
+        _, part = self._at(_aside(name))
         opened = there.open_output_stream(part)
         try:
             with opened as file:
@@ -156,3 +161,9 @@ class Place:
             with suppress(OSError):  # what went wrong may go wrong here, too, and is what has to be told
                 there.delete_file(part)
             raise
+
+
+def _aside(name: str) -> str:
+    """Name of a file until it is whole. Spark and pyarrow pass over names that begin with a dot."""
+    directory, slash, base = name.rpartition("/")
+    return f"{directory}{slash}.{base}.{uuid.uuid4().hex[:12]}"

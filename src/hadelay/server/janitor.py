@@ -3,13 +3,11 @@ settle what deleted topics and purges left behind, redrive dead letters at their
 works in slices; one at a time is under way, and the next leader goes on where the state says. A cluster in which
 nothing changes gets none.
 
-Where an archive is demanded, the leader alone looks for an hour's manifest before it proposes to forget the hour, in a
-thread, as the directory may be far away.
+Where an archive is demanded, the leader alone looks whether it holds an hour before it proposes to forget it: gate.py.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +16,12 @@ from hadelay.core.commands import encode_carry, encode_drop_dead, encode_redrive
 from hadelay.core.results import Progress
 from hadelay.core.state import DelayState
 from hadelay.errors import HadelayError
-from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
+from hadelay.model import DEAD_HOURS, HOUR_MS
 from hadelay.raft.ports import Propose
 from hadelay.runtime import Runtime
 from hadelay.server.alarm import Alarm
+from hadelay.server.gate import Gate
+from hadelay.storage.manifests import Source
 
 _LOOK_S = 30.0
 #: Between two slices: leaves the log to those who wait for an answer.
@@ -52,9 +52,7 @@ class Janitor:
         self._last_topic = -1
         #: The last command was a SWEEP.
         self._swept = False
-        #: Hours with a manifest in the archive; whether it is being asked about others.
-        self._archived: set[int] = set()
-        self._asking = False
+        self._gate = Gate(retention.archive, runtime, self._archived) if retention.archive else None
         self._alarm = Alarm(runtime, self._look)
         self._rest(1.0)
 
@@ -118,7 +116,7 @@ class Janitor:
     def _next_hour(self) -> bytes | None:
         now = self._now_ms()
         running = now // HOUR_MS
-        command, waiting = None, list[tuple[int, int]]()
+        command = None
         for hour in self._state.store.hours():
             if hour >= DEAD_HOURS + running:
                 break
@@ -127,27 +125,26 @@ class Janitor:
             elif hour > running - _HOURS_PAST:
                 continue
             elif not self._state.open_entries(hour):
-                if self._is_over(hour, now):
-                    if self._retention.archive and hour not in self._archived:
-                        waiting.append((hour, self._state.store.count(hour)))
-                    else:
-                        command = encode_retire(hour)
+                if self._is_over(hour, now) and self._is_archived(hour):
+                    command = encode_retire(hour)
             elif now - (hour + 1) * HOUR_MS >= self._retention.carry_ms and self._can_carry(hour):
                 command = encode_carry(hour)
             if command is not None:
                 break
-        if waiting and not self._asking:
-            self._asking = True
-            directory = self._retention.archive
-            self._runtime.in_thread("archive", lambda: archived(directory, waiting), self._asked)
+        if self._gate is not None:
+            self._gate.ask()
         return command
 
-    def _asked(self, found: list[int] | None, error: BaseException | None) -> None:
-        self._asking = False
-        if found:
-            self._archived.update(found)
-            if self._idle:
-                self._rest(0.0)
+    def _is_archived(self, hour: int) -> bool:
+        """Or need not be."""
+        if self._gate is None:
+            return True
+        sums = self._state.store.sums(hour)
+        return sums is not None and self._gate.holds(hour, Source(*sums))
+
+    def _archived(self) -> None:
+        if self._idle:
+            self._rest(0.0)
 
     def _is_over(self, hour: int, now_ms: int) -> bool:
         """The longest retention of the topics that settled something in it is over."""
@@ -167,16 +164,3 @@ class Janitor:
         """There are entries that CARRY has not looked at. What is open besides is leased, and moves by itself."""
         hour_state = self._state.hours.get(hour)
         return hour_state is None or hour_state.carried < self._state.store.count(hour)
-
-
-def archived(directory: str, hours: list[tuple[int, int]]) -> list[int]:
-    """Which of (hour, its entries) have a manifest in `directory` that has all of them: docs/adr/0114."""
-    found = []
-    for hour, entries in hours:
-        try:
-            with open(f"{directory}/_manifest/{hour_name(hour)}.json", "rb") as file:
-                if json.load(file)["source"]["entries"] == entries:
-                    found.append(hour)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            continue  # not yet, or not whole
-    return found

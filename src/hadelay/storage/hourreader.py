@@ -60,6 +60,15 @@ class HourReader:
         slot = self._table.find(hour)
         return int(self._table.events[slot]) if slot >= 0 else 0
 
+    def sums(self, hour: int) -> tuple[int, int, int, tuple[int, int, int]] | None:
+        """(entries, events, bytes of .log, CRC-32C of .log, .idx and .dsp) at the applied index. None while some of it
+        waits to be written."""
+        slot, table = self._table.find(hour), self._table
+        if slot < 0 or table.written[slot] < table.entries[slot] or table.log_written[slot] < table.log_bytes[slot]:
+            return None
+        log_bytes, entries, events, log_crc, idx_crc, dsp_crc, _ = table.rows(np.array([slot]))[0].item()
+        return entries, events, log_bytes, (log_crc, idx_crc, dsp_crc)
+
     def hours(self) -> list[int]:
         """Hours with entries that are not retired, ascending: dead ones last."""
         return sorted(self._table.hours(np.flatnonzero(self._table.entries)).tolist())

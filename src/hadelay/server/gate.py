@@ -1,0 +1,77 @@
+"""Deletion waits for the archive: before a leader proposes to forget an hour, the archive has to hold all of it.
+
+Checked in a thread, as the archive may be far away. What was proven is believed for a minute only: an archive can be
+damaged afterwards, and the hour is then the only copy that is left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from hadelay.model import hour_name
+from hadelay.runtime import Runtime
+from hadelay.storage.manifests import Directory, Files, Source, unproven
+
+log = logging.getLogger(__name__)
+
+#: Seconds for which a proof counts.
+_BELIEVED_S = 60.0
+#: Limit of hours that one check proves: so many are deleted well within that time.
+_AT_ONCE = 100
+#: Seconds between two log lines about hours that stay.
+_TELL_S = 3600.0
+
+
+class Gate:
+    """woken: called when hours may go."""
+
+    def __init__(self, where: str, runtime: Runtime, woken: Callable[[], None]) -> None:
+        self._where, self._runtime, self._woken = where, runtime, woken
+        self._proven: dict[int, Source] = {}
+        self._proven_at = self._told_at = -_TELL_S
+        self._waiting: dict[int, Source] = {}
+        self._asking = False
+
+    def holds(self, hour: int, source: Source) -> bool:
+        """The archive was just seen to hold the hour as it is. False: unknown yet; the next `ask` asks for it, too."""
+        if self._runtime.monotonic() < self._proven_at + _BELIEVED_S and self._proven.get(hour) == source:
+            return True
+        self._waiting[hour] = source
+        return False
+
+    def ask(self) -> None:
+        """Look for the hours that wait, unless that is under way."""
+        if self._waiting and not self._asking:
+            self._asking = True
+            wanted = sorted(self._waiting.items())
+            self._runtime.in_thread("archive", lambda: self._check(wanted), self._checked)
+        self._waiting = {}
+
+    def _check(self, wanted: list[tuple[int, Source]]) -> tuple[dict[int, Source], str]:
+        found = unproven(open_archive(self._where), wanted, _AT_ONCE)
+        stays = {hour: why for hour, why in found.items() if why}
+        first = next(iter(stays.items()), None)
+        said = f"{len(stays)} hours, the first of them {hour_name(first[0])}: {first[1]}" if first else ""
+        return {hour: source for hour, source in wanted if found.get(hour) == ""}, said
+
+    def _checked(self, result: tuple[dict[int, Source], str] | None, error: BaseException | None) -> None:
+        self._asking = False
+        proven, said = result or ({}, f"the archive cannot be read: {error}")
+        now = self._runtime.monotonic()
+        if said and now >= self._told_at + _TELL_S:
+            self._told_at = now
+            log.warning("not_archived", extra={"archive": self._where, "stays": said})
+        if proven:
+            self._proven, self._proven_at = proven, now
+            self._woken()
+
+
+def open_archive(where: str) -> Files:
+    """A directory, or what lies at a URI. BadRequest for a URI that is not understood."""
+    where = where.removeprefix("file://")
+    if "://" not in where:
+        return Directory(where)
+    from hadelay.pipeline.places import Place
+
+    return Place(where)

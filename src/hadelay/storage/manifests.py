@@ -1,0 +1,268 @@
+"""What proves that an hour is archived: its manifest, and the catalogue of all archived hours (docs/spec/archive.md).
+
+`pipeline archive` writes both, jobs and the audit read them, and a leader checks them before it deletes an hour. Needs
+no pyarrow: nodes run without it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Annotated, Any, NamedTuple, Protocol, TypedDict
+
+import msgspec
+
+from hadelay.core.checksums import crc32c
+from hadelay.errors import DamagedFile, NotFound
+from hadelay.model import hour_from_name, hour_name
+
+VERSION = 2
+_CATALOGUE_VERSION = 1
+_CRC = r"^[0-9a-f]{8}$"
+
+
+class Source(NamedTuple):
+    """Committed lengths and CRC-32C of an hour's files."""
+
+    entries: int
+    events: int
+    log_bytes: int
+    #: Of .log, .idx and .dsp. None: unknown, which only a manifest of version 1 may say.
+    crcs: tuple[int, int, int] | None
+
+    def encode(self) -> dict[str, Any]:
+        crcs = [f"{crc:08x}" for crc in self.crcs] if self.crcs else None
+        return {
+            "entries": self.entries, "events": self.events, "log_bytes": self.log_bytes, "crc32c_log_idx_dsp": crcs,
+        }  # fmt: skip
+
+
+class Part(TypedDict):
+    """A Parquet file of an archived hour."""
+
+    path: Annotated[str, msgspec.Meta(pattern=r"^(messages|events)/hour=[\w-]+/[\w.=-]+$")]
+    rows: Annotated[int, msgspec.Meta(ge=0)]
+    bytes: int
+    crc32c: str
+
+
+class Manifest(TypedDict):
+    version: int
+    hour: int
+    source: dict[str, Any]
+    files: list[Part]
+
+
+class Listed(TypedDict):
+    """An hour in the catalogue."""
+
+    crc32c: Annotated[str, msgspec.Meta(pattern=_CRC)]
+    messages: int
+    events: int
+    revision: int
+
+
+class _Body(TypedDict):
+    version: int
+    revision: Annotated[int, msgspec.Meta(ge=0)]
+    previous: list[str]
+    hours: dict[Annotated[str, msgspec.Meta(pattern=r"^\d{10}$")], Listed]
+
+
+class Files(Protocol):
+    """An archive, as far as manifests need it. Names are relative. OSError when a store does not answer."""
+
+    def path(self, name: str) -> str:
+        """For messages."""
+        ...
+
+    def load(self, name: str) -> bytes:
+        """Raises FileNotFoundError."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """None if there is no such file."""
+        ...
+
+    def list(self, directory: str) -> list[str] | None:
+        """Names in it, ascending. None if there is no such directory."""
+        ...
+
+
+class Directory:
+    """Files of this machine."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def path(self, name: str) -> str:
+        return f"{self._where}/{name}"
+
+    def load(self, name: str) -> bytes:
+        with open(self.path(name), "rb") as file:
+            return file.read()
+
+    def size(self, name: str) -> int | None:
+        try:
+            return os.stat(self.path(name)).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def list(self, directory: str) -> list[str] | None:
+        try:
+            return sorted(os.listdir(self.path(directory)))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+# ---- manifests
+
+
+def manifest_name(hour: int) -> str:
+    return f"_manifest/{hour_name(hour)}.json"
+
+
+def manifest_hours(files: Files) -> set[int]:
+    """Hours with a manifest. NotFound when there is no archive."""
+    names = files.list("_manifest")
+    if names is None:
+        raise NotFound(f"{files.path('')}: no directory _manifest/ in it, so it is no archive")
+    return {hour_from_name(name[:-5]) for name in names if name[:1].isdigit() and name.endswith(".json")}
+
+
+def encode_manifest(hour: int, source: Source, parts: list[Part]) -> bytes:
+    body = {"version": VERSION, "hour": int(hour_name(hour)), "source": source.encode(), "files": parts}
+    return msgspec.json.format(msgspec.json.encode(body), indent=1)
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Raises ValueError in words."""
+    try:
+        found = msgspec.json.decode(data, type=Manifest)
+    except RecursionError:
+        raise ValueError("it is no manifest") from None
+    if not 1 <= found["version"] <= VERSION:
+        raise ValueError(f"it is of version {found['version']}; this hadelay knows versions 1 to {VERSION}")
+    return found
+
+
+def source_of(manifest: Manifest) -> Source | None:
+    """None when the manifest does not say all of it, as it may in version 1."""
+    said = manifest["source"]
+    try:
+        crcs = said["crc32c_log_idx_dsp"]
+        log, idx, dsp = (int(crc, 16) for crc in crcs)
+        return Source(int(said["entries"]), int(said["events"]), int(said["log_bytes"]), (log, idx, dsp))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def of_kind(manifest: Manifest, kind: str) -> list[Part]:
+    """messages or events: files in the order of their rows."""
+    return [part for part in manifest["files"] if part["path"].startswith(f"{kind}/")]
+
+
+def rows(manifest: Manifest, kind: str) -> int:
+    return sum(part["rows"] for part in of_kind(manifest, kind))
+
+
+# ---- the catalogue
+
+
+class Catalogue:
+    """Every archived hour, by number."""
+
+    def __init__(self, names: list[str], revision: int, hours: dict[int, Listed]) -> None:
+        #: Files that it was read from; empty when the archive has no catalogue.
+        self.names, self.revision, self.hours = names, revision, hours
+
+    def row(self, manifest: bytes) -> Listed:
+        """Of a manifest that is not in it. Raises ValueError for what is none."""
+        found = decode_manifest(manifest)
+        return {
+            "crc32c": f"{crc32c(manifest):08x}", "messages": rows(found, "messages"), "events": rows(found, "events"),
+            "revision": self.revision + 1,
+        }  # fmt: skip
+
+    def lists(self, hour: int, manifest: bytes) -> bool:
+        return hour in self.hours and self.hours[hour]["crc32c"] == f"{crc32c(manifest):08x}"
+
+    def encode(self, added: dict[int, Listed]) -> tuple[str, bytes]:
+        """(name, bytes) of the next one, with these hours, too."""
+        hours = {hour_name(hour): row for hour, row in sorted((self.hours | added).items())}
+        body = {
+            "version": _CATALOGUE_VERSION, "revision": self.revision + 1,
+            "previous": [name.rpartition("/")[2] for name in self.names], "hours": hours,
+        }  # fmt: skip
+        data = msgspec.json.format(msgspec.json.encode(body), indent=1)
+        return f"_catalogue/{self.revision + 1:010}-{crc32c(data):08x}.json", data
+
+
+def load_catalogue(files: Files, attempts: int = 5) -> Catalogue:
+    """What all catalogues say together. DamagedFile for one that is not as it was written."""
+    names = [f"_catalogue/{name}" for name in files.list("_catalogue") or () if name[:1].isdigit()]
+    revision, hours = 0, dict[int, Listed]()
+    for name in names:
+        try:
+            data = files.load(name)
+        except FileNotFoundError:
+            if attempts > 1:  # a run has replaced it since the listing
+                return load_catalogue(files, attempts - 1)
+            raise
+        try:
+            if name[-13:-5] != f"{crc32c(data):08x}":
+                raise ValueError("its CRC is not the one in its name")
+            body = msgspec.json.decode(data, type=_Body)
+            if body["version"] != _CATALOGUE_VERSION:
+                raise ValueError(f"it is of version {body['version']}; this hadelay knows {_CATALOGUE_VERSION}")
+        except (ValueError, RecursionError) as error:
+            raise DamagedFile(files.path(name), 0, f"the catalogue cannot be read: {error}") from None
+        revision = max(revision, body["revision"])
+        for shown, row in body["hours"].items():
+            hour = hour_from_name(shown)
+            if hour not in hours or hours[hour]["revision"] < row["revision"]:
+                hours[hour] = row
+    return Catalogue(names, revision, hours)
+
+
+# ---- proof
+
+
+def unproven(files: Files, wanted: Iterable[tuple[int, Source]], limit: int) -> dict[int, str]:
+    """Why each hour may not be deleted; "" for those that may: the archive has them in full. Ends after `limit` of
+    them. Reads the catalogue, manifests, and sizes. OSError or DamagedFile when the archive itself cannot be read."""
+    catalogue, found, proven = load_catalogue(files), dict[int, str](), 0
+    for hour, source in wanted:
+        found[hour] = _problem(files, catalogue, hour, source)
+        proven += not found[hour]
+        if proven >= limit:
+            break
+    return found
+
+
+def _problem(files: Files, catalogue: Catalogue, hour: int, source: Source) -> str:
+    if hour not in catalogue.hours:
+        return "the archive's catalogue does not name it"
+    name = manifest_name(hour)
+    try:
+        data = files.load(name)
+        if not catalogue.lists(hour, data):
+            return f"{name} is not the one that the catalogue names"
+        manifest = decode_manifest(data)
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except ValueError as error:
+        return f"{name}: {error}"
+    if manifest["version"] < VERSION:
+        return f"{name} is of version {manifest['version']}, which proves too little"
+    if source_of(manifest) != source or manifest["hour"] != int(hour_name(hour)):
+        return f"{name} is of another source: {manifest['source']}, and this node has {source.encode()}"
+    if (rows(manifest, "messages"), rows(manifest, "events")) != (source.entries, source.events):
+        return f"{name} names files with other numbers of rows"
+    for part in manifest["files"]:
+        size = files.size(part["path"])
+        if size is None:
+            return f"{part['path']} is missing"
+        if size != part["bytes"]:
+            return f"{part['path']} has {size} bytes, not {part['bytes']}"
+    return ""
