@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
@@ -514,6 +516,108 @@ async def test_work_goes_on_after_a_failure(node: Node) -> None:
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
     assert failures == ["ValueError('bad')"]
+
+
+async def test_a_stop_lets_handlers_finish(node: Node) -> None:
+    """Cancelled, `work` fetches no more; what is in hand is finished, under leases that are still extended."""
+    async with AsyncClient(node.url) as client:
+        await client.put_many([Put(topic="a")] * 3)
+        begun = 0
+
+        async def handle(message: Any) -> None:
+            nonlocal begun
+            begun += 1
+            await asyncio.sleep(0.6)
+
+        working = asyncio.create_task(client.work("a", handle, concurrency=2, lease=0.2))
+        await until(lambda: begun == 2)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+    assert begun == 2
+    assert sorted((m.state, m.attempt) for m in node.service.messages.values()) == [
+        ("acked", 1), ("acked", 1), ("scheduled", 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["after the time for it", "cancelled again"])
+async def test_what_is_not_finished_goes_back(node: Node, again: bool) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put("a")
+        begun = asyncio.Event()
+
+        async def handle(message: Any) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        working = asyncio.create_task(client.work("a", handle, drain=60 if again else 0.05))
+        await begun.wait()
+        working.cancel()
+        if again:
+            await asyncio.sleep(0)
+            working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(working, 10)
+    (message,) = node.service.messages.values()
+    assert (message.state, node.service.reason) == ("scheduled", "the consumer stopped")
+
+
+def test_what_is_in_hand_goes_back_when_the_event_loop_ends(url: str) -> None:
+    """asyncio.run cancels every task at once: also those that a consumer settles with."""
+
+    async def worker(begun: asyncio.Future[str]) -> None:
+        async def handle(message: Any) -> None:
+            begun.set_result(message.id)
+            await asyncio.Event().wait()
+
+        async with AsyncClient(url) as client:
+            await client.put("ends")
+            await client.work("ends", handle, drain=60)
+
+    async def main() -> str:
+        begun = asyncio.get_running_loop().create_future()
+        working.append(asyncio.create_task(worker(begun)))
+        return await begun
+
+    working: list[asyncio.Task[None]] = []
+    began = time.monotonic()
+    message_id = asyncio.run(main())
+    assert time.monotonic() - began < 10
+    with Client(url) as client:
+        assert client.get(message_id).state in ("scheduled", "ready")
+
+
+@pytest.mark.parametrize("stop", [SystemExit, KeyboardInterrupt])
+def test_a_blocking_consumer_that_is_stopped_gives_back(url: str, stop: type[BaseException]) -> None:
+    with Client(url) as client:
+        receipt = client.put(stop.__name__)
+        message = next(messages := client.consume(stop.__name__))
+        with pytest.raises(stop), message:
+            raise stop
+        messages.close()
+        assert client.get(receipt.id).state in ("scheduled", "ready")
+
+
+def test_a_signal_handler_stops_a_blocking_consumer(url: str) -> None:
+    """After the message in hand, and while it waits for one."""
+    with Client(url) as client:
+        client.put("signals", "one")
+        client.put("signals", "two")
+        handled = []
+        messages = client.consume("signals", concurrency=1)
+        before = signal.signal(signal.SIGUSR1, lambda *_: messages.stop())
+        try:
+            for message in messages:
+                with message as m:
+                    signal.raise_signal(signal.SIGUSR1)
+                    handled.append(m.text())
+            idle = client.consume("nobody")
+            threading.Timer(0.3, idle.stop).start()
+            assert list(idle) == []
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert len(handled) == 1
+        assert sorted(m.state for m in client.messages("signals", state="all")) == ["acked", "ready"]
 
 
 async def test_leases_are_extended_while_work_goes_on(node: Node) -> None:

@@ -246,7 +246,7 @@ def test_a_consumer_that_is_collected_on_the_loops_own_thread(url: str) -> None:
         next(messages)
 
         async def collect() -> None:
-            messages.close()  # type: ignore[attr-defined]
+            messages.close()
 
         asyncio.run_coroutine_threadsafe(collect(), _loop()).result(20)
         gone = until(lambda: not client._async()._consumers)

@@ -69,6 +69,8 @@ _DURATION = re.compile(r"[0-9.]+|([0-9.]+(ms|s|m|h|d))+")
 _PART = re.compile(r"([0-9.]+)(ms|s|m|h|d|)")
 #: A poll is given up this much after its wait: the node, or the way to it, is gone.
 _POLL_GRACE_S = 5.0
+#: `work` gives its handlers this long when it is stopped: less than the 10 s that `docker stop` waits.
+_DRAIN_S = 8.0
 #: As many as a node settles in one request.
 _MOST_LEASES = 10_000
 
@@ -325,15 +327,20 @@ class AsyncClient:
         """Done: `acked`, `already_acked` or `lease_lost` for each."""
         return cast(list[AckOutcome], await self._settle("ack", leases, {}))
 
-    async def nack(self, leases: Leases, *, delay: Delay | None = None, reason: str | None = None) -> list[NackOutcome]:
+    async def nack(
+        self, leases: Leases, *, delay: Delay | None = None, reason: str | None = None, count: bool = True
+    ) -> list[NackOutcome]:
         """Not done: `nacked`, `already_acked` or `lease_lost` for each.
 
         It is handed out again after `delay`, or after the topic's backoff; after the topic's last attempt it is dead.
         reason: at most 128 bytes, kept with the message and shown with it when it is dead.
+        count: False gives it back unhandled: the attempt counts neither for max_attempts nor for the backoff.
         """
         options: dict[str, Any] = {} if delay is None else {"delay": _delay(delay)}
         if reason is not None:
             options["reason"] = reason
+        if not count:
+            options["count"] = False
         return cast(list[NackOutcome], await self._settle("nack", leases, options))
 
     async def extend(self, leases: Leases, *, lease: Delay) -> list[ExtendOutcome]:
@@ -380,11 +387,18 @@ class AsyncClient:
         tags: Sequence[str] = (),
         any_tags: Sequence[str] = (),
         on_error: Callable[[Leased, Exception], object] | None = None,
+        drain: Delay = _DRAIN_S,
     ) -> None:
         """Run `handler` for every message, `concurrency` at a time, until cancelled.
 
         An exception nacks its message, with the exception as the reason, and is given to `on_error`, or logged.
+
+        drain: when it is cancelled, it fetches no more, and handlers have this long to finish, their leases extended
+        meanwhile. Then they are cancelled, and their messages go back at once; that attempt does not count. Cancelled
+        again, it does not wait.
         """
+        drain_s = _seconds(drain)
+        consumer = self.consume(topics, concurrency=concurrency, lease=lease, tags=tags, any_tags=any_tags)
 
         async def run(message: Leased) -> None:
             try:
@@ -396,11 +410,15 @@ class AsyncClient:
                 else:
                     log.error("the handler failed with message %s", message.id, exc_info=error)
 
-        async with asyncio.TaskGroup() as tasks:
-            async for message in self.consume(
-                topics, concurrency=concurrency, lease=lease, tags=tags, any_tags=any_tags
-            ):
-                tasks.create_task(run(message))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                try:
+                    while (message := await anext(consumer, None)) is not None:
+                        tasks.create_task(run(message))
+                finally:
+                    await consumer.drain(drain_s)
+        finally:
+            await consumer.close()
 
     # ---- topics
 

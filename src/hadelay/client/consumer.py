@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, NackOutcome
-from hadelay.errors import HadelayError
+from hadelay.errors import BadRequest, HadelayError
 
 if TYPE_CHECKING:
     from hadelay.client.aio import AsyncClient
@@ -27,10 +27,19 @@ log = logging.getLogger(__name__)
 #: After a poll that failed even with all its retries: as long as it was told, within these.
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _MAX_POLL = 1_000
+#: Timeout of the request that looks for a grant of the poll that a stop cut off.
+_LAST_POLL_S = 2.0
+#: What is asked about a lease: verb, delay, reason.
+_How = tuple[str, Delay | None, str | None]
+_GIVE_BACK: _How = ("give back", None, "the consumer stopped")
 
 
 class Leased(Message, kw_only=True):
-    """A message in the hands of a consumer. Leave `async with` cleanly to ack it, by an exception to nack it."""
+    """A message in the hands of a consumer. Leave `async with` cleanly to ack it, by an exception to nack it.
+
+    A stop is no failure: after a cancellation, Ctrl-C or SystemExit the message goes back at once, and the attempt does
+    not count. So put a timeout inside: one around `async with` cancels it.
+    """
 
     _consumer: Any = None
     _settled: bool = False
@@ -59,7 +68,10 @@ class Leased(Message, kw_only=True):
             await self.ack()
             return
         try:
-            await self.nack(reason=reason_of(error))
+            if isinstance(error, Exception):
+                await self.nack(reason=reason_of(error))
+            else:
+                await self._consumer.give_back(self, error)
         except Exception as failure:
             # What went wrong first is what is raised; without the nack the message comes again when its lease ends.
             log.warning("message %s was not given back: %s", self.id, failure)
@@ -84,7 +96,10 @@ class Wish:
 
 
 class Consumer:
-    """Iterate it once, with `async for`. Leaving the loop gives back what was fetched and not handed out."""
+    """Iterate it once, with `async for`. Leaving the loop gives back what was fetched and not handed out.
+
+    To stop without losing work: `stop` or `drain` first, then leave the loop.
+    """
 
     def __init__(self, client: AsyncClient, wish: Wish, concurrency: int, registry: set[Consumer]) -> None:
         if concurrency < 1:
@@ -97,16 +112,16 @@ class Consumer:
         #: None: the end
         self._queue: asyncio.Queue[Leased | Exception | None] = asyncio.Queue()
         self._room = asyncio.Event()
-        #: (verb, delay, reason) → lease → who waits for the outcome
-        self._orders: dict[tuple[str, Delay | None, str | None], dict[str, asyncio.Future[str]]] = {}
+        #: How → lease → who waits for the outcome
+        self._orders: dict[_How, dict[str, asyncio.Future[str]]] = {}
         self._ordered = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._registry = registry
-        self._closed = False
+        self._stopped = self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
     async def __aiter__(self) -> AsyncIterator[Leased]:
-        if self._tasks or self._closed:
+        if self._tasks or self._stopped:
             raise RuntimeError("a consumer is iterated once; call consume again")
         try:
             with contextlib.suppress(StopAsyncIteration):
@@ -117,37 +132,55 @@ class Consumer:
 
     async def __anext__(self) -> Leased:
         """The next one, for who calls `close` himself, however he leaves."""
-        if not self._tasks and not self._closed:
+        if not self._tasks and not self._stopped:
             self._registry.add(self)
             self._tasks = [asyncio.create_task(loop()) for loop in (self._poll, self._keep, self._settle_all)]
-        while not self._closed and (item := await self._queue.get()) is not None:
+        while not self._stopped and (item := await self._queue.get()) is not None:
             if isinstance(item, Exception):
                 raise item
             if item.lease in self.held:
                 return item
         raise StopAsyncIteration
 
+    def stop(self) -> None:
+        """Fetch no more, and end the iteration. What was fetched and not handed out goes back at once, and the attempt
+        does not count. What was handed out stays leased until it is settled, or until `close`."""
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._tasks:
+            self._tasks[0].cancel()
+        while not self._queue.empty():
+            if isinstance(item := self._queue.get_nowait(), Leased):
+                self._order(item, _GIVE_BACK)
+        self._queue.put_nowait(None)
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """`stop`, then wait until everything that was handed out is settled, at most `timeout` seconds. True: it is."""
+        self.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self.held:
+                    self._room.clear()
+                    await self._room.wait()
+        return not self.held
+
     async def close(self) -> None:
-        """Ends the loops; what nobody has been handed yet goes back to waiting at once."""
+        """`stop`, and extend no more leases. What is in hand still can be settled, until its lease ends."""
         if self._closing is None:
+            self.stop()
             self._closed = True
             self._closing = asyncio.create_task(self._end())
         # Whoever asks waits until it is done, and who gives up waiting does not stop it.
         await asyncio.shield(self._closing)
 
     async def _end(self) -> None:
-        for task in self._tasks[:2]:  # the third ends when nobody waits for it any more
-            task.cancel()
-        unhandled = []
-        while not self._queue.empty():
-            item = self._queue.get_nowait()
-            if isinstance(item, Leased):
-                unhandled.append(item)
-        self._queue.put_nowait(None)
-        with contextlib.suppress(Exception):
-            await self.client.nack(unhandled, delay=0)
+        if self._tasks:
+            self._tasks[1].cancel()  # `stop` cancelled the first; the third ends when nobody waits for it any more
         self._ordered.set()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._orders:
+            await self._settle_next()
         self._registry.discard(self)
 
     # ---- the loops
@@ -163,16 +196,13 @@ class Consumer:
             # The same id until there was an answer: a grant whose answer was lost is answered again.
             request_id = request_id or os.urandom(12).hex()
             try:
-                messages = await self.client.receive(
-                    self.wish.topics,
-                    max=min(room, _MAX_POLL),
-                    wait=self.wish.wait_s,
-                    lease=self.wish.lease_s,
-                    tags=self.wish.tags,
-                    any_tags=self.wish.any_tags,
-                    consumer=self.wish.name,
-                    request_id=request_id,
-                )
+                messages = await self._receive(request_id, min(room, _MAX_POLL), self.wish.wait_s)
+            except asyncio.CancelledError:
+                # It may have been granted something: the same request gets that, and it goes back.
+                with contextlib.suppress(Exception):
+                    for message in self._take(await self._receive(request_id, 1, 0, timeout=_LAST_POLL_S)):
+                        self._order(message, _GIVE_BACK)
+                raise
             except Exception as error:
                 # Also what is no refusal, such as an answer that no node gave: else the loop ends, and nobody knows.
                 if not isinstance(error, HadelayError) or not error.retryable:
@@ -182,11 +212,22 @@ class Consumer:
                 await asyncio.sleep(min(max((error.retry_after_ms or 0) / 1000, _PAUSE_S), _LONGEST_PAUSE_S))
                 continue
             request_id = ""
-            for message in messages:
-                leased = Leased(**{name: getattr(message, name) for name in Message.__struct_fields__})
-                leased._consumer = self
-                self.held[leased.lease] = leased
+            for leased in self._take(messages):
                 self._queue.put_nowait(leased)
+
+    async def _receive(self, request_id: str, most: int, wait_s: float, timeout: float | None = None) -> list[Message]:
+        wish = self.wish
+        return await self.client.receive(
+            wish.topics, max=most, wait=wait_s, lease=wish.lease_s, tags=wish.tags, any_tags=wish.any_tags,
+            consumer=wish.name, request_id=request_id, timeout=timeout,
+        )  # fmt: skip
+
+    def _take(self, messages: Sequence[Message]) -> Iterator[Leased]:
+        for message in messages:
+            leased = Leased(**{name: getattr(message, name) for name in Message.__struct_fields__})
+            leased._consumer = self
+            self.held[leased.lease] = leased
+            yield leased
 
     async def _keep(self) -> None:
         """Extends everything held, every third of a lease: two may fail before one is lost."""
@@ -206,43 +247,68 @@ class Consumer:
                     self._forget(message.lease)
 
     async def settle(self, message: Leased, verb: str, delay: Delay | None = None, reason: str | None = None) -> str:
-        futures = self._orders.setdefault((verb, delay, reason), {})
+        future = self._order(message, (verb, delay, reason))
+        while self._tasks[2].done() and self._orders:
+            await self._settle_next()
+        return await asyncio.shield(future)
+
+    async def give_back(self, message: Leased, why: BaseException) -> None:
+        """At once, and the attempt does not count. Where the program ends, it is not fetched again."""
+        if not isinstance(why, asyncio.CancelledError):
+            self.stop()
+        await self.settle(message, *_GIVE_BACK)
+
+    def _order(self, message: Leased, how: _How) -> asyncio.Future[str]:
+        futures = self._orders.setdefault(how, {})
         # Again before the first time is answered: the same answer for both, whoever gives up waiting.
         future = futures.setdefault(message.lease, asyncio.get_running_loop().create_future())
         message._settled = True
         self._ordered.set()
-        if self._closed and self._tasks[2].done():
-            await self._settle_once()
-        return await asyncio.shield(future)
+        return future
 
     async def _settle_all(self) -> None:
-        while not self._closed or self._orders:
-            self._ordered.clear()
-            if self._orders:
-                await self._settle_once()
-            elif not self._closed:
-                await self._ordered.wait()
+        try:
+            while not self._closed or self._orders:
+                self._ordered.clear()
+                if self._orders:
+                    await self._settle_next()
+                elif not self._closed:
+                    await self._ordered.wait()
+        finally:  # the event loop ends and cancels everything: what its handlers give back is sent first
+            while self._orders:
+                await self._settle_next()
 
-    async def _settle_once(self) -> None:
-        orders, self._orders = self._orders, {}
-        for (verb, delay, reason), futures in orders.items():
-            leases = list(futures)
-            try:
-                outcomes: Sequence[str] | Exception
-                if verb == "ack":
-                    outcomes = await self.client.ack(leases)
-                else:
-                    outcomes = await self.client.nack(leases, delay=delay, reason=reason)
-            except Exception as error:
-                outcomes = error
-            for n, (lease, future) in enumerate(futures.items()):
-                if future.done():
-                    pass
-                elif isinstance(outcomes, Exception):
-                    future.set_exception(outcomes)
-                else:
-                    future.set_result(outcomes[n])
-                self._forget(lease)
+    async def _settle_next(self) -> None:
+        how = next(iter(self._orders))
+        futures = self._orders.pop(how)
+        outcomes: Sequence[str] | Exception
+        try:
+            outcomes = await self._settled(how, list(futures))
+        except asyncio.CancelledError:
+            self._orders.setdefault(how, {}).update(futures)
+            raise
+        except Exception as error:
+            outcomes = error
+        for n, (lease, future) in enumerate(futures.items()):
+            if future.done():
+                pass
+            elif isinstance(outcomes, Exception):
+                future.set_exception(outcomes)
+                future.exception()  # nobody has to wait for it
+            else:
+                future.set_result(outcomes[n])
+            self._forget(lease)
+
+    async def _settled(self, how: _How, leases: list[str]) -> Sequence[str]:
+        verb, delay, reason = how
+        if verb == "ack":
+            return await self.client.ack(leases)
+        if how is not _GIVE_BACK:
+            return await self.client.nack(leases, delay=delay, reason=reason)
+        try:
+            return await self.client.nack(leases, delay=0, reason=reason, count=False)
+        except BadRequest:  # of a node that does not know `count` yet: then the attempt counts
+            return await self.client.nack(leases, delay=0, reason=reason)
 
     def _forget(self, lease: str) -> None:
         if self.held.pop(lease, None) is not None:

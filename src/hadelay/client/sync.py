@@ -13,7 +13,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -195,6 +195,41 @@ class Delivered:
             _wait(self._leased.__aexit__(kind, error, trace))
 
 
+class Consuming(Iterator[Delivered]):
+    """What `Client.consume` gives: messages as they fall due, their leases extended until they are settled."""
+
+    def __init__(self, client: Client, start: Callable[[], Consumer]) -> None:
+        self._client, self._start = client, start
+        self._consumer: Consumer | None = None
+        self._messages: Generator[Leased, None, None] | None = None
+        self._stopped = False
+
+    def __next__(self) -> Delivered:
+        if self._messages is None:
+            self._consumer = _wait(self._begin())
+            self._messages = _each(self._consumer, self._client)
+        return Delivered(next(self._messages), self._client)
+
+    async def _begin(self) -> Consumer:
+        consumer = self._start()
+        if self._stopped:
+            consumer.stop()
+        return consumer
+
+    def stop(self) -> None:
+        """Fetch no more, and end the loop after the message in hand; what was fetched beside it goes back at once, and
+        the attempt does not count. Any thread and any signal handler may call it."""
+        self._stopped = True
+        if self._consumer is not None:  # else __next__ finds that it is stopped
+            _loop().call_soon_threadsafe(self._consumer.stop)
+
+    def close(self) -> None:
+        """Leave the loop; what was fetched and not handed out goes back at once."""
+        self.stop()
+        if self._messages is not None:
+            self._messages.close()
+
+
 class Client:
     """AsyncClient without the await: same arguments, same answers, same exceptions. Any thread may use it, also in a
     program that has an event loop of its own, and after a fork; a script that ends without `close` ends cleanly.
@@ -286,22 +321,23 @@ class Client:
         tags: Sequence[str] = (),
         any_tags: Sequence[str] = (),
         consumer: str | None = None,
-    ) -> Iterator[Delivered]:
-        """Messages as they fall due, their leases extended in the background until they are settled."""
+    ) -> Consuming:
+        """Messages as they fall due, their leases extended in the background until they are settled.
 
-        async def start() -> Consumer:
-            return self._async().consume(
+        `stop` of what this returns ends the loop after the message in hand, also from a signal handler.
+        """
+        return Consuming(
+            self,
+            lambda: self._async().consume(
                 topics, concurrency=concurrency, lease=lease, wait=wait, tags=tags, any_tags=any_tags, consumer=consumer
-            )
-
-        for leased in _each(_wait(start()), self):
-            yield Delivered(leased, self)
+            ),
+        )
 
     messages = _BlockingEach(AsyncClient.messages)
     dead = _BlockingEach(AsyncClient.dead)
 
 
-def _each(iterator: AsyncIterator[R], client: Client) -> Iterator[R]:
+def _each(iterator: AsyncIterator[R], client: Client) -> Generator[R, None, None]:
     """client: whose they are; it is not dropped meanwhile."""
     of = client._client
     try:
