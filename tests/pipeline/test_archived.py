@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
+from hadelay.cli.app import run as cli
 from hadelay.core import commands
+from hadelay.core.checksums import crc32c
 from hadelay.errors import DamagedFile, NotFound
-from hadelay.pipeline import archive, lateness, load, reconcile
+from hadelay.pipeline import archive, audit, lateness, load, reconcile
 from hadelay.pipeline.archive import ArchiveOptions
+from hadelay.pipeline.audit import AuditOptions
 from hadelay.pipeline.reconcile import ReconcileOptions
 from hadelay.pipeline.schema import Options
 from hadelay.pipeline.timing import JobOptions
@@ -122,3 +131,82 @@ def test_a_manifest_that_is_missing_is_missed(tmp_path: Path) -> None:
     for file in manifest.parent.iterdir():
         file.write_bytes(file.read_bytes().replace(b'"version": 2', b'"version": 1'))
     assert reconcile.run(None, asked).messages == whole
+
+
+def audited(directory: Path) -> tuple[bool, dict[int, tuple[str, str]]]:
+    """(whether it fails, status and detail of each hour that is not ok)"""
+    found = audit.run(None, AuditOptions(str(directory / "archive")))
+    wrong = [told for told in found.hours if told["status"] != "ok"]
+    return found.failed, {told["hour"]: (told["status"], told["detail"]) for told in wrong}
+
+
+def rewritten(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    """A Parquet file with other rows, and a manifest and a catalogue that agree with it, as 0.1.0 may have left it."""
+    pq.write_table(change(pq.ParquetFile(path).read()), path)
+    out, name = path.parents[2], path.parent.name.removeprefix("hour=")
+    manifest = out / "_manifest" / f"{name}.json"
+    body = json.loads(manifest.read_text()) | {"version": 1}
+    for part in body["files"]:
+        if path.match(part["path"]):
+            part |= {"bytes": path.stat().st_size, "crc32c": f"{crc32c(path.read_bytes()):08x}"}
+    manifest.write_text(json.dumps(body))
+    shutil.rmtree(out / "_catalogue")
+    (out / "_catalogue").mkdir()
+
+
+def test_the_audit_says_which_hours_are_damaged_or_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = two_hours(tmp_path)
+    delete_first(world, tmp_path)
+    words = ["pipeline", "archive", "--audit", "--out", str(tmp_path / "archive"), "--master", "none"]
+    assert (cli(words), capsys.readouterr().err) == (0, "2 of 2 archived hours are ok: 10 messages, 21 events\n")
+    out, shown = tmp_path / "archive", int(FIRST)
+    manifest = out / "_manifest" / f"{FIRST}.json"
+    parts = {kind: next((out / kind / f"hour={FIRST}").iterdir()) for kind in ("messages", "events")}
+    (catalogue,) = (out / "_catalogue").iterdir()
+    kept = {path: path.read_bytes() for path in (manifest, *parts.values(), catalogue)}
+    middle = len(kept[parts["events"]]) // 2
+    wrong: list[tuple[Path, Any, str, str]] = [
+        (manifest, None, "missing", f"{FIRST}.json is missing"),
+        (manifest, lambda data: data[:-9], "damaged", f"{FIRST}.json: "),
+        (manifest, lambda data: data.replace(b"event", b"EVENT"), "damaged", f"{FIRST}.json"),
+        (parts["messages"], None, "damaged", f"{parts['messages']} is missing"),
+        (parts["messages"], lambda data: data + b"x", "damaged", " bytes, not "),
+        (parts["events"], lambda d: d[:middle] + bytes([d[middle] ^ 1]) + d[middle + 1 :], "damaged", "the file's CRC"),
+        (parts["events"].with_name("x.parquet"), lambda _: b"PAR1", "damaged", "x.parquet is not in the manifest"),
+    ]
+    for path, change, status, detail in wrong:
+        if change is None:
+            path.unlink()
+        else:
+            path.write_bytes(change(kept.get(path, b"")))
+        code, found = audited(tmp_path)
+        assert (code, found.keys(), found[shown][0]) == (True, {shown}, status)
+        assert detail in found[shown][1]
+        path.unlink(missing_ok=True)
+        if path in kept:
+            path.write_bytes(kept[path])
+    manifest.unlink()
+    assert (cli(words), FIRST in capsys.readouterr().out) == (1, True)
+    catalogue.unlink()
+    assert audited(tmp_path) == (True, {})  # nobody knows which hours there should be
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("messages", lambda t: t.set_column(t.schema.get_field_index("topic"), "topic", pa.nulls(len(t), "string")),
+         "9 rows have no topic, the first is entry 0"),
+        ("messages", lambda t: pa.concat_tables([t.slice(0, 3), t.slice(4), t.slice(0, 1)]), "entry 3 is 4"),
+        ("events", lambda t: t.set_column(t.schema.get_field_index("id"), "id", pa.nulls(len(t), "string")),
+         "rows have no id, the first is number 0"),
+        ("events", lambda t: t.set_column(t.schema.get_field_index("entry"), "entry", pc.add(t["entry"], 4)),
+         "of an entry that the hour does not have"),
+    ],
+)  # fmt: skip
+def test_the_audit_reads_the_rows_that_0_1_0_did_not_look_at(tmp_path: Path, kind: str, change: Any, said: str) -> None:
+    delete_first(two_hours(tmp_path), tmp_path)
+    (part,) = (tmp_path / "archive" / kind / f"hour={FIRST}").iterdir()
+    rewritten(part, change)
+    failed, found = audited(tmp_path)
+    assert failed
+    assert said in found[int(FIRST)][1]

@@ -105,18 +105,24 @@ def reconcile(
     return 1 if summary.failed else 0
 
 
-def archive(*, out: str, level: int = 3, new_catalogue: bool = False, source: Source = Source()) -> int:
+def archive(
+    *, out: str, audit: bool = False, level: int = 3, new_catalogue: bool = False, source: Source = Source()
+) -> int:  # fmt: skip
     """Write closed hours to Parquet, with a manifest each, and a catalogue of all. Run again, it writes what is new.
 
     Parameters
     ----------
     out
         Directory that all workers see, or a URI such as s3://bucket/archive.
+    audit
+        Write nothing: read every archived hour again, and end with 1 if one is damaged or missing. Needs no cluster.
     level
         Of zstd.
     new_catalogue
         Make the catalogue of the hours that are there, when it was lost.
     """
+    if audit:
+        return _audit(out, source)
     options, spark = source.options(), source.spark()
     from hadelay.pipeline.archive import ArchiveOptions, run
 
@@ -124,6 +130,24 @@ def archive(*, out: str, level: int = 3, new_catalogue: bool = False, source: So
     _tell(summary, summary.hours, source, ("hour", "status", "messages", "events", "bytes", "detail"))
     note(f"{summary.archived:,} of {len(summary.hours):,} hours that are over are archived")
     return 0
+
+
+def _audit(out: str, source: Source) -> int:
+    spark = source.spark()
+    from hadelay.pipeline.audit import AuditOptions, run
+
+    with progress(None, hidden=source.output == "json") as update:
+        summary = run(
+            spark, AuditOptions(out, source.hour_from, source.hour_to),
+            lambda done, total: update(completed=done, total=total),
+        )  # fmt: skip
+    wrong = [told for told in summary.hours if told["status"] != "ok"]
+    _tell(summary, wrong, source, ("hour", "status", "version", "messages", "events", "detail"))
+    counted = f"{summary.messages:,} messages, {summary.events:,} events"
+    note(f"{len(summary.hours) - len(wrong):,} of {len(summary.hours):,} archived hours are ok: {counted}")
+    if summary.problem:
+        note(summary.problem)
+    return 1 if summary.failed else 0
 
 
 def tail(
