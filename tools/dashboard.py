@@ -36,6 +36,11 @@ def quantile(part: float, name: str, by: str = "") -> str:
     return f"histogram_quantile({part}, sum by ({labels}) ({rate(f'{name}_bucket')}))"
 
 
+def led(expression: str) -> str:
+    """Of the leader alone. Counters that are the cluster's jump where a node replays its journal or fills itself."""
+    return f"sum({expression} and on (job, instance) {value('raft_is_leader')} == 1)"
+
+
 def value(name: str) -> str:
     return f"hadelay_{name}{JOB}"
 
@@ -46,8 +51,8 @@ def quantiles(name: str) -> tuple[tuple[str, str], ...]:
 
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Is it on time?": (
-        Panel("Lateness, p99", "stat", "s", ((quantile(0.99, "delivery_lateness_seconds"), ""),),
-              "How long after its deliver_at a message was handed out: the promise.", (0.05, 0.5)),
+        Panel("Late by the cluster, p99", "stat", "s", ((quantile(0.99, "delivery_delay_seconds"), ""),),
+              "How long a message was due while a receive waited for it. HadelayLate looks at this.", (0.05, 0.5)),
         Panel("Waits longest", "stat", "s", ((f"max({value('oldest_ready_age_seconds')})", ""),),
               "How long the oldest message that is due has waited for a consumer.", (10, 300)),
         Panel("Ready", "stat", "short", ((f"max({value('ready_messages')})", ""),),
@@ -57,17 +62,19 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Leader", "stat", "short", ((f"sum({value('raft_is_leader')})", ""),),
               "1. For a moment 0 when the leader changes.", ()),
         Panel("Nodes", "stat", "short", (('sum(up{job="$job"})', ""),), "Nodes that answer Prometheus."),
-        Panel("Lateness", "timeseries", "s", quantiles("delivery_lateness_seconds"),
-              "Late because nobody asked, or because of us? Compare with “Waits longest”."),
+        Panel("Lateness", "timeseries", "s", (
+            *quantiles("delivery_lateness_seconds"),
+            (quantile(0.99, "delivery_delay_seconds"), "p99, the cluster's part"),
+        ), "Late because nobody asked, or because of the cluster? Its part is how long a receive waited meanwhile."),
         Panel("Lateness, all of it", "heatmap", "s",
               ((f"sum by (le) ({rate('delivery_lateness_seconds_bucket')})", "{{le}}"),),
               "How many messages a second were how late."),
     ),
     "How much?": (
         Panel("Messages a second", "timeseries", "ops", (
-            (f"max({rate('published_messages_total')})", "published"),
+            (led(rate("published_messages_total")), "published"),
             (f"sum({rate('handed_out_messages_total')})", "handed out"),
-            (f"max by (outcome) ({rate('settled_messages_total')})", "{{outcome}}"),
+            (led(rate("settled_messages_total")).replace("sum(", "sum by (outcome) (", 1), "{{outcome}}"),
         ), "What comes in, what goes out, and how it ends."),
         Panel("Messages kept", "timeseries", "short", (
             (f"max by (state) ({value('messages')})", "{{state}}"), (f"max({value('ready_messages')})", "ready"),
@@ -82,6 +89,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Ready, by topic", "timeseries", "short",
               (('topk(10, hadelay_topic_messages{job="$job",state="ready"})', "{{topic}}"),),
               "The ten with most. (other): topics without series of their own."),
+        Panel("Waits longest, by topic", "timeseries", "s",
+              (('topk(10, hadelay_topic_oldest_ready_age_seconds{job="$job"} > 0)', "{{topic}}"),),
+              "How long the topic's oldest message that is due has waited for a consumer; the ten longest."),
         Panel("Lateness p99, by topic", "timeseries", "s",
               (('topk(10, hadelay_topic_lateness_seconds{job="$job",quantile="0.99"})', "{{topic}}"),),
               "Over five minutes; the ten latest."),

@@ -360,6 +360,34 @@ def test_lateness_is_counted(desk: Desk) -> None:
     assert 1_000 <= desk.dispatcher.lateness.sum_ms <= 1_010
 
 
+def test_only_what_the_cluster_took_counts_as_its_delay(desk: Desk) -> None:
+    """A message that nobody asked for is late, and the cluster has no part in that; nor has it in a topic's limit, nor
+    in the lease of a consumer that never answered."""
+    desk.publish("unasked", delay=100)
+    desk.run(60_000)
+    desk.poll(max=1)
+    desk.run(10)
+    delays = desk.dispatcher.delays.histogram
+    assert (sum(delays.counts), delays.sum < 0.05) == (1, True)
+    assert desk.dispatcher.lateness.sum_ms > 59_000
+    desk.put("slow", rate=0.1)
+    desk.publish("first", "second", topic="slow")
+    desk.poll("slow", max=1)
+    desk.poll("slow", max=1)
+    desk.poll(wait=60_000)  # gets "unasked" when its lease is over
+    desk.run(40_000)
+    assert len(desk.received) == 4
+    assert (sum(delays.counts), delays.sum < 0.05) == (1, True)
+    desk.publish("stuck", delay=1_000)
+    desk.poll()
+    desk.stuck = True
+    desk.run(4_000)
+    desk.unstick()
+    desk.run(10)
+    assert sum(delays.counts) == 2
+    assert 2.9 < delays.sum < 3.1
+
+
 def test_ready_is_what_is_due_and_not_leased(desk: Desk) -> None:
     desk.publish("a", "b", "c", delay=100)
     due_ms = desk.state.now_ms + 100

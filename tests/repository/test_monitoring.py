@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,8 @@ def labels_left(node: Any) -> set[str] | None:
             if node.func.name in ("rate", "increase"):
                 name = node.args[0].vector_selector.name
                 assert name.endswith(("_total", "_bucket", "_sum", "_count")), f"{node.func.name} of {name}, no counter"
+            if node.func.name == "label_replace":
+                return found[0] | {node.args[1].val}
             if node.func.name == "histogram_quantile":
                 assert "le" in found[0]
             return found[0] - {"le"} if node.func.name == "histogram_quantile" else found[0]
@@ -101,9 +105,9 @@ def labels_left(node: Any) -> set[str] | None:
                 matching = node.modifier.matching if node.modifier is not None else None
                 if matching is not None:
                     assert set(matching.labels) <= left & right, matching.labels
-                elif "or" not in node.prettify().split():
+                elif str(node.op) != "or":
                     assert left == right, f"{left} and {right} never match"
-                return left & right
+                return left if str(node.op) in ("and", "unless") else left & right
             return left if left is not None else right
         case promql.ParenExpr() | promql.UnaryExpr() | promql.SubqueryExpr():
             return labels_left(node.expr)
@@ -114,8 +118,9 @@ def labels_left(node: Any) -> set[str] | None:
 def test_expressions_ask_for_what_is_shown(where: str, expression: str, said: str) -> None:
     left = labels_left(promql.parse(expression))
     assert left is not None
-    named = set(re.findall(r"\$labels\.(\w+)", said)) | set(re.findall(r"\{\{(\w+)\}\}", said))
+    named = set(re.findall(r"\{\{ \$labels\.(\w+)", said)) | set(re.findall(r"\{\{(\w+)\}\}", said))
     assert named <= left, f"{where} speaks of {named - left}, which is not left"
+    assert set(re.findall(r"with \$labels\.(\w+)", said)) <= {"topic"}
 
 
 @pytest.mark.parametrize(
@@ -141,6 +146,34 @@ def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
         assert rule["annotations"]["runbook"] == f"docs/howto/runbook.md#{rule['alert'].lower()}"
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+
+
+SERIES_TESTS = CLUSTER / "prometheus/alerts.test.yaml"
+
+
+def test_every_alert_has_an_incident_and_a_noise_in_series_that_nodes_show() -> None:
+    tests = yaml.safe_load(SERIES_TESTS.read_text())["tests"]
+    incidents, noises = set(), set()
+    for test in tests:
+        name, _, kinds = test["name"].partition(" - ")[0].partition(", ")
+        asked = {one["alertname"]: one["exp_alerts"] for one in test["alert_rule_test"]}
+        assert set(asked) == {name}
+        assert bool(asked[name]) == ("incident" in kinds), test["name"]
+        incidents |= {name} if "incident" in kinds else set()
+        noises |= {name} if "noise" in kinds else set()
+        for one in test["input_series"]:
+            selector = promql.parse(one["series"])
+            given = {matcher.name for matcher in selector.matchers.matchers}
+            assert given == SERIES[selector.name], f"{name}: {one['series']}"
+    assert incidents == noises == {rule["alert"] for rule in alerts()}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_alerts_fire_in_their_incidents_and_not_in_noise() -> None:
+    done = subprocess.run(
+        ["promtool", "test", "rules", SERIES_TESTS.name], cwd=SERIES_TESTS.parent, capture_output=True
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
 
 
 def test_each_section_says_what_it_means_and_what_to_do() -> None:

@@ -105,9 +105,12 @@ class Flow:
                 bucket.take(count, now_ms)
 
 
+def is_limited(settings: TopicSettings) -> bool:
+    """The topic is paused, or has a limit that may hold its messages back when they are due."""
+    limits = (settings.rate, settings.catch_up_rate, settings.concurrency)
+    return settings.paused or any(limit is not None for limit in limits)
+
+
 def flow_of(settings: TopicSettings, now_ms: int, before: Flow | None = None) -> Flow | None:
     """None for a topic without limits, as most are."""
-    limits = (settings.rate, settings.catch_up_rate, settings.concurrency)
-    if settings.paused or any(limit is not None for limit in limits):
-        return Flow(settings, now_ms, before)
-    return None
+    return Flow(settings, now_ms, before) if is_limited(settings) else None

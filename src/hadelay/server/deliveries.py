@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 
 import numpy as np
@@ -16,11 +16,14 @@ from hadelay.core.ports import HourStore
 from hadelay.core.results import GrantResult
 from hadelay.core.tokens import LEASE
 from hadelay.core.topics import by_topic
+from hadelay.server.api import Histogram
 
 _BOUNDS = np.array(LATENESS_BUCKETS_MS)
 #: Where each bucket begins and ends.
 _LOWS = np.array((0, *LATENESS_BUCKETS_MS))
 _HIGHS = np.array((*LATENESS_BUCKETS_MS, LATENESS_BUCKETS_MS[-1]))
+#: Upper bounds of hadelay_delivery_delay_seconds.
+_DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 #: How far back a topic's lateness goes, this minute included.
 RECENT_MINUTES = 5
 
@@ -138,6 +141,25 @@ class Lateness:
             self._minutes = {at: topics for at, topics in self._minutes.items() if at > now - RECENT_MINUTES}
             self._minutes[now] = {}
         return self._minutes[now]
+
+
+class Delays:
+    """The cluster's own part of the lateness: how long a message was due while a receive waited for it. Lateness alone
+    cannot say whether a message was late because the cluster was slow or because nobody asked for it."""
+
+    def __init__(self) -> None:
+        self.histogram = Histogram.of(_DELAYS_S)
+
+    def count(self, delivery: Delivery, waited_ms: float, is_limited: Callable[[int], bool]) -> None:
+        """waited_ms: how long the receive waited. is_limited(topic number): a limit may have held its messages back.
+
+        Only first attempts count: a later one was leased to somebody else for a part of the time since it was due."""
+        rows = delivery.rows[delivery.attempts == 1]
+        limited = {number for number in set(rows["topic"].tolist()) if is_limited(number)}
+        late_ms = np.clip(delivery.now_ms - rows["deliver_at_ms"], 0, max(0.0, waited_ms)).tolist()
+        for number, ms in zip(rows["topic"].tolist(), late_ms, strict=True):
+            if number not in limited:
+                self.histogram.observe(ms / 1000)
 
 
 def _quantiles(counts: Counts, part: float) -> NDArray[np.float64]:

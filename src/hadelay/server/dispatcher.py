@@ -25,6 +25,7 @@ from hadelay.core.chain import Damage
 from hadelay.core.clustertime import ClusterClock
 from hadelay.core.commands import MAX_AHEAD_MS, MAX_SEQ, Command, Grant, encode_extend, encode_grant
 from hadelay.core.dispatch import DONE, PROPOSED, Delivery, Dispatcher, Offer, Poll
+from hadelay.core.flow import is_limited
 from hadelay.core.held import HeldGrant
 from hadelay.core.ports import Listener
 from hadelay.core.ready import MAX_FILTERS, MAX_NAMED, MAX_UNKNOWN, TOPIC_FILTERS
@@ -37,7 +38,7 @@ from hadelay.runtime import Runtime
 from hadelay.server.ahead import HeldBack, Lead
 from hadelay.server.alarm import Alarm
 from hadelay.server.cursor import CursorKeeper
-from hadelay.server.deliveries import Lateness, again, empty, first_time, still_held
+from hadelay.server.deliveries import Delays, Lateness, again, empty, first_time, still_held
 from hadelay.server.expiry import Expiry, TtlExpiry
 from hadelay.server.janitor import Janitor
 from hadelay.server.polls import Polls
@@ -132,6 +133,7 @@ class LeaderDispatcher:
         self.handed_out = 0
         self.damaged_links = 0
         self.lateness = Lateness()
+        self.delays = Delays()
         self.lead = Lead(0 if self.interval else min(config.dispatch.max_ahead_ms, MAX_AHEAD_MS))
         self._swept_before = 0
         self._throttled_before: Counter[str] = Counter()
@@ -413,6 +415,8 @@ class LeaderDispatcher:
         if poll.phase != DONE:  # else it hung up meanwhile: the lease has to run out
             self.handed_out += len(delivery.indexes)
             self.lateness.count(delivery)
+            waited_ms = poll.wait_ms - 1000 * (poll.deadline - self.runtime.monotonic())
+            self.delays.count(delivery, waited_ms, lambda number: is_limited(self.state.topics[number].settings))
         self._answer(term, poll, delivery)
 
     def _answer(self, term: _Term, poll: Poll, delivery: Delivery) -> None:

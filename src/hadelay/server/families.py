@@ -14,6 +14,9 @@ FAMILIES: dict[str, Family] = {
     for name, kind, labels, text in (
         ("delivery_lateness_seconds", "histogram", (),
          "How long after its deliver_at a message was handed out: the promise. Counted by the node that led"),
+        ("delivery_delay_seconds", "histogram", (),
+         "How long a message was due while a receive waited for it: the cluster's own part of the lateness. First "
+         "attempts, of topics without limits. Counted by the node that led"),
         ("oldest_ready_age_seconds", "gauge", (),
          "How long the message that waits longest for a consumer has been due; 0 when none waits. Leader only"),
         ("ready_messages", "gauge", (), "Messages that are due and that nobody has. Leader only"),
@@ -56,6 +59,7 @@ FAMILIES: dict[str, Family] = {
         ("raft_has_leader", "gauge", (), "1: this node knows a leader"),
         ("raft_admitted", "gauge", (), "0: a new incarnation, which neither votes nor counts yet"),
         ("raft_is_voter", "gauge", (), "1: this node votes; 0: a learner, which fills itself, or no member (any more)"),
+        ("raft_voters", "gauge", (), "Members that vote, as this node knows them"),
         ("raft_term", "gauge", (), "Raft term"),
         ("raft_last_index", "gauge", (), "Last entry in this node's journal"),
         ("raft_synced_index", "gauge", (), "Last entry on this node's disk"),

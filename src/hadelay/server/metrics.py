@@ -191,6 +191,7 @@ def _of_raft(node: Node) -> dict[str, Values]:
         "raft_has_leader": int(raft.leader is not None),
         "raft_admitted": int(journal.admitted),
         "raft_is_voter": int(raft.membership.votes),
+        "raft_voters": len(raft.membership.voters),
         "raft_term": raft.term,
         "raft_last_index": raft.last_index,
         "raft_synced_index": raft.synced_index,
@@ -224,6 +225,7 @@ def _of_server(node: Node) -> dict[str, Values]:
         "delivery_lateness_seconds": Histogram(
             [ms / 1000 for ms in LATENESS_BUCKETS_MS], dispatcher.lateness.counts, dispatcher.lateness.sum_ms / 1000
         ),
+        "delivery_delay_seconds": dispatcher.delays.histogram,
         "handed_out_messages_total": dispatcher.handed_out,
         "throttled_total": _by({cause: limited[cause] for cause in CAUSES}),
         "sweeper_found_messages_total": dispatcher.sweeper_found,
