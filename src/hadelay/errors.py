@@ -24,6 +24,14 @@ from __future__ import annotations
 import errno
 from typing import Any, ClassVar
 
+#: Limit of the characters of a text that may repeat what somebody sent.
+_LONGEST = 1_000
+
+
+def shortened(text: str) -> str:
+    """The text as it goes into an answer or a log line."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
+
 
 class HadelayError(Exception):
     """Base of everything hadelay raises.
@@ -54,7 +62,7 @@ class HadelayError(Exception):
             "type": self.type,
             "title": self.title,
             "status": self.http_status,
-            "detail": self.detail or self.title,
+            "detail": shortened(self.detail) or self.title,
             "retryable": self.retryable,
             "outcome_known": self.outcome_known,
         }

@@ -39,6 +39,7 @@ from hadelay.core.state import DelayState
 from hadelay.core.tokens import decode_leases, encode_leases
 from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError, NotFound
 from hadelay.http import listing, options, publish, routes, types, values
+from hadelay.http.batches import slices
 from hadelay.http.routes import decoded
 from hadelay.model import DEAD_HOURS, Event, encode_id, hour_name
 from hadelay.raft import messages, records, snapshot
@@ -554,10 +555,11 @@ _BODIES = ("application/json", "application/x-ndjson", "application/msgpack")
 
 def batch(data: bytes) -> None:
     """The body of POST /v1/batches, in one of three formats, as far as the commit."""
-    decode = publish._decoder(_BODIES[data[0] % 3] if data else _BODIES[0])
-    items = decoded(lambda: decode(data[1:], 10_000), types.BatchItem)
-    drafts, problems = publish._Drafts(_Call()).build(items)  # type: ignore[arg-type]
-    assert len(drafts) + len(problems) == len(items)
+    built = publish._Drafts(_Call())  # type: ignore[arg-type]
+    for some in slices(data[1:], _BODIES[data[0] % 3] if data else _BODIES[0], 10_000, 1 << 20):
+        built.add(some.items)
+    drafts = built.drafts
+    assert len(drafts) + len(built.problems) == built.total
     if drafts:
         kind, body = commands.decode_entry(commands.encode_entry(0, [commands.encode_publish("n1", drafts)]))[2][0]
         commands.decode(kind, body)

@@ -33,6 +33,7 @@ from hadelay.http.routes import (
     origin_form,
     parse_query,
 )
+from hadelay.http.turns import Turns
 from hadelay.server.api import Granting, Leader, Service
 from hadelay.tls import Certificates, Decrypted
 
@@ -46,8 +47,6 @@ for _part in (publish, messages, listing, dead, consume, admin, tokens, health):
 _BACKLOG = 4096
 #: A handshake that takes longer is given up.
 _HANDSHAKE_S = 10.0
-#: Small bodies: everything but payloads and batches.
-_MAX_REQUEST_BYTES = 1 << 20
 
 
 class Polls:
@@ -134,7 +133,8 @@ class HttpServer:
             self.door = Door(service, security, time.monotonic, self.heads.recent.clear)
         self.polls = Polls()
         self.denials = Denials(time.monotonic)
-        self.metrics = Metrics(service, self.denials.counts)
+        self.turns = Turns()
+        self.metrics = Metrics(service, self.denials.counts, self.turns)
         self.room = Room(config.max_reading_bytes)
         #: Receives that wait, here or for a leader.
         self.waiting = 0
@@ -238,7 +238,7 @@ class HttpServer:
         """`call` has its query. Raises HadelayError."""
         route = call.route
         if route.body is not None:
-            call.body = decode_body(call.request, route, await call.read(_MAX_REQUEST_BYTES, "of this request"))
+            call.body = decode_body(call.request, route, await call.read(route.max_bytes, "of this request"))
         return await route.handler(call)
 
     def refused(self, route: str, error: HadelayError) -> Answer:

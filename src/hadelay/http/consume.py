@@ -43,7 +43,9 @@ async def receive(call: Call) -> Answer:
     return await _receive(call, [call.path["topic"]])
 
 
-@routes.add("POST", "/v1/receive", body=types.ReceiveTopics, own_topics=True, **_RECEIVING)
+@routes.add(
+    "POST", "/v1/receive", body=types.ReceiveTopics, own_topics=True, max_bytes=_MAX_TOPICS * 256, **_RECEIVING
+)  # fmt: skip
 async def receive_topics(call: Call) -> Answer:
     """Lease messages of several topics that are due, waiting for the first"""
     topics = call.body.topics
@@ -167,7 +169,8 @@ _TEXTUAL = ("application/json", "application/xml", "application/x-ndjson", "appl
 # ---- settling
 
 
-_SETTLING: Any = {"short": True, "scope": "consume", "own_topics": True}
+#: A lease has 29 characters.
+_SETTLING: Any = {"short": True, "scope": "consume", "own_topics": True, "max_bytes": _MAX_LEASES * 48}
 
 
 @routes.add("POST", "/v1/leases:ack", body=types.Ack, returns={200: types.AckResults}, **_SETTLING)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import accumulate, islice
 from pathlib import Path
 
+from hadelay.http.turns import Turns
 from hadelay.server.api import Family, Histogram, Measured, Service, Values
 from hadelay.tls import Certificates
 from hadelay.version import VERSION
@@ -37,6 +38,10 @@ RECEIVES = Family("hadelay_http_waiting_receives", "gauge", "Receives that wait 
 READING = Family(
     "hadelay_http_reading_bytes", "gauge", "Bodies on their way in, or not yet answered; http.max_reading_bytes at most"
 )
+SLICE = Family(
+    "hadelay_http_slice_max_bytes", "gauge",
+    "Most work that a large request did in one turn of the loop: bytes, an item counting as 256; 262,144 at most",
+)  # fmt: skip
 DELAYS = Family(
     "hadelay_loop_delay_seconds", "histogram",
     "How late a timer of the event loop was, ten times a second: what keeps it busy delays everything",
@@ -54,17 +59,17 @@ OPEN_FDS = Family("process_open_fds", "gauge", "Open file descriptors")
 MAX_FDS = Family("process_max_fds", "gauge", "Most file descriptors that it may open")
 #: In the order in which they are shown, after those of the node.
 FAMILIES = (
-    REQUESTS, DENIED, CONNECTIONS, RECEIVES, READING, DELAYS, CERTIFICATES, BUILD, CPU, RESIDENT, VIRTUAL, STARTED,
-    OPEN_FDS, MAX_FDS,
+    REQUESTS, DENIED, CONNECTIONS, RECEIVES, READING, SLICE, DELAYS, CERTIFICATES, BUILD, CPU, RESIDENT, VIRTUAL,
+    STARTED, OPEN_FDS, MAX_FDS,
 )  # fmt: skip
 
 
 class Metrics:
     """What the HTTP layer counts, and the text."""
 
-    def __init__(self, service: Service, denied: Counter[str]) -> None:
+    def __init__(self, service: Service, denied: Counter[str], turns: Turns) -> None:
         """denied: requests refused for who asked, by reason."""
-        self.service, self.denied = service, denied
+        self.service, self.denied, self.turns = service, denied, turns
         #: (route, status) → answers
         self.requests: Counter[tuple[str, int]] = Counter()
         self.delays = Histogram.of(_DELAYS_S)
@@ -93,6 +98,7 @@ class Metrics:
             (CONNECTIONS, connections),
             (RECEIVES, receives),
             (READING, reading),
+            (SLICE, self.turns.largest),
             (DELAYS, self.delays),
             (CERTIFICATES, {(one.section,): one.expires_s for one in self.certificates}),
             (BUILD, {(VERSION, self.service.node): 1}),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from binascii import Error as Base64Error
 from binascii import a2b_base64
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,8 +15,9 @@ from aiohttp import web
 
 from hadelay.core.drafts import Draft
 from hadelay.core.meta import Meta, pack
-from hadelay.errors import BadRequest, HadelayError, TooLarge, UnsupportedMediaType
+from hadelay.errors import BadRequest, HadelayError, TooLarge
 from hadelay.http import receipts, types
+from hadelay.http.batches import slices
 from hadelay.http.options import (
     HEADERS,
     check_idempotency_key,
@@ -36,8 +36,6 @@ from hadelay.http.routes import (
     Answer,
     Call,
     Routes,
-    decoded,
-    is_msgpack,
     media_type,
 )
 from hadelay.http.values import LARGEST_MS, SMALLEST_INSTANT_MS, check_topic
@@ -89,74 +87,24 @@ async def publish(call: Call) -> web.Response:
 async def publish_batch(call: Call) -> Answer:
     """Publish many messages in one commit; results in the order of the items"""
     request = call.request
-    decode = _decoder(media_type(request))
     keys = request.headers.getall("Idempotency-Key", ())
     if len(keys) > 1:
         raise BadRequest("Idempotency-Key is given twice")
     request_key = check_idempotency_key(keys[0].encode("utf-8", "surrogateescape")) if keys else None
     limits = call.server.config
     data = await call.read(limits.max_batch_bytes, "max_batch_bytes")
-    items = decoded(lambda: decode(data, limits.max_batch_items), types.BatchItem)
-    drafts, problems = _Drafts(call).build(items)
-    answer = await commit(call, drafts, request_key) if drafts else Receipts([], [])
+    built, turns = _Drafts(call), call.server.turns
+    for some in slices(data, media_type(request), limits.max_batch_items, limits.max_body_bytes):
+        built.add(some.items)
+        turns.count(some.work)
+        if some.more:
+            await turns.next()
+    answer = await commit(call, built.drafts, request_key) if built.drafts else Receipts([], [])
     msgpack = call.wants_msgpack()
-    for error in problems.values():
+    for error in built.problems.values():
         call.server.denials.note(call.route.name, error)
-    document = receipts.batch(answer, problems, len(items), msgpack)
+    document = await receipts.batch(answer, built.problems, built.total, msgpack, turns)
     return Answer(200, MSGPACK_TYPE if msgpack else JSON_TYPE, document)
-
-
-class _JsonItem(types.BatchItem):
-    """Keeps `body` as the text it was sent as: 1e3 stays 1e3, and nothing is parsed twice."""
-
-    body: msgspec.Raw = msgspec.Raw(b"")
-
-
-_decode_json = msgspec.json.Decoder(list[_JsonItem]).decode
-_decode_lines = msgspec.json.Decoder(_JsonItem).decode_lines
-_decode_msgpack = msgspec.msgpack.Decoder(list[types.BatchItem]).decode
-_skim_json = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_skim_lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
-
-#: (body, max_batch_items) into items. What is over the limit is refused before half a second goes into decoding it.
-_Decode = Callable[[bytes, int], list[Any]]
-
-
-def _json(decode: Callable[[bytes], list[Any]], skim: Callable[[bytes], list[Any]]) -> _Decode:
-    def checked(data: bytes, at_most: int) -> list[Any]:
-        data.decode()  # Raw fields are not looked into, and broken UTF-8 is broken JSON
-        if data.count(b"{") > at_most:
-            _check_count(len(skim(data)), at_most)
-        return decode(data)
-
-    return checked
-
-
-def _msgpack(data: bytes, at_most: int) -> list[Any]:
-    if data[:1] == _ARRAY_32:
-        _check_count(int.from_bytes(data[1:5]), at_most)
-    items = _decode_msgpack(data)
-    _check_count(len(items), at_most)
-    return items
-
-
-_ARRAY_32 = b"\xdd"
-
-
-def _check_count(items: int, at_most: int) -> None:
-    if items > at_most:
-        raise TooLarge(f"{items} items; a batch has at most {at_most} (max_batch_items)")
-
-
-def _decoder(kind: str) -> _Decode:
-    if kind == JSON or kind.endswith("+json"):
-        return _json(_decode_json, _skim_json)
-    if kind in (NDJSON, "application/ndjson", "application/jsonl"):
-        return _json(_decode_lines, _skim_lines)
-    if is_msgpack(kind):
-        return _msgpack
-    given = f"not {kind!r}" if kind else "and its Content-Type says which"
-    raise UnsupportedMediaType(f"a batch is {JSON}, {NDJSON} or {MSGPACK}, {given}")
 
 
 class _Drafts:
@@ -174,15 +122,24 @@ class _Drafts:
         #: Of items that say nothing of their own.
         self.trace = check_traceparent(call.request.headers.get("traceparent", "").encode("utf-8", "surrogateescape"))
         self.plain = pack(Meta(tp=self.trace))
+        self.drafts: list[Draft] = []
+        #: Items that were refused, by their place.
+        self.problems: dict[int, HadelayError] = {}
+        #: Items so far.
+        self.total = 0
 
-    def build(self, items: list[Any]) -> tuple[list[Draft], dict[int, HadelayError]]:
-        drafts: list[Draft] = []
-        problems: dict[int, HadelayError] = {}
+    def add(self, items: list[Any]) -> None:
+        """The next items; an error is of one that was not decoded."""
+        drafts, first = self.drafts, self.total
+        self.total += len(items)
         topics, whens, one = self.topics, self.whens, self._one
         max_body, max_delay_s = self.limits.max_body_bytes, self.max_delay_ms // 1000
         # So many characters are not too many bytes, whatever they are.
         short_key = self.limits.max_key_bytes // 4
-        for place, item in enumerate(items):
+        for place, item in enumerate(items, first):
+            if isinstance(item, HadelayError):
+                self.problems[place] = item
+                continue
             body, delay, at = item.body, item.delay, item.deliver_at
             # The usual item: bytes, a known topic, whole seconds or Unix ms or a time seen before, perhaps a key.
             if (
@@ -216,8 +173,7 @@ class _Drafts:
             try:
                 drafts.append(one(item))
             except HadelayError as error:
-                problems[place] = error
-        return drafts, problems
+                self.problems[place] = error
 
     def _one(self, item: Any) -> Draft:
         limits = self.limits

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 import msgspec
 import numpy as np
 
 from hadelay.errors import HadelayError
-from hadelay.http.types import BatchResult, BatchResults
+from hadelay.http.turns import ITEM, Turns
+from hadelay.http.types import BatchResult
 from hadelay.http.values import ID_CHARS, INSTANT_CHARS, format_instant, ids_text, instants_text
 from hadelay.model import encode_id
 from hadelay.server.api import Receipts
 
+#: Results that are encoded in one slice.
+_RESULTS = 250
 _JSON = (b'{"id":"', b'","deliver_at":"', b'"},', b'{"results":[', b"]}")
 # fixmap of 2, fixstr of 2, fixstr of 13 … fixstr of 10, fixstr of 24
 _MSGPACK = (b"\x82\xa2id\xad", b"\xaadeliver_at\xb8", b"", b"\x81\xa7results", b"")
@@ -31,12 +37,23 @@ def one(topic: str, key: bytes | None, receipts: Receipts) -> tuple[int, str, by
     return status, message_id, f'{{"id":"{message_id}","topic":"{topic}","deliver_at":"{at}"{tail}}}'.encode()
 
 
-def batch(receipts: Receipts, problems: dict[int, HadelayError], total: int, msgpack: bool) -> bytes:
+async def batch(
+    receipts: Receipts, problems: dict[int, HadelayError], total: int, msgpack: bool, turns: Turns
+) -> bytes:
     """The answer to a batch of `total`. `problems`: items refused before they got to the log, by their place."""
     if not problems and not receipts.problems and not receipts.duplicates and not receipts.replaced:
         return _plain(receipts, msgpack)
-    results = BatchResults(_mixed(receipts, problems, total))
-    return msgspec.msgpack.encode(results) if msgpack else msgspec.json.encode(results)
+    encode = msgspec.msgpack.encode if msgpack else msgspec.json.encode
+    parts: list[bytes] = []
+    results = _mixed(receipts, problems, total)
+    while some := [encode(result) for result in islice(results, _RESULTS)]:
+        parts += some
+        turns.count(ITEM * len(some) + sum(map(len, some)))
+        if len(parts) < total:
+            await turns.next()
+    if msgpack:
+        return b"".join((_MSGPACK[3], _array_header(total), *parts))
+    return b"%b%b%b" % (_JSON[3], b",".join(parts), _JSON[4])
 
 
 def _plain(receipts: Receipts, msgpack: bool) -> bytes:
@@ -60,8 +77,7 @@ def _array_header(count: int) -> bytes:
     return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
 
 
-def _mixed(receipts: Receipts, problems: dict[int, HadelayError], total: int) -> list[BatchResult]:
-    results = []
+def _mixed(receipts: Receipts, problems: dict[int, HadelayError], total: int) -> Iterator[BatchResult]:
     row = 0
     for place in range(total):
         error = problems.get(place)
@@ -76,5 +92,4 @@ def _mixed(receipts: Receipts, problems: dict[int, HadelayError], total: int) ->
             row += 1
         if error is not None:
             result = BatchResult(error=error.document())
-        results.append(result)
-    return results
+        yield result

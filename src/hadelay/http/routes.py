@@ -53,6 +53,8 @@ _JSON_ENOUGH = frozenset(
     (JSON, "", "text/json", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream")
 )
 _MSGPACK_NAMES = frozenset((MSGPACK, "application/x-msgpack", "application/vnd.msgpack"))
+#: Limit of a body that says nothing else: a topic's settings are up to 20 KiB.
+MAX_BYTES = 64 << 10
 _AUTHORITY = re.compile(r"https?://[^/?]*", re.IGNORECASE)
 #: More of a name that is not known is not shown, nor compared.
 _SHOWN = 64
@@ -82,6 +84,8 @@ class Route:
     scope: str
     #: What it is about is known to the handler alone, which asks `Call.access` itself; here the scope is enough.
     own_topics: bool
+    #: Limit of its body, which is decoded at once; of a raw body the handler has its own.
+    max_bytes: int
 
     @property
     def name(self) -> str:
@@ -180,6 +184,7 @@ class Routes:
         short: bool = False,
         scope: str = "admin",
         own_topics: bool = False,
+        max_bytes: int = MAX_BYTES,
     ) -> Callable[[H], H]:
         def declare(handler: H) -> H:
             json = msgspec.json.Decoder(body, dec_hook=types.decode_hook) if body else None
@@ -189,7 +194,7 @@ class Routes:
             self._register(
                 Route(
                     method, path, handler, query, body, known, returns, (*errors, *more), raw_body, own_head, json,
-                    msgpack, short, scope, own_topics,
+                    msgpack, short, scope, own_topics, max_bytes,
                 )
             )  # fmt: skip
             return handler

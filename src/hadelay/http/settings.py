@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from hadelay.core.topicconfig import mask_header, mask_secret
+from hadelay.core.topicconfig import MAX_BACKOFF_STEPS, mask_header, mask_secret
 from hadelay.errors import BadRequest
 from hadelay.http import types
-from hadelay.http.values import format_duration
+from hadelay.http.values import format_duration, parse_duration
 
 #: Settings that are durations: `lease` here, `lease_ms` where they are kept.
 _DURATIONS = frozenset(("lease", "dead_retention", "ttl", "retention", "timeout", "min", "max"))
@@ -19,6 +19,10 @@ _DURATIONS = frozenset(("lease", "dead_retention", "ttl", "retention", "timeout"
 def settings_in(body: types.PutTopic) -> dict[str, Any]:
     """What PUT names; None takes a setting back."""
     config: dict[str, Any] = _in(body)
+    if isinstance(backoff := config.get("backoff"), list):
+        if len(backoff) > MAX_BACKOFF_STEPS:  # not one by one before that is known
+            raise BadRequest(f"backoff: {len(backoff)} durations; at most {MAX_BACKOFF_STEPS}, the last one repeats")
+        config["backoff"] = [parse_duration(f"backoff[{n}]", value) for n, value in enumerate(backoff)]
     webhook = config.get("webhook")
     if webhook is not None and "secret" in webhook:
         if "secrets" in webhook:

@@ -405,7 +405,8 @@ class PutTopic(In):
     lease: Duration | UnsetType | None = UNSET
     #: 0: no limit.
     max_attempts: int | UnsetType | None = UNSET
-    backoff: list[Duration] | Backoff | UnsetType | None = UNSET
+    #: A list of durations, or the bounds between which waits grow.
+    backoff: list[str | int | float] | Backoff | UnsetType | None = UNSET
     #: keep, or the name of another topic.
     dead_letter: str | UnsetType | None = UNSET
     dead_retention: Duration | UnsetType | None = UNSET

@@ -274,7 +274,9 @@ class Batcher:
             if not self.outlet.ready():
                 self._wait_for_leader()
                 return
-            self._send_batch(shut)
+            if self._send_batch(shut) > self.max_entry_bytes // 2:
+                self._schedule()  # encoding a large one is enough for one turn of the loop
+                return
 
     def _refuse_late(self) -> None:
         """Of who waited for so long somebody else may have asked again by now, and the time for which its key is
@@ -285,8 +287,8 @@ class Batcher:
             self.queued_bytes -= late.bytes if isinstance(late, _Publish) else 0
             late.fail(Overloaded("publishes wait too long for their turn on this node", retry_after_ms=1_000))
 
-    def _send_batch(self, shut: bool) -> None:
-        """shut: without publishes."""
+    def _send_batch(self, shut: bool) -> int:
+        """Its bytes. shut: without publishes."""
         taken = [] if shut else _take(self._publishes, self.max_entry_bytes)
         room = self.max_entry_bytes - sum(p.bytes for p in taken)
         commands = _take(self._commands, room) if room > 0 or not taken else []
@@ -296,7 +298,7 @@ class Batcher:
         publishes = [p for p in taken if isinstance(p, _Publish)]
         commands = [c for c in [*taken, *commands] if isinstance(c, _Command) and c.term in (0, term)]
         if not publishes and not commands:
-            return
+            return 0
         groups = _group(publishes)
         encoded = [encode_publish(self.node, [d for p in group for d in p.drafts], group[0].key) for group in groups]
         encoded += [c.command for c in commands]
@@ -306,6 +308,7 @@ class Batcher:
         self._publishing += batch.publishes
         self._sent.append(batch)
         batch.send(encoded)
+        return sum(map(len, encoded))
 
     def settled(self, batch: _Batch, publishes: list[_Publish], commands: list[_Command], again: bool) -> None:
         """A batch is over; `again`: nothing happened, it goes back to the head of the queue."""

@@ -13,6 +13,10 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from hadelay.config import LogConfig
+from hadelay.errors import shortened
+
+#: Fields that no client has a part in.
+_WHOLE = frozenset(("event", "exception", "stack"))
 
 
 def set_up_logs(config: LogConfig, node: str = "") -> None:
@@ -22,10 +26,16 @@ def set_up_logs(config: LogConfig, node: str = "") -> None:
         event.setdefault("node", node)
         return event
 
+    def short(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        for name, value in event.items():
+            if isinstance(value, str) and name not in _WHOLE:
+                event[name] = shortened(value)
+        return event
+
     pretty = config.format == "text" or (config.format == "auto" and sys.stderr.isatty())
     level = getattr(logging, config.level.upper())
     now = structlog.processors.TimeStamper(fmt="iso", utc=True)
-    common: list[Processor] = [structlog.processors.add_log_level, now, *([named] if node else [])]
+    common: list[Processor] = [short, structlog.processors.add_log_level, now, *([named] if node else [])]
     written: list[Processor] = (
         [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)]
         if pretty

@@ -53,6 +53,7 @@ from hadelay.errors import (
     NotFound,
     OutcomeUnknown,
     Overloaded,
+    shortened,
 )
 from hadelay.server import views
 from hadelay.server.api import (
@@ -99,6 +100,8 @@ log = structlog.get_logger("hadelay")
 _CHANGE_S = 5.0
 #: Of a list of all topics, between two turns of others.
 _TOPICS_AT_ONCE = 200
+#: Leases of one command: apply takes some milliseconds for so many.
+_SETTLED_AT_ONCE = 2_500
 _DONE = {"ack": "acked", "nack": "nacked", "extend": "extended"}
 
 
@@ -206,13 +209,14 @@ class NodeService:
         }
         left = np.flatnonzero(fine)
         while len(left):
+            some = left[:_SETTLED_AT_ONCE]
             with _once_begun(len(left) < int(fine.sum())):
-                result = await self._propose(self._settlement(kind, rows[left], value_ms, reason))
+                result = await self._propose(self._settlement(kind, rows[some], value_ms, reason))
             assert isinstance(result, LeaseResult)
             again = result.outcomes == LeaseOutcome.AGAIN
-            for place, outcome in zip(left[~again].tolist(), result.outcomes[~again].tolist(), strict=True):
+            for place, outcome in zip(some[~again].tolist(), result.outcomes[~again].tolist(), strict=True):
                 outcomes[place] = words[outcome]
-            left = left[again]
+            left = np.concatenate((some[again], left[_SETTLED_AT_ONCE:]))
         return outcomes
 
     def _settlement(self, kind: SettleKind, rows: NDArray[np.void], value_ms: int | None, reason: str) -> bytes:
@@ -540,7 +544,7 @@ class NodeService:
     async def _propose(self, command: bytes, action: str = "", target: str = "") -> Any:
         """The command's result; Refused is raised. action: it goes into the audit trail."""
         if action:
-            who = self._actor
+            who, target = self._actor, shortened(target)
             command = commands.encode_audited(self.node, who.token_id, who.token, action, target, command)
             log.info("admin_action", action=action, target=target, token=who.token, token_id=who.token_id)
         result = await answered(lambda done: self._node.propose(command, done))

@@ -1,0 +1,143 @@
+"""The requests that would hold a node's event loop longest, of every route: as large as may be, and of the worst form.
+
+Shared by tests, which count the work, and by the row `worst`, which times it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+JSON, NDJSON, MSGPACK = "application/json", "application/x-ndjson", "application/msgpack"
+MIB = 1 << 20
+BATCH = "/v1/messages:batch"
+
+
+class Worst(NamedTuple):
+    name: str
+    method: str
+    path: str
+    kind: str
+    body: bytes
+    #: What it is answered, and what the refusal's detail says.
+    status: int
+    words: str = ""
+
+
+def _repeated(before: str, unit: str, after: str, size: int) -> bytes:
+    return (before + unit * ((size - len(before) - len(after)) // len(unit)) + after).encode()
+
+
+def _payloads(payload: str, times: int = 15) -> bytes:
+    return ("[" + ",".join(['{"topic":"t","delay":"1h","body":' + payload + "}"] * times) + "]").encode()
+
+
+_FULL = {
+    "topic": "t", "delay": "1h", "on_conflict": "replace", "max_wait": "2h", "tags": ["a", "b"], "meta": {"a": "b"},
+    "ttl": "5m", "content_type": "text/plain", "body": "x" * 100,
+}  # fmt: skip
+
+
+def _many_of_all_options() -> list[dict[str, Any]]:
+    return [_FULL | {"key": f"k{n}", "idempotency_key": f"i{n}"} for n in range(10_000)]
+
+
+#: name → (media type, body, status, words)
+_BATCHES: dict[str, tuple[str, Callable[[], bytes], int, str]] = {
+    "objects": (JSON, lambda: _repeated("[{}", ",{}", "]", 16 * MIB), 413, "max_batch_items"),
+    "numbers": (JSON, lambda: _repeated("[1", ",1", "]", 16 * MIB), 413, "max_batch_items"),
+    "lines": (NDJSON, lambda: b"{}\n" * (5 * MIB), 413, "max_batch_items"),
+    "values in a line": (NDJSON, lambda: b"{} " * MIB, 400, "trailing"),
+    "empty lines": (NDJSON, lambda: b"\n" * (16 * MIB), 200, ""),
+    "nested": (JSON, lambda: b"[" * (16 * MIB), 400, "nested"),
+    "not closed": (JSON, lambda: b'["' + b"x" * (16 * MIB - 2), 400, "truncated"),
+    "spaces": (JSON, lambda: b" " * (16 * MIB - 2) + b"[]", 200, ""),
+    "tags": (JSON, lambda: _repeated('[{"topic":"t","tags":["a"', ',"a"', "]}]", 5 * MIB), 200, ""),
+    "meta": (JSON, lambda: _repeated('[{"topic":"t","meta":{"a":""', ',"a":""', "}}]", 5 * MIB), 200, ""),
+    "members": (JSON, lambda: _repeated('[{"topic":"t"', ',"key":""', "}]", 5 * MIB), 413, "at most 32"),
+    "payloads of numbers": (JSON, lambda: _payloads("[" + "1," * 524_000 + "1]"), 200, ""),
+    "payloads of text": (JSON, lambda: _payloads('"' + "x" * 1_048_000 + '"'), 200, ""),
+    "payloads of escapes": (JSON, lambda: _payloads('"' + r"\u0001" * 1_048_000 + '"', 2), 200, ""),
+    "all options": (JSON, lambda: json.dumps(_many_of_all_options()).encode(), 200, ""),
+    "all options, msgpack": (MSGPACK, lambda: msgspec.msgpack.encode(_many_of_all_options()), 200, ""),
+    "wrong values": (
+        JSON,
+        lambda: json.dumps([{"topic": "t", "delay": f"x{n}", "body": "x" * 1_500} for n in range(9_999)]).encode(),
+        200, "",
+    ),
+    "nothings": (
+        MSGPACK,
+        lambda: b"\x91\x82\xa5topic\xa1t\xa4body\xdd\x00\xff\xff\x00" + b"\xc0" * 0xFFFF00,
+        200, "",
+    ),
+    "claims": (MSGPACK, lambda: b"\xdd\xff\xff\xff\xff" + b"\x80" * MIB, 413, "max_batch_items"),
+    "structures": (
+        MSGPACK,
+        lambda: msgspec.msgpack.encode(
+            [{"topic": "t", "delay": 3600, "body": {f"k{n}": n for n in range(100)}}] * 9_000
+        ),
+        200, "",
+    ),
+}  # fmt: skip
+
+
+def batches() -> Iterator[Worst]:
+    for name, (kind, body, status, words) in _BATCHES.items():
+        yield Worst(f"batch: {name}", "POST", BATCH, kind, body(), status, words)
+
+
+def _bodies(path: str, method: str, name: str, member: str, value: Any, times: int, status: int) -> Iterator[Worst]:
+    """The same list, a member of a small request, as JSON and as MessagePack."""
+    for kind, encode in ((JSON, msgspec.json.encode), (MSGPACK, msgspec.msgpack.encode)):
+        yield Worst(f"{name}, {kind.partition('/')[2]}", method, path, kind, encode({member: [value] * times}), status)
+
+
+def others() -> Iterator[Worst]:
+    """Of topic t, which has messages."""
+    lease = "0" * 29
+    for verb in ("ack", "nack"):
+        yield from _bodies(f"/v1/leases:{verb}", "POST", f"{verb} of 10,000", "leases", lease, 10_000, 200)
+        yield from _bodies(f"/v1/leases:{verb}", "POST", f"{verb} of nothing", "leases", "", 100_000, 400)
+    extend = {"leases": [lease] * 10_000, "lease": "1m"}
+    yield Worst("extend of 10,000", "POST", "/v1/leases:extend", JSON, json.dumps(extend).encode(), 200)
+    topics = [f"t{n}".ljust(128, "x") for n in range(1_000)]
+    tags = [f"tag{n}".ljust(64, "x") for n in range(16)]
+    wish = {"topics": topics, "tags": tags, "any_tags": [tag[::-1] for tag in tags], "wait": "10ms"}
+    yield Worst("receive of 1,000 topics", "POST", "/v1/receive", JSON, json.dumps(wish).encode(), 200)
+    yield from _bodies("/v1/receive", "POST", "receive of empty names", "topics", "", 80_000, 400)
+    yield from _bodies("/v1/topics/t/receive", "POST", "receive of tags", "tags", "a", 16_000, 400)
+    yield from _bodies("/v1/topics/t", "PUT", "backoff", "backoff", 1, 30_000, 400)
+    yield from _bodies("/v1/topics/t/dead:redrive", "POST", "redrive", "ids", "0" * 13, 1_000, 202)
+    yield from _bodies("/v1/topics/t:purge", "POST", "purge", "states", "dead", 8_000, 202)
+    for path, member in (
+        ("/v1/topics/t:pause", "reason"), ("/v1/cluster:drain", "node"), ("/v1/cluster:transfer-leader", "to"),
+    ):  # fmt: skip
+        status = 404 if member == "node" else 400
+        yield Worst(f"a long {member}", "POST", path, JSON, json.dumps({member: "x" * 60_000}).encode(), status)
+    yield Worst("a long field", "POST", "/v1/leases:ack", JSON, json.dumps({"x" * 60_000: 1}).encode(), 400)
+    yield Worst(
+        "a long number", "POST", "/v1/leases:extend", JSON, b'{"leases":[],"lease":' + b"1" * 60_000 + b"}", 400
+    )
+    for path in ("/v1/leases:ack", "/v1/topics/t:purge", "/v1/tokens", "/v1/cluster/members"):
+        yield Worst(f"nested, {path}", "POST", path, JSON, b'{"a":' + b"[" * 60_000, 400)
+        yield Worst(f"too large, {path}", "POST", path, JSON, b"[" * MIB, 413)
+    yield from _questions()
+
+
+def _questions() -> Iterator[Worst]:
+    for name, path, status in (
+        ("the longest page", "/v1/topics/t/messages?limit=1000&state=all", 200),
+        ("a page of tags", "/v1/topics/t/messages?limit=1000&tag=" + ",".join(f"a{n}" for n in range(16)), 200),
+        ("dead letters with bodies", "/v1/topics/t/dead?limit=1000&body=true", 200),
+        ("10,000 buckets", "/v1/due?from=1800000000000&to=1800010000000&step=1", 200),
+        ("10,000 buckets of a topic", "/v1/topics/t/due?from=1800000000000&to=1800600000000&step=60", 200),
+        ("parameters", "/v1/topics?" + "&".join(f"a{n}=1" for n in range(1_000)), 400),
+        ("the same parameter", "/v1/topics?" + "&".join(["stale=1"] * 900), 400),
+        ("tags of a page", "/v1/topics/t/messages?tag=" + ",".join(f"a{n}" for n in range(1_200)), 400),
+        ("all topics", "/v1/topics", 200), ("names", "/v1/names", 200), ("hours", "/v1/hours", 200),
+        ("metrics", "/metrics", 200), ("the description", "/openapi.json", 200), ("audit", "/v1/audit?limit=1000", 200),
+    ):  # fmt: skip
+        yield Worst(name, "GET", path, "", b"", status)

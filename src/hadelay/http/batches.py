@@ -1,0 +1,345 @@
+"""The bytes of a batch into items, in slices (ADR 190).
+
+A decoder holds the interpreter until it has finished, in a thread too. So a large batch is first cut at the ends of its
+items, which can pause anywhere, and its items are counted meanwhile; then a few items at a time are decoded. An item
+that is large by itself is cut again, into its members: only its payload may be large.
+
+The cuts are not trusted. Between two of them there have to be whole items again, so that joined they are what decoding
+everything at once would have given.
+"""
+
+from __future__ import annotations
+
+import re
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgpack
+import msgspec
+import numpy as np
+
+from hadelay.errors import BadRequest, HadelayError, TooLarge, UnsupportedMediaType
+from hadelay.http import types
+from hadelay.http.routes import JSON, MSGPACK, NDJSON, decoded, is_msgpack
+from hadelay.http.turns import ITEM
+
+#: Limits of a slice: bytes of JSON and of MessagePack that are cut, bytes that are decoded, items that are passed on.
+_CUT_JSON, _CUT_MSGPACK, _DECODE, _ITEMS = 64 << 10, 256 << 10, 128 << 10, 500
+#: JSON of at most so many bytes, a comma counting as _COMMA of them, is decoded at once: that takes as long as _DECODE
+#: bytes that are all commas and braces.
+_LIGHT, _COMMA = 1 << 20, 100
+#: Limit of the members of an item.
+_MEMBERS = 32
+#: JSON may write one byte of text as six characters.
+_GROWTH = 6
+#: Limit of the bytes of any member that is no payload; and of a payload of MessagePack that is neither bytes nor text,
+#: since it becomes JSON all at once.
+_BESIDES = 128 << 10
+#: Work of light JSON, and of one large item, is so many times less than their bytes.
+_FRACTION, _LARGE = 4, 32
+
+
+class Slice(NamedTuple):
+    """What one slice of work gave: items in order, or an error in the place of one that is not decoded."""
+
+    items: list[Any]
+    #: Bytes, a large payload's counting a fraction, and ITEM of them for each item.
+    work: int
+    #: Another slice follows.
+    more: bool = True
+
+
+Slices = Iterator[Slice]
+#: Slices of looking for ends; returns their offsets.
+_Cut = Generator[Slice, None, list[int]]
+
+
+class _JsonItem(types.BatchItem):
+    """Keeps `body` as the text it was sent as: 1e3 stays 1e3, and nothing is parsed twice."""
+
+    body: msgspec.Raw = msgspec.Raw(b"")
+
+
+_decode_json = msgspec.json.Decoder(list[_JsonItem]).decode
+_decode_lines = msgspec.json.Decoder(_JsonItem).decode_lines
+_decode_msgpack = msgspec.msgpack.Decoder(list[types.BatchItem]).decode
+_skim_json = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_skim_lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
+
+
+def slices(data: bytes, kind: str, max_items: int, max_body_bytes: int) -> Slices:
+    """The items of a batch of the media type `kind`. Raises TooLarge, BadRequest, UnsupportedMediaType."""
+    lines = kind in (NDJSON, "application/ndjson", "application/jsonl")
+    if lines or kind == JSON or kind.endswith("+json"):
+        if len(data) <= _LIGHT and (weight := _weight(data, lines)) <= _LIGHT:
+            return _passed(_light_json(data, max_items, lines), weight // _FRACTION, last=True)
+        return _json(data, max_items, max_body_bytes, lines)
+    if is_msgpack(kind):
+        if len(data) <= _DECODE:
+            return _passed(_light_msgpack(data, max_items), len(data), last=True)
+        return _msgpack(data, max_items)
+    given = f"not {kind!r}" if kind else "and its Content-Type says which"
+    raise UnsupportedMediaType(f"a batch is {JSON}, {NDJSON} or {MSGPACK}, {given}")
+
+
+def _weight(data: bytes, lines: bool) -> int:
+    return len(data) + _COMMA * (data.count(b",") + (data.count(b"}") if lines else 0))
+
+
+def _passed(items: list[Any], work: int, *, last: bool = False) -> Slices:
+    """Items that took so much work to decode, some at a time; last: nothing follows them."""
+    for first in range(0, max(len(items), 1), _ITEMS):
+        some = items[first : first + _ITEMS]
+        yield Slice(some, (0 if first else work) + ITEM * len(some), not last or first + _ITEMS < len(items))
+
+
+def _work(size: int) -> int:
+    """Of decoding so many bytes: more than _DECODE are one item, and most of them its payload."""
+    return size if size <= _DECODE else size // _LARGE
+
+
+def _check_count(items: int, at_most: int) -> None:
+    if items > at_most:
+        raise TooLarge(f"{items} items; a batch has at most {at_most} (max_batch_items)")
+
+
+def _groups(ends: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """What is decoded together: (number of its first item, offset where it begins, where it ends, items)."""
+    first = 0
+    while first < len(ends) - 1:
+        last = first + 1
+        while last < len(ends) - 1 and last - first < _ITEMS and ends[last + 1] - ends[first] <= _DECODE:
+            last += 1
+        yield first, ends[first], ends[last], last - first
+        first = last
+
+
+def _decoded(decode: Callable[[], list[Any]], number: int, at: int) -> list[Any]:
+    """Items from `number`, at offset `at`, on. Raises BadRequest with numbers and offsets as they are in the batch."""
+    try:
+        return decoded(decode, types.BatchItem)  # type: ignore[no-any-return]
+    except BadRequest as error:
+        detail = _NUMBER.sub(lambda found: str(int(found[0]) + number), error.detail, count=1)
+        raise BadRequest(_OFFSET.sub(lambda found: str(int(found[0]) + at), detail)) from None
+
+
+_NUMBER, _OFFSET = re.compile(r"(?<=body\[)\d+|(?<=\$\[)\d+"), re.compile(r"(?<=\(byte )\d+(?=\))")
+
+
+# ---- JSON
+
+
+def _light_json(data: bytes, max_items: int, lines: bool) -> list[Any]:
+    decode, skim = (_decode_lines, _skim_lines) if lines else (_decode_json, _skim_json)
+
+    def checked() -> list[Any]:
+        data.decode()  # Raw fields are not looked into, and broken UTF-8 is broken JSON
+        if data.count(b"{") > max_items:
+            _check_count(len(skim(data)), max_items)
+        return decode(data)
+
+    return decoded(checked, types.BatchItem)  # type: ignore[no-any-return]
+
+
+def _json(data: bytes, max_items: int, max_body_bytes: int, lines: bool) -> Slices:
+    ends = yield from _cut_json(
+        data, b"" if lines else b"[", max_items, f"a batch has at most {max_items} (max_batch_items)"
+    )
+    if not lines and len(ends) == 2 and not data[ends[0] + 1 : ends[1]].strip(_SPACE):
+        return
+    largest, total = _GROWTH * max_body_bytes + _BESIDES, 0
+    for number, start, end, count in _groups(ends):
+        piece = data[start + 1 : end]
+        problem = None
+        if len(piece) > _DECODE:
+            problem = yield from _problem_of_large_json(piece, number, largest)
+        if problem is not None:
+            items = [problem]
+        elif lines:
+            items = _decoded(lambda: _decode_lines(piece), number, start + 1)  # noqa: B023
+        else:
+            items = _decoded(lambda: _decode_json(b"[%b]" % piece), number, start)  # noqa: B023
+            if len(items) != count:
+                raise BadRequest(f"body: JSON is malformed: an item is missing before byte {end}")
+        total += len(items)
+        _check_count(total, max_items)  # a line may have several
+        yield from _passed(items, _work(len(piece)) if problem is None else 0)
+
+
+def _problem_of_large_json(item: bytes, number: int, largest: int) -> Generator[Slice, None, HadelayError | None]:
+    """Why an item should not be decoded."""
+    if len(item) > largest:
+        return TooLarge(f"an item of {len(item)} bytes: more than any with a payload of max_body_bytes")
+    if item.lstrip(_SPACE)[:1] != b"{":
+        return None  # the decoder says so at its first byte
+    ends = yield from _cut_json(item, b"{", _MEMBERS, f"body[{number}] has at most {_MEMBERS}")
+    for start, end in pairwise(ends):
+        if end - start > _BESIDES and not _PAYLOAD.match(item, start + 1):
+            return TooLarge(f"a member of {end - start} bytes: only body and body_base64 are ever so large")
+    return None
+
+
+_SPACE = b" \t\r\n"
+_PAYLOAD = re.compile(rb'[ \t\r\n]{0,1000}"body(?:_base64)?"')
+#: Limit of the depth of values within values: about what decoding bears.
+_DEEPEST = 1_000
+#: Bytes that end values or nest them, and what each does to the depth.
+_QUOTE, _OPEN, _CLOSE, _COMMA_KIND, _NEWLINE = 1, 2, 3, 4, 5
+_KINDS = np.zeros(256, np.uint8)
+for _bytes, _kind in (b'"', _QUOTE), (b"[{", _OPEN), (b"]}", _CLOSE), (b",", _COMMA_KIND):
+    _KINDS[list(_bytes)] = _kind
+_KINDS_OF_LINES = _KINDS.copy()
+_KINDS_OF_LINES[ord("\n")] = _NEWLINE
+_STEPS = np.array([0, 0, 1, -1, 0, 0], np.int8)
+
+
+def _cut_json(data: bytes, opening: bytes, at_most: int, limit: str) -> _Cut:
+    """With `opening`: offsets of the bracket that data begins with, of the commas between its values and of the bracket
+    that closes it. Without: of the newlines between values, and of what is before the first and behind the last.
+
+    Raises TooLarge as soon as there are more than `at_most` values, and BadRequest.
+    """
+    ends: list[int] = [] if opening else [-1]
+    at = depth = inside = 0
+    utf8 = getincrementaldecoder("utf-8")()
+    while at < len(data):
+        piece = data[at : at + _CUT_JSON]
+        if (len(piece) - len(piece.rstrip(b"\\"))) & 1:  # the last one escapes the byte behind it
+            piece = data[at : at + _CUT_JSON + 1]
+        _check_utf8(utf8, piece)
+        where, kinds, inside = _outside_strings(piece, inside, _KINDS if opening else _KINDS_OF_LINES)
+        depths = np.cumsum(_STEPS[kinds], dtype=np.int32) + depth
+        if len(depths) and int(depths.max()) > _DEEPEST:
+            raise BadRequest(f"body: values are nested deeper than {_DEEPEST}")
+        if opening and not ends and len(where):
+            _check_opening(data, at + int(where[0]), opening)
+            ends.append(at + int(where[0]))
+        ending = (kinds == _COMMA_KIND) & (depths == 1) if opening else (kinds == _NEWLINE) & (depths == 0)
+        closed = np.flatnonzero((depths == 0) & (kinds == _CLOSE))[:1] if opening else depths[:0]
+        if len(closed):
+            ending[closed], ending[closed[0] + 1 :] = True, False
+        found = where[ending]
+        if not opening and len(found):  # of empty lines not even the ends count
+            found = found[np.diff(found, prepend=-2) > 1]
+        if len(ends) + len(found) > at_most + 1 + (not opening):
+            raise TooLarge(f"more than {at_most} {'members' if opening == b'{' else 'items'}: {limit}")
+        ends += (found + at).tolist()
+        at += len(piece)
+        if len(closed):
+            if data[ends[-1] + 1 :].strip(_SPACE):
+                raise BadRequest(f"body: JSON is malformed: trailing characters (byte {ends[-1] + 1})")
+            return ends
+        depth = int(depths[-1]) if len(depths) else depth
+        yield Slice([], len(piece))
+    if opening:
+        raise BadRequest("body: Input data was truncated")
+    return [*ends, len(data)]
+
+
+def _check_utf8(decoder: Any, piece: bytes) -> None:
+    try:
+        decoder.decode(piece)
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"body: {error}") from None
+
+
+def _check_opening(data: bytes, at: int, opening: bytes) -> None:
+    if data[at : at + 1] != opening or data[:at].strip(_SPACE):
+        raise BadRequest("body: expected `array`: a batch is a list of messages")
+
+
+def _outside_strings(piece: bytes, inside: int, table: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """(offsets, kinds) of the bytes that end or nest values, and whether the piece ends inside a string; `inside`:
+    whether it begins in one."""
+    if b"\\" in piece:
+        piece = piece.replace(b"\\\\", b"..").replace(b'\\"', b"..")
+    kinds = table[np.frombuffer(piece, np.uint8)]
+    where = np.flatnonzero(kinds)
+    kinds = kinds[where]
+    quotes = kinds == _QUOTE
+    odd = (np.cumsum(quotes, dtype=np.int32) + inside) & 1
+    outside = (odd == 0) & ~quotes
+    return where[outside], kinds[outside], int(odd[-1]) if len(odd) else inside
+
+
+# ---- MessagePack
+
+
+def _light_msgpack(data: bytes, max_items: int) -> list[Any]:
+    if data[:1] == _ARRAY_32:
+        _check_count(int.from_bytes(data[1:5]), max_items)
+    items = decoded(lambda: _decode_msgpack(data), types.BatchItem)
+    _check_count(len(items), max_items)
+    return items  # type: ignore[no-any-return]
+
+
+_ARRAY_32 = b"\xdd"
+
+
+def _msgpack(data: bytes, max_items: int) -> Slices:
+    ends = yield from _cut_msgpack(data, msgpack.Unpacker.read_array_header, 1, lambda n: _check_count(n, max_items))
+    for number, start, end, count in _groups(ends):
+        problem = None
+        if end - start > _DECODE:
+            problem = yield from _problem_of_large_msgpack(data[start:end], number)
+        if problem is not None:
+            items = [problem]
+        else:
+            packed = _ARRAY_32 + count.to_bytes(4) + data[start:end]
+            items = _decoded(lambda: _decode_msgpack(packed), number, start - 5)  # noqa: B023
+        yield from _passed(items, _work(end - start) if problem is None else 0)
+
+
+def _problem_of_large_msgpack(item: bytes, number: int) -> Generator[Slice, None, HadelayError | None]:
+    """Why an item should not be decoded."""
+
+    def check(members: int) -> None:
+        if members > _MEMBERS:
+            raise TooLarge(f"more than {_MEMBERS} members: body[{number}] has at most {_MEMBERS}")
+
+    if item[0] & 0xF0 != 0x80 and item[0] not in b"\xde\xdf":
+        return None  # no map: the decoder says so at its first byte
+    ends = yield from _cut_msgpack(item, msgpack.Unpacker.read_map_header, 2, check)
+    for key, value, end in zip(ends[:-1:2], ends[1::2], ends[2::2], strict=True):
+        size, name = end - value, item[key:value]
+        if max(size, len(name)) <= _BESIDES:
+            continue
+        if name not in _PAYLOADS:
+            return TooLarge(f"a member of {end - key} bytes: only body and body_base64 are ever so large")
+        if name == _PAYLOADS[0] and item[value] not in _BYTES_OR_TEXT:
+            return TooLarge(f"body: {size} bytes of MessagePack to become JSON; at most {_BESIDES}, or send bytes")
+    return None
+
+
+_PAYLOADS = (msgspec.msgpack.encode("body"), msgspec.msgpack.encode("body_base64"))
+#: First bytes of bin 8 to 32 and str 8 to 32.
+_BYTES_OR_TEXT = b"\xc4\xc5\xc6\xd9\xda\xdb"
+
+
+def _cut_msgpack(
+    data: bytes, header: Callable[[msgpack.Unpacker], int], values_each: int, check: Callable[[int], None]
+) -> _Cut:
+    """Offset of the first value behind the header, and of the end of each. check: of what the header counts."""
+    unpacker, ends, values = msgpack.Unpacker(max_buffer_size=len(data)), list[int](), 0
+    for at in range(0, len(data), _CUT_MSGPACK):
+        unpacker.feed(data[at : at + _CUT_MSGPACK])
+        try:
+            if not ends:
+                count = header(unpacker)
+                check(count)
+                values = values_each * count
+                ends.append(unpacker.tell())
+            while len(ends) <= values:
+                unpacker.skip()
+                ends.append(unpacker.tell())
+        except msgpack.OutOfData:
+            yield Slice([], len(data[at : at + _CUT_MSGPACK]))
+            continue
+        except (ValueError, msgpack.UnpackException) as error:
+            raise BadRequest(f"body: MessagePack is malformed: {error or type(error).__name__}") from None
+        if ends[-1] != len(data):
+            raise BadRequest(f"body: MessagePack data is malformed: trailing characters (byte {ends[-1]})")
+        return ends
+    raise BadRequest("body: Input data was truncated")
