@@ -11,9 +11,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Literal
 
 from msgspec import Struct, field
+
+from hadelay import uris
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
@@ -202,7 +205,8 @@ class RetentionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     #: What an hour still owes this long after its end moves to the running hour, so that the old one can go.
     carry_ms: int = DAY
     #: Directory that `hadelay pipeline archive` writes to, seen by every node: with it, an hour is deleted only when
-    #: the archive holds all of it. Until then it stays, whatever its age.
+    #: the archive holds all of it. Until then it stays, whatever its age. A URI (s3://, gs://, abfs://, hdfs://) needs
+    #: the extra: pip install 'hadelay[archive]'.
     archive: str = ""
 
 
@@ -336,6 +340,7 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     if not re.fullmatch(r"([0-9a-f]{64})?", config.security.bootstrap_token_hash):
         yield "security.bootstrap_token_hash", "expected 64 hex digits: `hadelay token bootstrap` prints them"
     yield from _webhooks(config.webhooks)
+    yield from _archive(config.retention.archive)
     yield from _relations(config)
 
 
@@ -416,6 +421,13 @@ def _webhooks(webhooks: WebhooksConfig) -> Iterator[tuple[str, str]]:
         yield "webhooks.alert_url", f"{webhooks.alert_url!r}: expected a URL such as https://alerts.example.com/hadelay"
     if not webhooks.user_agent.isprintable() or not webhooks.user_agent.isascii():
         yield "webhooks.user_agent", "is sent as a header: printable ASCII only"
+
+
+def _archive(where: str) -> Iterator[tuple[str, str]]:
+    if wrong := uris.problem(where):
+        yield "retention.archive", wrong
+    elif uris.is_uri(where) and not where.startswith("file://") and find_spec("pyarrow") is None:
+        yield "retention.archive", f"{where}: a node reads it with pyarrow: pip install 'hadelay[archive]'"
 
 
 def _relations(config: Config) -> Iterator[tuple[str, str]]:

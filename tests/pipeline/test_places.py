@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from hadelay.cli.app import run as cli
+from hadelay.config import Config, RetentionConfig, problems
 from hadelay.errors import BadRequest, DamagedFile, NotFound
-from hadelay.pipeline import archive, reconcile
+from hadelay.pipeline import archive, reconcile, schedule
 from hadelay.pipeline.archive import ArchiveOptions
+from hadelay.pipeline.publish import _Aside
 from hadelay.pipeline.reconcile import ReconcileOptions
-from hadelay.pipeline.schema import Options, parse_options
+from hadelay.pipeline.schedule import ScheduleOptions
+from hadelay.pipeline.schema import Options, WriteOptions, parse_options
 from tests.pipeline import test_archive, test_archived
 from tests.pipeline.support import at_random, options, write
 from tests.pipeline.test_batches import NAME, read
@@ -147,3 +154,58 @@ def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
     (tmp_path / "hours").mkdir()
     with pytest.raises(NotFound, match="no directory _manifest/"):
         reconcile.run(None, ReconcileOptions(parse_options({"path": str(tmp_path)}), archive=f"file://{tmp_path}"))
+
+
+@pytest.mark.parametrize(("job", "files"), [
+    ("reconcile", {"summary.json", "offending.parquet"}),
+    ("lateness", {"summary.json", "report.html"}),
+    ("load", {"summary.json", "report.html", "seconds.parquet"}),
+    ("forecast", {"summary.json", "report.html"}),
+])  # fmt: skip
+def test_reports_go_to_an_object_store(
+    tmp_path: Path, store: Store, job: str, files: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = test_archive.settled(tmp_path)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    words = ["--path", str(tmp_path), "--as-of", str(options(world, tmp_path).as_of), "--master", "none"]
+    cli(["pipeline", job, *words, "--out", store.uri("reports/a")])
+    assert store.objects("reports/a").keys() == files
+    assert list(tmp_path.glob("here/*")) == []  # no directory that is called s3:
+
+
+@pytest.mark.parametrize(("out", "said"), [
+    ("s3:/bucket/a", "s3:/bucket/a: a URI has two slashes, s3://…"),
+    ("s3a://bucket/a", "s3a://bucket/a: no filesystem is known for s3a://; write s3://…"),
+    ("S3://bucket/a", "no filesystem is known for S3://; write s3://…"),
+    ("ftp://host/a", "no filesystem is known for ftp://; known are s3://, gs://"),
+])  # fmt: skip
+def test_what_is_no_uri_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, out: str, said: str
+) -> None:
+    world = test_archive.settled(tmp_path)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    words = ["--path", str(tmp_path), "--as-of", str(options(world, tmp_path).as_of), "--master", "none"]
+    for job in ("archive", "reconcile", "lateness", "load", "forecast"):
+        assert cli(["pipeline", job, *words, "--out", out]) == 2
+        assert said in capsys.readouterr().err
+    assert list(tmp_path.glob("here/*")) == []
+    (problem,) = problems(Config(retention=RetentionConfig(archive=out)))
+    assert (problem[0], said in problem[1]) == ("retention.archive", True)
+
+
+def test_a_table_in_an_object_store_is_published_and_its_rejected_rows_go_there(store: Store) -> None:
+    (store.bucket / "orders.csv").write_text("id,delay\n1,1h\n2,soon\n")
+    write = WriteOptions(endpoint="x", topic="t", key_column="id", rejected=store.uri("rejected"))
+    found = schedule.batches(ScheduleOptions(write, store.uri("orders.csv")))
+    assert [row for batch in found for row in batch.to_pylist()] == [
+        {"delay": "1h", "id": "1"},
+        {"delay": "soon", "id": "2"},
+    ]
+    for failed in (False, True):
+        with contextlib.suppress(ZeroDivisionError), _Aside(write.rejected, f"of-{failed}") as aside:
+            aside.put(pa.RecordBatch.from_pylist([{"id": "2"}]), ["why"])
+            assert 1 / (not failed)
+    (rejected,) = store.objects("rejected").values()
+    assert pq.read_table(pa.BufferReader(rejected)).to_pylist() == [{"id": "2", "reason": "why"}]

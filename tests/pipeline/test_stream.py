@@ -11,8 +11,10 @@ import pytest
 
 from hadelay.errors import BadRequest, ConfigError, NotFound
 from hadelay.model import hour_from_name
-from hadelay.pipeline import stream, tail
-from hadelay.pipeline.schema import parse_options
+from hadelay.pipeline import reconcile, schedule, stream, tail
+from hadelay.pipeline.reconcile import ReconcileOptions
+from hadelay.pipeline.schedule import ScheduleOptions
+from hadelay.pipeline.schema import WriteOptions, parse_options
 from hadelay.pipeline.stores import HourFiles, Listing
 from hadelay.pipeline.tail import TailOptions
 from tests.pipeline.support import at_random, message, options, write
@@ -103,3 +105,24 @@ def test_the_tail_is_every_row_once_also_after_a_restart(spark: Any, tmp_path: P
     assert rows_of(spark, out) == sorted((row["hour"], row["entry"]) for row in read(given))
     found = spark.read.parquet(str(out)).where("topic = 'new'").collect()
     assert sorted(bytes(row.body) for row in found) == [b"%d" % n for n in range(5)]
+
+
+def test_what_only_spark_reads_and_writes_has_to_be_known_to_spark(spark: Any, tmp_path: Path) -> None:
+    world, _ = at_random(3)
+    given = options(world, write(world, tmp_path))
+    known = "Spark reads and writes this itself, and has no file system for"
+    for uri, said in (
+        ("s3://bucket/a?scheme=http", rf"s3://bucket/a: {known} s3://; Hadoop's name for it is s3a://"),
+        ("s3a://bucket/a", rf"s3a://bucket/a: {known} s3a:// \(org.apache.hadoop:hadoop-aws\)"),
+        (f"file://{tmp_path}/out?x=1", "takes the options behind the \\? from its own configuration"),
+    ):
+        kind = BadRequest if uri.startswith("file") else ConfigError
+        with pytest.raises(kind, match=f"--out {said}" if kind is ConfigError else said):
+            tail.run(spark, TailOptions(given, uri))
+        with pytest.raises(kind, match=f"--archive {said}" if kind is ConfigError else said):
+            reconcile.run(spark, ReconcileOptions(given, "exact", archive=uri))
+        orders = uri.replace("out", "t.csv").replace("bucket/a", "bucket/t.csv")
+        with pytest.raises(kind, match="Spark reads and writes this itself"):
+            schedule.run(spark, ScheduleOptions(WriteOptions(endpoint="x", topic="t", key_column="id"), orders))
+    tail.run(spark, TailOptions(given, f"file://{tmp_path}/out"))
+    assert list((tmp_path / "out").glob("hour=*"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from hadelay.config import DAY, RetentionConfig
+from hadelay.config import DAY, Config, RetentionConfig, problems
 from hadelay.core.commands import encode_retire
 from hadelay.model import HOUR_MS, hour_name
 from hadelay.server.janitor import Janitor
 from hadelay.storage import manifests
 from hadelay.storage.manifests import Catalogue, Directory, Part, Source
+from tests.s3 import serve
 
 FIRST, SECOND = 500_000, 500_001
 SOURCE = Source(5, 7, 900, (1, 2, 3))
@@ -143,3 +145,29 @@ def test_of_two_catalogues_the_later_row_counts(tmp_path: Path) -> None:
     assert Leader(str(tmp_path)).looks() == [encode_retire(FIRST)]
     assert manifests.load_catalogue(files).revision == 3
     assert Catalogue([], 0, {}).encode({})[0].startswith("_catalogue/0000000001-")
+
+
+def test_an_archive_in_an_object_store_is_believed_alike(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="an archive in an object store needs pyarrow")
+    archive_hour(tmp_path / "archive", FIRST)
+    file = archive_hour(tmp_path / "archive", SECOND)[1]
+    with serve(tmp_path / "s3") as store:
+        leader = Leader(store.uri("a/archive"))
+        assert leader.looks() == []
+        shutil.copytree(tmp_path / "archive", store.bucket / "a/archive")
+        (store.bucket / "a/archive" / file.relative_to(tmp_path / "archive")).write_bytes(b"PAR1")
+        assert leader.looks() == [encode_retire(FIRST)]
+        leader.now_s += 61
+        store.fault = lambda method, path: 403
+        assert leader.looks() == []
+        store.fault = lambda method, path: 0
+        shutil.copytree(tmp_path / "archive", store.bucket / "a/archive", dirs_exist_ok=True)
+        assert leader.looks() == [encode_retire(FIRST)]
+    assert Leader(f"file://{tmp_path}/archive").looks() == [encode_retire(FIRST)]
+
+
+def test_a_node_without_pyarrow_refuses_an_archive_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hadelay.config.find_spec", lambda _: None)
+    assert list(problems(Config(retention=RetentionConfig(archive="/srv/archive")))) == []
+    ((key, said),) = problems(Config(retention=RetentionConfig(archive="s3://bucket/archive")))
+    assert (key, "pip install 'hadelay[archive]'" in said) == ("retention.archive", True)

@@ -160,7 +160,7 @@ def tail(
     Parameters
     ----------
     out
-        Directory, one that all workers see.
+        Directory that all workers see, or a URI of a file system that this Spark has (s3a://, hdfs://).
     kind
         messages: an entry for each time one is filed; state is as it was then. events: what happens to them.
     columns
@@ -295,7 +295,7 @@ def schedule(
     ----------
     file
         CSV with a header, or Parquet; a file or a directory. Columns named as a message's are taken: topic, body,
-        deliver_at or delay, key, tags, ttl, meta …
+        deliver_at or delay, key, tags, ttl, meta … By a URI, too: s3:// with --master none, else one that Spark has.
     key
         Column that identifies a row: the same value again is the same message.
     topic

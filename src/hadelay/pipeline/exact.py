@@ -10,6 +10,7 @@ import numpy as np
 from hadelay.model import DEAD_HOURS, NONE32, decode_id
 from hadelay.pipeline import reconcile as fast
 from hadelay.pipeline.archived import parts
+from hadelay.pipeline.places import absolute, check_spark
 from hadelay.pipeline.reconcile import FACTS, VERDICTS, ReconcileOptions, Rule, Summary
 from hadelay.pipeline.schema import Options, hour_int, hour_number
 from hadelay.pipeline.stores import Listing, Store
@@ -81,7 +82,8 @@ SELECT ehour, edead, eentry, NULL, NULL, 'orphan', NULL, 0, -1 FROM orphans {onl
 
 def run(spark: Any, store: Store, listing: Listing, rule: Rule, options: ReconcileOptions) -> Summary:
     """Both tables are read from the one listing: what is filed meanwhile is in neither."""
-    archive = options.archive
+    archive = absolute(options.archive)
+    check_spark(spark, "--archive", archive)
     listed = [(hour_int(files.hour), files.hour >= DEAD_HOURS) for files in listing.hours]
     homes = ", ".join(str(hour_int(hour)) for hour in sorted(rule.homes or ())) or "0"
     query = _QUERY

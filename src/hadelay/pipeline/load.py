@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,12 +63,14 @@ def _write_seconds(out: str, found: Rows, names: Names) -> None:
     import pyarrow.parquet as pq
 
     from hadelay.pipeline.batches import instants, named
+    from hadelay.pipeline.places import Place, absolute
 
-    os.makedirs(out, exist_ok=True)
     columns = {"second": instants(found["second"] * 1000), "topic": named(names.topics, found["topic"])}
     columns |= {name: pa.array(found[name]) for name in _COUNTS}
-    pq.write_table(pa.table(columns), f"{out}/seconds.parquet.part", compression="zstd")
-    os.replace(f"{out}/seconds.parquet.part", f"{out}/seconds.parquet")
+    place = Place(absolute(out))
+    place.make("")
+    with place.create("seconds.parquet") as file:
+        pq.write_table(pa.table(columns), file, compression="zstd")
 
 
 def dense(whole: Rows, name: str, first: int, last: int) -> npt.NDArray[np.int64]:

@@ -13,14 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 from pyarrow import fs
 
-from hadelay.errors import BadRequest
-
-#: In a URI it would stand in messages, lists of processes and Spark's event log.
-_SECRETS = {"access_key", "secret_key", "session_token", "account_key", "sas_token", "tenant_secret"}
+from hadelay import uris
+from hadelay.errors import BadRequest, ConfigError
 
 _LOCAL = fs.LocalFileSystem()
 
@@ -29,12 +26,8 @@ _LOCAL = fs.LocalFileSystem()
 def filesystem(uri: str) -> tuple[Any, str]:
     """(pyarrow's file system, the path in it); kept, as each has connections. BadRequest for one that is not known, or
     with a key in it."""
-    parts = urlsplit(uri)
-    if parts.password or _SECRETS & {name for name, _ in parse_qsl(parts.query)}:
-        raise BadRequest(
-            f"{parts.scheme}://…{parts.path}: a key has no place in a URI: set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or what else the store's own tools read (~/.aws/credentials, the machine's role)"
-        )
+    if wrong := uris.problem(uri):
+        raise BadRequest(wrong)
     try:
         found, path = fs.FileSystem.from_uri(uri)
     except (ValueError, OSError, NotImplementedError) as error:
@@ -43,7 +36,9 @@ def filesystem(uri: str) -> tuple[Any, str]:
 
 
 def absolute(where: str) -> str:
-    """What it means here, for tasks that run elsewhere."""
+    """What it means here, for tasks that run elsewhere. BadRequest for what is neither a path nor a known URI."""
+    if wrong := uris.problem(where):
+        raise BadRequest(wrong)
     return os.path.abspath(where) if where and "://" not in where else where
 
 
@@ -121,6 +116,11 @@ class Place:
         infos = found.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
         return {i.path[len(path) + 1 :]: (int(i.size), int(i.mtime_ns // 1_000_000)) for i in infos if i.is_file}
 
+    def write(self, name: str, data: bytes) -> None:
+        """A file, whole or not at all."""
+        with self.create(name) as file:
+            file.write(data)
+
     def put(self, name: str, data: bytes) -> None:
         """Write a file at once. A failure may leave one that is cut off: for names that say how long it has to be."""
         found, path = self._at(name)
@@ -161,6 +161,27 @@ class Place:
             with suppress(OSError):  # what went wrong may go wrong here, too, and is what has to be told
                 there.delete_file(part)
             raise
+
+
+def check_spark(spark: Any, option: str, where: str) -> None:
+    """ConfigError unless Spark itself can read and write there: its file systems are Hadoop's, not pyarrow's."""
+    scheme, is_uri, rest = where.partition("://")
+    if not is_uri:
+        return
+    jvm = spark._jvm
+    try:
+        jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, spark._jsc.hadoopConfiguration())
+    except Exception:
+        needs = {"s3": "; Hadoop's name for it is s3a://", "s3a": " (org.apache.hadoop:hadoop-aws)"}.get(scheme, "")
+        raise ConfigError(
+            f"{option} {where.partition('?')[0]}: Spark reads and writes this itself, and has no file system for "
+            f"{scheme}://{needs}. Give Spark its package (spark.jars.packages), or a directory that all workers see"
+        ) from None
+    if "?" in rest:
+        raise BadRequest(
+            f"{option} {where.partition('?')[0]}: Spark reads and writes this itself, and takes the options behind the "
+            "? from its own configuration (spark.hadoop.fs.…)"
+        )
 
 
 def _aside(name: str) -> str:

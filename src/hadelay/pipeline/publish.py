@@ -10,10 +10,10 @@ cannot is put aside with the reason, in a Parquet file per task.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hadelay.client import Client, Put, PutResult, Receipt
+from hadelay.pipeline.places import Place, absolute
 from hadelay.pipeline.schema import PUBLISHED, WriteOptions, check_published
 
 #: Rows that are Python objects at once; the client sends them a thousand at a time.
@@ -178,32 +179,34 @@ def type_name(kind: pa.DataType) -> str:
 
 
 class _Aside:
-    """Rejected rows with their reasons, in DIR/NAME.parquet, which is there when it is whole."""
+    """Rejected rows with their reasons, in DIR/NAME.parquet, which is there when it is whole. DIR may be a URI."""
 
     def __init__(self, directory: str, name: str) -> None:
-        self.path = f"{directory}/{name}.parquet" if directory else ""
-        self.part = f"{self.path}.{os.getpid()}.part"
+        self.place, self.name = (Place(absolute(directory)) if directory else None), f"{name}.parquet"
+        self.file = ExitStack()
         self.writer: pq.ParquetWriter | None = None
         self.written: list[str] = []
 
     def put(self, rows: pa.RecordBatch, reasons: list[str]) -> None:
-        if not self.path:
+        if self.place is None:
             return
         table = pa.Table.from_batches([rows]).append_column("reason", pa.array(reasons, pa.string()))
         if self.writer is None:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            self.writer = pq.ParquetWriter(self.part, table.schema, compression="zstd")
+            self.place.make("")
+            file = self.file.enter_context(self.place.create(self.name))
+            self.writer = pq.ParquetWriter(file, table.schema, compression="zstd")
         self.writer.write_table(table)
 
     def __enter__(self) -> _Aside:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self.writer is None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if self.writer is None or self.place is None:
             return
-        self.writer.close()
         if kind is None:
-            os.replace(self.part, self.path)
-            self.written = [self.path]
+            self.writer.close()
+            self.written = [self.place.path(self.name)]
         else:
-            os.unlink(self.part)
+            with suppress(OSError):
+                self.writer.close()
+        self.file.__exit__(kind, error, trace)

@@ -11,7 +11,6 @@ hand-out's time is the later one of its event's and of deliver_at.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -344,8 +343,8 @@ def _write(summary: Summary, offending: Rows, topics: dict[int, str], out: str) 
     import pyarrow.parquet as pq
 
     from hadelay.pipeline.batches import ids, instants, named, without
+    from hadelay.pipeline.places import Place, absolute
 
-    os.makedirs(out, exist_ok=True)
     orphan = offending["verdict"] == ORPHAN
     hours, inverse = np.unique(offending["hour"], return_inverse=True)
     shown = np.array([hour_int(int(hour)) for hour in hours], np.int32)
@@ -360,9 +359,8 @@ def _write(summary: Summary, offending: Rows, topics: dict[int, str], out: str) 
         "hand_outs": pa.array(offending["leases"].astype(np.int32)),
         "late_ms": pa.array(late, mask=late < 0),
     }
-    target = f"{out}/offending.parquet"
-    pq.write_table(pa.table(columns), f"{target}.part", compression="zstd")
-    os.replace(f"{target}.part", target)
-    with open(f"{out}/summary.json.part", "w") as file:
-        json.dump(asdict(summary), file, indent=1)
-    os.replace(f"{out}/summary.json.part", f"{out}/summary.json")
+    place = Place(absolute(out))
+    place.make("")
+    with place.create("offending.parquet") as file:
+        pq.write_table(pa.table(columns), file, compression="zstd")
+    place.write("summary.json", json.dumps(asdict(summary), indent=1).encode())

@@ -18,7 +18,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.dataset
 
+from hadelay import uris
 from hadelay.errors import BadRequest, NotFound
+from hadelay.pipeline.places import check_spark, filesystem
 from hadelay.pipeline.publish import Published, publish
 from hadelay.pipeline.schema import PUBLISHED, WriteOptions, given
 
@@ -40,12 +42,13 @@ class ScheduleOptions:
         for field in self.renamed:
             if field not in PUBLISHED:
                 raise BadRequest(f"columns: {field} is none of a message's fields: {', '.join(PUBLISHED)}")
-        if not os.path.exists(self.table) and "://" not in self.table:
+        if not uris.is_uri(self.table) and not os.path.exists(self.table):
             raise NotFound(f"{self.table}: no such file or directory")
 
     @property
     def kind(self) -> str:
-        return self.format or self.table.rpartition(".")[2].lower()
+        path = self.table.partition("?")[0] if uris.is_uri(self.table) else self.table
+        return self.format or path.rpartition(".")[2].lower()
 
     @property
     def renamed(self) -> dict[str, str]:
@@ -70,6 +73,7 @@ def run(spark: Any, options: ScheduleOptions, progress: Callable[[Published], No
     """spark: a session, or None to do it in this process. progress: called now and then, without Spark only."""
     if spark is None:
         return publish(batches(options), options.write, os.urandom(6).hex(), progress=progress)
+    check_spark(spark, "FILE", options.table)
     reader = spark.read
     frame = reader.parquet(options.table) if options.kind == "parquet" else reader.csv(options.table, header=True)
     frame = frame.select(*(frame[f"`{column}`"].alias(name) for column, name in options.taken(frame.columns)))
@@ -88,15 +92,22 @@ def count(options: ScheduleOptions) -> int | None:
     if options.kind == "csv":
         return None
     with _in_words(options):
-        return int(pyarrow.dataset.dataset(options.table, format="parquet").count_rows())
+        return int(_dataset(options, "parquet").count_rows())
 
 
 def batches(options: ScheduleOptions) -> Iterator[pa.RecordBatch]:
     with _in_words(options):
-        dataset = pyarrow.dataset.dataset(options.table, format=_format(options))
+        dataset = _dataset(options, _format(options))
         taken = options.taken(dataset.schema.names)
         for batch in dataset.to_batches(columns=[column for column, _ in taken]):
             yield pa.RecordBatch.from_arrays(batch.columns, names=[name for _, name in taken])
+
+
+def _dataset(options: ScheduleOptions, format: Any) -> Any:
+    if not uris.is_uri(options.table):
+        return pyarrow.dataset.dataset(options.table, format=format)
+    there, path = filesystem(options.table)
+    return pyarrow.dataset.dataset(path, filesystem=there, format=format)
 
 
 @contextmanager
@@ -110,7 +121,7 @@ def _in_words(options: ScheduleOptions) -> Iterator[None]:
 def _format(options: ScheduleOptions) -> Any:
     if options.kind == "parquet":
         return "parquet"
-    names = pyarrow.dataset.dataset(options.table, format="csv").schema.names
+    names = _dataset(options, "csv").schema.names
     text = pyarrow.csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hadelay.errors import BadRequest, ConfigError
+from hadelay.pipeline.places import check_spark
 from hadelay.pipeline.schema import Options, given
 from hadelay.pipeline.stores import open_store
 
@@ -20,7 +21,7 @@ _LOOK_S = 0.5
 @dataclass(frozen=True)
 class TailOptions:
     source: Options
-    #: Directory that every task can write to.
+    #: Directory that every task can write to, or a URI of a file system that Spark has (Hadoop's: s3a://, hdfs://).
     out: str
     #: Where the stream remembers how far it is; OUT/_checkpoint without it.
     checkpoint: str = ""
@@ -46,6 +47,8 @@ def run(spark: Any, options: TailOptions, progress: Callable[[Summary], bool | N
     """progress: called after each micro-batch; True ends it."""
     if spark is None:
         raise ConfigError("tail is a stream of Spark: it needs a master, such as local[*]")
+    for option, where in (("--out", options.out), ("--checkpoint", options.checkpoint)):
+        check_spark(spark, option, where)
     open_store(options.source).list()  # what is wrong with it is said here in fewer words
     frame = spark.readStream.format("hadelay").options(**given(options.source)).load()
     trigger = {"processingTime": f"{options.every_s} seconds"} if options.every_s else {"availableNow": True}

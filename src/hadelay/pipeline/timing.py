@@ -7,7 +7,6 @@ to a later hour, retried or redriven is counted where it then was. Dead hours ho
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -217,12 +216,13 @@ def instant(second: int) -> str:
 
 
 def write_summary(out: str, summary: Any, report: str) -> None:
-    """summary.json and report.html, each whole or not at all."""
-    os.makedirs(out, exist_ok=True)
-    for name, text in (("summary.json", json.dumps(asdict(summary), indent=1)), ("report.html", report)):
-        with open(f"{out}/{name}.part", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(f"{out}/{name}.part", f"{out}/{name}")
+    """summary.json and report.html in a directory or at a URI, each whole or not at all."""
+    from hadelay.pipeline.places import Place, absolute
+
+    place = Place(absolute(out))
+    place.make("")
+    place.write("summary.json", json.dumps(asdict(summary), indent=1).encode())
+    place.write("report.html", report.encode())
 
 
 def topic_names(names: Names, numbers: npt.NDArray[np.integer]) -> list[str | None]:

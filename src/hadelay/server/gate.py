@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import takewhile
 
 from hadelay.model import hour_name
 from hadelay.runtime import Runtime
@@ -31,7 +32,11 @@ class Gate:
         self._proven: dict[int, Source] = {}
         self._proven_at = self._told_at = -_TELL_S
         self._waiting: dict[int, Source] = {}
-        self._asking = False
+        self._asking = self._stopped = False
+
+    def stop(self) -> None:
+        """End a check that is under way, after the hour that it is at."""
+        self._stopped = True
 
     def holds(self, hour: int, source: Source) -> bool:
         """The archive was just seen to hold the hour as it is. False: unknown yet; the next `ask` asks for it, too."""
@@ -49,7 +54,8 @@ class Gate:
         self._waiting = {}
 
     def _check(self, wanted: list[tuple[int, Source]]) -> tuple[dict[int, Source], str]:
-        found = unproven(open_archive(self._where), wanted, _AT_ONCE)
+        going = takewhile(lambda _: not self._stopped, wanted)
+        found = unproven(open_archive(self._where), going, _AT_ONCE)
         stays = {hour: why for hour, why in found.items() if why}
         first = next(iter(stays.items()), None)
         said = f"{len(stays)} hours, the first of them {hour_name(first[0])}: {first[1]}" if first else ""

@@ -59,6 +59,8 @@ class Janitor:
     def stop(self) -> None:
         self._stopped = True
         self._alarm.cancel()
+        if self._gate is not None:
+            self._gate.stop()
 
     def watch(self) -> None:
         """Something was applied: it may have brought work. Costs nothing."""

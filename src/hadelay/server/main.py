@@ -25,6 +25,7 @@ import uvloop
 from hadelay.config import Config
 from hadelay.raft.tcp import AsyncioNetwork
 from hadelay.runtime import AsyncioRuntime
+from hadelay.server.gate import open_archive
 from hadelay.server.logs import set_up_logs
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
@@ -63,6 +64,8 @@ def serve(config: Config, ready: Callable[[dict[str, Any]], None] = lambda node:
     set_up_logs(config.log, config.node.name)
     log.info("starting", version=VERSION, cluster=config.cluster.id, data_dir=config.node.data_dir)
     _raise_descriptors(config)
+    if config.retention.archive:
+        open_archive(config.retention.archive)  # loads what reaches it: later that would hold up the loop
     gc.set_threshold(*_GC)
     sys.setswitchinterval(_SWITCH_S)
     return uvloop.run(_serve(config, ready))

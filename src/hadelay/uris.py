@@ -1,0 +1,36 @@
+"""Places that are no directories of this machine: which URIs are understood, without the library that opens them."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, urlsplit
+
+#: pyarrow.fs opens these.
+SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
+#: Secrets in a URI would stand in messages, lists of processes and Spark's event log.
+_SECRETS = {"access_key", "secret_key", "session_token", "account_key", "sas_token", "tenant_secret"}
+#: Other names of these schemes, and what was probably meant.
+_MEANT = {"s3a": "s3", "s3n": "s3", "wasb": "abfs", "wasbs": "abfss"}
+
+
+def is_uri(where: str) -> bool:
+    return "://" in where
+
+
+def problem(where: str) -> str:
+    """Why this is neither a path nor a URI that pyarrow.fs opens; "" if it is one."""
+    if not is_uri(where):
+        found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", where)
+        return f"{where}: a URI has two slashes, {found[1].lower()}://…" if found else ""
+    parts = urlsplit(where)
+    if parts.password or _SECRETS & {name for name, _ in parse_qsl(parts.query)}:
+        return (
+            f"{parts.scheme}://…{parts.path}: a key has no place in a URI: set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or what else the store's own tools read (~/.aws/credentials, the machine's role)"
+        )
+    scheme = where.partition("://")[0]
+    if scheme not in SCHEMES:
+        meant = _MEANT.get(scheme.lower(), scheme.lower())
+        hint = f"write {meant}://…" if meant in SCHEMES else f"known are {', '.join(f'{s}://' for s in SCHEMES)}"
+        return f"{where}: no filesystem is known for {scheme}://; {hint}"
+    return ""
