@@ -63,7 +63,7 @@ def pipeline(setup: Setup) -> list[Row]:
 def write_hour(directory: Path, count: int) -> Any:
     """The files of an hour that is over, each message handed out and acked; the Listing that a checkpoint would give.
     The CRCs of rows and files are right, those of records are not: nothing here looks at them."""
-    from hadelay.pipeline.stores import HourFiles, Listing
+    from hadelay.pipeline.hourfiles import HourFiles, Listing
 
     hour = int(time.time() * 1000) // HOUR_MS - 3
     meta = np.frombuffer(pack(Meta()), np.uint8)

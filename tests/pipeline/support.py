@@ -6,16 +6,20 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 from msgspec.structs import replace
 
 from hadelay.core import commands
+from hadelay.core.checksums import crc32c
 from hadelay.core.drafts import Draft
-from hadelay.core.formats import DISPATCH
+from hadelay.core.formats import DISPATCH, DISPATCH_SIZE, HOUR_ROW, INDEX_SIZE
 from hadelay.core.meta import Meta, pack
 from hadelay.model import NONE32, Event, hour_name, unpack_id
 from hadelay.pipeline.schema import Options, parse_options
+from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.names import encode_name
+from hadelay.storage.tables import CHECKPOINT, HOUR_STATES, HOURS, ROW
 from tests.core.world import START_HOUR, START_MS, World
 
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
@@ -26,8 +30,8 @@ def message(topic: str, at: int, body: bytes = b"x", *, ttl_ms: int = 0, **meta:
     return replace(Draft(topic, START_MS + at, False, 0, 0, pack(Meta(**meta)), body), ttl_ms=ttl_ms)
 
 
-def write(world: World, directory: Path) -> Path:
-    """The world's files, without a checkpoint: as a copy of a directory."""
+def write(world: World, directory: Path, *, checkpoint: bool = False) -> Path:
+    """The world's files: as a copy of a directory, with the checkpoint in state.mdb or without."""
     (directory / "hours").mkdir(parents=True, exist_ok=True)
     for name, data in world.store.bytes_of().items():
         hour, _, suffix = name.partition(".")
@@ -36,7 +40,25 @@ def write(world: World, directory: Path) -> Path:
         for kind, names in world.names.known.items():
             for number, name in enumerate(names):
                 file.write(encode_name(kind, number, name))
+    if checkpoint:
+        names = (directory / "names").read_bytes()
+        row = {"cluster_id": "c", "group": 0, "index": len(world.entries), "term": 1}
+        row |= {"names_length": len(names), "names_crc": crc32c(names)}
+        backend = LmdbBackend(str(directory / "state.mdb"), map_bytes=1 << 20)
+        hours = [(hour.to_bytes(4, "big"), _hour_row(world, hour)) for hour in world.store.hours()]
+        puts = [(CHECKPOINT, ROW, msgpack.packb(row)), *((HOURS, key, value.tobytes()) for key, value in hours)]
+        backend.commit([], [*puts, *((HOUR_STATES, key, b"state") for key, _ in hours)])
+        backend.close()
+        (directory / "state.mdb-lock").unlink()
     return directory
+
+
+def _hour_row(world: World, hour: int) -> np.ndarray:
+    log, idx, dsp = (world.store.bytes_of()[f"{hour}.{suffix}"] for suffix in ("log", "idx", "dsp"))
+    row = np.zeros(1, HOUR_ROW)
+    row["log_bytes"], row["entries"], row["events"] = len(log), len(idx) // INDEX_SIZE, len(dsp) // DISPATCH_SIZE
+    row["log_crc"], row["idx_crc"], row["dsp_crc"] = map(crc32c, (log, idx, dsp))
+    return row
 
 
 def options(world: World, directory: Path, **more: Any) -> Options:
@@ -47,9 +69,12 @@ def log(world: World, message_id: int, *events: tuple[Event, int]) -> None:
     """Write (event, ms after the world began) as no node would, at the message's first entry."""
     _, hour, index = unpack_id(message_id)
     rows = np.zeros(len(events), DISPATCH)
-    rows["index"], rows["previous"], rows["other_hour"], rows["attempt"] = index, NONE32, NONE32, 1
+    rows["index"], rows["other_hour"], rows["attempt"] = index, NONE32, 1
     rows["event"] = [event for event, _ in events]
     rows["at_ms"] = [START_MS + at for _, at in events]
+    known = world.store.events(hour)["index"]
+    before = np.flatnonzero(known == index)[-1:].tolist() or [NONE32]
+    rows["previous"] = [before[0], *range(len(known), len(known) + len(events) - 1)]
     world.store.append_events(hour, rows)
 
 

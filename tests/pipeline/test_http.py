@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hadelay.core.checksums import crc32c
 from hadelay.core.formats import DISPATCH_SIZE, INDEX_SIZE
 from hadelay.errors import DamagedFile
 from hadelay.model import hour_from_name, hour_name
@@ -78,8 +79,9 @@ class Node:
     def hour(self, name: str) -> dict[str, Any]:
         sizes = {suffix: len(self.files[f"{name}/{suffix}"]) for suffix in ("log", "idx", "dsp")}
         entries = {"log": 0, "idx": sizes["idx"] // INDEX_SIZE, "dsp": sizes["dsp"] // DISPATCH_SIZE}
+        crcs = {suffix: f"{crc32c(self.files[f'{name}/{suffix}']):08x}" for suffix in sizes}
         return {"hour": name} | {
-            suffix: {"entries": entries[suffix], "bytes": str(sizes[suffix]), "crc32c": "0"} for suffix in sizes
+            name: {"entries": entries[name], "bytes": str(sizes[name]), "crc32c": crcs[name]} for name in sizes
         }
 
     def stop(self) -> None:

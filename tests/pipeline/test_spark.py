@@ -178,6 +178,23 @@ def test_a_damaged_entry_is_named_in_a_line_or_left_out(spark: Any, tmp_path: Pa
     assert [row.entry for row in left] == [0, 1, 2]  # a copy without a checkpoint ends before what does not verify
 
 
+def test_engines_agree_about_a_copy_with_damaged_rows(spark: Any, tmp_path: Path) -> None:
+    """An entry lost from the index leaves every later one in a place that is not its own."""
+    world, _ = one_of_each()
+    path = write(world, tmp_path) / "hours" / f"{NAME}.idx"
+    data = path.read_bytes()
+    path.write_bytes(data[: 3 * INDEX_SIZE] + data[4 * INDEX_SIZE :])
+    for engine in ("fast", "exact"):
+        for check in (True, False):
+            given = reconcile.ReconcileOptions(options(world, tmp_path), engine, check=check)
+            with pytest.raises(Exception, match="entry 4 stands here") as caught:
+                reconcile.run(spark, given)
+            assert f"{NAME}.idx, offset {3 * INDEX_SIZE}: hour {NAME}, entry 3" in str(session.plain(caught.value))
+    told = [judge(world, tmp_path, spark, engine, onTorn="skip", verify="true") for engine in ("fast", "exact")]
+    assert told[0].table == told[1].table
+    assert told[0].verdicts["orphan"] > 1
+
+
 def test_the_page_shows_what_runs(spark: Any, busy: tuple[Any, Path], capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"^```pyspark\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     for block in blocks:

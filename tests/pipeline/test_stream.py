@@ -12,10 +12,10 @@ import pytest
 from hadelay.errors import BadRequest, ConfigError, NotFound
 from hadelay.model import hour_from_name
 from hadelay.pipeline import reconcile, schedule, stream, tail
+from hadelay.pipeline.hourfiles import HourFiles, Listing
 from hadelay.pipeline.reconcile import ReconcileOptions
 from hadelay.pipeline.schedule import ScheduleOptions
 from hadelay.pipeline.schema import WriteOptions, parse_options
-from hadelay.pipeline.stores import HourFiles, Listing
 from hadelay.pipeline.tail import TailOptions
 from tests.pipeline.support import at_random, message, options, write
 from tests.pipeline.test_batches import read

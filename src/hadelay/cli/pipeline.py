@@ -58,8 +58,8 @@ class Source(Running):
     "Last hour."
     on_torn: Literal["fail", "skip"] = "fail"
     "What to do about files that are shorter than they should be."
-    verify: bool = False
-    "Check every checksum on the way. Archiving always does."
+    verify: bool = True
+    "Compare every file that is read with its checksum first. Archiving always does."
     as_of: int = 0
     "Unix ms at which what waits is judged; 0: of the last checkpoint, or the nodes' time."
 
@@ -69,7 +69,8 @@ class Source(Running):
         return Options(
             path=self.path, endpoint="" if self.path else self.endpoint, token=self.token,
             hour_from=self.hour_from, hour_to=self.hour_to, on_torn=self.on_torn, as_of=self.as_of,
-            verify=self.verify,
+            # Whole files are compared with their checksums by the job itself.
+            verify=self.verify and self.on_torn == "skip",
         )  # fmt: skip
 
 
@@ -98,7 +99,7 @@ def reconcile(
     from hadelay.pipeline.reconcile import ReconcileOptions, run
 
     failing = tuple(name.strip() for name in fail_on.split(",") if name.strip())
-    summary = run(spark, ReconcileOptions(options, engine, late_ms, grace_ms, out, archive, failing))
+    summary = run(spark, ReconcileOptions(options, engine, late_ms, grace_ms, out, archive, source.verify, failing))
     _tell(summary, summary.table, source, ("hour", "topic", "verdict", "count"))
     said = ", ".join(f"{count:,} {name}" for name, count in summary.verdicts.items() if count)
     note(f"{summary.messages:,} messages of {summary.hours:,} hours: {said or 'nothing to judge'}")
@@ -177,8 +178,9 @@ def tail(
         At once, about; 0: all.
     """
     chosen = replace(
-        source.options(), kind=kind, columns=columns, body=body, topics=topics, max_rows_per_trigger=max_rows
-    )
+        source.options(), kind=kind, columns=columns, body=body, topics=topics, max_rows_per_trigger=max_rows,
+        verify=source.verify,
+    )  # fmt: skip
     from hadelay.pipeline.tail import Summary, TailOptions, run
 
     options, told = TailOptions(chosen, out, checkpoint, every), Summary()
@@ -222,7 +224,7 @@ def lateness(*, archive: str = "", source: Counting = Counting()) -> int:
     from hadelay.pipeline.lateness import run
     from hadelay.pipeline.timing import JobOptions
 
-    summary = run(spark, JobOptions(options, source.out, archive))
+    summary = run(spark, JobOptions(options, source.out, archive, source.verify))
     _report(summary, source, ("hour", "topic", "count", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms"))
     waits = f"; {summary.overdue:,} are overdue and were not" if summary.overdue else ""
     note(f"{summary.handed_out:,} messages were handed out{waits}")
@@ -241,7 +243,7 @@ def load(*, archive: str = "", source: Counting = Counting()) -> int:
     from hadelay.pipeline.load import run
     from hadelay.pipeline.timing import JobOptions
 
-    summary = run(spark, JobOptions(options, source.out, archive))
+    summary = run(spark, JobOptions(options, source.out, archive, source.verify))
     _report(summary, source, ("hour", "topic", "due", "handed_out", "acked", "peak_due", "peak_due_at"))
     note(f"{summary.due:,} messages fell due, {summary.handed_out:,} were handed out, {summary.acked:,} acked")
     return 0
@@ -262,7 +264,7 @@ def forecast(*, threshold: int = 5_000, hours: int = 24, fail: bool = False, sou
     options, spark = source.options(), source.spark()
     from hadelay.pipeline.forecast import ForecastOptions, run
 
-    summary = run(spark, ForecastOptions(options, source.out, threshold=threshold, hours=hours))
+    summary = run(spark, ForecastOptions(options, source.out, check=source.verify, threshold=threshold, hours=hours))
     _report(summary, source, ("hour", "messages", "peak", "peak_at", "hot_seconds"))
     for line in summary.advice:
         note(line)

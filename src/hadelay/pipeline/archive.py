@@ -21,12 +21,13 @@ from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
 from hadelay.pipeline import batches
 from hadelay.pipeline.archived import LOST, is_whole
+from hadelay.pipeline.check import each
 from hadelay.pipeline.examine import crc_of, trimmed
+from hadelay.pipeline.hourfiles import HourFiles, Listing, Store
 from hadelay.pipeline.places import Place, absolute
-from hadelay.pipeline.reconcile import each
 from hadelay.pipeline.schema import KINDS, Options, hour_number
 from hadelay.pipeline.session import plain
-from hadelay.pipeline.stores import HourFiles, Listing, Store, listing, open_store
+from hadelay.pipeline.stores import listing, open_store
 from hadelay.storage import manifests
 from hadelay.storage.manifests import Listed, Manifest, Part, Source
 

@@ -23,9 +23,10 @@ from hadelay.core.formats import DISPATCH, INDEX
 from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.model import NONE32, Event, hour_name
+from hadelay.pipeline.hourfiles import Bytes, HourFiles, Listing, Names, Rows, Store
 from hadelay.pipeline.places import Place, absolute
 from hadelay.pipeline.schema import Options, hour_number
-from hadelay.pipeline.stores import Bytes, HourFiles, Listing, Names, Rows, Store, open_store
+from hadelay.pipeline.stores import open_store
 from hadelay.storage import manifests
 from hadelay.storage.manifests import Catalogue, Manifest, Part
 

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from hadelay.errors import BadRequest
 from hadelay.model import hour_name
 from hadelay.pipeline.archived import LOST, is_whole
+from hadelay.pipeline.check import each
 from hadelay.pipeline.places import Place, absolute
-from hadelay.pipeline.reconcile import each
 from hadelay.pipeline.schema import hour_int
 from hadelay.storage import manifests
 from hadelay.storage.manifests import Catalogue, Listed, Manifest, Part

@@ -20,11 +20,10 @@ import pyarrow.compute as pc
 
 from hadelay.core import meta
 from hadelay.core.formats import INDEX, RECORD, RECORD_SIZE
-from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import DEAD_HOURS, NONE32, Event, decode_id
+from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, damage, rows, usable
 from hadelay.pipeline.schema import KINDS, Options, hour_int
-from hadelay.pipeline.stores import HourFiles, Listing, Names, Rows, Store, damage, rows
 from hadelay.storage.records import check_record
 
 Mask = npt.NDArray[np.bool_]
@@ -184,16 +183,9 @@ class _Whole:
         raise NotImplementedError
 
     def sound(self, suffix: str, start: int, stop: int) -> tuple[Rows, Mask | None]:
-        """Rows [start, stop), and which of them verify, if they were verified and not all do."""
-        store, files, verify = self.store, self.split.files, self.options.verify
-        found = rows(store, files, suffix, start, stop, verify=verify and self.options.on_torn == "fail")
-        if verify and self.options.on_torn == "skip":
-            bad = (INDEX_CRC if suffix == "idx" else DISPATCH_CRC).bad(np.ascontiguousarray(found))
-            if len(bad):
-                good = np.ones(len(found), np.bool_)
-                good[bad] = False
-                return found, good
-        return found, None
+        """Rows [start, stop), and which of them can be used, if not all can and the others are to be left out."""
+        skip = self.options.on_torn == "skip"
+        return usable(self.store, self.split.files, suffix, start, stop, verify=self.options.verify, skip=skip)
 
 
 class _MessageBatch(_Batch):

@@ -10,10 +10,10 @@ import numpy as np
 from hadelay.model import DEAD_HOURS, NONE32, decode_id
 from hadelay.pipeline import reconcile as fast
 from hadelay.pipeline.archived import parts
+from hadelay.pipeline.hourfiles import Listing, Store
 from hadelay.pipeline.places import absolute, check_spark
 from hadelay.pipeline.reconcile import FACTS, VERDICTS, ReconcileOptions, Rule, Summary
 from hadelay.pipeline.schema import Options, hour_int, hour_number
-from hadelay.pipeline.stores import Listing, Store
 
 _MESSAGES = ("first_id", "id", "hour", "dead", "entry", "topic", "deliver_at")
 _EVENTS = ("hour", "dead", "entry", "event", "at", "other_hour", "other_dead", "other_entry", "number")
@@ -98,10 +98,10 @@ def run(spark: Any, store: Store, listing: Listing, rule: Rule, options: Reconci
         retired_ms=fast.RETIRED_MS,
     ).cache()  # fmt: skip
     names = store.names()
-    numbers = {name: number for number, name in enumerate(names.topics)}
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(names.topics)} | {None: -1}
     counts: Counter[tuple[int, int, int]] = Counter()
     for row in judged.groupBy("hour", "dead", "topic", "verdict").count().collect():
-        key = (hour_number(row["hour"], row["dead"]), numbers.get(row["topic"], NONE32), VERDICTS.index(row["verdict"]))
+        key = (hour_number(row["hour"], row["dead"]), numbers[row["topic"]], VERDICTS.index(row["verdict"]))
         counts[key] += row["count"]
     offends = [VERDICTS[verdict] for verdict in fast.OFFENDING]
     rows = judged.where(judged.verdict.isin(offends)).collect()
@@ -116,7 +116,7 @@ def run(spark: Any, store: Store, listing: Listing, rule: Rule, options: Reconci
             row["late_ms"],
         )
         if row["id"] is not None:
-            found["first_id"], found["topic"] = decode_id(row["id"]), numbers.get(row["topic"], NONE32)
+            found["first_id"], found["topic"] = decode_id(row["id"]), numbers[row["topic"]] & NONE32
             found["deliver_at_ms"] = round(row["deliver_at"].timestamp() * 1000)
     return fast.summarise(counts, offending, names, listing, rule, options)
 

@@ -15,7 +15,7 @@ from hadelay.core.formats import DISPATCH, INDEX
 from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import DamagedFile
 from hadelay.model import NONE32, Event, hour_name
-from hadelay.pipeline.stores import HourFiles, Names, Rows, Store, rows
+from hadelay.pipeline.hourfiles import HourFiles, Names, Rows, Store, rows
 
 _CHUNK = 8 << 20
 _NO_NODE = 0xFF

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from hadelay.errors import BadRequest
 from hadelay.pipeline import load, page, timing
+from hadelay.pipeline.hourfiles import Rows
 from hadelay.pipeline.schema import hour_int
-from hadelay.pipeline.stores import Rows
 from hadelay.pipeline.timing import JobOptions
 
 Counts = npt.NDArray[np.int64]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from hadelay.pipeline import page, timing
+from hadelay.pipeline.hourfiles import Rows
 from hadelay.pipeline.schema import hour_int
-from hadelay.pipeline.stores import Rows
 from hadelay.pipeline.timing import JobOptions
 
 _QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999}

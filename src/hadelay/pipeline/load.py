@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hadelay.pipeline import page, timing
+from hadelay.pipeline.hourfiles import Names, Rows
 from hadelay.pipeline.schema import hour_int
-from hadelay.pipeline.stores import Names, Rows
 from hadelay.pipeline.timing import JobOptions
 
 _COUNTS = ("due", "handed_out", "acked")

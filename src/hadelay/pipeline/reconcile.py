@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -24,8 +24,9 @@ import numpy.typing as npt
 from hadelay.errors import BadRequest
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event
 from hadelay.pipeline.archived import open_hours
+from hadelay.pipeline.check import check, each
+from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, usable
 from hadelay.pipeline.schema import Options, hour_int
-from hadelay.pipeline.stores import HourFiles, Listing, Names, Rows, Store, rows
 from hadelay.pipeline.stores import listing as list_hours
 
 T = TypeVar("T")
@@ -83,6 +84,8 @@ class ReconcileOptions:
     out: str = ""
     #: Directory that `archive` wrote: hours that are deleted are read from there.
     archive: str = ""
+    #: Compare every file with its checksum before its hour is judged.
+    check: bool = True
     #: Verdicts that make the run a failure.
     fail_on: tuple[str, ...] = ("undelivered", "orphan", "early")
 
@@ -112,6 +115,8 @@ class Rule(NamedTuple):
     grace_ms: int
     #: First hours of the messages to judge; None: all messages, whether their first hour is still there or not.
     homes: frozenset[int] | None
+    #: Rows that do not verify, or stand in the wrong place, are left out; with verify their CRCs are compared.
+    skip: bool = False
     verify: bool = False
 
 
@@ -131,10 +136,12 @@ def run(spark: Any, options: ReconcileOptions) -> Summary:
     if options.engine == "exact":
         from hadelay.pipeline import exact
 
+        if options.check:
+            check(spark, store, listing.hours, options.source)
         return exact.run(spark, store, listing, rule, options)
     counts: Counter[tuple[int, int, int]] = Counter()
     offending, moving = [], []
-    for judged in _follow(spark, store, listing, rule, options.source.split_rows):
+    for judged in _follow(spark, store, listing, rule, options):
         counts += judged.counts
         offending.append(judged.offending)
         moving.append(judged.moving)
@@ -144,34 +151,31 @@ def run(spark: Any, options: ReconcileOptions) -> Summary:
 
 
 def rule_of(listing: Listing, options: ReconcileOptions) -> Rule:
-    homes = None
-    if options.source.hour_from or options.source.hour_to:
-        homes = frozenset(f.hour for f in listing.hours if f.hour < DEAD_HOURS and options.source.takes(f.hour))
-    return Rule(listing.as_of_ms, options.late_ms, options.grace_ms, homes, options.source.verify)
+    homes, source = None, options.source
+    if source.hour_from or source.hour_to:
+        homes = frozenset(f.hour for f in listing.hours if f.hour < DEAD_HOURS and source.takes(f.hour))
+    return Rule(listing.as_of_ms, options.late_ms, options.grace_ms, homes, source.on_torn == "skip", source.verify)
 
 
-def _follow(spark: Any, store: Store, listing: Listing, rule: Rule, split_rows: int) -> Iterable[Judged]:
+def _follow(
+    spark: Any, store: Store, listing: Listing, rule: Rule, options: ReconcileOptions
+) -> Iterable[Judged]:  # fmt: skip
     """Every hour that may have to do with the messages: those asked for, then wherever they were moved to."""
+    split_rows = options.source.split_rows
     cores = spark.sparkContext.defaultParallelism if spark else 1
     listed = {files.hour: files for files in listing.hours}
     todo, done = set(listed) if rule.homes is None else set(rule.homes), set[int]()
     while todo:
         done |= todo
         found = [listed[hour] for hour in sorted(todo)]
+        if options.check:
+            check(spark, store, found, options.source)
         # A large hour would be alone with its core. Each part goes through all events: no more of them than cores.
         most = -(-cores // len(found)) if found else 1
         parts = [part for files in found for part in split(files, min(most, -(-files.entries // split_rows)))]
         judged = each(spark, partial(judge, store, rule=rule), parts)
         yield from judged
         todo = {int(h) for part in judged for h in np.unique(part.moving["to_hour"])} & listed.keys() - done
-
-
-def each(spark: Any, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """work(item) of each, as Spark tasks or here."""
-    if spark is None or not items:
-        return [work(item) for item in items]
-    found: list[R] = spark.sparkContext.parallelize(items, len(items)).map(work).collect()
-    return found
 
 
 class Part(NamedTuple):
@@ -212,7 +216,8 @@ def judge(store: Store, part: Part, *, rule: Rule) -> Judged:
 def entry_facts(store: Store, part: Part, rule: Rule) -> tuple[Columns, npt.NDArray[np.uint32]]:
     """(columns of FACTS of every entry; with an hour's first part, entries that events name and that are not there)."""
     files, n = part.files, part.stop - part.start
-    index = rows(store, files, "idx", part.start, part.stop, verify=rule.verify)
+    take = partial(usable, store, files, verify=rule.verify, skip=rule.skip)
+    index, there = take("idx", part.start, part.stop)
     facts: Columns = {name: np.ascontiguousarray(index[name]) for name in ("first_id", "topic", "deliver_at_ms")}
     facts["hour"] = np.broadcast_to(np.uint32(files.hour), n)
     facts["entry"] = np.arange(part.start, part.stop, dtype=np.uint64)
@@ -222,7 +227,10 @@ def entry_facts(store: Store, part: Part, rule: Rule) -> tuple[Columns, npt.NDAr
     orphans = [np.zeros(0, np.uint32)]
     for start in range(0, files.events, _EVENTS_AT_ONCE):
         stop = min(start + _EVENTS_AT_ONCE, files.events)
-        events = rows(store, files, "dsp", start, stop, verify=rule.verify)
+        events, sound = take("dsp", start, stop)
+        events = events if sound is None else events[sound]
+        if not len(events):
+            continue
         entries = np.ascontiguousarray(events["index"])
         if part.start == 0 and entries.max() >= files.entries:
             orphans.append(entries[entries >= files.entries])
@@ -248,6 +256,9 @@ def entry_facts(store: Store, part: Part, rule: Rule) -> tuple[Columns, npt.NDAr
     else:
         status[waits & (due + rule.grace_ms <= rule.as_of_ms)] = LOST
     facts |= {"status": status, "late_ms": late, "early": early, "live": status != MOVED}
+    if there is not None:
+        orphans.append((part.start + np.flatnonzero(~there & (codes > 0))).astype(np.uint32))
+        facts = {name: values[there] for name, values in facts.items()}
     return facts, np.unique(np.concatenate(orphans))
 
 

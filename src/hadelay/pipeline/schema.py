@@ -175,7 +175,7 @@ class Options:
     dead: bool = True
     #: Unix ms at which what waits is scheduled, ready or overdue; 0: of the last checkpoint, or the nodes' time.
     as_of: int = 0
-    #: What `stores.Listing.encode` gave: read exactly this, so that several reads see the same.
+    #: What `hourfiles.Listing.encode` gave: read exactly this, so that several reads see the same.
     listing: str = ""
     #: Rows of one partition at most; an hour has at least one. A read by Spark makes an hour's partitions equal.
     split_rows: int = 2_500_000

@@ -53,6 +53,7 @@ from pyspark.sql.types import (
 
 from hadelay.errors import BadRequest
 from hadelay.pipeline import batches, stream
+from hadelay.pipeline.hourfiles import Listing
 from hadelay.pipeline.places import absolute
 from hadelay.pipeline.schema import (
     KINDS,
@@ -62,7 +63,7 @@ from hadelay.pipeline.schema import (
     parse_options,
     parse_write_options,
 )
-from hadelay.pipeline.stores import Listing, listing, open_store
+from hadelay.pipeline.stores import listing, open_store
 
 if TYPE_CHECKING:
     # Not for readers: the client was a third of what each worker imports.

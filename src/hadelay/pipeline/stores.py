@@ -6,102 +6,43 @@ one applied index, so a moved message's next entry is in the listing if its move
 
 from __future__ import annotations
 
-import base64
 import http.client
 import os
 import tempfile
 import time
-import zlib
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
-import msgpack
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from hadelay.core.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE
-from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
+from hadelay.core.checksums import crc32c
+from hadelay.core.formats import DISPATCH_SIZE, INDEX_SIZE
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import hour_from_name, hour_name
+from hadelay.pipeline.damage import Flaw, in_events, in_index
+from hadelay.pipeline.hourfiles import (
+    ROW,
+    WAY_OUT,
+    Bytes,
+    HourFiles,
+    Listing,
+    Names,
+    Store,
+    damage,
+    decode_listing,
+    flaw_of,
+    names_of,
+)
 from hadelay.pipeline.places import Place, absolute
 from hadelay.pipeline.schema import Options
-from hadelay.storage.lmdbtables import LmdbBackend
-from hadelay.storage.names import KINDS, decode_names
-from hadelay.storage.tables import CHECKPOINT, ROW, hour_rows
+from hadelay.storage.lmdbtables import Checkpoint, read_checkpoint
 
-Rows = npt.NDArray[np.void]
-Bytes = npt.NDArray[np.uint8]
 #: Rows at the end of a file without a checkpoint that are checked: a power cut tears pages, not whole hours.
 _TAIL = 4096
 _CHUNK = 8 << 20
-_ROW = {"idx": (INDEX, INDEX_CRC, "entry"), "dsp": (DISPATCH, DISPATCH_CRC, "event")}
-
-
-class HourFiles(NamedTuple):
-    """What is committed of one hour. crcs: CRC-32C of .log, .idx and .dsp up to there, where they are known."""
-
-    hour: int
-    entries: int
-    events: int
-    log_bytes: int
-    crcs: tuple[int, int, int] | None = None
-    #: It is read from an archive (archived.py).
-    archived: bool = False
-
-    def length(self, suffix: str) -> int:
-        """In bytes."""
-        return {"log": self.log_bytes, "idx": self.entries * INDEX_SIZE, "dsp": self.events * DISPATCH_SIZE}[suffix]
-
-
-class Listing(NamedTuple):
-    hours: list[HourFiles]
-    #: Unix ms: the listing knows of nothing later.
-    as_of_ms: int
-
-    def encode(self) -> str:
-        return base64.b64encode(zlib.compress(msgpack.packb((self.hours, self.as_of_ms)))).decode()
-
-
-def decode_listing(text: str) -> Listing:
-    """BadRequest unless `Listing.encode` made it."""
-    try:
-        hours, as_of_ms = msgpack.unpackb(zlib.decompress(base64.b64decode(text)), use_list=False)
-        return Listing([HourFiles(*hour) for hour in hours], as_of_ms)
-    except (ValueError, TypeError, zlib.error):
-        raise BadRequest("option listing: expected what Listing.encode gives") from None
-
-
-@dataclass(frozen=True)
-class Names:
-    """number → name."""
-
-    topics: list[str] = field(default_factory=list)
-    consumers: list[str] = field(default_factory=list)
-    nodes: list[str] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-
-
-class Store(Protocol):
-    @property
-    def max_gap(self) -> int:
-        """Bytes that are better read than skipped between two pieces of a .log."""
-        ...
-
-    def list(self) -> Listing: ...
-
-    def names(self) -> Names:
-        """At least those of the last listing."""
-        ...
-
-    def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
-        """Those bytes of .log, .idx or .dsp. DamagedFile when they are not there."""
-        ...
-
-    def where(self, files: HourFiles, suffix: str) -> str:
-        """The file's name for messages."""
-        ...
 
 
 def open_store(options: Options) -> Store:
@@ -115,26 +56,6 @@ def open_store(options: Options) -> Store:
 def listing(store: Store, options: Options) -> Listing:
     found = decode_listing(options.listing) if options.listing else store.list()
     return found._replace(as_of_ms=options.as_of) if options.as_of else found
-
-
-def rows(store: Store, files: HourFiles, suffix: str, start: int, stop: int, *, verify: bool = False) -> Rows:
-    """INDEX or DISPATCH rows [start, stop), not verified unless asked for. DamagedFile names file, hour and entry."""
-    dtype, crc, what = _ROW[suffix]
-    size = dtype.itemsize
-    found = store.read(files, suffix, start * size, stop * size).view(dtype)
-    if verify and len(bad := crc.bad(np.ascontiguousarray(found))):
-        raise damage(store, files, suffix, start + int(bad[0]), f"the {what}'s CRC does not hold")
-    return found
-
-
-def damage(store: Store, files: HourFiles, suffix: str, number: int, what: str) -> DamagedFile:
-    """Of the entry or event of that number."""
-    name = _ROW[suffix][2]
-    size = _ROW[suffix][0].itemsize
-    return DamagedFile(
-        store.where(files, suffix), number * size,
-        f"hour {hour_name(files.hour)}, {name} {number}: {what}; onTorn=skip leaves it out", size=size,
-    )  # fmt: skip
 
 
 def _group_directory(path: str) -> str:
@@ -173,34 +94,55 @@ class LocalStore:
         if not os.path.exists(tables):
             return self._all_of_them()
         for attempt in range(5):
+            # A checkpoint may commit meanwhile: a node keeps no pages for readers that it cannot see.
+            before = os.stat(tables)
             try:
-                as_of_ms = self._place.modified_ms("state.mdb")
-                before, hours, found = self._checkpoint(tables)
-                files = [self._promised(int(hour), row) for hour, row in zip(hours, found, strict=True)]
+                files = self._files(self._checkpoint(tables))
             except (DamagedFile, OSError):
-                # A checkpoint may have committed meanwhile: a node keeps no pages for readers that it cannot see.
-                if attempt == 4:
+                if attempt == 4 or os.stat(tables).st_mtime_ns == before.st_mtime_ns:
                     raise
             else:
-                if self._checkpoint(tables)[0] == before:
-                    return Listing(files, as_of_ms)
+                if os.stat(tables).st_mtime_ns == before.st_mtime_ns:
+                    return Listing([*files], before.st_mtime_ns // 1_000_000)
             time.sleep(0.05 * attempt)
         raise DamagedFile(tables, 0, "a checkpoint is taken each time it is read: copy the directory, or use endpoint")
 
     def _all_of_them(self) -> Listing:
-        stems = [name[:-4] for name in self._place.list("hours") or () if name.endswith(".idx")]
-        return Listing([self._unpromised(hour_from_name(stem)) for stem in stems], _now_ms())
+        stems = {name.rpartition(".") for name in self._place.list("hours") or ()}
+        hours = sorted({hour_from_name(stem) for stem, _, suffix in stems if suffix in ("idx", "log", "dsp")})
+        return Listing([self._unpromised(hour) for hour in hours], _now_ms())
 
-    def _checkpoint(self, tables: str) -> tuple[Any, npt.NDArray[np.int64], Rows]:
-        backend = LmdbBackend(tables, readonly=True)
-        try:
-            row = backend.get(CHECKPOINT, ROW)
-            return (msgpack.unpackb(row) if row else None), *hour_rows(backend)
-        finally:
-            backend.close()
+    def _checkpoint(self, tables: str) -> Checkpoint:
+        """The hours that the tables in this file name. DamagedFile when they name none, and there are some."""
+        found = read_checkpoint(tables)
+        if found.row is None or not len(found.hours):
+            stems = [name for name in self._place.list("hours") or () if name.endswith(".idx")]
+            if stems and not (found.row and found.row["index"] == 0):
+                raise DamagedFile(
+                    self._place.path("state.mdb"), 0,
+                    f"it names no hour, and hours/ has {len(stems)}: start the node once, or use endpoint",
+                )  # fmt: skip
+        return found
+
+    def _files(self, found: Checkpoint) -> Sequence[HourFiles]:
+        if found.row and not self.skip_torn:
+            self._check_names(found.row["names_length"], found.row["names_crc"])
+        return [self._promised(int(hour), row) for hour, row in zip(found.hours, found.rows, strict=True)]
+
+    def _check_names(self, length: int, crc: int) -> None:
+        """DamagedFile unless `names` begins with so many bytes of that checksum."""
+        path, data = self._place.path("names"), self._names_bytes()[:length]
+        if crc32c(data) == crc and len(data) == length:
+            return
+        names_of(data, path)
+        if len(data) < length:
+            what = f"the file ends here; the checkpoint knows {length} bytes; {WAY_OUT}"
+            raise DamagedFile(path, len(data), what)
+        what = "every name verifies, and their checksum is another one than the checkpoint's"
+        raise DamagedFile(self._place.path("state.mdb"), 0, f"{what}: it is of another directory; {WAY_OUT}")
 
     def where(self, files: HourFiles, suffix: str) -> str:
-        return self._path(files.hour, suffix)
+        return self._place.path(suffix) if suffix in ("names", "state.mdb") else self._path(files.hour, suffix)
 
     def _path(self, hour: int, suffix: str) -> str:
         return self._place.path(f"hours/{hour_name(hour)}.{suffix}")
@@ -215,18 +157,31 @@ class LocalStore:
         if all(size >= files.length(suffix) for suffix, size in sizes.items()):
             return files
         if not self.skip_torn:
-            suffix = next(suffix for suffix, size in sizes.items() if size < files.length(suffix))
-            have, known = sizes[suffix], files.length(suffix)
-            if suffix == "log":
-                raise DamagedFile(
-                    self._path(hour, "log"), have, f"hour {hour_name(hour)}: the checkpoint knows {known} bytes"
-                )
-            row_bytes = _ROW[suffix][0].itemsize
-            cut = have // row_bytes
-            raise damage(self, files, suffix, cut, f"the file ends here; the checkpoint knows {known // row_bytes}")
+            raise self._short(files, sizes)
+        return self._there(files, sizes)
+
+    def _short(self, files: HourFiles, sizes: dict[str, int]) -> DamagedFile:
+        """The checkpoint says more bytes than there are: name the place where they are missing, or the end."""
+        suffix = next(suffix for suffix, size in sizes.items() if size < files.length(suffix))
+        there = self._there(files, sizes)
+        have, known, name = sizes[suffix], files.length(suffix), hour_name(files.hour)
+        if (flaw := flaw_of(self, there, suffix)) is not None:
+            return self._flawed(files, flaw)
+        if suffix == "log":
+            return DamagedFile(self._path(files.hour, "log"), have, f"hour {name}: the checkpoint knows {known} bytes")
+        row_bytes = ROW[suffix][0].itemsize
+        what = f"the file ends here; the checkpoint knows {known // row_bytes}"
+        return damage(self, files, suffix, have // row_bytes, what)
+
+    def _flawed(self, files: HourFiles, flaw: Flaw) -> DamagedFile:
+        what = f"hour {hour_name(files.hour)}, {flaw.what}; {WAY_OUT}"
+        return DamagedFile(self.where(files, flaw.suffix), flaw.offset, what, size=flaw.size)
+
+    def _there(self, files: HourFiles, sizes: dict[str, int]) -> HourFiles:
+        """What there is of what was promised."""
         return HourFiles(
-            hour, min(files.entries, sizes["idx"] // INDEX_SIZE), min(files.events, sizes["dsp"] // DISPATCH_SIZE),
-            min(files.log_bytes, sizes["log"]),
+            files.hour, min(files.entries, sizes["idx"] // INDEX_SIZE),
+            min(files.events, sizes["dsp"] // DISPATCH_SIZE), min(files.log_bytes, sizes["log"]),
         )  # fmt: skip
 
     def _unpromised(self, hour: int) -> HourFiles:
@@ -234,41 +189,37 @@ class LocalStore:
 
     def _whole(self, hour: int, suffix: str) -> int:
         """Rows that are there: before the zeroes, and, at the end, with a CRC that holds."""
-        dtype, crc, what = _ROW[suffix]
+        dtype, crc, what = ROW[suffix]
         size = self._size(hour, suffix)
-        n = size // dtype.itemsize
+        data = self.read(HourFiles(hour, 0, 0, 0), suffix, 0, size)
+        used = _used(data)  # zeroes are the end of the file: space that was allocated ahead
+        n = min(-(-used // dtype.itemsize), size // dtype.itemsize)
+        found = data[: n * dtype.itemsize].view(dtype)
         files = HourFiles(hour, n, n, 0)
-        used = self.read(files, suffix, 0, n * dtype.itemsize).view(dtype)["size" if suffix == "idx" else "event"]
-        if n and not used[-1]:  # zeroes are the end of the file: look for where they begin
-            low, high = 0, n
-            while low < high:
-                middle = (low + high) // 2
-                low, high = (middle + 1, high) if used[middle] else (low, middle)
-            n = low
-        elif size % dtype.itemsize and not self.skip_torn:
+        if used > n * dtype.itemsize and not self.skip_torn:
+            if (flaw := in_index(found) if suffix == "idx" else in_events(found)) is not None:
+                raise self._flawed(files, flaw)
             raise damage(self, files, suffix, n, f"the {what} is cut off")
         start = max(0, n - _TAIL)
-        tail = self.read(files, suffix, start * dtype.itemsize, n * dtype.itemsize).view(dtype)
-        if len(bad := crc.bad(np.ascontiguousarray(tail))):
+        if len(bad := crc.bad(np.ascontiguousarray(found[start:n]))):
             if not self.skip_torn:
                 raise damage(self, files, suffix, start + int(bad[0]), f"the {what}'s CRC does not hold")
             n = start + int(bad[0])
         return n
 
     def names(self) -> Names:
-        path = self._place.path("names")
+        """DamagedFile for one that cannot be read, unless a checkpoint says how much of the file counts: its end may be
+        in the making then."""
+        tolerant = self.skip_torn or self._place.size("state.mdb") is not None
+        return names_of(self._names_bytes(), self._place.path("names"), tolerant=tolerant)
+
+    def _names_bytes(self) -> bytes:
         try:
             with self._place.open("names") as file:
-                data = file.read()
+                data: bytes = file.read()
+                return data
         except FileNotFoundError:
-            data = b""  # nothing was named yet
-        found: dict[int, list[str]] = {kind: [] for kind in KINDS}
-        try:
-            for name in decode_names(data, path):
-                found[name.kind].append(name.name)
-        except DamagedFile:
-            pass  # its end may be in the making; a number without a name shows as null
-        return Names(*found.values())
+            return b""  # nothing was named yet
 
     def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
         if start >= stop:
@@ -294,9 +245,8 @@ class FileStore(LocalStore):
             with self._place.open("state.mdb") as source, open(tables, "wb") as copy:
                 while data := source.read(_CHUNK):
                     copy.write(data)
-            _, hours, found = self._checkpoint(tables)
-        files = [self._promised(int(hour), row) for hour, row in zip(hours, found, strict=True)]
-        return Listing(files, self._place.modified_ms("state.mdb"))
+            found = self._checkpoint(tables)
+        return Listing([*self._files(found)], self._place.modified_ms("state.mdb"))
 
     def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
         if start >= stop:
@@ -345,7 +295,9 @@ class HttpStore:
         return Names(*(sorted(answer[kind], key=answer[kind].get) for kind in kinds))
 
     def where(self, files: HourFiles, suffix: str) -> str:
-        return f"/v1/hours/{hour_name(files.hour)}/{suffix}"
+        return {"names": "/v1/names", "state.mdb": "/v1/hours"}.get(
+            suffix, f"/v1/hours/{hour_name(files.hour)}/{suffix}"
+        )
 
     def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
         if start >= stop:
@@ -395,6 +347,15 @@ class HttpStore:
             return answer.status, answer.read()
         finally:
             connection.close()
+
+
+def _used(data: Bytes) -> int:
+    """Bytes before the zeroes at the end."""
+    for end in range(len(data), 0, -_CHUNK):
+        start = max(0, end - _CHUNK)
+        if len(found := np.flatnonzero(data[start:end])):
+            return start + int(found[-1]) + 1
+    return 0
 
 
 def _now_ms() -> int:

@@ -13,8 +13,8 @@ from typing import Any
 
 from hadelay.model import hour_from_name, hour_name
 from hadelay.pipeline.batches import Split
+from hadelay.pipeline.hourfiles import HourFiles, Listing
 from hadelay.pipeline.schema import Options
-from hadelay.pipeline.stores import HourFiles, Listing
 
 Offset = dict[str, Any]
 _REMEMBERED_MS = 86_400_000

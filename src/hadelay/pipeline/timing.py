@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event
 from hadelay.pipeline.archived import open_hours
-from hadelay.pipeline.reconcile import each
+from hadelay.pipeline.check import check, each
+from hadelay.pipeline.hourfiles import HourFiles, Names, Rows, Store, rows
 from hadelay.pipeline.schema import Options
-from hadelay.pipeline.stores import HourFiles, Names, Rows, Store, listing, rows
+from hadelay.pipeline.stores import listing
 
 R = TypeVar("R")
 
@@ -48,6 +49,8 @@ class JobOptions:
     out: str = ""
     #: Directory that `archive` wrote: hours that are deleted are read from there.
     archive: str = ""
+    #: Compare the files that are read with their checksums first.
+    check: bool = True
 
     def wanted(self, names: Names) -> npt.NDArray[np.bool_] | None:
         """Which topic numbers are asked for; None: all."""
@@ -76,6 +79,8 @@ def over_hours(
     found = listing(store, source)
     until = min(found.as_of_ms // HOUR_MS + hours + 1, DEAD_HOURS)
     asked = [files for files in found.hours if files.hour < until and source.takes(files.hour)]
+    if options.check:
+        check(spark, store, asked, source, ("idx", "dsp"))
     return found.as_of_ms, each(spark, partial(work, store, source.verify, found.as_of_ms), asked), store.names()
 
 

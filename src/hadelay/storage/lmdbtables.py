@@ -16,15 +16,18 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
 import msgpack
+import numpy as np
+import numpy.typing as npt
 
 from hadelay.core.checkpoint import WAY_OUT
 from hadelay.core.checksums import crc32c
 from hadelay.errors import DamagedFile, is_disk_full
-from hadelay.storage.tables import Put
+from hadelay.model import hour_name
+from hadelay.storage.tables import CHECKPOINT, HOUR_STATES, HOURS, ROW, Put, hour_rows, scan_all
 
 #: Named tables that may exist at once.
 _MAX_TABLES = 64
@@ -37,21 +40,49 @@ _CRC_SIZE = 4
 _LITTLE = 1 << 20
 #: Gives free memory back to the system, whole pages amid the heap included; glibc's own.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)
-#: Reads all of the file at argv[1].
+#: Reads all of the file at argv[1], or the tables named behind it, and counts what is in them.
 _READ_ALL = """
 import sys, lmdb
 env = lmdb.open(sys.argv[1], max_dbs=64, subdir=False, readonly=True, lock=False)
+wanted = [name.encode() for name in sys.argv[2:]]
 with env.begin() as txn:
     for name in list(txn.cursor().iternext(values=False)):
-        for _ in txn.cursor(env.open_db(bytes(name), txn=txn, create=False)): pass
+        if not wanted or bytes(name) in wanted:
+            db = env.open_db(bytes(name), txn=txn, create=False)
+            assert sum(1 for _ in txn.cursor(db)) == txn.stat(db)["entries"]
 """
 
 
-def _can_be_read(path: str) -> bool:
-    """Whether a file that is shorter than it says has all that is in use: LMDB need not write the pages at its end that
-    it has freed. In a process of its own, which a page that is missing ends by a signal."""
-    done = subprocess.run([sys.executable, "-c", _READ_ALL, path], capture_output=True, check=False)
+def _can_be_read(path: str, *tables: bytes) -> bool:
+    """Whether LMDB can read these tables, or all: of a file that is shorter than it says, the pages at its end may be
+    free, and need not be there. In a process of its own, which a page that is missing or wrong ends by a signal."""
+    names = [table.decode() for table in tables]
+    done = subprocess.run([sys.executable, "-c", _READ_ALL, path, *names], capture_output=True, check=False)
     return done.returncode == 0
+
+
+class Checkpoint(NamedTuple):
+    """row: of the table `checkpoint`, None if there never was one; hours and their HOUR_ROW, ascending."""
+
+    row: dict[str, Any] | None
+    hours: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.void]
+
+
+def read_checkpoint(path: str) -> Checkpoint:
+    """Of a file that may be damaged anywhere. DamagedFile, and never a signal."""
+    if not _can_be_read(path, CHECKPOINT, HOURS, HOUR_STATES, _REDO):
+        raise DamagedFile(path, 0, f"LMDB cannot read its tables; {WAY_OUT}")
+    backend = LmdbBackend(path, readonly=True)
+    try:
+        row = backend.get(CHECKPOINT, ROW)
+        hours, rows = hour_rows(backend)
+        states = [int.from_bytes(key, "big") for key, _ in scan_all(backend, HOUR_STATES)]
+    finally:
+        backend.close()
+    if missing := sorted(set(states) - set(hours.tolist())):
+        raise DamagedFile(path, 0, f"it has a state of hour {hour_name(missing[0])}, and no lengths; {WAY_OUT}")
+    return Checkpoint(msgpack.unpackb(row) if row else None, hours, rows)
 
 
 class LmdbBackend:

@@ -1,0 +1,113 @@
+"""Are the files of hours those that were written? Asked before a job judges, counts or copies them.
+
+A file whose checksum the listing knows is read once and compared with that: this covers every entry, event and body.
+Where it differs, and in copies without a checkpoint, which know none, each row and record is looked at, so that what is
+named is the damaged place and not the first that noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from hadelay.core.checksums import crc32c
+from hadelay.core.formats import NAME_SIZE
+from hadelay.errors import DamagedFile
+from hadelay.model import hour_name
+from hadelay.pipeline.hourfiles import WAY_OUT, HourFiles, Names, Store, flaw_of, rows
+from hadelay.pipeline.schema import Options
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: In this order: the entries say where records are.
+SUFFIXES = ("idx", "dsp", "log")
+_CHUNK = 8 << 20
+_ROWS = 1 << 20
+
+
+class Found(NamedTuple):
+    """A DamagedFile, as it comes from a task. all_verifies: only the file's checksum says that it is one."""
+
+    path: str
+    offset: int
+    what: str
+    size: int
+    all_verifies: bool = False
+
+
+def each(spark: Any, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """work(item) of each, as Spark tasks or here."""
+    if spark is None or not items:
+        return [work(item) for item in items]
+    found: list[R] = spark.sparkContext.parallelize(items, len(items)).map(work).collect()
+    return found
+
+
+def check(
+    spark: Any, store: Store, hours: Sequence[HourFiles], options: Options, suffixes: Sequence[str] = SUFFIXES
+) -> None:
+    """DamagedFile for the first of these files that is not as it was written; nothing with onTorn=skip, which asks for
+    what can be read. A task per file."""
+    if options.on_torn == "skip":
+        return
+    names = store.names()
+    asked = [(files, suffix) for files in sorted(hours) if not files.archived for suffix in suffixes]
+    answers = each(spark, partial(_check_file, store, names), asked)
+    told = [(files, found) for (files, _), found in zip(asked, answers, strict=True) if found is not None]
+    if not told:
+        return
+    files, found = told[0]
+    if found.all_verifies and sum(other is files and f.all_verifies for other, f in told) > 1:
+        found = found._replace(path=store.where(files, "state.mdb"))  # not all of them are wrong, but what they all fit
+    raise DamagedFile(found.path, found.offset, found.what, size=found.size)
+
+
+def _check_file(store: Store, names: Names, asked: tuple[HourFiles, str]) -> Found | None:
+    files, suffix = asked
+    try:
+        found = check_file(store, files, suffix)
+        if found is None and files.crcs is None and suffix == "idx":
+            found = _without_name(store, names, files)
+    except DamagedFile as error:  # it is shorter than the listing says
+        what = str(error).partition(": ")[2]
+        return Found(error.path, error.offset, what, error.size)
+    return found
+
+
+def check_file(store: Store, files: HourFiles, suffix: str) -> Found | None:
+    """What is wrong with that file of the hour; None if nothing is. DamagedFile where it ends too early."""
+    if files.crcs is not None and crc_of(store, files, suffix) == files.crc(suffix):
+        return None
+    hour = f"hour {hour_name(files.hour)}"
+    if (flaw := flaw_of(store, files, suffix)) is not None:
+        return Found(store.where(files, flaw.suffix), flaw.offset, f"{hour}, {flaw.what}; {WAY_OUT}", flaw.size)
+    if files.crcs is None:
+        return None
+    what = f"{hour}: all that is in it verifies, and its checksum is another one than the checkpoint's; {WAY_OUT}"
+    return Found(store.where(files, suffix), 0, what, 0, all_verifies=True)
+
+
+def crc_of(store: Store, files: HourFiles, suffix: str) -> int:
+    """CRC-32C of what is committed of that file."""
+    crc, length = 0, files.length(suffix)
+    for at in range(0, length, _CHUNK):
+        data = store.read(files, suffix, at, min(at + _CHUNK, length))
+        crc = crc32c(np.ascontiguousarray(data).data, crc)
+    return crc
+
+
+def _without_name(store: Store, names: Names, files: HourFiles) -> Found | None:
+    """An entry of a topic that `names` does not have: of a copy without a checkpoint, whose end may be missing."""
+    for at in range(0, files.entries, _ROWS):
+        topics = rows(store, files, "idx", at, min(at + _ROWS, files.entries))["topic"]
+        if len(bad := np.flatnonzero(topics >= len(names.topics))):
+            number, topic = at + int(bad[0]), int(topics[bad[0]])
+            end = sum(NAME_SIZE + len(name.encode()) for known in astuple(names) for name in known)
+            what = f"the file ends here, and entry {number} of hour {hour_name(files.hour)} is of topic number {topic}"
+            return Found(store.where(files, "names"), end, f"{what}; {WAY_OUT}", 0)
+    return None
