@@ -19,6 +19,8 @@ from hadelay.http.app import ROUTES
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "cluster"
 PATHS = {route.path for route in ROUTES.all}
+#: Where a node finds its certificate, its key, and the authority's certificate.
+TLS = ("/etc/hadelay/tls", "/etc/hadelay-tls")
 UNIT = CLUSTER / "systemd/hadelay.service"
 #: systemd-analyze security: 0 is a service that can do nothing, 10 one that can do everything.
 MOST_EXPOSED = 1.5
@@ -35,8 +37,12 @@ def check_node(config: Config, name: str, names: list[str]) -> None:
     assert list(config.raft.peers) == names
     assert (split_address(config.http.listen)[1], split_address(config.raft.listen)[1]) == (8400, 8500)
     assert {split_address(address)[1] for address in config.raft.peers.values()} == {8500}
-    assert config.advertise.startswith("http://")
+    assert config.advertise.startswith("https://")
     assert config.advertise.endswith(":8400")
+    # Neither the words nor the thing: `load` refuses an open address without certificates and tokens.
+    assert not config.security.insecure
+    assert config.security.tokens
+    assert {config.http.tls_cert, config.raft.tls_cert} < {f"{directory}/node.pem" for directory in TLS}
 
 
 def check_command(words: list[str]) -> None:
@@ -72,14 +78,13 @@ def test_each_pod_has_a_configuration_that_the_others_expect(tmp_path: Path) -> 
     variables = {item["name"]: item for item in container()["env"]}
     assert variables["HADELAY_NODE__NAME"]["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
     for name in names:
-        advertise = variables["HADELAY_HTTP__ADVERTISE"]["value"].replace("$(HADELAY_NODE__NAME)", name)
-        config = configured(text, tmp_path, {"HADELAY_NODE__NAME": name, "HADELAY_HTTP__ADVERTISE": advertise})
+        config = configured(text, tmp_path, pod_environment(name))
         check_node(config, name, names)
         assert config.cluster.init
         assert "take this line out" in text
         # As the headless service names them.
         assert config.raft.peers[name] == f"{name}.{stateful['serviceName']}:8500"
-        assert config.advertise == f"http://{name}.{stateful['serviceName']}:8400"
+        assert config.advertise == f"https://{name}.{stateful['serviceName']}.hadelay.svc:8400"
         mounts = [mount["mountPath"] for mount in container()["volumeMounts"] if not mount.get("readOnly")]
         # In a directory of its own: the root of a volume has a lost+found.
         for directory in (config.node.data_dir, config.journal_dir):
@@ -89,6 +94,39 @@ def test_each_pod_has_a_configuration_that_the_others_expect(tmp_path: Path) -> 
     assert mount["mountPath"] == "/etc/hadelay"
     # A Service called hadelay would give every pod variables such as HADELAY_PORT, which the configuration refuses.
     assert pod()["spec"]["enableServiceLinks"] is False
+
+
+def pod_environment(name: str, namespace: str = "hadelay", hash_: str = "") -> dict[str, str]:
+    """What the pod of that name has in its environment."""
+    known = {"metadata.name": name, "metadata.namespace": namespace}
+    found: dict[str, str] = {}
+    for item in container()["env"]:
+        source = item.get("valueFrom", {})
+        if "fieldRef" in source:
+            found[item["name"]] = known[source["fieldRef"]["fieldPath"]]
+        elif "configMapKeyRef" in source:
+            assert source["configMapKeyRef"] == {"name": "hadelay-bootstrap", "key": "hash", "optional": True}
+            found |= {item["name"]: hash_} if hash_ else {}
+        else:
+            text = item["value"]
+            for variable in re.findall(r"\$\((\w+)\)", text):
+                text = text.replace(f"$({variable})", found[variable])
+            found[item["name"]] = text
+    return found
+
+
+def test_a_pod_sees_its_own_key_and_no_other() -> None:
+    (volume,) = (volume for volume in pod()["spec"]["volumes"] if volume["name"] == "tls")
+    # For the group that the pod runs as.
+    assert volume["secret"] == {"secretName": "hadelay-tls", "defaultMode": 0o440}
+    mounts = [mount for mount in container()["volumeMounts"] if mount["name"] == "tls"]
+    assert all(mount["readOnly"] for mount in mounts)
+    assert {Path(mount["mountPath"]).name: mount.get("subPath") or mount["subPathExpr"] for mount in mounts} == {
+        "ca.pem": "ca.pem", "node.pem": "$(HADELAY_NODE__NAME).pem", "node.key": "$(HADELAY_NODE__NAME).key",
+    }  # fmt: skip
+    page = (ROOT / "docs/howto/containers.md").read_text()
+    given = {Path(path).name for path in re.findall(r"--from-file=(\S+)", page)}
+    assert given == {"ca.pem"} | {f"hadelay-{n}.{kind}" for n in range(3) for kind in ("pem", "key")}
 
 
 def test_nodes_find_each_other_before_they_are_ready() -> None:
@@ -116,11 +154,14 @@ def test_selectors_and_ports_name_what_there_is() -> None:
 def test_one_node_may_be_away_and_probes_ask_for_routes() -> None:
     assert manifest("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
     probes = {name: container()[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    # The kubelet accepts any certificate; health takes no token.
     assert all(probe["path"] in PATHS and probe["port"] == "http" for probe in probes.values())
+    assert {probe["scheme"] for probe in probes.values()} == {"HTTPS"}
     # Never the majority: a partition would restart every node.
     assert probes["liveness"]["path"] == probes["startup"]["path"] == "/livez"
     assert probes["readiness"]["path"] == "/readyz"
-    assert pod()["metadata"]["annotations"]["prometheus.io/path"] in PATHS
+    # A scrape takes a token, which annotations cannot give.
+    assert "annotations" not in pod()["metadata"]
 
 
 def test_only_nodes_reach_the_links() -> None:
@@ -150,27 +191,47 @@ def test_pods_may_do_little() -> None:
 
 def test_each_service_has_a_configuration_that_the_others_expect(tmp_path: Path) -> None:
     compose = yaml.safe_load((CLUSTER / "docker/compose.yaml").read_text())
-    names = list(compose["services"])
+    services = {name: service for name, service in compose["services"].items() if "profiles" not in service}
+    names = list(services)
     text = compose["configs"]["hadelay"]["content"]
     hosts = set()
-    for name, service in compose["services"].items():
-        config = configured(text, tmp_path, service["environment"])
+    for name, service in services.items():
+        config = configured(text, tmp_path, compose_environment(service))
         check_node(config, name, names)
         assert config.cluster.init
         assert "take it out" in text
-        assert service["environment"]["HADELAY_HTTP__ADVERTISE"] == f"http://{name}:8400"
-        assert service["volumes"] == [f"{name}:/var/lib/hadelay"]
-        assert name in compose["volumes"]
+        assert service["environment"]["HADELAY_HTTP__ADVERTISE"] == f"https://{name}:8400"
+        # Its own, and not the authority's.
+        assert service["volumes"] == [f"{name}:/var/lib/hadelay", f"{name}-tls:/etc/hadelay/tls:ro"]
+        assert {name, f"{name}-tls"} <= set(compose["volumes"])
         assert service["configs"] == [{"source": "hadelay", "target": "/etc/hadelay/hadelay.toml"}]
         (published,) = service["ports"]
         host, ours = published.rsplit(":", 1)
-        # Without TLS and tokens: this machine only.
+        # For a look: this machine only.
         assert host.startswith("127.0.0.1:")
         assert ours == "8400"
         hosts.add(host)
         build = service["build"]
         assert (CLUSTER / "docker" / build["context"] / build["dockerfile"]).exists()
     assert len(hosts) == len(names)
+
+
+def compose_environment(service: dict[str, Any], hash_: str = "") -> dict[str, str]:
+    """What a node's process has of it; hash_: of the bootstrap token, from .env."""
+    found = {name: str(value) for name, value in service["environment"].items() if name != "HEALTH_URL"}
+    return {name: value.replace("${BOOTSTRAP_TOKEN_HASH:-}", hash_) for name, value in found.items()}
+
+
+def test_the_one_time_step_is_outside_the_nodes() -> None:
+    compose = yaml.safe_load((CLUSTER / "docker/compose.yaml").read_text())
+    setup = compose["services"]["setup"]
+    assert (setup["network_mode"], setup["profiles"], "ports" in setup) == ("none", ["setup"], False)
+    whole = {name for name, one in compose["services"].items() if any("authority" in v for v in one["volumes"])}
+    assert whole == {"setup"}
+    # The uid that the image runs as.
+    assert "-o 10001" in setup["command"][0]
+    urls = {one["environment"]["HEALTH_URL"] for one in compose["services"].values() if "HEALTH_URL" in str(one)}
+    assert urls == {"https://127.0.0.1:8400/livez"}
 
 
 def test_the_image_is_made_of_what_there_is() -> None:
@@ -183,7 +244,8 @@ def test_the_image_is_made_of_what_there_is() -> None:
     assert of["EXPOSE"] == ["8400 8500"]
     assert of["USER"] == ["10001"]
     check_command(yaml.safe_load(of["CMD"][0]))
-    assert any(path in of["HEALTHCHECK"][0] for path in PATHS if path == "/livez")
+    assert "HEALTH_URL" in of["HEALTHCHECK"][0]
+    assert "HEALTH_URL=http://127.0.0.1:8400/livez" in of["ENV"]
     # What pins the versions finds every package of the lock.
     pattern = re.compile(r"^([a-z0-9-]*==[^ \\]*)", re.M)
     lock = (ROOT / "requirements.lock").read_text()

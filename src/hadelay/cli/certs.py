@@ -67,7 +67,8 @@ def certs(
     nodes
         Names of nodes, as in node.name.
     host
-        NODE=HOST: a name or address by which clients reach the node. May be repeated.
+        NODE=HOST: a name or address by which clients reach the node. HOST alone: every node's, {node} in it stands for
+        the node's name. May be repeated.
     days
         How long the nodes' certificates hold.
     """
@@ -75,10 +76,11 @@ def certs(
         raise BadRequest("name the nodes: hadelay cluster certs DIRECTORY n1 n2 n3")
     hosts: dict[str, list[str]] = {name: [] for name in nodes}
     for text in host:
-        name, _, address = text.partition("=")
-        if name not in hosts or not address:
-            raise BadRequest(f"--host {text}: expected NODE=HOST, of the nodes named")
-        hosts[name].append(address)
+        one, equals, address = text.rpartition("=")
+        if not address or (equals and one not in hosts):
+            raise BadRequest(f"--host {text}: expected NODE=HOST, of the nodes named, or HOST for every node")
+        for name in [one] if equals else nodes:
+            hosts[name].append(address.replace("{node}", name))
     make_authority(directory)
     made = [make_certificate(directory, name, addresses, days) for name, addresses in hosts.items()]
     show([{"certificate": path} for path in (str(directory / "ca.pem"), *map(str, made))], printing, ["certificate"])
