@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import pytest
 from hadelay.cli import dead
 from hadelay.cli.output import Remote
 from hadelay.errors import BadRequest
-from tests.cli.support import Dev, cluster, environment
+from tests.cli.support import Dev, cluster, environment, hadelay
 from tests.commands import started
 
 pytestmark = pytest.mark.processes
@@ -235,10 +238,87 @@ def test_what_cannot_be_undone_is_asked_first(dev: Dev, words: tuple[str, ...], 
     assert dev.run("topic", "delete", "asked", "--force", "--yes").returncode in (0, 3)
 
 
-def on_a_terminal(dev: Dev, words: tuple[str, ...], reply: bytes) -> tuple[int, str]:
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_table_on_a_terminal_breaks_no_word(dev: Dev, columns: int) -> None:
+    """Narrow, each message becomes a block of lines; ids, times and keys are whole in any case."""
+    tags = [word for n in range(6) for word in ("--tag", f"warehouse-{n}")]
+    put = answer(dev, "msg", "put", "narrow", "x", "--delay", "1h", "--key", "customer-4711-order-0815", *tags)
+    code, shown = on_a_terminal(dev, ("msg", "list", "narrow"), columns=columns)
+    assert code == 0
+    words = shown.split()
+    assert {put["id"], put["deliver_at"], "customer-4711-order-0815", "scheduled"} <= set(words)
+    assert {f"warehouse-{n}" for n in range(6)} <= {word.rstrip(",") for word in words}
+    assert max(map(len, shown.splitlines())) <= columns
+    for command in (("topic", "list"), ("cluster", "status"), ("cluster", "members", "list"), ("trace", put["id"])):
+        code, shown = on_a_terminal(dev, command, columns=columns)
+        assert code == 0
+        assert max(map(len, shown.splitlines())) <= columns, shown
+
+
+def test_what_comes_with_a_message_does_not_steer_the_terminal(dev: Dev) -> None:
+    answer(dev, "msg", "put", "rude", "x", "--delay", "1h", "--key", "\x1b[2J\x1b[31mred")
+    assert "\x1b" not in dev.run("msg", "list", "rude").stdout
+
+
+def test_a_verdict_says_what_a_message_waits_for(dev: Dev) -> None:
+    def verdict(*words: str) -> str:
+        return dev.run("trace", *words).stdout.partition("\n")[0]
+
+    later = answer(dev, "msg", "put", "case", "x", "--delay", "2h", "--key", "later")
+    assert verdict("--topic", "case", "--key", "later") == "due in 1 h 59 min"
+    now = answer(dev, "msg", "put", "case", "x", "--key", "now")["id"]
+    assert verdict(now).startswith("overdue by ")
+    answer(dev, "topic", "pause", "case", "--reason", "stock-taking")
+    assert verdict(now).endswith(": its topic is paused: stock-taking")
+    assert verdict(later["id"]).endswith("; its topic is paused: stock-taking")
+    answer(dev, "topic", "resume", "case")
+    assert dev.run("msg", "receive", "case", "--keep").returncode == 0
+    assert re.fullmatch(r"with consumer anonymous for \d+ m?s, attempt 1", verdict(now))
+    answer(dev, "msg", "cancel", later["id"])
+    assert re.fullmatch(r"cancelled at 20\S+Z", verdict(later["id"]))
+    assert dev.run("story", later["id"]).stdout == dev.run("trace", later["id"]).stdout
+    assert dev.run("trace", "--topic", "case").returncode == 2
+
+
+def test_what_is_special_is_in_the_lists(dev: Dev) -> None:
+    answer(dev, "topic", "set", "sold-out", "--webhook", "http://127.0.0.1:9/x")
+    answer(dev, "topic", "pause", "sold-out", "--reason", "no stock")
+    row = next(line for line in dev.run("topic", "list").stdout.splitlines() if line.startswith("sold-out"))
+    assert row.endswith("paused, webhook: no stock")
+    leader = answer(dev, "cluster", "status")["leader"]
+    other = next(node["name"] for node in dev.nodes if node["name"] != leader)
+    answer(dev, "cluster", "drain", other)
+    rows = {line.split()[0]: line.split()[2] for line in dev.run("cluster", "status").stdout.splitlines()[-3:]}
+    answer(dev, "cluster", "drain", other, "--undo")
+    assert rows == {node["name"]: "drained" if node["name"] == other else "ready" for node in dev.nodes}
+
+
+def test_what_falls_due_when(dev: Dev) -> None:
+    for delay in ("90m", "90m", "5h"):
+        answer(dev, "msg", "put", "calendar", "x", "--delay", delay)
+    buckets = answer(dev, "topic", "due", "calendar")
+    assert [bucket["count"] for bucket in buckets] == [2, 1]
+    assert all(bucket["from"].endswith(":00:00.000Z") for bucket in buckets)
+    assert sum(bucket["count"] for bucket in answer(dev, "topic", "due", "--step", "1d")) >= 3
+    assert "█" in dev.run("topic", "due", "calendar", "--step", "30m").stdout
+    for wrong in (("--step", "1"), ("--step", "0h"), ("--from", "soon")):
+        assert dev.run("topic", "due", "calendar", *wrong).returncode == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_complete(shell: str) -> None:
+    script = hadelay("completion", shell).stdout
+    assert "reschedule" in script
+    assert "max-attempts" in script
+    if shutil.which(shell):
+        assert subprocess.run([shell, "-n", "/dev/stdin"], input=script, text=True, check=False).returncode == 0
+
+
+def on_a_terminal(dev: Dev, words: tuple[str, ...], reply: bytes = b"", columns: int = 200) -> tuple[int, str]:
     """The exit code, and what a person sees who answers with `reply`."""
     ours, theirs = pty.openpty()
-    process = started(words, environment(HADELAY_SERVERS=dev.servers), stdin=theirs, stdout=theirs, stderr=theirs)
+    env = environment(HADELAY_SERVERS=dev.servers, COLUMNS=str(columns))
+    process = started(words, env, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""
     try:

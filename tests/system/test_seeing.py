@@ -107,7 +107,7 @@ def test_the_story_of_a_message(cluster: Cluster) -> None:
     assert told["topic"] == {"backoff": ["100ms"], "max_attempts": 5}
     assert [(node["node"], node["state"]) for node in told["nodes"]] == [(name, "acked") for name in cluster.names]
     assert len(told["places"]) == 2
-    text = on(cluster, "story", message).stdout
+    text = on(cluster, "trace", message).stdout
     for words in ("leased, attempt 1, by clumsy", "because: no connection", "acked", "filed first", "max_attempts"):
         assert words in text, text
 

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
@@ -98,6 +98,7 @@ COMMANDS = (
     Command("topic list", "hadelay.cli.topic:list_", "Every topic with its counts."),
     Command("topic get", "hadelay.cli.topic:get", "One topic: its configuration and counts."),
     Command("topic set", "hadelay.cli.topic:set_", "Create a topic, or change its settings."),
+    Command("topic due", "hadelay.cli.topic:due", "How many messages fall due when, in one topic or in all."),
     Command("topic pause", "hadelay.cli.topic:pause", "Hand out nothing more of a topic."),
     Command("topic resume", "hadelay.cli.topic:resume", "Hand out again."),
     Command("topic purge", "hadelay.cli.topic:purge", "Cancel what is pending in a topic."),
@@ -107,7 +108,7 @@ COMMANDS = (
     Command("dead redrive", "hadelay.cli.dead:redrive", "Make dead letters due again, by id."),
     Command("dead export", "hadelay.cli.dead:export", "Write dead letters to a file, with their payloads."),
     Command("dead purge", "hadelay.cli.dead:purge", "Forget the dead letters of a topic."),
-    Command("story", "hadelay.cli.story:story", "Everything the cluster knows about one message."),
+    Command("trace", "hadelay.cli.trace:trace", "How one message stands, and why; and all that happened to it."),
     Command("top", "hadelay.cli.top:top", "Nodes, rates, lateness and topics, again and again."),
     Command("cluster status", "hadelay.cli.cluster:status", "Members, leader, lag, and the dispatch cursor."),
     Command("cluster transfer", "hadelay.cli.cluster:transfer", "Hand leadership over, without a gap."),
@@ -140,8 +141,11 @@ COMMANDS = (
     Command("config check", "hadelay.cli.serve:config_check", "Read a configuration and say everything wrong in it."),
     Command("inspect", "hadelay.cli.inspect:inspect", "Print any file of a data directory."),
     Command("bench", "hadelay.cli.bench:bench", "Put load on a running cluster and measure it."),
+    Command("completion", "hadelay.cli.app:completion", "Print a script that completes commands and options."),
     Command("sim", "hadelay.testing.cli:sim", "Run seeds of the simulator; one that fails prints its replay command."),
 )
+#: Earlier names, not listed.
+ALIASES = {"story": "trace"}
 GROUPS = {
     "msg": "Publish, look at, list, cancel, reschedule and receive messages.",
     "topic": "List, configure, pause and purge topics.",
@@ -177,7 +181,21 @@ def build() -> App:
     for path, where, text in COMMANDS:
         above, _, name = path.rpartition(" ")
         groups[above].command(where, name=name, help=text)
+    for path, new in ALIASES.items():
+        app.command(next(command.where for command in COMMANDS if command.path == new), name=path, show=False)
     return app
+
+
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+    """Print a script that completes commands and options. For bash:
+    hadelay completion bash > ~/.local/share/bash-completion/completions/hadelay
+
+    Parameters
+    ----------
+    shell
+        The shell that is to read it.
+    """
+    print(build().generate_completion(shell=shell))
 
 
 def run(argv: Sequence[str]) -> int:

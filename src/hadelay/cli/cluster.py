@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from hadelay.cli.output import Remote, emit_json, fields, show, table
-from hadelay.cli.remote import call
+from collections.abc import Mapping
+from typing import Any
 
-_MEMBERS = ("name", "role", "http", "raft", "applied_index", "lag", "version", "feature_level", "clock_skew_ms")
+from hadelay.cli.output import Remote, emit_json, fields, show, table
+from hadelay.cli.remote import call, call_member
+from hadelay.errors import HadelayError
+
+_MEMBERS = ("name", "role", "state", "http", "raft", "lag", "version", "feature_level", "clock_skew_ms")
+#: Timeout of the question whether a node is ready.
+_READY_S = 3.0
 
 
 def status(*, stale: bool = False, remote: Remote = Remote()) -> None:
@@ -22,7 +28,18 @@ def status(*, stale: bool = False, remote: Remote = Remote()) -> None:
         return
     members = found.pop("members")
     fields(found)
-    table(members, _MEMBERS)
+    print()
+    table([{**member, "state": state_of(remote, member)} for member in members], _MEMBERS)
+
+
+def state_of(remote: Remote, member: Mapping[str, Any]) -> str:
+    """What a node says of itself: ready, drained, or what else keeps it from serving."""
+    try:
+        call_member(remote, member, "GET", "/readyz?verbose", needs="status", timeout_s=_READY_S)
+    except (HadelayError, OSError) as error:
+        checks = getattr(error, "extra", {}).get("checks", [])
+        return ", ".join(check["name"] for check in checks if not check["ok"]) or "no answer"
+    return "ready"
 
 
 def transfer(to: str | None = None, /, *, remote: Remote = Remote()) -> None:

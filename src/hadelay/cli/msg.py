@@ -124,7 +124,7 @@ def get(
         Its payload too; alone, as bytes, on stdout.
     """
     query = {"body": "true" if body else None, "stale": "true" if stale else None}
-    found = call(remote, "GET", _path(id, topic, key), needs="deliver_at", query=query)
+    found = call(remote, "GET", message_path(id, topic, key), needs="deliver_at", query=query)
     if remote.output == "json":
         emit_json(found)
     elif body:
@@ -182,10 +182,10 @@ def cancel(*ids: str, topic: str | None = None, key: OfKey = None, remote: Remot
         Or the topic of one,
     """
     if len(ids) < 2:
-        answer = call(remote, "DELETE", _path(ids[0] if ids else None, topic, key), needs="outcome")
+        answer = call(remote, "DELETE", message_path(ids[0] if ids else None, topic, key), needs="outcome")
         show([{"id": ids[0], **answer} if ids else {"topic": topic, "key": key, **answer}], remote, _OUTCOME)
         return 0
-    paths = [_path(id, topic, key) for id in ids]
+    paths = [message_path(id, topic, key) for id in ids]
     code, done = 0, []
     try:
         for id, path in zip(ids, paths, strict=True):
@@ -222,15 +222,15 @@ def reschedule(
     wish = {name: text for name, text in (("delay", delay), ("deliver_at", deliver_at)) if text is not None}
     if len(wish) != 1:
         raise BadRequest("say when: --delay or --deliver-at")
-    show(call(remote, "PATCH", _path(id, topic, key), wish, needs="deliver_at"), remote)
+    show(call(remote, "PATCH", message_path(id, topic, key), wish, needs="deliver_at"), remote)
 
 
 def deliver(id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, remote: Remote = Remote()) -> None:
     """Make a message due now. Ends with 1 when it is not pending, or leased."""
-    show(call(remote, "PATCH", _path(id, topic, key), {"delay": 0}, needs="deliver_at"), remote)
+    show(call(remote, "PATCH", message_path(id, topic, key), {"delay": 0}, needs="deliver_at"), remote)
 
 
-def _path(id: str | None, topic: str | None, key: str | None) -> str:
+def message_path(id: str | None, topic: str | None, key: str | None) -> str:
     if id is not None and topic is None and key is None:
         return f"/v1/messages/{segment(id)}"
     if id is None and topic is not None and key is not None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
+from textwrap import wrap
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,6 +18,8 @@ from cyclopts import Parameter
 from hadelay.errors import BadRequest, HadelayError
 
 Format = Literal["table", "json"]
+#: Where the nodes of `hadelay dev`, and of the files in cluster/, serve on this machine.
+LOCAL_SERVERS = "http://127.0.0.1:8400,http://127.0.0.1:8401,http://127.0.0.1:8402"
 #: What is listed is asked for so many at a time.
 PAGE = 1_000
 
@@ -44,7 +49,7 @@ class Printing:
 class Remote(Printing):
     """Options of every command that talks to a cluster."""
 
-    servers: Annotated[str, Parameter(name=("--servers", "-s"), env_var="HADELAY_SERVERS")] = "http://127.0.0.1:8400"
+    servers: Annotated[str, Parameter(name=("--servers", "-s"), env_var="HADELAY_SERVERS")] = LOCAL_SERVERS
     "URLs of one or more nodes, separated by commas; any node answers everything."
     token: Annotated[str, Parameter(env_var="HADELAY_TOKEN", show_default=False)] = ""
     "Where the cluster asks for one. Other users of this machine see what is typed here, but not the variable."
@@ -83,19 +88,61 @@ class Declined(HadelayError):
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Columns by name; a cell that is missing is empty. Plain text when stdout is not a terminal."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
+    """Columns by name; a cell that is missing is empty. Lines break between words and nowhere else.
 
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        grid.add_column(column.replace("_", " "), overflow="fold")
-    for row in rows:
-        grid.add_row(*(cell(row.get(column)) for column in columns))
-    # A file or a pipe has no width of its own: never fold an id because of a guess of 80 columns.
-    width = None if sys.stdout.isatty() else 400
-    Console(highlight=False, markup=False, width=width).print(grid)
+    Where a terminal is too narrow for that, columns without a value go; where that is not enough, each row becomes a
+    block with a line per field. A file or a pipe has no width of its own, so there every row is one line.
+    """
+    cells = [{column: cell(row.get(column)) for column in columns} for row in rows]
+    width = _columns()
+    widths = _widths(cells, columns, width)
+    if widths is None:
+        widths = _widths(cells, [column for column in columns if any(row[column] for row in cells)], width)
+    if widths is not None:
+        _print_grid(cells, widths)
+        return
+    for n, row in enumerate(cells):
+        if n:
+            print()
+        fields({column.replace("_", " "): text for column, text in row.items() if text})
+
+
+_PIPE_COLUMNS = 400
+_GAP = 2
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_COLUMNS
+
+
+def _lines(text: str, width: int) -> list[str]:
+    """As wide as that, unless a single word is wider."""
+    return wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _widths(rows: Sequence[Mapping[str, str]], columns: Sequence[str], width: int) -> dict[str, int] | None:
+    """Of each column, so that all of them fit and no word is broken; None: that cannot be."""
+    texts = {column: [column.replace("_", " "), *(row[column] for row in rows)] for column in columns}
+    least = {name: max(len(word) for text in some for word in text.split() or [""]) for name, some in texts.items()}
+    most = {name: max(map(len, some)) for name, some in texts.items()}
+    left = width - sum(least.values()) - _GAP * (len(columns) - 1)
+    if left < 0:
+        return None
+    found = {}
+    for n, (name, low) in enumerate(sorted(least.items(), key=lambda item: most[item[0]] - item[1])):
+        more = min(most[name] - low, left // (len(columns) - n))
+        found[name], left = low + more, left - more
+    return {name: found[name] for name in columns}
+
+
+def _print_grid(rows: Sequence[Mapping[str, str]], widths: Mapping[str, int]) -> None:
+    head = {column: column.replace("_", " ") for column in widths}
+    rule = {column: "─" * width for column, width in widths.items()}
+    for row in (head, rule, *rows):
+        lines = [_lines(row[name], width) for name, width in widths.items()]
+        for parts in zip_longest(*lines, fillvalue=""):
+            padded = (part.ljust(width) for part, width in zip(parts, widths.values(), strict=True))
+            print((" " * _GAP).join(padded).rstrip())
 
 
 @contextmanager
@@ -112,8 +159,10 @@ def progress(total: int | None, done: int = 0, *, hidden: bool = False) -> Itera
 def fields(value: Mapping[str, Any]) -> None:
     """One thing, a line per field."""
     width = max(map(len, value), default=0)
+    room = max(_columns() - width - _GAP, 1)
     for name, item in value.items():
-        print(f"{name:<{width}}  {cell(item)}")
+        for n, line in enumerate(_lines(cell(item), room) or [""]):
+            print(f"{'' if n else name:<{width}}{' ' * _GAP}{line}")
 
 
 def cell(value: Any) -> str:
@@ -129,7 +178,20 @@ def cell(value: Any) -> str:
         return " ".join(f"{k}={cell(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(cell(item) for item in value)
-    return str(value)
+    # A key or a reason may have been chosen to steer the terminal.
+    return "".join(c if c.isprintable() else "�" for c in str(value))
+
+
+def span(ms: float) -> str:
+    """A duration for people, in its two largest units: 850 ms, 12 s, 2 h 3 min, 3 d 4 h."""
+    if ms < 1_000:
+        return f"{ms:.0f} ms"
+    left, parts = int(ms // 1_000), []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        parts.append(f"{count} {unit}" if count else "")
+    first = next(n for n, part in enumerate(parts) if part)
+    return " ".join(filter(None, parts[first : first + 2]))
 
 
 def show(value: Any, printing: Printing, columns: Sequence[str] = ()) -> None:

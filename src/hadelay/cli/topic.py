@@ -2,19 +2,90 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
 
-from hadelay.cli.output import Remote, Several, Topic, Yes, confirm, show
+from cyclopts import Parameter
+
+from hadelay.cli.output import Remote, Several, Stale, Topic, Yes, confirm, show, span
 from hadelay.cli.remote import call, segment
 from hadelay.errors import BadRequest, Conflict
 
-_COLUMNS = ("topic", "scheduled", "ready", "leased", "dead", "oldest_ready_age_ms", "lateness", "bytes")
+_COLUMNS = ("topic", "scheduled", "ready", "leased", "dead", "overdue", "late_p99_ms", "bytes", "state")
+#: What `topic due` counts per bucket and over how many, when nothing else is said.
+_STEP, _BUCKETS = "1h", 24
+_BAR = 30
 
 
 def list_(*, remote: Remote = Remote()) -> None:
-    """Every topic with its counts."""
-    show(call(remote, "GET", "/v1/topics", needs="topics")["topics"], remote, _COLUMNS)
+    """Every topic with its counts, and what is special about it: paused, pushed to a webhook."""
+    topics = call(remote, "GET", "/v1/topics", needs="topics")["topics"]
+    show(topics if remote.output == "json" else [_row(topic) for topic in topics], remote, _COLUMNS)
+
+
+def _row(topic: dict[str, Any]) -> dict[str, Any]:
+    age_ms, lateness = topic["oldest_ready_age_ms"], topic["lateness"]
+    state = [name for name in ("paused", "webhook") if topic.get(name)]
+    return {
+        **topic,
+        "overdue": None if age_ms is None else span(age_ms),
+        "late_p99_ms": lateness and lateness["p99_ms"],
+        "state": ", ".join(state) + (f": {topic['paused_reason']}" if topic.get("paused_reason") else ""),
+    }
+
+
+def due(
+    topic: str | None = None,
+    /,
+    *,
+    start: Annotated[str | None, Parameter(name="--from")] = None,
+    to: str | None = None,
+    step: str = _STEP,
+    stale: Stale = False,
+    remote: Remote = Remote(),
+) -> None:
+    """How many messages fall due when, in one topic or in all of them.
+
+    Parameters
+    ----------
+    topic
+        Its name; all topics without it.
+    start
+        Due from here on: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds. Now, without it.
+    to
+        Due before. 24 steps later, without it.
+    step
+        Length of a bucket: 1m, 1h, 1d. Buckets without a message are left out.
+    """
+    path = "/v1/due" if topic is None else f"/v1/topics/{segment(topic)}/due"
+    step_ms = _step_ms(step)
+    begin_ms = int(time.time() * 1000) // step_ms * step_ms if start is None else _unix_ms(start)
+    end = str(begin_ms + _BUCKETS * step_ms) if to is None else to
+    query = {"from": str(begin_ms), "to": end, "step": step, "stale": "true" if stale else None}
+    buckets = call(remote, "GET", path, needs="buckets", query=query)["buckets"]
+    if remote.output != "json":
+        most = max((bucket["count"] for bucket in buckets), default=1)
+        buckets = [{**bucket, "": "█" * max(1, round(_BAR * bucket["count"] / most))} for bucket in buckets]
+    show(buckets, remote, ("from", "count", ""))
+
+
+def _unix_ms(text: str) -> int:
+    if text.isdigit():
+        return int(text)
+    try:
+        return round(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1000)
+    except ValueError:
+        raise BadRequest(f"--from {text}: expected a time such as 2026-11-20T18:00:00Z, or Unix milliseconds") from None
+
+
+def _step_ms(text: str) -> int:
+    found = re.fullmatch(r"(\d+)(ms|s|m|h|d)", text)
+    if found is None or not int(found[1]):
+        raise BadRequest(f"--step {text}: expected a length such as 1m, 1h or 1d")
+    return int(found[1]) * {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}[found[2]]
 
 
 def get(topic: Topic, /, *, remote: Remote = Remote()) -> None:

@@ -1,0 +1,181 @@
+"""`hadelay trace`: a verdict on one message, and everything the cluster knows about it, in the order of events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from hadelay.cli.msg import message_path
+from hadelay.cli.output import MessageId, OfKey, OfTopic, Remote, emit_json, fields, span, table
+from hadelay.cli.remote import call, call_member, segment
+from hadelay.errors import HadelayError
+from hadelay.model import decode_id, hour_name, unpack_id
+
+#: A consumer that has not asked for this long has stopped: clients wait 20 s at a time.
+_SILENT_MS = 60_000
+#: What a topic is asked for, of its settings: what decides about a message.
+_SETTINGS = (
+    "lease", "max_attempts", "backoff", "dead_letter", "ttl", "rate", "concurrency", "catch_up_rate", "paused",
+    "paused_reason", "webhook",
+)  # fmt: skip
+
+
+def trace(
+    id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, stale: bool = False, remote: Remote = Remote()
+) -> int:
+    """How one message stands, and why; then what happened to it and when, where it lies, and what each node says.
+    Ends with 1 if the nodes do not agree.
+
+    Parameters
+    ----------
+    stale
+        What the asked node knows; works without a leader.
+    """
+    query = {"stale": "true"} if stale else {}
+    message = call(remote, "GET", message_path(id, topic, key), needs="state", query=query)
+    settings = _tried(remote, f"/v1/topics/{segment(message['topic'])}", query)
+    cluster = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": "true"})
+    nodes = [_at(member, message, remote) for member in cluster["members"]]
+    found = {
+        "verdict": verdict(message, settings, nodes, cluster["time"]),
+        "message": {name: value for name, value in message.items() if name != "history"},
+        "timeline": list(_timeline(message)),
+        "places": list(_places(message)),
+        "topic": {name: settings[name] for name in _SETTINGS if settings.get(name)},
+        "nodes": nodes,
+    }
+    if remote.output == "json":
+        emit_json(found)
+    else:
+        _tell(found)
+    return 1 if any(node["state"] not in (None, message["state"]) for node in nodes) else 0
+
+
+def verdict(message: dict[str, Any], topic: dict[str, Any], nodes: list[dict[str, Any]], now: str) -> str:
+    """One sentence: how the message stands, and what it waits for. topic: {} where it is not known."""
+    said = _standing(message, topic, now)
+    others = [f"{node['node']}: {node['state']}" for node in nodes if node["state"] not in (None, message["state"])]
+    return f"{said}. THE NODES DISAGREE ({', '.join(others)})" if others else said
+
+
+def _standing(message: dict[str, Any], topic: dict[str, Any], now: str) -> str:
+    due, state, attempt = message["deliver_at"], message["state"], message["attempt"]
+    last = message["history"][-1] if message["history"] else {"at": now}
+    failed = next((e for e in reversed(message["history"]) if e["event"] in ("nacked", "lease_expired")), None)
+    why = f"{failed.get('reason') or failed['event'].replace('_', ' ')}" if failed else ""
+    if state == "scheduled":
+        after = f"; attempt {failed['attempt']} failed: {why}" if failed else ""
+        return f"due in {span(_ms(now, due))}{after}{_paused(topic)}"
+    if state == "ready":
+        return f"overdue by {span(_ms(due, now))}: {_waits_for(topic, now)}"
+    if state == "leased":
+        return f"with consumer {last.get('consumer') or 'unknown'} for {span(_ms(last['at'], now))}, attempt {attempt}"
+    if state == "acked":
+        return f"done: acked {span(_ms(due, last['at']))} after it was due, attempt {attempt}"
+    if state == "dead":
+        return f"dead after {attempt} attempts: {why or 'no reason given'}"
+    return f"{state} at {last['at']}"
+
+
+def _paused(topic: dict[str, Any]) -> str:
+    if not topic.get("paused"):
+        return ""
+    return f"; its topic is paused{': ' + topic['paused_reason'] if topic.get('paused_reason') else ''}"
+
+
+def _waits_for(topic: dict[str, Any], now: str) -> str:
+    """Why nobody has what is due: the first reason that explains it."""
+    limit, consumers = topic.get("concurrency"), topic.get("consumers")
+    if paused := _paused(topic):
+        return paused.removeprefix("; ")
+    if limit is not None and topic["leased"] >= limit:
+        return f"{topic['leased']:,} messages of its topic are leased, as many as concurrency allows"
+    if topic.get("webhook"):
+        return f"{topic['ready']:,} messages wait for calls of the topic's webhook"
+    if consumers == []:
+        return "no consumer has asked for its topic since the present leader took over"
+    if consumers:
+        asked = max(consumer["asked_at"] for consumer in consumers)
+        names = ", ".join(consumer["name"] for consumer in consumers)
+        if _ms(asked, now) > _SILENT_MS and not any(consumer["waiting"] for consumer in consumers):
+            return f"no consumer has asked since {asked} ({names})"
+        most = f", at most {topic['rate']:g} a second" if topic.get("rate") else ""
+        return f"{topic['ready']:,} messages of its topic are ready{most}; consumers: {names}"
+    return "no consumer has taken it"
+
+
+def _ms(start: str, end: str) -> float:
+    """From one instant to the other, at least 0."""
+    return max(0.0, (_instant(end) - _instant(start)).total_seconds() * 1000)
+
+
+def _tried(remote: Remote, path: str, query: dict[str, Any]) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = call(remote, "GET", path, needs="scheduled", query=query)
+    except HadelayError:
+        return {}  # deleted; the message is still told of
+    return found
+
+
+def _at(member: dict[str, Any], message: dict[str, Any], remote: Remote) -> dict[str, Any]:
+    """What one node says by itself; state None: nothing, and why. A follower may be a moment behind."""
+    row = {"node": member["name"], "role": member["role"], "state": None, "events": None, "detail": ""}
+    try:
+        path = f"/v1/messages/{message['id']}"
+        seen = call_member(remote, member, "GET", path, needs="state", query={"stale": "true"})
+    except (HadelayError, OSError) as error:
+        return row | {"detail": str(error).partition("\n")[0]}
+    # Only the leader knows what is ready: to the others it is scheduled until somebody has it.
+    state = message["state"] if {seen["state"], message["state"]} == {"scheduled", "ready"} else seen["state"]
+    return row | {"state": state, "events": len(seen["history"])}
+
+
+def _timeline(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What happened, with when it fell due (for the first time, and now) where that belongs."""
+    due = {"at": message["deliver_at"], "event": "due"}
+    happened = [{"at": message["published_at"], "event": "published"}, *message["history"]]
+    order = {"published": 0, "due": 1}
+    for entry in sorted([*happened, due], key=lambda entry: (_instant(entry["at"]), order.get(entry["event"], 2))):
+        yield {name: value for name, value in entry.items() if value is not None}
+
+
+def _places(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Hours whose files have something of it, the first of them first."""
+    _, hour, index = unpack_id(decode_id(message["id"]))
+    yield {"hour": hour_name(hour), "entry": index, "as": "filed first"}
+    for entry in message["history"]:
+        if "to" in entry:
+            yield {"hour": entry["to"], "entry": None, "as": f"filed anew: {entry['event']}"}
+
+
+def _instant(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _tell(found: dict[str, Any]) -> None:
+    print(found["verdict"])
+    print()
+    fields(found["message"])
+    print()
+    start = _instant(found["message"]["deliver_at"])
+    table([_line(entry, start) for entry in found["timeline"]], ("at", "to_due", "what"))
+    print()
+    table(found["places"], ("hour", "entry", "as"))
+    print()
+    if found["topic"]:
+        print(f"topic {found['message']['topic']}")
+        fields({f"  {name}": value for name, value in found["topic"].items()})
+        print()
+    table(found["nodes"], ("node", "role", "state", "events", "detail"))
+
+
+def _line(entry: dict[str, Any], due: datetime) -> dict[str, Any]:
+    words = [entry["event"]]
+    words += [f"attempt {entry['attempt']}"] if entry.get("attempt") else []
+    words += [f"{word} {entry[name]}" for name, word in _WORDS.items() if entry.get(name)]
+    ms = round((_instant(entry["at"]) - due).total_seconds() * 1000)
+    return {"at": entry["at"], "to_due": f"{ms:+,} ms" if ms else "", "what": ", ".join(words)}
+
+
+_WORDS = {"consumer": "by", "node": "through", "reason": "because:", "from": "from hour", "to": "to hour"}
