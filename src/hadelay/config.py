@@ -94,8 +94,11 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_tags: int = 16
     #: Longest tag.
     max_tag_bytes: int = 64
-    #: Connections at once; what comes beyond is answered 503 and closed. Each takes a descriptor, and more with TLS.
+    #: Connections at once, TLS handshakes included; what comes beyond is answered 503 and closed, but for the health
+    #: routes. Lowered at start to what the limit of open files leaves.
     max_connections: int = 16_000
+    #: The same of one address, or of one /64 of IPv6. 0: no limit. A proxy in front is one address for all its users.
+    max_connections_per_address: int = 0
     #: How long a connection may do nothing between two requests, and how long the head of one may take to arrive.
     idle_timeout_ms: int = 75 * SECOND
     #: How long a request may take to arrive, and a reader to take its answer.
@@ -291,6 +294,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "http.max_batch_bytes": (1, 256 * MIB),
     "http.max_batch_items": (1, 100_000),
     "http.max_receive": (1, 10_000),
+    "http.max_connections_per_address": (0, 1 << 20),
     "http.max_tags": (0, 64),
     "http.max_meta_bytes": (0, 64 * KIB),
     "http.max_key_bytes": (1, KIB),

@@ -151,7 +151,14 @@ def test_a_missing_file() -> None:
 
 def test_every_key_has_its_unit_or_needs_none() -> None:
     plain = {"max_batch_items", "max_receive", "default_receive", "max_waiting", "max_tags", "group", "ready_window"}
-    plain |= {"max_connections", "max_calls", "host_calls", "topic_calls", "metrics_topics"}
+    plain |= {
+        "max_connections",
+        "max_connections_per_address",
+        "max_calls",
+        "host_calls",
+        "topic_calls",
+        "metrics_topics",
+    }
     numbers = {key.partition(".")[2] for key, kind in keys().items() if kind is int}
     assert {name for name in numbers if not name.endswith(("_ms", "_bytes"))} == plain | {"idempotency_keys"}
 

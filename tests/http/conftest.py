@@ -48,9 +48,10 @@ class Node:
             document = msgspec.json.decode(body) if body and "json" in answer.content_type else None
             return Answer(answer.status, answer.headers, body, document)
 
-    async def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def raw(self, local: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """local: the address to connect from, of loopback."""
         host, port = self.server.address.split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await asyncio.open_connection(host, int(port), local_addr=(local, 0))
         self.writers.append(writer)
         return reader, writer
 

@@ -15,6 +15,7 @@ from hadelay.cli.app import COMMANDS
 from hadelay.config import Config, split_address
 from hadelay.configload import load
 from hadelay.http.app import ROUTES
+from hadelay.server.descriptors import RESERVE, divide
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "cluster"
@@ -127,6 +128,19 @@ def test_a_pod_sees_its_own_key_and_no_other() -> None:
     page = (ROOT / "docs/howto/containers.md").read_text()
     given = {Path(path).name for path in re.findall(r"--from-file=(\S+)", page)}
     assert given == {"ca.pem"} | {f"hadelay-{n}.{kind}" for n in range(3) for kind in ("pem", "key")}
+
+
+def test_what_the_node_needs_of_descriptors_is_said(tmp_path: Path) -> None:
+    """A pod cannot set its limit; the node lowers what does not fit."""
+    text = manifest("ConfigMap")["data"]["hadelay.toml"]
+    config = configured(text, tmp_path, pod_environment("hadelay-0"))
+    (said,) = re.findall(r"# ([\d,]+) descriptors are needed", text)
+    needed = int(said.replace(",", ""))
+    assert "max_connections = " in text
+    assert needed == config.http.max_connections + config.webhooks.max_calls + RESERVE
+    assert divide(config, needed).config == config
+    fitted = divide(config, 1_024).config
+    assert (fitted.http.max_connections, fitted.webhooks.max_calls) == (384, 128)
 
 
 def test_nodes_find_each_other_before_they_are_ready() -> None:

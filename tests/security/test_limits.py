@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 from contextlib import suppress
 
 import pytest
 
 from hadelay.config import HttpConfig
-from hadelay.http import app
+from hadelay.http import listener
 from hadelay.http.app import HttpServer
 from tests.http.conftest import Make, make_node, read_answer, until
 from tests.http.memory_service import MemoryService
@@ -20,6 +22,12 @@ __all__ = ["make_node"]
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
 
 
+def sockets() -> int:
+    """That this process has open."""
+    links = (os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd"))
+    return sum(os.readlink(link).startswith("socket:") for link in links if os.path.lexists(link))
+
+
 async def test_connections_are_counted(make_node: Make) -> None:
     node = await make_node(max_connections=3)
     inside = [await node.raw() for _ in range(3)]
@@ -27,17 +35,89 @@ async def test_connections_are_counted(make_node: Make) -> None:
         writer.write(GET + b"\r\n")
         assert (await read_answer(reader))[0] == 200
     reader, writer = await node.raw()
-    writer.write(GET + b"\r\n")
+    writer.write(b"POST /v1/topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
     status, headers, body = await read_answer(reader)
     assert (status, headers["connection"]) == (503, "close")
     assert b"max_connections" in body
     assert await reader.read() == b""
+    assert not node.service.published
     inside[0][1].close()
     while node.server.connections > 2:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     reader, writer = await node.raw()
     writer.write(GET + b"\r\n")
     assert (await read_answer(reader))[0] == 200
+
+
+async def test_health_is_answered_however_many_connections_there_are(
+    make_node: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an orchestrator asks: on a new connection, once."""
+    monkeypatch.setattr(listener, "_SPARE_S", 0.5)
+    node = await make_node(max_connections=3)
+    silent = [await node.raw() for _ in range(200)]
+    for path, expected in ((b"/livez", 200), (b"/readyz?verbose", 200), (b"/livez?what", 400), (b"/v1/names", 503)):
+        reader, writer = await node.raw()
+        writer.write(b"GET " + path + b" HTTP/1.1\r\nHo")
+        await asyncio.sleep(0.01)
+        writer.write(b"st: x\r\n\r\n")
+        status, headers, _ = await asyncio.wait_for(read_answer(reader), 10)
+        assert (status, headers["connection"]) == (expected, "close")
+        assert await reader.read() == b""
+    assert node.server.connections == 3
+    # Those that say nothing do not stay.
+    for reader, _ in silent[3:]:
+        with suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+    await until(lambda: not node.server._listener._spares)  # type: ignore[union-attr]
+
+
+async def test_a_spare_goes_to_whoever_has_few(make_node: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "_SPARES", 4)
+    node = await make_node(max_connections=1)
+    await node.raw()
+    reader, writer = await node.raw("127.0.0.2")
+    await until(lambda: len(node.server._listener._spares) == 1)  # type: ignore[union-attr]
+    for _ in range(40):
+        await node.raw("127.0.0.3")
+    writer.write(GET + b"\r\n")
+    assert (await asyncio.wait_for(read_answer(reader), 10))[0] == 200
+
+
+async def test_connections_of_one_address(make_node: Make) -> None:
+    node = await make_node(max_connections_per_address=2)
+    opened = []
+    for address, expected in (("127.0.0.2", 200), ("127.0.0.2", 200), ("127.0.0.2", 503), ("127.0.0.3", 200)):
+        reader, writer = await node.raw(address)
+        writer.write(b"GET /v1/names HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await read_answer(reader))[0] == expected
+        opened.append(writer)
+    opened[0].close()
+    await until(lambda: node.server.connections == 2)
+    reader, writer = await node.raw("127.0.0.2")
+    writer.write(b"GET /v1/names HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await read_answer(reader))[0] == 200
+
+
+@on_uvloop
+async def test_handshakes_are_connections(pki: Pki) -> None:
+    """Who begins TLS and says no more takes a descriptor too; health is answered under TLS as well."""
+    cert, key, ca = pki.files("n1")
+    config = HttpConfig(listen="127.0.0.1:0", tls_cert=cert, tls_key=key, tls_ca=ca, max_connections=5)
+    server = HttpServer(MemoryService(), config, 1 << 40)
+    host, port = (await server.start()).split(":")
+    before = sockets()
+    silent = [await asyncio.open_connection(host, int(port)) for _ in range(80)]
+    await until(lambda: server.connections == 5)
+    context = ssl.create_default_context(cafile=ca)
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    writer.write(GET + b"\r\n")
+    assert (await asyncio.wait_for(read_answer(reader), 10))[0] == 200
+    assert server.connections == 5
+    for _, closing in (*silent, (reader, writer)):
+        closing.close()
+    await until(lambda: not server.connections and sockets() == before)
+    await server.stop(1)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +173,7 @@ async def test_bodies_on_their_way_in_are_counted_together(make_node: Make) -> N
 @on_uvloop
 async def test_a_handshake_that_does_not_go_on(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
     cert, key, ca = pki.files("n1")
-    monkeypatch.setattr(app, "_HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(listener, "_HANDSHAKE_S", 0.1)
     server = HttpServer(
         MemoryService(), HttpConfig(listen="127.0.0.1:0", tls_cert=cert, tls_key=key, tls_ca=ca), 1 << 40
     )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import time
-from collections.abc import Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -15,11 +14,12 @@ import aiohttp
 from aiohttp import web
 
 from hadelay.config import HttpConfig, SecurityConfig, split_address
-from hadelay.errors import ConfigError, HadelayError, NoLeader, OutcomeUnknown, Overloaded, Taken
+from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.http import admin, consume, dead, health, listing, messages, openapi, problems, publish, tokens
 from hadelay.http.access import ANYBODY, OPEN, Access, Denials, Door, check_site
 from hadelay.http.bodies import Room, Share
 from hadelay.http.connection import Connection, Heads
+from hadelay.http.listener import Listener
 from hadelay.http.metrics import Metrics
 from hadelay.http.routes import (
     Answer,
@@ -35,7 +35,7 @@ from hadelay.http.routes import (
 )
 from hadelay.http.turns import Turns
 from hadelay.server.api import Granting, Leader, Service
-from hadelay.tls import Certificates, Decrypted
+from hadelay.tls import Certificates
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,10 +43,6 @@ T = TypeVar("T")
 ROUTES = Routes()
 for _part in (publish, messages, listing, dead, consume, admin, tokens, health):
     ROUTES.include(_part.routes)
-
-_BACKLOG = 4096
-#: A handshake that takes longer is given up.
-_HANDSHAKE_S = 10.0
 
 
 class Polls:
@@ -91,37 +87,21 @@ class _Server(web.Server):
         super().__init__(http.handle, handler_cancellation=True, **kwargs)
         self._http = http
 
-    @property
-    def count(self) -> int:
-        """Without the list that `connections` makes."""
-        return len(self._connections)
-
-    def __call__(self) -> Connection:
-        return Connection(self, self._http, loop=self._loop, **self._kwargs)
-
-
-class _Site(web.TCPSite):
-    async def start(self) -> None:
-        """As aiohttp's, and with a limit for handshakes, which its own leaves at a minute."""
-        await web.BaseSite.start(self)
-        server, context = self._runner.server, self._ssl_context
-        assert server is not None
-        limit: dict[str, Any] = {} if context is None else {"ssl_handshake_timeout": _HANDSHAKE_S}
-        factory = server if context is None else lambda: Decrypted(server())
-        self._server = await asyncio.get_running_loop().create_server(
-            factory, self._host, self._port, ssl=context, backlog=self._backlog, **limit
-        )
+    def make(self, lost: Callable[[], None]) -> Connection:
+        return Connection(self, self._http, lost, loop=self._loop, **self._kwargs)
 
 
 class HttpServer:
-    """Serves `service`. `max_delay_ms` refuses what the log would refuse anyway, before it travels.
+    """Serves `service`. `max_delay_ms` refuses what the log would refuse anyway, before it travels. sockets: see
+    Listener.
 
     Raises ConfigError if the certificate can't be used.
     """
 
     def __init__(
-        self, service: Service, config: HttpConfig, max_delay_ms: int, security: SecurityConfig | None = None
-    ) -> None:
+        self, service: Service, config: HttpConfig, max_delay_ms: int, security: SecurityConfig | None = None,
+        *, sockets: int | None = None,
+    ) -> None:  # fmt: skip
         self.service = service
         self.tls = Certificates("http", config.tls_cert, config.tls_key, config.tls_ca) if config.tls_cert else None
         self.config = config
@@ -138,7 +118,10 @@ class HttpServer:
         self.room = Room(config.max_reading_bytes)
         #: Receives that wait, here or for a leader.
         self.waiting = 0
-        self._runner: web.ServerRunner | None = None
+        #: Polls that wait for the leader's answer, each on a connection to it.
+        self.relaying = 0
+        self._sockets = sockets
+        self._listener: Listener | None = None
         self._server: _Server | None = None
         self._relay: aiohttp.ClientSession | None = None
         self._openapi: bytes | None = None
@@ -157,31 +140,21 @@ class HttpServer:
             auto_decompress=False,
             lingering_time=2.0,
         )
-        self._runner = web.ServerRunner(self._server)
-        await self._runner.setup()
-        context = self.tls.listening if self.tls is not None else None
-        site = _Site(self._runner, host, port, backlog=_BACKLOG, ssl_context=context)
-        try:
-            await site.start()
-        except OSError as error:
-            await self._runner.cleanup()
-            if error.errno == errno.EADDRINUSE:
-                raise Taken(f"http.listen: {self.config.listen} is in use by another process") from None
-            if error.errno == errno.EADDRNOTAVAIL:
-                raise Taken(f"http.listen: {self.config.listen} is no address of this machine, or not yet") from None
-            raise ConfigError(f"http.listen: {self.config.listen}: {error.strerror}") from None
+        self._listener = Listener(self, self._server.make, self._sockets)
+        port = self._listener.listen(host, port)
         self.metrics.watch()
-        taken = self._runner.addresses[0][1]
-        self.address = f"[{host}]:{taken}" if ":" in host else f"{host}:{taken}"
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return self.address
 
     async def stop(self, grace_s: float = 10.0) -> None:
         """Drains: no new connections, waiting polls answered, publishes under way finished. Then closes."""
         self.polls.drain()
         self.metrics.stop()
-        if self._runner is not None:
-            self._runner._shutdown_timeout = grace_s
-            await self._runner.cleanup()
+        if self._listener is not None and self._server is not None:
+            self._listener.close()
+            await asyncio.sleep(0)  # what has just arrived begins, so that its connection is not idle
+            self._server.pre_shutdown()
+            await self._server.shutdown(grace_s)
         if self._relay is not None:
             await self._relay.close()
 
@@ -251,6 +224,8 @@ class HttpServer:
         """The same poll to the leader, for clients that cannot follow a redirect. Without its query: whoever is asked
         and does not lead answers with a redirect, which is followed some times, and does not relay it in turn."""
         request, path = call.request, call.target.partition("?")[0]
+        if self._listener is not None and self._listener.full:
+            raise Overloaded("no socket is left to ask the leader: ask it yourself", retry_after_ms=1_000)
         if self._relay is None:
             self._relay = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
         headers = {name: request.headers[name] for name in _RELAYED if name in request.headers}
@@ -260,6 +235,7 @@ class HttpServer:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=self.config.no_leader_wait_ms / 1000, sock_read=longest_ms / 1000
         )
+        self.relaying += 1
         try:
             async with self._relay.request(
                 request.method, leader.url + path, data=call.data, headers=headers, timeout=timeout,
@@ -275,6 +251,8 @@ class HttpServer:
                 f"{leader.name} went away before it answered the poll ({error}): messages may be leased to this "
                 "consumer. Ask again with the same request_id"
             ) from None
+        finally:
+            self.relaying -= 1
 
     # ---- answers
 
@@ -303,7 +281,7 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        return 0 if self._server is None else self._server.count
+        return 0 if self._listener is None else self._listener.inside
 
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}

@@ -19,13 +19,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from hadelay.errors import BadRequest, HadelayError, Overloaded
+from hadelay.errors import BadRequest, HadelayError
 from hadelay.http import problems, receipts
 from hadelay.http.access import Access
 from hadelay.http.options import TRACEPARENT, Head, Options, parse_headers, with_key, with_line, with_trace
@@ -218,11 +219,21 @@ class Connection(RequestHandler):
     """See the module. `_missing`: bytes until aiohttp's parser is between requests again; −1: nobody knows, ever again.
     `_busy`: bytes that arrive are held until it is over."""
 
-    __slots__ = ("_busy", "_held", "_key", "_missing", "_server", "_stalled", "_task", "_topic")
+    __slots__ = ("_busy", "_held", "_key", "_lost", "_missing", "_server", "_stalled", "_task", "_topic")
 
-    def __init__(self, manager: Any, server: HttpServer, *, loop: asyncio.AbstractEventLoop, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        manager: Any,
+        server: HttpServer,
+        lost: Callable[[], None],
+        *,
+        loop: asyncio.AbstractEventLoop,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(manager, loop=loop, **kwargs)
         self._server = server
+        #: To be called when the connection is.
+        self._lost = lost
         self._missing = 0
         #: A request is under way on the short way; `_task`: in a task.
         self._busy = False
@@ -231,19 +242,6 @@ class Connection(RequestHandler):
         self._key: bytes | None = None
         self._held = b""
         self._stalled: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        server = self._server
-        if server.connections > server.config.max_connections:
-            # There is no request yet; clients take what comes first for the answer to theirs.
-            answer = server.refused("none", Overloaded("too many connections (max_connections)", retry_after_ms=1_000))
-            head = server.head_of(
-                answer.status, header_lines(answer.headers) + b"Connection: close\r\n", len(answer.body)
-            )
-            self._busy = True
-            cast(asyncio.Transport, transport).write(head + answer.body)
-            transport.close()
 
     # ---- the short way
 
@@ -410,6 +408,7 @@ class Connection(RequestHandler):
             self._task.cancel()
             self._task = None
             self._end()
+        self._lost()
         super().connection_lost(exc)
 
     def _drop_slow_reader(self) -> None:

@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from aiohttp import web
 
 from hadelay.errors import Conflict
 from hadelay.http import types
 from hadelay.http.access import OPEN
 from hadelay.http.metrics import CONTENT_TYPE
-from hadelay.http.routes import JSON, Call, Routes
+from hadelay.http.routes import JSON, Answer, Call, Routes, decode_query, encoded, parse_query
 from hadelay.server.api import Check
+
+if TYPE_CHECKING:
+    from hadelay.http.app import HttpServer
 
 routes = Routes()
 
 
 @routes.add("GET", "/livez", query=types.ReadyQuery, returns={200: types.Health}, errors=(503,), scope=OPEN)
-async def livez(call: Call) -> web.Response:
+async def livez(call: Call) -> Answer:
     """Is this process worth keeping? Never depends on a quorum"""
-    return _health(call, call.server.service.livez())
+    return _answer(call.server, "livez", call.query, packed=call.wants_msgpack())
 
 
 @routes.add("GET", "/readyz", query=types.ReadyQuery, returns={200: types.Health}, errors=(503,), scope=OPEN)
-async def readyz(call: Call) -> web.Response:
+async def readyz(call: Call) -> Answer:
     """Can it serve? `verbose` says why not, `exclude` leaves checks out"""
-    checks = call.server.service.readyz()
-    if call.server.draining:
+    return _answer(call.server, "readyz", call.query, packed=call.wants_msgpack())
+
+
+def probe(server: HttpServer, name: str, query: str) -> Answer:
+    """What livez or readyz (`name`) answers to this query, without a Call. Raises BadRequest."""
+    return _answer(server, name, decode_query(parse_query(query), types.ReadyQuery), packed=False)
+
+
+def _answer(server: HttpServer, name: str, query: Any, *, packed: bool) -> Answer:
+    checks = server.service.livez() if name == "livez" else server.service.readyz()
+    if server.draining and name == "readyz":
         checks = [*checks, Check("draining", False, "the node is shutting down")]
-    return _health(call, checks)
-
-
-def _health(call: Call, checks: list[Check]) -> web.Response:
-    left_out = set((call.query.exclude or "").split(","))
+    left_out = set((query.exclude or "").split(","))
     checks = [check for check in checks if check.name not in left_out]
     fine = all(check.ok for check in checks)
-    verbose = call.query.verbose not in (None, "false", "0") or not fine
-    return call.reply(types.Health("ok" if fine else "failing", checks if verbose else []), 200 if fine else 503)
+    verbose = query.verbose not in (None, "false", "0") or not fine
+    document = types.Health("ok" if fine else "failing", checks if verbose else [])
+    return encoded(document, packed=packed)._replace(status=200 if fine else 503)
 
 
 @routes.add(

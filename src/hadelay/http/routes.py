@@ -61,6 +61,13 @@ _SHOWN = 64
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `(.*)`)?$")
 
 
+def encoded(value: Any, *, packed: bool) -> Answer:
+    """200 with `value` as JSON, or packed: as msgpack."""
+    if packed:
+        return Answer(200, MSGPACK_TYPE, msgspec.msgpack.encode(value))
+    return Answer(200, JSON_TYPE, msgspec.json.encode(value))
+
+
 @dataclass(slots=True, frozen=True)
 class Route:
     method: str
@@ -150,11 +157,8 @@ class Call:
         """Of a stale read, also which index it shows."""
         if getattr(self.query, "stale", False):
             headers = {"Hadelay-Applied": str(self.server.service.applied_index)}
-        packed = self.wants_msgpack()
-        kind, body = (
-            (MSGPACK_TYPE, msgspec.msgpack.encode(value)) if packed else (JSON_TYPE, msgspec.json.encode(value))
-        )
-        return Answer(200, {**kind, **headers} if headers else kind, body)
+        answer = encoded(value, packed=self.wants_msgpack())
+        return answer._replace(headers={**answer.headers, **headers}) if headers else answer
 
     def reply(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
         _, lines, body = self.answer(value, headers)

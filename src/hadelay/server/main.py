@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import resource
 import signal
 import socket
 import sys
@@ -25,6 +24,7 @@ import uvloop
 from hadelay.config import Config
 from hadelay.raft.tcp import AsyncioNetwork
 from hadelay.runtime import AsyncioRuntime
+from hadelay.server.descriptors import divide, raise_limit
 from hadelay.server.gate import open_archive
 from hadelay.server.logs import set_up_logs
 from hadelay.server.node import Node
@@ -45,8 +45,6 @@ _CALLS_S = 5.0
 _LOOK_S = 0.02
 #: How long the last checkpoint may take. Without it the next start replays more of the journal.
 _CHECKPOINT_S = 10.0
-#: Descriptors for everything but clients' connections: segments, hours, webhooks, links.
-_OTHER_FILES = 2_048
 #: How often the certificates' files are looked at. SIGHUP: at once.
 _CERTIFICATES_S = 10.0
 #: From when on a certificate that is over soon is told of, daily; the alert HadelayCertificate looks as far.
@@ -63,24 +61,15 @@ def serve(config: Config, ready: Callable[[dict[str, Any]], None] = lambda node:
     """Run one node until a signal; `ready` is called once, when it can serve. Returns the exit code."""
     set_up_logs(config.log, config.node.name)
     log.info("starting", version=VERSION, cluster=config.cluster.id, data_dir=config.node.data_dir)
-    _raise_descriptors(config)
+    config, sockets = divide(config, raise_limit())
     if config.retention.archive:
         open_archive(config.retention.archive)  # loads what reaches it: later that would hold up the loop
     gc.set_threshold(*_GC)
     sys.setswitchinterval(_SWITCH_S)
-    return uvloop.run(_serve(config, ready))
+    return uvloop.run(_serve(config, sockets, ready))
 
 
-def _raise_descriptors(config: Config) -> None:
-    """As many as this process may have: a journal that finds none for its next segment ends the node."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    needed = config.http.max_connections + _OTHER_FILES
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        log.warning("few_descriptors", may_have=hard, needed=needed, soft=soft)
-
-
-async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int:
+async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]], None]) -> int:
     from hadelay.http.app import HttpServer
 
     loop = asyncio.get_running_loop()
@@ -105,7 +94,7 @@ async def _serve(config: Config, ready: Callable[[dict[str, Any]], None]) -> int
     sender = Sender(node.push.guard, config.webhooks.user_agent)
     node.push.call_by(sender)
     service = NodeService(node)
-    http = HttpServer(service, config.http, config.limits.max_delay_ms, config.security)
+    http = HttpServer(service, config.http, config.limits.max_delay_ms, config.security, sockets=sockets)
     http.metrics.certificates = [tls for tls in (network.tls, http.tls) if tls is not None]
     await http.start()
     _watch(http.metrics.certificates, runtime)

@@ -1,0 +1,62 @@
+"""File descriptors: what the process may open, divided among what opens them.
+
+A journal that finds no descriptor for its next segment ends the node, so sockets of strangers never get the last ones.
+"""
+
+from __future__ import annotations
+
+import resource
+from typing import NamedTuple
+
+import structlog
+from msgspec.structs import replace
+
+from hadelay.config import Config
+from hadelay.errors import ConfigError
+
+#: Descriptors for everything but sockets of clients and of webhooks: journal, hours, LMDB, links, backups.
+RESERVE = 1_024
+#: With a limit below this not even the reserve is enough.
+LEAST = 512
+
+log = structlog.get_logger("hadelay")
+
+
+class Division(NamedTuple):
+    #: The configuration that fits: http.max_connections and webhooks.max_calls are lowered where they have to be.
+    config: Config
+    #: Sockets for clients and for the polls that this node relays to the leader, together.
+    sockets: int
+
+
+def raise_limit() -> int:
+    """Raise the limit of open files to what this process may have; returns it."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return 1 << 30 if hard == resource.RLIM_INFINITY else hard
+
+
+def divide(config: Config, limit: int) -> Division:
+    """What of `limit` goes to clients and webhooks. Logs what had to be lowered; ConfigError below LEAST."""
+    if limit < LEAST:
+        raise ConfigError(
+            f"this process may open {limit} files; a node needs {LEAST} at least, and some for each client: raise the "
+            "limit (LimitNOFILE= in the systemd unit, ulimit -n in a shell, ulimits in a compose file)"
+        )
+    http, webhooks = config.http, config.webhooks
+    left = limit - min(RESERVE, limit // 2)
+    calls = min(webhooks.max_calls, left // 4)
+    sockets = left - calls
+    connections = min(http.max_connections, sockets)
+    if (connections, calls) != (http.max_connections, webhooks.max_calls):
+        log.warning(
+            "few_descriptors",
+            may_have=limit,
+            needed=RESERVE + http.max_connections + webhooks.max_calls,
+            max_connections=f"{connections} instead of {http.max_connections}",
+            max_calls=f"{calls} instead of {webhooks.max_calls}",
+        )
+        config = replace(
+            config, http=replace(http, max_connections=connections), webhooks=replace(webhooks, max_calls=calls)
+        )
+    return Division(config, sockets)
