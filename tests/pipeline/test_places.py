@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import shutil
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +20,10 @@ import pytest
 from hadelay.cli.app import run as cli
 from hadelay.config import Config, RetentionConfig, problems
 from hadelay.errors import BadRequest, DamagedFile, NotFound
-from hadelay.pipeline import archive, reconcile, schedule
+from hadelay.pipeline import archive, audit, reconcile, schedule
 from hadelay.pipeline.archive import ArchiveOptions
+from hadelay.pipeline.audit import AuditOptions
+from hadelay.pipeline.places import Place
 from hadelay.pipeline.publish import _Aside
 from hadelay.pipeline.reconcile import ReconcileOptions
 from hadelay.pipeline.schedule import ScheduleOptions
@@ -209,3 +215,86 @@ def test_a_table_in_an_object_store_is_published_and_its_rejected_rows_go_there(
             assert 1 / (not failed)
     (rejected,) = store.objects("rejected").values()
     assert pq.read_table(pa.BufferReader(rejected)).to_pylist() == [{"id": "2", "reason": "why"}]
+
+
+@pytest.fixture(params=["directory", "file", "s3"])
+def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "s3":
+        with serve(tmp_path / "s3") as store:
+            yield store.uri("archive")
+    else:
+        yield f"{'file://' if request.param == 'file' else ''}{tmp_path}/archive"
+
+
+def test_of_two_archives_at_once_one_writes_the_hour(
+    tmp_path: Path, anywhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second begins when the first has written a file, and has other files in mind."""
+    monkeypatch.setattr("hadelay.pipeline.lease._TOGETHER_MS", -1)  # it tries once
+    world = test_archive.settled(tmp_path)
+    seconds: list[dict[str, Any]] = []
+    write = archive._write
+
+    def meanwhile(*words: Any) -> Any:
+        part = write(*words)
+        if not seconds:
+            monkeypatch.setattr(archive, "_write", write)
+            given = options(world, tmp_path, splitRows="3")
+            seconds.extend(archive.run(None, ArchiveOptions(given, anywhere)).hours)
+        return part
+
+    monkeypatch.setattr(archive, "_write", meanwhile)
+    first = archive.run(None, ArchiveOptions(options(world, tmp_path, splitRows="4"), anywhere))
+    assert [hour["status"] for hour in first.hours] == ["archived", "open"]
+    assert [hour["status"] for hour in seconds] == ["busy", "open"]
+    assert re.match(
+        rf"another run writes it: process {os.getpid()} of .*, since .* UTC; when that", seconds[0]["detail"]
+    )
+    found = audit.run(None, AuditOptions(anywhere))
+    assert [(hour["status"], hour["messages"]) for hour in found.hours] == [("ok", 10)]
+    assert Place(anywhere).list("_lease") == []
+
+
+def test_runs_that_begin_together_share_the_hours(tmp_path: Path, anywhere: str) -> None:
+    world = test_archived.two_hours(tmp_path)
+    runs = [ArchiveOptions(options(world, tmp_path, splitRows=str(rows)), anywhere) for rows in (2, 3, 4, 5)]
+    with ThreadPoolExecutor(len(runs)) as pool:
+        found = list(pool.map(lambda given: archive.run(None, given).hours, runs))
+    for hours in zip(*found, strict=True):
+        assert {hour["status"] for hour in hours} <= {"archived", "unchanged", "busy"}
+        assert sum(hour["status"] == "archived" for hour in hours) <= 1
+    archive.run(None, runs[0])  # what each of them left to the others
+    audited = audit.run(None, AuditOptions(anywhere))
+    assert ([hour["status"] for hour in audited.hours], audited.failed) == (["ok", "ok"], False)
+    assert len(Place(anywhere).list("_catalogue") or ()) == 1
+
+
+def test_a_lease_that_nobody_renews_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world, out = test_archive.settled(tmp_path), tmp_path / "out"
+    left = out / "_lease" / f"{NAME}.0badf00d.1"
+    left.parent.mkdir(parents=True)
+    left.write_text("{}")
+    os.utime(left, (time.time() - 60,) * 2)
+    words = ["--path", str(tmp_path), "--as-of", str(options(world, tmp_path).as_of), "--master", "none"]
+    assert cli(["pipeline", "archive", *words, "--out", str(out)]) == 1
+    assert "another run writes 1 of them: run it again when that one has ended" in capsys.readouterr().err
+    assert test_archive.contents(tmp_path) == {f"_lease/{left.name}": b"{}"}
+    os.utime(left, (time.time() - 121,) * 2)
+    assert cli(["pipeline", "archive", *words, "--out", str(out)]) == 0
+    assert list(left.parent.iterdir()) == []
+
+
+def test_a_run_that_stood_still_writes_no_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = test_archive.settled(tmp_path)
+    now_s, write = time.monotonic(), archive._write
+    monkeypatch.setattr("hadelay.pipeline.lease.time.monotonic", lambda: now_s)
+
+    def stands_still(*words: Any) -> Any:
+        nonlocal now_s
+        now_s += 101
+        return write(*words)
+
+    monkeypatch.setattr(archive, "_write", stands_still)
+    (hour, _) = test_archive.run(world, tmp_path).hours
+    assert (hour["status"], "could not renew its lease" in hour["detail"]) == ("busy", True)
+    assert not [name for name in test_archive.contents(tmp_path) if name.startswith("_manifest/")]

@@ -11,7 +11,7 @@ import pytest
 
 from hadelay.errors import BadRequest, ConfigError, NotFound
 from hadelay.model import hour_from_name
-from hadelay.pipeline import reconcile, schedule, stream, tail
+from hadelay.pipeline import exact, schedule, stream, tail
 from hadelay.pipeline.hourfiles import HourFiles, Listing
 from hadelay.pipeline.reconcile import ReconcileOptions
 from hadelay.pipeline.schedule import ScheduleOptions
@@ -111,18 +111,18 @@ def test_what_only_spark_reads_and_writes_has_to_be_known_to_spark(spark: Any, t
     world, _ = at_random(3)
     given = options(world, write(world, tmp_path))
     known = "Spark reads and writes this itself, and has no file system for"
+    one_key = WriteOptions(endpoint="x", topic="t", key_column="id")
     for uri, said in (
-        ("s3://bucket/a?scheme=http", rf"s3://bucket/a: {known} s3://; Hadoop's name for it is s3a://"),
-        ("s3a://bucket/a", rf"s3a://bucket/a: {known} s3a:// \(org.apache.hadoop:hadoop-aws\)"),
-        (f"file://{tmp_path}/out?x=1", "takes the options behind the \\? from its own configuration"),
+        ("s3://bucket/a.csv?scheme=http", rf"s3://bucket/a.csv: {known} s3://; Hadoop's name for it is s3a://"),
+        ("s3a://bucket/a.csv", rf"s3a://bucket/a.csv: {known} s3a:// \(org.apache.hadoop:hadoop-aws\)"),
     ):
-        kind = BadRequest if uri.startswith("file") else ConfigError
-        with pytest.raises(kind, match=f"--out {said}" if kind is ConfigError else said):
+        with pytest.raises(ConfigError, match=f"--out {said}"):
             tail.run(spark, TailOptions(given, uri))
-        with pytest.raises(kind, match=f"--archive {said}" if kind is ConfigError else said):
-            reconcile.run(spark, ReconcileOptions(given, "exact", archive=uri))
-        orders = uri.replace("out", "t.csv").replace("bucket/a", "bucket/t.csv")
-        with pytest.raises(kind, match="Spark reads and writes this itself"):
-            schedule.run(spark, ScheduleOptions(WriteOptions(endpoint="x", topic="t", key_column="id"), orders))
+        with pytest.raises(ConfigError, match=f"FILE {said}"):
+            schedule.run(spark, ScheduleOptions(one_key, uri))
+    with pytest.raises(ConfigError, match=f"--archive s3://bucket/a: {known} s3://"):
+        exact.run(spark, None, None, None, ReconcileOptions(given, "exact", archive="s3://bucket/a"))  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match=r"takes the options behind the \? from its own configuration"):
+        tail.run(spark, TailOptions(given, f"file://{tmp_path}/out?x=1"))
     tail.run(spark, TailOptions(given, f"file://{tmp_path}/out"))
     assert list((tmp_path / "out").glob("hour=*"))

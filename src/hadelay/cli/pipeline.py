@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -124,24 +125,34 @@ def archive(
     """
     if audit:
         return _audit(out, source)
-    options, spark = source.options(), source.spark()
+    options, spark = source.options(), source.spark(**_bar(source))
     from hadelay.pipeline.archive import ArchiveOptions, run
 
-    summary = run(spark, ArchiveOptions(options, out, level, new_catalogue))
+    with progress(None, hidden=source.output == "json") as update:
+        summary = run(spark, ArchiveOptions(options, out, level, new_catalogue), _updating(update))
     _tell(summary, summary.hours, source, ("hour", "status", "messages", "events", "bytes", "detail"))
     note(f"{summary.archived:,} of {len(summary.hours):,} hours that are over are archived")
-    return 0
+    if summary.busy:
+        note(f"another run writes {summary.busy:,} of them: run it again when that one has ended")
+    return 1 if summary.busy else 0
+
+
+def _bar(printing: Printing) -> dict[str, str]:
+    """Spark's own progress bar, where somebody watches."""
+    shown = sys.stderr.isatty() and printing.output != "json"
+    return {"spark.ui.showConsoleProgress": str(shown).lower()}
+
+
+def _updating(update: Callable[..., None]) -> Callable[[int, int], None]:
+    return lambda done, total: update(completed=done, total=total)
 
 
 def _audit(out: str, source: Source) -> int:
-    spark = source.spark()
+    spark = source.spark(**_bar(source))
     from hadelay.pipeline.audit import AuditOptions, run
 
     with progress(None, hidden=source.output == "json") as update:
-        summary = run(
-            spark, AuditOptions(out, source.hour_from, source.hour_to),
-            lambda done, total: update(completed=done, total=total),
-        )  # fmt: skip
+        summary = run(spark, AuditOptions(out, source.hour_from, source.hour_to), _updating(update))
     wrong = [told for told in summary.hours if told["status"] != "ok"]
     _tell(summary, wrong, source, ("hour", "status", "version", "messages", "events", "detail"))
     counted = f"{summary.messages:,} messages, {summary.events:,} events"
@@ -313,7 +324,7 @@ def schedule(
     timeout
         Seconds for which what may succeed later is tried again.
     """
-    spark = running.spark(**{"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()})
+    spark = running.spark(**_bar(running))
     from hadelay.pipeline.schedule import ScheduleOptions, count, run
     from hadelay.pipeline.schema import WriteOptions
 

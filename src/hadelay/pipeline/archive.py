@@ -8,7 +8,9 @@ hour alone, files appear by rename, so that a task that runs twice, or a job tha
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,7 +26,9 @@ from hadelay.pipeline.archived import LOST, is_whole
 from hadelay.pipeline.check import each
 from hadelay.pipeline.examine import crc_of, trimmed
 from hadelay.pipeline.hourfiles import HourFiles, Listing, Store
+from hadelay.pipeline.lease import Busy, Lease, lease
 from hadelay.pipeline.places import Place, absolute
+from hadelay.pipeline.progress import Progress, silent, told
 from hadelay.pipeline.schema import KINDS, Options, hour_number
 from hadelay.pipeline.session import plain
 from hadelay.pipeline.stores import listing, open_store
@@ -60,17 +64,22 @@ class ArchiveOptions:
 @dataclass
 class Summary:
     as_of_ms: int
-    #: Per hour: hour, status (archived, unchanged, open, damaged), detail, messages, events, bytes.
+    #: Per hour: hour, status (archived; unchanged; open; damaged; or busy: another run writes it), detail, messages,
+    #: events, bytes.
     hours: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def archived(self) -> int:
         return sum(hour["status"] in ("archived", "unchanged") for hour in self.hours)
 
+    @property
+    def busy(self) -> int:
+        return sum(hour["status"] == "busy" for hour in self.hours)
 
-def run(spark: Any, options: ArchiveOptions) -> Summary:
-    """spark: a session, or None to do it in this process. DamagedFile, at the end, when hours cannot be archived: all
-    other hours are then."""
+
+def run(spark: Any, options: ArchiveOptions, progress: Progress = silent) -> Summary:
+    """spark: a session, or None to do it in this process; only then progress is told, in hours. DamagedFile, at the
+    end, when hours cannot be archived: all other hours are then."""
     options = replace(options, out=absolute(options.out))
     store = open_store(options.source)
     found = listing(store, options.source)
@@ -83,12 +92,15 @@ def run(spark: Any, options: ArchiveOptions) -> Summary:
     # A task is an hour; of a large one it is a part, or it would be alone with its core.
     large = [max(files.entries, files.events) > options.source.split_rows for files in over]
     small = [files for files, is_large in zip(over, large, strict=True) if not is_large]
-    hours = each(spark, partial(archive_hour, store, options), small)
-    hours += [archive_hour(store, options, f, spark) for f, is_large in zip(over, large, strict=True) if is_large]
-    summary = Summary(found.as_of_ms, sorted(hours, key=lambda told: told["hour"]))
-    done = {hour_number(told["hour"]) for told in summary.hours if told["status"] in ("archived", "unchanged")}
+    work = partial(archive_hour, store, options, uuid.uuid4().hex[:8])
+    here = told(work, len(over), progress)
+    hours = each(spark, here if spark is None else work, small)
+    for files in (files for files, is_large in zip(over, large, strict=True) if is_large):
+        hours.append(here(files) if spark is None else work(files, spark))
+    summary = Summary(found.as_of_ms, sorted(hours, key=lambda hour: hour["hour"]))
+    done = {hour_number(hour["hour"]) for hour in summary.hours if hour["status"] in ("archived", "unchanged")}
     _catalogue(out, done, anew=False)
-    if damaged := [told["detail"] for told in summary.hours if told["status"] == "damaged"]:
+    if damaged := [hour["detail"] for hour in summary.hours if hour["status"] == "damaged"]:
         path, offset, what = _DAMAGE.fullmatch(damaged[0]).groups()  # type: ignore[union-attr]
         others = f"; {len(damaged) - 1} more hours are damaged" if len(damaged) > 1 else ""
         raise DamagedFile(path, int(offset), f"{what}; this hour is not archived{others}")
@@ -115,25 +127,30 @@ def _catalogue(out: Place, done: set[int], anew: bool) -> None:
         return
     name, data = known.encode(added)
     try:
-        with out.create(name) as file:
-            file.write(data)
+        out.write(name, data)
         for merged in known.names:
-            out.remove(merged)
+            with suppress(FileNotFoundError):  # another run has merged it, too
+                out.remove(merged)
     except OSError as error:
         said = f"the archive's catalogue was not written, and nothing was deleted: {error}; {_AGAIN}"
         raise type(error)(said) from error
 
 
-def archive_hour(store: Store, options: ArchiveOptions, files: HourFiles, spark: Any = None) -> dict[str, Any]:
-    """One hour, its parts as Spark tasks or here; what was done. Bytes that are not those that were written once make
-    it `damaged`. OSError from the disk or store: no manifest then, or the one that was there."""
-    told = {"hour": int(hour_name(files.hour)), "messages": files.entries, "events": files.events, "bytes": 0}
+def archive_hour(
+    store: Store, options: ArchiveOptions, run: str, files: HourFiles, spark: Any = None
+) -> dict[str, Any]:  # fmt: skip
+    """One hour, its parts as Spark tasks or here; what was done. run: names the run in its leases. Bytes that are not
+    those that were written once make it `damaged`. OSError from the disk or store: no manifest then, or the one that
+    was there."""
+    hour = {"hour": int(hour_name(files.hour)), "messages": files.entries, "events": files.events, "bytes": 0}
     try:
-        return told | _archive_hour(store, options, files, spark)
+        return hour | _archive_hour(store, options, run, files, spark)
+    except Busy as busy:
+        return hour | {"status": "busy", "detail": str(busy)}
     except Exception as raised:
         error = plain(raised)
         if isinstance(error, DamagedFile):
-            return told | {"status": "damaged", "detail": str(error)}
+            return hour | {"status": "damaged", "detail": str(error)}
         if not isinstance(error, OSError):
             raise
         raise type(error)(
@@ -141,7 +158,7 @@ def archive_hour(store: Store, options: ArchiveOptions, files: HourFiles, spark:
         ) from raised
 
 
-def _archive_hour(store: Store, options: ArchiveOptions, files: HourFiles, spark: Any) -> dict[str, Any]:
+def _archive_hour(store: Store, options: ArchiveOptions, run: str, files: HourFiles, spark: Any) -> dict[str, Any]:
     out, known = Place(options.out), _known(Place(options.out), files.hour)
     if files.crcs is not None and _is_archived(out, known, Source(*files[1:5])):
         return _unchanged(known)
@@ -155,16 +172,23 @@ def _archive_hour(store: Store, options: ArchiveOptions, files: HourFiles, spark
         _verify_records(store, files, options.source)
     (log,) = _examined(store, files, ("log",), spark, lambda: _verify_records(store, files, options.source))
     source = Source(files.entries, files.events, files.log_bytes, (log, idx, dsp))
-    if files.crcs is None and _is_archived(out, known, source):
-        return _unchanged(known)
-    kinds = ("messages", "events")
+    with lease(out, files.hour, run) as held:
+        known = _known(out, files.hour)  # another run may have written it meanwhile
+        if _is_archived(out, known, source):
+            return _unchanged(known)
+        return _write_hour(store, options, files, source, spark, held)
+
+
+def _write_hour(
+    store: Store, options: ArchiveOptions, files: HourFiles, source: Source, spark: Any, held: Lease
+) -> dict[str, Any]:  # fmt: skip
+    out, kinds = Place(options.out), ("messages", "events")
     splits = [(kind, split) for kind in kinds for split in _splits(kind, files, options.source)]
     for kind in kinds:
         out.make(f"{kind}/hour={hour_name(files.hour)}")
     parts = each(spark, partial(_write, store, options), splits)
-    manifest = manifests.encode_manifest(files.hour, source, parts)
-    with out.create(manifests.manifest_name(files.hour)) as file:
-        file.write(manifest)
+    held.check()
+    out.write(manifests.manifest_name(files.hour), manifests.encode_manifest(files.hour, source, parts))
     ours = {part["path"] for part in parts}
     for directory in (f"{kind}/hour={hour_name(files.hour)}" for kind in kinds):
         for left in out.list(directory) or ():  # of another splitRows, or of a run that was ended

@@ -6,7 +6,7 @@ too: there, names and entries may be missing that nobody looked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from hadelay.model import hour_name
 from hadelay.pipeline.archived import LOST, is_whole
 from hadelay.pipeline.check import each
 from hadelay.pipeline.places import Place, absolute
+from hadelay.pipeline.progress import Progress, silent, told
 from hadelay.pipeline.schema import hour_int
 from hadelay.storage import manifests
 from hadelay.storage.manifests import Catalogue, Listed, Manifest, Part
@@ -63,43 +64,26 @@ class Summary:
         return bool(self.problem) or any(hour["status"] in ("damaged", "missing") for hour in self.hours)
 
 
-def run(spark: Any, options: AuditOptions, progress: Callable[[int, int], None] = lambda done, total: None) -> Summary:
-    """spark: a session, or None to do it in this process. progress(done, total): hours, without Spark only."""
+def run(spark: Any, options: AuditOptions, progress: Progress = silent) -> Summary:
+    """spark: a session, or None to do it in this process; only then progress is told, in hours."""
     where = absolute(options.out)
     place = Place(where)
     there, catalogue = manifests.manifest_hours(place), manifests.load_catalogue(place)
     hours = sorted(hour for hour in there | catalogue.hours.keys() if options.takes(hour))
-    found = each(spark, _telling(partial(audit_hour, where, catalogue), len(hours), progress, spark), hours)
+    work = partial(audit_hour, where, catalogue)
+    found = each(spark, told(work, len(hours), progress) if spark is None else work, hours)
     summary = Summary(hours=found)
-    if not catalogue.names and any(told["version"] > 1 for told in found):
+    if not catalogue.names and any(hour["version"] > 1 for hour in found):
         summary.problem = f"{place.path('_catalogue')}: {LOST}"
-    whole = [told for told in found if told["status"] == "ok"]
-    summary.messages, summary.events = (sum(told[kind] for told in whole) for kind in KINDS)
+    whole = [hour for hour in found if hour["status"] == "ok"]
+    summary.messages, summary.events = (sum(hour[kind] for hour in whole) for kind in KINDS)
     return summary
-
-
-def _telling(
-    work: Callable[[int], dict[str, Any]], total: int, progress: Callable[[int, int], None], spark: Any
-) -> Callable[[int], dict[str, Any]]:
-    """The same, telling how far it is where that is known: in this process."""
-    if spark is not None:
-        return work
-    done = 0
-
-    def told(hour: int) -> dict[str, Any]:
-        nonlocal done
-        found = work(hour)
-        done += 1
-        progress(done, total)
-        return found
-
-    return told
 
 
 def audit_hour(where: str, catalogue: Catalogue, hour: int) -> dict[str, Any]:
     """OSError when the store does not answer."""
     place, listed = Place(where), catalogue.hours.get(hour)
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "hour": hour_int(hour), "status": "ok", "version": 0, "messages": 0, "events": 0, "bytes": 0, "detail": "",
     }  # fmt: skip
     name = manifests.manifest_name(hour)
@@ -107,21 +91,21 @@ def audit_hour(where: str, catalogue: Catalogue, hour: int) -> dict[str, Any]:
         data = place.load(name)
     except FileNotFoundError:
         assert listed is not None
-        told |= {"messages": listed["messages"], "events": listed["events"]}
-        return told | {"status": "missing", "detail": f"{place.path(name)} is missing; the catalogue names it"}
+        found |= {"messages": listed["messages"], "events": listed["events"]}
+        return found | {"status": "missing", "detail": f"{place.path(name)} is missing; the catalogue names it"}
     try:
         manifest = manifests.decode_manifest(data)
     except ValueError as error:
-        return told | {"status": "damaged", "detail": f"{place.path(name)}: {error}"}
-    told |= {"version": manifest["version"], "bytes": sum(part["bytes"] for part in manifest["files"])}
-    told |= {kind: manifests.rows(manifest, kind) for kind in KINDS}
+        return found | {"status": "damaged", "detail": f"{place.path(name)}: {error}"}
+    found |= {"version": manifest["version"], "bytes": sum(part["bytes"] for part in manifest["files"])}
+    found |= {kind: manifests.rows(manifest, kind) for kind in KINDS}
     problems = _of_manifest(place, manifest, hour, data, listed, catalogue)
     for kind in KINDS:
         problems += _of_files(place, manifest, hour, kind)
     if problems:
         more = f"; {len(problems) - 1} more" if len(problems) > 1 else ""
-        return told | {"status": "damaged", "detail": f"{problems[0]}{more}"}
-    return told | (
+        return found | {"status": "damaged", "detail": f"{problems[0]}{more}"}
+    return found | (
         {"status": "unfinished", "detail": "no catalogue names it yet"} if _is_new(listed, catalogue) else {}
     )
 

@@ -1,0 +1,112 @@
+"""One run at a time writes an hour of an archive.
+
+A run writes a lease, lists the hour's leases, and goes on when there is no other: of two runs at least one sees the
+other's. That needs no conditional write, which pyarrow does not have, but listings that show every earlier write: those
+of S3, GCS, Azure, HDFS and of file systems do. A lease that is not renewed ends, by the clock of the store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from hadelay.model import hour_name
+from hadelay.pipeline.places import Place
+
+#: Seconds between two renewals; and after which a lease that was not renewed counts no more.
+_RENEW_S, _ENDS_S = 20.0, 120.0
+#: Leases that are no further apart may have been written at the same time: their runs try again.
+_TOGETHER_MS = 2_000
+_ATTEMPTS = 5
+
+
+class Busy(Exception):
+    """Another run writes this hour."""
+
+
+class Lease:
+    def __init__(self, place: Place, name: str) -> None:
+        self._place, self._name = place, name
+        self._since = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} UTC"
+        self._ended = threading.Event()
+        self.renew()
+
+    def renew(self) -> None:
+        began = time.monotonic()
+        said = {"host": socket.gethostname(), "pid": os.getpid(), "since": self._since}
+        self._place.write(self._name, json.dumps(said).encode())
+        self._renewed = began
+
+    def check(self) -> None:
+        """Busy when it may have run out: this process stood still, or the store did not answer."""
+        if time.monotonic() - self._renewed > _ENDS_S - _RENEW_S:
+            raise Busy("this run could not renew its lease in time, and another may have taken it: run it again")
+
+    def keep(self) -> None:
+        """Renew it until it is given back, in a thread."""
+        while not self._ended.wait(_RENEW_S):
+            with suppress(OSError):
+                self.renew()
+
+    def give_back(self) -> None:
+        self._ended.set()
+        with suppress(OSError):  # it ends by itself
+            self._place.remove(self._name)
+
+
+@contextmanager
+def lease(place: Place, hour: int, run: str) -> Iterator[Lease]:
+    """Tasks of the same run share the hour: they write the same. Busy when another run has it; OSError."""
+    place.make("_lease")
+    for attempt in range(_ATTEMPTS):
+        name = f"_lease/{hour_name(hour)}.{run}.{uuid.uuid4().hex[:8]}"
+        mine = Lease(place, name)
+        try:
+            other, is_new = _other(place, hour, run, name)
+        except BaseException:
+            mine.give_back()
+            raise
+        if not other:
+            break
+        mine.give_back()
+        if not is_new or attempt + 1 == _ATTEMPTS:
+            raise Busy(other)
+        time.sleep(random.uniform(0.05, 0.5) * (attempt + 1))
+    renewing = threading.Thread(target=mine.keep, daemon=True, name=name)
+    renewing.start()
+    try:
+        yield mine
+    finally:
+        mine.give_back()
+        renewing.join()
+
+
+def _other(place: Place, hour: int, run: str, name: str) -> tuple[str, bool]:
+    """(whose lease stands in the way, in words, "" for nobody's; whether it may have come at the same time)."""
+    now_ms = place.modified_ms(name)
+    for there in place.list("_lease") or ():
+        if not there.startswith(f"{hour_name(hour)}.") or there.startswith(f"{hour_name(hour)}.{run}."):
+            continue
+        try:
+            age_ms = now_ms - place.modified_ms(f"_lease/{there}")
+            if age_ms > _ENDS_S * 1000:
+                place.remove(f"_lease/{there}")
+                continue
+            said = json.loads(place.load(f"_lease/{there}"))
+            who = f"process {said['pid']} of {said['host']}, since {said['since']}"
+        except FileNotFoundError:
+            continue
+        except (ValueError, KeyError, TypeError):
+            who = there
+        ends = max(0.0, _ENDS_S - age_ms / 1000)
+        return f"another run writes it: {who}; when that has died, its lease ends in {ends:.0f} s", (
+            abs(age_ms) <= _TOGETHER_MS
+        )
+    return "", False
