@@ -6,7 +6,8 @@ import random
 import re
 from pathlib import Path
 
-from hadelay.raft import messages, tcp
+from hadelay.raft import messages
+from hadelay.raft.hello import HELLO, PROTOCOL, VERSION, packed
 from hadelay.raft.journal import Journal
 from hadelay.testing.disk import SimDisk
 from hadelay.testing.runtime import SimRuntime, SimWorld
@@ -44,8 +45,8 @@ def test_the_journal_of_the_example():
 
 
 def test_the_frames_of_the_examples():
-    hello = messages.encode(tcp.HELLO, tcp.PROTOCOL, tcp.VERSION, "demo", 0, "n1", 1)
+    hello = messages.encode(HELLO, PROTOCOL, VERSION, "demo", 0, "n1", 1)
     beat = messages.encode_append(7, 0, 0, 41, 9, info=b"t")
     reply = messages.encode_append_reply(messages.OK, 7, 40, 0, 9)
-    framed = [tcp.packed(frame) for frame in (hello, beat, reply)]
+    framed = [packed(frame) for frame in (hello, beat, reply)]
     assert blocks("node-link.md") == [framed[0], framed[1] + framed[2]]

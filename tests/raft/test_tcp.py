@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from hadelay.errors import ConfigError
-from hadelay.raft import messages, tcp
+from hadelay.raft import messages, strangers
+from hadelay.raft.hello import HELLO, packed
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.network import MAX_FRAME
 from hadelay.raft.node import RaftNode
@@ -155,11 +156,11 @@ async def _talk(address: str, data: bytes) -> bytes:
 
 
 def _hello(*fields: object) -> bytes:
-    return tcp.packed(messages.encode(tcp.HELLO, *fields))
+    return packed(messages.encode(HELLO, *fields))
 
 
 async def test_nonsense_from_a_stranger_ends_the_connection(monkeypatch):
-    monkeypatch.setattr(tcp, "_HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(strangers, "HELLO_TIMEOUT_S", 0.2)
     async with pair() as (one, left, _, _):
         await until(lambda: left.up)
         before = list(left.frames)
@@ -168,10 +169,9 @@ async def test_nonsense_from_a_stranger_ends_the_connection(monkeypatch):
             b"GET / HTTP/1.1\r\n\r\n",
             b"\xff\xff\xff\xff" + bytes(100),
             bytes(4),
-            tcp.packed(evil),
-            tcp.packed(evil)[:-1] + b"?",
+            packed(evil),
+            packed(evil)[:-1] + b"?",
             b"\x05\x00\x00\x00\x01",
-            b"",
             _hello("hadelay-raft", 1, "test", 0, "n9", 1),
             _hello("hadelay-raft", 1, "test", 0, "n1", 1),
             _hello("hadelay-raft", 9, "test", 0, "n2", 1),
@@ -179,6 +179,7 @@ async def test_nonsense_from_a_stranger_ends_the_connection(monkeypatch):
         ):
             answer = await _talk(one.listen, data)
             assert b"hadelay-raft" in answer, "it says who it is, and hangs up"
+        assert await _talk(one.listen, b"") == b"", "whoever says nothing costs nothing"
         assert left.frames == before
         assert left.up == ["n2"], "and the link that is there is not disturbed"
     refused = await _refusal("n9")

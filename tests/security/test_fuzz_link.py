@@ -15,7 +15,8 @@ from collections.abc import Callable
 import pytest
 
 from hadelay.core.commands import Draft
-from hadelay.raft import messages, tcp
+from hadelay.raft import messages, strangers, tcp
+from hadelay.raft.hello import HELLO, PROTOCOL, VERSION, packed
 from hadelay.raft.tcp import AsyncioNetwork
 from hadelay.testing.cluster import SimCluster
 from tests.raft.test_tcp import until
@@ -74,7 +75,7 @@ def test_a_byte_changed_on_the_way_ends_the_connection(
 ) -> None:
     monkeypatch.setattr(tcp, "_REFUSED_RETRY_S", 0.02)
     monkeypatch.setattr(tcp, "_FRAME_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(tcp, "_HELLO_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(strangers, "HELLO_TIMEOUT_S", 0.5)
     caplog.set_level(logging.CRITICAL)
 
     @on_uvloop
@@ -118,7 +119,7 @@ def test_a_byte_changed_on_the_way_ends_the_connection(
 def test_strangers_bytes_disturb_nobody(
     pki: Pki, encrypted: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tcp, "_HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(strangers, "HELLO_TIMEOUT_S", 0.2)
     caplog.set_level(logging.CRITICAL)
 
     @on_uvloop
@@ -127,7 +128,7 @@ def test_strangers_bytes_disturb_nobody(
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
         certificates = [pki.mutual(name) if encrypted else None for name in ("n1", "n2")]
         rng = random.Random(3)
-        hello = tcp.packed(messages.encode(tcp.HELLO, tcp.PROTOCOL, tcp.VERSION, "test", 0, "n9", 1))
+        hello = packed(messages.encode(HELLO, PROTOCOL, VERSION, "test", 0, "n9", 1))
         async with pair(*certificates) as (one, left, _, _):
             await until(lambda: left.up)
             host, port = one.listen.split(":")
@@ -145,7 +146,7 @@ def test_strangers_bytes_disturb_nobody(
 
             for _ in range(12):
                 inputs = [mutated(rng, hello) for _ in range(6)]
-                inputs += [tcp.packed(mutated(rng, hello[8:])) for _ in range(6)]
+                inputs += [packed(mutated(rng, hello[8:])) for _ in range(6)]
                 inputs += [rng.randbytes(rng.randrange(400)) for _ in range(6)]
                 await asyncio.gather(*map(talk, inputs))
             assert left.up == ["n2"], "the link that was there is there"

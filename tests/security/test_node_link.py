@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import random
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +22,7 @@ import pytest
 import uvloop
 
 from hadelay.errors import ConfigError
-from hadelay.raft import tcp
+from hadelay.raft import strangers, tcp
 from hadelay.raft.tcp import AsyncioNetwork
 from hadelay.runtime import AsyncioRuntime
 from hadelay.tls import Certificates
@@ -146,19 +151,87 @@ async def test_new_files_count_for_the_next_connection(
         await until(lambda: len(left.up) == 2)
 
 
-@on_uvloop
-async def test_strangers_are_counted(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "_MAX_STRANGERS", 3)
-    async with pair(pki.mutual("n1"), pki.mutual("n2")) as (one, left, _, _):
-        await until(lambda: left.up)
-        host, port = one.listen.split(":")
-        opened = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
-        for reader, _ in opened[3:]:
-            assert await asyncio.wait_for(reader.read(), 10) == b""
-        for _, writer in opened:
-            writer.close()
-        one.disconnect("n2")
-        await until(lambda: len(left.up) == 2)
+#: Connects 5,000 times a second until its input ends, sends what it is told to, and keeps what is not closed.
+FLOOD = """
+import socket, sys, time
+from collections import deque
+address, data = (sys.argv[1], int(sys.argv[2])), bytes.fromhex(sys.argv[3])
+made, kept, began = 0, deque(), time.monotonic()
+while time.monotonic() - began < 60:
+    time.sleep(0.002)
+    for _ in range(min(100, int((time.monotonic() - began) * 5_000) - made)):
+        connection = socket.socket()
+        connection.setblocking(False)
+        connection.connect_ex(address)
+        try:
+            connection.send(data)
+        except OSError:
+            pass
+        kept.append(connection)
+        made += 1
+        if len(kept) > 800:
+            kept.popleft().close()
+"""
+
+
+@contextmanager
+def flood(address: str, data: bytes) -> Iterator[None]:
+    """Strangers from the address that members have, too."""
+    command = [sys.executable, "-c", FLOOD, *address.split(":"), data.hex()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def client_hello() -> bytes:
+    context, sent = ssl.create_default_context(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="n1").do_handshake()
+    return sent.read()
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("words", ["nothing", "half a HELLO", "HTTP", "TLS"])
+def test_strangers_do_not_keep_a_member_out(
+    pki: Pki, encrypted: bool, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = {"nothing": b"", "half a HELLO": b"\x1a\0\0", "HTTP": b"GET / HTTP/1.1\r\n\r\n", "TLS": client_hello()}[
+        words
+    ]
+
+    @on_uvloop
+    async def run() -> None:
+        certificates = [pki.mutual(name) if encrypted else None for name in ("n1", "n2")]
+        async with pair(*certificates) as (one, left, two, right):
+            await until(lambda: left.up and right.up)
+            with flood(one.listen, data):
+                await until(lambda: sum(one.refused.values()) > 500)
+                for links in (2, 3):
+                    two.disconnect("n1")
+                    await until(lambda links=links: len(left.up) == len(right.up) == links, 60)
+                assert len(left.down) == 2, "nobody else ends a link"
+
+    run()
+    lines = [record for record in caplog.records if record.msg == "link_refused"]
+    assert any(record.peer == "127.0.0.1" for record in lines), "where they come from"  # type: ignore[attr-defined]
+    assert len(lines) < 40, "strangers do not fill the log"
+
+
+def test_an_address_with_few_connections_is_served_before_one_with_many() -> None:
+    crowd = strangers.Crowd(4)
+    left, right = socket.socketpair()
+    with left, right:
+        many = [strangers.Stranger(left, "10.0.0.1") for _ in range(4)]
+        few = [strangers.Stranger(left, "fd00::1"), strangers.Stranger(left, "fd00::2")]
+        assert [crowd.add(one) for one in many] == [None] * 4
+        assert crowd.add(few[0]) is many[0]
+        crowd.remove(many[0])
+        assert crowd.add(few[1]) is many[1], "the two of one /64 count as one address"
+        crowd.remove(many[1])
+        crowd.remove(many[2])
+        assert [crowd.pop_newest() for _ in range(3)] == [many[3], few[1], few[0]]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from hadelay.config import SecurityConfig
 from hadelay.core.access import Rights, Token
 from hadelay.errors import Forbidden, HadelayError, NoLeader, Unauthorized
+from hadelay.loglimit import LogLimit
 from hadelay.server.api import Actor, Service
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ _BEARER = re.compile(r"bearer +(\S+) *", re.I)
 _MOST = 4_096
 #: At least so often the clock is asked whether a token expired, in seconds.
 _LOOK_S = 1.0
-#: Between lines of one reason in the log, in seconds.
-_SAY_S = 10.0
 OPEN = "open"
 
 
@@ -55,24 +54,17 @@ class Denials:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self.counts: Counter[str] = Counter()
-        self._monotonic = monotonic
-        #: By reason: not before then, and how many were not told of.
-        self._said: dict[str, tuple[float, int]] = {}
+        self._log_limit = LogLimit(monotonic)
 
     def note(self, route: str, error: HadelayError) -> None:
         if not isinstance(error, Unauthorized | Forbidden):
             return
         self.counts[error.reason] += 1
-        until, untold = self._said.get(error.reason, (0.0, 0))
-        now = self._monotonic()
-        if now < until:
-            self._said[error.reason] = until, untold + 1
-            return
-        self._said[error.reason] = now + _SAY_S, 0
-        log.warning(
-            "access_denied",
-            extra={"reason": error.reason, "route": route, "detail": error.detail, "count": untold + 1},
-        )
+        if count := self._log_limit.count(error.reason):
+            log.warning(
+                "access_denied",
+                extra={"reason": error.reason, "route": route, "detail": error.detail, "count": count},
+            )
 
 
 def check_site(method: str, headers: Mapping[str, str]) -> None:

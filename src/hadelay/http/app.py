@@ -34,6 +34,7 @@ from hadelay.http.routes import (
     parse_query,
 )
 from hadelay.http.turns import Turns
+from hadelay.loglimit import LogLimit
 from hadelay.server.api import Granting, Leader, Service
 from hadelay.tls import Certificates
 
@@ -115,6 +116,7 @@ class HttpServer:
         self.denials = Denials(time.monotonic)
         self.turns = Turns()
         self.metrics = Metrics(service, self.denials.counts, self.turns)
+        self.log_limit = LogLimit(time.monotonic)
         self.room = Room(config.max_reading_bytes)
         #: Receives that wait, here or for a leader.
         self.waiting = 0
@@ -214,10 +216,15 @@ class HttpServer:
             call.body = decode_body(call.request, route, await call.read(route.max_bytes, "of this request"))
         return await route.handler(call)
 
+    def log_failure(self, where: str, error: BaseException | None) -> None:
+        """An unexpected error, with its traceback. where: the route or path."""
+        if count := self.log_limit.count(f"request_failed {type(error).__name__}"):
+            log.error("request_failed", exc_info=error, extra={"path": where, "count": count})
+
     def refused(self, route: str, error: HadelayError) -> Answer:
         self.denials.note(route, error)
         if error.http_status == HTTPStatus.INTERNAL_SERVER_ERROR:
-            log.error("request_failed", exc_info=error, extra={"route": route})
+            self.log_failure(route, error)
         return Answer(error.http_status, problems.headers(error), problems.encode(error))
 
     async def relay(self, call: Call, leader: Leader) -> Answer:

@@ -333,7 +333,7 @@ class Connection(RequestHandler):
         except HadelayError as error:
             answer = server.refused(route.name, error)
         except Exception as error:
-            log.error("request_failed", exc_info=error, extra={"path": known.head.raw_path})
+            server.log_failure(known.head.raw_path, error)
             answer = server.refused(route.name, problems.unexpected(error, known.head.method))
         lines = header_lines(answer.headers)
         if server.draining:
@@ -414,7 +414,8 @@ class Connection(RequestHandler):
     def _drop_slow_reader(self) -> None:
         self._stalled = None
         if self.transport is not None:
-            log.info("slow_reader_dropped", extra={"peer": str(self.peername)})
+            if count := self._server.log_limit.count("slow_reader_dropped"):
+                log.info("slow_reader_dropped", extra={"peer": str(self.peername), "count": count})
             self.transport.abort()
 
     def handle_error(
@@ -430,7 +431,7 @@ class Connection(RequestHandler):
         if status < HTTPStatus.INTERNAL_SERVER_ERROR:
             error: HadelayError = BadRequest(" ".join((message or "not HTTP").split())[:200])
         else:
-            log.error("request_failed", exc_info=exc, extra={"path": request.path})
+            self._server.log_failure(request.path, exc)
             error = problems.unexpected(exc, request.method)
         response = problems.response(error)
         self._server.add_headers(response.headers)

@@ -7,6 +7,7 @@ still wait on this side, so that they never stand behind bulk. docs/spec/node-li
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -32,6 +33,9 @@ class Receiver(Protocol):
 
 
 class Network(Protocol):
+    #: Connections that were refused or broken off, by reason.
+    refused: Counter[str]
+
     def start(self, receiver: Receiver) -> None:
         """Listen, and keep dialling until every peer is linked."""
         ...

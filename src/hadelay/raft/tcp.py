@@ -13,16 +13,19 @@ import errno
 import logging
 import socket
 import ssl
-import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from hadelay.core.checksums import crc32c
 from hadelay.errors import ConfigError, Taken
-from hadelay.raft import messages
+from hadelay.loglimit import LogLimit
+from hadelay.raft import strangers
+from hadelay.raft.hello import HEAD, REFUSED, Hello, refusal
 from hadelay.raft.network import MAX_FRAME, Buffer, Receiver
+from hadelay.raft.strangers import MAX_HELLO, Stranger, Strangers, Verdict
 from hadelay.runtime import AsyncioRuntime
 from hadelay.tls import Certificates, Decrypted, in_words, names_of
 
@@ -31,20 +34,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = "hadelay-raft"
-VERSION = 1
-HELLO, REFUSED = 1, 0
-#: Length of a frame, and CRC32C of it.
-_HEAD = struct.Struct("<II")
-#: Before HELLO nobody gets to fill our memory.
-_MAX_HELLO = 4096
-_HELLO_TIMEOUT_S = 5.0
 #: A frame that has begun and does not end: its length is wrong, or nobody means to send it.
 _FRAME_TIMEOUT_S = 30.0
-#: Connections at once that have not said HELLO yet; what comes beyond is closed.
-_MAX_STRANGERS = 64
-#: No descriptor for a connection that waits: try again.
-_ACCEPT_RETRY_S = 0.1
+#: Connections that the kernel accepts while the loop is busy.
+_BACKLOG = 1024
 _RETRY_S = (0.05, 1.0)
 _REFUSED_RETRY_S = 5.0
 #: Two nodes with one name take its link from each other again and again. One node does so now and then: it noticed
@@ -59,12 +52,15 @@ _JOIN_BYTES = 64 << 10
 
 
 class _Link(asyncio.Protocol):
-    def __init__(self, network: AsyncioNetwork, dialled: str | None) -> None:
+    def __init__(self, network: AsyncioNetwork, dialled: str | None, stranger: Stranger | None = None) -> None:
         self.network = network
+        #: Whose connection was accepted; None: this node dialled.
+        self.stranger = stranger
         #: Whom we called; and who it is, once HELLO is accepted.
         self.dialled, self.peer = dialled, ""
         self.closed: asyncio.Future[None] = network.loop.create_future()
-        self.refused = False
+        #: Whether either side said why not; and when to dial again.
+        self.refused, self.retry_s = False, _RETRY_S[0]
         self._buffer = bytearray()
         #: Frames that have arrived; and the timer of the one that has arrived in part.
         self.arrived = 0
@@ -83,50 +79,66 @@ class _Link(asyncio.Protocol):
         for level, option, value in _SOCKET_OPTIONS:
             sock.setsockopt(level, option, value)
         self.network.links.add(self)
-        self.transport.write(packed(messages.encode(HELLO, PROTOCOL, VERSION, *self.network.identity)))
-        self._timeout = self.network.loop.call_later(_HELLO_TIMEOUT_S, self._no_hello)
+        self.transport.write(self.network.hello.packed)
+        self._timeout = self.network.loop.call_later(strangers.HELLO_TIMEOUT_S, self._no_hello)
 
     def _no_hello(self) -> None:
         if not self.peer:
+            self.network.say_refused(self.whom, f"no HELLO within {strangers.HELLO_TIMEOUT_S:g} s", "silent")
             self.transport.abort()
+
+    @property
+    def whom(self) -> str:
+        """For the log: its name, or whom this node dialled, or the address."""
+        return self.peer or self.dialled or (self.stranger.host if self.stranger is not None else "unknown")
+
+    def _broken(self, event: str, size: int) -> None:
+        """A frame that cannot be read ends the connection."""
+        self.network.broken_frame(event, self.whom, size)
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timeout.cancel()
         if self._partial is not None:
             self._partial.cancel()
         self.network.links.discard(self)
+        self._is_no_stranger()
         if self.dialled and self.network.tls is not None and not self.peer and not self.refused:
             # In TLS 1.3 whoever dials has sent its certificate before it is looked at, and mostly gets no alert.
-            self.refused = True
-            self.network.say_refused(self.dialled, in_words(exc) if isinstance(exc, ssl.SSLError) else _HUNG_UP)
+            self.refused, self.retry_s = True, _RETRY_S[1]  # or too many strangers are there
+            reason = in_words(exc) if isinstance(exc, ssl.SSLError) else _HUNG_UP
+            self.network.say_refused(self.dialled, reason, "tls")
         if not self.closed.done():
             self.closed.set_result(None)
         # A clean end or a reset: the process on the other side closed it, or is gone. Anything else is silence.
         self.network.lost(self, exc is None or isinstance(exc, _RESETS))
+
+    def _is_no_stranger(self) -> None:
+        if self.stranger is not None:
+            self.network.strangers.leave(self.stranger)
 
     # -- reading
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
         if buffer:
             buffer += data
-            data = bytes(buffer) if len(buffer) - _HEAD.size >= _length(buffer, 0) else b""
+            data = bytes(buffer) if len(buffer) - HEAD.size >= _length(buffer, 0) else b""
             if not data:
                 self._check_length(buffer)
                 return
             buffer.clear()
         start, size = 0, len(data)
-        while size - start >= _HEAD.size:
-            length, crc = _HEAD.unpack_from(data, start)
-            first = start + _HEAD.size
+        while size - start >= HEAD.size:
+            length, crc = HEAD.unpack_from(data, start)
+            first = start + HEAD.size
             start = first + length
             if start > size:
-                start = first - _HEAD.size
+                start = first - HEAD.size
                 break
             self.arrived += 1
             frame = data[first:start]
             if crc32c(frame) != crc:
-                log.warning("frame_damaged", extra={"peer": self.peer or "unknown", "bytes": length})
-                self.transport.abort()
+                self._broken("frame_damaged", length)
                 return
             self._frame(frame)
             if self.transport.is_closing():
@@ -136,9 +148,8 @@ class _Link(asyncio.Protocol):
             self._check_length(buffer)
 
     def _check_length(self, buffer: bytearray) -> None:
-        if len(buffer) >= 4 and _length(buffer, 0) > (MAX_FRAME if self.peer else _MAX_HELLO):
-            log.warning("frame_too_long", extra={"peer": self.peer or "unknown", "bytes": _length(buffer, 0)})
-            self.transport.abort()
+        if len(buffer) >= 4 and _length(buffer, 0) > (MAX_FRAME if self.peer else MAX_HELLO):
+            self._broken("frame_too_long", _length(buffer, 0))
         elif self._partial is None:
             self._partial = self.network.loop.call_later(_FRAME_TIMEOUT_S, self._is_stuck, self.arrived)
 
@@ -147,8 +158,7 @@ class _Link(asyncio.Protocol):
         if not self._buffer or self.transport.is_closing():
             return
         if arrived == self.arrived:
-            log.warning("frame_incomplete", extra={"peer": self.peer or "unknown", "bytes": len(self._buffer)})
-            self.transport.abort()
+            self._broken("frame_incomplete", len(self._buffer))
         else:
             self._partial = self.network.loop.call_later(_FRAME_TIMEOUT_S, self._is_stuck, self.arrived)
 
@@ -157,8 +167,8 @@ class _Link(asyncio.Protocol):
             self.transport.abort()
         elif frame[0] == REFUSED:
             # Perhaps by a node whose own HELLO was accepted here.
-            self.refused = True
-            self.network.say_refused(self.dialled or self.peer, frame[1:500].decode(errors="replace"))
+            self.refused, self.retry_s = True, _REFUSED_RETRY_S
+            self.network.say_refused(self.whom, frame[1:500].decode(errors="replace"), "by_peer")
             self.transport.abort()
         elif self.peer:
             self.network.deliver(self.peer, frame)
@@ -166,14 +176,8 @@ class _Link(asyncio.Protocol):
             self._on_hello(frame)
 
     def _on_hello(self, frame: bytes) -> None:
-        try:
-            if len(frame) > _MAX_HELLO or frame[0] != HELLO:
-                raise messages.BadFrame("the first frame is not a HELLO")
-            protocol, version, cluster_id, group, name, _feature = messages.decode(frame, str, int, str, int, str, int)
-        except messages.BadFrame:
-            self._refuse("this is the node link of a hadelay cluster, and that was no HELLO")
-            return
-        reason = self.network.refusal(protocol, version, cluster_id, group, name, self.dialled)
+        name, reason = self.network.hello.read(frame, self.network.peers, self.dialled)
+        reason = reason or self.network.twice(name)
         if not reason and self.network.tls is not None and name not in self.names:
             whom = ", ".join(sorted(self.names)) or "nobody"
             reason = f"{name} shows a certificate that names {whom}: a node's certificate has to name the node"
@@ -181,12 +185,13 @@ class _Link(asyncio.Protocol):
             self._refuse(reason)
         else:
             self.peer = name
+            self._is_no_stranger()
             self.network.linked(self)
 
     def _refuse(self, reason: str) -> None:
-        self.network.say_refused(self.dialled, reason)
-        self.refused = True
-        self.transport.write(packed(bytes((REFUSED,)) + reason.encode()))
+        self.network.say_refused(self.whom, reason, "hello")
+        self.refused, self.retry_s = True, _REFUSED_RETRY_S
+        self.transport.write(refusal(reason))
         self.transport.close()
 
     # -- writing
@@ -234,15 +239,18 @@ class AsyncioNetwork:
         self.peers = {peer: address for peer, address in peers.items() if peer != name}
         self.loop = runtime.loop
         self.tls = tls
-        #: What HELLO says.
-        self.identity = (cluster_id, group, name, feature_level)
+        self.hello = Hello(name, cluster_id=cluster_id, group=group, feature_level=feature_level, tls=tls is not None)
         self.links: set[_Link] = set()
         self._up: dict[str, _Link] = {}
         #: By peer: since when another link came in the place of one that was up, how often, and the frames that had
         #: arrived on that one when the last was refused.
         self._taken: dict[str, tuple[float, int, int]] = {}
         self._receiver: Receiver | None = None
-        self._serving: asyncio.Task[None] | None = None
+        #: Connections refused, by reason.
+        self.refused: Counter[str] = Counter()
+        self._log_limit = LogLimit(runtime.monotonic)
+        self.strangers = Strangers(self.loop, judge=self._judge, begin=self._begin, refused=self.say_refused)
+        self._serving = False
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._shaking: set[asyncio.Task[None]] = set()
 
@@ -269,8 +277,9 @@ class AsyncioNetwork:
 
     def _reach_out(self) -> None:
         """Listen once there is anybody, and dial those who are to be."""
-        if self.peers and self._serving is None:
-            self._serving = self.loop.create_task(self._serve(self._listen()))
+        if self.peers and not self._serving:
+            self.strangers.serve(self._listen())
+            self._serving = True
         for peer in self.peers:
             if peer < self.name and peer not in self._dialling:
                 self._dialling[peer] = self.loop.create_task(self._dial(peer))
@@ -278,7 +287,7 @@ class AsyncioNetwork:
     def _listen(self) -> socket.socket:
         host, _, port = self.listen.rpartition(":")
         try:
-            sock = socket.create_server((host.strip("[]"), int(port)), family=_family(host), backlog=64)
+            sock = socket.create_server((host.strip("[]"), int(port)), family=_family(host), backlog=_BACKLOG)
         except OSError as error:
             what = f"raft.listen: cannot listen on {self.listen}: {error.strerror or error}"
             now = error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
@@ -297,7 +306,7 @@ class AsyncioNetwork:
         crc = 0
         for part in parts:
             crc = crc32c(part, crc)
-        link.write([_HEAD.pack(size, crc), *parts], size + _HEAD.size, urgent)
+        link.write([HEAD.pack(size, crc), *parts], size + HEAD.size, urgent)
         return True
 
     def set_members(self, peers: Mapping[str, str]) -> None:
@@ -326,39 +335,47 @@ class AsyncioNetwork:
 
     def close(self) -> None:
         self._receiver = None
-        for task in (*([self._serving] if self._serving else []), *self._dialling.values(), *self._shaking):
+        self.strangers.close()
+        for task in (*self._dialling.values(), *self._shaking):
             task.cancel()
         for link in list(self.links):
             link.transport.abort()
 
     # -- connections
-    async def _serve(self, sock: socket.socket) -> None:
-        with sock:
-            while True:
-                try:
-                    connection, address = await self.loop.sock_accept(sock)
-                except OSError as error:
-                    log.warning("accept_failed", extra={"reason": error.strerror or str(error)})
-                    await asyncio.sleep(_ACCEPT_RETRY_S)
-                    continue
-                if len(self._shaking) + sum(not link.peer for link in self.links) >= _MAX_STRANGERS:
-                    connection.close()
-                    continue
-                task = self.loop.create_task(self._accept(connection, address[0]))
-                self._shaking.add(task)
-                task.add_done_callback(self._shaking.discard)
+    def _judge(self, stranger: Stranger, data: bytes) -> Verdict:
+        verdict, reason = self.hello.judge(data, self.peers)
+        if verdict is Verdict.NEVER:
+            self.say_refused(stranger.host, reason, "hello" if self.tls is None else "tls")
+            if self.tls is None:
+                with suppress(OSError):
+                    stranger.connection.recv(MAX_HELLO)  # unread bytes would reset the connection before it hears why
+                    stranger.connection.send(self.hello.packed + refusal(reason))
+        return verdict
 
-    async def _accept(self, connection: socket.socket, host: str) -> None:
+    def _begin(self, stranger: Stranger) -> None:
+        task = self.loop.create_task(self._accept(stranger))
+        self._shaking.add(task)
+        task.add_done_callback(partial(self._has_begun, stranger))
+
+    def _has_begun(self, stranger: Stranger, task: asyncio.Task[None]) -> None:
+        self._shaking.discard(task)
+        if task.cancelled():  # perhaps before a transport owned the socket
+            stranger.connection.close()
+
+    async def _accept(self, stranger: Stranger) -> None:
         options: dict[str, Any] = {}
         if self.tls is not None:
-            options = {"ssl": self.tls.server, "ssl_handshake_timeout": _HELLO_TIMEOUT_S}
+            options = {"ssl": self.tls.server, "ssl_handshake_timeout": strangers.HELLO_TIMEOUT_S}
+        link = _Link(self, None, stranger)
         try:
-            protocol = partial(self._protocol, _Link(self, None))
-            await self.loop.connect_accepted_socket(protocol, connection, **options)
+            await self.loop.connect_accepted_socket(partial(self._protocol, link), stranger.connection, **options)
         except ssl.SSLError as error:
-            self.say_refused(host, in_words(error))
+            self.say_refused(stranger.host, in_words(error), "tls")
         except OSError as error:
-            log.debug("stranger_left", extra={"peer": host, "reason": str(error)})
+            log.debug("stranger_left", extra={"peer": stranger.host, "reason": str(error)})
+        else:
+            return
+        self.strangers.leave(stranger)
 
     async def _dial(self, peer: str) -> None:
         host, _, port = self.peers[peer].rpartition(":")
@@ -367,44 +384,42 @@ class AsyncioNetwork:
             options: dict[str, Any] = {}
             if self.tls is not None:
                 # Its certificate is compared with the name that it says, not with an address.
-                options = {"ssl": self.tls.client, "server_hostname": "", "ssl_handshake_timeout": _HELLO_TIMEOUT_S}
+                options = {
+                    "ssl": self.tls.client,
+                    "server_hostname": "",
+                    "ssl_handshake_timeout": strangers.HELLO_TIMEOUT_S,
+                }
             link = _Link(self, peer)
             try:
                 await self.loop.create_connection(partial(self._protocol, link), host.strip("[]"), int(port), **options)
             except ssl.SSLError as error:
-                self.say_refused(peer, in_words(error))
+                self.say_refused(peer, in_words(error), "tls")
                 wait = _REFUSED_RETRY_S
+            except (ConnectionResetError, ConnectionAbortedError):  # during the handshake: too many strangers are there
+                wait = _RETRY_S[0]
             except (OSError, ValueError, OverflowError):  # the latter two: it was told an address that is none
                 wait = min(wait * 2, _RETRY_S[1])
             else:
                 await link.closed
-                wait = _REFUSED_RETRY_S if link.refused else _RETRY_S[0]
+                wait = link.retry_s
             await asyncio.sleep(wait)
 
     def _protocol(self, link: _Link) -> asyncio.BaseProtocol:
         return link if self.tls is None else Decrypted(link)
 
-    @staticmethod
-    def say_refused(peer: str | None, reason: str) -> None:
-        log.error("link_refused", extra={"peer": peer or "unknown", "reason": reason})
+    def say_refused(self, whom: str, reason: str, kind: str) -> None:
+        """whom: a node's name, or an address. kind: of the metric."""
+        self.refused[kind] += 1
+        if count := self._log_limit.count(f"{kind} {whom}"):
+            log.error("link_refused", extra={"peer": whom, "reason": reason, "count": count})
 
-    def refusal(self, protocol: str, version: int, cluster_id: str, group: int, name: str, dialled: str | None) -> str:
-        """Why a connection is not wanted, in words for the operator of the other side; empty if it is."""
-        if protocol != PROTOCOL or version != VERSION:
-            return f"{self.name} speaks {PROTOCOL} {VERSION}, you speak {protocol} {version}"
-        if cluster_id != self.identity[0]:
-            return f"{self.name} is of cluster {self.identity[0]!r}, you are of {cluster_id!r}"
-        if group != self.identity[1]:
-            return f"{self.name} is of group {self.identity[1]}, you are of {group}"
-        if name == self.name:
-            return f"{self.name} is my own name: two nodes must not share it"
-        if name not in self.peers:
-            return f"{self.name} has no member {name!r}: it was removed, or never added"
-        if dialled not in (None, name):
-            return f"{self.peers.get(dialled, 'it')} should be {dialled}, and answers as {name}"
-        return self._twice(name)
+    def broken_frame(self, event: str, whom: str, size: int) -> None:
+        self.refused["frame"] += 1
+        if count := self._log_limit.count(f"{event} {whom}"):
+            log.warning(event, extra={"peer": whom, "bytes": size, "count": count})
 
-    def _twice(self, name: str) -> str:
+    def twice(self, name: str) -> str:
+        """Why a second link with a node is not wanted; empty if it may take the place of the first."""
         old = self._up.get(name)
         if old is None:
             return ""
@@ -439,11 +454,6 @@ class AsyncioNetwork:
     def deliver(self, peer: str, frame: bytes) -> None:
         if self._receiver is not None:
             self._receiver.frame(peer, frame)
-
-
-def packed(frame: bytes) -> bytes:
-    """As it crosses."""
-    return _HEAD.pack(len(frame), crc32c(frame)) + frame
 
 
 def _length(data: bytes | bytearray, at: int) -> int:

@@ -69,6 +69,9 @@ FAMILIES: dict[str, Family] = {
         ("raft_elections_total", "counter", (), "Elections that this node has asked for"),
         ("raft_proposals_total", "counter", (), "Entries that this node has proposed as the leader"),
         ("raft_peer_up", "gauge", ("peer",), "1: the link to that node is there"),
+        ("raft_links_refused_total", "counter", ("reason",),
+         "Connections refused on the node link: crowded (too many before HELLO), silent, hello (a stranger), "
+         "tls, frame (unreadable), by_peer (the other side refused), accept (no descriptor)"),
         ("raft_peer_lag_entries", "gauge", ("peer",), "Committed entries that node is not known to have. Leader only"),
         ("raft_peer_rtt_seconds", "gauge", ("peer",), "Round trip to that node, smoothed. Leader only"),
         ("batches_total", "counter", (), "Batches of commands that left this node's queue"),

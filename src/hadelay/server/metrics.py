@@ -200,6 +200,7 @@ def _of_raft(node: Node) -> dict[str, Values]:
         "raft_leader_changes_total": stats.leader_changes,
         "raft_elections_total": stats.elections,
         "raft_proposals_total": stats.proposals,
+        "raft_links_refused_total": _by(dict(sorted(raft.network.refused.items()))),
         "raft_peer_up": _by({peer.name: int(peer.up) for peer in raft.peers.values()}),
         "snapshots_sent_total": stats.snapshots_sent,
         "snapshots_installed_total": stats.snapshots_installed,

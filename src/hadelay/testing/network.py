@@ -9,6 +9,7 @@ them and reads nothing.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -58,6 +59,7 @@ class SimNetwork:
     links: dict[str, _Connection] = field(default_factory=dict)
     #: Whom it links with; None: everybody.
     members: frozenset[str] | None = None
+    refused: Counter[str] = field(default_factory=Counter)
     #: What this process hears and asks about elections, if SimNet.on_ask is set.
     campaigns: Campaigns | None = None
 

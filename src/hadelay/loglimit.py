@@ -1,0 +1,41 @@
+"""Bounded logging of what strangers can cause: a flood of requests must not become a flood of lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+#: Least time between two lines about one key, in seconds.
+INTERVAL_S = 10.0
+#: Limit of keys with lines of their own at a time; further keys share one line.
+_MAX_KEYS = 16
+_OTHERS = "others"
+
+
+class LogLimit:
+    """Says which occurrences to log: one per key in INTERVAL_S. At most 17 lines are written in that time, however many
+    keys a stranger makes up. `monotonic`: seconds."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        #: By key: time of the next line, and occurrences since the last one.
+        self._keys: dict[str, tuple[float, int]] = {}
+
+    def count(self, key: str) -> int:
+        """Count one occurrence. Returns how many to report in a line now, this one included; 0: log nothing now."""
+        now = self._monotonic()
+        if key not in self._keys:
+            self._make_room(now)
+            if len(self._keys) >= _MAX_KEYS:
+                key = _OTHERS
+        until, unreported = self._keys.get(key, (now, 0))
+        if now < until:
+            self._keys[key] = until, unreported + 1
+            return 0
+        self._keys[key] = now + INTERVAL_S, 0
+        return unreported + 1
+
+    def _make_room(self, now: float) -> None:
+        """Forget keys that have been quiet for an interval; their last unreported occurrences stay in the metrics."""
+        if len(self._keys) >= _MAX_KEYS:
+            for key in [key for key, (until, _) in self._keys.items() if until <= now and key != _OTHERS]:
+                del self._keys[key]

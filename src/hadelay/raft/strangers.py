@@ -1,0 +1,228 @@
+"""Connections to the node link before HELLO: bounded, fair between addresses, cheap to turn away (ADR 195).
+
+A new connection first waits as a bare socket until its first bytes arrive. These are judged before anything is built
+for it. Only then does it get a transport, a TLS handshake and a chance to say HELLO. Waiting connections and those that
+have begun are bounded apart; when one crowd is full, the oldest connection of the address with the most is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import ipaddress
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+#: Limit of connections that have said nothing yet.
+MAX_SILENT = 128
+#: Limit of connections that have said something and wait for their turn to begin.
+MAX_READY = 64
+#: Limit of connections that have begun (a TLS handshake, or part of a HELLO) and have not said HELLO.
+MAX_BEGUN = 64
+#: Connections begun per second (a TLS handshake costs about 1 ms of the loop), and how many may begin at once.
+_RATE, _BURST = 300.0, 32.0
+#: Connections accepted before the loop does other work.
+_ACCEPTS = 32
+#: Time to say something, in seconds.
+HELLO_TIMEOUT_S = 5.0
+#: Bytes looked at: the longest HELLO.
+MAX_HELLO = 4096
+#: Wait after an accept that failed, for example because no descriptor is left, in seconds.
+_ACCEPT_RETRY_S = 0.1
+
+
+class Verdict(enum.Enum):
+    #: The first bytes are a complete and acceptable HELLO.
+    NOW = enum.auto()
+    #: They may become one.
+    IN_TURN = enum.auto()
+    #: They never will. Whoever judged has counted and answered the connection.
+    NEVER = enum.auto()
+
+
+class Stranger:
+    """One connection that has not said HELLO."""
+
+    __slots__ = ("connection", "host", "network", "timeout")
+
+    def __init__(self, connection: socket.socket, host: str) -> None:
+        self.connection, self.host = connection, host
+        #: The address that limits go by: an IPv4 address, or the /64 of an IPv6 address.
+        self.network = host
+        if ":" in host:
+            address = int(ipaddress.IPv6Address(host.partition("%")[0]))
+            self.network = f"{ipaddress.IPv6Address(address >> 64 << 64)}/64"
+        self.timeout: asyncio.TimerHandle | None = None
+
+
+class Crowd:
+    """Strangers by address, at most `limit` of them."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.size = limit, 0
+        self._by_network: dict[str, dict[Stranger, None]] = {}
+
+    def add(self, stranger: Stranger) -> Stranger | None:
+        """Returns who has to leave for it: the oldest of the address with the most."""
+        self._by_network.setdefault(stranger.network, {})[stranger] = None
+        self.size += 1
+        if self.size <= self.limit:
+            return None
+        most = max(self._by_network, key=lambda network: len(self._by_network[network]))
+        return next(iter(self._by_network[most]))
+
+    def remove(self, stranger: Stranger) -> bool:
+        """False: it was not there."""
+        mine = self._by_network.get(stranger.network, {})
+        if stranger not in mine:
+            return False
+        del mine[stranger]
+        self.size -= 1
+        if not mine:
+            del self._by_network[stranger.network]
+        return True
+
+    def pop_newest(self) -> Stranger:
+        """Remove the newest of the address with the fewest: of a flood, the one most likely to be there still."""
+        fewest = min(self._by_network, key=lambda network: len(self._by_network[network]))
+        found = next(reversed(self._by_network[fewest]))
+        self.remove(found)
+        return found
+
+    def all(self) -> list[Stranger]:
+        return [stranger for mine in self._by_network.values() for stranger in mine]
+
+
+class Strangers:
+    """Accepts connections and hands those that may become links to `begin`.
+
+    judge(stranger, first bytes): see Verdict. begin: makes a transport for the stranger's connection, and calls `leave`
+    once it has said HELLO or is gone. refused(host, reason, kind): counts and logs a refusal.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        judge: Callable[[Stranger, bytes], Verdict],
+        begin: Callable[[Stranger], None],
+        refused: Callable[[str, str, str], None],
+    ) -> None:
+        self._loop, self._judge, self._begin, self._refused = loop, judge, begin, refused
+        self._listening: socket.socket | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        #: Said nothing yet; said something and wait for their turn; in their handshake or before their HELLO.
+        self._silent, self._ready, self._begun = Crowd(MAX_SILENT), Crowd(MAX_READY), Crowd(MAX_BEGUN)
+        #: Connections that may begin now, and when that was counted.
+        self._tokens, self._counted = _BURST, loop.time()
+        self._next_turn: asyncio.TimerHandle | None = None
+
+    # -- listening
+    def serve(self, listening: socket.socket) -> None:
+        """Own `listening` from now on."""
+        self._listening = listening
+        self._loop.add_reader(listening, self._accept)
+
+    def close(self) -> None:
+        for timer in (self._retry, self._next_turn):
+            if timer is not None:
+                timer.cancel()
+        if self._listening is not None:
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
+        for stranger in self._silent.all() + self._ready.all():
+            self._close(stranger)
+
+    def _accept(self) -> None:
+        assert self._listening is not None
+        for _ in range(_ACCEPTS):
+            try:
+                connection, address = self._listening.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:  # it left before it was accepted
+                continue
+            except OSError as error:
+                self._refused("unknown", f"accept failed: {error.strerror or error}", "accept")
+                self._loop.remove_reader(self._listening)
+                self._retry = self._loop.call_later(_ACCEPT_RETRY_S, self.serve, self._listening)
+                return
+            connection.setblocking(False)
+            stranger = Stranger(connection, address[0])
+            quiet = f"it said nothing for {HELLO_TIMEOUT_S:g} s"
+            stranger.timeout = self._loop.call_later(HELLO_TIMEOUT_S, self._drop, stranger, quiet, "silent")
+            self._add(self._silent, stranger)
+            self._loop.add_reader(connection, self._spoke, stranger)
+
+    # -- waiting
+    def _spoke(self, stranger: Stranger) -> None:
+        self._loop.remove_reader(stranger.connection)
+        self._silent.remove(stranger)
+        try:
+            data = stranger.connection.recv(MAX_HELLO, socket.MSG_PEEK)
+        except OSError:
+            data = b""
+        verdict = self._judge(stranger, data) if data else Verdict.NEVER
+        if verdict is Verdict.NEVER:
+            self._close(stranger)
+        elif verdict is Verdict.NOW:
+            self._enter(stranger)
+        else:
+            self._add(self._ready, stranger)
+            self._take_turns()
+
+    def _take_turns(self) -> None:
+        if self._next_turn is not None:
+            return
+        now = self._loop.time()
+        self._tokens = min(_BURST, self._tokens + (now - self._counted) * _RATE)
+        self._counted = now
+        while self._ready.size and self._tokens >= 1.0:
+            self._tokens -= 1.0
+            self._enter(self._ready.pop_newest())
+        if self._ready.size:
+            self._next_turn = self._loop.call_later((1.0 - self._tokens) / _RATE, self._turn_came)
+
+    def _turn_came(self) -> None:
+        self._next_turn = None
+        self._take_turns()
+
+    def _enter(self, stranger: Stranger) -> None:
+        assert stranger.timeout is not None
+        stranger.timeout.cancel()  # the handshake and HELLO have timeouts of their own
+        self._add(self._begun, stranger)
+        self._begin(stranger)
+
+    # -- leaving
+    def leave(self, stranger: Stranger) -> None:
+        """It has said HELLO, or is gone."""
+        self._begun.remove(stranger)
+
+    def _add(self, crowd: Crowd, stranger: Stranger) -> None:
+        victim = crowd.add(stranger)
+        if victim is not None:
+            self._drop(victim, _CROWDED, "crowded")
+
+    def _drop(self, stranger: Stranger, reason: str, kind: str) -> None:
+        self._refused(stranger.host, reason, kind)
+        if self._begun.remove(stranger):
+            with suppress(OSError):  # its transport owns the socket, and notices
+                stranger.connection.shutdown(socket.SHUT_RDWR)
+        else:
+            self._close(stranger)
+
+    def _close(self, stranger: Stranger) -> None:
+        assert stranger.timeout is not None
+        stranger.timeout.cancel()
+        if self._silent.remove(stranger):
+            self._loop.remove_reader(stranger.connection)
+        self._ready.remove(stranger)
+        stranger.connection.close()
+
+
+_CROWDED = (
+    "too many connections have not said HELLO: the oldest of the address with the most was closed; let only the nodes "
+    "reach raft.listen"
+)
