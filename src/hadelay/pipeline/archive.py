@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,9 +22,9 @@ from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
 from hadelay.pipeline import batches
 from hadelay.pipeline.archived import LOST, is_whole
-from hadelay.pipeline.check import each
-from hadelay.pipeline.examine import crc_of, trimmed
-from hadelay.pipeline.hourfiles import HourFiles, Listing, Store
+from hadelay.pipeline.check import check, crc_of, each
+from hadelay.pipeline.examine import log_bytes, says_all
+from hadelay.pipeline.hourfiles import WAY_OUT, HourFiles, Listing, Store
 from hadelay.pipeline.lease import Busy, Lease, lease
 from hadelay.pipeline.places import Place, absolute
 from hadelay.pipeline.progress import Progress, silent, told
@@ -150,7 +149,7 @@ def archive_hour(
     except Exception as raised:
         error = plain(raised)
         if isinstance(error, DamagedFile):
-            return hour | {"status": "damaged", "detail": str(error)}
+            return hour | {"status": "damaged", "detail": str(error).replace(WAY_OUT, "copy it from another node")}
         if not isinstance(error, OSError):
             raise
         raise type(error)(
@@ -162,16 +161,10 @@ def _archive_hour(store: Store, options: ArchiveOptions, run: str, files: HourFi
     out, known = Place(options.out), _known(Place(options.out), files.hour)
     if files.crcs is not None and _is_archived(out, known, Source(*files[1:5])):
         return _unchanged(known)
-    # Rows first: what state an entry is in can be said of rows that are right.
-    idx, dsp = _examined(store, files, ("idx", "dsp"), spark)
-    (not_settled,) = each(spark, partial(_not_settled, store, options.source), [files])
-    if not_settled:
-        return {"status": "open", "detail": f"{not_settled} entries are not settled"}
-    if files.crcs is None:
-        files = trimmed(store, files)
-        _verify_records(store, files, options.source)
-    (log,) = _examined(store, files, ("log",), spark, lambda: _verify_records(store, files, options.source))
-    source = Source(files.entries, files.events, files.log_bytes, (log, idx, dsp))
+    source = _checked(store, options.source, files, spark)
+    if isinstance(source, int):
+        return {"status": "open", "detail": f"{source} entries are not settled"}
+    files = files._replace(log_bytes=source.log_bytes)
     with lease(out, files.hour, run) as held:
         known = _known(out, files.hour)  # another run may have written it meanwhile
         if _is_archived(out, known, source):
@@ -223,30 +216,22 @@ def _not_settled(store: Store, options: Options, files: HourFiles) -> int:
     return sum(part.num_rows for part in batches.read(store, whole, ["state"], split, [waiting]))
 
 
-def _examined(
-    store: Store, files: HourFiles, suffixes: Sequence[str], spark: Any, look: Callable[[], None] = lambda: None
-) -> list[int]:
-    """CRCs of these files. DamagedFile when one is not what the source says, unless `look` names the place, or when a
-    row cannot be right."""
-    found = each(spark, partial(crc_of, store, files, store.names()), suffixes)
-    known = dict(zip(("log", "idx", "dsp"), files.crcs or (), strict=False))
-    for suffix, crc in zip(suffixes, found, strict=True):
-        if crc != known.get(suffix, crc):
-            look()
-            raise DamagedFile(
-                store.where(files, suffix), 0,
-                f"hour {hour_name(files.hour)}: the file's CRC is {crc:08x}, and was {known[suffix]:08x} when the file "
-                "was written",
-            )  # fmt: skip
-    return found
-
-
-def _verify_records(store: Store, files: HourFiles, options: Options) -> None:
-    """Where the .log's CRC is not known, or to name the record that is wrong."""
-    strict = replace(options, kind="messages", columns="body", topics="", verify=True, on_torn="fail")
-    for split in _splits("messages", files, strict):
-        for _ in batches.read(store, strict, ["body"], split):
-            pass
+def _checked(store: Store, options: Options, files: HourFiles, spark: Any) -> Source | int:
+    """The source, when its files are as they were written and say all that an archive needs; or how many entries are
+    not settled. DamagedFile."""
+    strict = replace(options, on_torn="fail")
+    # Rows first: what state an entry is in can be said of rows that are right.
+    check(spark, store, [files], strict, ("idx", "dsp"))
+    each(spark, partial(says_all, store, files, store.names()), ("idx", "dsp"))
+    (not_settled,) = each(spark, partial(_not_settled, store, options), [files])
+    if not_settled:
+        return int(not_settled)
+    check(spark, store, [files], strict, ("log",))
+    if files.crcs is not None:
+        return Source(*files[1:5])
+    files = files._replace(log_bytes=log_bytes(store, files))
+    log, idx, dsp = each(spark, partial(crc_of, store, files), ("log", "idx", "dsp"))
+    return Source(files.entries, files.events, files.log_bytes, (log, idx, dsp))
 
 
 def _splits(kind: str, files: HourFiles, options: Options) -> list[batches.Split]:
