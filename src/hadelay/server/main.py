@@ -30,6 +30,7 @@ from hadelay.server.logs import set_up_logs
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.server.service import NodeService
+from hadelay.server.views import ready_checks
 from hadelay.server.webhooks.sender import Sender
 from hadelay.storage.disk import RealDisk
 from hadelay.storage.lmdbtables import LmdbBackend
@@ -43,6 +44,8 @@ _HAND_OVER_S = 3.0
 #: How long webhook calls that are under way may take to end.
 _CALLS_S = 5.0
 _LOOK_S = 0.02
+#: When the log says for the first time why the node is not ready yet, and how often it repeats that.
+_PATIENCE_S, _REMIND_S = 3.0, 60.0
 #: How long the last checkpoint may take. Without it the next start replays more of the journal.
 _CHECKPOINT_S = 10.0
 #: How often the certificates' files are looked at. SIGHUP: at once.
@@ -161,7 +164,12 @@ def _watch(certificates: list[Certificates], runtime: AsyncioRuntime) -> None:
 async def _ready(node: Node, ending: asyncio.Event) -> None:
     """Until this node serves: a leader is known, and what was committed before now is applied here. A node that has
     just started knows neither by itself, so it asks (ReadIndex)."""
+    say_at = node.runtime.monotonic() + _PATIENCE_S
     while not ending.is_set():
+        if node.runtime.monotonic() >= say_at:
+            say_at += _REMIND_S
+            why = [check.detail for check in ready_checks(node) if not check.ok]
+            log.warning("not_ready", why=why or ["it is catching up"])
         if node.serves():
             caught_up: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             node.raft.read_index(lambda error, asked=caught_up: asked.set_result(error is None))  # type: ignore[misc]

@@ -6,8 +6,10 @@
 Both carry cluster, group, node and incarnation. One without the other, or of different incarnations, means that a disk
 was lost, exchanged or put back from a copy: such a node may have promised what it no longer knows. It starts empty, as
 a new incarnation, which neither votes nor counts until a majority without it has admitted it (architecture §6). What
-was found is put aside under another name, never deleted. Bytes of the hour files that did not verify while an entry
-was applied (`damaged` names them) make it such a node, too. A cluster of one has nobody to learn from: it refuses.
+was found is put aside under another name, never deleted. Bytes of the hour files that did not verify while an entry was
+applied (`damaged` names them) make it such a node, too. A cluster of one has nobody to learn from: it refuses.
+
+Directories of a first start without `init` hold nothing, and become a founder's once `init` is set.
 """
 
 from __future__ import annotations
@@ -135,7 +137,21 @@ class Directories:
             incarnation = self._start_over(self.journal)
             journal = self.create_journal(incarnation)
             storage = self._open_storage(incarnation)
+        if self.config.cluster.init and self._is_blank(journal, storage):
+            journal.close()
+            storage.close()
+            self._put_aside(f"empty-{incarnation}")
+            journal = self.create_journal(FOUNDING)
+            storage = self._open_storage(FOUNDING)
         return journal, storage
+
+    def _is_blank(self, journal: Journal, storage: Storage) -> bool:
+        """The directories are those of a first start without `init`: the node has promised nothing, and it is not empty
+        because a disk was lost (then what was found lies beside them)."""
+        promised = journal.admitted or journal.voted_for or journal.installing or storage.applied_index
+        siblings = (path.rpartition("/") for path in {self.data, self.journal})
+        lost = any(name.startswith(f"{own}.lost-") for parent, _, own in siblings for name in self.disk.listdir(parent))
+        return not promised and not lost and (journal.last_index, journal.term) == FIRST
 
     def _open_storage(self, incarnation: int) -> Storage:
         far_buffer_bytes, identity = self.config.storage.far_buffer_bytes, self.identity(incarnation)
@@ -178,12 +194,16 @@ class Directories:
                 f"and {self.journal} as they were at one time"
             )
         aside = self._new_incarnation()
-        for directory in (self.data, self.journal):
-            self.disk.rename(directory, f"{directory}.lost-{aside}")
-            self.disk.sync_dir(directory.rpartition("/")[0])
-            self.disk.makedirs(directory)
+        self._put_aside(f"lost-{aside}")
         log.warning("lost_disk", node=self.config.node.name, lost=lost, kept=f".lost-{aside}", incarnation=aside)
         return aside
+
+    def _put_aside(self, suffix: str) -> None:
+        """Begin with empty directories; what they hold gets that suffix."""
+        for directory in (self.data, self.journal):
+            self.disk.rename(directory, f"{directory}.{suffix}")
+            self.disk.sync_dir(directory.rpartition("/")[0])
+            self.disk.makedirs(directory)
 
     def _new_incarnation(self) -> int:
         """Above every earlier one: they were taken from earlier times."""

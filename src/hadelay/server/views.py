@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hadelay.core.topics import Topic
 from hadelay.model import DEAD_HOURS, hour_name
+from hadelay.raft.journal import FIRST
 from hadelay.server.api import (
     HOUR_FILES,
     Check,
@@ -111,12 +112,12 @@ def ready_checks(node: Node) -> list[Check]:
     alarms = ", ".join(sorted(clock.alarms))
     free = f"{node.checkpoints.free_bytes >> 20:,} MiB are free"
     checks = [
-        ("leader", raft.leader is not None, f"{raft.leader} leads term {raft.term}", "no majority can be reached"),
+        ("leader", raft.leader is not None, f"{raft.leader} leads term {raft.term}", _without_a_leader(node)),
         (
             "clock",
             clock.ready,
             alarms or f"this node's wall clock is {skew or 0:+.0f} ms off",
-            f"cluster time is not known: {alarms}",
+            f"cluster time is not known: {alarms or 'no node has told it yet'}",
         ),
         ("applied", lag <= _MAX_LAG, f"{lag} entries to apply", f"{lag} entries behind what is committed"),
         # Whoever restarts node after node waits for this: until then the others are the majority, without a spare.
@@ -132,6 +133,34 @@ def ready_checks(node: Node) -> list[Check]:
         undo = "hadelay cluster drain --undo brings it back into traffic"
         checks.append(("drained", not node.drained, f"it leads all the same; {undo}", undo))
     return [Check(name, ok, stands if ok else wrong) for name, ok, stands, wrong in checks]
+
+
+def _without_a_leader(node: Node) -> str:
+    """Why there is no leader, as far as this node sees, and what to do when it has never held anything."""
+    raft, peers = node.raft, node.raft.peers.values()
+    away = sorted(peer.name for peer in peers if not peer.up)
+    blank = sorted(peer.name for peer in peers if peer.up and not peer.admitted)
+    rest = sorted(peer.name for peer in peers if peer.up and peer.admitted)
+    seen = [
+        f"{_names(names)} {what}"
+        for names, what in (
+            (away, "not connected"), (blank, "connected, but without data and without a vote"), (rest, "connected"),
+        )
+        if names
+    ]  # fmt: skip
+    others = "; ".join(seen) or "there are no other members"
+    if raft.journal.admitted or (raft.journal.last_index, raft.journal.term) != FIRST:
+        return f"no majority can be reached: {others}"
+    return (
+        f"{node.config.node.data_dir} holds no data, and this node may not found a cluster. Very first start: stop all "
+        f"nodes and start each once with --init (or cluster.init = true). Otherwise it waits for members that hold "
+        f"data: {others}"
+    )
+
+
+def _names(names: list[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last} are" if most else f"{last} is"
 
 
 def others_left(node: Node, without: str) -> list[str]:
