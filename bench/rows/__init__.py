@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.result import Row, Setup
-from bench.rows import access, backup, deliver, failure, look, metrics, publish, replace, size, spark, tags, webhooks
+from bench.rows import (
+    access,
+    backup,
+    bounds,
+    deliver,
+    failure,
+    look,
+    metrics,
+    publish,
+    replace,
+    size,
+    spark,
+    tags,
+    webhooks,
+)
 
 ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "single": publish.single,
@@ -28,6 +42,7 @@ ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "failover": failure.failover,
     "rolling": failure.rolling,
     "metrics": metrics.metrics,
+    "worst": bounds.bounds,
     "restart": size.restart,
     "idle": size.idle,
     "spark": spark.pipeline,

@@ -40,7 +40,7 @@ async def _fill(address: str, topics: int) -> None:
     connection.close()
 
 
-class _Pings:
+class Pings:
     """Requests that cost nothing, one after another: what each takes longer than usual, it waited for somebody."""
 
     def __init__(self, address: str) -> None:
@@ -76,7 +76,7 @@ async def _scrape(node: Node, scrapes: int, row: Row) -> None:
         alone = [scraper.submit(scrape).result() for _ in range(scrapes)]
         row.add("processor", (cpu_seconds(node.pid) - before) / scrapes * 1000, "ms")
         row.add("scrape", statistics.median((ended - began) * 1000 for began, ended, _ in alone), "ms")
-        pings, waited, calm = _Pings(node.http), [], []
+        pings, waited, calm = Pings(node.http), [], []
         pinging = asyncio.create_task(pings.run())
         for _ in range(scrapes):
             began, ended, had = await asyncio.get_running_loop().run_in_executor(scraper, scrape)

@@ -26,7 +26,7 @@ async def test_the_worst_batches_take_turns(make_node: Make) -> None:
     """Their work is done in slices of bounded size, whatever they are refused for."""
     node = await make_node()
     turns = node.server.turns
-    for worst in worst_batches():
+    for worst in worst_batches(5 * MIB):
         before = turns.given
         answer = await node.ask("POST", worst.path, worst.body, **{"Content-Type": worst.kind})
         assert answer.status == worst.status, (worst.name, answer.json)
@@ -111,7 +111,7 @@ def test_cut_anywhere_a_batch_is_the_same(kind: str, monkeypatch: pytest.MonkeyP
     rng = random.Random(17)
     for name, value in (("_LIGHT", -1), ("_DECODE", 0), ("_ITEMS", 3)):
         monkeypatch.setattr(batches, name, value)
-    monkeypatch.setattr(batches, "_passed", lambda items, work, last=False: iter([batches.Slice(items, work)]))
+    monkeypatch.setattr(batches, "_passed", lambda items, work, *, last=False: iter([batches.Slice(items, work)]))
     for _ in range(400):
         monkeypatch.setattr(batches, "_CUT_JSON", rng.randrange(1, 40))
         monkeypatch.setattr(batches, "_CUT_MSGPACK", rng.randrange(1, 40))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -15,9 +16,11 @@ from typing import Any
 import aiohttp
 import msgpack
 
+from bench import worst
 from bench.http1 import Connection, request
 from hadelay.config import RaftConfig
 from hadelay.core.settings import Settings
+from hadelay.http.turns import SLICE
 from tests.overload.rig import MIB, REFUSALS, Rig
 
 Figures = dict[str, float]
@@ -49,6 +52,7 @@ class Scale:
     topics: int = 1_000_000
     slow_s: float = 60.0
     stall_s: float = 8.0
+    worst_bytes: int = 16 * MIB
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -64,6 +68,7 @@ FULL = Scale()
 SMALL = Scale(
     queue_bytes=2 * MIB, reading_bytes=4 * MIB, max_waiting=120, metrics_topics=50, storm_clients=90,
     storm_bytes=128 << 10, batches=9, batch_bytes=1 * MIB, storm_s=1.5, topics=2_000, slow_s=2.0, stall_s=1.5,
+    worst_bytes=5 * MIB,
 )  # fmt: skip
 
 
@@ -346,8 +351,58 @@ async def stalled_disk(rig: Rig, scale: Scale) -> Figures:
     return figures | {f"answered {status}": count for status, count in sorted(answers.items())}
 
 
+async def worst_requests(rig: Rig, scale: Scale) -> Figures:
+    """The worst request of every route, one after the other, to a leader that has other work: each is answered as it
+    should be, no slice of work is larger than it may be, and the leader stays."""
+    topic, busy, beside = f"beside-{os.urandom(3).hex()}", True, Counter[int]()
+    leader = await rig.leader()
+    await rig.publish_surely("t", 50)
+
+    async def use(path: str, body: bytes) -> None:
+        """One request after the other, in one piece each: the room for bodies is for the large ones."""
+        connection = await Connection.open(rig.urls[rig.names[0]])
+        while busy:
+            status, answer = await connection.send(request("POST", path, body))
+            assert status in (200, 201, 504, *REFUSALS), answer
+            beside[status] += 1
+        connection.close()
+
+    async def deposes(sent: worst.Worst) -> bool:
+        nonlocal leader
+        leader = await rig.leader()
+        term = (await rig.ask(leader, "GET", "/v1/cluster")).body["term"]
+        head = {"Content_Type": sent.kind} if sent.kind else {}
+        answer = await rig.ask(leader, sent.method, sent.path, sent.body or None, **head)
+        now = (await rig.ask(leader, "GET", "/v1/cluster")).body
+        if (now["leader"], now["term"]) != (leader, term):
+            return True
+        # What it publishes may find no room beside what others publish.
+        assert answer.status in (sent.status, 503 if sent.status == 200 else 0), (sent.name, answer)
+        assert not sent.words or sent.words in answer.body["detail"], (sent.name, answer)
+        return False
+
+    paths = {f"/v1/topics/{topic}/messages": b"x", f"/v1/topics/{topic}/receive?redirect=false": b'{"wait":"50ms"}'}
+    users = asyncio.gather(*(use(path, body) for path, body in paths.items() for _ in range(3)))
+    changes = 0
+    try:
+        for sent in itertools.chain(worst.batches(scale.worst_bytes), worst.others()):
+            tries = 1
+            while await deposes(sent):  # a machine that is busy otherwise does that now and then
+                changes += 1
+                tries += 1
+                assert tries <= 3, f"{sent.name} deposed the leader, time after time"
+    finally:
+        busy = False
+        await users
+    largest = max([(await rig.metrics(name))["hadelay_http_slice_max_bytes"] for name in rig.names])
+    assert SLICE // 2 < largest <= SLICE
+    assert beside[201]
+    return {"largest slice, KiB": largest / 1024, "changes of leader": changes, "published beside": beside[201]}
+
+
 SCENARIOS: dict[str, Callable[[Rig, Scale], Awaitable[Figures]]] = {
     "storm": storm,
+    "worst": worst_requests,
     "topics": many_topics,
     "consumers": waiting_consumers,
     "slow": slow_follower,

@@ -11,6 +11,7 @@ everything at once would have given.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import pairwise
@@ -109,9 +110,8 @@ def _groups(ends: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
     """What is decoded together: (number of its first item, offset where it begins, where it ends, items)."""
     first = 0
     while first < len(ends) - 1:
-        last = first + 1
-        while last < len(ends) - 1 and last - first < _ITEMS and ends[last + 1] - ends[first] <= _DECODE:
-            last += 1
+        fit = bisect_right(ends, ends[first] + _DECODE) - 1
+        last = max(first + 1, min(fit, first + _ITEMS))
         yield first, ends[first], ends[last], last - first
         first = last
 
@@ -147,12 +147,12 @@ def _json(data: bytes, max_items: int, max_body_bytes: int, lines: bool) -> Slic
     ends = yield from _cut_json(
         data, b"" if lines else b"[", max_items, f"a batch has at most {max_items} (max_batch_items)"
     )
-    if not lines and len(ends) == 2 and not data[ends[0] + 1 : ends[1]].strip(_SPACE):
-        return
     largest, total = _GROWTH * max_body_bytes + _BESIDES, 0
     for number, start, end, count in _groups(ends):
         piece = data[start + 1 : end]
         problem = None
+        if len(ends) == 2 and len(piece) <= _DECODE and not piece.strip(_SPACE):
+            return  # an empty list
         if len(piece) > _DECODE:
             problem = yield from _problem_of_large_json(piece, number, largest)
         if problem is not None:
@@ -165,7 +165,7 @@ def _json(data: bytes, max_items: int, max_body_bytes: int, lines: bool) -> Slic
                 raise BadRequest(f"body: JSON is malformed: an item is missing before byte {end}")
         total += len(items)
         _check_count(total, max_items)  # a line may have several
-        yield from _passed(items, _work(len(piece)) if problem is None else 0)
+        yield from _passed(items, _work(len(piece)) if problem is None else 0, last=end == ends[-1])
 
 
 def _problem_of_large_json(item: bytes, number: int, largest: int) -> Generator[Slice, None, HadelayError | None]:
@@ -213,9 +213,8 @@ def _cut_json(data: bytes, opening: bytes, at_most: int, limit: str) -> _Cut:
         depths = np.cumsum(_STEPS[kinds], dtype=np.int32) + depth
         if len(depths) and int(depths.max()) > _DEEPEST:
             raise BadRequest(f"body: values are nested deeper than {_DEEPEST}")
-        if opening and not ends and len(where):
-            _check_opening(data, at + int(where[0]), opening)
-            ends.append(at + int(where[0]))
+        if opening and not ends:
+            ends += [at + place for place in _opening(piece, where, opening)]
         ending = (kinds == _COMMA_KIND) & (depths == 1) if opening else (kinds == _NEWLINE) & (depths == 0)
         closed = np.flatnonzero((depths == 0) & (kinds == _CLOSE))[:1] if opening else depths[:0]
         if len(closed):
@@ -228,8 +227,10 @@ def _cut_json(data: bytes, opening: bytes, at_most: int, limit: str) -> _Cut:
         ends += (found + at).tolist()
         at += len(piece)
         if len(closed):
-            if data[ends[-1] + 1 :].strip(_SPACE):
-                raise BadRequest(f"body: JSON is malformed: trailing characters (byte {ends[-1] + 1})")
+            for rest in range(ends[-1] + 1, len(data), _CUT_JSON):
+                if data[rest : rest + _CUT_JSON].strip(_SPACE):
+                    raise BadRequest(f"body: JSON is malformed: trailing characters (byte {ends[-1] + 1})")
+                yield Slice([], _CUT_JSON)
             return ends
         depth = int(depths[-1]) if len(depths) else depth
         yield Slice([], len(piece))
@@ -245,9 +246,12 @@ def _check_utf8(decoder: Any, piece: bytes) -> None:
         raise BadRequest(f"body: {error}") from None
 
 
-def _check_opening(data: bytes, at: int, opening: bytes) -> None:
-    if data[at : at + 1] != opening or data[:at].strip(_SPACE):
+def _opening(piece: bytes, where: np.ndarray, opening: bytes) -> list[int]:
+    """Where the bracket is that data begins with; nothing if there is only space so far."""
+    first = int(where[0]) if len(where) else len(piece)
+    if piece[:first].strip(_SPACE) or piece[first : first + 1] not in (opening, b""):
         raise BadRequest("body: expected `array`: a batch is a list of messages")
+    return [first] if len(where) else []
 
 
 def _outside_strings(piece: bytes, inside: int, table: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
@@ -289,7 +293,7 @@ def _msgpack(data: bytes, max_items: int) -> Slices:
         else:
             packed = _ARRAY_32 + count.to_bytes(4) + data[start:end]
             items = _decoded(lambda: _decode_msgpack(packed), number, start - 5)  # noqa: B023
-        yield from _passed(items, _work(end - start) if problem is None else 0)
+        yield from _passed(items, _work(end - start) if problem is None else 0, last=end == ends[-1])
 
 
 def _problem_of_large_msgpack(item: bytes, number: int) -> Generator[Slice, None, HadelayError | None]:
@@ -323,6 +327,7 @@ def _cut_msgpack(
 ) -> _Cut:
     """Offset of the first value behind the header, and of the end of each. check: of what the header counts."""
     unpacker, ends, values = msgpack.Unpacker(max_buffer_size=len(data)), list[int](), 0
+    skip, tell = unpacker.skip, unpacker.tell
     for at in range(0, len(data), _CUT_MSGPACK):
         unpacker.feed(data[at : at + _CUT_MSGPACK])
         try:
@@ -331,9 +336,9 @@ def _cut_msgpack(
                 check(count)
                 values = values_each * count
                 ends.append(unpacker.tell())
-            while len(ends) <= values:
-                unpacker.skip()
-                ends.append(unpacker.tell())
+            for _ in range(values + 1 - len(ends)):
+                skip()
+                ends.append(tell())
         except msgpack.OutOfData:
             yield Slice([], len(data[at : at + _CUT_MSGPACK]))
             continue

@@ -16,9 +16,9 @@ class Room:
     def __init__(self, at_most: int) -> None:
         self.at_most, self.taken = at_most, 0
 
-    def check(self, size: int) -> None:
-        """Raises Overloaded if so much more is too much. One request alone always has room."""
-        if self.taken and self.taken + size > self.at_most:
+    def check(self, size: int, own: int = 0) -> None:
+        """Raises Overloaded if so much more is too much. A request alone, which has `own` of it, always has room."""
+        if self.taken > own and self.taken + size > self.at_most:
             raise Overloaded("too many large bodies are on their way in (max_reading_bytes)", retry_after_ms=200)
 
 
@@ -29,7 +29,7 @@ class Share:
         self.room, self.taken = room, 0
 
     def take(self, size: int) -> None:
-        self.room.check(size)
+        self.room.check(size, self.taken)
         self.room.taken += size
         self.taken += size
 
