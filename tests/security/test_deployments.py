@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import ssl
 import subprocess
 import sys
@@ -20,6 +21,8 @@ import pytest
 import yaml
 
 from hadelay import Client
+from hadelay.cli.output import Remote
+from hadelay.cli.remote import call, call_member
 from hadelay.errors import Forbidden, Unauthorized
 from hadelay.testing.ports import free_ports
 from tests.cli.support import environment, hadelay
@@ -41,8 +44,11 @@ class Deployment:
     #: Where it expects a node's certificate, and its data.
     tls: str
     data: str
+    #: The bootstrap token.
     token: str = ""
     hash: str = ""
+    #: The first token, which the bootstrap token made.
+    admin: str = ""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     port: int = field(default_factory=lambda: free_ports(6))
 
@@ -77,6 +83,13 @@ class Deployment:
             ready.append((process, here / "log"))
         for process, log_path in ready:
             ready_line(process, log_path)
+
+    def make_admin(self) -> str:
+        if not self.admin:
+            made = self.run("token", "create", "ops", "--scope", "admin", token=self.token)
+            assert made.returncode == 0, made.stderr
+            self.admin = json.loads(made.stdout)["token"]
+        return self.admin
 
     def run(self, *words: object, token: str) -> subprocess.CompletedProcess[str]:
         servers = ",".join(self.url(name) for name in self.names)
@@ -206,9 +219,7 @@ def test_the_first_token_and_a_message_through_every_node(deployment: Deployment
     first = deployment.url(deployment.names[0])
     with Client(first, deployment.token, ca=deployment.ca) as client, pytest.raises(Forbidden, match="bootstrap"):
         client.put("orders", b"x")
-    made = deployment.run("token", "create", "ops", "--scope", "admin", token=deployment.token)
-    assert made.returncode == 0, made.stderr
-    token = json.loads(made.stdout)["token"]
+    token = deployment.make_admin()
     spent = deployment.run("token", "create", "me", "--scope", "admin", token=deployment.token)
     assert "is spent" in spent.stderr
     for name in deployment.names:
@@ -225,3 +236,31 @@ def test_the_first_token_and_a_message_through_every_node(deployment: Deployment
             content = path.read_bytes()
             assert deployment.token.encode() not in content, path
             assert token.encode() not in content, path
+
+
+def test_names_that_mean_nothing_here_cost_no_node(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the compose network's on its host: the nodes resolve what they advertise, and this process does not."""
+    if deployment.names[0] != "n1":
+        pytest.skip("the certificates of the Kubernetes page name no address that could be asked instead")
+    token, resolve = deployment.make_admin(), socket.getaddrinfo
+    monkeypatch.setenv("SSL_CERT_FILE", deployment.ca)
+
+    def refuse(host: Any, *rest: Any, **more: Any) -> Any:
+        if host == "localhost":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    urls = [deployment.url(name).replace("localhost", "127.0.0.1") for name in deployment.names]
+    for url in urls:
+        with Client(url, token, ca=deployment.ca) as client:
+            client.put("far", b"x")
+            (message,) = client.receive("far", wait=10)
+            client.ack(message)
+            client.put("far", b"y")
+        wish = {"topics": ["far"], "wait": "10s"}
+        (received,) = call(Remote(servers=url, token=token), "POST", "/v1/receive", wish, needs="messages")["messages"]
+        assert received["body_base64"] == "eQ=="
+    remote = Remote(servers=",".join(urls), token=token)
+    for member in call(remote, "GET", "/v1/cluster", needs="members")["members"]:
+        assert call_member(remote, member, "GET", "/v1/hours", needs="hours")["hours"]
