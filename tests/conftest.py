@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from hadelay.core import topics
+from hadelay.core.formats import FEATURE_LEVEL
+
 settings.register_profile("repeatable", derandomize=True, database=None, print_blob=True)
 settings.register_profile("explore", print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
@@ -21,6 +24,13 @@ def pytest_collection_finish() -> None:
     """What was imported stays until the end: looking through it again and again was a third of some tests' time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics made by this process have the defaults of the first feature level: a test of something else need not wait
+    for a backoff. tests/core/test_defaults.py tests the defaults."""
+    monkeypatch.setattr(topics, "RETRY_DEFAULTS", FEATURE_LEVEL + 1)
 
 
 @pytest.fixture

@@ -337,3 +337,17 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 4096)
     except OSError:  # EIO: the process at the other end closed it
         return b""
+
+
+def test_topic_defaults_lists_how_topics_retry_and_converts_old_ones(dev: Dev) -> None:
+    answer(dev, "topic", "set", "old", "--defaults", 1)
+    answer(dev, "topic", "set", "mine", "--defaults", 1, "--max-attempts", 7)
+    answer(dev, "msg", "put", "implicit", "x", "--delay", "1h")
+    new = {"defaults": 3, "max_attempts": 84, "backoff": {"min": "1s", "max": "1h", "factor": 2.0, "jitter": 0.1}}
+    before = {row["topic"]: row for row in answer(dev, "topic", "defaults")}
+    assert before["old"] == {"topic": "old", "defaults": 1, "max_attempts": 0, "backoff": []}
+    assert before["implicit"] == {"topic": "implicit", **new}
+    assert answer(dev, "topic", "defaults", "old", "mine", "--convert") == [
+        {"topic": "old", **new}, {"topic": "mine", **new, "max_attempts": 7},
+    ]  # fmt: skip
+    assert answer(dev, "topic", "get", "old")["defaults"] == 3

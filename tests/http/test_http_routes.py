@@ -245,7 +245,7 @@ async def test_topics(node: Node) -> None:
     made = await node.ask("PUT", "/v1/topics/orders", {"lease": "1m"})
     assert made.json == {
         "topic": "orders", "lease": "1m", "scheduled": 0, "ready": 0, "leased": 0, "dead": 0,
-        "oldest_ready_age_ms": None, "bytes": 0, "lateness": None,
+        "oldest_ready_age_ms": None, "bytes": 0, "lateness": None, "defaults": 1,
     }  # fmt: skip
     await put(node, query="?delay=1h")
     await put(node)

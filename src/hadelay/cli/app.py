@@ -99,6 +99,7 @@ COMMANDS = (
     Command("topic get", "hadelay.cli.topic:get", "One topic: its configuration and counts."),
     Command("topic set", "hadelay.cli.topic:set_", "Create a topic, or change its settings."),
     Command("topic due", "hadelay.cli.topic:due", "How many messages fall due when, in one topic or in all."),
+    Command("topic defaults", "hadelay.cli.topic:defaults", "Which defaults topics have; convert old ones."),
     Command("topic pause", "hadelay.cli.topic:pause", "Hand out nothing more of a topic."),
     Command("topic resume", "hadelay.cli.topic:resume", "Hand out again."),
     Command("topic purge", "hadelay.cli.topic:purge", "Cancel what is pending in a topic."),

@@ -12,7 +12,9 @@ from cyclopts import Parameter
 
 from hadelay.cli.output import Remote, Several, Stale, Topic, Yes, confirm, show, span
 from hadelay.cli.remote import call, segment
-from hadelay.errors import BadRequest, Conflict
+from hadelay.core.formats import FIRST_LEVEL
+from hadelay.core.topicconfig import DEFAULTS_OF, NEWEST_DEFAULTS, Exponential, TopicSettings
+from hadelay.errors import BadRequest, Conflict, NotFound
 
 _COLUMNS = ("topic", "scheduled", "ready", "leased", "dead", "overdue", "late_p99_ms", "bytes", "state")
 #: What `topic due` counts per bucket and over how many, when nothing else is said.
@@ -95,7 +97,7 @@ def get(topic: Topic, /, *, remote: Remote = Remote()) -> None:
 
 #: What is not text.
 _NUMBERS: dict[str, Callable[[str], int | float]] = {
-    "max_attempts": int, "concurrency": int, "max_messages": int, "max_bytes": int,
+    "max_attempts": int, "defaults": int, "concurrency": int, "max_messages": int, "max_bytes": int,
     "rate": float, "publish_rate": float, "catch_up_rate": float, "factor": float, "jitter": float,
 }  # fmt: skip
 
@@ -118,6 +120,7 @@ def set_(
     ttl: str | None = None,
     retention: str | None = None,
     dispatch_sync: str | None = None,
+    defaults: str | None = None,
     webhook: str | None = None,
     webhook_secret: Several = (),
     webhook_timeout: str | None = None,
@@ -136,9 +139,10 @@ def set_(
     lease
         How long a consumer holds a message when it does not say: 30s, 5m.
     max_attempts
-        After so many a message is dead; 0 for no limit.
+        Attempts before a message is a dead letter; 0 for no limit. Topics made at feature level 3 or later: 84.
     backoff
-        Waits before retry 1, 2, …: 1s,10s,5m, the last repeats. Or exponential: min=1s,max=1h,factor=2,jitter=0.1
+        Waits before retry 1, 2, …: 1s,10s,5m, the last repeats. Or exponential: min=1s,max=1h,factor=2,jitter=0.1,
+        which topics made at feature level 3 or later have: with 84 attempts that is 72 hours at least.
     dead_letter
         keep, or the topic where dead messages go.
     dead_retention
@@ -161,6 +165,8 @@ def set_(
         How long a settled message can still be asked for.
     dispatch_sync
         commit or interval.
+    defaults
+        Feature level whose defaults the topic has: 3, or 1 for topics from before. See `hadelay topic defaults`.
     webhook
         The URL that messages are pushed to. Settings of a webhook are set together.
     webhook_secret
@@ -180,7 +186,7 @@ def set_(
         "lease": lease, "max_attempts": max_attempts, "backoff": backoff, "dead_letter": dead_letter,
         "dead_retention": dead_retention, "rate": rate, "publish_rate": publish_rate, "catch_up_rate": catch_up_rate,
         "concurrency": concurrency, "max_messages": max_messages, "max_bytes": max_bytes, "ttl": ttl,
-        "retention": retention, "dispatch_sync": dispatch_sync,
+        "retention": retention, "dispatch_sync": dispatch_sync, "defaults": defaults,
     }  # fmt: skip
     wish: dict[str, Any] = {name: _setting(name, text) for name, text in given.items() if text is not None}
     hook: dict[str, Any] = {
@@ -280,3 +286,52 @@ def delete(topic: Topic, /, *, force: bool = False, yes: Yes = False, remote: Re
     except Conflict as error:
         raise error if force else Conflict(f"{error}: --force cancels them") from None
     show({"topic": topic, "deleted": True}, remote)
+
+
+def defaults(topics: tuple[str, ...] = (), /, *, convert: bool = False, remote: Remote = Remote()) -> None:
+    """Which defaults topics have, and how their failed messages are retried.
+
+    A topic keeps the defaults of the feature level at which it was made.
+
+    Parameters
+    ----------
+    topics
+        Their names; without any: all topics.
+    convert
+        Give those with older defaults the newest. Settings that were set stay.
+    """
+    known = call(remote, "GET", "/v1/topics", needs="topics")["topics"]
+    if unknown := set(topics) - {topic["topic"] for topic in known}:
+        raise NotFound(f"there is no topic {', '.join(sorted(unknown))}")
+    wanted = [topic for topic in known if not topics or topic["topic"] in topics]
+    for n, topic in enumerate(wanted if convert else ()):
+        if topic.get("defaults", FIRST_LEVEL) < NEWEST_DEFAULTS:
+            path = f"/v1/topics/{segment(topic['topic'])}"
+            wanted[n] = call(remote, "PUT", path, {"defaults": None}, needs="scheduled")
+    show(list(map(_retries, wanted)), remote, ("topic", "defaults", "max_attempts", "backoff"))
+
+
+def _retries(topic: dict[str, Any]) -> dict[str, Any]:
+    """How a topic's failed messages are retried: what was set, else its defaults."""
+    level = topic.get("defaults", FIRST_LEVEL)
+    of = DEFAULTS_OF.get(level, DEFAULTS_OF[NEWEST_DEFAULTS])
+    return {
+        "topic": topic["topic"],
+        "defaults": level,
+        "max_attempts": topic.get("max_attempts", of.max_attempts),
+        "backoff": topic.get("backoff", _backoff(of)),
+    }
+
+
+def _backoff(settings: TopicSettings) -> Any:
+    """As the API writes it."""
+    if not isinstance(settings.backoff, Exponential):
+        return list(settings.backoff)
+    of = settings.backoff
+    return {"min": _whole(of.min_ms), "max": _whole(of.max_ms), "factor": of.factor, "jitter": of.jitter}
+
+
+def _whole(ms: int) -> str:
+    """In whole hours, or in seconds."""
+    hours, left_ms = divmod(ms, 3_600_000)
+    return f"{ms // 1_000}s" if left_ms else f"{hours}h"

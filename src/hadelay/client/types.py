@@ -193,9 +193,10 @@ class TopicSettings(TypedDict, total=False):
 
     #: How long a consumer holds a message when it does not say.
     lease: Delay | None
-    #: 0: no limit.
+    #: Hand-outs before a message is a dead letter; 0: no limit. Topics made at feature level 3 or later: 84 attempts.
     max_attempts: int | None
-    #: Waits before retry 1, 2, …, the last repeats; or an exponential one.
+    #: Waits before retry 1, 2, …, the last repeats; or an exponential one. Topics made at feature level 3 or later:
+    #: 1 s doubling to 1 h, each up to 10 % longer, so that 84 attempts take 72 hours at least.
     backoff: Sequence[Delay] | Backoff | None
     #: "keep", or the topic where messages go after max_attempts.
     dead_letter: str | None
@@ -217,6 +218,8 @@ class TopicSettings(TypedDict, total=False):
     alert: Alert | None
     paused: bool | None
     dispatch_sync: Literal["commit", "interval"] | None
+    #: The feature level whose defaults hold where nothing is set: 3, or 1 for topics from before; None: the newest.
+    defaults: int | None
 
 
 class Lateness(Struct, frozen=True):
@@ -240,6 +243,8 @@ class TopicInfo(Struct, frozen=True, kw_only=True):
     bytes: int = 0
     #: None: nothing was handed out lately.
     lateness: Lateness | None = None
+    #: The feature level whose defaults hold for what is not set.
+    defaults: int = 1
     lease: str | None = None
     max_attempts: int | None = None
     backoff: list[str] | dict[str, Any] | None = None

@@ -28,10 +28,9 @@ def waits_ms(backoff: Backoff, attempts: NDArray[np.uint16], ids: NDArray[np.uin
     parts = round(backoff.jitter * _PARTS) if isinstance(backoff, Exponential) else 0
     if not parts:
         return waits
-    # Only ever less: the longest wait is the longest, whatever chance says.
     spread = waits * parts // _PARTS
-    less: NDArray[np.int64] = (_mixed(ids, attempts) % (spread.astype(np.uint64) + np.uint64(1))).astype(np.int64)
-    return waits - less
+    some: NDArray[np.int64] = (_mixed(ids, attempts) % (spread.astype(np.uint64) + np.uint64(1))).astype(np.int64)
+    return waits + some if isinstance(backoff, Exponential) and backoff.longer else waits - some
 
 
 @lru_cache(maxsize=1024)

@@ -11,7 +11,7 @@ import numpy as np
 #: Layout of everything in a data directory. A directory with a higher one is refused in words.
 FORMAT_VERSION = 1
 #: Highest feature level this code knows; switched on by a replicated command once every node has it.
-FEATURE_LEVEL = 2
+FEATURE_LEVEL = 3
 #: From this level on a redrive leaves dead whose client key another message has, and commands that name their messages
 #: are bounded (ADR 160), as are purges; a webhook's header may be PUT as GET shows it (ADR 162), and its URL is judged
 #: alike by all versions of Python; an ack from before a message died no longer ends it once it is back; and what was
@@ -19,6 +19,9 @@ FEATURE_LEVEL = 2
 ONE_PER_KEY = BOUNDED = MASKED_HEADERS = PLAIN_URLS = ACK_OF_THIS_LIFE = MARKS_WAS_DUE = 2
 #: It brought the members of the cluster into the log (ADR 150).
 MEMBERS_LEVEL = 2
+#: From this level on a topic that is made has the defaults of this level (ADR 205), retries of a webhook keep a least
+#: distance, and a settlement says how long its hand-out took (SETTLE, ADR 206).
+RETRY_DEFAULTS = WEBHOOK_FLOOR = SETTLE_LEVEL = 3
 #: What a cluster begins with, whatever its founders know: they need not all know the same.
 FIRST_LEVEL = 1
 

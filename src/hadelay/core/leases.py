@@ -16,7 +16,7 @@ from hadelay.core import ttl
 from hadelay.core.backoff import waits_ms
 from hadelay.core.commands import MAX_AHEAD_MS
 from hadelay.core.dead import die
-from hadelay.core.formats import ACK_OF_THIS_LIFE, INDEX
+from hadelay.core.formats import ACK_OF_THIS_LIFE, INDEX, WEBHOOK_FLOOR
 from hadelay.core.held import HELD, HeldGrant
 from hadelay.core.hourstate import bitmap, indexes_of
 from hadelay.core.lifecycle import (
@@ -31,6 +31,7 @@ from hadelay.core.lifecycle import (
 from hadelay.core.places import expired, locate
 from hadelay.core.ports import CONSUMER, NODE, REASON
 from hadelay.core.results import ExpireResult, GrantResult, LeaseOutcome, LeaseResult, Refused
+from hadelay.core.topicconfig import WEBHOOK_FLOOR_MS
 from hadelay.core.topics import by_topic
 from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event
 
@@ -346,11 +347,13 @@ class _GivingBack:
     def _due_ms(self, held: NDArray[np.void], entries: NDArray[np.void]) -> NDArray[np.int64]:
         state = self.state
         due_ms = np.full(len(held), state.now_ms + max(self.delay_ms, 0))
-        for number, where in groups(held["topic"]) if self.delay_ms < 0 else ():
-            backoff = state.topics[number].settings.backoff
-            if backoff:
-                waits = waits_ms(backoff, held["attempt"][where], entries["first_id"][where])
+        for number, where in groups(held["topic"]):
+            settings = state.topics[number].settings
+            if self.delay_ms < 0 and settings.backoff:
+                waits = waits_ms(settings.backoff, held["attempt"][where], entries["first_id"][where])
                 due_ms[where] += np.minimum(waits, state.settings.max_delay_ms)
+            if settings.webhook is not None and state.level >= WEBHOOK_FLOOR:
+                due_ms[where] = np.maximum(due_ms[where], state.now_ms + WEBHOOK_FLOOR_MS)
         # Leased ahead of its time: coming back makes nothing due before it.
         later: NDArray[np.int64] = np.maximum(due_ms, entries["deliver_at_ms"])
         return later

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from ipaddress import IPv6Address
 from typing import Any
 from urllib.parse import urlsplit
 
+from hadelay.core.formats import FIRST_LEVEL, RETRY_DEFAULTS
 from hadelay.core.settings import Settings
 
-_SECOND, _DAY = 1_000, 86_400_000
+_SECOND, _HOUR, _DAY = 1_000, 3_600_000, 86_400_000
 MAX_URL = 2_048
 MAX_BACKOFF_STEPS = 32
 #: Signing keys valid at once: the new one and those that receivers may still know.
@@ -34,12 +35,14 @@ _OWN_HEADERS = re.compile(r"(webhook-|ce-)|(host|content-length|content-type|tra
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Retry n (from 1) waits min × factor^(n−1), at most max, less up to `jitter` of it."""
+    """Retry n (from 1) waits min × factor^(n−1), at most max, and up to `jitter` of that longer or shorter."""
 
     min_ms: int
     max_ms: int
     factor: float = 2.0
     jitter: float = 0.1
+    #: Jitter makes waits longer; False: shorter, as for topics with the defaults of the first feature level.
+    longer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +91,20 @@ class TopicSettings:
     paused_reason: str = ""
     #: None: the node's `dispatch.sync`.
     dispatch_sync: str | None = None
+    #: The feature level whose defaults the topic has.
+    defaults: int = FIRST_LEVEL
 
 
-DEFAULTS = TopicSettings()
+#: A receiver that is down for a weekend misses nothing: the 83 waits between 84 attempts add up to 72 hours at least.
+_RETRIES = TopicSettings(
+    max_attempts=84, backoff=Exponential(_SECOND, _HOUR, factor=2.0, jitter=0.1, longer=True), defaults=RETRY_DEFAULTS
+)
+#: What holds where a topic's owner set nothing, by the feature level that was the cluster's when the topic was made.
+DEFAULTS_OF = {FIRST_LEVEL: TopicSettings(), RETRY_DEFAULTS: _RETRIES}
+#: The defaults of a new topic.
+NEWEST_DEFAULTS = max(DEFAULTS_OF)
+#: Shortest wait between two calls of a webhook about one message, whatever its topic or its receiver says.
+WEBHOOK_FLOOR_MS = _SECOND
 
 #: What is wrong with a value, in words that say what to write; empty if nothing is.
 Check = Callable[[Any, Settings], str]
@@ -144,17 +158,29 @@ def has_masked_headers(config: dict[str, Any]) -> bool:
 
 def settings_of(config: dict[str, Any]) -> TopicSettings:
     """`config` is one that `problem` found nothing wrong with."""
-    if not config:
-        return DEFAULTS
+    defaults = DEFAULTS_OF[config.get("defaults", FIRST_LEVEL)]
+    if not config.keys() - {"defaults"}:
+        return defaults
     values = dict(config)
     if (backoff := values.get("backoff")) is not None:
-        values["backoff"] = Exponential(**backoff) if isinstance(backoff, dict) else tuple(backoff)
+        longer = defaults.defaults >= RETRY_DEFAULTS
+        values["backoff"] = Exponential(**backoff, longer=longer) if isinstance(backoff, dict) else tuple(backoff)
     if (webhook := values.get("webhook")) is not None:
         secrets, headers = tuple(webhook.get("secrets", ())), tuple(sorted(webhook.get("headers", {}).items()))
         values["webhook"] = Webhook(**{**webhook, "secrets": secrets, "headers": headers})
     if (alert := values.get("alert")) is not None:
         values["alert"] = Alert(**alert)
-    return TopicSettings(**values)
+    return replace(defaults, **values)
+
+
+def with_defaults(config: dict[str, Any], level: int) -> tuple[dict[str, Any], str]:
+    """`config` with the defaults that a topic gets whose `defaults` are taken back, or what is wrong. Before a cluster
+    has the level that brought it, no node knows the setting."""
+    if "defaults" not in config:
+        return config, ""
+    if level < RETRY_DEFAULTS:
+        return config, "defaults: not before every node is upgraded (feature_level of GET /v1/cluster)"
+    return {**config, "defaults": NEWEST_DEFAULTS} if config["defaults"] is None else config, ""
 
 
 def url_problem(url: Any) -> str:
@@ -231,6 +257,12 @@ def _rate(value: Any, settings: Settings) -> str:
 
 def _flag(value: Any, settings: Settings) -> str:
     return "" if type(value) is bool else f"true or false, not {value!r}"
+
+
+def _defaults(value: Any, settings: Settings) -> str:
+    if type(value) is int and value in DEFAULTS_OF:
+        return ""
+    return f"{' or '.join(map(str, DEFAULTS_OF))}, a feature level that changed the defaults of topics, not {value!r}"
 
 
 def _one_of(*words: str) -> Check:
@@ -355,5 +387,6 @@ CHECKS: dict[str, Check] = {
     "paused": _flag,
     "paused_reason": _reason,
     "dispatch_sync": _one_of("commit", "interval"),
+    "defaults": _defaults,
 }
 assert CHECKS.keys() == {field.name for field in fields(TopicSettings)}

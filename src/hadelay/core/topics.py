@@ -15,10 +15,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.core.formats import BOUNDED, MASKED_HEADERS, PLAIN_URLS
+from hadelay.core.formats import BOUNDED, MASKED_HEADERS, PLAIN_URLS, RETRY_DEFAULTS
 from hadelay.core.ports import TOPIC
 from hadelay.core.results import Done, Refused
-from hadelay.core.topicconfig import TopicSettings, disputed_url, merged, problem, settings_of, unmasked
+from hadelay.core.topicconfig import (
+    NEWEST_DEFAULTS,
+    TopicSettings,
+    disputed_url,
+    merged,
+    problem,
+    settings_of,
+    unmasked,
+    with_defaults,
+)
 from hadelay.model import Event
 
 if TYPE_CHECKING:
@@ -237,6 +246,8 @@ def topic_for(state: DelayState, name: str, *, create: bool) -> Topic | None:
         topic = Topic(state.names.register(TOPIC, name), name)
         state.topics.add(topic)
     topic.exists = True
+    if state.level >= RETRY_DEFAULTS:
+        topic.configure({"defaults": NEWEST_DEFAULTS})
     state.listener.on_topic(topic)
     return topic
 
@@ -252,6 +263,8 @@ def known_topic(state: DelayState, name: str) -> Topic | None:
 def apply_put(state: DelayState, command: tuple[str, Any]) -> Done | Refused:
     name, config = command
     wrong = problem(config, state.settings)
+    if not wrong:
+        config, wrong = with_defaults(config, state.level)
     if not wrong and state.level >= MASKED_HEADERS:
         before = topic_for(state, name, create=False)
         config, wrong = unmasked({} if before is None else before.config, config)

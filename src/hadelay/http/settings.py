@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from hadelay.core.formats import FIRST_LEVEL
 from hadelay.core.topicconfig import MAX_BACKOFF_STEPS, mask_header, mask_secret
 from hadelay.errors import BadRequest
 from hadelay.http import types
@@ -33,7 +34,7 @@ def settings_in(body: types.PutTopic) -> dict[str, Any]:
 
 def settings_out(config: dict[str, Any]) -> dict[str, Any]:
     """What was set, ready for types.Topic."""
-    shown: dict[str, Any] = _out(config)
+    shown: dict[str, Any] = {"defaults": FIRST_LEVEL} | _out(config)
     webhook = shown.get("webhook") or {}
     if "secrets" in webhook:
         webhook["secrets"] = [mask_secret(secret) for secret in webhook["secrets"]]

@@ -400,7 +400,11 @@ class Alert(In):
 
 
 class PutTopic(In):
-    """What is left out stays as it is; null takes a setting back."""
+    """What is left out stays as it is; null takes a setting back.
+
+    A topic that was made at feature level 3 or later and sets nothing retries after 1 s, doubling to 1 h, each wait up
+    to 10 % longer; after 84 attempts, which take 72 hours at least, a message is a dead letter. Topics from before
+    retry at once and for ever; `"defaults": null` ends that."""
 
     lease: Duration | UnsetType | None = UNSET
     #: 0: no limit.
@@ -423,6 +427,8 @@ class PutTopic(In):
     alert: Alert | UnsetType | None = UNSET
     paused: bool | UnsetType | None = UNSET
     dispatch_sync: Literal["commit", "interval"] | UnsetType | None = UNSET
+    #: The feature level whose defaults hold where nothing is set: 3, or 1 for topics from before; null: the newest.
+    defaults: int | UnsetType | None = UNSET
 
 
 class Pause(In):
@@ -475,6 +481,8 @@ class Topic(Out):
     bytes: int
     #: None: nothing was handed out lately.
     lateness: Lateness | None
+    #: The feature level whose defaults hold for the settings that are not shown.
+    defaults: int
     lease: str | UnsetType = UNSET
     max_attempts: int | UnsetType = UNSET
     backoff: list[str] | BackoffOut | UnsetType = UNSET

@@ -25,6 +25,8 @@ FAMILIES: dict[str, Family] = {
         ("pending_bytes", "gauge", (), "Size of the records of what waits or is leased. The same on every node"),
         ("topics", "gauge", (), "Topics that exist. The same on every node"),
         ("topics_paused", "gauge", (), "Topics that hand out nothing because somebody paused them, or a webhook's 410"),
+        ("topics_with_deaths", "gauge", (),
+         "Topics, deleted ones too, in which a message ever became a dead letter. The same on every node"),
         ("published_messages_total", "counter", (), "Messages ever published. The same on every node"),
         ("handed_out_messages_total", "counter", (), "Messages handed out by this node as the leader, repeats too"),
         ("settled_messages_total", "counter", ("outcome",),

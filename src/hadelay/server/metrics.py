@@ -45,6 +45,7 @@ class _Topics:
     count: int = 0
     paused: int = 0
     disabled: int = 0
+    with_deaths: int = 0
     published: int = 0
     waiting: int = 0
     leased: int = 0
@@ -58,6 +59,7 @@ class _Topics:
     def add(self, topic: Topic, ready: int, oldest_ms: int) -> None:
         self.published += topic.published
         self.settled = [n + topic.settled[event] for n, event in zip(self.settled, OUTCOMES.values(), strict=True)]
+        self.with_deaths += topic.settled[Event.DEAD] > 0
         # Leases of a deleted topic may still run.
         self.waiting += topic.waiting
         self.leased += topic.leased
@@ -175,6 +177,7 @@ def _of_topics(found: _Topics) -> dict[str, Values]:
         "pending_bytes": found.bytes,
         "topics": found.count,
         "topics_paused": found.paused,
+        "topics_with_deaths": found.with_deaths,
         "webhook_topics_disabled": found.disabled,
         "published_messages_total": found.published,
         "settled_messages_total": _by(dict(zip(OUTCOMES, found.settled, strict=True))),

@@ -387,13 +387,17 @@ class Node:
         if self._elected and not self.leading and self.clock.ready:
             self.leading = self._elected
             self._agree_on_settings()
+            self._agree_on_level()
             self.dispatcher.on_leader(self.leading)
             self.push.on_leader()
             self.batcher.kick()
         elif self.leading:
             self.dispatcher.clock_changed()
-            if (level := self.peers.common_level()) > self.state.level:
-                self.batcher.propose(encode_feature(level), _ignore, self.leading)
+            self._agree_on_level()
+
+    def _agree_on_level(self) -> None:
+        if (level := self.peers.common_level()) > self.state.level:
+            self.batcher.propose(encode_feature(level), _ignore, self.leading)
 
     def _say_what_clocks_do(self) -> None:
         """A line when it changes, and not one a second when a clock is just about too far off."""

@@ -24,7 +24,7 @@ from hadelay.core.dispatch import Delivery as Handed
 from hadelay.core.dispatch import Poll as CorePoll
 from hadelay.core.drafts import Draft, hash_client_key
 from hadelay.core.filters import filter_of
-from hadelay.core.formats import MASKED_HEADERS
+from hadelay.core.formats import MASKED_HEADERS, RETRY_DEFAULTS
 from hadelay.core.keys import find_key
 from hadelay.core.leases import groups
 from hadelay.core.meta import unpack
@@ -390,6 +390,8 @@ class NodeService:
             raise Impossible(f"dispatch_sync is one for all topics so far, here {sync!r}: set dispatch.sync")
         if has_masked_headers(config) and self._node.state.level < MASKED_HEADERS:
             raise Conflict("webhook: headers as GET shows them: not before every node is upgraded (feature_level)")
+        if "defaults" in config and self._node.state.level < RETRY_DEFAULTS:
+            raise Conflict("defaults: not before every node is upgraded (feature_level)")
         await self._propose(commands.encode_topic_put(name, config), *_put_in_words(name, config))
         with _once_begun():
             return await self.get_topic(name, stale=False)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import structlog
+
+from hadelay.model import Event
 from hadelay.server.webhooks.alerts import Alerts
 from hadelay.server.webhooks.call import Caller
 from hadelay.server.webhooks.guard import Guard
@@ -13,15 +17,20 @@ if TYPE_CHECKING:
     from hadelay.core.topics import Topic
     from hadelay.server.node import Node
 
+log = structlog.get_logger("hadelay")
+
 
 class Push:
     """Does nothing before it has somebody to make the calls: a node in the simulator has nobody."""
 
     def __init__(self, node: Node) -> None:
         self._runtime = node.runtime
+        self._topics: Callable[[], list[Topic]] = lambda: node.state.topics.all
         self.guard = Guard(node.config.webhooks.allow)
         self.pool, self.alerts = Pool(node), Alerts(node)
         self._changed: dict[int, Topic] = {}
+        #: Numbers of topics in which messages have died.
+        self._died: set[int] = set()
 
     def call_by(self, caller: Caller) -> None:
         """Before the node is started."""
@@ -29,6 +38,7 @@ class Push:
 
     def on_leader(self) -> None:
         """Once the dispatcher works."""
+        self._died = {topic.number for topic in self._topics() if topic.settled[Event.DEAD]}
         if self.pool.caller is not None:
             self.pool.on_leader()
             self.alerts.on_leader()
@@ -39,6 +49,9 @@ class Push:
 
     def on_topic(self, topic: Topic) -> None:
         """Its settings changed, or messages of it died. Called by apply, so nothing is done here and now."""
+        if topic.settled[Event.DEAD] and topic.number not in self._died:
+            self._died.add(topic.number)
+            log.warning("first_death", topic=topic.name, look=f"hadelay dead list {topic.name}")
         if self.pool.caller is None:
             return
         if not self._changed:
