@@ -27,7 +27,8 @@ RUNBOOK = ROOT / "docs/howto/runbook.md"
 TARGET = {"job", "instance"}
 #: Values of labels that never change, as far as an expression may name them.
 VALUES = {
-    "outcome": {*OUTCOMES, "2xx"}, "cause": set(CAUSES), "quantile": {"0.5", "0.99"}, "file": {"log", "idx", "dsp"},
+    "outcome": {*OUTCOMES, "2xx"}, "cause": set(CAUSES), "file": {"log", "idx", "dsp"},
+    "quantile": {"0.5", "0.99", "1"},
     "state": {"waiting", "scheduled", "ready", "leased", "dead"}, "route": {route.name for route in ROUTES.all},
 }  # fmt: skip
 

@@ -18,31 +18,53 @@ def handed(lateness: Lateness, late_ms: list[int], *, topics: list[int] | None =
     lateness.count(empty(now)._replace(rows=rows))
 
 
+S, H = 1_000, 3_600_000
+
+
 def test_each_topic_by_itself() -> None:
     lateness = Lateness()
     handed(lateness, [3, 700, 4], topics=[1, 2, 1])
-    recent = lateness.recent(NOW)
-    assert {number: count for number, (count, _, _) in recent.items()} == {1: 2, 2: 1}
-    assert 2 <= recent[1][1] <= recent[1][2] <= 5
-    assert 500 < recent[2][1] <= 1_000
+    assert lateness.recent(NOW) == {1: (2, 3, 4, 4), 2: (1, 700, 700, 700)}
+    assert lateness.recent(NOW, [2, 3]) == {2: (1, 700, 700, 700)}
     assert sum(lateness.counts) == 3
+    assert lateness.max_ms(NOW) == 700
+
+
+@pytest.mark.parametrize("late_ms", [0, 1, 999, 65 * S, 5 * H, 7 * 24 * H, 10**11])
+def test_of_one_message_every_figure_is_its_own_lateness(late_ms: int) -> None:
+    lateness = Lateness()
+    handed(lateness, [late_ms])
+    assert lateness.recent(NOW) == {1: (1, late_ms, late_ms, late_ms)}
+    assert lateness.max_ms(NOW) == late_ms
 
 
 @pytest.mark.parametrize(
     ("late_ms", "p50", "p99"),
     [
-        ([0] * 100, (0, 1), (0, 1)),
-        ([3] * 98 + [400] * 2, (2, 5), (250, 500)),
-        ([3] * 40 + [30] * 60, (25, 50), (25, 50)),
-        ([10**9], (600_000, 600_000), (600_000, 600_000)),
+        ([0] * 100, 0, 0),
+        ([3] * 98 + [400] * 2, 3, 400),
+        ([3] * 40 + [30] * 60, 30, 30),
+        ([5 * S, 65 * S], 5 * S, 65 * S),
+        ([10 * S] * 50 + [5 * H] * 50, 10 * S, 5 * H),
+        ([S] * 99 + [5 * H], S, S),
     ],
 )
-def test_quantiles_lie_in_the_right_bucket(late_ms: list[int], p50: tuple[int, int], p99: tuple[int, int]) -> None:
+def test_quantiles_are_of_the_nearest_rank(late_ms: list[int], p50: int, p99: int) -> None:
     lateness = Lateness()
-    handed(lateness, late_ms)
-    _, half, nearly_all = lateness.recent(NOW)[1]
-    assert p50[0] <= half <= p50[1]
-    assert p99[0] <= nearly_all <= p99[1]
+    for one in late_ms:
+        handed(lateness, [one])
+    handed(lateness, [7] * 5, topics=[2] * 5)
+    count, half, nearly_all, largest = lateness.recent(NOW)[1]
+    assert (count, largest) == (len(late_ms), max(late_ms))
+    assert p50 <= half <= 1.008 * p50
+    assert p99 <= nearly_all <= 1.008 * p99
+
+
+def test_the_histogram_tells_hours_and_days_apart() -> None:
+    lateness = Lateness()
+    for late_ms in (65 * S, 5 * H, 20 * H, 3 * 24 * H, 6 * 24 * H, 8 * 24 * H):
+        handed(lateness, [late_ms])
+    assert [count for count in lateness.counts if count] == [1] * 6
 
 
 def test_old_minutes_are_forgotten() -> None:

@@ -15,6 +15,8 @@ from hadelay.errors import BadRequest, HadelayError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+#: Observations in a bucket below which a quantile is not interpolated within it.
+_MANY = 30
 _TOPICS = ("topic", "scheduled", "ready", "leased", "dead", "oldest_ready_age_ms", "late_p99_ms")
 _NODES = ("node", "role", "lag", "cpu", "memory_mb", "sync_p99_ms", "loop_p99_ms", "clock_ms", "connections", "detail")
 #: As the alert HadelayDiskFull has it.
@@ -115,14 +117,22 @@ def _rates(before: dict[str, Sample], now: dict[str, Sample], leader: str | None
         "acked": settled("acked"),
         "dead": settled("dead"),
         "requests": requests / seconds if both else None,
-        "late_p50_ms": None if led is None else _quantile(0.5, "hadelay_delivery_lateness_seconds", *led),
-        "late_p99_ms": None if led is None else _quantile(0.99, "hadelay_delivery_lateness_seconds", *led),
+        "late_p50_ms": None if led is None else _late(0.5, *led),
+        "late_p99_ms": None if led is None else _late(0.99, *led),
         "commit_p99_ms": None if led is None else _quantile(0.99, "hadelay_commit_duration_seconds", *led),
     }
 
 
+def _late(part: float, before: Sample, now: Sample) -> float | None:
+    """A quantile of lateness in ms, at most the largest that the node remembers."""
+    found = _quantile(part, "hadelay_delivery_lateness_seconds", before, now)
+    most = now.get("hadelay_delivery_lateness_max_seconds")
+    return found if found is None or most is None else min(found, round(most * 1000, 1))
+
+
 def _quantile(part: float, name: str, before: Sample, now: Sample) -> float | None:
-    """In ms, of what was observed in between, as Prometheus has it; None: nothing was."""
+    """In ms, of what was observed in between; None: nothing was. The upper bound of the rank's bucket where few were
+    observed in it, since interpolation would make up a figure; else as Prometheus has it."""
     head = f'{name}_bucket{{le="'
     counts = [
         (float(series[len(head) : -2]), value - before.get(series, 0))
@@ -134,8 +144,11 @@ def _quantile(part: float, name: str, before: Sample, now: Sample) -> float | No
     rank = part * counts[-1][1]
     for (low, below), (high, upto) in pairwise([(0.0, 0.0), *counts]):
         if upto >= rank:
-            inside = low if high == float("inf") else low + (high - low) * (rank - below) / (upto - below)
-            return round(inside * 1000, 1)
+            if high == float("inf"):
+                high = low
+            elif upto - below >= _MANY:
+                high = low + (high - low) * (rank - below) / (upto - below)
+            return round(high * 1000, 1)
     return None
 
 

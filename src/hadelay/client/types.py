@@ -228,6 +228,8 @@ class Lateness(Struct, frozen=True):
     count: int
     p50_ms: float
     p99_ms: float
+    #: None: the node is older than this client.
+    max_ms: float | None = None
 
 
 class TopicInfo(Struct, frozen=True, kw_only=True):

@@ -41,7 +41,10 @@ if TYPE_CHECKING:
     from hadelay.core.topics import Topic
 
 #: Upper bounds of hadelay_delivery_lateness_seconds, in ms.
-LATENESS_BUCKETS_MS = (1, 2, 5, 10, 15, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 60_000, 600_000)
+LATENESS_BUCKETS_MS = (
+    1, 2, 5, 10, 15, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 120_000, 300_000, 600_000,
+    1_800_000, *(hours * 3_600_000 for hours in (1, 3, 6, 12, 24, 48, 96, 168)),
+)  # fmt: skip
 
 __all__ = ["DONE", "LATENESS_BUCKETS_MS", "PROPOSED", "WAITING", "Delivery", "Dispatcher", "Offer", "Owed", "Poll"]
 

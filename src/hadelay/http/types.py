@@ -461,11 +461,13 @@ class AlertOut(Out):
 
 
 class Lateness(Out):
-    """How long after its deliver_at a message was handed out, over the last five minutes of this leader."""
+    """How long after its deliver_at a message was handed out, over the last five minutes of this leader. p50 and p99
+    are of the nearest rank, at most 0.8 % too high; the maximum is exact."""
 
     count: int
     p50_ms: float
     p99_ms: float
+    max_ms: float
 
 
 class Topic(Out):

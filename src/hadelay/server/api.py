@@ -133,8 +133,8 @@ class TopicView(Struct):
     oldest_ready_age_ms: int | None
     #: Of the records of what is pending.
     bytes: int = 0
-    #: (messages, p50 in ms, p99 in ms) of what was handed out in the last minutes of this leader.
-    lateness: tuple[int, float, float] | None = None
+    #: (messages, p50, p99 and maximum in ms) of what was handed out in the last minutes of this leader.
+    lateness: tuple[int, float, float, float] | None = None
 
 
 class MemberView(Struct):

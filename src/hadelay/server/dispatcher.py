@@ -652,9 +652,8 @@ class LeaderDispatcher:
         oldest = core.oldest_ready_ms(counts)
         return {number: (count, oldest[number]) for number, count in counts.items()}
 
-    def topic_reports(self) -> dict[int, tuple[int, int, int, float, float]]:
-        """Per topic number: ready messages, when the oldest fell due; messages handed out in the last minutes, p50 and
-        p99 of how late they were, in ms."""
+    def topic_reports(self) -> dict[int, tuple[int, ...]]:
+        """Per topic number: ready messages, when the oldest fell due; and `Late` of the last minutes."""
         ready, late = self.ready_counts(), self.lateness.recent(self._now())
         numbers = {**ready, **late}
-        return {number: (*ready.get(number, (0, 0)), *late.get(number, (0, 0.0, 0.0))) for number in numbers}
+        return {number: (*ready.get(number, (0, 0)), *late.get(number, (0, 0, 0, 0))) for number in numbers}

@@ -17,6 +17,8 @@ FAMILIES: dict[str, Family] = {
         ("delivery_delay_seconds", "histogram", (),
          "How long a message was due while a receive waited for it: the cluster's own part of the lateness. First "
          "attempts, of topics without limits. Counted by the node that led"),
+        ("delivery_lateness_max_seconds", "gauge", (),
+         "The largest lateness of a message that this node handed out in the last five minutes, as the leader"),
         ("oldest_ready_age_seconds", "gauge", (),
          "How long the message that waits longest for a consumer has been due; 0 when none waits. Leader only"),
         ("ready_messages", "gauge", (), "Messages that are due and that nobody has. Leader only"),
@@ -48,7 +50,7 @@ FAMILIES: dict[str, Family] = {
         ("topic_oldest_ready_age_seconds", "gauge", ("topic",),
          "How long the topic's message that waits longest has been due. Leader only"),
         ("topic_lateness_seconds", "gauge", ("topic", "quantile"),
-         "Lateness of the topic's messages over the last five minutes, 0.5 and 0.99. Leader only"),
+         "Lateness of the topic's messages over the last five minutes: 0.5, 0.99, and 1 for the largest. Leader only"),
         ("topic_published_messages_total", "counter", ("topic",), "Messages ever published to the topic. Leader only"),
         ("topic_settled_messages_total", "counter", ("topic", "outcome"),
          "As settled_messages_total, of one topic. Leader only"),

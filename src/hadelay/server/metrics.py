@@ -159,7 +159,7 @@ class NodeMetrics:
                 ages[name,], sizes[name,], published[name,] = self._age(one.oldest_ms), one.bytes, one.published
                 settled |= {(name, outcome): n for outcome, n in zip(OUTCOMES, one.settled, strict=True)}
                 if number in recent:
-                    _, late[name, "0.5"], late[name, "0.99"] = recent[number]
+                    _, late[name, "0.5"], late[name, "0.99"], late[name, "1"] = recent[number]
         if others:
             rest = totals.rest(some)
             states |= {(OTHER, state): count for state, count in rest.states().items()}
@@ -230,6 +230,7 @@ def _of_server(node: Node) -> dict[str, Values]:
             [ms / 1000 for ms in LATENESS_BUCKETS_MS], dispatcher.lateness.counts, dispatcher.lateness.sum_ms / 1000
         ),
         "delivery_delay_seconds": dispatcher.delays.histogram,
+        "delivery_lateness_max_seconds": dispatcher.lateness.max_ms(node.clock.read(now)) / 1000,
         "handed_out_messages_total": dispatcher.handed_out,
         "throttled_total": _by({cause: limited[cause] for cause in CAUSES}),
         "sweeper_found_messages_total": dispatcher.sweeper_found,

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from hadelay.server.node import Node
 
 #: Per topic number, from the leader's dispatcher: ready messages, cluster time at which the oldest fell due; and of
-#: what was handed out in the last minutes: how many, p50 and p99 of their lateness in ms.
-Reports = dict[int, tuple[int, int, int, float, float]]
+#: what was handed out in the last minutes: how many, and p50, p99 and maximum of their lateness in ms. A leader of
+#: version 0.1.0 knows no maximum.
+Reports = dict[int, tuple[int, ...]]
 #: A follower further behind than this many entries is not ready to answer.
 _MAX_LAG = 10_000
 
 
 def topic(node: Node, found: Topic, reports: Reports) -> TopicView:
-    count, oldest, *lateness = reports.get(found.number, (0, 0, 0, 0.0, 0.0))
+    count, oldest, *lateness = reports.get(found.number, (0, 0, 0, 0, 0, 0))
     # The leader may be ahead of what is applied here.
     count = min(count, found.waiting)
     return TopicView(
@@ -42,7 +43,7 @@ def topic(node: Node, found: Topic, reports: Reports) -> TopicView:
         dead=found.dead,
         oldest_ready_age_ms=max(0, node.clock.read(node.runtime.monotonic()) - oldest) if count else None,
         bytes=found.bytes,
-        lateness=(int(lateness[0]), lateness[1], lateness[2]) if lateness[0] else None,
+        lateness=(lateness[0], lateness[1], lateness[2], lateness[-1]) if lateness[0] else None,
     )
 
 
