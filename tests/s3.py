@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -52,6 +53,14 @@ class Store:
             def _list_entries(self, *words: Any) -> Any:
                 contents, *others = super()._list_entries(*words)
                 return [(key.removesuffix(_DIRECTORY), path) for key, path in contents], *others
+
+            def _add_list_entries(self, root: Any, contents: Any, prefixes: Any, encode: Any) -> None:
+                for entry in contents:
+                    page = ET.Element("page")
+                    with suppress(FileNotFoundError):  # deleted since it was listed
+                        super()._add_list_entries(page, [entry], [], encode)
+                        root.extend(page)
+                super()._add_list_entries(root, [], prefixes, encode)
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

@@ -196,6 +196,8 @@ def test_what_is_no_uri_is_refused_before_anything_is_written(
     for job in ("archive", "reconcile", "lateness", "load", "forecast"):
         assert cli(["pipeline", job, *words, "--out", out]) == 2
         assert said in capsys.readouterr().err
+    assert cli(["backup", "create", out]) == 2
+    assert said in capsys.readouterr().err
     assert list(tmp_path.glob("here/*")) == []
     (problem,) = problems(Config(retention=RetentionConfig(archive=out)))
     assert (problem[0], said in problem[1]) == ("retention.archive", True)

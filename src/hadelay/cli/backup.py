@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from hadelay import uris
 from hadelay.cli.output import Printing, Remote, emit_json, note, show, table
 from hadelay.cli.remote import call, segment
 from hadelay.errors import BadRequest, ConfigError, DamagedFile, HadelayError, NoLeader, NotFound, Overloaded
@@ -26,6 +27,8 @@ _ELSEWHERE = (ConnectionError, TimeoutError, NoLeader, NotFound, Overloaded, Dam
 
 def archive_at(where: str) -> Archive:
     """A directory's, or what lies at a URI."""
+    if wrong := uris.problem(where):
+        raise BadRequest(wrong)
     where = where.removeprefix("file://")
     if "://" not in where:
         return Archive(Directory(RealDisk(), os.path.abspath(where)))

@@ -99,12 +99,13 @@ def _other(place: Place, hour: int, run: str, name: str) -> tuple[str, bool]:
             if age_ms > _ENDS_S * 1000:
                 place.remove(f"_lease/{there}")
                 continue
-            said = json.loads(place.load(f"_lease/{there}"))
-            who = f"process {said['pid']} of {said['host']}, since {said['since']}"
         except FileNotFoundError:
             continue
-        except (ValueError, KeyError, TypeError):
-            who = there
+        try:
+            said = json.loads(place.load(f"_lease/{there}"))
+            who = f"process {said['pid']} of {said['host']}, since {said['since']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            who = there  # it is only words
         ends = max(0.0, _ENDS_S - age_ms / 1000)
         return f"another run writes it: {who}; when that has died, its lease ends in {ends:.0f} s", (
             abs(age_ms) <= _TOGETHER_MS

@@ -137,6 +137,7 @@ class Place:
                     yield file
                     file.flush()
                     os.fsync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # who reads it back reads the disk
                 os.replace(part, self.path(name))
                 directory = os.open(os.path.dirname(part), os.O_RDONLY)
                 try:
@@ -167,6 +168,7 @@ def check_spark(spark: Any, option: str, where: str) -> None:
     """ConfigError unless Spark itself can read and write there: its file systems are Hadoop's, not pyarrow's."""
     scheme, is_uri, rest = where.partition("://")
     if not is_uri:
+        absolute(where)
         return
     jvm = spark._jvm
     try:

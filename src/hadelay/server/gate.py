@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from hadelay.model import hour_name
 from hadelay.runtime import Runtime
-from hadelay.storage.manifests import Directory, Files, Source, unproven
+from hadelay.storage.manifests import Catalogue, Directory, Files, Source, load_catalogue, unproven
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ class Gate:
         self._proven_at = self._told_at = -_TELL_S
         self._waiting: dict[int, Source] = {}
         self._asking = self._stopped = False
+        #: As the thread read it last.
+        self._catalogue: Catalogue | None = None
 
     def stop(self) -> None:
         """End a check that is under way, after the hour that it is at."""
@@ -55,7 +57,9 @@ class Gate:
 
     def _check(self, wanted: list[tuple[int, Source]]) -> tuple[dict[int, Source], str]:
         going = takewhile(lambda _: not self._stopped, wanted)
-        found = unproven(open_archive(self._where), going, _AT_ONCE)
+        archive = open_archive(self._where)
+        self._catalogue = load_catalogue(archive, self._catalogue)
+        found = unproven(archive, self._catalogue, going, _AT_ONCE)
         stays = {hour: why for hour, why in found.items() if why}
         first = next(iter(stays.items()), None)
         said = f"{len(stays)} hours, the first of them {hour_name(first[0])}: {first[1]}" if first else ""

@@ -198,16 +198,19 @@ class Catalogue:
         return f"_catalogue/{self.revision + 1:010}-{crc32c(data):08x}.json", data
 
 
-def load_catalogue(files: Files, attempts: int = 5) -> Catalogue:
-    """What all catalogues say together. DamagedFile for one that is not as it was written."""
+def load_catalogue(files: Files, known: Catalogue | None = None, attempts: int = 5) -> Catalogue:
+    """What all catalogues say together. DamagedFile for one that is not as it was written. known: of an earlier call,
+    which is returned when nothing has changed: a catalogue with another content has another name."""
     names = [f"_catalogue/{name}" for name in files.list("_catalogue") or () if name[:1].isdigit()]
+    if known is not None and known.names == names:
+        return known
     revision, hours = 0, dict[int, Listed]()
     for name in names:
         try:
             data = files.load(name)
         except FileNotFoundError:
             if attempts > 1:  # a run has replaced it since the listing
-                return load_catalogue(files, attempts - 1)
+                return load_catalogue(files, known, attempts - 1)
             raise
         try:
             if name[-13:-5] != f"{crc32c(data):08x}":
@@ -228,10 +231,12 @@ def load_catalogue(files: Files, attempts: int = 5) -> Catalogue:
 # ---- proof
 
 
-def unproven(files: Files, wanted: Iterable[tuple[int, Source]], limit: int) -> dict[int, str]:
+def unproven(
+    files: Files, catalogue: Catalogue, wanted: Iterable[tuple[int, Source]], limit: int
+) -> dict[int, str]:  # fmt: skip
     """Why each hour may not be deleted; "" for those that may: the archive has them in full. Ends after `limit` of
-    them. Reads the catalogue, manifests, and sizes. OSError or DamagedFile when the archive itself cannot be read."""
-    catalogue, found, proven = load_catalogue(files), dict[int, str](), 0
+    them. Reads manifests, and sizes of files. OSError when the archive does not answer."""
+    found, proven = dict[int, str](), 0
     for hour, source in wanted:
         found[hour] = _problem(files, catalogue, hour, source)
         proven += not found[hour]
