@@ -9,9 +9,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from hadelay.testing.cli import _quiet
-from hadelay.testing.mutations import MUTATIONS, SEEDS, broken
-from hadelay.testing.run import run_seed
+from hadelay.testing.cli import Wish, _quiet
+from hadelay.testing.mutations import MUTATIONS, SEEDS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "mutations.md"
 #: Noticed by a test of their own, as what, and within how many seeds of it.
@@ -21,6 +20,7 @@ BY_HAND = {
     "two_lists_at_once": ("I12 divergence", 1),
     "kept_change": ("I13 log safety", 1),
     "founder_joins": ("I12 divergence", 1),
+    "old_reply": ("I13 log safety", 1),
 }
 
 HEAD = """<!-- Made by tools/mutations.py; change hadelay/testing/mutations.py instead. -->
@@ -31,6 +31,8 @@ A check that cannot fail is no check. Each of these bugs is put into the shipped
 that is meant notices. The last column is that seed: how many it took. `hadelay sim --seed SEED --mutation NAME` shows
 what happened.
 
+Where the faults begin with `raft:`, it is the smaller simulator of Raft alone (`hadelay sim --raft`).
+
 | Bug | What is wrong | Faults | Noticed by | Seeds |
 |---|---|---|---|---|
 """
@@ -40,6 +42,7 @@ between two votes of one term, noticed by the test that tortures the journal alo
 within 50 of its lives. The others are noticed by schedules: `wiped_node_votes` by a disk that is replaced while another
 node is down, `two_lists_at_once` by two leaders that change the members in two ways, `kept_change` by a leader that was
 cut off when it changed them, and `founder_joins` by another cluster's node that is added while commits are slow.
+`old_reply` takes an answer that is held up over two elections: a test of one node whose followers are played.
 
 Of I1 to I18 three are missing here, because no bug breaks them: I4 and I7 count what is allowed, I11 is not promised
 ([simulation](simulation.md)).
@@ -62,13 +65,13 @@ def find(name: str) -> Row | None:
     """None: not within SEEDS."""
     mutation = MUTATIONS[name]
     faults = ", ".join(fault.replace("_", " ") for fault in mutation.faults) or "none"
+    faults = f"raft: {faults}" if mutation.raft else faults
     if name in BY_HAND:
         return Row(mutation.what, "by hand", *BY_HAND[name])
-    with broken(name):
-        for seed in SEEDS:
-            report = run_seed(seed, mutation.families)
-            if report.failure and report.invariant.startswith(mutation.caught_by):
-                return Row(mutation.what, faults, report.invariant, seed)
+    for seed in SEEDS:
+        report = Wish(name).run(seed)
+        if report.failure and report.invariant.startswith(mutation.caught_by):
+            return Row(mutation.what, faults, report.invariant, seed)
     return None
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import msgpack
 from google_crc32c import value as crc32c
 
-from hadelay.core.members import Members
 from hadelay.errors import HadelayError
 from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
@@ -18,42 +17,14 @@ from hadelay.raft.ports import FOUNDING, Finished, RaftConfig
 from hadelay.raft.records import ENTRY, encode_record
 from hadelay.storage.snapshot import Manifest, SnapshotFile
 from hadelay.testing.disk import SimDisk
+from hadelay.testing.logsafety import LogSafety
 from hadelay.testing.network import SimNet
+from hadelay.testing.raftsim import PlainMachine
 from hadelay.testing.runtime import SimRuntime, SimWorld
 
 WHO = {"cluster_id": "test", "group": 0}
 CONFIG = RaftConfig(max_entry_bytes=8000, journal_keep_bytes=0)
 JOURNAL = JournalConfig(segment_bytes=1 << 15, tail_bytes=1 << 13)
-
-
-class PlainMachine:
-    """What a machine has to have besides, when members never change and checkpoints stay."""
-
-    incarnations: dict[str, int]
-
-    def incarnation(self, node: str) -> int | None:
-        return self.incarnations.get(node)
-
-    def on_incarnation(self, incarnation: int) -> None:
-        pass
-
-    def members(self) -> tuple[int, Members]:
-        return 0, ()
-
-    def members_in(self, command: bytes) -> Members | None:
-        return None
-
-    def members_command(self, members: Members) -> bytes:
-        raise NotImplementedError
-
-    def on_members(self) -> None:
-        pass
-
-    def on_link(self, peer: str, up: bool) -> None:
-        pass
-
-    def release(self, manifest: Manifest) -> None:
-        pass
 
 
 class Machine(PlainMachine):
@@ -245,9 +216,11 @@ class Cluster:
         self.world = SimWorld(seed)
         self.net = SimNet(self.world)
         self.net.profile.hiccup = 0.0
-        #: A text for each request for a vote: what is wrong with it, if anything is. Then `run` and `until` fail.
-        self.asked: list[str] = []
-        self.net.on_ask, self.net.quiet_s = self.asked.append, config.election_min_ms / 1000
+        #: What `look` finds broken makes `run` and `until` fail.
+        self.broken: list[str] = []
+        self.safety = LogSafety(
+            self.net, lambda promise, text, who: self.broken.append(text), quiet_s=config.election_min_ms / 1000
+        )
         self.config = config
         self.names = [f"n{n + 1}" for n in range(count)]
         self.disks = {name: SimDisk(random.Random(f"{seed} {name}")) for name in self.names}
@@ -275,6 +248,8 @@ class Cluster:
             journal = Journal.open(disk, "/raft", runtime, **options)
         else:
             journal = Journal.create(disk, "/raft", runtime, incarnation=incarnation, **options)
+            if incarnation != FOUNDING:
+                self.safety.wiped(name)
         node = self.nodes[name] = RaftNode(
             name,
             [peer for peer in self.names if peer != name],
@@ -287,6 +262,7 @@ class Cluster:
             self.config,
             lambda error: self.fatal.update({name: error}),
         )
+        self.safety.reopened(name, journal)
         node.set_applied(machine.index, machine.term)
         node.start()
         return node
@@ -305,7 +281,8 @@ class Cluster:
 
     def run(self, seconds: float) -> None:
         self.world.run_for(seconds)
-        assert not any(self.asked), max(self.asked)
+        self.safety.look(self.nodes, lambda name: True)
+        assert not self.broken, self.broken
 
     def until(self, condition: Callable[[], object], seconds: float = 10.0) -> float:
         """Run until it holds; the simulated seconds it took."""

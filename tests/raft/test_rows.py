@@ -387,6 +387,24 @@ def test_plain_counts_one_voter_twice(monkeypatch):
     assert node._isLeader(), "with two of five"
 
 
+def test_an_answer_to_an_earlier_term_does_not_count():
+    """Row 7 for appends: what a follower had in an earlier term may have been cut off since."""
+    lone = Lone()
+    lone.lead()
+    first = lone.node.term
+    lone.node.propose(b"x" * 20, lambda result, error: None)
+    lone.run(0.01)
+    last = lone.node.last_index
+    lone.node.core.step_down(first + 1)
+    lone.run(0.01)
+    lone.lead()
+    commit = lone.node.commit_index
+    for peer in lone.peers:
+        lone.answer(peer, last, term=first)
+        assert lone.node.peers[peer].counted == 0
+    assert lone.node.commit_index == commit
+
+
 def test_one_voter_counts_once():
     lone = Lone(peers=4)
     lone.node.elections._campaign()

@@ -1,6 +1,6 @@
-"""Raft alone under everything that can happen to it, from seeds: tests/sim/raftsim.py has the world and the checks.
+"""Raft alone under everything that can happen to it, from seeds: testing/raftsim.py has the world and the checks.
 
-`python -m tests.sim.raftsim FIRST COUNT` runs others. Seeds that once found something are kept by number.
+`hadelay sim --raft --seed FIRST --count COUNT` runs others. Seeds that once found something are kept by number.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 
 import pytest
 
-from tests.sim.raftsim import run
+from hadelay.testing.raftsim import run_seed
 
 BLOCK = 50
 #: 115: a beat that was scheduled before the leader was deposed; 242: a leader heard again after a silence, and a reply
@@ -26,10 +26,10 @@ def quiet():
 
 @pytest.mark.parametrize("block", range(2))
 def test_safe_and_converging(block: int):
-    failures = [text for seed in range(10_000 + block * BLOCK, 10_000 + (block + 1) * BLOCK) if (text := run(seed))]
-    assert not failures, failures[0]
+    for seed in range(10_000 + block * BLOCK, 10_000 + (block + 1) * BLOCK):
+        assert not run_seed(seed).failure, f"seed {seed}"
 
 
 @pytest.mark.parametrize("seed", FOUND_SOMETHING)
 def test_what_was_found_stays_mended(seed: int):
-    assert not run(seed)
+    assert not run_seed(seed).failure

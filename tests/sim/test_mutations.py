@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from hadelay.testing.cli import Wish
 from hadelay.testing.invariants import CHECKED
 from hadelay.testing.mutations import MUTATIONS, SEEDS, broken
-from hadelay.testing.run import Report, run_seed
+from hadelay.testing.run import run_seed
+from tests.raft.test_rows import test_an_answer_to_an_earlier_term_does_not_count as old_answer
 from tests.sim.test_journal_torture import torture
 from tests.sim.test_scenarios import test_a_node_with_an_empty_disk_gives_no_vote_that_could_lose_a_message as wiped
 from tools import mutations as page
@@ -25,21 +27,17 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def report_of(name: str, seed: int) -> Report:
-    return run_seed(seed, MUTATIONS[name].families)
-
-
 @pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in page.BY_HAND])
 def test_a_bug_is_noticed(name: str):
     found: list[str] = []
     first = [TABLE[name].seed] if name in TABLE else []
-    with broken(name) as mutation:
-        for seed in dict.fromkeys((*first, *SEEDS)):
-            report = report_of(name, seed)
-            if report.failure:
-                found.append(f"seed {seed}: {report.failure}")
-                if report.invariant.startswith(mutation.caught_by):
-                    return
+    mutation = MUTATIONS[name]
+    for seed in dict.fromkeys((*first, *SEEDS)):
+        report = Wish(name).run(seed)
+        if report.failure:
+            found.append(f"seed {seed}: {report.failure}")
+            if report.invariant.startswith(mutation.caught_by):
+                return
     pytest.fail(f"no {mutation.caught_by} noticed that {mutation.what}; but: {found[:5]}")
 
 
@@ -59,9 +57,14 @@ def test_a_wiped_node_that_votes_is_noticed():
         wiped()
 
 
+def test_an_old_answer_that_counts_is_noticed():
+    with broken("old_reply"), pytest.raises(AssertionError):
+        old_answer()
+
+
 def test_without_a_bug_the_same_faults_break_nothing():
     for name in ("no_sync", "dispatch_before_commit", "wiped_node_votes", "wall_clock_stamps"):
-        assert not report_of(name, 1).failure
+        assert not run_seed(1, MUTATIONS[name].families).failure
 
 
 def test_the_published_table_is_that_of_the_mutations():

@@ -220,10 +220,11 @@ class Producer(Client):
                         other.cancelled = other.cancel_invoked = self.world.now
             chance = rng.random()
             by_key = message.client_key is not None and rng.random() < 0.5
+            later_s = rng.uniform(0.0, workload.longest_ms / 1000)
             if chance < workload.cancels:
-                self.world.after(rng.uniform(0.0, 4.0), self._cancel, message, by_key, rng)
+                self.world.after(later_s, self._cancel, message, by_key, rng)
             elif chance < workload.cancels + workload.reschedules and n not in receipts.duplicates:
-                self.world.after(rng.uniform(0.0, 4.0), self._reschedule, message, by_key, rng, 0)
+                self.world.after(later_s, self._reschedule, message, by_key, rng, 0)
 
     def _cancel(self, message: Message, by_key: bool, rng: random.Random) -> None:
         """By key it means whichever message has that key by then: nothing is known of this one."""
@@ -270,6 +271,7 @@ class Producer(Client):
 
         def replied(result: Any, error: HadelayError | None) -> None:
             if error is not None:
+                message.unsure = True
                 if tries < 5:
                     self.world.after(rng.uniform(0.05, 0.5), self._reschedule, message, by_key, rng, tries + 1)
                 return

@@ -37,6 +37,7 @@ from hadelay.testing.clients import Door
 from hadelay.testing.disk import SimCrash, SimDisk
 from hadelay.testing.file import is_injected
 from hadelay.testing.history import History, Violation
+from hadelay.testing.logsafety import LogSafety
 from hadelay.testing.network import NetworkProfile, SimNet, SimNetwork
 from hadelay.testing.runtime import SimRuntime, SimWorld
 from hadelay.testing.tables import SimBackend
@@ -81,7 +82,6 @@ class Process:
     network: SimNetwork
     node: Node | None = None
     calls: list[Any] = field(default_factory=list)
-    commit_index: int = 0
     #: How many syncs of this disk had failed before it; and since when one of its own has.
     failed_before: int = 0
     failed_at: float | None = None
@@ -99,8 +99,8 @@ class Workload:
     #: Messages that have one of a few client keys; and those that are rescheduled.
     keyed: float = 0.15
     keys: int = 8
-    reschedules: float = 0.04
-    ttls: float = 0.1
+    reschedules: float = 0.08
+    ttls: float = 0.15
     #: Messages that have tags; and polls that ask for some.
     tagged: float = 0.4
     tags: tuple[str, ...] = ("red", "green", "blue")
@@ -149,6 +149,7 @@ class SimCluster:
         names: tuple[str, ...] = ("n1", "n2", "n3"),
         sync: str = "commit",
         workload: Workload | None = None,
+        window_ms: int = HOUR_S * 1000,
         epoch_ms: int = 1_790_000_000_000,
         profile: NetworkProfile | None = None,
         group: int = 0,
@@ -165,9 +166,9 @@ class SimCluster:
         self.parts = Parts(only)
         self.workload = workload or Workload()
         self.net = SimNet(self.world, profile)
-        self.net.on_ask, self.net.quiet_s = self._asked, RaftConfig().election_min_ms / 1000
+        self.safety = LogSafety(self.net, self._unsafe, quiet_s=RaftConfig().election_min_ms / 1000)
         self.door = Door(self)
-        self.restart = restart
+        self.restart, self.window_ms = restart, window_ms
         rng = self.world.random
         #: Small: whoever lags gets files, not entries.
         self.journal_keep_bytes = rng.choice((0, 30_000, 1 << 30))
@@ -184,8 +185,6 @@ class SimCluster:
         self.applied: dict[int, tuple[int, int, int]] = {}
         #: The entries themselves: when they were first applied, where, and what.
         self.entries: dict[int, tuple[float, str, bytes]] = {}
-        self.leaders: dict[int, str] = {}
-        self.votes: dict[tuple[str, int], str] = {}
         self.terms: dict[str, int] = {}
         #: Nodes that have heard of a term, and vote.
         self.admitted: set[str] = set()
@@ -247,7 +246,7 @@ class SimCluster:
             http=HttpConfig(no_leader_wait_ms=1000),
             raft=RaftConfig(peers={n: f"{n}:1" for n in peers}, segment_bytes=64 << 10, max_entry_bytes=4 << 10),
             dispatch=DispatchConfig(sync=self.sync, sweep_ms=2000, preload_ms=3000),  # type: ignore[arg-type]
-            limits=LimitsConfig(commit_timeout_ms=3000),
+            limits=LimitsConfig(commit_timeout_ms=3000, idempotency_window_ms=self.window_ms),
             storage=StorageConfig(
                 checkpoint_bytes=self.checkpoint_bytes,
                 checkpoint_interval_ms=4000,
@@ -297,6 +296,7 @@ class SimCluster:
             return
         machine.founded = True
         self._look_at_journal(machine, node.raft.journal)
+        self.safety.reopened(machine.name, node.raft.journal)
         node.raft.config = replace(node.raft.config, journal_keep_bytes=self.journal_keep_bytes)
         if self.has_guest:
             node.storage.hours._heads.worth_writing = 8
@@ -393,7 +393,7 @@ class SimCluster:
         machine.held = 0
         self.terms.pop(machine.name, None)
         self.admitted.discard(machine.name)
-        self.votes = {key: vote for key, vote in self.votes.items() if key[0] != machine.name}
+        self.safety.wiped(machine.name)
 
     def step_clock(self, name: str, stepped_ms: int) -> None:
         """From now on its wall clock is off by this much (besides its own small error)."""
@@ -401,6 +401,11 @@ class SimCluster:
         if machine.process is not None:
             machine.process.runtime.step_wall(stepped_ms - machine.stepped_ms)
         machine.stepped_ms = stepped_ms
+
+    @property
+    def leaders(self) -> dict[int, str]:
+        """Who led each term."""
+        return self.safety.leaders
 
     def process(self, name: str | None) -> Process | None:
         machine = self.machines.get(name or "")
@@ -508,27 +513,22 @@ class SimCluster:
     def _watch(self) -> None:
         """I13, log safety, on everything that is up."""
         self.world.after(WATCH_S, self._watch)
-        for machine in self.machines.values():
+        up: dict[str, RaftNode] = {}
+        stirred: set[str] = set()
+        for name, machine in self.machines.items():
             process = machine.process
             if process is None or process.node is None or process.runtime.crashed:
                 continue
             self._watch_syncs(machine, process)
-            if not process.runtime.stirred():
-                continue
-            raft, name = process.node.raft, machine.name
-            self._watch_members(name, raft)
-            if raft.is_leader and raft.term not in self.leaders:
-                self.elected.append(self.world.now)
-                self.history.count("checked I13 log safety")
-            if raft.is_leader and self.leaders.setdefault(raft.term, name) != name:
-                other = self.leaders[raft.term]
-                self.violate(Violation("I13 log safety", f"{name} and {other} both lead term {raft.term}", who=name))
-            if raft.commit_index < process.commit_index:
-                self.violate(Violation("I13 log safety", f"the commit index of {name} went back", who=name))
-            process.commit_index = raft.commit_index
-            if raft.applied_index > raft.synced_index:
-                self.violate(Violation("I14 durability", f"{name} applied what its own disk does not have", who=name))
-            self._watch_votes(name, raft.journal)
+            raft = up[name] = process.node.raft
+            if process.runtime.stirred():
+                stirred.add(name)
+                self._watch_members(name, raft)
+                self._watch_votes(name, raft.journal)
+                if raft.is_leader and raft.term not in self.leaders:
+                    self.elected.append(self.world.now)
+                    self.history.count("checked I13 log safety")
+        self.safety.look(up, stirred.__contains__)
 
     def _watch_members(self, name: str, raft: RaftNode) -> None:
         """I13: majorities go by lists of the members that are in the log."""
@@ -545,11 +545,8 @@ class SimCluster:
             text = f"{name} goes by a list of the members, of entry {wrong[0]}, that its log does not have"
             self.violate(Violation("I13 log safety", text, who=name))
 
-    def _asked(self, fault: str) -> None:
-        """Campaigns: nobody asks for a vote within election_min of a heartbeat, unless told to take over."""
-        self.history.count("checked campaigns")
-        if fault:
-            self.violate(Violation("campaigns", fault))
+    def _unsafe(self, promise: str, text: str, who: str) -> None:
+        self.violate(Violation(promise, text, who=who))
 
     def _watch_syncs(self, machine: Machine, process: Process) -> None:
         """I17: whoever was told that a sync failed ends, since it cannot know what its disk has."""
@@ -570,5 +567,3 @@ class SimCluster:
             self.violate(Violation("I13 log safety", f"the term of {name} went back to {journal.term}", who=name))
         self.terms[name] = journal.term
         (self.admitted.add if journal.admitted and journal.term else self.admitted.discard)(name)
-        if journal.voted_for and self.votes.setdefault((name, journal.term), journal.voted_for) != journal.voted_for:
-            self.violate(Violation("I13 log safety", f"{name} voted twice in term {journal.term}", who=name))

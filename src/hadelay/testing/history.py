@@ -51,8 +51,9 @@ class Message:
     replaces: int | None = None
     #: After it is due; 0: none.
     ttl_ms: int = 0
-    #: Its time may be another than it was published with.
+    #: Its time may be another than it was published with; and another than `deliver_at_ms` says.
     rescheduled: bool = False
+    unsure: bool = False
     tags: tuple[str, ...] = ()
 
     @property

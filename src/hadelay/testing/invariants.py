@@ -44,6 +44,8 @@ _COLD_MS = 2 * 250.0
 _SKEW_MS = 250.0
 #: So long after the last fault, and the last change of leader, nothing is later than that.
 _QUIET_S, _LATE_MS = 2.0, 1_000
+#: A TTL that is over is written down within this time, while there is a leader.
+_EXPIRES_MS = 3_000
 
 
 def _latest(cluster: SimCluster) -> list[Node]:
@@ -383,7 +385,12 @@ def in_time(cluster: SimCluster) -> Iterator[Violation]:
                 yield Violation("TTL", f"{h.id:x} leased {begun_ms - over_ms} ms after its end", frozenset({h.id}))
     for message in history.messages if nodes else ():
         over_ms = None if message.id is None else _over_ms(cluster, message, message.id)
-        if over_ms is not None and _where(nodes[0], message.id or 0)[1] == State.EXPIRED:
+        place, state = _where(nodes[0], message.id or 0) if over_ms is not None else (None, "")
+        if over_ms is not None and place is not None and state == State.EXPIRED:
+            behind_ms = nodes[0].state.now_ms - over_ms
+            if behind_ms > _EXPIRES_MS and nodes[0].state.fate(place.hour, int(place.rows["index"][0]))[0] is None:
+                text = f"{message.id:x} is over for {behind_ms} ms, and nobody wrote that down"
+                yield Violation("TTL", text, _ids(message))
             description = nodes[0].state.describe(message.id or 0)
             ended = description.history[-1:] if description is not None else []
             for end in ended if ended and ended[0].event is Event.TTL_EXPIRED else ():
@@ -393,12 +400,14 @@ def in_time(cluster: SimCluster) -> Iterator[Violation]:
 
 
 def _over_ms(cluster: SimCluster, message: Message, message_id: int) -> int | None:
-    """When its TTL is over; None if it has none, if its id may be another message's, which was kept, or if another time
-    may have been given to it meanwhile."""
+    """When its TTL is over; None if it has none, if its id may be another message's, which was kept, or if nobody knows
+    which time it was given last."""
     if not message.ttl_ms or message.id != message_id or message.deliver_at_ms is None:
         return None
     kept = message.client_key is not None and message.on_conflict == KEEP
-    moved = cluster.history.moved(message) or cluster.history.meant("redrive", message, message_id)
+    history = cluster.history
+    unsure = message.unsure or (message.topic, message.client_key) in history.moved_keys
+    moved = unsure or history.meant("redrive", message, message_id)
     return None if kept or moved else message.deliver_at_ms + message.ttl_ms
 
 
@@ -621,4 +630,5 @@ CHECKED = (
     "I6 double lease", "I8 duplicate", "I9 early", "I10 late", "I12 divergence", "I13 log safety", "I14 durability",
     "I15 liveness", "I16 fenced leader", "I17 fail-stop", "I18 metrics honesty", "attempts", "TTL, leased",
     "TTL, ended", "max_wait", "one per key", "filters", "stale read", "forgotten", "campaigns",
+    "what leaders count",
 )  # fmt: skip

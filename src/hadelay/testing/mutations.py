@@ -6,6 +6,7 @@ are the families that give it a chance to matter.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -27,12 +28,15 @@ from hadelay.core.lifecycle import settle
 from hadelay.core.results import LeaseOutcome, LeaseResult
 from hadelay.core.topics import Topics
 from hadelay.model import Event
+from hadelay.raft import messages
 from hadelay.raft.admission import Admission
 from hadelay.raft.election import Elections
 from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
 from hadelay.raft.leader import Leader
+from hadelay.raft.library import Core
 from hadelay.raft.membership import Membership
+from hadelay.raft.messages import AppendReply
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import FOUNDING
 from hadelay.raft.reads import Reads
@@ -59,6 +63,8 @@ class Mutation:
     caught_by: tuple[str, ...]
     faults: tuple[str, ...]
     apply: Callable[[], Bug]
+    #: Noticed by the simulator of Raft alone (testing/raftsim.py), whose faults these are.
+    raft: bool = False
 
     @property
     def families(self) -> dict[str, float]:
@@ -414,6 +420,110 @@ def _deaf_after_transfer() -> Bug:
     return [patch.object(Elections, "_campaign", told), patch.object(Elections, "heard_leader", hear)]
 
 
+def _vote_before_sync() -> Bug:
+    """A vote leaves before this disk has it."""
+
+    def at_once(elections: Elections, name: str, term: int) -> None:
+        if elections.node.connected(name):
+            elections.node.network.send(name, messages.encode(messages.VOTE_REPLY, term), True)
+
+    return [patch.object(Elections, "send_vote", at_once)]
+
+
+def _unsynced_name() -> Bug:
+    """The name of the segment that a truncation begins is not synced."""
+    truncate = Journal.truncate
+
+    def forget(journal: Journal, index: int) -> None:
+        names_changed = journal._names_changed
+        truncate(journal, index)
+        journal._names_changed = names_changed
+
+    return [patch.object(Journal, "truncate", forget)]
+
+
+def _kept_verified() -> Bug:
+    """What was verified against one leader's log counts for the next one's."""
+    follow = Follower._follow
+
+    def keep(follower: Follower, name: str, term: int) -> None:
+        verified = follower.verified
+        follow(follower, name, term)
+        follower.verified = verified
+
+    return [patch.object(Follower, "_follow", keep)]
+
+
+def _read_before_no_op() -> Bug:
+    """A new leader answers reads before an entry of its own term is committed."""
+    begin = Leader.begin
+
+    def ready(leader: Leader) -> None:
+        begin(leader)
+        leader.no_op = 0
+
+    return [patch.object(Leader, "begin", ready)]
+
+
+def _old_reply() -> Bug:
+    """An answer to an append of an earlier term counts in this one."""
+    on_reply = Leader.on_reply
+
+    def count(leader: Leader, peer: Peer, reply: AppendReply) -> None:
+        if reply.status == messages.OK and reply.term < leader.node.term:
+            reply = reply._replace(term=leader.node.term)
+        on_reply(leader, peer, reply)
+
+    return [patch.object(Leader, "on_reply", count)]
+
+
+def _commit_past_snapshot() -> Bug:
+    """After a snapshot the commit index is one too high."""
+    jump = Core.jump
+
+    def further(core: Core, index: int) -> None:
+        jump(core, index + (core._raft.stats.snapshots_installed == 0 and core._raft.snapshots.installing))
+
+    return [patch.object(Core, "jump", further)]
+
+
+def _short_window() -> Bug:
+    """Idempotency keys live for a sixtieth of their time."""
+    turn = idempotency.turn
+
+    def early(state: Any) -> None:
+        window_ms = state.settings.idempotency_window_ms
+        settings, state.settings = (
+            state.settings,
+            dataclasses.replace(state.settings, idempotency_window_ms=window_ms // 60),
+        )
+        try:
+            turn(state)
+        finally:
+            state.settings = settings
+
+    return [patch.object(idempotency, "turn", early)]
+
+
+def _kept_ttl() -> Bug:
+    """A reschedule leaves the end of the TTL where it was."""
+    return [patch.object(ttl, "begin_again", lambda *_: None)]
+
+
+def _silent_expiry() -> Bug:
+    """What is given back behind its TTL is over, and nobody writes that down."""
+
+    def quiet(giving: Any, hour: int, held: Any, previous: Any, event: Event) -> None:
+        state = giving.state
+        if event is Event.TTL_EXPIRED:
+            state.hour_state(hour).leased -= BitMap(held["index"])
+        else:
+            end(giving, hour, held, previous, event)
+
+    end = leases._GivingBack._end
+    return [patch.object(leases._GivingBack, "_end", quiet)]
+
+
 _CRASHES = ("kill", "power_cut", "power_cut_all", "reset", "partition")
 #: A journal that lost what it promised may notice by itself, and stop.
 _LOG = ("I1 ", "I12", "I13", "I14", "I17")
@@ -524,6 +634,38 @@ MUTATIONS: dict[str, Mutation] = {
     "deaf_after_transfer": Mutation(
         "who was told to take over does not wait for a healthy leader until its next campaign",
         ("campaigns",), ("transfer",), _deaf_after_transfer,
+    ),
+    "vote_before_sync": Mutation(
+        "a vote leaves before its sync", ("I13",), ("power_at_send", "kill"), _vote_before_sync, raft=True
+    ),
+    "unsynced_name": Mutation(
+        "the name of the segment that a truncation begins is not synced", _LOG, ("split", "power", "power_at_send"),
+        _unsynced_name, raft=True,
+    ),
+    "unsynced_snapshot": Mutation(
+        "the files of a snapshot are not synced", _LOG, ("power_at_send", "power_cut", "kill", "partition"),
+        _instead((SimDisk, "sync_files", lambda disk, paths, root: None)),
+    ),
+    "kept_verified": Mutation(
+        "what was verified against one leader's log counts for the next one's", _LOG, ("split", "reset", "kill"),
+        _kept_verified, raft=True,
+    ),
+    "read_before_no_op": Mutation(
+        "a new leader answers reads before an entry of its own term is committed", ("I17", "stale read"),
+        ("kill", "slow"), _read_before_no_op, raft=True,
+    ),
+    "old_reply": Mutation(
+        "an answer to an append of an earlier term counts", ("I13",), ("split", "transfer", "oneway"), _old_reply,
+        raft=True,
+    ),
+    "commit_past_snapshot": Mutation(
+        "after a snapshot the commit index is one too high", ("I13",), ("kill", "cut"), _commit_past_snapshot,
+        raft=True,
+    ),
+    "short_window": Mutation("idempotency keys live for a sixtieth of their time", ("I8",), _CRASHES, _short_window),
+    "kept_ttl": Mutation("a reschedule keeps the end of the TTL", ("TTL", "I1 "), ("kill",), _kept_ttl),
+    "silent_expiry": Mutation(
+        "what is given back behind its TTL is not written down", ("I2", "I1 ", "TTL"), ("kill",), _silent_expiry
     ),
     "lost_timer": Mutation(
         "no lease ever runs out", ("I15",), (), _instead((Expiry, "add", lambda expiry, until_ms, key: None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from hadelay.raft import messages
 from hadelay.testing.cluster import HOUR_S, SimCluster
 from hadelay.testing.operator import Operator
 
@@ -28,16 +29,25 @@ FAMILIES = {
     "full_disk": 0.1,
     "lost_answers": 0.3,
     "members": 0.15,
+    "power_at_send": 0.3,
 }
 #: These take two nodes, or others to learn from: a single node that starts has nobody to ask for the time.
 _NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe", "clock_step"}
+_LATER = {"members", "power_at_send"}
+#: Frames that promise something to be on the sender's disk.
+_PROMISES = {"vote": messages.VOTE_REPLY, "answer": messages.APPEND_REPLY, "snapshot": messages.SNAPSHOT_DONE}
 
 
 class Nemesis:
     """Strikes until `until`, then heals everything. At most a minority of clocks is wrong at a time, and at most one
     disk is ever lost: beyond that nothing was promised."""
 
-    def __init__(self, cluster: SimCluster, until: float, families: dict[str, float] | None = None) -> None:
+    def __init__(
+        self, cluster: SimCluster, until: float, families: dict[str, float] | None = None, *, pace_s: float = 1.0,
+        down: int = 1,
+    ) -> None:  # fmt: skip
+        """families: how likely a run has each; None: FAMILIES. pace_s: mean seconds between two strikes. down: nodes
+        that one strike at processes may hit."""
         self.cluster, self.world, self.until = cluster, cluster.world, until
         self.random = random.Random(f"{cluster.seed} nemesis")
         chances = FAMILIES if families is None else families
@@ -49,14 +59,16 @@ class Nemesis:
         # Of two clocks one is no minority.
         steps = any(name == "clock_step" for name, _ in self.faults)
         self.operator = Operator(cluster, least=3 if steps else 1)
-        self.pace_s = self.random.choice((0.4, 1.0, 2.0))
+        self.pace_s, self.down = pace_s, down
         self.strikes = 0
+        #: Kinds of faults that struck.
+        self.struck: set[str] = set()
         self.wiped = False
         self.liar = ""
 
     def _drawn(self, name: str) -> float:
         """What came later draws from a place of its own: the other seeds stay as they were."""
-        rng = random.Random(f"{self.cluster.seed} members") if name == "members" else self.random
+        rng = random.Random(f"{self.cluster.seed} {name}") if name in _LATER else self.random
         return rng.random()
 
     def members(self) -> None:
@@ -64,7 +76,7 @@ class Nemesis:
 
     def start(self) -> None:
         self.note("faults of this run: " + (", ".join(name for name, _ in self.faults) or "none"))
-        self.world.after(self.random.choice((0.001, 0.3, 2.0)), self._strike)
+        self.world.after(self.random.choice((0.001, 0.1, 0.2)) * self.until, self._strike)
         self.world.at(self.until, self.heal)
 
     def note(self, text: str) -> None:
@@ -82,6 +94,7 @@ class Nemesis:
             alone = len(self.cluster.names) == 1 and name in _NOT_ALONE
             if self.cluster.parts.take(part) and not alone:
                 self.cluster.history.count(name)
+                self.struck.add(name)
                 fault()
             self.random = random.Random(f"{self.cluster.seed} after {part}")
         self.world.after(self.random.expovariate(1 / self.pace_s), self._strike)
@@ -91,6 +104,7 @@ class Nemesis:
         self.cluster.net.heal()
         self.cluster.net.profile.hiccup = 0.0
         self.cluster.door.lost_answers = 0.0
+        self.cluster.safety.at_send.clear()
         for name, machine in self.cluster.machines.items():
             self._mend_disk(name)
             machine.disk.crash_in = 0
@@ -107,6 +121,12 @@ class Nemesis:
         if leader is not None and self.random.random() < 0.5:
             return leader.name
         return self.random.choice(self.cluster.names)
+
+    def _nodes(self) -> list[str]:
+        """One node, or as many as may be down at once."""
+        names = [self._node()]
+        others = [name for name in self.cluster.names if name not in names]
+        return names + self.random.sample(others, min(self.random.randrange(self.down), len(others)))
 
     def _pair(self) -> tuple[str, str]:
         a = self._node()
@@ -164,19 +184,19 @@ class Nemesis:
     # -- processes
 
     def pause(self) -> None:
-        name = self._node()
-        process = self.cluster.process(name)
-        if process is not None and not process.runtime.paused:
-            seconds = self.random.choice((0.05, 0.3, 1.0, 3.0)) * self.random.uniform(0.5, 1.5)
-            self.note(f"{name} is paused for {seconds:.2f} s")
-            process.runtime.pause()
-            self.world.after(seconds, process.runtime.resume)
+        for name in self._nodes():
+            process = self.cluster.process(name)
+            if process is not None and not process.runtime.paused:
+                seconds = self.random.choice((0.05, 0.3, 1.0, 3.0)) * self.random.uniform(0.5, 1.5)
+                self.note(f"{name} is paused for {seconds:.2f} s")
+                process.runtime.pause()
+                self.world.after(seconds, process.runtime.resume)
 
     def kill(self) -> None:
-        name = self._node()
-        self.note(f"kill -9 {name}")
-        self.cluster.kill(name)
-        self._later(0.02, 3.0, self.cluster.start, name)
+        for name in self._nodes():
+            self.note(f"kill -9 {name}")
+            self.cluster.kill(name)
+            self._later(0.02, 3.0, self.cluster.start, name)
 
     def stop(self) -> None:
         name = self._node()
@@ -193,16 +213,31 @@ class Nemesis:
             machine.disk.crash_in = steps
 
     def power_cut(self) -> None:
-        name = self._node()
-        self.note(f"power cut of {name}")
-        self.cluster.power_cut(name)
-        self._later(0.02, 3.0, self.cluster.start, name)
+        names = self._nodes()
+        self.note(f"power cut of {', '.join(names)}")
+        self.cluster.power_cut(*names)
+        for name in names:
+            self._later(0.02, 3.0, self.cluster.start, name)
 
     def power_cut_all(self) -> None:
         self.note("power cut of all nodes")
         self.cluster.power_cut(*self.cluster.names)
         for name in self.cluster.names:
             self._later(0.02, 1.5, self.cluster.start, name)
+
+    def power_at_send(self) -> None:
+        """The moment after a node promised that its disk has something."""
+        name = self._node()
+        what, kind = self.random.choice(sorted(_PROMISES.items()))
+        self.note(f"the power of {name} will be cut when it sends its next {what}")
+        wait_s = self.random.uniform(0.02, 3.0)
+
+        def strike() -> None:
+            self.note(f"power cut of {name}, which has just sent its {what}")
+            self.cluster.power_cut(name)
+            self.world.after(wait_s, self.cluster.start, name)
+
+        self.cluster.safety.at_send[name, kind] = strike
 
     def transfer(self) -> None:
         leader = self.cluster.leader()

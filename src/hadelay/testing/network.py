@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from hadelay.raft.network import MAX_FRAME, Buffer, Receiver
-from hadelay.testing.campaigns import Campaigns
 from hadelay.testing.runtime import SimRuntime, SimWorld
 
 #: What has left a process can't be overtaken any more: roughly a socket's buffer.
@@ -60,13 +60,9 @@ class SimNetwork:
     #: Whom it links with; None: everybody.
     members: frozenset[str] | None = None
     refused: Counter[str] = field(default_factory=Counter)
-    #: What this process hears and asks about elections, if SimNet.on_ask is set.
-    campaigns: Campaigns | None = None
 
     def start(self, receiver: Receiver) -> None:
         self.receiver = receiver
-        if self.net.on_ask is not None:
-            self.campaigns = Campaigns(self.name, self.net.on_ask, self.net.quiet_s)
         self.net.join(self)
 
     def send(self, peer: str, frame: Buffer | Sequence[Buffer], urgent: bool = False) -> bool:
@@ -77,8 +73,8 @@ class SimNetwork:
         assert len(data) <= MAX_FRAME
         if connection.flying[self.name] + len(data) > self.net.profile.buffer_bytes:
             return False
-        if self.campaigns is not None:
-            self.campaigns.sent(self.net.world.now, data)
+        if self.net.observer is not None:
+            self.net.observer.sent(self, peer, data)
         self.net.carry(connection, self.name, peer, data, urgent)
         return True
 
@@ -86,13 +82,13 @@ class SimNetwork:
         """What arrives, for the receiver."""
         if self.receiver is not None:
             self.receiver.frame(peer, data)
-            if self.campaigns is not None:
-                self.campaigns.received(self.net.world.now, peer, data, self.receiver)
+            if self.net.observer is not None:
+                self.net.observer.received(self, peer, data)
 
     def link_down(self, peer: str, reset: bool) -> None:
         if self.receiver is not None:
-            if reset and self.campaigns is not None:
-                self.campaigns.reset(peer)
+            if reset and self.net.observer is not None:
+                self.net.observer.was_reset(self, peer)
             self.receiver.link_down(peer, reset)
 
     def buffered(self, peer: str) -> int:
@@ -115,6 +111,19 @@ class SimNetwork:
         self.net.leave(self)
 
 
+class Observer(Protocol):
+    """Sees all frames of a world."""
+
+    def sent(self, process: SimNetwork, peer: str, data: bytes) -> None:
+        """`process` sends this frame to `peer`."""
+
+    def received(self, process: SimNetwork, peer: str, data: bytes) -> None:
+        """`process` has handled this frame of `peer`."""
+
+    def was_reset(self, process: SimNetwork, peer: str) -> None:
+        """`process` learns that `peer` closed their connection."""
+
+
 class SimNet:
     """All links between the processes of a world."""
 
@@ -127,9 +136,7 @@ class SimNet:
         #: (from, to) → bytes per second.
         self.slow: dict[tuple[str, str], float] = {}
         self.frames = 0
-        #: Called for each request for a vote (testing/campaigns.py); heartbeats keep them away for `quiet_s` seconds.
-        self.on_ask: Callable[[str], None] | None = None
-        self.quiet_s = 0.0
+        self.observer: Observer | None = None
         self._sent = 0
 
     def network(self, name: str, runtime: SimRuntime) -> SimNetwork:

@@ -9,16 +9,14 @@ from dataclasses import dataclass, field
 from hadelay.model import Event
 from hadelay.testing import invariants
 from hadelay.testing.clients import Consumer, Producer, Reader
-from hadelay.testing.cluster import HOUR_S, SimCluster
+from hadelay.testing.cluster import HOUR_S, SimCluster, Workload
 from hadelay.testing.guest import Guest
 from hadelay.testing.history import Violation
 from hadelay.testing.nemesis import Nemesis
 from hadelay.testing.owner import Owner
 from hadelay.testing.story import tell
 
-#: Simulated seconds under faults.
-FAULTS_S = 10.0
-#: And at most this long until everything has converged and is drained.
+#: At most so many simulated seconds until everything has converged and is drained.
 DRAIN_S = 30.0
 #: A true hour that begins during most runs: 2026-11-20T11:00:00Z.
 _AN_HOUR_MS = 494_579 * HOUR_S * 1000
@@ -41,35 +39,85 @@ class Report:
     entries: int = 0
     terms: int = 0
     drained_s: float = 0.0
+    #: What the run was: mode of hand-outs, number of nodes, and the kinds of faults that struck.
+    mode: str = ""
+    size: int = 0
+    struck: list[str] = field(default_factory=list)
     #: What clients and nemesis did or would have done (cluster.Parts).
     parts: list[str] = field(default_factory=list)
 
 
-def build(seed: int, only: frozenset[str] | None = None) -> SimCluster:
-    """The shape of a run: how many nodes, which mode, how near the next full hour is."""
-    rng = random.Random(f"shape {seed}")
-    size = rng.choices((3, 1, 5), (0.88, 0.06, 0.06))[0]
-    return SimCluster(
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a run is like besides its faults: drawn from its seed, each part on its own (swarm testing)."""
+
+    size: int
+    sync: str
+    #: Simulated seconds under faults.
+    faults_s: float
+    producers: int
+    consumers: int
+    #: Mean seconds between two publishes of one producer.
+    interval_s: float
+    #: Nodes that one fault of a process may hit at once.
+    down: int
+    #: Mean seconds between two faults: from brutal to calm.
+    pace_s: float
+    #: Hours for which all machines are suspended in the midst of faults, which end with it; 0: none.
+    nap_h: int
+    #: How long idempotency keys are remembered: short, so that they get old within the run, or longer than the nap.
+    window_ms: int
+    workload: Workload
+
+    @classmethod
+    def of(cls, seed: int) -> Shape:
+        rng = random.Random(f"shape {seed}")
+        size = rng.choices((3, 5, 1), (0.62, 0.32, 0.06))[0]
+        large = rng.random() < 0.1
+        nap_h = rng.choices((0, 1, 6, 20), (0.8, 0.1, 0.05, 0.05))[0]
+        scale = 1.0 if large else 0.3
+        return cls(
+            size=size,
+            sync=rng.choices(("commit", "interval"), (0.7, 0.3))[0],
+            faults_s=10.0 * scale,
+            producers=2 if large else 1,
+            consumers=3 if large else 2,
+            interval_s=0.6 if large else 0.4,
+            down=rng.choice((1, 2)) if size == 5 else 1,
+            pace_s=rng.choice((0.2, 0.4, 1.0, 2.0)) * scale,
+            nap_h=nap_h,
+            window_ms=60_000 if not nap_h else 24 * HOUR_S * 1000,
+            workload=Workload() if large else Workload(leases_ms=(300, 900, 2000), longest_ms=1500),
+        )
+
+
+def build(seed: int, only: frozenset[str] | None = None) -> tuple[SimCluster, Shape]:
+    shape = Shape.of(seed)
+    rng = random.Random(f"epoch {seed}")
+    cluster = SimCluster(
         seed,
-        names=tuple(f"n{n + 1}" for n in range(size)),
-        sync=rng.choices(("commit", "interval"), (0.8, 0.2))[0],
-        epoch_ms=_AN_HOUR_MS - rng.randrange(40_000),
+        names=tuple(f"n{n + 1}" for n in range(shape.size)),
+        sync=shape.sync,
+        workload=shape.workload,
+        window_ms=shape.window_ms,
+        epoch_ms=_AN_HOUR_MS - rng.randrange(int(4000 * shape.faults_s)),
         only=only,
     )
+    return cluster, shape
 
 
 def run_seed(seed: int, families: dict[str, float] | None = None, only: frozenset[str] | None = None) -> Report:
     """families: of faults, and how likely each is; None for those of any run. only: see cluster.Parts."""
-    cluster = build(seed, only)
-    nemesis = Nemesis(cluster, FAULTS_S, families)
-    return drive(cluster, nemesis)
+    cluster, shape = build(seed, only)
+    nemesis = Nemesis(cluster, shape.faults_s, families, pace_s=shape.pace_s, down=shape.down)
+    return drive(cluster, nemesis, shape)
 
 
-def drive(cluster: SimCluster, nemesis: Nemesis) -> Report:
+def drive(cluster: SimCluster, nemesis: Nemesis, shape: Shape) -> Report:
     started = time.perf_counter()
     report = Report(cluster.seed)
     try:
-        play(cluster, nemesis, report)
+        play(cluster, nemesis, shape, report)
         check(cluster)
     except Violation as violation:
         report.invariant, report.failure = violation.invariant, str(violation)
@@ -78,6 +126,9 @@ def drive(cluster: SimCluster, nemesis: Nemesis) -> Report:
         report.invariant, report.failure = "error", repr(error)
         report.story = [*tell(cluster, Violation("error", "")), *_traceback(error)]
     world = cluster.world
+    cluster.history.count("checked campaigns", cluster.safety.campaigns)
+    cluster.history.count("checked what leaders count", cluster.safety.compared)
+    report.mode, report.size, report.struck = cluster.sync, shape.size, sorted(nemesis.struck)
     for machine in cluster.machines.values():
         if machine.process is not None:
             cluster.count_node(machine.process)
@@ -94,21 +145,24 @@ def drive(cluster: SimCluster, nemesis: Nemesis) -> Report:
     return report
 
 
-def play(cluster: SimCluster, nemesis: Nemesis, report: Report) -> None:
+def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) -> None:
     world = cluster.world
     cluster.start_all()
     nemesis.start()
-    producers = [Producer(cluster, f"p{n}") for n in range(2)]
-    consumers = [Consumer(cluster, f"c{n}") for n in range(3)]
+    producers = [Producer(cluster, f"p{n}") for n in range(shape.producers)]
+    consumers = [Consumer(cluster, f"c{n}") for n in range(shape.consumers)]
     for producer in producers:
-        producer.start(FAULTS_S + 1.0, interval_s=0.6)
+        producer.start(shape.faults_s + 1.0, interval_s=shape.interval_s)
     asking: list[Consumer | Owner] = [*consumers, Owner(cluster, "owner")]
     for client in asking:
         client.start()
     reader = Reader(cluster, "reader")
     reader.start()
-    Guest(cluster).start(FAULTS_S)
-    while world.now < FAULTS_S and not cluster.violations:
+    Guest(cluster).start(shape.faults_s)
+    if shape.nap_h and cluster.parts.take("nap"):
+        world.run_for(random.Random(f"nap {cluster.seed}").uniform(0.3, 0.9) * shape.faults_s)
+        sleep(cluster, shape.nap_h)
+    while world.now < shape.faults_s and not cluster.violations:
         world.run_for(0.25)
     for client in asking:
         client.good = True

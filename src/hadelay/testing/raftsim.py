@@ -7,22 +7,64 @@ from __future__ import annotations
 
 import json
 import random
-import sys
+import time
 import zlib
+from collections import Counter
+from functools import partial
 from typing import Any
 
+from hadelay.core.members import Members
 from hadelay.errors import DamagedFile, FatalError, HadelayError
+from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import RaftConfig
 from hadelay.storage.snapshot import Manifest, SnapshotFile
 from hadelay.testing.disk import SimDisk
 from hadelay.testing.file import is_injected
+from hadelay.testing.logsafety import LogSafety
 from hadelay.testing.network import SimNet
+from hadelay.testing.run import Report
 from hadelay.testing.runtime import SimRuntime, SimWorld
-from tests.raft.rig import PlainMachine
 
-WHO = {"cluster_id": "c", "group": 0}
+WHO: dict[str, Any] = {"cluster_id": "c", "group": 0}
+
+
+#: Faults that a run may draw.
+FAULTS = (
+    "reset", "cut", "split", "oneway", "pause", "kill", "io", "power", "power_all", "power_at_send", "slow", "fail",
+    "wipe", "transfer", "slow_link",
+)  # fmt: skip
+
+
+class PlainMachine:
+    """What a machine has to have besides, when members never change and checkpoints stay."""
+
+    incarnations: dict[str, int]
+
+    def incarnation(self, node: str) -> int | None:
+        return self.incarnations.get(node)
+
+    def on_incarnation(self, incarnation: int) -> None:
+        pass
+
+    def members(self) -> tuple[int, Members]:
+        return 0, ()
+
+    def members_in(self, command: bytes) -> Members | None:
+        return None
+
+    def members_command(self, members: Members) -> bytes:
+        raise NotImplementedError
+
+    def on_members(self) -> None:
+        pass
+
+    def on_link(self, peer: str, up: bool) -> None:
+        pass
+
+    def release(self, manifest: Manifest) -> None:
+        pass
 
 
 class Machine(PlainMachine):
@@ -30,7 +72,9 @@ class Machine(PlainMachine):
 
     def __init__(self, sim: RaftSim, name: str, disk: SimDisk, runtime: SimRuntime) -> None:
         self.sim, self.name, self.disk, self.runtime = sim, name, disk, runtime
-        self.index, self.term, self.items, self.incarnations = 1, 0, [], {}
+        self.index, self.term = 1, 0
+        self.items: list[int] = []
+        self.incarnations = {}
         self.leading = 0
         self.raft: RaftNode | None = None
         disk.makedirs("/data")
@@ -74,7 +118,8 @@ class Machine(PlainMachine):
                 self.sim.fatal(self.name, error)
                 return
             self.durable = data
-            self.raft.compact(index)
+            if self.raft is not None:
+                self.raft.compact(index)
 
         self.runtime.in_thread("disk", lambda: self.write(data), done)
 
@@ -161,26 +206,29 @@ class RaftSim:
         self.runtimes: dict[str, SimRuntime] = {}
         self.founded: set[str] = set()
         self.history: dict[int, tuple[int, bytes]] = {}
-        self.leaders: dict[int, str] = {}
         self.acked: set[int] = set()
         #: Told in so many words that nothing happened.
         self.refused: set[int] = set()
         self.number = 0
         self.wiped = False
+        #: Whether the last entry is committed; None: it has to be proposed.
+        self.final: bool | None = None
         self.log: list[str] = []
-        #: A text for each request for a vote: what is wrong with it, if anything is.
-        self.asked: list[str] = []
-        every = (
-            "reset", "cut", "oneway", "pause", "kill", "io", "power", "power_all", "slow", "fail", "wipe", "transfer",
-            "slow_link",
-        )  # fmt: skip
-        self.faults = faults or tuple(self.rng.sample(every, self.rng.randint(2, 7)))
+        self.broken: list[str] = []
+        self.strikes: Counter[str] = Counter()
+        #: Linearizable reads that were answered.
+        self.reads = 0
+        self.faults = faults or tuple(self.rng.sample(FAULTS, self.rng.randint(2, 7)))
         self.config = RaftConfig(
             max_entry_bytes=8000,
             journal_keep_bytes=self.rng.choice((0, 4000, 1 << 20)),
             append_bytes=self.rng.choice((300, 1 << 20)),
         )
-        self.net.on_ask, self.net.quiet_s = self.asked.append, self.config.election_min_ms / 1000
+        self.safety = LogSafety(
+            self.net,
+            lambda promise, text, who: self.broken.append(f"{promise}: {text}"),
+            quiet_s=self.config.election_min_ms / 1000,
+        )
 
     def note(self, text: str) -> None:
         self.log.append(f"{self.world.now:9.4f} {text}")
@@ -209,6 +257,7 @@ class RaftSim:
                     disk, "/data/raft", runtime, node=name, incarnation=incarnation, config=config, **WHO
                 )
             self.founded.add(name)
+            self.safety.reopened(name, journal)
             node = RaftNode(
                 name,
                 [n for n in self.names if n != name],
@@ -253,10 +302,15 @@ class RaftSim:
         if restart:
             self.world.after(self.rng.uniform(0.02, 2.0), self.start, name)
 
+    def power_cut(self, name: str) -> None:
+        self.crash(name, True)
+        self.disks[name].power_cut()
+
     def run(self) -> None:
         for name in self.names:
             self.start(name)
         self._client()
+        self._reader()
         self._nemesis()
         self._watch()
         self.world.run_until(self.seconds)
@@ -281,7 +335,8 @@ class RaftSim:
         return self.final_ok() and len({(n.applied_index, n.last_index) for n in self.nodes.values()}) == 1
 
     def final_ok(self) -> bool:
-        if getattr(self, "final", None) is None:
+        """A last entry is committed: proposed once there is a leader, and again when that failed."""
+        if self.final is None:
             leader = next((n for n, m in self.machines.items() if m.leading), None)
             if leader is not None:
                 self.final = False
@@ -291,7 +346,7 @@ class RaftSim:
 
                 self.nodes[leader].propose(b'["add", -1]', done)
             return False
-        return bool(self.final)
+        return self.final
 
     def _client(self) -> None:
         if self.world.now > self.seconds:
@@ -314,16 +369,32 @@ class RaftSim:
 
             self.runtimes[node.name].call_soon(node.propose, json.dumps(["add", n, pad]).encode(), done)
 
+    def _reader(self) -> None:
+        if self.world.now <= self.seconds:
+            self.world.after(self.rng.expovariate(8), self._reader)
+            self.read(self.rng.choice(self.names))
+
+    def read(self, name: str) -> None:
+        """Linearizable: the state that is read holds everything that was acknowledged before."""
+        node, machine, acked = self.nodes.get(name), self.machines.get(name), frozenset(self.acked)
+        if node is None or machine is None or self.runtimes[name].paused:
+            return
+
+        def done(error: HadelayError | None) -> None:
+            if error is None:
+                self.reads += 1
+                missing = acked - set(machine.items)
+                assert not missing, f"stale read: {name} has not applied {sorted(missing)[:5]}"
+
+        self.runtimes[name].call_soon(node.read_index, done)
+
     def _watch(self) -> None:
         self.world.after(0.005, self._watch)
-        for name, node in self.nodes.items():
-            if not self.runtimes[name].stirred():
-                continue
-            if node.is_leader:
-                first = self.leaders.setdefault(node.term, name)
-                assert first == name, f"I13: {name} and {first} lead term {node.term}"
-            assert node.applied_index <= node.synced_index, "applied what is not on its own disk"
-        assert not any(self.asked), f"campaigns: {max(self.asked)}"
+        known = len(self.safety.leaders)
+        self.safety.look(self.nodes, lambda name: self.runtimes[name].stirred())
+        if len(self.safety.leaders) > known:
+            self.read(self.safety.leaders[max(self.safety.leaders)])
+        assert not self.broken, self.broken[0]
 
     def _victim(self) -> str:
         leading = [n for n, m in self.machines.items() if m.leading]
@@ -339,6 +410,7 @@ class RaftSim:
         b = self.rng.choice([n for n in self.names if n != a])
         disk = self.disks[a]
         self.note(f"{fault} {a} {b}")
+        self.strikes[fault] += 1
         if fault == "reset":
             self.net.reset(a, b)
         elif fault == "cut":
@@ -346,6 +418,14 @@ class RaftSim:
                 if n != a:
                     self.net.cut(a, n)
                     self.net.cut(n, a)
+            self.world.after(self.rng.uniform(0.2, 4), self.net.heal)
+        elif fault == "split":
+            apart = self.rng.sample(self.names, len(self.names) // 2)
+            for one in apart:
+                for other in self.names:
+                    if other not in apart:
+                        self.net.cut(one, other)
+                        self.net.cut(other, one)
             self.world.after(self.rng.uniform(0.2, 4), self.net.heal)
         elif fault == "oneway":
             self.net.cut(a, b)
@@ -361,12 +441,14 @@ class RaftSim:
         elif fault == "io":
             disk.crash_in = disk.crash_in or self.rng.choice((1, 2, 5, 20))
         elif fault == "power":
-            self.crash(a, True)
-            disk.power_cut()
+            self.power_cut(a)
         elif fault == "power_all":
             for n in self.names:
                 self.crash(n, True)
                 self.disks[n].power_cut()
+        elif fault == "power_at_send":
+            kind = self.rng.choice((messages.VOTE_REPLY, messages.APPEND_REPLY, messages.SNAPSHOT_DONE))
+            self.safety.at_send[a, kind] = partial(self.power_cut, a)
         elif fault == "slow":
             disk.sync_delay_s = self.rng.choice((0.01, 0.1, 1.5))
             self.world.after(self.rng.uniform(0.2, 3), setattr, disk, "sync_delay_s", 0.0004)
@@ -378,6 +460,7 @@ class RaftSim:
             self.wiped = True
             self.crash(a, True)
             disk.wipe()
+            self.safety.wiped(a)
 
     def heal(self) -> None:
         self.note("heal")
@@ -390,21 +473,22 @@ class RaftSim:
             self.start(name)
 
 
-def run(seed: int, **more: Any) -> str:
-    """Empty when all went well."""
-    sim = RaftSim(seed, size=random.Random(seed).choice((3, 3, 3, 5)), **more)
+def run_seed(seed: int, faults: tuple[str, ...] | None = None) -> Report:
+    """faults: those of this run; None: some, drawn from the seed."""
+    started = time.perf_counter()
+    sim = RaftSim(seed, size=random.Random(seed).choice((3, 5)), faults=faults)
+    report = Report(seed)
     try:
         sim.run()
     except (AssertionError, HadelayError) as error:
-        return f"seed {seed}: {error}\n" + "\n".join(sim.log[-40:])
-    return ""
-
-
-if __name__ == "__main__":
-    import logging
-
-    logging.disable(logging.CRITICAL)
-    first, count = int(sys.argv[1]), int(sys.argv[2])
-    bad = [text for text in (run(seed) for seed in range(first, first + count)) if text]
-    print("\n\n".join(text if count < 5 else text.split("\n")[0] for text in bad))
-    print(f"{len(bad)} of {count} failed")
+        report.failure = str(error) or repr(error)
+        report.invariant = report.failure.split(":")[0]
+        report.story = sim.log[-40:]
+    report.counts = {
+        "checked campaigns": sim.safety.campaigns, "checked what leaders count": sim.safety.compared,
+        "checked stale read": sim.reads, **{f"fault {name}": n for name, n in sim.strikes.items()},
+    }  # fmt: skip
+    report.simulated_s, report.wall_s = sim.world.now, time.perf_counter() - started
+    report.messages, report.entries, report.terms = len(sim.acked), len(sim.history), max(sim.safety.leaders, default=0)
+    report.trace = sim.world.trace
+    return report
