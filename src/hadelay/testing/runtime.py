@@ -115,7 +115,8 @@ class SimWorld:
 class SimRuntime:
     """The Runtime of one process. A restarted node gets a new one; the old one's events die with it.
 
-    drift: how much faster than true time its clocks run (50e-6 = 50 ppm). wall_offset_ms: its wall clock's error.
+    drift: how much faster than true time its monotonic clock runs (50e-6 = 50 ppm). wall_offset_ms: its wall clock's
+    error, which does not grow: NTP keeps it.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class SimRuntime:
         return self._monotonic_base + self.world.now * self._rate
 
     def wall_ms(self) -> int:
-        return self.world.epoch_ms + self.wall_offset_ms + int(self.world.now * self._rate * 1000)
+        return self.world.epoch_ms + self.wall_offset_ms + int(self.world.now * 1000)
 
     def step_wall(self, delta_ms: int) -> None:
         self.wall_offset_ms += delta_ms
