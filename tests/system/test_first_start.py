@@ -57,8 +57,8 @@ def three(tmp_path: Path) -> Iterator[Three]:
 def test_nodes_that_nobody_told_to_found_a_cluster_say_so_and_found_one_when_they_are(three: Three) -> None:
     three.start("n1", "n2")
     expected = (
-        f"{three.directory}/n1 holds no data, and this node may not found a cluster. Very first start: stop all nodes "
-        "and start each once with --init (or cluster.init = true). Otherwise it waits for members that hold data: n3 "
+        "the data directory is empty, and this node may not found a cluster. Very first start: stop all nodes and "
+        "start each once with --init (or cluster.init = true). Otherwise the node waits for members that hold data: n3 "
         "is not connected; n2 is connected, but without data and without a vote"
     )
     until(lambda: three.why("n1") == expected, "the words")

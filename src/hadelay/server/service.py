@@ -431,7 +431,10 @@ class NodeService:
             if name is not None and name != node.name and peer is not None and peer.http:
                 return Leader(name, peer.http, False)
             if node.runtime.monotonic() >= deadline:
-                raise NoLeader("no majority can be reached; try again, or another node", retry_after_ms=500)
+                raise NoLeader(
+                    "no majority can be reached (/readyz of the nodes says why); try again, or another node",
+                    retry_after_ms=500,
+                )
             await asyncio.sleep(0.01)
 
     async def cluster(self, *, stale: bool) -> ClusterView:

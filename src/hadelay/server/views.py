@@ -153,9 +153,9 @@ def _without_a_leader(node: Node) -> str:
     if raft.journal.admitted or (raft.journal.last_index, raft.journal.term) != FIRST:
         return f"no majority can be reached: {others}"
     return (
-        f"{node.config.node.data_dir} holds no data, and this node may not found a cluster. Very first start: stop all "
-        f"nodes and start each once with --init (or cluster.init = true). Otherwise it waits for members that hold "
-        f"data: {others}"
+        "the data directory is empty, and this node may not found a cluster. Very first start: stop all nodes and "
+        "start each once with --init (or cluster.init = true). Otherwise the node waits for members that hold data: "
+        f"{others}"
     )
 
 
