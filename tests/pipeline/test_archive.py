@@ -15,8 +15,9 @@ from hadelay.core.formats import DISPATCH, INDEX
 from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.model import hour_from_name, hour_name
-from hadelay.pipeline import archive
+from hadelay.pipeline import archive, audit
 from hadelay.pipeline.archive import ArchiveOptions, Summary
+from hadelay.pipeline.audit import AuditOptions
 from hadelay.storage import manifests
 from hadelay.storage.manifests import Directory
 from tests.core.world import World
@@ -213,3 +214,14 @@ def test_an_archive_of_the_version_before_is_written_again_and_catalogued(tmp_pa
     source = options(world, tmp_path)
     archive.run(None, ArchiveOptions(source, str(out), new_catalogue=True))
     assert manifests.load_catalogue(Directory(str(out))).hours == {hour_from_name(NAME): row | {"revision": 1}}
+
+
+def test_it_tells_how_far_it_is(tmp_path: Path) -> None:
+    world = settled(tmp_path)
+    told: list[tuple[int, int]] = []
+    given = ArchiveOptions(options(world, tmp_path, splitRows="4"), str(tmp_path / "out"))
+    archive.run(None, given, lambda done, total: told.append((done, total)))
+    assert told == [(1, 2), (2, 2)]
+    told.clear()
+    audit.run(None, AuditOptions(given.out), lambda done, total: told.append((done, total)))
+    assert told == [(1, 1)]
