@@ -31,7 +31,7 @@ def archive_at(where: str) -> Archive:
         raise BadRequest(wrong)
     where = where.removeprefix("file://")
     if "://" not in where:
-        return Archive(Directory(RealDisk(), os.path.abspath(where)))
+        return Archive(Directory(RealDisk(private=True), os.path.abspath(where)))
     try:
         from hadelay.pipeline.places import Place
     except ImportError:

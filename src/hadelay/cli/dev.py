@@ -24,6 +24,7 @@ from hadelay.cli.output import Printing, emit_json, note
 from hadelay.cli.serve import Settings, run_node
 from hadelay.configload import load
 from hadelay.errors import Conflict, NotFound
+from hadelay.storage.disk import RealDisk, private, replace_file
 
 #: How long nodes may take to end by themselves: a leader hands over and everybody makes a checkpoint.
 END_S = 20.0
@@ -65,7 +66,7 @@ class Layout(msgspec.Struct, kw_only=True):
         )
 
     def save(self, directory: Path) -> None:
-        (directory / "cluster.json").write_bytes(msgspec.json.encode(self) + b"\n")
+        replace_file(RealDisk(), str(directory / "cluster.json"), msgspec.json.encode(self) + b"\n")
 
 
 def dev(
@@ -121,9 +122,9 @@ def _prepare(directory: Path, nodes: int | None, port_base: int | None, sync: An
     for i in range(layout.nodes):
         for address in (layout.http(i), layout.raft(i)):
             _must_be_free(address)
-    directory.mkdir(parents=True, exist_ok=True)
+    RealDisk().makedirs(str(directory))
     for i, name in enumerate(layout.names()):
-        (directory / f"{name}.toml").write_text(layout.toml(i, directory))
+        replace_file(RealDisk(), str(directory / f"{name}.toml"), layout.toml(i, directory).encode())
     layout.save(directory)
     return layout
 
@@ -184,7 +185,7 @@ class _Cluster:
         arguments += [] if self.layout.founded else ["--init"]
         for setting in self.layout.settings:
             arguments += ["--set", setting]
-        with open(self.directory / f"{name}.log", "ab") as log:
+        with open(self.directory / f"{name}.log", "ab", opener=private) as log:
             # A session of its own, so that Ctrl-C reaches the nodes through us, in our order; and the kernel ends
             # a node whose supervisor was killed, or its port would stay taken.
             return await asyncio.create_subprocess_exec(

@@ -12,7 +12,7 @@ from hadelay.cli.output import Printing, emit_json, note, table
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.raft.files import SUFFIX, end_of
 from hadelay.raft.records import MAGIC, SEGMENT_HEADER_BYTES, Torn, decode_record, decode_segment_header, is_torn
-from hadelay.storage.disk import RealDisk
+from hadelay.storage.disk import ReadOnlyDisk
 from hadelay.storage.inspect import inspect as storage_rows
 
 Row = dict[str, Any]
@@ -57,15 +57,10 @@ def inspect(
     return 1 if damaged else 0
 
 
-class _LookOnly(RealDisk):
-    def unlink(self, path: str) -> None:
-        """Recovery would remove what does not count."""
-
-
 def _directory(path: Path, printing: Printing) -> int:
     if not any(path.glob(f"*{SUFFIX}")):
         raise BadRequest(f"{path} is a directory, and not that of a journal: name a file in it, or raft/g0")
-    row = end_of(_LookOnly(), str(path))
+    row = end_of(ReadOnlyDisk(), str(path))
     _print([row], tuple(row), printing)
     return 0
 

@@ -93,6 +93,11 @@ class LocalStore:
         tables = f"{self.directory}/state.mdb"
         if not os.path.exists(tables):
             return self._all_of_them()
+        if not os.access(tables, os.R_OK):
+            raise BadRequest(
+                f"{tables}: only the node's own user may read it, since it has the secrets of webhooks. Read from the "
+                "nodes (--endpoint), or from a copy of names and hours/ without it"
+            )
         for attempt in range(5):
             # A checkpoint may commit meanwhile: a node keeps no pages for readers that it cannot see.
             before = os.stat(tables)

@@ -109,8 +109,17 @@ class Directories:
         }  # fmt: skip
 
     def make(self) -> None:
-        self.disk.makedirs(self.data)
-        self.disk.makedirs(self.journal)
+        """And take from other users what an earlier version, or a copy, let them read."""
+        corrected = 0
+        for directory in sorted({self.data, self.journal}):
+            self.disk.makedirs(directory)
+            parent, _, group = directory.rpartition("/")
+            corrected += self.disk.protect(parent, below=False)
+            for name in self.disk.listdir(parent):
+                if name.partition(".")[0] == group:  # also the lock, and what was put aside
+                    corrected += self.disk.protect(f"{parent}/{name}")
+        if corrected:
+            log.info("modes_corrected", node=self.config.node.name, files=corrected)
 
     def lock(self) -> list[Lock]:
         """Beside the directories, which may be put aside, and before anything in them is touched."""

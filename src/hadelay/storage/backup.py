@@ -140,6 +140,7 @@ class Directory:
     def prepare(self) -> None:
         """Make it, and keep other backups out of it while this process lives."""
         self._disk.makedirs(f"{self.where}/hours")
+        self._disk.protect(self.where)
         try:
             self._lock = self._disk.lock(f"{self.where}/lock")
         except BlockingIOError:

@@ -1,6 +1,9 @@
 """The door to the file system. Two implementations: `RealDisk` here, `SimDisk` in hadelay.testing (power cuts, torn
 writes, full disks, failing syncs).
 
+Modes do not depend on the umask (ADR 193). The group may list directories, and read hour files and `names`, for
+pipelines. Everything else may hold secrets: only the owner reads it.
+
 Rules for callers: what was not synced may vanish in any subset; a file's name is durable only after `sync_dir` of its
 directory; an error of any sync is final (stop the process, never sync again: the page cache looks clean afterwards).
 """
@@ -13,6 +16,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -84,6 +88,11 @@ class Disk(Protocol):
         """And make their names durable: whoever creates a directory rarely thinks of its parent."""
         ...
 
+    def protect(self, path: str, *, below: bool = True) -> int:
+        """Give `path`, and everything `below` it, the modes that new files get. Files of other users stay as they are.
+        Returns how many modes were changed."""
+        ...
+
     def rename(self, old: str, new: str) -> None:
         """Replaces `new`."""
         ...
@@ -103,6 +112,21 @@ class Disk(Protocol):
     def lock(self, path: str) -> Lock:
         """Hold `path` exclusively until the returned object is closed or gone. BlockingIOError when another has it."""
         ...
+
+
+DIRECTORY, PRIVATE, SHARED = 0o750, 0o600, 0o640
+
+
+def mode_of(path: str) -> int:
+    """Of a file."""
+    directory, name = os.path.split(path)
+    shared = os.path.basename(directory) == "hours" or name.removesuffix(".new") == "names"
+    return SHARED if shared else PRIVATE
+
+
+def private(path: str, flags: int) -> int:
+    """For open(…, opener=private)."""
+    return os.open(path, flags, PRIVATE)
 
 
 def read_file(disk: Disk, path: str, size: int | None = None, offset: int = 0) -> bytes:
@@ -191,9 +215,22 @@ class RealFile:
 
 
 class RealDisk:
+    """private: nothing is for the group, as of a backup, which is all of a cluster's secrets and messages in one."""
+
+    def __init__(self, *, private: bool = False) -> None:
+        self._mode_of = (lambda path: PRIVATE) if private else mode_of
+
     def open(self, path: str, *, create: bool = False) -> File:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return RealFile(path, os.open(path, flags, 0o640))
+        flags = os.O_RDWR | os.O_CLOEXEC
+        try:
+            return RealFile(path, os.open(path, flags))
+        except FileNotFoundError:
+            if not create:
+                raise
+        mode = self._mode_of(path)
+        fd = os.open(path, flags | os.O_CREAT, mode)
+        _set_mode(fd, mode)
+        return RealFile(path, fd)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
@@ -211,8 +248,18 @@ class RealDisk:
         parent = os.path.dirname(os.path.abspath(path))
         self.makedirs(parent)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
+            os.mkdir(path, DIRECTORY)
+            _set_mode(path, DIRECTORY)
         self.sync_dir(parent)
+
+    def protect(self, path: str, *, below: bool = True) -> int:
+        if not os.path.isdir(path):
+            return _set_mode(path, self._mode_of(path))
+        count = int(_set_mode(path, DIRECTORY))
+        for directory, inner, files in os.walk(path) if below else ():
+            count += sum(_set_mode(f"{directory}/{name}", DIRECTORY) for name in inner)
+            count += sum(_set_mode(f"{directory}/{name}", self._mode_of(f"{directory}/{name}")) for name in files)
+        return count
 
     def rename(self, old: str, new: str) -> None:
         os.rename(old, new)
@@ -253,10 +300,38 @@ class RealDisk:
         return s.f_bavail * s.f_frsize, s.f_blocks * s.f_frsize
 
     def lock(self, path: str) -> Lock:
-        file = open(path, "a")  # noqa: SIM115 (held until closed)
+        file = open(path, "a", opener=private)  # noqa: SIM115 (held until closed)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.close()
             raise
         return file
+
+
+class ReadOnlyDisk(RealDisk):
+    """For whoever only looks, and may own nothing of it."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        return RealFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def unlink(self, path: str) -> None:
+        """Recovery would remove what does not count."""
+
+
+def _set_mode(path: str | int, mode: int) -> bool:
+    """False if it had that mode, or another user owns it, or its file system knows no modes. setgid stays: of a
+    directory it gives what is made in it the directory's group."""
+    try:
+        found = os.stat(path, follow_symlinks=not isinstance(path, str))
+        now = stat.S_IMODE(found.st_mode)
+        if now & 0o777 == mode or stat.S_ISLNK(found.st_mode):
+            return False
+        os.chmod(path, now & 0o7000 | mode)
+    except (PermissionError, FileNotFoundError):
+        return False
+    except OSError as error:
+        if error.errno in (errno.ENOTSUP, errno.EROFS):
+            return False
+        raise
+    return True

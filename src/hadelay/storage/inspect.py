@@ -23,7 +23,7 @@ from hadelay.core.lifecycle import MOVES
 from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import NONE32, Event, encode_id, hour_from_name, hour_name
-from hadelay.storage.disk import Disk, File, RealDisk
+from hadelay.storage.disk import Disk, File, ReadOnlyDisk
 from hadelay.storage.heads import decode_heads
 from hadelay.storage.identity import decode_identity
 from hadelay.storage.lmdbtables import LmdbBackend
@@ -46,7 +46,7 @@ def inspect(path: str, disk: Disk | None = None) -> Iterator[Row]:
     if decode is None:
         known = ", ".join(["state.mdb", *_BY_NAME, *(f"<hour>{suffix}" for suffix in _BY_SUFFIX)])
         raise BadRequest(f"{name} is not a file of a data directory: {known}")
-    return _closing((disk or RealDisk()).open(path), path, decode)
+    return _closing((disk or ReadOnlyDisk()).open(path), path, decode)
 
 
 def _closing(file: File, path: str, decode: Callable[[File, str], Iterator[Row]]) -> Iterator[Row]:

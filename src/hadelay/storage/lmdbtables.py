@@ -27,6 +27,7 @@ from hadelay.core.checkpoint import WAY_OUT
 from hadelay.core.checksums import crc32c
 from hadelay.errors import DamagedFile, is_disk_full
 from hadelay.model import hour_name
+from hadelay.storage.disk import PRIVATE
 from hadelay.storage.tables import CHECKPOINT, HOUR_STATES, HOURS, ROW, Put, hour_rows, scan_all
 
 #: Named tables that may exist at once.
@@ -98,7 +99,7 @@ class LmdbBackend:
         with _as_os_error(path):
             self._env = lmdb.open(
                 path, map_size=map_bytes, max_dbs=_MAX_TABLES, subdir=False, readonly=readonly, lock=not readonly,
-                sync=True, metasync=True, writemap=False, map_async=False, readahead=False,
+                sync=True, metasync=True, writemap=False, map_async=False, readahead=False, mode=PRIVATE,
             )  # fmt: skip
             size, whole = os.path.getsize(path), (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
             if size < whole:

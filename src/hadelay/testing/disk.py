@@ -18,6 +18,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 
+from hadelay.storage.disk import mode_of
 from hadelay.testing.file import Flight, InjectedFault, SimCrash, SimFile
 from hadelay.testing.inode import Directory, Inode, NameOp, Op
 
@@ -227,7 +228,7 @@ class SimDisk:
             if not create:
                 raise FileNotFoundError(errno.ENOENT, "no such file", path)
             self.step(self.epoch, "create", path)
-            node = Inode()
+            node = Inode(mode_of(path))
             self._rename_op([(directory, name, node)])
         return SimFile(self, path, node)
 
@@ -253,6 +254,21 @@ class SimDisk:
             if not isinstance(node, Directory):
                 raise NotADirectoryError(path)
             directory = node
+
+    def protect(self, path: str, *, below: bool = True) -> int:
+        found = [(path, self._lookup(path))]
+        if below and isinstance(found[0][1], Directory):
+            found = list(self._walk(found[0][1], path, True))
+        count = 0
+        for name, node in found:
+            if isinstance(node, Inode) and node.mode != mode_of(name):
+                node.mode = mode_of(name)
+                count += 1
+        return count
+
+    def modes(self) -> dict[str, int]:
+        """Of every file."""
+        return {path: inode.mode for path, inode in self._walk(self._root, "", True)}
 
     def rename(self, old: str, new: str) -> None:
         self.step(self.epoch, "rename", f"{old} → {new}")

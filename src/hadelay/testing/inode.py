@@ -30,9 +30,10 @@ class Op:
 
 
 class Inode:
-    __slots__ = ("durable", "live", "mirrors", "ops", "size")
+    __slots__ = ("durable", "live", "mirrors", "mode", "ops", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, mode: int) -> None:
+        self.mode = mode
         self.live, self.durable = Buffer(), bytearray()
         self.size = 0
         self.ops: list[Op] = []
