@@ -558,7 +558,7 @@ async def test_what_is_not_finished_goes_back(node: Node, again: bool) -> None:
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(working, 10)
     (message,) = node.service.messages.values()
-    assert (message.state, node.service.reason) == ("scheduled", "the consumer stopped")
+    assert (message.state, node.service.reason, node.service.count) == ("scheduled", "the consumer stopped", False)
 
 
 def test_what_is_in_hand_goes_back_when_the_event_loop_ends(url: str) -> None:

@@ -9,7 +9,16 @@ from msgspec.structs import replace
 
 from hadelay.core import checkpoint, commands, dead, state, targets, topicconfig, topics
 from hadelay.core.commands import Command, encode_entry
-from hadelay.core.formats import ACK_OF_THIS_LIFE, BOUNDED, FEATURE_LEVEL, FIRST_LEVEL, ONE_PER_KEY, PLAIN_URLS
+from hadelay.core.formats import (
+    ACK_OF_THIS_LIFE,
+    BOUNDED,
+    FEATURE_LEVEL,
+    FIRST_LEVEL,
+    ONE_PER_KEY,
+    PLAIN_URLS,
+    UNCOUNTED,
+)
+from hadelay.core.lifecycle import MAX_EXCUSED, failures_of
 from hadelay.core.results import Done, LeaseOutcome, Outcome, RedriveOutcome, Refused
 from hadelay.core.state import DelayState
 from hadelay.core.topics import READY, SCHEDULED
@@ -163,3 +172,58 @@ def test_versions_of_python_agree_about_a_url(
         worlds[-1].one(commands.encode_topic_put("t", {part: {"url": url}}))
     assert len({world.state.dump(everything=True)[0] for world in worlds}) == 1
     assert bool(worlds[0].topic()) is plain
+
+
+@pytest.mark.parametrize("level", [UNCOUNTED - 1, UNCOUNTED])
+def test_what_nobody_tried_does_not_count(level: int) -> None:
+    """Given back without counting the attempt: neither max_attempts nor the backoff know of it. Every hand-out has a
+    number of its own all the same. Before the level of that it is a nack like any other."""
+    world = World(level=level)
+    world.one(commands.encode_topic_put("t", {"max_attempts": 2, "backoff": [1_000, 50_000]}))
+    (message_id,) = world.ids(draft())
+    for attempt in range(1, 6):
+        leases = world.lease(message_id)
+        assert world.state.grants[world.term, world.seq].rows["attempt"].tolist() == [attempt]
+        assert world.nack(leases, commands.uncounted(0)) == [LeaseOutcome.DONE]
+        if level < UNCOUNTED:
+            world.now += 1_000
+            world.nack(world.lease(message_id))
+            break
+        assert world.states(message_id) == ["ready"]
+        assert world.ack(leases) == [LeaseOutcome.LEASE_LOST]
+    if level < UNCOUNTED:
+        assert world.states(message_id) == ["dead"]
+        return
+    assert failures_of(world.state, message_id) == []
+    world.nack(world.lease(message_id))
+    assert due_ms(world, message_id) == world.state.now_ms + 1_000
+    world.now += 1_000
+    world.nack(world.lease(message_id), commands.uncounted(7_000))
+    assert due_ms(world, message_id) == world.state.now_ms + 7_000
+    world.now += 7_000
+    world.nack(world.lease(message_id))
+    assert world.states(message_id) == ["dead"]
+    assert len(failures_of(world.state, message_id)) == 2
+    world.one(commands.encode_redrive("n1", "t", [message_id]))
+    for _ in range(2):
+        assert world.states(message_id) == ["ready"]
+        world.nack(world.lease(message_id), 0)
+    assert world.states(message_id) == ["dead"]
+
+
+def test_uncounted_attempts_are_bounded() -> None:
+    world = World(level=UNCOUNTED)
+    world.one(commands.encode_topic_put("t", {"max_attempts": 2}))
+    (message_id,) = world.ids(draft())
+    for _ in range(MAX_EXCUSED + 5):
+        world.nack(world.lease(message_id), commands.uncounted(0))
+    assert world.states(message_id) == ["ready"]
+    world.nack(world.lease(message_id), 0)
+    assert world.states(message_id) == ["dead"]
+    assert isinstance(world.nack(world.lease(*world.ids(draft())), commands.uncounted(1 << 60)), Refused)
+
+
+def due_ms(world: World, message_id: int) -> int:
+    found = world.state.describe(message_id, world.state.now_ms)
+    assert found is not None
+    return found.deliver_at_ms

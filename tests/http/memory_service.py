@@ -86,7 +86,7 @@ class MemoryService:
         self.withdrawn = 0
         self.tokens: dict[str, Token] = {}
         self.actors: list[Actor] = []
-        self.reason = ""
+        self.reason, self.count = "", True
         self.rate: float | None = None
         self.hour_bytes = b"".join(bytes([n % 251]) for n in range(5000))
         self._index = count()
@@ -246,8 +246,10 @@ class MemoryService:
                     break
         return Delivery(messages, now + lease_ms, lease_ms)
 
-    async def settle(self, kind: str, leases: list[str], value_ms: int | None, reason: str = "") -> list[str]:
-        self.reason = reason
+    async def settle(
+        self, kind: str, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True
+    ) -> list[str]:
+        self.reason, self.count = reason, count
         if self.fail is not None:
             raise self.fail
         _, ok = decode_leases(0, leases)

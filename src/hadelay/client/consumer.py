@@ -160,6 +160,7 @@ class Consumer:
         self.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
+                await self._settle_rest()
                 while self.held:
                     self._room.clear()
                     await self._room.wait()
@@ -201,7 +202,7 @@ class Consumer:
                 # It may have been granted something: the same request gets that, and it goes back.
                 with contextlib.suppress(Exception):
                     for message in self._take(await self._receive(request_id, 1, 0, timeout=_LAST_POLL_S)):
-                        self._order(message, _GIVE_BACK)
+                        await self.settle(message, *_GIVE_BACK)
                 raise
             except Exception as error:
                 # Also what is no refusal, such as an answer that no node gave: else the loop ends, and nobody knows.
@@ -248,9 +249,13 @@ class Consumer:
 
     async def settle(self, message: Leased, verb: str, delay: Delay | None = None, reason: str | None = None) -> str:
         future = self._order(message, (verb, delay, reason))
-        while self._tasks[2].done() and self._orders:
-            await self._settle_next()
+        await self._settle_rest()
         return await asyncio.shield(future)
+
+    async def _settle_rest(self) -> None:
+        """What is ordered when nobody settles any more: the event loop ends."""
+        while self._tasks and self._tasks[2].done() and self._orders:
+            await self._settle_next()
 
     async def give_back(self, message: Leased, why: BaseException) -> None:
         """At once, and the attempt does not count. Where the program ends, it is not fetched again."""
@@ -303,7 +308,7 @@ class Consumer:
         verb, delay, reason = how
         if verb == "ack":
             return await self.client.ack(leases)
-        if how is not _GIVE_BACK:
+        if how != _GIVE_BACK:
             return await self.client.nack(leases, delay=delay, reason=reason)
         try:
             return await self.client.nack(leases, delay=0, reason=reason, count=False)

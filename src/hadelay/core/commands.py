@@ -238,8 +238,14 @@ def encode_ack(node: str, rows: NDArray[np.void]) -> bytes:
     return _leases(Command.ACK, node, rows, 0)
 
 
+def uncounted(delay_ms: int) -> int:
+    """The delay_ms that `encode_nack` takes for messages that come back after this delay without counting the attempt,
+    and the other way round. Below the feature level of that it means the topic's backoff."""
+    return -2 - delay_ms
+
+
 def encode_nack(node: str, rows: NDArray[np.void], delay_ms: int = -1, reason: str = "") -> bytes:
-    """reason: cut to MAX_REASON bytes."""
+    """delay_ms: −1 for the topic's backoff, below that as `uncounted` has it. reason: cut to MAX_REASON bytes."""
     cut = reason.encode()[:MAX_REASON].decode(errors="ignore")
     return _leases(Command.NACK, node, rows, delay_ms, pack_name(cut) if cut else b"")
 

@@ -22,6 +22,8 @@ MEMBERS_LEVEL = 2
 #: From this level on a topic that is made has the defaults of this level (ADR 205), retries of a webhook keep a least
 #: distance, and a settlement says how long its hand-out took (SETTLE, ADR 206).
 RETRY_DEFAULTS = WEBHOOK_FLOOR = SETTLE_LEVEL = 3
+#: From this level on a NACK may give a message back without counting the attempt (ADR 209).
+UNCOUNTED = 3
 #: What a cluster begins with, whatever its founders know: they need not all know the same.
 FIRST_LEVEL = 1
 

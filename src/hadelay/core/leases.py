@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 
 from hadelay.core import ttl
 from hadelay.core.backoff import waits_ms
-from hadelay.core.commands import MAX_AHEAD_MS
+from hadelay.core.commands import MAX_AHEAD_MS, uncounted
 from hadelay.core.dead import die
-from hadelay.core.formats import ACK_OF_THIS_LIFE, INDEX, WEBHOOK_FLOOR
+from hadelay.core.formats import ACK_OF_THIS_LIFE, INDEX, UNCOUNTED, WEBHOOK_FLOOR
 from hadelay.core.held import HELD, HeldGrant
 from hadelay.core.hourstate import bitmap, indexes_of
 from hadelay.core.lifecycle import (
     FLAG_LEASE_EXPIRED,
     Failure,
+    excused,
     failures_of,
     fitting,
     log_events,
@@ -295,11 +296,14 @@ def _failed_since(state: DelayState, entry: NDArray[np.void]) -> int:
 
 
 def apply_nack(state: DelayState, command: Leases) -> LeaseResult | Refused:
-    if command.value_ms > state.settings.max_delay_ms:
+    delay_ms, counts = command.value_ms, True
+    if delay_ms < -1 and state.level >= UNCOUNTED:
+        delay_ms, counts = uncounted(delay_ms), False
+    if delay_ms > state.settings.max_delay_ms:
         return Refused("too_far", f"a delay is at most {state.settings.max_delay_ms} ms")
     outcomes = np.full(len(command.rows), LeaseOutcome.LEASE_LOST, np.uint8)
     failure = Failure(Event.NACKED, state.number_of(REASON, command.reason) if command.reason else NONE32)
-    giving = _GivingBack(state, failure, command.value_ms, state.number_of(NODE, command.node))
+    giving = _GivingBack(state, failure, delay_ms, state.number_of(NODE, command.node), counts=counts)
     for grant, positions, where in _held(state, command, outcomes):
         done = giving.back(grant, positions)
         if done < len(positions):
@@ -318,8 +322,9 @@ def _note_acked(state: DelayState, command: Leases, outcomes: NDArray[np.uint8])
 class _GivingBack:
     """Attempts that end without an ack, in one apply: each message waits again, or dies, or is over anyway."""
 
-    def __init__(self, state: DelayState, failure: Failure, delay_ms: int, node: int) -> None:
-        """delay_ms: of a nack; negative for what the topic's backoff says."""
+    def __init__(self, state: DelayState, failure: Failure, delay_ms: int, node: int, *, counts: bool = True) -> None:
+        """delay_ms: of a nack; negative for what the topic's backoff says. counts: false when nobody tried them."""
+        self.counts = counts
         self.state, self.failure, self.delay_ms, self.node = state, failure, delay_ms, node
         self.room = MOVE_BYTES
 
@@ -350,7 +355,7 @@ class _GivingBack:
         for number, where in groups(held["topic"]):
             settings = state.topics[number].settings
             if self.delay_ms < 0 and settings.backoff:
-                waits = waits_ms(settings.backoff, held["attempt"][where], entries["first_id"][where])
+                waits = waits_ms(settings.backoff, _tries(held[where], entries[where]), entries["first_id"][where])
                 due_ms[where] += np.minimum(waits, state.settings.max_delay_ms)
             if settings.webhook is not None and state.level >= WEBHOOK_FLOOR:
                 due_ms[where] = np.maximum(due_ms[where], state.now_ms + WEBHOOK_FLOOR_MS)
@@ -369,7 +374,7 @@ class _GivingBack:
         )  # fmt: skip
         gone = ~state.topics.alive(entries)
         over = ~gone & expired(state, entries, state.now_ms)
-        dying = ~gone & ~over & (held["attempt"] >= self._limits(held))
+        dying = ~gone & ~over & (_tries(held, entries) >= self._limits(held)) & self.counts
         if gone.any():
             self._end(hour, held[gone], events[gone], Event.CANCELLED)
         if over.any():
@@ -381,7 +386,8 @@ class _GivingBack:
             flags = FLAG_LEASE_EXPIRED if failure.event is Event.LEASE_EXPIRED else 0
             move(
                 state, hour, entries[again], deliver_at_ms=due_ms[again], attempts=1, flags=flags,
-                previous=events[again], node=self.node, leased=True, failure=failure,
+                previous=events[again], node=self.node, leased=True,
+                failure=failure if self.counts else None, excuse=int(not self.counts),
             )  # fmt: skip
             ttl.wait_again(state, entries[again])
 
@@ -398,6 +404,12 @@ class _GivingBack:
             attempts=held["attempt"], previous=previous, consumer=NONE32, node=self.node,
         )  # fmt: skip
         settle(self.state, hour, held, event, leased=True)
+
+
+def _tries(held: NDArray[np.void], entries: NDArray[np.void]) -> NDArray[np.uint16]:
+    """How many attempts of these leased messages count, the present one included: at least 1."""
+    tries: NDArray[np.uint16] = held["attempt"] - np.minimum(excused(entries), held["attempt"] - 1)
+    return tries
 
 
 def apply_extend(state: DelayState, command: Leases) -> LeaseResult:

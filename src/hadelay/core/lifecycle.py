@@ -38,6 +38,10 @@ FLAG_ROUTED = 16
 #: It was due, or nearly, when it was rescheduled: in interval mode a leader that fell may have handed it out before,
 #: and its `deliver_at_ms` no longer tells.
 FLAG_WAS_DUE = 32
+#: The bits from here on count the hand-outs that ended without having been tried: they came back uncounted (NACK). They
+#: count neither for `max_attempts` nor for the backoff; `attempt` still numbers every hand-out.
+EXCUSED_AT = 6
+MAX_EXCUSED = (1 << 10) - 1
 #: Of the message, not of the entry: they go with it wherever it is filed anew.
 FLAGS_OF_MESSAGE = FLAG_KEYED | FLAG_TTL | FLAG_CALLBACK | FLAG_ROUTED | FLAG_WAS_DUE
 
@@ -136,22 +140,30 @@ def filed(state: DelayState, hours: int | NDArray[np.int64], rows: NDArray[np.vo
     state.listener.on_filed(hours, rows)
 
 
+def excused(rows: NDArray[np.void]) -> NDArray[np.uint16]:
+    """How many hand-outs of these messages (INDEX rows) do not count as attempts."""
+    found: NDArray[np.uint16] = rows["flags"] >> np.uint16(EXCUSED_AT)
+    return found
+
+
 def move(
     state: DelayState, hour: int, rows: NDArray[np.void], *, deliver_at_ms: NDArray[np.int64] | int, attempts: int,
     flags: NDArray[np.uint16] | int, previous: NDArray[np.uint32] | int, node: int, leased: bool,
-    failure: Failure | None = None, again: bool = True,
+    failure: Failure | None = None, again: bool = True, excuse: int = 0,
 ) -> None:  # fmt: skip
     """File the messages of these open INDEX rows anew, under max(second of deliver_at, second of now).
 
     `attempts` is added to the attempt of each. `flags` are the new entry's; those of the message stay. Within the hour
     the new entry points at the same record; into another hour the record is copied, so that an hour is complete by
-    itself. again: something happened to the message, so no purge from before that means it any more.
+    itself. again: something happened to the message, so no purge from before that means it any more. excuse: so many of
+    `attempts` do not count.
     """
     new = rows.copy()
     new["deliver_at_ms"] = deliver_at_ms
     # No limit of attempts is a limit of 65,534: there it stays.
     new["attempt"] = np.minimum(rows["attempt"], 0xFFFE - attempts) + attempts
     new["flags"] = rows["flags"] & FLAGS_OF_MESSAGE | flags
+    new["flags"] |= np.minimum(excused(rows) + np.uint16(excuse), MAX_EXCUSED) << EXCUSED_AT
     if again:
         new["generation"] = state.topics.generations[rows["topic"]]
     filing_ms = np.maximum(new["deliver_at_ms"], state.now_ms)

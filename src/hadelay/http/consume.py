@@ -188,7 +188,7 @@ async def nack(call: Call) -> Answer:
     reason = call.body.reason or ""
     if len(reason.encode()) > MAX_REASON:
         raise BadRequest(f"reason: at most {MAX_REASON} bytes")
-    return await _settle(call, "nack", None if delay is None else int(delay), reason)
+    return await _settle(call, "nack", None if delay is None else int(delay), reason, count=call.body.count)
 
 
 @routes.add("POST", "/v1/leases:extend", body=types.Extend, returns={200: types.ExtendResults}, **_SETTLING)
@@ -197,7 +197,9 @@ async def extend(call: Call) -> Answer:
     return await _settle(call, "extend", _lease(call, call.body.lease))
 
 
-async def _settle(call: Call, kind: SettleKind, value_ms: int | None, reason: str = "") -> Answer:
+async def _settle(
+    call: Call, kind: SettleKind, value_ms: int | None, reason: str = "", *, count: bool = True
+) -> Answer:
     leases = call.body.leases
     if len(leases) > _MAX_LEASES:
         raise BadRequest(f"leases: {len(leases)}; at most {_MAX_LEASES} at once")
@@ -205,6 +207,6 @@ async def _settle(call: Call, kind: SettleKind, value_ms: int | None, reason: st
         # A lease says what it is a lease of, to whoever can count: it is no secret.
         for topic in sorted(await call.server.service.topics_of_leases(leases)):
             call.access.need("consume", topic)
-    outcomes = await call.server.service.settle(kind, leases, value_ms, reason) if leases else []
+    outcomes = await call.server.service.settle(kind, leases, value_ms, reason, count=count) if leases else []
     results: list[Any] = [{"lease": lease, "outcome": outcome} for lease, outcome in zip(leases, outcomes, strict=True)]
     return call.answer({"results": results})

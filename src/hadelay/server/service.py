@@ -24,7 +24,7 @@ from hadelay.core.dispatch import Delivery as Handed
 from hadelay.core.dispatch import Poll as CorePoll
 from hadelay.core.drafts import Draft, hash_client_key
 from hadelay.core.filters import filter_of
-from hadelay.core.formats import MASKED_HEADERS, RETRY_DEFAULTS
+from hadelay.core.formats import MASKED_HEADERS, RETRY_DEFAULTS, UNCOUNTED
 from hadelay.core.keys import find_key
 from hadelay.core.leases import groups
 from hadelay.core.meta import unpack
@@ -196,8 +196,13 @@ class NodeService:
         else:
             done(Receipts([], []), None)
 
-    async def settle(self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "") -> list[str]:
+    async def settle(
+        self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True
+    ) -> list[str]:
         node = self._node
+        if not count:
+            value_ms = value_ms or 0
+            value_ms = commands.uncounted(value_ms) if node.state.level >= UNCOUNTED else value_ms
         rows, fine = decode_leases(node.config.cluster.group, leases)
         outcomes = ["lease_lost"] * len(leases)
         if not fine.any():

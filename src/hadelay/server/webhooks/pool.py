@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import structlog
 
-from hadelay.core.commands import encode_extend, encode_topic_put
+from hadelay.core.commands import encode_extend, encode_topic_put, uncounted
 from hadelay.core.lines import Delivery, Poll
 from hadelay.core.meta import unpack
 from hadelay.core.results import LeaseOutcome, LeaseResult
@@ -396,7 +396,7 @@ class Pool:
             pause = {"paused": True, "paused_reason": GONE}
             self.node.propose(encode_topic_put(feed.name, pause), lambda result, error: None)
         while feed.queue:
-            self._settle(feed.queue.popleft(), (-1, "HTTP 410"))
+            self._settle(feed.queue.popleft(), (uncounted(0), "HTTP 410"))
 
     # numbers
 

@@ -20,7 +20,7 @@ from hadelay.runtime import Runtime
 
 #: {term, seq, position, hour, index}: a LEASE row.
 Lease = tuple[int, int, int, int, int]
-#: (delay in ms or −1 for the topic's backoff, reason); None: ack.
+#: (delay as encode_nack takes it, reason); None: ack.
 Verdict = tuple[int, str] | None
 #: Leases in one command.
 _MOST = 1_000
