@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.system.cluster import Cluster, body_of, hadelay, until
+from hadelay.core.formats import UNCOUNTED
+from tests.system.cluster import Cluster, body_of, environment, hadelay, until
 
 
 @pytest.mark.parametrize("node", ["n1", "n2", "n3"])
@@ -189,3 +192,52 @@ def test_a_drained_node_is_out_of_traffic_until_that_is_undone(cluster: Cluster)
     assert cluster.ask(other, "POST", "/v1/cluster:drain", {"node": first, "undo": True}).status == 200
     assert cluster.ask(first, "POST", "/v1/topics/drained/messages", b"x").status == 201
     until(lambda: cluster.ask(first, "GET", "/readyz").status == 200, "it is ready again")
+
+
+WORKER = """
+import asyncio, signal, sys
+from hadelay import AsyncClient, Client
+
+async def handle(message):
+    print("begun", flush=True)
+    await asyncio.sleep(100)
+
+async def work():
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)
+    async with AsyncClient(sys.argv[1]) as client:
+        await client.work("deploys", handle, drain=0.1)
+
+def plain():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    with Client(sys.argv[1]) as client:
+        for message in client.consume("deploys"):
+            with message:
+                print("begun", flush=True)
+                signal.pause()
+
+asyncio.run(work()) if sys.argv[2] == "async" else plain()
+"""
+
+
+def test_deploys_are_no_failed_attempts(cluster: Cluster) -> None:
+    """A worker that is stopped in the middle of its work gives the message back, as often as that may be."""
+    until(lambda: cluster.ask("n1", "GET", "/v1/cluster").json["feature_level"] >= UNCOUNTED, "all nodes know how")
+    cluster.ask("n1", "PUT", "/v1/topics/deploys", {"max_attempts": 2, "backoff": ["1h"]})
+    message = cluster.publish("n2", "deploys", b"a long job")
+    servers = ",".join(cluster.urls.values())
+    for kind in ("async", "plain", "async", "plain"):
+        worker = subprocess.Popen(
+            [sys.executable, "-c", WORKER, servers, kind], env=environment(), stdout=subprocess.PIPE, text=True
+        )
+        with worker:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "begun\n"
+            worker.terminate()
+            worker.wait(20)
+        assert cluster.describe("n3", message)["state"] == "ready"
+    told = cluster.describe("n3", message)
+    given_back = [event for event in told["history"] if event["event"] == "nacked"]
+    assert [event["reason"] for event in given_back] == ["the consumer stopped"] * 4
+    (last,) = cluster.receive("n1", "deploys", max=1, wait="10s")
+    assert last["attempt"] == 5
+    assert cluster.settle("n2", "ack", [last]) == ["acked"]

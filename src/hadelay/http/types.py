@@ -263,7 +263,8 @@ class Nack(In):
     delay: Duration | None = None
     #: Why, for people: told with a dead letter. At most 128 bytes.
     reason: str | None = None
-    #: False: nobody tried, so the attempt counts neither for max_attempts nor for the backoff; `delay` is 0 unless given.
+    #: False: nobody tried, so the attempt counts neither for max_attempts nor for the backoff. `delay` is then 0 unless
+    #: given.
     count: bool = True
 
 

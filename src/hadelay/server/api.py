@@ -348,7 +348,7 @@ class Service(Protocol):
         self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True
     ) -> list[str]:
         """After commit, the outcome per token: acked | nacked | extended, already_acked, lease_lost (malformed too).
-        reason: of a nack, at most 128 bytes. count: whether a nack counts as an attempt; below feature level 3 each does.
+        reason: of a nack, at most 128 bytes. count: whether a nack counts as an attempt; below level 3 each does.
 
         value_ms: the delay of a nack (None: the topic's), the new lease of an extend (required), None for ack.
         """
