@@ -16,7 +16,9 @@ import pytest
 
 from hadelay.cli import dead
 from hadelay.cli.output import Remote
+from hadelay.cli.trace import verdict
 from hadelay.errors import BadRequest
+from hadelay.server.askers import Askers
 from tests.cli.support import Dev, cluster, environment, hadelay
 from tests.commands import started
 
@@ -261,21 +263,26 @@ def test_what_comes_with_a_message_does_not_steer_the_terminal(dev: Dev) -> None
 
 
 def test_a_verdict_says_what_a_message_waits_for(dev: Dev) -> None:
-    def verdict(*words: str) -> str:
+    def first_line(*words: str) -> str:
         return dev.run("trace", *words).stdout.partition("\n")[0]
 
     later = answer(dev, "msg", "put", "case", "x", "--delay", "2h", "--key", "later")
-    assert verdict("--topic", "case", "--key", "later") == "due in 1 h 59 min"
+    assert first_line("--topic", "case", "--key", "later") == "due in 1 h 59 min"
     now = answer(dev, "msg", "put", "case", "x", "--key", "now")["id"]
-    assert verdict(now).startswith("overdue by ")
+    assert first_line(now).endswith(": no consumer has asked for its topic since the present leader took over")
+    dev.run("msg", "receive", "case", "--tag", "nobody")
+    assert first_line(now).endswith(": ready messages of its topic: 1; consumers: anonymous")
+    for node in dev.nodes:
+        shown = json.loads(dev.run("topic", "get", "case", "-s", node["http"], "-o", "json").stdout)
+        assert [consumer["name"] for consumer in shown["consumers"]] == ["anonymous"]
     answer(dev, "topic", "pause", "case", "--reason", "stock-taking")
-    assert verdict(now).endswith(": its topic is paused: stock-taking")
-    assert verdict(later["id"]).endswith("; its topic is paused: stock-taking")
+    assert first_line(now).endswith(": its topic is paused: stock-taking")
+    assert first_line(later["id"]).endswith("; its topic is paused: stock-taking")
     answer(dev, "topic", "resume", "case")
     assert dev.run("msg", "receive", "case", "--keep").returncode == 0
-    assert re.fullmatch(r"with consumer anonymous for \d+ m?s, attempt 1", verdict(now))
+    assert re.fullmatch(r"with consumer anonymous for \d+ m?s, attempt 1", first_line(now))
     answer(dev, "msg", "cancel", later["id"])
-    assert re.fullmatch(r"cancelled at 20\S+Z", verdict(later["id"]))
+    assert re.fullmatch(r"cancelled at 20\S+Z", first_line(later["id"]))
     assert dev.run("story", later["id"]).stdout == dev.run("trace", later["id"]).stdout
     assert dev.run("trace", "--topic", "case").returncode == 2
 
@@ -303,6 +310,28 @@ def test_what_falls_due_when(dev: Dev) -> None:
     assert "█" in dev.run("topic", "due", "calendar", "--step", "30m").stdout
     for wrong in (("--step", "1"), ("--step", "0h"), ("--from", "soon")):
         assert dev.run("topic", "due", "calendar", *wrong).returncode == 2
+
+
+def test_a_verdict_names_the_consumer_that_stopped() -> None:
+    due, asked, now = (f"2026-11-20T{time}:00.000Z" for time in ("03:00", "03:01", "03:12"))
+    message = {"state": "ready", "deliver_at": due, "attempt": 0, "history": []}
+    topic = {"ready": 1, "leased": 0, "consumers": [{"name": "w1", "asked_at": asked}]}
+    nodes = [{"node": "n1", "state": "ready"}, {"node": "n2", "state": None}]
+    said = verdict(message, topic, nodes, now)
+    assert said == f"overdue by 12 min: no consumer has asked since {asked} (w1)"
+    assert verdict(message, topic, [*nodes, {"node": "n3", "state": "acked"}], now).endswith("DISAGREE (n3: acked)")
+    assert verdict(message, {**topic, "concurrency": 2, "leased": 2}, nodes, now).endswith("as concurrency allows")
+
+
+def test_consumers_that_are_remembered_are_bounded() -> None:
+    askers = Askers()
+    for n in range(5_000):
+        askers.note(f"c{n}", ("t", *(f"t{n}-{i}" for i in range(99))), n)
+    assert askers.of("t", most=2) == [("c4999", 4999), ("c4998", 4998)]
+    assert len(askers._asked) == askers._names // 100 == 655
+    askers.note("all", tuple(f"x{n}" for n in range(1 << 17)), 5_000)
+    assert askers.of("x7") == [("all", 5_000)]
+    assert askers.of("t") == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

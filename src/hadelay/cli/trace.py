@@ -12,8 +12,8 @@ from hadelay.cli.remote import call, call_member, segment
 from hadelay.errors import HadelayError
 from hadelay.model import decode_id, hour_name, unpack_id
 
-#: A consumer that has not asked for this long has stopped: clients wait 20 s at a time.
-_SILENT_MS = 60_000
+#: A consumer that has not asked for this long has stopped: a receive waits 60 s at most.
+_SILENT_MS = 90_000
 #: What a topic is asked for, of its settings: what decides about a message.
 _SETTINGS = (
     "lease", "max_attempts", "backoff", "dead_letter", "ttl", "rate", "concurrency", "catch_up_rate", "paused",
@@ -98,10 +98,10 @@ def _waits_for(topic: dict[str, Any], now: str) -> str:
     if consumers:
         asked = max(consumer["asked_at"] for consumer in consumers)
         names = ", ".join(consumer["name"] for consumer in consumers)
-        if _ms(asked, now) > _SILENT_MS and not any(consumer["waiting"] for consumer in consumers):
+        if _ms(asked, now) > _SILENT_MS:
             return f"no consumer has asked since {asked} ({names})"
         most = f", at most {topic['rate']:g} a second" if topic.get("rate") else ""
-        return f"{topic['ready']:,} messages of its topic are ready{most}; consumers: {names}"
+        return f"ready messages of its topic: {topic['ready']:,}{most}; consumers: {names}"
     return "no consumer has taken it"
 
 

@@ -232,6 +232,12 @@ class Lateness(Struct, frozen=True):
     max_ms: float | None = None
 
 
+class ConsumerInfo(Struct, frozen=True):
+    name: str
+    #: When it asked for messages last.
+    asked_at: datetime
+
+
 class TopicInfo(Struct, frozen=True, kw_only=True):
     """Counts, and the settings that were set: durations as text, secrets masked. None: not set."""
 
@@ -265,6 +271,8 @@ class TopicInfo(Struct, frozen=True, kw_only=True):
     paused: bool = False
     paused_reason: str | None = None
     dispatch_sync: str | None = None
+    #: Of `topic()`: who asked for its messages since the present leader took over, the latest first. None: not known.
+    consumers: list[ConsumerInfo] | None = None
 
 
 class Bucket(Struct, frozen=True, rename={"start": "from"}):

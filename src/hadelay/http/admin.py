@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 
 from hadelay.errors import BadRequest, HadelayError, NotFound
 from hadelay.http import types
@@ -116,6 +117,9 @@ def _topic_out(view: TopicView) -> types.Topic:
         view.oldest_ready_age_ms,
         view.bytes,
         types.Lateness(*view.lateness) if view.lateness else None,
+        consumers=UNSET
+        if view.consumers is None
+        else [types.Consumer(name, format_instant(at_ms)) for name, at_ms in view.consumers],
         **settings_out(view.config),
     )
 

@@ -473,6 +473,12 @@ class Lateness(Out):
     max_ms: float
 
 
+class Consumer(Out):
+    name: str
+    #: When it asked for messages last.
+    asked_at: str
+
+
 class Topic(Out):
     """Counts, and of the settings those that were set."""
 
@@ -506,6 +512,8 @@ class Topic(Out):
     paused: bool | UnsetType = UNSET
     paused_reason: str | UnsetType = UNSET
     dispatch_sync: Literal["commit", "interval"] | UnsetType = UNSET
+    #: Of one topic: who asked for its messages since the present leader took over, the latest first, at most 16.
+    consumers: list[Consumer] | UnsetType = UNSET
 
 
 class Topics(Out):

@@ -135,6 +135,8 @@ class TopicView(Struct):
     bytes: int = 0
     #: (messages, p50, p99 and maximum in ms) of what was handed out in the last minutes of this leader.
     lateness: tuple[int, float, float, float] | None = None
+    #: Who asked for it last, and the cluster time of that, as the leader knows; None: that is not known here.
+    consumers: list[tuple[str, int]] | None = None
 
 
 class MemberView(Struct):

@@ -37,6 +37,7 @@ from hadelay.raft.ports import Done, Propose
 from hadelay.runtime import Runtime
 from hadelay.server.ahead import HeldBack, Lead
 from hadelay.server.alarm import Alarm
+from hadelay.server.askers import Askers
 from hadelay.server.cursor import CursorKeeper
 from hadelay.server.deliveries import Delays, Lateness, again, empty, first_time, still_held
 from hadelay.server.expiry import Expiry, TtlExpiry
@@ -133,6 +134,7 @@ class LeaderDispatcher:
         self.handed_out = 0
         self.damaged_links = 0
         self.lateness = Lateness()
+        self.askers = Askers()
         self.delays = Delays()
         self.lead = Lead(0 if self.interval else min(config.dispatch.max_ahead_ms, MAX_AHEAD_MS))
         self._swept_before = 0
@@ -148,6 +150,7 @@ class LeaderDispatcher:
         """The no-op of `term` is applied, clock.lead was called, and the clock is ready."""
         self.on_follower()
         now, dispatch = self._now(), self.config.dispatch
+        self.askers = Askers()
         core = Dispatcher(
             self.state,
             preload_ms=dispatch.preload_ms,
@@ -230,6 +233,7 @@ class LeaderDispatcher:
             poll.done(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
             return
         poll.deadline = self.runtime.monotonic() + poll.wait_ms / 1000.0
+        self.askers.note(poll.consumer, poll.topics, self._now())
         if poll.request_id and self._is_repeated(term, poll):
             return
         if not term.core.ready.has_room(poll):

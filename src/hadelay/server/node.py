@@ -110,7 +110,7 @@ class Node:
         self.raft.set_applied(*(storage.applied_index, storage.applied_term) if storage.applied_index else FIRST)
         self.link = Link(runtime, self.raft.send)
         self.link.handlers |= {
-            "submit": self._on_submit, "ready": self._on_ready,
+            "submit": self._on_submit, "ready": self._on_ready, "consumers": self._on_consumers,
             "transfer": lambda peer, to, reply: self.transfer(to, partial(reply, None)),
             "drain": lambda peer, drained, reply: self.drain(bool(drained), partial(reply, None)),
         }  # fmt: skip
@@ -453,6 +453,9 @@ class Node:
             reply(self.dispatcher.topic_reports(), None)
         else:
             reply(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
+
+    def _on_consumers(self, peer: str, topic: Any, reply: Reply) -> None:
+        reply(self.dispatcher.askers.of(str(topic)) if self.leading else None, None)
 
 
 #: A planned transfer, asked of another node: longer than it takes, whether it works or not.

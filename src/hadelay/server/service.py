@@ -370,7 +370,22 @@ class NodeService:
 
     async def get_topic(self, name: str, *, stale: bool) -> TopicView:
         await self._confirm(stale)
-        return views.topic(self._node, self._topic(name), await self._ready(stale))
+        view = views.topic(self._node, self._topic(name), await self._ready(stale))
+        view.consumers = await self._consumers(name, stale)
+        return view
+
+    async def _consumers(self, topic: str, stale: bool) -> list[tuple[str, int]] | None:
+        node, leader = self._node, self._node.raft.leader
+        if node.leading:
+            return node.dispatcher.askers.of(topic)
+        if stale or leader is None:
+            return None
+        wait_s = node.config.http.no_leader_wait_ms / 1000
+        try:
+            found = await answered(lambda done: node.link.call(leader, "consumers", topic, wait_s, done))
+        except HadelayError:  # of a leader of an earlier version, or that is none any more
+            return None
+        return None if found is None else [(str(name), int(at_ms)) for name, at_ms in found]
 
     def _topic(self, name: str) -> Topic:
         topic = self._node.state.topic(name)
