@@ -70,6 +70,23 @@ def world() -> World:
     return World()
 
 
+def test_few_far_hours_are_looked_at_in_one_slice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heads of each are read from its files."""
+    world.ids(*(draft(in_ms=n * HOUR_MS) for n in range(60)))
+    heads, looked, most = world.store.heads, 0, 0
+
+    def counted(hour: int) -> Any:
+        nonlocal looked
+        looked += 1
+        return heads(hour)
+
+    monkeypatch.setattr(world.store, "heads", counted)
+    monkeypatch.setattr(world.store, "mapped", lambda hour: False)
+    for _ in listing.listing(world.state, wish(world, limit=100), START_MS + world.now):
+        most, looked = max(most, looked), 0
+    assert 0 < max(most, looked) <= 8
+
+
 # ---- what an owner asks
 
 

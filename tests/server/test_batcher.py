@@ -289,6 +289,21 @@ def test_a_large_batch_is_split_and_answered_as_one(world: World) -> None:
     assert len(answers[0].ids) == 7
 
 
+def test_an_entry_makes_few_topics_and_takes_few_keys(world: World) -> None:
+    """Apply takes some 15 µs for a new topic, and some µs for a key, on every node."""
+    timers, wire, batcher = world
+    batcher.publish([Draft(f"t{n}", 0, True, 0, 0, b"", b"x", None) for n in range(30)], None, Answers())
+    batcher.publish([Draft("t", 0, True, 0, 0, b"", b"x", b"i%d" % n, b"k%d" % n) for n in range(40)], None, Answers())
+    while batcher.waiting_publishes or batcher.inflight:
+        timers.turn()
+        for n in range(len(wire.sent)):
+            wire.commit(n)
+        rows = [wire.rows(n) for n in range(len(wire.sent))]
+        assert all(sum(entry) <= 15 for entry in rows), rows
+        wire.sent.clear()
+    assert batcher.queued_bytes == 0
+
+
 def test_a_part_that_failed_makes_the_whole_unknown(world: World) -> None:
     timers, wire, batcher = world
     answers = Answers()

@@ -46,6 +46,8 @@ _SLICE = 65_536
 #: Entries of a pass that are looked at in one go.
 _ROWS = 16_384
 _HOUR_COST = 64
+#: What is spent of a slice on an hour whose heads have to be read from its files.
+_FAR_HOUR = _SLICE // 4
 #: An entry that is walked to, or fetched by its number; in an hour that is not mapped each is a read of its own.
 _STEP_COST = {True: 10, False: 1_024}
 _SECOND_COST = 2_048
@@ -146,6 +148,7 @@ def listing(state: DelayState, wish: Wish, now_ms: int, budget: int = BUDGET) ->
     after = max(wish.after, (wish.from_ms - 1, _LAST_ID))
     look = _Look(state, wish, now_ms, found)
     for hour in look.hours(after):
+        slice_spent += 0 if state.store.mapped(hour) else _FAR_HOUR
         for cost, reached in look.hour(hour, after):
             spent += cost
             slice_spent += cost

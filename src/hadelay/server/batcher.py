@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -36,6 +36,8 @@ from hadelay.server.api import Histogram, PublishDone, Receipts
 
 #: A record's header, row and list overhead: what a draft costs besides its payload.
 _DRAFT_BYTES = 128
+#: What apply does for a key, and for each topic of a batch, which may be a new one: as much as for so many bytes.
+_KEY_BYTES, _TOPIC_BYTES = 256, 1_024
 #: Entries with publishes on their way at once. Two keep the disks busy; more would only make batches smaller.
 _MAX_INFLIGHT_PUBLISHES = 2
 #: Entries on their way at once, with whatever is in them: commands are small, and somebody waits for each (somebody's
@@ -168,9 +170,7 @@ class Batcher:
             self.refused["publish_rate"] += len(drafts)
             done(None, _too_fast(drafts[0].topic, wait_ms))
             return
-        size = _DRAFT_BYTES * len(drafts)
-        for draft in drafts:
-            size += len(draft.body) + len(draft.meta)
+        size = _cost(drafts[0]) if len(drafts) == 1 else sum(_costs(drafts))
         if self.queued_bytes + size > self.max_queue_bytes and self.queued_bytes:
             done(None, Overloaded("too many publishes are waiting for their commit on this node", retry_after_ms=200))
             return
@@ -248,8 +248,7 @@ class Batcher:
         """A batch too large for one entry, in parts with keys of their own, so that a retry of all is harmless."""
         parts: list[tuple[list[Draft], int]] = []
         size = self.max_entry_bytes
-        for draft in drafts:
-            cost = _DRAFT_BYTES + len(draft.body) + len(draft.meta)
+        for draft, cost in zip(drafts, _costs(drafts), strict=True):
             if size + cost > self.max_entry_bytes:
                 parts.append(([], 0))
                 size = 0
@@ -405,6 +404,25 @@ class _Batch:
             _answer(self.batcher, group, result)
         for command, result in zip(self.commands, results[len(self.groups) :], strict=True):
             command.done(result, None)
+
+
+def _cost(draft: Draft) -> int:
+    """Bytes that it counts as, in the queue and in an entry."""
+    cost = _DRAFT_BYTES + len(draft.body) + len(draft.meta)
+    if draft.idem is not None:
+        cost += _KEY_BYTES
+    return cost if draft.key is None else cost + _KEY_BYTES
+
+
+def _costs(drafts: list[Draft]) -> Iterator[int]:
+    """Of the drafts of one request."""
+    seen = {drafts[0].topic}
+    for draft in drafts:
+        if draft.topic in seen:
+            yield _cost(draft)
+        else:
+            seen.add(draft.topic)
+            yield _cost(draft) + _TOPIC_BYTES
 
 
 _One = TypeVar("_One", bound=_Publish | _Command)

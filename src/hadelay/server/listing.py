@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 #: Records read between two turns of others, and for one page: beyond that it is short.
 _TURN_BYTES, _PAGE_BYTES = 1 << 18, 16 << 20
-#: What reading a record costs besides its bytes, in bytes.
-_RECORD_COST = 8_192
+#: What reading a record costs besides its bytes, in bytes; and the first of an hour whose files have to be opened.
+_RECORD_COST, _HOUR_COST = 8_192, 128 << 10
 _SETTLED = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 
@@ -36,7 +36,8 @@ async def page_of(node: Node, topic: Topic, asked: ListWish) -> MessagePage:
     for n, (hour, state) in enumerate(zip(page.hours.tolist(), page.states, strict=True)):
         row = page.rows[n]
         size = int(row["size"])
-        turn += size + _RECORD_COST
+        other = not n or hour != page.hours[n - 1]
+        turn += size + (_RECORD_COST if not other or node.storage.hours.mapped(hour) else _HOUR_COST)
         total += size
         if total > _PAGE_BYTES and n:
             return MessagePage(messages, (int(page.due_ms[n - 1]), int(page.rows["first_id"][n - 1])))
