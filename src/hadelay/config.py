@@ -56,6 +56,10 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: URL under which clients and other nodes reach this node; `receive` redirects to it. The other nodes must be able
     #: to resolve it; a client that cannot has its polls relayed. Empty: http://<listen>.
     advertise: str = ""
+    #: Names that clients ask this node by, besides that of `advertise`: "queue.example.com", "*.internal". Requests
+    #: under another name are refused: a web page may have made a browser send them (DNS rebinding). Addresses,
+    #: localhost and the health routes always pass. Empty with security.tokens: every name passes.
+    hosts: list[str] = field(default_factory=list)
     #: PEM file of this node's certificate, followed by those between it and its authority: HTTP becomes HTTPS. Read
     #: again when it changes.
     tls_cert: str = ""
@@ -383,6 +387,9 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
             "http.advertise",
             f"{config.http.advertise!r}: expected a URL without a path, such as http://10.0.0.1:8400",
         )
+    for name in config.http.hosts:
+        if not re.fullmatch(r"[A-Za-z0-9_.*-]+", name):
+            yield "http.hosts", f'{name!r}: expected a name without a port, such as "queue.example.com" or "*.internal"'
     peers = config.raft.peers
     if peers and config.node.name not in peers:
         yield "raft.peers", f"lists every member, but not this node ({config.node.name}): add it"

@@ -78,7 +78,7 @@ async def make_node() -> AsyncIterator[Make]:
 
     async def make(**config: Any) -> Node:
         service = MemoryService()
-        server = HttpServer(service, HttpConfig(**{"listen": "127.0.0.1:0"} | config), MAX_DELAY_MS)
+        server = HttpServer(service, HttpConfig(**{"listen": "127.0.0.1:0", "hosts": ["x"]} | config), MAX_DELAY_MS)
         address = await server.start()
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         nodes.append(Node(service, server, f"http://{address}", session))

@@ -51,7 +51,7 @@ def test_what_comes_with_the_connect_goes_the_short_way() -> None:
     """uvloop tells of a connection and of its first bytes in one pass, before aiohttp's handler has begun."""
 
     async def run() -> None:
-        server = HttpServer(MemoryService(), HttpConfig(listen="127.0.0.1:0"), 1 << 40)
+        server = HttpServer(MemoryService(), HttpConfig(listen="127.0.0.1:0", hosts=["x"]), 1 << 40)
         host, port = (await server.start()).split(":")
         with socket.create_connection((host, int(port))) as client:
             client.sendall(publish(b"at once"))
@@ -495,7 +495,7 @@ def test_any_pipeline_cut_anywhere(requests: list[tuple[bytes, bytes]], cuts: li
 
     async def run() -> None:
         service = MemoryService()
-        server = HttpServer(service, HttpConfig(listen="127.0.0.1:0"), 1 << 40)
+        server = HttpServer(service, HttpConfig(listen="127.0.0.1:0", hosts=["x"]), 1 << 40)
         if slow:  # answers come a pass of the loop later, as from a log
             publish_now = service.publish
             service.publish = lambda *a: asyncio.get_running_loop().call_soon(publish_now, *a)  # type: ignore

@@ -67,7 +67,7 @@ def test_both_ways_agree(target: str, lines: list[bytes], host: bytes, body: byt
 
     async def ask(*pieces: bytes) -> Any:
         service = MemoryService()
-        server = HttpServer(service, HttpConfig(listen="127.0.0.1:0"), 1 << 40)
+        server = HttpServer(service, HttpConfig(listen="127.0.0.1:0", hosts=["x"]), 1 << 40)
         address, port = (await server.start()).split(":")
         reader, writer = await asyncio.open_connection(address, int(port))
         writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -11,10 +11,11 @@ import pytest
 from hadelay.config import HttpConfig
 from hadelay.core.results import Refused
 from hadelay.errors import HadelayError, OutcomeUnknown
+from hadelay.http.access import Hosts
 from hadelay.http.app import ROUTES
 from hadelay.http.openapi import document
 from hadelay.server.service import NodeService, _refused
-from tests.http.conftest import Node
+from tests.http.conftest import Make, Node, read_answer
 
 
 def test_commands_name_what_may_become_of_them() -> None:
@@ -91,3 +92,48 @@ async def test_a_page_of_another_site_changes_nothing(node: Node, headers: dict[
     look = await node.ask("GET", "/v1/topics", **own)
     assert look.status == 200
     assert not [name for name in look.headers if name.lower().startswith("access-control")]
+
+
+def rebound(method: str, path: str, host: str, body: bytes = b"") -> bytes:
+    """As a browser sends it that was told that the attacker's name has this node's address."""
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+FOREIGN = ("evil.example:8400", "evil.example", "EVIL.example.", "localhost.evil.example", "n1", "0x7f000001", "[x]:1")
+OURS = (
+    "127.0.0.1:8400", "10.0.0.7", "[::1]:8400", "localhost:1", "LOCALHOST.", "app.localhost", "queue.example.com:8400",
+    "a.internal", "b.a.internal:80", "Advertised.example:8400", "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("host", FOREIGN + OURS)
+async def test_a_name_that_is_not_this_nodes(make_node: Make, host: str) -> None:
+    node = await make_node(
+        hosts=["queue.example.com", "*.internal"], advertise="http://advertised.example:8400"
+    )  # not "x", as of other tests
+    refused = host in FOREIGN
+    reader, writer = await node.raw()
+    publish = rebound("POST", "/v1/topics/t/messages", host, b"x")
+    put = rebound("PUT", "/v1/topics/t", host, b"{}")
+    read = rebound("GET", "/v1/topics", host)
+    plain = publish.replace(b"Origin", b"X-Page")  # what goes the short way
+    for request in (publish, plain, plain, put, read):
+        writer.write(request)
+        status, _, body = await read_answer(reader)
+        assert status in ((403,) if refused else (200, 201))
+        assert (b"http.hosts" in body) == refused
+    writer.write(rebound("GET", "/livez", host) + rebound("GET", "/readyz", host))
+    assert [(await read_answer(reader))[0] for _ in range(2)] == [200, 200]
+    if refused:
+        assert not node.service.published
+        assert node.server.denials.counts == {"foreign_host": 5}
+
+
+async def test_names_are_checked_with_tokens_only_when_there_are_some() -> None:
+    def allows(tokens: bool, *hosts: str) -> bool:
+        return Hosts(HttpConfig(hosts=list(hosts)), tokens=tokens).allows("proxy.example")
+
+    assert [allows(False), allows(True), allows(True, "a.example"), allows(True, "proxy.example")] == [
+        False, True, False, True,
+    ]  # fmt: skip

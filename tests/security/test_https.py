@@ -31,7 +31,7 @@ PUBLISH = b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\nContent-Lengt
 @asynccontextmanager
 async def served(files: tuple[str, str, str]) -> AsyncIterator[tuple[HttpServer, MemoryService, str]]:
     cert, key, ca = files
-    config = HttpConfig(listen="127.0.0.1:0", tls_cert=cert, tls_key=key, tls_ca=ca)
+    config = HttpConfig(listen="127.0.0.1:0", hosts=["x"], tls_cert=cert, tls_key=key, tls_ca=ca)
     service = MemoryService()
     server = HttpServer(service, config, 1 << 40)
     address = await server.start()

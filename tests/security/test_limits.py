@@ -103,7 +103,7 @@ async def test_connections_of_one_address(make_node: Make) -> None:
 async def test_handshakes_are_connections(pki: Pki) -> None:
     """Who begins TLS and says no more takes a descriptor too; health is answered under TLS as well."""
     cert, key, ca = pki.files("n1")
-    config = HttpConfig(listen="127.0.0.1:0", tls_cert=cert, tls_key=key, tls_ca=ca, max_connections=5)
+    config = HttpConfig(listen="127.0.0.1:0", hosts=["x"], tls_cert=cert, tls_key=key, tls_ca=ca, max_connections=5)
     server = HttpServer(MemoryService(), config, 1 << 40)
     host, port = (await server.start()).split(":")
     before = sockets()
@@ -175,7 +175,7 @@ async def test_a_handshake_that_does_not_go_on(pki: Pki, monkeypatch: pytest.Mon
     cert, key, ca = pki.files("n1")
     monkeypatch.setattr(listener, "_HANDSHAKE_S", 0.1)
     server = HttpServer(
-        MemoryService(), HttpConfig(listen="127.0.0.1:0", tls_cert=cert, tls_key=key, tls_ca=ca), 1 << 40
+        MemoryService(), HttpConfig(listen="127.0.0.1:0", hosts=["x"], tls_cert=cert, tls_key=key, tls_ca=ca), 1 << 40
     )
     host, port = (await server.start()).split(":")
     reader, writer = await asyncio.open_connection(host, int(port))

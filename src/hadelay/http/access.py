@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, TypeVar
 
-from hadelay.config import SecurityConfig
+from hadelay.config import HttpConfig, SecurityConfig
 from hadelay.core.access import Rights, Token
 from hadelay.errors import Forbidden, HadelayError, NoLeader, Unauthorized
 from hadelay.loglimit import LogLimit
@@ -81,6 +83,47 @@ def check_site(method: str, headers: Mapping[str, str]) -> None:
         said = f"Origin {origin[:128]!r}" if origin is not None else f"Sec-Fetch-Site {site!r:.64}"
         what = f"this was sent by a web page of another site ({said}), which may change nothing here"
         raise _because("cross_site", Forbidden(what))
+
+
+class Hosts:
+    """Names that requests may ask this node by. An attacker's name may lead to any address, loopback too. Then the
+    attacker's web page is of the same site as this node, and reads and changes everything (DNS rebinding). An address
+    in place of the name cannot be forged so. A browser shows no token by itself: where tokens are asked for, names are
+    checked only if `http.hosts` has some."""
+
+    def __init__(self, config: HttpConfig, *, tokens: bool) -> None:
+        self._checks = bool(config.hosts) or not tokens
+        own = (_host_of(config.advertise.partition("://")[2]), _host_of(config.listen))
+        self._patterns = tuple(name.lower() for name in (*config.hosts, *own, "localhost", "*.localhost") if name)
+
+    def allows(self, host: str) -> bool:
+        """host: as the header says, with a port or without."""
+        if not self._checks:
+            return True
+        name = _host_of(host.strip()).lower().removesuffix(".")
+        return not name or _is_address(name) or any(fnmatchcase(name, pattern) for pattern in self._patterns)
+
+    def check(self, hosts: Iterable[str]) -> None:
+        """Raises Forbidden."""
+        for host in hosts:
+            if not self.allows(host):
+                what = f"this node is not asked by the name {host[:128]!r}: add it to http.hosts, or use an address"
+                raise _because("foreign_host", Forbidden(what))
+
+
+def _host_of(address: str) -> str:
+    """Of host, host:port, or [v6]:port."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.rpartition(":")[0] if address.count(":") == 1 else address
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class Access:

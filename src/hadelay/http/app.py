@@ -16,7 +16,7 @@ from aiohttp import web
 from hadelay.config import HttpConfig, SecurityConfig, split_address
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.http import admin, consume, dead, health, listing, messages, openapi, problems, publish, tokens
-from hadelay.http.access import ANYBODY, OPEN, Access, Denials, Door, check_site
+from hadelay.http.access import ANYBODY, OPEN, Access, Denials, Door, Hosts, check_site
 from hadelay.http.bodies import Room, Share
 from hadelay.http.connection import Connection, Heads
 from hadelay.http.listener import Listener
@@ -112,6 +112,7 @@ class HttpServer:
         self.door: Door | None = None
         if security is not None and security.tokens:
             self.door = Door(service, security, time.monotonic, self.heads.recent.clear)
+        self.hosts = Hosts(config, tokens=self.door is not None)
         self.polls = Polls()
         self.denials = Denials(time.monotonic)
         self.turns = Turns()
@@ -188,6 +189,8 @@ class HttpServer:
             target, _, query = origin_form(request.raw_path).partition("?")
             route, path = self.route(request.method, target)
             name = route.name
+            if name not in health.PROBES:
+                self.hosts.check(request.headers.getall("Host", ()))
             check_site(request.method, request.headers)
             access = self.admit(route, path, request.headers.getall("Authorization", ()))
             call = Call(self, request, route, path, access=access, share=share)

@@ -171,6 +171,8 @@ class Heads:
                 if not _DIGITS.fullmatch(value):
                     return None
                 length = int(value)
+            elif name == b"host" and not self.server.hosts.allows(value.decode("latin-1")):
+                return None
             names.add(name)
             headers.append((header[1], value))
             at = header.end()

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hadelay.http.app import HttpServer
 
 routes = Routes()
+#: Names of the routes that orchestrators ask: by any name, and when all connections are taken.
+PROBES = frozenset(("livez", "readyz"))
 
 
 @routes.add("GET", "/livez", query=types.ReadyQuery, returns={200: types.Health}, errors=(503,), scope=OPEN)

@@ -30,7 +30,8 @@ _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 REQUESTS = Family("hadelay_http_requests_total", "counter", "Answers by route and status", ("route", "code"))
 DENIED = Family(
     "hadelay_http_denied_total", "counter",
-    "Requests refused for who asked: no_token, malformed, unknown, expired or bootstrap token, scope, or cross_site",
+    "Requests refused for who asked: no_token, malformed, unknown, expired or bootstrap token, scope, cross_site, "
+    "or foreign_host",
     ("reason",),
 )  # fmt: skip
 CONNECTIONS = Family("hadelay_http_connections", "gauge", "Open connections of clients")
