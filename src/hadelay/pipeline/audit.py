@@ -18,10 +18,9 @@ import pyarrow.parquet as pq
 from hadelay.errors import BadRequest
 from hadelay.model import hour_name
 from hadelay.pipeline.archived import LOST, is_whole
-from hadelay.pipeline.check import each
 from hadelay.pipeline.places import Place, absolute
-from hadelay.pipeline.progress import Progress, silent, told
 from hadelay.pipeline.schema import hour_int
+from hadelay.pipeline.tasks import Progress, each, silent
 from hadelay.storage import manifests
 from hadelay.storage.manifests import Catalogue, Listed, Manifest, Part
 
@@ -71,7 +70,7 @@ def run(spark: Any, options: AuditOptions, progress: Progress = silent) -> Summa
     there, catalogue = manifests.manifest_hours(place), manifests.load_catalogue(place)
     hours = sorted(hour for hour in there | catalogue.hours.keys() if options.takes(hour))
     work = partial(audit_hour, where, catalogue)
-    found = each(spark, told(work, len(hours), progress) if spark is None else work, hours)
+    found = each(spark, work, hours, progress)
     summary = Summary(hours=found)
     if not catalogue.names and any(hour["version"] > 1 for hour in found):
         summary.problem = f"{place.path('_catalogue')}: {LOST}"

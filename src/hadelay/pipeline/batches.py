@@ -77,8 +77,6 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "lt": operator.lt,
     "le": operator.le,
 }
-#: What is filtered here, exactly.
-FILTERED = {"hour", "dead", "deliver_at", "at", "topic", "state", "event", "id", "first_id", "entry"}
 
 
 class Split(NamedTuple):

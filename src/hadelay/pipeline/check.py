@@ -7,10 +7,10 @@ named is the damaged place and not the first that noticed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,9 +20,7 @@ from hadelay.errors import DamagedFile
 from hadelay.model import hour_name
 from hadelay.pipeline.hourfiles import WAY_OUT, HourFiles, Names, Store, flaw_of, rows
 from hadelay.pipeline.schema import Options
-
-T = TypeVar("T")
-R = TypeVar("R")
+from hadelay.pipeline.tasks import Progress, each, silent
 
 #: In this order: the entries say where records are.
 SUFFIXES = ("idx", "dsp", "log")
@@ -40,24 +38,17 @@ class Found(NamedTuple):
     all_verifies: bool = False
 
 
-def each(spark: Any, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """work(item) of each, as Spark tasks or here."""
-    if spark is None or not items:
-        return [work(item) for item in items]
-    found: list[R] = spark.sparkContext.parallelize(items, len(items)).map(work).collect()
-    return found
-
-
 def check(
-    spark: Any, store: Store, hours: Sequence[HourFiles], options: Options, suffixes: Sequence[str] = SUFFIXES
-) -> None:
+    spark: Any, store: Store, hours: Sequence[HourFiles], options: Options, suffixes: Sequence[str] = SUFFIXES,
+    progress: Progress = silent,
+) -> None:  # fmt: skip
     """DamagedFile for the first of these files that is not as it was written; nothing with onTorn=skip, which asks for
     what can be read. A task per file."""
     if options.on_torn == "skip":
         return
     names = store.names()
     asked = [(files, suffix) for files in sorted(hours) if not files.archived for suffix in suffixes]
-    answers = each(spark, partial(_check_file, store, names), asked)
+    answers = each(spark, partial(_check_file, store, names), asked, progress)
     told = [(files, found) for (files, _), found in zip(asked, answers, strict=True) if found is not None]
     if not told:
         return

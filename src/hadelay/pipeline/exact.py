@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,14 @@ import numpy as np
 from hadelay.model import DEAD_HOURS, NONE32, decode_id
 from hadelay.pipeline import reconcile as fast
 from hadelay.pipeline.archived import parts
-from hadelay.pipeline.hourfiles import Listing, Store
+from hadelay.pipeline.hourfiles import Listing, Rows, Store
 from hadelay.pipeline.places import absolute, check_spark
 from hadelay.pipeline.reconcile import FACTS, VERDICTS, ReconcileOptions, Rule, Summary
 from hadelay.pipeline.schema import Options, hour_int, hour_number
+from hadelay.pipeline.tasks import classic
 
+#: Offending rows that are Python objects at once.
+_ROWS = 10_000
 _MESSAGES = ("first_id", "id", "hour", "dead", "entry", "topic", "deliver_at")
 _EVENTS = ("hour", "dead", "entry", "event", "at", "other_hour", "other_dead", "other_entry", "number")
 
@@ -82,6 +87,7 @@ SELECT ehour, edead, eentry, NULL, NULL, 'orphan', NULL, 0, -1 FROM orphans {onl
 
 def run(spark: Any, store: Store, listing: Listing, rule: Rule, options: ReconcileOptions) -> Summary:
     """Both tables are read from the one listing: what is filed meanwhile is in neither."""
+    classic(spark)
     archive = absolute(options.archive)
     check_spark(spark, "--archive", archive)
     listed = [(hour_int(files.hour), files.hour >= DEAD_HOURS) for files in listing.hours]
@@ -104,21 +110,27 @@ def run(spark: Any, store: Store, listing: Listing, rule: Rule, options: Reconci
         key = (hour_number(row["hour"], row["dead"]), numbers[row["topic"]], VERDICTS.index(row["verdict"]))
         counts[key] += row["count"]
     offends = [VERDICTS[verdict] for verdict in fast.OFFENDING]
-    rows = judged.where(judged.verdict.isin(offends)).collect()
-    judged.unpersist()
-    offending = np.zeros(len(rows), FACTS)
-    for n, row in enumerate(rows):
-        found = offending[n]
-        found["hour"], found["entry"] = hour_number(row["hour"], row["dead"]), row["entry"]
-        found["verdict"], found["leases"], found["late_ms"] = (
-            VERDICTS.index(row["verdict"]),
-            row["leases"],
-            row["late_ms"],
+    try:
+        return fast.summarise(
+            counts, _facts(judged.where(judged.verdict.isin(offends)), numbers), names, listing, rule, options
         )
-        if row["id"] is not None:
-            found["first_id"], found["topic"] = decode_id(row["id"]), numbers[row["topic"]] & NONE32
-            found["deliver_at_ms"] = round(row["deliver_at"].timestamp() * 1000)
-    return fast.summarise(counts, offending, names, listing, rule, options)
+    finally:
+        judged.unpersist()
+
+
+def _facts(offending: Any, numbers: dict[str | None, int]) -> Iterator[Rows]:
+    """FACTS of the query's rows, some at a time."""
+    rows = offending.toLocalIterator()
+    while some := list(islice(rows, _ROWS)):
+        found = np.zeros(len(some), FACTS)
+        for fact, row in zip(found, some, strict=True):
+            fact["hour"], fact["entry"] = hour_number(row["hour"], row["dead"]), row["entry"]
+            fact["verdict"], fact["leases"] = VERDICTS.index(row["verdict"]), row["leases"]
+            fact["late_ms"] = row["late_ms"]
+            if row["id"] is not None:
+                fact["first_id"], fact["topic"] = decode_id(row["id"]), numbers[row["topic"]] & NONE32
+                fact["deliver_at_ms"] = round(row["deliver_at"].timestamp() * 1000)
+        yield found
 
 
 def frame(

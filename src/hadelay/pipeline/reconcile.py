@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -23,8 +23,9 @@ import numpy.typing as npt
 
 from hadelay.errors import BadRequest
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event
+from hadelay.pipeline import tasks
 from hadelay.pipeline.archived import open_hours
-from hadelay.pipeline.check import check, each
+from hadelay.pipeline.check import SUFFIXES, check
 from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, usable
 from hadelay.pipeline.schema import Options, hour_int
 from hadelay.pipeline.stores import listing as list_hours
@@ -51,6 +52,8 @@ AHEAD_MS = 100
 #: Hours go two hours past their end, dead ones at their end.
 RETIRED_MS = 2 * HOUR_MS
 _EVENTS_AT_ONCE = 1 << 20
+#: Entries of messages that moved, in one task.
+_MOVED_AT_ONCE = 1 << 20
 _OFFENDS = np.isin(np.arange(len(VERDICTS)), OFFENDING)
 #: By the names of FACTS.
 Columns = dict[str, npt.NDArray[Any]]
@@ -128,8 +131,11 @@ class Judged(NamedTuple):
     moving: Rows
 
 
-def run(spark: Any, options: ReconcileOptions) -> Summary:
-    """spark: a session, or None to do it in this process (engine fast)."""
+def run(
+    spark: Any, options: ReconcileOptions, progress: tasks.Progress = tasks.silent
+) -> Summary:  # fmt: skip
+    """spark: a session, or None to do it in this process (engine fast). progress(done, total): files and hours, in this
+    process only; more hours may follow where messages were moved to."""
     store = open_hours(options.source, options.archive)
     listing = list_hours(store, options.source)
     rule = rule_of(listing, options)
@@ -140,14 +146,23 @@ def run(spark: Any, options: ReconcileOptions) -> Summary:
             check(spark, store, listing.hours, options.source)
         return exact.run(spark, store, listing, rule, options)
     counts: Counter[tuple[int, int, int]] = Counter()
-    offending, moving = [], []
-    for judged in _follow(spark, store, listing, rule, options):
-        counts += judged.counts
-        offending.append(judged.offending)
-        moving.append(judged.moving)
-    judged = conclude(np.concatenate([np.zeros(0, FACTS), *moving]), listing, rule)
-    found = np.concatenate([judged.offending, *offending])
-    return summarise(counts + judged.counts, found, store.names(), listing, rule, options)
+    kept, moved = [], 0
+    for results, told in _follow(spark, store, listing, rule, options, progress):
+        kept.append(results)
+        for some in told:
+            counts += some.counts
+            moved += some.moving
+    groups = 1 if spark is None else max(tasks.cores(spark), -(-moved // _MOVED_AT_ONCE))
+    together = partial(_together, frozenset(files.hour for files in listing.hours), rule)
+    kept.append(tasks.regroup(spark, kept, partial(by_message, groups), together, groups))
+    for some in kept[-1].told(_told):
+        counts += some.counts
+    try:
+        found = (rows for results in kept for rows in results.stream(_offending))
+        return summarise(counts, found, store.names(), listing, rule, options)
+    finally:
+        for results in kept:
+            results.free()
 
 
 def rule_of(listing: Listing, options: ReconcileOptions) -> Rule:
@@ -157,25 +172,47 @@ def rule_of(listing: Listing, options: ReconcileOptions) -> Rule:
     return Rule(listing.as_of_ms, options.late_ms, options.grace_ms, homes, source.on_torn == "skip", source.verify)
 
 
+class Told(NamedTuple):
+    """Of Judged, what is small. moving: how many; to_hours: where they went."""
+
+    counts: Counter[tuple[int, int, int]]
+    moving: int
+    to_hours: set[int]
+
+
+def _told(judged: Judged) -> Told:
+    return Told(judged.counts, len(judged.moving), set(np.unique(judged.moving["to_hour"]).tolist()))
+
+
+def _offending(judged: Judged) -> Rows:
+    return judged.offending
+
+
 def _follow(
-    spark: Any, store: Store, listing: Listing, rule: Rule, options: ReconcileOptions
-) -> Iterable[Judged]:  # fmt: skip
+    spark: Any, store: Store, listing: Listing, rule: Rule, options: ReconcileOptions, progress: tasks.Progress
+) -> Iterator[tuple[tasks.Kept[Judged], list[Told]]]:
     """Every hour that may have to do with the messages: those asked for, then wherever they were moved to."""
     split_rows = options.source.split_rows
-    cores = spark.sparkContext.defaultParallelism if spark else 1
     listed = {files.hour: files for files in listing.hours}
     todo, done = set(listed) if rule.homes is None else set(rule.homes), set[int]()
     while todo:
         done |= todo
         found = [listed[hour] for hour in sorted(todo)]
-        if options.check:
-            check(spark, store, found, options.source)
         # A large hour would be alone with its core. Each part goes through all events: no more of them than cores.
-        most = -(-cores // len(found)) if found else 1
+        most = -(-tasks.cores(spark) // len(found)) if found else 1
         parts = [part for files in found for part in split(files, min(most, -(-files.entries // split_rows)))]
-        judged = each(spark, partial(judge, store, rule=rule), parts)
-        yield from judged
-        todo = {int(h) for part in judged for h in np.unique(part.moving["to_hour"])} & listed.keys() - done
+        files = len(found) * len(SUFFIXES) if options.check else 0
+        told_of = partial(_ahead, progress, files + len(parts))
+        if options.check:
+            check(spark, store, found, options.source, progress=partial(told_of, 0))
+        kept = tasks.keep(spark, partial(judge, store, rule=rule), parts, partial(told_of, files))
+        told = kept.told(_told)
+        yield kept, told
+        todo = {hour for part in told for hour in part.to_hours} & listed.keys() - done
+
+
+def _ahead(progress: tasks.Progress, total: int, before: int, done: int, _: int) -> None:
+    progress(before + done, total)
 
 
 class Part(NamedTuple):
@@ -279,14 +316,24 @@ def verdicts(facts: Rows | Columns, rule: Rule) -> npt.NDArray[np.uint8]:
     return found
 
 
-def conclude(moving: Rows, listing: Listing, rule: Rule) -> Judged:
+def by_message(groups: int, judged: Judged) -> Iterator[tuple[int, Rows]]:
+    """(group, entries of `moving`): all entries of a message are of one group."""
+    group = (judged.moving["first_id"] % np.uint64(groups)).astype(np.intp)
+    for n in np.unique(group).tolist():
+        yield n, judged.moving[group == n]
+
+
+def _together(listed: frozenset[int], rule: Rule, moving: list[Rows]) -> Judged:
+    return conclude(np.concatenate([np.zeros(0, FACTS), *moving]), listed, rule)
+
+
+def conclude(moving: Rows, listed: frozenset[int], rule: Rule) -> Judged:
     """Judge messages by all their entries, which lead from one to the next."""
     if not len(moving):
         return Judged(moving, Counter(), moving)
     place = moving["hour"].astype(np.uint64) << np.uint64(32) | moving["entry"]
     target = moving["to_hour"].astype(np.uint64) << np.uint64(32) | moving["to_entry"]
     broken = np.flatnonzero((moving["status"] == MOVED) & ~np.isin(target, place))
-    listed = {files.hour for files in listing.hours}
     for hour in np.unique(moving["to_hour"][broken]).tolist():
         # An hour goes when all in it is settled, and never before its time.
         away = hour not in listed and retired_by(hour) <= rule.as_of_ms
@@ -329,10 +376,11 @@ def _count(
 
 
 def summarise(
-    counts: Counter[tuple[int, int, int]], offending: Rows, names: Names, listing: Listing, rule: Rule,
+    counts: Counter[tuple[int, int, int]], offending: Iterable[Rows], names: Names, listing: Listing, rule: Rule,
     options: ReconcileOptions,
 ) -> Summary:  # fmt: skip
-    """counts: of (home hour, topic number, verdict); topic -1: not known."""
+    """counts: of (home hour, topic number, verdict); topic -1: not known. offending: FACTS, some at a time; not asked
+    for unless they are to be written."""
     topics = dict(enumerate(names.topics))
     table: list[dict[str, Any]] = [
         {"hour": hour_int(hour), "topic": topics.get(topic), "verdict": VERDICTS[verdict], "count": count}
@@ -341,37 +389,48 @@ def summarise(
     totals = {name: sum(row["count"] for row in table if row["verdict"] == name) for name in VERDICTS}
     hours = len(listing.hours if rule.homes is None else rule.homes)
     summary = Summary(
-        listing.as_of_ms, options.engine, hours, sum(totals.values()) - totals["orphan"], totals, table, len(offending),
-        any(totals[name] for name in options.fail_on),
+        listing.as_of_ms, options.engine, hours, sum(totals.values()) - totals["orphan"], totals, table,
+        sum(totals[VERDICTS[verdict]] for verdict in OFFENDING), any(totals[name] for name in options.fail_on),
     )  # fmt: skip
     if options.out:
         _write(summary, offending, topics, options.out)
     return summary
 
 
-def _write(summary: Summary, offending: Rows, topics: dict[int, str], out: str) -> None:
-    import pyarrow as pa
+def _write(summary: Summary, offending: Iterable[Rows], topics: dict[int, str], out: str) -> None:
     import pyarrow.parquet as pq
 
-    from hadelay.pipeline.batches import ids, instants, named, without
     from hadelay.pipeline.places import Place, absolute
+
+    place = Place(absolute(out))
+    place.make("")
+    none = _shown(np.zeros(0, FACTS), topics)
+    with place.create("offending.parquet") as file, pq.ParquetWriter(file, none.schema, compression="zstd") as writer:
+        for found in offending:
+            if len(found):
+                writer.write_table(_shown(found, topics))
+    place.write("summary.json", json.dumps(asdict(summary), indent=1).encode())
+
+
+def _shown(offending: Rows, topics: dict[int, str]) -> Any:
+    """As an Arrow table."""
+    import pyarrow as pa
+
+    from hadelay.pipeline.batches import ids, instants, named, without
 
     orphan = offending["verdict"] == ORPHAN
     hours, inverse = np.unique(offending["hour"], return_inverse=True)
     shown = np.array([hour_int(int(hour)) for hour in hours], np.int32)
     late = offending["late_ms"]
-    columns = {
-        "verdict": named(VERDICTS, offending["verdict"]),
-        "id": without(ids(offending["first_id"]), orphan),
-        "hour": pa.array(shown[inverse] if len(hours) else np.zeros(0, np.int32)),
-        "entry": pa.array(offending["entry"].astype(np.int64)),
-        "topic": named(list(topics.values()), np.where(orphan, len(topics), offending["topic"])),
-        "deliver_at": instants(offending["deliver_at_ms"]),
-        "hand_outs": pa.array(offending["leases"].astype(np.int32)),
-        "late_ms": pa.array(late, mask=late < 0),
-    }
-    place = Place(absolute(out))
-    place.make("")
-    with place.create("offending.parquet") as file:
-        pq.write_table(pa.table(columns), file, compression="zstd")
-    place.write("summary.json", json.dumps(asdict(summary), indent=1).encode())
+    return pa.table(
+        {
+            "verdict": named(VERDICTS, offending["verdict"]),
+            "id": without(ids(offending["first_id"]), orphan),
+            "hour": pa.array(shown[inverse] if len(hours) else np.zeros(0, np.int32)),
+            "entry": pa.array(offending["entry"].astype(np.int64)),
+            "topic": named(list(topics.values()), np.where(orphan, len(topics), offending["topic"])),
+            "deliver_at": instants(offending["deliver_at_ms"]),
+            "hand_outs": pa.array(offending["leases"].astype(np.int32)),
+            "late_ms": pa.array(late, mask=late < 0),
+        }
+    )

@@ -23,6 +23,7 @@ from hadelay.errors import BadRequest, NotFound
 from hadelay.pipeline.places import check_spark, filesystem
 from hadelay.pipeline.publish import Published, publish
 from hadelay.pipeline.schema import PUBLISHED, WriteOptions, given
+from hadelay.pipeline.tasks import cores
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,11 @@ def run(spark: Any, options: ScheduleOptions, progress: Callable[[Published], No
     """spark: a session, or None to do it in this process. progress: called now and then, without Spark only."""
     if spark is None:
         return publish(batches(options), options.write, os.urandom(6).hex(), progress=progress)
+    wanted = cores(spark)
     check_spark(spark, "FILE", options.table)
     reader = spark.read
     frame = reader.parquet(options.table) if options.kind == "parquet" else reader.csv(options.table, header=True)
     frame = frame.select(*(frame[f"`{column}`"].alias(name) for column, name in options.taken(frame.columns)))
-    wanted = spark.sparkContext.defaultParallelism
     if frame.rdd.getNumPartitions() < wanted:
         frame = frame.repartition(wanted)
     with tempfile.TemporaryDirectory() as directory:

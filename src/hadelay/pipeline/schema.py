@@ -188,13 +188,18 @@ class Options:
     on_torn: str = "fail"
     #: Of a stream: about so many rows at once, oldest hours first; 0: all that there are.
     max_rows_per_trigger: int = 0
-    #: Take filters from Spark, which needs `spark.sql.python.filterPushdown.enabled`. Load anew for each query then:
-    #: Spark 4.3 keeps the filters of one query for the next one of the same DataFrame, if that has none.
+    #: Refused: Spark 4.3 keeps the filters of one query for the next one of the same DataFrame, whose counts are wrong
+    #: then. hourFrom, hourTo, topics and dead hold for every query.
     pushdown: bool = False
 
     def __post_init__(self) -> None:
         if bool(self.path) == bool(self.endpoint):
             raise BadRequest("one of the options path (or root) and endpoint has to say where the hours are")
+        if self.pushdown:
+            raise BadRequest(
+                "option pushdown: Spark keeps the filters of one query for the next one of the same DataFrame, which "
+                "then counts wrong. Name rows by the options hourFrom, hourTo, topics and dead instead"
+            )
         _among("kind", self.kind, KINDS)
         _among("onTorn", self.on_torn, ("fail", "skip"))
         for name in ("split_rows", "batch_rows"):

@@ -15,6 +15,7 @@ from typing import Any
 
 from hadelay import errors
 from hadelay.errors import ConfigError, HadelayError
+from hadelay.pipeline.tasks import classic
 from hadelay.version import VERSION
 
 JAVA_MIN = 17
@@ -26,16 +27,26 @@ OLDEST = {"pyarrow": (19,), "pyspark": (4, 2)}
 JAVA_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 #: Rows live no longer than it takes to make the next: a collector that works meanwhile costs each of them a tenth more.
 _COLLECTOR = "-XX:+UseParallelGC"
-#: Java that comes as a wheel lacks one module, which Spark asks for, and uses in MLlib alone.
+#: Runs java without arguments of Spark's that it warns of: a module that MLlib alone uses, which the Java that comes as
+#: a wheel lacks, and a package that Java 24 no longer has. Options in the environment become arguments, as Java tells
+#: of them each time; with quotes in them they stay where they are.
 _SHIM = """#!/bin/sh
+case "$JAVA_TOOL_OPTIONS$JDK_JAVA_OPTIONS" in
+  *[\\'\\"]*) ;;
+  *) set -f; set -- $JAVA_TOOL_OPTIONS $JDK_JAVA_OPTIONS "$@"; unset JAVA_TOOL_OPTIONS JDK_JAVA_OPTIONS ;;
+esac
 n=$#
 while [ $n -gt 0 ]; do
   a=$1; shift; n=$((n-1))
-  [ "$a" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$a"
+  case "$a" in {dropped}) ;; *) set -- "$@" "$a" ;; esac
 done
 exec "{java}" "$@"
 """
-_LOG4J = """rootLogger.level = error
+#: What goes wrong comes as an exception, and is told in a line: `plain`. The logger named is the one whose level Spark
+#: would give to all, and say so.
+_LOG4J = """rootLogger.level = fatal
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = fatal
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
 appender.stderr.name = stderr
@@ -50,8 +61,7 @@ def find_java() -> tuple[str, int] | None:
     for java in _javas():
         version = _version(java)
         if version >= JAVA_MIN:
-            modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, timeout=30).stdout
-            return (str(Path(java).parent.parent) if "jdk.incubator.vector@" in modules else _shim(java)), version
+            return _shim(java, version), version
     return None
 
 
@@ -94,9 +104,12 @@ def _cache() -> Path:
     return directory
 
 
-def _shim(java: str) -> str:
+def _shim(java: str, version: int) -> str:
+    dropped = "--add-modules=jdk.incubator.vector" + ("|--add-opens=java.base/sun.security.action=*" * (version >= 24))
     home = _cache() / "java"
-    _replace(home / "bin" / "java", _SHIM.format(java=java), 0o755)
+    if Path(java) == home / "bin" / "java":  # of a process that this one was started by
+        return str(home)
+    _replace(home / "bin" / "java", _SHIM.format(java=java, dropped=dropped), 0o755)
     return str(home)
 
 
@@ -120,17 +133,23 @@ def session(master: str = "", memory: str = "2g", **settings: str) -> Any:
     from hadelay.pipeline.source import HadelaySource
 
     spark = SparkSession.getActiveSession()
-    if spark is None:
+    if spark is not None:
+        classic(spark)
+    else:
         spark = _new(SparkSession.builder, master, memory, settings)
     spark.dataSource.register(HadelaySource)
     return spark
 
 
 def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> Any:
+    if master.startswith("sc://") or os.environ.get("SPARK_REMOTE"):
+        raise ConfigError(
+            f"{master or 'SPARK_REMOTE'} is a Spark Connect server: jobs send tasks of their own to the executors, and "
+            "it takes none. Use --master local[*], spark://HOST:7077 or spark-submit, and unset SPARK_REMOTE"
+        )
     wanted = {
         "spark.app.name": "hadelay",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.ui.showConsoleProgress": "false",
     }
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not under spark-submit, which has said all of this, and found a Java

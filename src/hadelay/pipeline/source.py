@@ -2,9 +2,9 @@
 (PySpark 4.2 or newer).
 
 Schema, reader and partitions run in a process of the driver, `read` in tasks: what goes between them is options,
-columns, filters and splits. Known of Spark 4.3: it asks for every column of the schema, so that is the
-projection; no partitions at all come back as `InputPartition(None)`; and filters that one query of a DataFrame pushed
-stay for its next one, if that has none (ADR 0112), so that nothing is pushed unless asked for.
+columns and splits. Known of Spark 4.3: it asks for every column of the schema, so that is the projection; no partitions
+at all come back as `InputPartition(None)`; and filters that one query of a DataFrame pushed stay for its next one, if
+that has none, so that the reader takes no filters (ADR 0204).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -25,15 +25,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
     InputPartition,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
     WriterCommitMessage,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -79,20 +71,8 @@ _SPARK: dict[str, DataType] = {
     "ARRAY<STRING>": ArrayType(StringType()),
     "MAP<STRING,STRING>": MapType(StringType(), StringType()),
 }
-_OPERATORS: dict[type[Filter], str] = {
-    EqualTo: "eq",
-    In: "in",
-    GreaterThan: "gt",
-    GreaterThanOrEqual: "ge",
-    LessThan: "lt",
-    LessThanOrEqual: "le",
-}
 #: Options of a stream that are Spark's, and come along.
 _SPARKS = {"checkpointlocation", "queryname"}
-#: By whether the kind is messages: columns whose IS NOT NULL, which comes along with every comparison, says nothing.
-_NEVER_NULL = ({"hour", "dead", "entry", "event", "at"}, batches.FILTERED)
-#: Columns whose order is not Spark's, or has no use: these are compared for equality alone.
-_EQUAL_ONLY = {"topic", "state", "event", "id", "dead"}
 
 
 class HadelaySource(DataSource):
@@ -110,9 +90,7 @@ class HadelaySource(DataSource):
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = self._reads(schema)
-        kind = _Pushing if options.pushdown else _Reader
-        return kind(options, schema)
+        return _Reader(self._reads(schema), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return _StreamReader(self._reads(schema), schema)
@@ -215,41 +193,20 @@ class _Part(InputPartition):
 class _Reader(DataSourceReader):
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options, self.columns, self.required = options, schema.fieldNames(), _required(schema)
-        self.filters: list[batches.Filter] = []
         self.store = open_store(options)
 
     def partitions(self) -> list[InputPartition]:
         found = listing(self.store, self.options)
-        return [_Part(split) for split in batches.splits(found, self.options, self.filters, even=True)]
+        return [_Part(split) for split in batches.splits(found, self.options, even=True)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _Part):
             return
-        yield from batches.read(
-            self.store, self.options, self.columns, partition.split, self.filters, required=self.required
-        )
+        yield from batches.read(self.store, self.options, self.columns, partition.split, required=self.required)
 
 
 def _required(schema: StructType) -> set[str]:
     return {column.name for column in schema if not column.nullable}
-
-
-class _Pushing(_Reader):
-    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
-        """Take what is decided here exactly; what is left is Spark's."""
-        left = []
-        known = KINDS[self.options.kind]
-        for f in filters:
-            op = _OPERATORS.get(type(f))
-            column = ".".join(getattr(f, "attribute", ()))
-            can = column in batches.FILTERED and column in known and (op in ("eq", "in") or column not in _EQUAL_ONLY)
-            value: Any = getattr(f, "value", None)
-            some = value is not None and not (op == "in" and None in value)
-            if op and can and some:
-                self.filters.append(batches.Filter(column, op, tuple(value) if op == "in" else value))
-            elif not (isinstance(f, IsNotNull) and column in _NEVER_NULL[self.options.kind == "messages"]):
-                left.append(f)
-        return left
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

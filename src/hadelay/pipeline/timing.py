@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event
 from hadelay.pipeline.archived import open_hours
-from hadelay.pipeline.check import check, each
+from hadelay.pipeline.check import check
 from hadelay.pipeline.hourfiles import HourFiles, Names, Rows, Store, rows
 from hadelay.pipeline.schema import Options
 from hadelay.pipeline.stores import listing
+from hadelay.pipeline.tasks import each
 
 R = TypeVar("R")
 
