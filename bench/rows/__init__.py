@@ -33,6 +33,7 @@ ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "e2e": deliver.end_to_end,
     "burst": deliver.burst,
     "lateness": deliver.lateness,
+    "cold": deliver.cold,
     "webhooks": webhooks.calls,
     "hanging": webhooks.hanging,
     "look": look.looking,

@@ -1,16 +1,18 @@
-"""Delivering: end to end, a hundred thousand in one second, lateness at a steady rate."""
+"""Delivering: end to end, a hundred thousand in one second, lateness at a steady rate, and from a cold disk."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
 
 import uvloop
 
-from bench.cluster import Cluster, Void
-from bench.load import Session, Tally, consume, messages, now_ms, publish, put, until
+from bench.cluster import Cluster, Node, Void
+from bench.http1 import request
+from bench.load import TOPIC, Session, Tally, consume, messages, now_ms, publish, put, until
 from bench.result import Row, Setup, Target
 
 #: Published and not yet acked, at most: producers wait for consumers, or the run would measure a backlog.
@@ -159,4 +161,73 @@ def lateness(setup: Setup) -> list[Row]:
             row.add("p50", tally.late(0.5), "ms")
             row.add("p99", tally.late(0.99), "ms")
             row.add("max", max(tally.late_ms), "ms")
+    return [row]
+
+
+async def from_disk(cluster: Cluster, count: int, *, cold: bool) -> tuple[Tally, float]:
+    """`count` messages of 4 KiB due within ten seconds, all forgotten by the page cache before if `cold`; and the
+    longest that the leader took to answer /livez meanwhile, in seconds."""
+    addresses, tally, stop, waits = leader_first(cluster), Tally(), asyncio.Event(), [0.0]
+    session, first = Session(addresses), now_ms() + 30_000
+    for start in range(0, count, 500):
+        due = [first + random.randrange(10_000) for _ in range(min(500, count - start))]
+        items = [{"topic": TOPIC, "body": at.to_bytes(8, "little") + bytes(4_088), "deliver_at": at} for at in due]
+        await put(session, tally, items)
+    if now_ms() > first - 15_000:
+        raise Void("publishing took longer than the delay")
+    if cold:
+        await asyncio.to_thread(forget, cluster)
+
+    async def ask() -> None:
+        health = Session(addresses[:1])
+        while not stop.is_set():
+            began = time.monotonic()
+            await health.call(request("GET", "/livez"))
+            waits.append(time.monotonic() - began)
+            await asyncio.sleep(0.005)
+
+    asking = asyncio.create_task(ask())
+    consumers = [asyncio.create_task(consume(Session(addresses), tally, stop, most=1000, wait="2s")) for _ in range(4)]
+    await until(lambda: tally.acked >= count or any(t.done() for t in consumers), 90)
+    await gather_until_stopped([*consumers, asking], stop)
+    return tally, max(waits)
+
+
+def forget(cluster: Cluster) -> None:
+    """Every file of the cluster leaves the page cache."""
+    os.sync()
+    for path in cluster.directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def term(cluster: Cluster, node: Node) -> int:
+    found: int = cluster.get(node, "/v1/cluster?stale=true")["term"]
+    return found
+
+
+def cold(setup: Setup) -> list[Row]:
+    row = Row(
+        "cold",
+        "20,000 messages of 4 KiB due in 10 s, the page cache empty",
+        [
+            Target("leader /livez max", 50, at_most=True),
+            Target("lateness max, cold to warm", 2, at_most=True),
+            Target("changes of leader", 0, at_most=True),
+        ],
+    )
+    count = setup.many(20_000, 5_000)
+    for _ in setup.each_round("cold"):
+        for side in ("warm", "cold"):
+            with setup.cluster() as cluster:
+                before = term(cluster, cluster.leader())
+                tally, longest = uvloop.run(from_disk(cluster, count, cold=side == "cold"))
+                cluster.account(["bench"], tally.published, tally.acked)
+                nothing_early(tally)
+                row.add(f"lateness max, {side}", max(tally.late_ms), "ms")
+                if side == "cold":
+                    row.add("leader /livez max", longest * 1000, "ms")
+                    row.add("changes of leader", term(cluster, cluster.leader()) - before)
+    row.ratio("lateness max, cold to warm", "lateness max, cold", "lateness max, warm")
     return [row]

@@ -69,10 +69,13 @@ class Dispatcher(Listener):
         on_lease: Callable[[HeldGrant], None] = lambda grant: None,
         watch: Callable[[Topic], None] = lambda topic: None,
         on_ttl: Callable[[int], None] = lambda at_ms: None,
+        on_open: Callable[[int], None] = lambda hour: None,
+        on_load: Callable[[int, NDArray[np.void], int], None] = lambda hour, rows, ahead_ms: None,
     ) -> None:
         """wake: something changed, so call `advance` soon. on_lease: a grant was applied or extended, whether or not
         whoever proposed that still waits for it. watch: a topic was made, changed or deleted, or messages of it died.
-        on_ttl: core.ports.Listener."""
+        on_ttl: core.ports.Listener. on_open: the chains of that hour are walked from now on. on_load: these INDEX rows
+        of the hour were loaded, so that long before their second begins."""
         self.state, self.store, self.preload_ms = state, state.store, preload_ms
         self.owed = Owed(state)
         self.ready = Ready(window, lambda number: state.topics[number], self._number_of, self.owed.look, self._tags)
@@ -104,6 +107,7 @@ class Dispatcher(Listener):
         #: Entries of open hours that were cancelled before they were due; some of them are loaded.
         self._gone: dict[int, BitMap] = {}
         self._on_damage, self._on_lease, self._watch, self._on_ttl = on_damage, on_lease, watch, on_ttl
+        self._on_open, self._on_load = on_open, on_load
 
     # ---- taking over
 
@@ -183,6 +187,7 @@ class Dispatcher(Listener):
 
     def _open(self, hour: int, from_second: int) -> None:
         if hour not in self._wheels:
+            self._on_open(hour)
             self._wheels[hour] = SecondWheel(hour, self.store.heads(hour).count, from_second)
 
     def _first_waiting(self) -> tuple[SecondWheel, int] | None:
@@ -217,7 +222,9 @@ class Dispatcher(Listener):
         second, walk = self._loading[0]
         rows = walk.step(limit)
         if len(rows):
-            second.add(rows[self.owed.mask(walk.hour, rows)])
+            owed = rows[self.owed.mask(walk.hour, rows)]
+            second.add(owed)
+            self._on_load(walk.hour, owed, second.start_ms - self.tick_ms)
         if walk.done:
             self._loading.popleft()
             second.loaded = True

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hadelay.config import Config
 from hadelay.core.chain import Damage
@@ -43,6 +44,7 @@ from hadelay.server.deliveries import Delays, Lateness, again, empty, first_time
 from hadelay.server.expiry import Expiry, TtlExpiry
 from hadelay.server.janitor import Janitor
 from hadelay.server.polls import Polls
+from hadelay.server.readahead import ReadAhead
 
 log = logging.getLogger(__name__)
 
@@ -121,13 +123,14 @@ class LeaderDispatcher:
         on_damage: Callable[[int, int, str], None] | None = None,
         surely_leads: Callable[[], bool] = lambda: True,
         watch: Callable[[Topic], None] = lambda topic: None,
+        read_ahead: ReadAhead | None = None,
     ) -> None:
         """propose: the batcher's. on_damage(hour, index, what): a chain is broken at that entry; after the repair
         call `repaired(hour)`. surely_leads: no other node can be leading yet (interval mode hands out on that).
         watch: as core.dispatch's; while this node leads."""
         self.state, self.runtime, self.clock = state, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
-        self.surely_leads, self.watch = surely_leads, watch
+        self.surely_leads, self.watch, self._read_ahead = surely_leads, watch, read_ahead
         self.interval = config.dispatch.sync == "interval"
         self.interval_s = config.dispatch.interval_ms / 1000.0
         #: Plain ints for /metrics.
@@ -160,6 +163,8 @@ class LeaderDispatcher:
             on_lease=self._leased,
             on_ttl=self._ttl_filed,
             watch=self.watch,
+            on_open=self._opened,
+            on_load=self._loaded,
         )
         core.start(now)
         self.state.listener = core
@@ -208,6 +213,14 @@ class LeaderDispatcher:
             self._due.cancel()
             self._term.early.clock_changed()
             self._turn_soon()
+
+    def _opened(self, hour: int) -> None:
+        if self._read_ahead is not None:
+            self._read_ahead.index(hour)
+
+    def _loaded(self, hour: int, rows: NDArray[np.void], ahead_ms: int) -> None:
+        if self._read_ahead is not None:
+            self._read_ahead.records(hour, rows, ahead_ms / 1000)
 
     def repaired(self, hour: int) -> None:
         """Damaged entries of the hour were repaired: walk its broken seconds again."""

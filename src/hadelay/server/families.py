@@ -94,6 +94,8 @@ FAMILIES: dict[str, Family] = {
         ("snapshot_sent_bytes_total", "counter", (), "Bytes of snapshots sent to followers"),
         ("snapshot_received_bytes_total", "counter", (), "Bytes of snapshots received"),
         ("snapshot_installing", "gauge", (), "1: this node is pulling a snapshot, and serves nothing of its own"),
+        ("records_read_total", "counter", ("source",),
+         "Records read for receives and webhooks: memory, or disk (in a thread, since memory did not have them)"),
         ("hour_files", "gauge", (), "Hours that have files"),
         ("hour_bytes", "gauge", ("file",),
          "Size of all hours' files, by kind: log (records), idx (index), dsp (events)"),

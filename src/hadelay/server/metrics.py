@@ -253,6 +253,7 @@ def _of_server(node: Node) -> dict[str, Values]:
         "checkpoint_duration_seconds": checkpoints.durations,
         "checkpoint_age_seconds": now - checkpoints.finished,
         "checkpoint_replay_bytes": checkpoints.bytes_since,
+        "records_read_total": _by({source: node.records_read[source] for source in ("memory", "disk")}),
         "hour_files": hours,
         "hour_bytes": _by(dict(zip(("log", "idx", "dsp"), sizes, strict=True))),
         "disk_free_bytes": checkpoints.free_bytes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -46,6 +47,7 @@ from hadelay.server.link import Link, Reply
 from hadelay.server.members import Changes
 from hadelay.server.mending import Mender
 from hadelay.server.peers import Peer, Peers, local_peer
+from hadelay.server.readahead import ReadAhead
 from hadelay.server.webhooks.push import Push
 from hadelay.storage.disk import Disk, Lock
 from hadelay.storage.identity import note_damage
@@ -77,6 +79,8 @@ class Node:
         self.config, self.disk, self.runtime = config, disk, runtime
         self.name = config.node.name
         self.on_fatal = on_fatal
+        #: Records read for consumers, from memory or disk.
+        self.records_read: Counter[str] = Counter()
         self._load(storage)
         self.clock = ClusterClock(
             self.name,
@@ -334,6 +338,7 @@ class Node:
             on_damage=self._damaged,
             surely_leads=self.raft.surely_leads,
             watch=self.push.on_topic,
+            read_ahead=ReadAhead(self.storage.disk, self.runtime, self.storage.hours.path),
         )
 
     def _propose_as_leader(self, command: bytes, done: Done) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Generator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import PurePath
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,23 +16,105 @@ from numpy.typing import NDArray
 from hadelay.core.formats import RECORD_SIZE
 from hadelay.errors import DamagedFile
 from hadelay.model import hour_from_name
+from hadelay.storage.disk import Disk
+from hadelay.storage.records import check_record
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+#: Records looked for in memory in vain before the rest is left to the thread.
+_MISSES = 32
+
+
+class Place(NamedTuple):
+    """Where a record is."""
+
+    hour: int
+    offset: int
+    size: int
 
 
 async def read_records(node: Node, hours: NDArray[np.integer], rows: NDArray[np.void]) -> list[bytes]:
     """The record of each INDEX row, verified. DamagedFile when no live node has a good copy of one."""
-    places = zip(hours.tolist(), rows["offset"].tolist(), rows["size"].tolist(), strict=True)
-    found = []
-    for hour, offset, size in places:
+    places = places_of(hours, rows)
+    found = await read_off_loop(node, places)
+    records = []
+    for place, record in zip(places, found, strict=True):
         try:
-            found.append(node.storage.hours.record(hour, offset, size, verify=True))
+            records.append(verified(node, place, record))
         except DamagedFile as damage:
-            found.append(await _mended(node, damage))
+            records.append(await _mended(node, damage))
+    return records
+
+
+def places_of(hours: NDArray[np.integer], rows: NDArray[np.void]) -> list[Place]:
+    return [Place(*place) for place in zip(hours.tolist(), rows["offset"].tolist(), rows["size"].tolist(), strict=True)]
+
+
+async def read_off_loop(node: Node, places: list[Place]) -> list[bytes | None]:
+    """The records, not verified, without the loop waiting for the disk: afterwards they are in memory. None for those
+    that cannot be read."""
+    found = read_cached(node, places)
+    if None in found:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        fetch(node, places, found, lambda: None if future.done() else future.set_result(None))
+        await future
     return found
+
+
+def read_cached(node: Node, places: list[Place]) -> list[bytes | None]:
+    """The records that are in memory, not verified; None for those that are on the disk alone. After some of these the
+    rest is not looked for: a miss costs the loop more than a hit."""
+    hours, misses = node.storage.hours, 0
+    found: list[bytes | None] = [None] * len(places)
+    for at, place in enumerate(places):
+        found[at] = hours.cached_record(*place)
+        misses += found[at] is None
+        if misses == _MISSES:
+            break
+    node.records_read["memory"] += len(found) - found.count(None)
+    return found
+
+
+def fetch(node: Node, places: list[Place], found: list[bytes | None], done: Callable[[], None]) -> None:
+    """Read in a thread, in the order of the files, what `found` lacks; then done(). What cannot be read stays None."""
+    disk, path = node.storage.disk, node.storage.hours.path
+    wanted = sorted(
+        (f"{path(place.hour)}.log", place.offset, place.size, at)
+        for at, place in enumerate(places)
+        if found[at] is None
+    )
+    node.records_read["disk"] += len(wanted)
+
+    def read() -> None:
+        for name, group in groupby(wanted, itemgetter(0)):
+            some = list(group)
+            try:
+                _read_file(disk, name, [item[1:] for item in some], found)
+            except OSError as error:  # retired meanwhile, or a disk that fails: the loop finds out as before
+                log.debug("record_not_read", extra={"path": name, "error": str(error)})
+
+    node.runtime.in_thread("records", read, lambda result, error: done())
+
+
+def _read_file(disk: Disk, path: str, wanted: list[tuple[int, int, int]], found: list[bytes | None]) -> None:
+    file = disk.open(path)
+    try:
+        for offset, size, _ in wanted:  # first, so that the disk has them all to do at once
+            file.will_need(size, offset)
+        for offset, size, at in wanted:
+            found[at] = file.pread(size, offset)
+    finally:
+        file.close()
+
+
+def verified(node: Node, place: Place, record: bytes | None) -> bytes:
+    """`record` if it is sound, else as it is read now. DamagedFile."""
+    if record is None or check_record(record, place.size):
+        return node.storage.hours.record(*place, verify=True)
+    return record
 
 
 async def read_mended(node: Node, read: Callable[[], T]) -> T:

@@ -30,6 +30,14 @@ class File(Protocol):
         """Up to `size` bytes: fewer at the end of the file."""
         ...
 
+    def pread_cached(self, size: int, offset: int) -> bytes | None:
+        """`pread` of all `size` bytes if that does not wait for the disk; None if it would, or the file ends before."""
+        ...
+
+    def will_need(self, size: int, offset: int) -> None:
+        """Have these bytes read into memory soon. May block: call it in a thread."""
+        ...
+
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """All of it, or OSError."""
         ...
@@ -158,6 +166,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 #: Linux's own; elsewhere the system writes when it likes.
 _sync_file_range = getattr(_libc, "sync_file_range", lambda *_: 0)
 _SYNC_FILE_RANGE_WRITE = 2
+#: Where the system has none, reads wait.
+_RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+#: The kernel reads no more ahead at a time, in bytes.
+_AHEAD = 128 << 10
 
 
 class RealFile:
@@ -169,6 +181,20 @@ class RealFile:
 
     def pread(self, size: int, offset: int) -> bytes:
         return os.pread(self.fd, size, offset)
+
+    def pread_cached(self, size: int, offset: int) -> bytes | None:
+        data = bytearray(size)
+        try:
+            read = os.preadv(self.fd, [data], offset, _RWF_NOWAIT)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:  # EAGAIN: some of it is on the disk alone
+                return None
+            read = os.preadv(self.fd, [data], offset)  # a file system in memory, or one that cannot tell
+        return bytes(data) if read == size else None
+
+    def will_need(self, size: int, offset: int) -> None:
+        for at in range(offset, offset + size, _AHEAD):
+            os.posix_fadvise(self.fd, at, min(_AHEAD, offset + size - at), os.POSIX_FADV_WILLNEED)
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         written = os.pwrite(self.fd, data, offset)

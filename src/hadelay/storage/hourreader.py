@@ -12,7 +12,7 @@ from hadelay.core.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE
 from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC, Heads
 from hadelay.errors import DamagedFile
 from hadelay.model import DEAD_HOURS, hour_name
-from hadelay.storage.disk import Disk
+from hadelay.storage.disk import Disk, File
 from hadelay.storage.farwriter import FarWriter
 from hadelay.storage.handles import Handles
 from hadelay.storage.heads import HeadsCache
@@ -155,13 +155,26 @@ class HourReader:
         if near is not None:
             data = near.record(offset, size)
         else:
-            slot = self._table.find(hour)
-            if slot < 0 or offset + size > self._table.log_written[slot]:
-                self._write_out(hour)
-            data = self._handles.get(self.path(hour) + ".log").pread(size, offset)
+            data = self._log_with(hour, offset + size).pread(size, offset)
         if verify and (what := check_record(data, size)):
             raise DamagedFile(self.path(hour) + ".log", offset, what, size=size)
         return data
+
+    def cached_record(self, hour: int, offset: int, size: int) -> bytes | None:
+        """`record`, not verified, if it is in memory; None if that would wait for the disk, or the hour is gone."""
+        near = self._near.get(hour)
+        if near is not None:
+            return near.cached_record(offset, size)
+        if not self.count(hour):
+            return None
+        return self._log_with(hour, offset + size).pread_cached(size, offset)
+
+    def _log_with(self, hour: int, end: int) -> File:
+        """The .log of an hour that is not mapped, written up to `end` at least."""
+        slot = self._table.find(hour)
+        if slot < 0 or end > self._table.log_written[slot]:
+            self._write_out(hour)
+        return self._handles.get(self.path(hour) + ".log")
 
     def read_file(self, hour: int, suffix: str, offset: int, size: int) -> bytes:
         """Bytes of the hour's "log", "idx" or "dsp", within the applied length."""

@@ -92,6 +92,10 @@ class NearHour:
     def record(self, offset: int, size: int) -> bytes:
         return bytes(self._log.view[offset : offset + size])
 
+    def cached_record(self, offset: int, size: int) -> bytes | None:
+        """Not through the map: there, a page that is not in memory stops the whole process."""
+        return self._log.file.pread_cached(size, offset)
+
     def overwrite(self, suffix: str, data: bytes, offset: int) -> None:
         """Repair only: the same bytes as were once written."""
         (self._idx if suffix == ".idx" else self._log).file.pwrite(data, offset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,6 +12,10 @@ from hadelay.testing.inode import Inode, Op
 
 if TYPE_CHECKING:
     from hadelay.testing.disk import SimDisk
+
+
+#: One place of so many is on the disk alone.
+_COLD = 8
 
 
 class SimCrash(BaseException):
@@ -69,6 +74,14 @@ class SimFile:
     def pread(self, size: int, offset: int) -> bytes:
         self._disk.read_faults(self._epoch, self.path)
         return bytes(self._inode.live[offset : min(offset + size, self._inode.size)])
+
+    def pread_cached(self, size: int, offset: int) -> bytes | None:
+        cold = not zlib.crc32(f"{self.path} {offset}".encode()) % _COLD
+        data = b"" if cold else self.pread(size, offset)
+        return data if len(data) == size else None
+
+    def will_need(self, size: int, offset: int) -> None:
+        pass
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         data = bytes(data)

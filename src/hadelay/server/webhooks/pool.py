@@ -32,7 +32,7 @@ from hadelay.errors import DamagedFile, HadelayError
 from hadelay.http.values import format_instant
 from hadelay.model import encode_id
 from hadelay.server.api import Histogram
-from hadelay.server.records import split_record
+from hadelay.server.records import Place, fetch, read_cached, split_record, verified
 from hadelay.server.webhooks.call import Answer, Caller, Request
 from hadelay.server.webhooks.headers import Facts, call_headers
 from hadelay.server.webhooks.reports import Lease, Reports, Verdict
@@ -290,16 +290,34 @@ class Pool:
         return 2 * self.in_flight < most or feed.calling < max(1, most // sum(1 for f in self.feeds.values() if f.held))
 
     def _read(self, feed: Feed, job: Job) -> bool:
-        """Its record; False when it has to be mended first, and the job is out of the queue meanwhile."""
-        hour = job.lease[3]
+        """Its record; False when the disk has to be asked or it has to be mended first, and the job is out of the queue
+        meanwhile."""
+        place = Place(job.lease[3], job.offset, job.size)
+        found = read_cached(self.node, [place])
+        if found[0] is not None:
+            return self._verify(feed, job, place, found[0])
+        feed.queue.popleft()
+        feed.absent += 1
+
+        def fetched() -> None:
+            feed.absent -= 1
+            feed.queue.appendleft(job)
+            if self._verify(feed, job, place, found[0]):
+                self._next(feed)
+
+        fetch(self.node, [place], found, fetched)
+        return False
+
+    def _verify(self, feed: Feed, job: Job, place: Place, record: bytes | None) -> bool:
+        """The job is the first of the queue; False: it is out of the queue until it was mended."""
         try:
-            job.record = self.node.storage.hours.record(hour, job.offset, job.size, verify=True)
+            job.record = verified(self.node, place, record)
         except DamagedFile as damage:
             feed.queue.popleft()
             feed.absent += 1
             path = PurePath(damage.path)
             self.node.mender.mend(
-                hour, path.suffix, damage.offset, damage.size, lambda data: self._mended(feed, job, data)
+                place.hour, path.suffix, damage.offset, damage.size, lambda data: self._mended(feed, job, data)
             )
             return False
         return True

@@ -1,0 +1,125 @@
+"""Records that are on the disk alone: the loop never waits for them, and what falls due soon is read ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hadelay.core.checksums import crc32c
+from hadelay.core.formats import INDEX, RECORD, RECORD_SIZE
+from hadelay.runtime import AsyncioRuntime
+from hadelay.server import readahead, records
+from hadelay.storage.disk import RealDisk
+from hadelay.storage.identity import Identity
+from hadelay.storage.store import Storage
+
+HOUR = 490_000
+ALL, COUNT, BODY = 8_000, 1_000, 4_096
+
+
+def drop(path: str) -> None:
+    """Out of memory; what is read from now on comes from the disk."""
+    with open(path, "rb+") as file:
+        os.fsync(file)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@pytest.fixture(autouse=True)
+def a_disk(tmp_path: Path) -> None:
+    """Looking at the log itself would have it read ahead."""
+    file = RealDisk().open(str(tmp_path / "probe"), create=True)
+    file.pwrite(bytes(1 << 20), 0)
+    drop(file.path)
+    if file.pread_cached(4_096, 0) is not None:
+        pytest.skip("this file system keeps everything in memory, or cannot tell")
+    file.close()
+
+
+class Rig:
+    """What `read_records` knows of a node, over a real disk whose cache can be dropped."""
+
+    def __init__(self, directory: Path, hour: int) -> None:
+        self.disk, self.runtime = RealDisk(), AsyncioRuntime(asyncio.get_running_loop())
+        self.storage = Storage(self.disk, str(directory), self.runtime, Identity("c", 0, "n1"))
+        self.node: Any = SimpleNamespace(storage=self.storage, runtime=self.runtime, records_read=Counter())
+        self.hours = np.full(COUNT, hour)
+        rows, headers = np.zeros(ALL, INDEX), np.zeros(ALL, RECORD)
+        rows["deliver_at_ms"], rows["size"] = hour * 3_600_000, RECORD_SIZE + BODY
+        headers["body_size"] = BODY
+        self.storage.hours.set_clock(HOUR)
+        headers["payload_crc"] = crc32c(bytes(BODY))
+        self.storage.hours.append(hour, rows, bytearray((RECORD_SIZE + BODY) * ALL), headers)
+        #: All over the log, in no order.
+        self.rows = self.storage.hours.entries(hour, np.random.default_rng(1).choice(ALL, COUNT, replace=False))
+        self.log = self.storage.hours.path(hour) + ".log"
+        self.storage.hours.read_file(hour, "log", 0, 1)
+
+    def drop(self) -> None:
+        drop(self.log)
+
+    def close(self) -> None:
+        self.storage.close()
+        self.runtime.close()
+
+    async def read(self) -> list[bytes]:
+        return await records.read_records(self.node, self.hours, self.rows)
+
+
+@pytest.fixture(params=[HOUR, HOUR - 5], ids=["mapped", "far"])
+def hour(request: pytest.FixtureRequest) -> Iterator[int]:
+    return request.param
+
+
+def waits() -> int:
+    """How often this thread has waited: for pages of a map, and for anything else."""
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_majflt + usage.ru_nvcsw
+
+
+async def test_the_loop_does_not_wait_for_the_disk(tmp_path: Path, hour: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, on_loop = Rig(tmp_path, hour), Counter[str]()
+    record, cached = rig.storage.hours.record, rig.storage.hours.cached_record
+    monkeypatch.setattr(rig.storage.hours, "record", lambda *a, **k: on_loop.update(["may wait"]) or record(*a, **k))
+    monkeypatch.setattr(rig.storage.hours, "cached_record", lambda *a: on_loop.update(["does not"]) or cached(*a))
+    rig.drop()
+    before = waits()
+    found = await rig.read()
+    assert on_loop["may wait"] == 0, "records that the loop may have waited for"
+    assert on_loop["does not"] <= COUNT / 2, "what the loop looked at in one slice"
+    assert waits() - before < 20, "the loop waited for the disk"
+    assert [len(record) for record in found] == [RECORD_SIZE + BODY] * COUNT
+    assert rig.node.records_read["disk"] > COUNT / 2
+    rig.node.records_read.clear()
+    assert await rig.read() == found
+    assert rig.node.records_read == {"memory": COUNT}, "they are in memory now, and no thread is asked"
+    rig.close()
+
+
+async def test_what_falls_due_soon_is_in_memory(tmp_path: Path, hour: int) -> None:
+    rig = Rig(tmp_path, hour)
+    rig.drop()
+    ahead = readahead.ReadAhead(rig.disk, rig.runtime, rig.storage.hours.path)
+    ahead.records(hour, rig.rows, readahead.AHEAD_S)
+    await asyncio.sleep(0)
+    places = records.places_of(rig.hours, rig.rows)
+    async with asyncio.timeout(20):
+        while None in records.read_cached(rig.node, places):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    rig.node.records_read.clear()
+    await rig.read()
+    assert rig.node.records_read == {"memory": COUNT}
+    rig.close()
+
+
+def test_neighbours_are_read_together() -> None:
+    starts = np.array([1_000_000, 0, 4_096, 40_000])
+    assert readahead.spans(starts, starts + 4_096) == [(0, 44_096), (1_000_000, 1_004_096)]
