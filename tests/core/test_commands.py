@@ -56,6 +56,7 @@ EXAMPLES = [
     commands.encode_token_revoke("0" * 12),
     commands.encode_audited("n1", "0" * 12, "shop", "topic.delete", "t", commands.encode_topic_delete("t")),
     commands.encode_members((Member("n1", "a:1"), Member("n2", "b:1", voter=False, joined=True))),
+    commands.encode_settle(commands.encode_nack("n1", LEASES, 500), np.arange(len(LEASES), dtype=np.uint32)),
 ]
 
 
@@ -220,6 +221,7 @@ def test_the_examples_of_the_specification() -> None:
         "AUDITED": commands.encode_audited(
             "n1", digest.hex()[:12], "shop", "topic.delete", "orders", commands.encode_topic_delete("orders", True)
         ),
+        "SETTLE": commands.encode_settle(commands.encode_ack("n1", lease), np.array([42], np.uint32)),
         "MEMBERS": commands.encode_members(
             (Member("n1", "10.0.0.1"), Member("n2", "10.0.0.2", voter=False, joined=True))
         ),

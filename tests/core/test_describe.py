@@ -8,7 +8,7 @@ import pytest
 
 from hadelay.core import describe
 from hadelay.model import HOUR_MS
-from tests.core.world import START_HOUR, World, draft
+from tests.core.world import START_HOUR, START_MS, World, draft
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 65_536])
@@ -54,3 +54,20 @@ def test_a_history_says_why_and_where_to() -> None:
     assert (nacked.from_hour, nacked.to_hour) == (None, None)
     assert (moved.from_hour, moved.to_hour) == (START_HOUR, START_HOUR + 2)
     assert found.hour == START_HOUR + 2
+
+
+def test_a_history_keeps_when_each_attempt_was_due() -> None:
+    """A retry after a backoff is due later than the attempt before it, which was not early."""
+    world = World()
+    (message_id,) = world.ids(draft())
+    first_due_ms = START_MS
+    world.now += 40
+    world.nack(world.lease(message_id), 5_000)
+    second_due_ms = START_MS + world.now + 5_000
+    world.now += 5_020
+    world.ack(world.lease(message_id))
+    found = world.state.describe(message_id)
+    assert found is not None
+    assert found.deliver_at_ms == second_due_ms
+    leased = [(one.at_ms - one.due_ms, one.due_ms) for one in found.history if one.due_ms is not None]
+    assert leased == [(40, first_due_ms), (20, second_due_ms)]

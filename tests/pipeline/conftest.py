@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from hadelay.core import topics
+from hadelay.core.formats import FEATURE_LEVEL
+
 pytest.importorskip("pyarrow", reason="the pipeline is an extra, and pyarrow is not installed")
 
 
@@ -27,3 +30,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     )  # fmt: skip
     yield started
     started.stop()
+
+
+@pytest.fixture(scope="package", autouse=True)
+def plain_topics() -> Iterator[None]:
+    """As tests.conftest.retries_at_once, for worlds that several tests share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topics, "RETRY_DEFAULTS", FEATURE_LEVEL + 1)
+        yield

@@ -211,3 +211,21 @@ def test_the_commands_print_tables_and_json(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "1 seconds have more than 10 messages" in done.stderr
     assert hadelay("pipeline", "forecast", *where, "--fail").returncode == 0
+
+
+def test_lateness_ends_when_the_consumer_has_the_message(tmp_path: Path) -> None:
+    """A message that was granted in time and answered late is late; of one that nobody settled that is not known."""
+    world = World()
+    ids = world.ids(*[message("t", 10 * SECOND) for _ in range(4)])
+    world.now = 10 * SECOND + 5
+    held = [world.lease(message_id) for message_id in ids]
+    world.now += 20 * SECOND
+    for rows, delay_ms in zip(held[:2], (0, 19_700), strict=False):
+        world.one(commands.encode_settle(commands.encode_ack("n1", rows), np.array([delay_ms], np.uint32)))
+    nack = commands.encode_nack("n1", held[2], HOUR, "no")
+    world.one(commands.encode_settle(nack, np.array([1_000], np.uint32)))
+    write(world, tmp_path)
+    summary = lateness.run(None, JobOptions(options(world, tmp_path)))
+    assert (summary.handed_out, summary.not_measured) == (4, 1)
+    assert summary.overall["max_ms"] == 19_705
+    assert summary.overall["p50_ms"] == 5

@@ -132,11 +132,12 @@ def _at(member: dict[str, Any], message: dict[str, Any], remote: Remote) -> dict
 
 
 def _timeline(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What happened, with when it fell due (for the first time, and now) where that belongs."""
-    due = {"at": message["deliver_at"], "event": "due"}
+    """What happened, with when each attempt fell due where that belongs."""
+    due = sorted({message["deliver_at"], *(e["due_at"] for e in message["history"] if e.get("due_at"))})
     happened = [{"at": message["published_at"], "event": "published"}, *message["history"]]
+    happened += [{"at": at, "event": "due"} for at in due]
     order = {"published": 0, "due": 1}
-    for entry in sorted([*happened, due], key=lambda entry: (_instant(entry["at"]), order.get(entry["event"], 2))):
+    for entry in sorted(happened, key=lambda entry: (_instant(entry["at"]), order.get(entry["event"], 2))):
         yield {name: value for name, value in entry.items() if value is not None}
 
 
@@ -158,8 +159,7 @@ def _tell(found: dict[str, Any]) -> None:
     print()
     fields(found["message"])
     print()
-    start = _instant(found["message"]["deliver_at"])
-    table([_line(entry, start) for entry in found["timeline"]], ("at", "to_due", "what"))
+    table(_lines(found["timeline"]), ("at", "to_due", "what"))
     print()
     table(found["places"], ("hour", "entry", "as"))
     print()
@@ -168,6 +168,14 @@ def _tell(found: dict[str, Any]) -> None:
         fields({f"  {name}": value for name, value in found["topic"].items()})
         print()
     table(found["nodes"], ("node", "role", "state", "events", "detail"))
+
+
+def _lines(timeline: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Each with its distance from when its attempt was due: that of its hand-out, or the first one before that."""
+    due = next(entry["at"] for entry in timeline if entry["event"] == "due")
+    for entry in timeline:
+        due = entry.get("due_at", due)
+        yield _line(entry, _instant(due))
 
 
 def _line(entry: dict[str, Any], due: datetime) -> dict[str, Any]:

@@ -113,6 +113,8 @@ class HistoryEvent(Struct, frozen=True):
     #: The hours it left and went to, when it was filed anew.
     from_hour: str | None = field(default=None, name="from")
     to_hour: str | None = field(default=None, name="to")
+    #: Of leased: when this attempt was due.
+    due_at: datetime | None = None
 
 
 class MessageInfo(Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hadelay.core.access import Audited
 from hadelay.core.drafts import Draft, decode_publish, hash_client_key
 from hadelay.core.drafts import encode_publish as _publish_body
-from hadelay.core.formats import MEMBERS_LEVEL
+from hadelay.core.formats import MEMBERS_LEVEL, SETTLE_LEVEL
 from hadelay.core.members import Member, Members
 from hadelay.core.members import is_whole as whole_members
 from hadelay.core.tokens import LEASE
@@ -42,7 +42,7 @@ MAX_AHEAD_MS = 100
 
 class Command(IntEnum):
     """Numbers are in the log: never renumber. 32–63 are kept for keys, reschedule, retries, webhooks and flow, 64–79
-    for access, 80–95 for the cluster."""
+    for access, 80–95 for the cluster, 96–127 for schedules, groups, bulk jobs and settlements."""
 
     NOOP = 0
     PUBLISH = 1
@@ -72,11 +72,12 @@ class Command(IntEnum):
     TOKEN_REVOKE = 65
     AUDITED = 66
     MEMBERS = 80
+    SETTLE = 113
 
 
 #: The feature level that brought a command, where it is above the first. Before the cluster has switched to it, apply
 #: refuses the command on every node alike: those that know it, and those to which its number means nothing.
-LEVEL_OF: dict[int, int] = {Command.MEMBERS: MEMBERS_LEVEL}
+LEVEL_OF: dict[int, int] = {Command.MEMBERS: MEMBERS_LEVEL, Command.SETTLE: SETTLE_LEVEL}
 
 _ENTRY = struct.Struct("<BBHq")
 _COMMAND = struct.Struct("<BI")
@@ -89,6 +90,8 @@ _CURSOR = struct.Struct("<III")
 _SLICE = struct.Struct("<II")
 _INCARNATION = struct.Struct("<Q")
 _COUNTER = struct.Struct("<Q")
+#: The section of a SETTLE that exists so far.
+_DELAYS = 1
 #: Flags of a member.
 _VOTER, _JOINED = 1, 2
 _REDRIVE = struct.Struct("<BdI")
@@ -123,6 +126,15 @@ class Leases(NamedTuple):
     rows: NDArray[np.void]
     #: Of a NACK: why, for people; at most MAX_REASON bytes, "" for none.
     reason: str = ""
+    #: Per lease: ms from its grant until its message was handed to the consumer, NONE32 where that is not known.
+    delays: NDArray[np.uint32] | None = None
+
+
+class Settle(NamedTuple):
+    """An ACK or NACK with what else is known of these leases."""
+
+    kind: int
+    leases: Leases
 
 
 class Redrive(NamedTuple):
@@ -252,6 +264,23 @@ def encode_nack(node: str, rows: NDArray[np.void], delay_ms: int = -1, reason: s
 
 def encode_extend(node: str, rows: NDArray[np.void], lease_ms: int) -> bytes:
     return _leases(Command.EXTEND, node, rows, lease_ms)
+
+
+def encode_settle(command: bytes, delays: NDArray[np.uint32]) -> bytes:
+    """`command`, an encoded ACK or NACK, with the hand-out delay in ms of each of its leases, NONE32 for unknown."""
+    section = np.asarray(delays, _U32).tobytes()
+    return _frame(Command.SETTLE, command, _COMMAND.pack(_DELAYS, len(section)), section)
+
+
+def leases_in(command: bytes) -> NDArray[np.void] | None:
+    """The leases that an encoded ACK or NACK settles, None for every other command."""
+    if command[0] not in (Command.ACK, Command.NACK):
+        return None
+    name, count, _ = _LEASES.unpack_from(command, _COMMAND.size)
+    start = _COMMAND.size + _LEASES.size + name
+    if len(command) < start + count * LEASE.itemsize:
+        return None
+    return np.frombuffer(command, LEASE, count, start)
 
 
 def encode_expire(grants: Iterable[tuple[int, int]]) -> bytes:
@@ -447,6 +476,17 @@ def _decode_nack(reader: Reader) -> Leases:
     return leases._replace(reason=reason)
 
 
+def _decode_settle(reader: Reader) -> Settle:
+    kind, size = reader.unpack(_COMMAND)
+    if kind not in (Command.ACK, Command.NACK):
+        raise Malformed("a settlement is an ACK or a NACK")
+    leases: Leases = decode(kind, reader.take(size))
+    section, size = reader.unpack(_COMMAND)
+    if section != _DELAYS or size != len(leases.rows) * _U32.itemsize:
+        raise Malformed("a settlement has one section, of a delay per lease")
+    return Settle(kind, leases._replace(delays=reader.array(_U32, len(leases.rows))))
+
+
 def _decode_redrive(reader: Reader) -> Redrive:
     node, topic = reader.name(), _named(reader)
     everything, rate, count = reader.unpack(_REDRIVE)
@@ -533,4 +573,5 @@ _DECODERS: dict[int, Any] = {
     Command.TOKEN_REVOKE: _named,
     Command.AUDITED: _decode_audited,
     Command.MEMBERS: _decode_members,
+    Command.SETTLE: _decode_settle,
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hadelay.core.commands import MAX_AHEAD_MS
-from hadelay.core.formats import RECORD, RECORD_SIZE
+from hadelay.core.formats import RECORD, RECORD_SIZE, nack_reason
 from hadelay.core.lifecycle import MOVES
 from hadelay.core.places import Place, locate, state_of
 from hadelay.core.ports import CONSUMER, NODE, REASON
@@ -37,6 +37,8 @@ class Happened:
     #: Of what filed it anew (MOVES): the hours it left and went to.
     from_hour: int | None = None
     to_hour: int | None = None
+    #: Of LEASED: when this attempt was due. The message's own deliver_at is that of its latest attempt.
+    due_ms: int | None = None
 
 
 @dataclass(slots=True)
@@ -193,17 +195,20 @@ def _first_event_at(state: DelayState, hour: int, at_ms: int) -> int:
 def _happened(state: DelayState, hour: int, event: np.void, kind: Event) -> Happened:
     consumer = NONE32 if kind in MOVES else int(event["consumer"])
     node, other = int(event["node"]), int(event["other_hour"])
-    at_ms = int(event["at_ms"])
+    reason = int(nack_reason(event["other_hour"])) if kind is Event.NACKED else NONE32
+    at_ms, due_ms = int(event["at_ms"]), None
     if kind is Event.LEASED:  # the commit may have come first; it was handed out when it was due
         index = int(event["index"])
-        at_ms = max(at_ms, int(state.store.entries(hour, slice(index, index + 1))["deliver_at_ms"][0]))
+        due_ms = int(state.store.entries(hour, slice(index, index + 1))["deliver_at_ms"][0])
+        at_ms = max(at_ms, due_ms)
     return Happened(
         kind,
         at_ms,
         int(event["attempt"]),
         None if consumer == NONE32 else state.names.name(CONSUMER, consumer),
         None if node == state.no_node else state.names.name(NODE, node),
-        state.names.name(REASON, other) if kind is Event.NACKED and other != NONE32 else None,
+        state.names.name(REASON, reason) if reason != NONE32 else None,
         hour if kind in MOVES else None,
         other if kind in MOVES else None,
+        due_ms,
     )

@@ -7,6 +7,9 @@ a new FORMAT_VERSION together with a feature level (architecture §6). Sources: 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.model import NONE32, Event
 
 #: Layout of everything in a data directory. A directory with a higher one is refused in words.
 FORMAT_VERSION = 1
@@ -65,6 +68,30 @@ DISPATCH = np.dtype(
     ]
 )
 DISPATCH_SIZE = 32
+
+#: In `other_hour` of a nacked event: the reason's number in the low bits (all ones: none), and above it the hand-out
+#: delay in ms plus 1, 0 where it is not known. Below SETTLE_LEVEL there is the reason alone, or NONE32.
+REASON_BITS = 14
+NO_REASON = (1 << REASON_BITS) - 1
+MAX_NACK_DELAY_MS = (1 << (32 - REASON_BITS)) - 3
+
+
+def nack_reason(other: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Per `other_hour` of a nacked event: the number of its reason, NONE32 for none."""
+    reasons: NDArray[np.uint32] = other & np.uint32(NO_REASON)
+    return np.where(reasons == NO_REASON, np.uint32(NONE32), reasons)
+
+
+def handout_delay_ms(events: NDArray[np.void]) -> NDArray[np.int64]:
+    """Per DISPATCH row that acks or nacks: ms from the grant until the message was handed to the consumer; −1 where it
+    is not known, and for every other event."""
+    other = events["other_hour"].astype(np.int64)
+    known = np.where((events["event"] == Event.ACKED) & (other != NONE32), other, -1)
+    above = other >> REASON_BITS
+    nacked = (events["event"] == Event.NACKED) & (other != NONE32) & (above > 0)
+    found: NDArray[np.int64] = np.where(nacked, above - 1, known)
+    return found
+
 
 #: The head of a record in `hours/<hour>.log`; meta and body follow it, and the next record follows them.
 RECORD = np.dtype(

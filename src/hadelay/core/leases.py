@@ -16,7 +16,15 @@ from hadelay.core import ttl
 from hadelay.core.backoff import waits_ms
 from hadelay.core.commands import MAX_AHEAD_MS, uncounted
 from hadelay.core.dead import die
-from hadelay.core.formats import ACK_OF_THIS_LIFE, INDEX, UNCOUNTED, WEBHOOK_FLOOR
+from hadelay.core.formats import (
+    ACK_OF_THIS_LIFE,
+    INDEX,
+    MAX_NACK_DELAY_MS,
+    NO_REASON,
+    REASON_BITS,
+    UNCOUNTED,
+    WEBHOOK_FLOOR,
+)
 from hadelay.core.held import HELD, HeldGrant
 from hadelay.core.hourstate import bitmap, indexes_of
 from hadelay.core.lifecycle import (
@@ -224,12 +232,14 @@ def apply_ack(state: DelayState, command: Leases) -> LeaseResult:
     held = list(_held(state, command, outcomes))
     if held:
         rows = _joined([grant.rows[positions] for grant, positions, _ in held])
+        delays = _delays(command, held)
         consumers = _joined([np.full(len(positions), grant.consumer_number, np.uint32) for grant, positions, _ in held])
         for hour, where in groups(rows["hour"]):
             part = rows[where]
             log_events(
                 state, hour, part, Event.ACKED,
                 attempts=part["attempt"], previous=part["event"], consumer=consumers[where], node=node,
+                other_hour=delays[where],
             )  # fmt: skip
             settle(state, hour, part, Event.ACKED, leased=True)
         for grant, positions, _ in held:
@@ -237,6 +247,14 @@ def apply_ack(state: DelayState, command: Leases) -> LeaseResult:
     for at in np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist():
         outcomes[at] = _late_ack(state, command.rows[at], node)
     return LeaseResult(outcomes)
+
+
+def _delays(
+    command: Leases, held: list[tuple[HeldGrant, NDArray[np.intp], slice | NDArray[np.intp]]]
+) -> NDArray[np.int64]:
+    """Per held lease, in their order: its hand-out delay in ms, NONE32 where the command does not say."""
+    said = np.full(len(command.rows), NONE32) if command.delays is None else command.delays.astype(np.int64)
+    return _joined([said[where] for _, _, where in held])
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -305,7 +323,8 @@ def apply_nack(state: DelayState, command: Leases) -> LeaseResult | Refused:
     failure = Failure(Event.NACKED, state.number_of(REASON, command.reason) if command.reason else NONE32)
     giving = _GivingBack(state, failure, delay_ms, state.number_of(NODE, command.node), counts=counts)
     for grant, positions, where in _held(state, command, outcomes):
-        done = giving.back(grant, positions)
+        delays = None if command.delays is None else command.delays[where]
+        done = giving.back(grant, positions, delays)
         if done < len(positions):
             outcomes[np.arange(len(outcomes))[where][done:]] = LeaseOutcome.AGAIN
     _note_acked(state, command, outcomes)
@@ -328,8 +347,9 @@ class _GivingBack:
         self.state, self.failure, self.delay_ms, self.node = state, failure, delay_ms, node
         self.room = MOVE_BYTES
 
-    def back(self, grant: HeldGrant, positions: NDArray[np.intp]) -> int:
-        """Return as many of these held positions, from the first on, as there is room for; how many those were."""
+    def back(self, grant: HeldGrant, positions: NDArray[np.intp], delays: NDArray[np.uint32] | None = None) -> int:
+        """Return as many of these held positions, from the first on, as there is room for; how many those were. delays:
+        hand-out delays in ms, of a NACK that knows them."""
         if self.room <= 0:
             return 0
         held = grant.rows[positions]
@@ -344,8 +364,9 @@ class _GivingBack:
         if not count:
             return 0
         held, entries, due_ms, positions = held[:count], entries[:count], due_ms[:count], positions[:count]
+        notes = self._notes(count, delays)
         for hour, where in groups(held["hour"]):
-            self._one_hour(hour, held[where], entries[where], due_ms[where], grant.consumer_number)
+            self._one_hour(hour, held[where], entries[where], due_ms[where], grant.consumer_number, notes[where])
         _let_go(self.state, grant, positions)
         return count
 
@@ -363,14 +384,26 @@ class _GivingBack:
         later: NDArray[np.int64] = np.maximum(due_ms, entries["deliver_at_ms"])
         return later
 
+    def _notes(self, count: int, delays: NDArray[np.uint32] | None) -> NDArray[np.int64]:
+        """`other_hour` of the events: the reason, and hand-out delays where they are known (formats.nack_reason)."""
+        reason = self.failure.reason
+        notes = np.full(count, reason, np.int64)
+        if delays is None or NO_REASON <= reason < NONE32:
+            return notes
+        known = delays[:count] != NONE32
+        above = np.minimum(delays[:count][known].astype(np.int64), MAX_NACK_DELAY_MS) + 1
+        notes[known] = above << REASON_BITS | min(reason, NO_REASON)
+        return notes
+
     def _one_hour(
-        self, hour: int, held: NDArray[np.void], entries: NDArray[np.void], due_ms: NDArray[np.int64], consumer: int
-    ) -> None:
+        self, hour: int, held: NDArray[np.void], entries: NDArray[np.void], due_ms: NDArray[np.int64], consumer: int,
+        notes: NDArray[np.int64],
+    ) -> None:  # fmt: skip
         state, failure = self.state, self.failure
         events = log_events(
             state, hour, held, failure.event,
             attempts=held["attempt"], previous=held["event"], consumer=consumer, node=self.node,
-            other_hour=failure.reason,
+            other_hour=notes,
         )  # fmt: skip
         gone = ~state.topics.alive(entries)
         over = ~gone & expired(state, entries, state.now_ms)

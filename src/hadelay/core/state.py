@@ -25,6 +25,7 @@ from hadelay.core.commands import (
     ENTRY_VERSION,
     LEVEL_OF,
     Command,
+    Settle,
     decode,
     decode_entry,
     is_change_of_members,
@@ -283,6 +284,10 @@ def _apply_audited(state: DelayState, command: access.Audited) -> Result:
     return access.note(state, command, state.apply_one(command.kind, command.body))
 
 
+def _apply_settle(state: DelayState, command: Settle) -> Result:
+    return (leases.apply_ack if command.kind == Command.ACK else leases.apply_nack)(state, command.leases)
+
+
 _APPLY: dict[int, Callable[[DelayState, Any], Result]] = {
     Command.NOOP: _apply_noop,
     Command.PUBLISH: publish.apply_publish,
@@ -312,4 +317,5 @@ _APPLY: dict[int, Callable[[DelayState, Any], Result]] = {
     Command.TOKEN_REVOKE: access.apply_token_revoke,
     Command.AUDITED: _apply_audited,
     Command.MEMBERS: _apply_members,
+    Command.SETTLE: _apply_settle,
 }

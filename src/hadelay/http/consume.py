@@ -151,7 +151,9 @@ def _delivered(call: Call, delivery: Delivery) -> Answer:
         else:
             received.body_base64 = m.body  # type: ignore[assignment]
         messages.append(received)
-    return call.answer(types.ReceivedMessages(messages))
+    answer = call.answer(types.ReceivedMessages(messages))
+    delivery.answered()
+    return answer
 
 
 def _text(message: Delivered, content_type: str) -> str | None:

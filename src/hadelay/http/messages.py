@@ -75,10 +75,13 @@ def message_out(view: Description) -> types.Message:
 
 
 def _event(e: Happened) -> types.History:
-    return types.History(
+    shown = types.History(
         e.event.name.lower(), format_instant(e.at_ms), e.attempt, e.consumer, e.node, e.reason or UNSET,  # type: ignore[arg-type]
         *(UNSET if hour is None else hour_name(hour) for hour in (e.from_hour, e.to_hour)),
     )  # fmt: skip
+    if e.due_ms is not None:
+        shown.due_at = format_instant(e.due_ms)
+    return shown
 
 
 @routes.add("DELETE", _ID, **_CANCEL, **_OWN)

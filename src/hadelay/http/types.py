@@ -143,6 +143,8 @@ class History(Out, rename={"from_": "from"}):
     #: The hours it left and went to, when it was filed anew.
     from_: str | UnsetType = UNSET
     to: str | UnsetType = UNSET
+    #: Of leased: when this attempt was due. The message's deliver_at is that of its latest attempt.
+    due_at: str | UnsetType = UNSET
 
 
 class Message(Out):

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hadelay.core.checksums import crc32c
-from hadelay.core.formats import DISPATCH, INDEX
+from hadelay.core.formats import DISPATCH, INDEX, NO_REASON, REASON_BITS
 from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.model import NONE32, Event, hour_name
@@ -42,7 +42,8 @@ _DTYPE = {"idx": INDEX, "dsp": DISPATCH}
 _KIND = {"idx": "messages", "dsp": "events"}
 _COLUMNS = {
     "idx": ["entry", "first_id", "topic", "deliver_at"],
-    "dsp": ["entry", "event", "at", "other_hour", "other_dead", "other_entry"],
+    # Archives of versions before feature level 3 have no handout_delay_ms.
+    "dsp": ["entry", "event", "at", "other_hour", "other_dead", "other_entry", "handout_delay_ms"],
 }
 _EVENTS = {event.name.lower(): int(event) for event in Event}
 
@@ -158,7 +159,9 @@ class WithArchive:
                     raise DamagedFile(path, 0, f"hour {hour_name(files.hour)}: it is not as its manifest says")
                 try:
                     with place.open(part["path"]) as file:
-                        table = pq.read_table(file, columns=_COLUMNS[suffix]).slice(first, last - first)
+                        parquet = pq.ParquetFile(file)
+                        columns = [name for name in _COLUMNS[suffix] if name in parquet.schema_arrow.names]
+                        table = parquet.read(columns=columns).slice(first, last - first)
                 except (OSError, pa.ArrowInvalid) as error:
                     place.size(part["path"])
                     raise DamagedFile(path, 0, f"hour {hour_name(files.hour)}: {error}") from None
@@ -186,6 +189,13 @@ def _dispatch(table: Any, rows: Rows) -> None:
     values, inverse = np.unique(shown[moved], return_inverse=True)
     hours = np.array([hour_number(value // 2, bool(value % 2)) for value in values.tolist()], np.uint32)
     rows["other_hour"][moved] = hours[inverse] if len(hours) else 0
+    if "handout_delay_ms" in table.column_names:
+        known = table["handout_delay_ms"].is_valid().to_numpy()
+        delays = _numbers(table, "handout_delay_ms")
+        nacked = rows["event"] == Event.NACKED
+        rows["other_hour"][known & ~nacked] = delays[known & ~nacked]
+        # Reasons are not read from archives.
+        rows["other_hour"][known & nacked] = (delays[known & nacked] + 1) << REASON_BITS | NO_REASON
 
 
 def _numbers(table: Any, name: str) -> npt.NDArray[np.int64]:

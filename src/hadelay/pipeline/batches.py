@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hadelay.core import meta
-from hadelay.core.formats import INDEX, RECORD, RECORD_SIZE
+from hadelay.core.formats import INDEX, RECORD, RECORD_SIZE, handout_delay_ms, nack_reason
 from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import DEAD_HOURS, NONE32, Event, decode_id
 from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, damage, rows, usable
@@ -406,7 +406,11 @@ class _EventBatch(_Batch):
 
     def _reason(self) -> pa.Array:
         nacked = self.rows["event"] == Event.NACKED
-        return coded(self.names.reasons, np.where(nacked, self.rows["other_hour"], NONE32))
+        return coded(self.names.reasons, np.where(nacked, nack_reason(self.rows["other_hour"]), NONE32))
+
+    def _handout_delay_ms(self) -> pa.Array:
+        delays = handout_delay_ms(self.rows)
+        return pa.array(delays, mask=delays < 0)
 
     def _previous(self) -> pa.Array:
         return pa.array(self.rows["previous"].astype(np.int64), mask=self.rows["previous"] == NONE32)

@@ -21,7 +21,18 @@ from hadelay.pipeline.tasks import classic
 #: Offending rows that are Python objects at once.
 _ROWS = 10_000
 _MESSAGES = ("first_id", "id", "hour", "dead", "entry", "topic", "deliver_at")
-_EVENTS = ("hour", "dead", "entry", "event", "at", "other_hour", "other_dead", "other_entry", "number")
+_EVENTS = (
+    "hour",
+    "dead",
+    "entry",
+    "event",
+    "at",
+    "other_hour",
+    "other_dead",
+    "other_entry",
+    "number",
+    "handout_delay_ms",
+)
 
 #: messages, events, listed: tables; the rest are numbers.
 _QUERY = """
@@ -33,13 +44,14 @@ WITH per_entry AS (
     bool_or(event = 'cancelled') AS cancelled, bool_or(event IN ('nacked', 'lease_expired')) AS failed,
     min(CASE WHEN event = 'leased' THEN unix_millis(at) END) AS first_lease,
     max(CASE WHEN event = 'leased' THEN unix_millis(at) END) AS last_lease,
+    max(handout_delay_ms) AS delay,
     max_by(struct(other_hour, other_dead, other_entry), number)
       FILTER (WHERE event IN ('moved', 'dead', 'redriven')) AS target
   FROM {events} GROUP BY hour, dead, entry
 ), facts AS (
   SELECT m.*, unix_millis(m.deliver_at) AS due, coalesce(leases, 0) AS leases, coalesce(excused, 0) AS excused,
     coalesce(moved, false) AS moved, acked, expired, cancelled, coalesce(leases > 0 AND NOT failed, false) AS held,
-    target, first_lease, last_lease
+    target, first_lease, last_lease, delay
   FROM {messages} m LEFT JOIN per_entry e ON m.hour = e.ehour AND m.dead = e.edead AND m.entry = e.eentry
 ), reached AS (
   SELECT f.*, t.entry IS NOT NULL AS found, l.hour IS NOT NULL AS listed
@@ -62,7 +74,7 @@ WITH per_entry AS (
   SELECT first_id, min(id) AS id, min_by(topic, struct(dead, hour, entry)) AS topic,
     max(status) AS status, sum(leases) AS leases, sum(excused) AS excused, count_if(NOT moved) AS live,
     bool_or(coalesce(first_lease < due - {ahead_ms}, false)) AS early,
-    max(CASE WHEN last_lease IS NOT NULL THEN greatest(last_lease - due, 0) ELSE -1 END) AS late_ms,
+    max(CASE WHEN last_lease IS NULL THEN -1 ELSE greatest(last_lease + coalesce(delay, 0) - due, 0) END) AS late_ms,
     min_by(deliver_at, struct(dead, hour, entry)) AS deliver_at, min_by(entry, struct(dead, hour, entry)) AS entry
   FROM status GROUP BY first_id
 ), judged AS (

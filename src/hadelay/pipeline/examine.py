@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.formats import NAME_SIZE
+from hadelay.core.formats import NAME_SIZE, nack_reason
 from hadelay.errors import DamagedFile
 from hadelay.model import NONE32, Event, hour_name
 from hadelay.pipeline.hourfiles import ROW, HourFiles, Names, Rows, Store, rows
@@ -59,7 +59,8 @@ def _of_index(found: Rows, names: Names) -> list[_Lack]:
 def _of_events(files: HourFiles, found: Rows, names: Names) -> list[_Lack]:
     kinds, moved = found["event"], found["event"] >= Event.MOVED
     consumers = ~moved & (found["consumer"] != NONE32) & (found["consumer"] >= len(names.consumers))
-    reasons = (kinds == Event.NACKED) & (found["other_hour"] != NONE32) & (found["other_hour"] >= len(names.reasons))
+    reason = nack_reason(found["other_hour"])
+    reasons = (kinds == Event.NACKED) & (reason != NONE32) & (reason >= len(names.reasons))
     nodes = (found["node"] != _NO_NODE) & (found["node"] >= len(names.nodes))
     unknown = (kinds == 0) | (kinds > max(Event))
     return [
@@ -67,7 +68,7 @@ def _of_events(files: HourFiles, found: Rows, names: Names) -> list[_Lack]:
         _Lack(found["index"] >= files.entries, lambda row: f"entry {row['index']} is not in the index", names=False),
         _Lack(consumers, lambda row: f"consumer number {row['consumer']}"),
         _Lack(nodes, lambda row: f"node number {row['node']}"),
-        _Lack(reasons, lambda row: f"reason number {row['other_hour']}"),
+        _Lack(reasons, lambda row: f"reason number {nack_reason(row['other_hour'])}"),
     ]
 
 

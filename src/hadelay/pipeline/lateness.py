@@ -1,6 +1,8 @@
 """How late messages were handed out: p50, p90, p99, p99.9 and the worst, per topic and hour.
 
-Of what is handed out more than once, the first time counts; a retry has a time of its own, and is counted by that.
+Of what is handed out more than once, the first time counts; a retry has a time of its own, and is counted by that. A
+message is handed out when the leader has written the answer to its consumer. Where the log does not say when that was
+(hand-outs that were never settled, or made below feature level 3), the time of the grant counts: `not_measured`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ class Summary:
     handed_out: int
     #: Due before as_of and never handed out: in no percentile, however late they will be.
     overdue: int
+    #: Of handed_out, counted by their grants: when their consumers were answered is not known.
+    not_measured: int
     #: Of everything: p50_ms, p90_ms, p99_ms, p999_ms, max_ms. To the millisecond below 1,024, at most 0.8 % too high
     #: above; max_ms is exact. Empty where nothing was handed out.
     overall: dict[str, int] = field(default_factory=dict)
@@ -37,10 +41,10 @@ class Summary:
 def run(spark: Any, options: JobOptions) -> Summary:
     """spark: a session, or None to do it in this process."""
     as_of_ms, parts, names = timing.over_hours(spark, options, timing.late)
-    found = np.concatenate([np.zeros(0, timing.LATE), *(rows for rows, _ in parts)])
+    found = np.concatenate([np.zeros(0, timing.LATE), *(rows for rows, _, _ in parts)])
     if (wanted := options.wanted(names)) is not None:
         found = found[np.isin(found["topic"], np.flatnonzero(wanted))]
-    summary = Summary(as_of_ms, int(found["count"].sum()), sum(overdue for _, overdue in parts))
+    summary = Summary(as_of_ms, int(found["count"].sum()), sum(one[1] for one in parts), sum(one[2] for one in parts))
     summary.overall = _spread(found)
     for hour in np.unique(found["hour"]).tolist():
         of_hour = found[found["hour"] == hour]
@@ -84,6 +88,11 @@ def report(summary: Summary, found: Rows) -> str:
     if summary.overdue:
         text = f"{summary.overdue:,} messages are due and were not handed out yet: no figure below knows of them."
         parts.append(page.section("Still waiting", text, bad=True))
+    if summary.not_measured:
+        text = (
+            f"Of {summary.not_measured:,} messages the log says when they were granted, not when they were handed out."
+        )
+        parts.append(page.section("Not measured", text))
     lines = {name: [row[f"{name}_ms"] for row in hours] for name in ("p50", "p99", "max")}
     labels = [f"{row['hour'] % 100:02}:00" for row in hours]
     shares = [(f"within {_time(ms)}", share) for ms, share in zip(_WITHIN, within(found, _WITHIN), strict=True)]

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from hadelay.core.formats import handout_delay_ms
 from hadelay.errors import BadRequest
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event
 from hadelay.pipeline import tasks
@@ -259,7 +260,9 @@ def entry_facts(store: Store, part: Part, rule: Rule) -> tuple[Columns, npt.NDAr
     facts["hour"] = np.broadcast_to(np.uint32(files.hour), n)
     facts["entry"] = np.arange(part.start, part.stop, dtype=np.uint64)
     facts |= {name: np.zeros(n, np.uint32) for name in ("leases", "excused", "to_hour", "to_entry")}
-    due, late, early = facts["deliver_at_ms"], np.full(n, -1, np.int64), np.zeros(n, np.bool_)
+    due, early = facts["deliver_at_ms"], np.zeros(n, np.bool_)
+    never = np.iinfo(np.int64).min
+    granted, delay = np.full(n, never), np.zeros(n, np.int64)  # granted: the latest, in ms since it was due
     codes, one = np.zeros(n, np.uint8), np.uint32(1)
     orphans = [np.zeros(0, np.uint32)]
     for start in range(0, files.events, _EVENTS_AT_ONCE):
@@ -279,13 +282,15 @@ def entry_facts(store: Store, part: Part, rule: Rule) -> tuple[Columns, npt.NDAr
         who = at[leased]
         np.add.at(facts["leases"], who, one)
         late_ms = events["at_ms"][which][leased] - due[who]
-        np.maximum.at(late, who, np.maximum(late_ms, 0))
+        np.maximum.at(granted, who, late_ms)
+        np.maximum.at(delay, at, handout_delay_ms(events[which]))
         early[who[late_ms < -AHEAD_MS]] = True
         excuse = (kind == Event.NACKED) | (kind == Event.REDRIVEN)
         np.add.at(facts["excused"], at[excuse], one)
         moved = kind >= Event.MOVED
         facts["to_hour"][at[moved]] = events["other_hour"][which][moved]
         facts["to_entry"][at[moved]] = events["consumer"][which][moved]
+    late = np.where(granted == never, -1, np.maximum(granted + delay, 0))
     status = _STATUS_OF_EVENT[codes]
     waits = status == PENDING
     if files.hour >= DEAD_HOURS:

@@ -68,6 +68,11 @@ EVENTS = {
     "other_dead": Column("BOOLEAN", ""),
     "other_entry": Column("BIGINT", ""),
     "reason": Column("STRING", "why it was nacked"),
+    "handout_delay_ms": Column(
+        "BIGINT",
+        "of acked and nacked: from the grant (`at` of leased) until the answer to the consumer was written; none if "
+        "that is not known",
+    ),
     "previous": Column("BIGINT", "number of the same entry's event before this one"),
     "id": Column("STRING", "of the message; none if there is no such entry", "idx"),
     "first_id": Column("BIGINT", "", "idx"),

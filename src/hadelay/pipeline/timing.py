@@ -16,6 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from hadelay.core import durations
+from hadelay.core.durations import encode
+from hadelay.core.formats import handout_delay_ms
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event
 from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.check import check
@@ -36,8 +39,6 @@ SECONDS = np.dtype(
 )  # fmt: skip
 #: How many of a topic's entries that fell due in an hour were handed out so late. code: `decode` says how late.
 LATE = np.dtype([("topic", "<u4"), ("hour", "<u4"), ("code", "<u4"), ("count", "<i8"), ("max_ms", "<i8")])
-#: Lateness is counted to the millisecond below this, with 8 significant bits above.
-_EXACT_MS, _STEPS = 1024, 128
 _CODE_BITS, _HOUR_BITS = 14, 24
 
 
@@ -62,13 +63,15 @@ class JobOptions:
 
 
 class Entries(NamedTuple):
-    """Of one hour, per entry. last: the largest event, which is the last; 0 for none. handed_out_ms: -1 for never."""
+    """Of one hour, per entry. last: the largest event, which is the last; 0 for none. handed_out_ms: when the answer to
+    the consumer was written, or where that is not known (`measured`) when it was granted; -1 for never."""
 
     topic: npt.NDArray[np.uint32]
     due_ms: npt.NDArray[np.int64]
     last: npt.NDArray[np.uint8]
     handed_out_ms: npt.NDArray[np.int64]
     acked_ms: npt.NDArray[np.int64]
+    measured: npt.NDArray[np.bool_]
 
 
 def over_hours(
@@ -90,10 +93,10 @@ def entries(store: Store, verify: bool, files: HourFiles) -> Entries:
     n = len(index)
     found = Entries(
         np.ascontiguousarray(index["topic"]), np.ascontiguousarray(index["deliver_at_ms"]), np.zeros(n, np.uint8),
-        np.full(n, -1, np.int64), np.full(n, -1, np.int64),
+        np.full(n, -1, np.int64), np.full(n, -1, np.int64), np.zeros(n, np.bool_),
     )  # fmt: skip
     never = np.iinfo(np.int64).max
-    first = np.full(n, never, np.int64)
+    first, delay = np.full(n, never, np.int64), np.full(n, -1, np.int64)
     for start in range(0, files.events, _EVENTS_AT_ONCE):
         events = rows(store, files, "dsp", start, min(start + _EVENTS_AT_ONCE, files.events), verify=verify)
         at = events["index"].astype(np.int64)
@@ -105,9 +108,11 @@ def entries(store: Store, verify: bool, files: HourFiles) -> Entries:
         np.minimum.at(first, at[leased], events["at_ms"][leased])
         acked = kind == Event.ACKED
         found.acked_ms[at[acked]] = events["at_ms"][acked]
+        np.maximum.at(delay, at, handout_delay_ms(events))
     # A grant may be committed before its messages are due; they are held back until then.
     out = first < never
-    found.handed_out_ms[out] = np.maximum(first[out], found.due_ms[out])
+    found.handed_out_ms[out] = np.maximum(first[out] + np.maximum(delay[out], 0), found.due_ms[out])
+    found.measured[:] = out & (delay >= 0)
     return found
 
 
@@ -171,14 +176,15 @@ def summed(found: Rows, by: tuple[str, ...]) -> Rows:
 # ---- lateness
 
 
-def late(store: Store, verify: bool, as_of_ms: int, files: HourFiles) -> tuple[Rows, int]:
-    """(LATE of one hour's entries by the hour they were due in, entries that are overdue and were never handed out)."""
+def late(store: Store, verify: bool, as_of_ms: int, files: HourFiles) -> tuple[Rows, int, int]:
+    """(LATE of one hour's entries by the hour they were due in, entries that are overdue and were never handed out,
+    those that were handed out at a time that is not known)."""
     found = entries(store, verify, files)
     out = found.handed_out_ms >= 0
     overdue = int(np.count_nonzero((found.last == 0) & (found.due_ms <= as_of_ms)))
     late_ms = found.handed_out_ms[out] - found.due_ms[out]
     place = found.topic[out].astype(np.int64) << _HOUR_BITS | found.due_ms[out] // HOUR_MS
-    return _late_rows(place, late_ms), overdue
+    return _late_rows(place, late_ms), overdue, int(np.count_nonzero(out & ~found.measured))
 
 
 def _late_rows(place: npt.NDArray[np.int64], late_ms: npt.NDArray[np.int64]) -> Rows:
@@ -190,19 +196,9 @@ def _late_rows(place: npt.NDArray[np.int64], late_ms: npt.NDArray[np.int64]) -> 
     return found
 
 
-def encode(late_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """A code that grows with lateness, of less than 14 bits."""
-    bits = np.frexp(late_ms.astype(np.float64))[1].astype(np.int64)
-    shift = np.maximum(bits - 8, 0)
-    return np.where(late_ms < _EXACT_MS, late_ms, _EXACT_MS + (shift - 3) * _STEPS + (late_ms >> shift) - _STEPS)
-
-
 def decode(code: int) -> int:
     """The largest lateness in ms that has this code: at most 0.8 % more than the smallest."""
-    if code < _EXACT_MS:
-        return code
-    shift, step = divmod(code - _EXACT_MS, _STEPS)
-    return ((step + _STEPS + 1) << (shift + 3)) - 1
+    return int(durations.decode(np.array(code)))
 
 
 def quantiles(found: Rows, at: Sequence[float]) -> list[int]:

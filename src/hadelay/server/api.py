@@ -86,6 +86,8 @@ class Delivery(Struct):
     lease_until_ms: int
     #: As of the moment the service answered, in cluster time.
     lease_left_ms: int
+    #: To be called when the answer is written: the messages are handed out then.
+    answered: Callable[[], None] = lambda: None
 
 
 class ListWish(Struct):

@@ -42,6 +42,7 @@ from hadelay.server.askers import Askers
 from hadelay.server.cursor import CursorKeeper
 from hadelay.server.deliveries import Delays, Lateness, again, empty, first_time, still_held
 from hadelay.server.expiry import Expiry, TtlExpiry
+from hadelay.server.handouts import Handouts
 from hadelay.server.janitor import Janitor
 from hadelay.server.polls import Polls
 from hadelay.server.readahead import ReadAhead
@@ -138,6 +139,7 @@ class LeaderDispatcher:
         self.damaged_links = 0
         self.lateness = Lateness()
         self.askers = Askers()
+        self.handouts = Handouts()
         self.delays = Delays()
         self.lead = Lead(0 if self.interval else min(config.dispatch.max_ahead_ms, MAX_AHEAD_MS))
         self._swept_before = 0
@@ -189,6 +191,7 @@ class LeaderDispatcher:
         if term is None:
             return
         self.state.listener = Listener()
+        self.handouts.forget()
         term.expiry.stop()
         term.cursor.stop()
         unanswered = term.unanswered()
@@ -529,6 +532,15 @@ class LeaderDispatcher:
                 done(result, error)
 
         return decided if command[0] in _STOPPING else done
+
+    def answered(self, term: int, seq: int, positions: NDArray[np.integer], due_ms: int) -> None:
+        """These positions of a grant were handed to their consumer, now. due_ms: when the last of them was due."""
+        if self._term is not None and self._term.number == term:
+            self.handouts.answered(self.state, (term, seq), positions, due_ms, self._now())
+
+    def settling(self, command: bytes) -> bytes:
+        """The command, with what this leader knows of the leases that it settles."""
+        return self.handouts.settling(self.state, command) if self._term is not None else command
 
     def before_settlement(self) -> None:
         """Call before proposing any ack, nack, extend or cancel: in interval mode hand-outs go first."""

@@ -19,6 +19,8 @@ FAMILIES: dict[str, Family] = {
          "attempts, of topics without limits. Counted by the node that led"),
         ("delivery_lateness_max_seconds", "gauge", (),
          "The largest lateness of a message that this node handed out in the last five minutes, as the leader"),
+        ("handout_delay_seconds", "histogram", (),
+         "From when a message was granted, and due, until its consumer's answer was written or its webhook was called"),
         ("oldest_ready_age_seconds", "gauge", (),
          "How long the message that waits longest for a consumer has been due; 0 when none waits. Leader only"),
         ("ready_messages", "gauge", (), "Messages that are due and that nobody has. Leader only"),

@@ -231,6 +231,7 @@ def _of_server(node: Node) -> dict[str, Values]:
         ),
         "delivery_delay_seconds": dispatcher.delays.histogram,
         "delivery_lateness_max_seconds": dispatcher.lateness.max_ms(node.clock.read(now)) / 1000,
+        "handout_delay_seconds": dispatcher.handouts.delays,
         "handed_out_messages_total": dispatcher.handed_out,
         "throttled_total": _by({cause: limited[cause] for cause in CAUSES}),
         "sweeper_found_messages_total": dispatcher.sweeper_found,

@@ -172,6 +172,7 @@ class Node:
     def propose(self, command: bytes, done: Done) -> None:
         """Ack, nack, extend, cancel and the topics' commands, on any node. In interval mode hand-outs go first."""
         self.dispatcher.before_settlement()
+        command = self.dispatcher.settling(command)
         self.batcher.propose(command, self.dispatcher.in_order(command, done))
 
     def transfer(self, to: str | None, done: Callable[[HadelayError | None], None]) -> None:
@@ -451,7 +452,7 @@ class Node:
                 gather.take(n, Refused("disk_full", full), None)
             else:
                 done = self.dispatcher.in_order(command, partial(gather.take, n))
-                self.batcher.propose(command, done, self.leading)
+                self.batcher.propose(self.dispatcher.settling(command), done, self.leading)
 
     def _on_ready(self, peer: str, payload: Any, reply: Reply) -> None:
         if self.leading:

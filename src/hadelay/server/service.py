@@ -10,6 +10,7 @@ import asyncio
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -344,8 +345,9 @@ class NodeService:
             messages.append(
                 Delivered(first_id, token, topics[topic].name, meta, body, at, max(0, now - at), attempt, again)
             )
-        until = int(handed.until_ms.min())
-        return Delivery(messages, until, until - now)
+        until, due_ms = int(handed.until_ms.min()), int(rows["deliver_at_ms"].max())
+        answered = partial(node.dispatcher.answered, handed.term, handed.seq, handed.positions, due_ms)
+        return Delivery(messages, until, until - now, answered)
 
     # reading
 

@@ -18,7 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hadelay.core.checksums import RowCrc
-from hadelay.core.formats import DISPATCH, HOUR_ROW, INDEX, RECORD_SIZE, SECONDS_PER_HOUR
+from hadelay.core.formats import (
+    DISPATCH,
+    HOUR_ROW,
+    INDEX,
+    RECORD_SIZE,
+    SECONDS_PER_HOUR,
+    handout_delay_ms,
+    nack_reason,
+)
 from hadelay.core.lifecycle import MOVES
 from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import BadRequest, DamagedFile
@@ -118,7 +126,11 @@ def _show_event(row: Row) -> Row:
     if event in MOVES:
         shown |= {"other_hour": hour_name(other), "other_index": consumer, "consumer": None}
     elif event == Event.NACKED:
-        shown["reason"] = None if other == NONE32 else other
+        reason = nack_reason(np.array(other, np.uint32))
+        shown["reason"] = None if reason == NONE32 else int(reason)
+    if event in (Event.ACKED, Event.NACKED):
+        delay_ms = handout_delay_ms(np.array([(event, other)], [("event", "u1"), ("other_hour", "<u4")]))[0]
+        shown["handout_delay_ms"] = None if delay_ms < 0 else int(delay_ms)
     return shown
 
 

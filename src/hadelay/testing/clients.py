@@ -394,6 +394,9 @@ class Consumer(Client):
         def poll(node: Any, done: Reply) -> None:
             def delivered(delivery: Delivery | None, error: HadelayError | None) -> None:
                 handed = self._record(node, delivery, wish) if delivery is not None else []
+                if handed and delivery is not None:
+                    due_ms = int(delivery.rows["deliver_at_ms"].max())
+                    node.dispatcher.answered(delivery.term, delivery.seq, delivery.positions, due_ms)
                 done(handed, error)
 
             if node.leading:

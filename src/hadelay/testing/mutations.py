@@ -139,12 +139,15 @@ def _answered_before_commit() -> Bug:
     propose = Batcher.propose
 
     def at_once(self: Batcher, command: bytes, done: Any, term: int = 0) -> None:
-        if command[0] != Command.ACK:
+        ((kind, body),) = decode_entry(encode_entry(0, [command]))[2]
+        leases = decode(kind, body).leases if kind == Command.SETTLE else None
+        if kind == Command.ACK:
+            leases = decode(kind, body)
+        if leases is None or (kind == Command.SETTLE and body[0] != Command.ACK):
             propose(self, command, done, term)
             return
         propose(self, command, lambda result, error: None)
-        ((kind, body),) = decode_entry(encode_entry(0, [command]))[2]
-        done(LeaseResult(np.full(len(decode(kind, body).rows), LeaseOutcome.DONE, np.uint8)), None)
+        done(LeaseResult(np.full(len(leases.rows), LeaseOutcome.DONE, np.uint8)), None)
 
     return [patch.object(Batcher, "propose", at_once)]
 

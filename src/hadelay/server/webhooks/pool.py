@@ -351,6 +351,8 @@ class Pool:
             encode_id(job.first_id), feed.name, f"/{node.config.cluster.id}/topics/{feed.name}",
             format_instant(job.deliver_at_ms), job.attempt, job.again, meta,
         )  # fmt: skip
+        term, seq, position, _, _ = job.lease
+        node.dispatcher.answered(term, seq, np.array([position]), job.deliver_at_ms)
         headers = call_headers(facts, feed.keys, webhook.headers, now_ms, body)
         self.caller.call(Request(url, headers, body, feed.timeout_s), partial(self._called, feed, job, url, host))
         return True

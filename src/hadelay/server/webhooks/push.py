@@ -49,11 +49,11 @@ class Push:
 
     def on_topic(self, topic: Topic) -> None:
         """Its settings changed, or messages of it died. Called by apply, so nothing is done here and now."""
+        if self.pool.caller is None:
+            return
         if topic.settled[Event.DEAD] and topic.number not in self._died:
             self._died.add(topic.number)
             log.warning("first_death", topic=topic.name, look=f"hadelay dead list {topic.name}")
-        if self.pool.caller is None:
-            return
         if not self._changed:
             self._runtime.call_soon(self._look)
         self._changed[topic.number] = topic

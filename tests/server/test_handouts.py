@@ -1,0 +1,87 @@
+"""The leader measures how long after its grant a message reached its consumer, and the settlement carries it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hadelay.core import commands
+from hadelay.core.commands import Command
+from hadelay.core.formats import SETTLE_LEVEL, handout_delay_ms
+from hadelay.core.tokens import LEASE
+from hadelay.model import Event
+from hadelay.server.handouts import Handouts
+from hadelay.testing.cluster import SimCluster
+from tests.core.world import START_MS, World, draft
+from tests.server.test_lost_disks import wait_for_leader
+from tests.server.test_metrics import publish, receive
+
+
+def test_a_settlement_says_what_is_known_of_its_leases() -> None:
+    world, handouts = World(), Handouts()
+    held = world.lease(*world.ids(*[draft()] * 3))
+    key = int(held["term"][0]), int(held["seq"][0])
+    assert handouts.settling(world.state, commands.encode_ack("n1", held)) == commands.encode_ack("n1", held)
+    handouts.answered(world.state, key, np.array([0, 2]), START_MS, START_MS + 250)
+    handouts.answered(world.state, key, np.array([2]), START_MS, START_MS + 19_700)
+    command = handouts.settling(world.state, commands.encode_ack("n1", held))
+    assert command[0] == Command.SETTLE
+    world.one(command)
+    (hour,) = world.store.hours()
+    events = world.store.events(hour, slice(0, world.store.event_count(hour)))
+    acked = events[events["event"] == Event.ACKED]
+    assert dict(zip(acked["index"].tolist(), handout_delay_ms(acked).tolist(), strict=True)) == {
+        0: 250,
+        1: -1,
+        2: 19_700,
+    }
+    assert (handouts.delays.sum, sum(handouts.delays.counts)) == (pytest.approx(20.2), 3)
+
+
+def test_below_the_level_commands_stay_as_they_are() -> None:
+    world, handouts = World(level=SETTLE_LEVEL - 1), Handouts()
+    held = world.lease(*world.ids(draft()))
+    key = int(held["term"][0]), int(held["seq"][0])
+    handouts.answered(world.state, key, np.array([0]), START_MS, START_MS + 5)
+    for command in (commands.encode_ack("n1", held), commands.encode_nack("n1", held, 5, "why")):
+        assert handouts.settling(world.state, command) == command
+
+
+def test_grants_that_are_over_are_forgotten() -> None:
+    world, handouts = World(), Handouts()
+    for seq in range(1, 5_000):
+        handouts.answered(world.state, (1, seq), np.array([0]), START_MS, START_MS)
+    assert len(handouts._at) <= 1_025
+
+
+def test_an_ack_through_any_node_carries_it_and_every_replica_has_it() -> None:
+    cluster = SimCluster(4, restart=False)
+    cluster.start_all()
+    wait_for_leader(cluster)
+    cluster.world.run_for(3.0)
+    leader = cluster.leader()
+    assert leader is not None
+    publish(cluster, leader, ["orders"] * 2)
+    delivery = receive(cluster, leader, "orders", 2)
+    cluster.world.run_for(0.3)  # as much as the answer takes to be read, built and written
+    due_ms = int(delivery.rows["deliver_at_ms"].max())
+    leader.dispatcher.answered(delivery.term, delivery.seq, delivery.positions, due_ms)
+    leases = np.zeros(2, LEASE)
+    leases["term"], leases["seq"], leases["pos"] = delivery.term, delivery.seq, delivery.positions
+    leases["hour"], leases["index"] = delivery.hours, delivery.indexes
+    nodes = [m.process.node for m in cluster.machines.values() if m.process is not None and m.process.node is not None]
+    follower = next(node for node in nodes if node is not leader)
+    done: list[Any] = []
+    for node, row in ((leader, leases[:1]), (follower, leases[1:])):
+        node.propose(commands.encode_ack(node.name, row), lambda result, error: done.append(error))
+    cluster.world.run_for(2.0)
+    assert done == [None, None]
+    for node in nodes:
+        (hour,) = {int(hour) for hour in delivery.hours}
+        events = node.state.store.events(hour, slice(0, node.state.store.event_count(hour)))
+        delays = handout_delay_ms(events[events["event"] == Event.ACKED])
+        assert len(delays) == 2
+        assert (delays >= 300).all(), node.name
+        assert (delays < 2_000).all(), node.name
