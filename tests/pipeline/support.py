@@ -82,6 +82,7 @@ def one_of_each() -> tuple[World, dict[str, list[int]]]:
     """A world six hours later, and which messages are to have which verdict."""
     world = World()
     world.one(commands.encode_topic_put("dying", {"max_attempts": 1}))
+    world.one(commands.encode_topic_put("t", {"backoff": [0]}))  # what comes back is due at once
     one = [message("t", 10 * SECOND) for _ in range(10)]
     ids = world.ids(*one)
     dying, redriven = world.ids(message("dying", 5 * SECOND), message("dying", 5 * SECOND))
