@@ -56,6 +56,7 @@ def test_one_of_each(tmp_path: Path) -> None:
 
 
 def test_a_large_hour_is_judged_in_parts(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'hadelay[spark]'")
     world, said = one_of_each()
     context = SimpleNamespace(
         defaultParallelism=50, parallelize=lambda items, _: _Tasks(items), union=lambda some: _Tasks(chain(*some))

@@ -16,7 +16,7 @@ from hadelay.pipeline.hourfiles import Listing, Rows, Store
 from hadelay.pipeline.places import absolute, check_spark
 from hadelay.pipeline.reconcile import FACTS, VERDICTS, ReconcileOptions, Rule, Summary
 from hadelay.pipeline.schema import Options, hour_int, hour_number
-from hadelay.pipeline.tasks import classic
+from hadelay.pipeline.tasks import no_connect
 
 #: Offending rows that are Python objects at once.
 _ROWS = 10_000
@@ -99,7 +99,7 @@ SELECT ehour, edead, eentry, NULL, NULL, 'orphan', NULL, 0, -1 FROM orphans {onl
 
 def run(spark: Any, store: Store, listing: Listing, rule: Rule, options: ReconcileOptions) -> Summary:
     """Both tables are read from the one listing: what is filed meanwhile is in neither."""
-    classic(spark)
+    no_connect(spark)
     archive = absolute(options.archive)
     check_spark(spark, "--archive", archive)
     listed = [(hour_int(files.hour), files.hour >= DEAD_HOURS) for files in listing.hours]

@@ -15,7 +15,7 @@ from typing import Any
 
 from hadelay import errors
 from hadelay.errors import ConfigError, HadelayError
-from hadelay.pipeline.tasks import classic
+from hadelay.pipeline.tasks import no_connect
 from hadelay.version import VERSION
 
 JAVA_MIN = 17
@@ -134,7 +134,7 @@ def session(master: str = "", memory: str = "2g", **settings: str) -> Any:
 
     spark = SparkSession.getActiveSession()
     if spark is not None:
-        classic(spark)
+        no_connect(spark)
     else:
         spark = _new(SparkSession.builder, master, memory, settings)
     spark.dataSource.register(HadelaySource)

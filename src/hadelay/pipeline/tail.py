@@ -14,7 +14,7 @@ from hadelay.errors import BadRequest, ConfigError
 from hadelay.pipeline.places import check_spark
 from hadelay.pipeline.schema import Options, given
 from hadelay.pipeline.stores import open_store
-from hadelay.pipeline.tasks import classic
+from hadelay.pipeline.tasks import no_connect
 
 _LOOK_S = 0.5
 
@@ -48,7 +48,7 @@ def run(spark: Any, options: TailOptions, progress: Callable[[Summary], bool | N
     """progress: called after each micro-batch; True ends it."""
     if spark is None:
         raise ConfigError("tail is a stream of Spark: it needs a master, such as local[*]")
-    classic(spark)
+    no_connect(spark)
     for option, where in (("--out", options.out), ("--checkpoint", options.checkpoint)):
         check_spark(spark, option, where)
     open_store(options.source).list()  # what is wrong with it is said here in fewer words

@@ -25,18 +25,22 @@ def silent(done: int, total: int) -> None:
     """Progress that nobody watches."""
 
 
-def classic(spark: Any) -> Any:
-    """The session's SparkContext. BadRequest for a session of Spark Connect, which has none."""
+def no_connect(spark: Any) -> None:
+    """BadRequest for a session of Spark Connect, which has no SparkContext."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise BadRequest(
             "a Spark Connect session cannot run this job, which sends tasks of its own to the executors: use a classic "
             "session (--master local[*], spark://… or spark-submit; unset SPARK_REMOTE and spark.api.mode)"
         )
+
+
+def _context(spark: Any) -> Any:
+    no_connect(spark)
     return spark.sparkContext
 
 
 def cores(spark: Any) -> int:
-    return 1 if spark is None else int(classic(spark).defaultParallelism)
+    return 1 if spark is None else int(_context(spark).defaultParallelism)
 
 
 def each(
@@ -44,7 +48,7 @@ def each(
 ) -> list[R]:  # fmt: skip
     """work(item) of each, a task per item. The results are collected."""
     if spark is not None and items:
-        found: list[R] = classic(spark).parallelize(items, len(items)).map(work).collect()
+        found: list[R] = _context(spark).parallelize(items, len(items)).map(work).collect()
         return found
     results = []
     for n, item in enumerate(items, 1):
@@ -107,7 +111,7 @@ def keep(
     """work(item) of each, a task per item; the results stay where they were made."""
     if spark is None or not items:
         return _Here(each(None, work, items, progress))
-    return _There(classic(spark).parallelize(items, len(items)).map(work))
+    return _There(_context(spark).parallelize(items, len(items)).map(work))
 
 
 def regroup(
@@ -122,5 +126,5 @@ def regroup(
             for group, value in (pair for pairs in results.stream(pick) for pair in pairs):
                 found[group].append(value)
         return _Here([work(found[group]) for group in range(groups)])
-    pairs = classic(spark).union(there).flatMap(pick).partitionBy(groups)
+    pairs = _context(spark).union(there).flatMap(pick).partitionBy(groups)
     return _There(pairs.mapPartitions(lambda some: [work([value for _, value in some])]))
