@@ -12,12 +12,13 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
 from hadelay.config import Config, problems
 from hadelay.errors import ConfigError
+from hadelay.words import plain
 
 #: Variables of ours that are no keys: where clients and the command line find a cluster, who they are, how they print.
 CLIENT_VARIABLES = frozenset({"HADELAY_SERVERS", "HADELAY_TOKEN", "HADELAY_OUTPUT"})
@@ -182,7 +183,7 @@ def _build(settings: Mapping[str, Setting]) -> tuple[Config | None, list[str]]:
         try:
             tree.setdefault(section, {})[name] = msgspec.convert(_in_unit(name, value, known[key]), known[key])
         except (msgspec.ValidationError, ValueError) as error:
-            complaints.append(f"{origin}: {key}: {_in_words(error, value)}")
+            complaints.append(f"{origin}: {key}: {_in_words(error, value, known[key])}")
     return (None, complaints) if complaints else (msgspec.convert(tree, Config), [])
 
 
@@ -214,8 +215,9 @@ def _unknown(key: str, known: Mapping[str, Any]) -> str:
     return f"unknown key; the sections are {', '.join(sections)} (docs/reference/config.md)"
 
 
-def _in_words(error: Exception, value: Any) -> str:
+def _in_words(error: Exception, value: Any, kind: Any) -> str:
     text = str(error).partition(" - at ")[0]
-    if isinstance(error, msgspec.ValidationError):
-        return f"{value!r}: {text}"
-    return text
+    if not isinstance(error, msgspec.ValidationError):
+        return text
+    words = plain(text, choices=[f'"{word}"' for word in get_args(kind)])
+    return words if words.startswith(repr(value)) else f"{value!r}: {words}"

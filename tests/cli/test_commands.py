@@ -52,6 +52,22 @@ def test_usage_errors_end_with_2(words: list[str]) -> None:
     assert done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("msg", "put", "t", "x", "--at", "5"), "Unknown option: --at. Did you mean --deliver-at?"),
+        (("msg", "put", "t", "x", "--in", "5m"), "Did you mean --delay?"),
+        (("topic", "set", "t", "--max-retries", "3"), "Did you mean --max-attempts?"),
+        (("msg", "lst"), "hadelay msg --help"),
+    ],
+)
+def test_wrong_words_are_answered_with_the_right_ones(words: tuple[str, ...], said: str) -> None:
+    done = hadelay(*words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "╭" not in done.stderr
+
+
 def test_nobody_there_ends_with_5() -> None:
     done = hadelay("topic", "list", "--servers", "http://127.0.0.1:1")
     assert (done.returncode, done.stdout) == (5, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 import threading
@@ -312,6 +313,24 @@ async def test_an_idempotency_key_that_is_none(node: Node, key: str) -> None:
             with pytest.raises(ValueError, match="idempotency_key"):
                 await ask
     assert node.service.published == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"key": 4711}, "key must be a str, not int: key='4711'"),
+        ({"tags": [7]}, "tag must be a str, not int"),
+        ({"meta": {"a": 1}}, "meta['a'] must be a str, not int"),
+        ({"topic": 5}, "topic must be a str, not int"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named(options: dict[str, Any], said: str) -> None:
+    client = Client("http://127.0.0.1:1")
+    with pytest.raises(TypeError, match=re.escape(said)):
+        client.put(**{"topic": "t", "body": "x", **options})
+    with pytest.raises(TypeError, match=re.escape(said)):
+        client.put_many([Put(**{"topic": "t", **options})])
+    client.close()
 
 
 def test_a_token_out_of_a_file(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ async def test_tags_reach_the_poll_trimmed_and_once(node: Node) -> None:
         ({"tags": ["x" * 65]}, "64 bytes"),
         ({"any_tags": [""]}, "1 to"),
         ({"tags": ["a,b"]}, "commas"),
-        ({"tags": "a"}, "array"),
+        ({"tags": "a"}, "expected a list"),
         ({"all_tags": ["a"]}, "all_tags"),
     ],
 )

@@ -335,8 +335,8 @@ async def test_rows_that_the_log_refused(node: Node, monkeypatch: pytest.MonkeyP
     [
         (b"[{", "application/json", 400, "truncated"),
         (b"\x92\x81", "application/msgpack", 400, "truncated"),
-        (b"[1]", "application/json", 400, "expected `object`"),
-        (b"{}", "application/json", 400, "expected `array`"),
+        (b"[1]", "application/json", 400, "expected an object"),
+        (b"{}", "application/json", 400, "expected a list"),
         (b'[{"topic":"a","dealy":1}]', "application/json", 400, "did you mean 'delay'?"),
         (b'[{"body":"a"}]', "application/json", 400, "topic"),
         (b'[{"topic":1}]', "application/json", 400, "topic"),

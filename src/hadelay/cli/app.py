@@ -205,10 +205,12 @@ def run(argv: Sequence[str]) -> int:
     call: Callable[..., Any] = app
     as_json = wants_json(argv)
     try:
-        result = call(list(argv), exit_on_error=False, print_error=not as_json, result_action="return_value")
+        result = call(list(argv), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         if as_json:
-            _print_document(WrongUsage(str(error)))
+            _print_document(WrongUsage(_usage(error)))
+        else:
+            print(f"hadelay: {_usage(error)}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt as stop:
         if not stop.args and not as_json:
@@ -236,6 +238,27 @@ def run(argv: Sequence[str]) -> int:
         servers = "--endpoint" if command[:1] == ["pipeline"] and command[1:] != ["replay"] else "--servers"
         print(f"hadelay: {message(problem, servers)}", file=sys.stderr)
     return code
+
+
+#: What other systems call our options.
+_SYNONYMS = {
+    "--at": "--deliver-at", "--in": "--delay", "--after": "--delay", "--eta": "--deliver-at", "--countdown": "--delay",
+    "--max-retries": "--max-attempts", "--retries": "--max-attempts", "--visibility-timeout": "--lease",
+    "--url": "--webhook", "--host": "--servers", "--server": "--servers", "--endpoint": "--servers",
+    "--dlq": "--dead-letter", "--expires": "--ttl", "--number": "--limit", "--count": "--limit",
+}  # fmt: skip
+
+
+def _usage(error: CycloptsError) -> str:
+    """What is wrong with the words that were typed, and where the right ones are."""
+    path = " ".join(error.command_chain or ())
+    text = str(error)
+    found = re.match(r"Unknown option: (--[a-z-]+)", text)
+    if found:
+        known = {name for argument in getattr(error, "argument_collection", None) or () for name in argument.names}
+        meant = _SYNONYMS.get(found[1])
+        text = f"{found[0]}. Did you mean {meant}?" if meant in known else text
+    return f"{text}\n  hadelay {path + ' ' if path else ''}--help shows what there is."
 
 
 def wants_json(argv: Sequence[str]) -> bool:

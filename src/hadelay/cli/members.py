@@ -118,5 +118,7 @@ def _wait(remote: Remote, name: str) -> None:
 def _say_how_many(remote: Remote) -> None:
     with suppress(HadelayError, OSError):  # it is done, and the node that was asked may be the one that left
         voters = sum(member["role"] != "learner" for member in _members(remote).values())
-        hint = f", as {voters - 1} would" if voters % 2 == 0 else ""
-        note(f"{voters} vote: the cluster goes on without any {(voters - 1) // 2} of them{hint}")
+        spare = (voters - 1) // 2
+        loss = {0: "stops when one of them is lost", 1: "survives the loss of any one"}
+        hint = f", as one of {voters - 1} does" if voters % 2 == 0 and voters > 2 else ""
+        note(f"{voters} voters; the cluster {loss.get(spare, f'survives the loss of any {spare}')}{hint}")

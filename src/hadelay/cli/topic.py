@@ -178,7 +178,7 @@ def set_(
     allow_per_message
         Messages may name a webhook URL of their own.
     alert
-        The URL that deaths are told to.
+        URL to notify when messages become dead letters.
     alert_secret
         Signs them. Without it the one set before stays.
     """
@@ -196,7 +196,7 @@ def set_(
     for name, url, parts in (("webhook", webhook, hook), ("alert", alert, {"secret": alert_secret})):
         said = {part: value for part, value in parts.items() if value}
         if url is None and said:
-            raise BadRequest(f"--{name} URL goes with what else is said about it")
+            raise BadRequest(f"--{name} URL is missing: the other options of the {name} need it")
         if url is not None:
             wish[name] = None if url == _DEFAULT else {"url": url, **said}
     show(call(remote, "PUT", f"/v1/topics/{segment(topic)}", wish, needs="scheduled"), remote)

@@ -683,8 +683,21 @@ def _item(put: Put) -> dict[str, Any]:
     return item | _options(put)
 
 
+def _text(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}: {name}={str(value)!r}")
+
+
 def _options(put: Put) -> dict[str, Any]:
     """What was given of the options that headers and batch items have in common, by their names in the latter."""
+    _text("topic", put.topic)
+    if put.key is not None:
+        _text("key", put.key)
+    for tag in put.tags or ():
+        _text("tag", tag)
+    for name, value in (put.meta or {}).items():
+        _text("name of meta", name)
+        _text(f"meta[{name!r}]", value)
     given: dict[str, Any] = {
         "delay": None if put.delay is None else _delay(put.delay),
         "deliver_at": None if put.at is None else _when(put.at),

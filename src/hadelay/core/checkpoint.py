@@ -141,7 +141,11 @@ def _whole(main: bytes) -> dict[str, Any]:
 
 def _fill(state: DelayState, whole: dict[str, Any], hours: dict[int, bytes]) -> None:
     if whole["version"] != VERSION or whole["level"] > FEATURE_LEVEL or whole["group"] != state.group:
-        raise FatalError(f"checkpoint of version {whole['version']}, level {whole['level']}, group {whole['group']}")
+        raise FatalError(
+            f"the checkpoint has version {whole['version']}, level {whole['level']} and group {whole['group']}; "
+            f"this program reads version {VERSION} and level {FEATURE_LEVEL} at most, and the node is of group "
+            f"{state.group}: use a newer hadelay, or the data directory of this node"
+        )
     for name in _NUMBERS:
         setattr(state, name, whole[name])
     state.cursor, state.sweep = tuple(whole["cursor"]), tuple(whole["sweep"])

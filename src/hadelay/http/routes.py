@@ -25,6 +25,7 @@ from hadelay.http import types
 from hadelay.http.access import ANYBODY, OPEN, Access
 from hadelay.http.bodies import Share, read_body
 from hadelay.http.values import check_topic, suggest
+from hadelay.words import plain
 
 if TYPE_CHECKING:
     from hadelay.http.app import HttpServer
@@ -303,10 +304,8 @@ def decode_query(pairs: list[tuple[str, str]], kind: type[types.In] | None) -> A
     try:
         return msgspec.convert(found, kind, strict=False, dec_hook=types.decode_hook)
     except msgspec.ValidationError as error:
-        words = _words("query", error, kind)
-        for name, meant in (("bool", "true or false"), ("int", "a number")):
-            words = words.replace(f"`{name}`, got `str`", meant)
-        raise BadRequest(words) from None
+        # Everything in a query is text, so that it is text is not what is wrong.
+        raise BadRequest(_words("query", error, kind).removesuffix(", not text")) from None
 
 
 def media_type(request: Any) -> str:
@@ -350,10 +349,8 @@ def _words(where: str, error: msgspec.ValidationError, kind: type[types.In]) -> 
     """With the member that is wrong at the front, as it is everywhere else."""
     text, _, path = str(error).partition(" - at `$")
     member = (path[1:] if path.startswith(".") else where + path).rstrip("`")
-    if text.startswith("Invalid enum value"):
-        of = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}.get(member.partition("[")[0])
-        text += f"; there is {', '.join(_choices(of))}" if of else ""
-    return f"{member}: {text[0].lower()}{text[1:]}"
+    of = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}.get(member.partition("[")[0])
+    return f"{member}: {plain(text, member, _choices(of) if of else ())}"
 
 
 def _choices(kind: Any) -> list[str]:

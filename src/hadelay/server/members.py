@@ -138,7 +138,7 @@ class Changes:
         self._settled()
         left = [member.name for member in rest if member.voter]
         if not left:
-            raise Conflict(f"{name} is the only node that votes: there would be no cluster without it")
+            raise Conflict(f"{name} is the only voter; removing it would stop the cluster")
         needed = len(left) // 2 + 1
         there = [other for other in left if other == node.name or node.raft.leader_role.hears(other)]
         if len(there) < needed:

@@ -214,7 +214,7 @@ class Node:
     def drain(self, drained: bool, done: Callable[[HadelayError | None], None]) -> None:
         """Hand over, and take nothing new; or end that. A restart ends it, too."""
         if drained and self.raft.alone:
-            done(Conflict(f"{self.name} is the only node that votes: nobody else could take what it refuses"))
+            done(Conflict(f"{self.name} is the only voter; draining it would stop the cluster"))
             return
         log.info("drained" if drained else "undrained")
         self.raft.gives_way = drained
@@ -496,7 +496,7 @@ class _Replies:
             self.reply(None, self.errors[0])
         else:
             # NoLeader would make the follower send all of it again, and a part of it may be in the log.
-            self.reply(None, OutcomeUnknown("the leader lost its office half-way"))
+            self.reply(None, OutcomeUnknown("leadership changed before all commands finished"))
 
 
 class _Outlet:

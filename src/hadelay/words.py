@@ -1,0 +1,35 @@
+"""What is wrong with a value, in the words of who gave it instead of those of the decoder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+#: Names of types as msgspec has them.
+_TYPES = {
+    "str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
+    "object": "an object", "null": "null", "bytes": "bytes",
+}  # fmt: skip
+#: Settings that are written in more than one way, as examples.
+_FORMS = {"backoff": 'a list, ["1s", "30s"], or {"min": "1s", "max": "1h"}'}
+_EXPECTED = re.compile(r"[Ee]xpected `([^`]+)`(?:, got `(\w+)`)?")
+_MISSING = re.compile(r"[Oo]bject missing required field `([^`]+)`")
+_CHOICE = re.compile(r"[Ii]nvalid enum value (.+)")
+
+
+def plain(text: str, member: str = "", choices: Sequence[str] = ()) -> str:
+    """`text` of a msgspec.ValidationError, without its path. member: what is wrong. choices: the words it may be."""
+    if missing := _MISSING.fullmatch(text):
+        return f"{missing[1]} is missing"
+    if choice := _CHOICE.fullmatch(text):
+        return f"{choice[1]}: choose {either(choices)}" if choices else f"{choice[1]} is none of the words it may be"
+    if expected := _EXPECTED.fullmatch(text):
+        wanted = _FORMS.get(member) or either([_TYPES.get(name, name) for name in expected[1].split(" | ")])
+        got = _TYPES.get(expected[2] or "", expected[2])
+        return f"expected {wanted}" + (f", not {got}" if got else "")
+    return f"{text[0].lower()}{text[1:]}"
+
+
+def either(words: Sequence[str]) -> str:
+    """a, b or c."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
