@@ -16,7 +16,7 @@ import pytest
 
 from hadelay.cli.app import run as command
 from hadelay.core.formats import DISPATCH_SIZE, HOUR_ROW, INDEX_SIZE, NAME_SIZE
-from hadelay.errors import DamagedFile
+from hadelay.errors import DamagedFile, HadelayError
 from hadelay.model import hour_from_name
 from hadelay.pipeline import reconcile
 from hadelay.pipeline.reconcile import ReconcileOptions
@@ -250,6 +250,67 @@ def test_what_is_damaged_is_named(
     given = ReconcileOptions(options(sound[0], directory), "exact")
     with pytest.raises(DamagedFile, match=re.escape(said.removeprefix("hadelay: ").strip())):
         reconcile.run(None, given)  # before it asks anything of Spark
+
+
+@pytest.fixture(scope="module")
+def archived(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, Path]:
+    """A copy whose first hour is in the archive alone."""
+    directory = tmp_path_factory.mktemp("archived")
+    world = test_archived.two_hours(directory)
+    test_archived.delete_first(world, directory)
+    return world, directory
+
+
+MANIFEST, CATALOGUE = f"archive/_manifest/{NAME}.json", "archive/_catalogue"
+PARTS = {kind: f"archive/{kind}/hour={NAME}/part-" for kind in ("messages", "events")}
+
+
+def of_archive() -> list[tuple[str, str, Change]]:
+    """(what, file, change)"""
+    found: list[tuple[str, str, Change]] = []
+    for file in PARTS.values():
+        found += [
+            ("flipped", file, flip(100)),
+            ("cut", file, cut(1)),
+            ("empty", file, lambda data: b""),
+            ("padded", file, lambda data: data + b"x"),
+            ("duplicated", file, lambda data: data + data),
+            ("deleted", file, gone),
+        ]
+    return [
+        *found,
+        ("flipped", MANIFEST, lambda data: data.replace(b'"rows": 9', b'"rows": 8')),
+        ("cut", MANIFEST, cut(20)),
+        ("deleted", MANIFEST, gone),
+        ("deleted", CATALOGUE, gone),
+    ]
+
+
+@pytest.mark.parametrize(("title", "file", "change"), of_archive(), ids=lambda v: v if isinstance(v, str) else "")
+def test_what_is_damaged_in_an_archive_is_named(
+    title: str, file: str, change: Change, archived: tuple[World, Path], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    world, directory = archived
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    (path,) = tmp_path.glob(f"{file}*") if file != CATALOGUE else (tmp_path / CATALOGUE).iterdir()
+    assert change is gone or change(path.read_bytes()) != path.read_bytes()
+    try:
+        path.write_bytes(change(path.read_bytes()))
+    except FileNotFoundError:
+        path.unlink()
+    words = ["pipeline", "reconcile", "--master", "none", "--path", str(tmp_path), "--archive", f"{tmp_path}/archive"]
+    code = command([*words, "--as-of", str(options(world, tmp_path).as_of)])
+    said = capsys.readouterr().err
+    assert code in (1, 3), said
+    named = str(path)
+    if change is gone and file in (MANIFEST, CATALOGUE):
+        named = str(path.parent)  # of what is not there, the directory is named
+    assert said.startswith(f"hadelay: {named}"), said
+    assert NAME in said or file == CATALOGUE
+    given = ReconcileOptions(options(world, tmp_path), "exact", archive=f"{tmp_path}/archive")
+    with pytest.raises(HadelayError, match=re.escape(said.removeprefix("hadelay: ").strip())):
+        reconcile.run(None, given)
 
 
 @pytest.mark.parametrize("file", [IDX, DSP, LOG, "names"])

@@ -39,7 +39,7 @@ _CHUNK = 8 << 20
 #: Limit of manifests that are read at the same time.
 _READERS = 8
 _DTYPE = {"idx": INDEX, "dsp": DISPATCH}
-_KIND = {"idx": "messages", "dsp": "events"}
+KIND = {"idx": "messages", "dsp": "events"}
 _COLUMNS = {
     "idx": ["entry", "first_id", "topic", "deliver_at"],
     # Archives of versions before feature level 3 have no handout_delay_ms.
@@ -140,7 +140,7 @@ class WithArchive:
     def where(self, files: HourFiles, suffix: str) -> str:
         if not files.archived:
             return self.store.where(files, suffix)
-        return Place(self.archive).path(f"{_KIND[suffix]}/hour={hour_name(files.hour)}")
+        return Place(self.archive).path(f"{KIND[suffix]}/hour={hour_name(files.hour)}")
 
     def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
         if not files.archived:
@@ -150,7 +150,7 @@ class WithArchive:
 
     def _rows(self, files: HourFiles, suffix: str, start: int, stop: int) -> Rows:
         found, at = np.zeros(stop - start, _DTYPE[suffix]), 0
-        for part in parts(self.archive, files.hour, _KIND[suffix]):
+        for part in parts(self.archive, files.hour, KIND[suffix]):
             first, last = max(start - at, 0), min(stop - at, part["rows"])
             if first < last:
                 place = Place(self.archive)

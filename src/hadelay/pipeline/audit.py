@@ -132,7 +132,7 @@ def _of_files(place: Place, manifest: Manifest, hour: int, kind: str) -> list[st
     found, at = [], 0
     parts = manifests.of_kind(manifest, kind)
     for part in parts:
-        found += _of_part(place, part, kind, at, manifests.rows(manifest, "messages"))
+        found += of_part(place, part, kind, at, manifests.rows(manifest, "messages"))
         at += part["rows"]
     directory, named = f"{kind}/hour={hour_name(hour)}", {part["path"] for part in parts}
     for name in place.list(directory) or ():
@@ -142,7 +142,7 @@ def _of_files(place: Place, manifest: Manifest, hour: int, kind: str) -> list[st
     return found
 
 
-def _of_part(place: Place, part: Part, kind: str, at: int, entries: int) -> list[str]:
+def of_part(place: Place, part: Part, kind: str, at: int, entries: int) -> list[str]:
     """at: rows of the hour in the files before it."""
     where = place.path(part["path"])
     size = place.size(part["path"])

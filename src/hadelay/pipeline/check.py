@@ -18,9 +18,13 @@ from hadelay.core.checksums import crc32c
 from hadelay.core.formats import NAME_SIZE
 from hadelay.errors import DamagedFile
 from hadelay.model import hour_name
+from hadelay.pipeline.archived import KIND, WithArchive, read_manifest
+from hadelay.pipeline.audit import of_part
 from hadelay.pipeline.hourfiles import WAY_OUT, HourFiles, Names, Store, flaw_of, rows
+from hadelay.pipeline.places import Place
 from hadelay.pipeline.schema import Options
 from hadelay.pipeline.tasks import Progress, each, silent
+from hadelay.storage import manifests
 
 #: In this order: the entries say where records are.
 SUFFIXES = ("idx", "dsp", "log")
@@ -47,7 +51,7 @@ def check(
     if options.on_torn == "skip":
         return
     names = store.names()
-    asked = [(files, suffix) for files in sorted(hours) if not files.archived for suffix in suffixes]
+    asked = [(files, suffix) for files in sorted(hours) for suffix in suffixes]
     answers = each(spark, partial(_check_file, store, names), asked, progress)
     told = [(files, found) for (files, _), found in zip(asked, answers, strict=True) if found is not None]
     if not told:
@@ -60,6 +64,8 @@ def check(
 
 def _check_file(store: Store, names: Names, asked: tuple[HourFiles, str]) -> Found | None:
     files, suffix = asked
+    if files.archived:
+        return _check_archived(store, files, suffix)
     try:
         found = check_file(store, files, suffix)
         if found is None and files.crcs is None and suffix == "idx":
@@ -81,6 +87,24 @@ def check_file(store: Store, files: HourFiles, suffix: str) -> Found | None:
         return None
     what = f"{hour}: all that is in it verifies, and its checksum is another one than the checkpoint's; {WAY_OUT}"
     return Found(store.where(files, suffix), 0, what, 0, all_verifies=True)
+
+
+def _check_archived(store: Store, files: HourFiles, suffix: str) -> Found | None:
+    """The hour's Parquet files, as its manifest has them: of messages as .idx, of events as .dsp; bodies are in one of
+    these."""
+    if suffix not in KIND:
+        return None
+    assert isinstance(store, WithArchive)
+    place = Place(store.archive)
+    manifest, at = read_manifest(place, files.hour), 0
+    for part in manifests.of_kind(manifest, KIND[suffix]):
+        if problems := of_part(place, part, KIND[suffix], at, files.entries):
+            where = place.path(part["path"])
+            what = problems[0].removeprefix(where).lstrip(": ")
+            way_out = "restore the file, or leave the hour out with onTorn=skip"
+            return Found(where, 0, f"hour {hour_name(files.hour)}: the file {what}; {way_out}", 0)
+        at += part["rows"]
+    return None
 
 
 def crc_of(store: Store, files: HourFiles, suffix: str) -> int:
