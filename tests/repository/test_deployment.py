@@ -290,6 +290,18 @@ def test_the_unit_starts_what_there_is() -> None:
     assert int(unit()["TimeoutStopSec"][0]) >= 3 + 5 + 10
 
 
+def test_a_node_that_ended_itself_is_started_again_without_end() -> None:
+    """A full disk ends it with 70, and with 1 where there is no room to start: it comes back when there is room."""
+    said = unit()
+    assert said["Restart"] == ["on-failure"]
+    assert not {"1", "70"} & set(said["RestartPreventExitStatus"][0].split())
+    assert said["StartLimitIntervalSec"] == ["0"]
+    services = yaml.safe_load((CLUSTER / "docker/compose.yaml").read_text())["services"]
+    assert [services[f"n{n}"]["restart"] for n in (1, 2, 3)] == ["on-failure"] * 3
+    pod = next(one for one in MANIFESTS if one["kind"] == "StatefulSet")["spec"]["template"]["spec"]
+    assert pod.get("restartPolicy", "Always") == "Always"
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_takes_the_unit_and_finds_it_hardened(tmp_path: Path) -> None:
     here = tmp_path / UNIT.name

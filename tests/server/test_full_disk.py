@@ -94,3 +94,17 @@ def test_what_is_mended_when_a_snapshot_has_been_switched_to_is_the_new_file(mon
     assert fatal == []
     assert node.storage.hours.count(hour) == 0
     node.stop()
+
+
+def test_it_says_what_comes_before_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+    disk = SimDisk(random.Random(1))
+    node = start(disk, _raise)
+    least = node.config.storage.min_free_bytes
+    for left in (least - 1, least // 8 - 1, 2 * least):
+        disk.capacity = disk.used + left
+        node.checkpoints.applied(4 << 20)
+    lines = [(line.msg, getattr(line, "next", "")) for line in caplog.records if line.msg.startswith("space_")]
+    assert [event for event, _ in lines[:2]] == ["space_low", "space_nearly_gone"]
+    assert "refused (507)" in lines[0][1]
+    assert "exit code 70" in lines[1][1]
+    node.stop()

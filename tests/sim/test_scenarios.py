@@ -22,6 +22,7 @@ from hadelay.testing import cluster, invariants
 from hadelay.testing.clients import Consumer, Producer
 from hadelay.testing.cluster import HOUR_S, SimCluster
 from hadelay.testing.disk import SimDisk
+from hadelay.testing.file import InjectedFault
 from hadelay.testing.network import SimNet
 from hadelay.testing.run import check, drained, settle
 from hadelay.testing.runtime import SimRuntime, SimWorld
@@ -326,7 +327,7 @@ def test_a_node_that_starts_on_a_full_disk_ends_in_words_that_lose_nothing():
         nonlocal left
         left -= 1
         if left <= 0 and what in ("create", "allocate"):
-            raise OSError(errno.ENOSPC, f"no room to {what}", path)
+            raise InjectedFault(errno.ENOSPC, f"no room to {what}", path)
 
     disk.watch = full
     for n in range(1, 100):
@@ -343,6 +344,42 @@ def test_a_node_that_starts_on_a_full_disk_ends_in_words_that_lose_nothing():
     scene.start("n1")
     scene.world.run_for(6.0)
     assert scene.receive() == [message]
+    scene.converge()
+
+
+def test_two_full_disks_of_three_lose_nothing():
+    """Somebody else fills both to the last byte: their nodes end themselves and are started again, on disks that are
+    still full, until there is room. What was answered as stored is there, on all three."""
+    scene, stored, body = Scene(), list[int](), bytes(10_000)
+    disks = {name: scene.machines[name].disk for name in scene.others}
+    ended = scene.history.counts.get("checked I17 fail-stop", 0)
+
+    def publish() -> None:
+        leader, draft = scene.leader(), Draft("orders", 20_000, True, 0, 0, b"", body)
+        if leader is not None:
+            keep = lambda receipts, error: error or stored.extend(int(one) for one in receipts.ids)  # noqa: E731
+            leader.runtime.call_soon(leader.publish, [draft], None, keep)
+        scene.world.run_for(0.02)
+
+    for _ in range(50):
+        publish()
+    before = len(stored)
+    for disk in disks.values():
+        disk.capacity = disk.used
+    for _ in range(900):
+        publish()
+    assert before == 50
+    assert scene.history.counts["checked I17 fail-stop"] - ended >= 2, "both have ended themselves, and tried again"
+    assert all(disk.was_full for disk in disks.values())
+    for disk in disks.values():
+        disk.capacity = 1 << 30
+    scene.until(lambda: len(scene.nodes()) == 3 and scene.leader() is not None, 60.0)
+    scene.world.run_for(30.0)
+    publish()
+    assert len(stored) > before, "it goes on by itself"
+    scene.world.run_for(21.0)
+    got = set[int]()
+    scene.until(lambda: got.update(scene.receive()) or got >= set(stored), 60.0)
     scene.converge()
 
 

@@ -26,6 +26,17 @@ _APART = 0.3
 _DURATIONS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
+#: This part of storage.min_free_bytes is the last of the reserve.
+_LAST_PART = 8
+_REFUSES = "publishing is refused (507) until there is room; receives and acks go on from the reserve"
+#: What a full disk leads to, for the log.
+ENDS = (
+    "a node without room for what it has to write ends itself with exit code 70; nothing acknowledged is lost; its "
+    "supervisor starts it again and again, and it serves once there is room: free some beside its directories, or "
+    "enlarge the disk"
+)
+
+
 class Checkpoints:
     """Starts a checkpoint when enough was applied, lies in memory, or time has passed with anything changed."""
 
@@ -37,7 +48,7 @@ class Checkpoints:
         self.bytes_since = 0
         self._unchecked = 0
         self._last = node.runtime.monotonic()
-        self._space = True
+        self._space, self._ends_soon = True, False
         #: Free on the fuller of both disks, as of the last look.
         self.free_bytes = 0
         self.count = 0
@@ -97,9 +108,14 @@ class Checkpoints:
             log.log(
                 logging.INFO if self._space else logging.WARNING,
                 "space_enough" if self._space else "space_low",
-                extra={"free_bytes": self.free_bytes, "min_free_bytes": self.config.min_free_bytes},
+                extra={"free_bytes": self.free_bytes, "min_free_bytes": self.config.min_free_bytes}
+                | ({} if self._space else {"next": _REFUSES}),
             )
             node.peers.tell()
+        if self._ends_soon != (self.free_bytes < self.config.min_free_bytes // _LAST_PART):
+            self._ends_soon = not self._ends_soon
+            if self._ends_soon:
+                log.error("space_nearly_gone", extra={"free_bytes": self.free_bytes, "next": ENDS})
 
     def _tick(self) -> None:
         node = self.node

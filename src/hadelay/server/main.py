@@ -22,8 +22,10 @@ import structlog
 import uvloop
 
 from hadelay.config import Config
+from hadelay.errors import is_disk_full
 from hadelay.raft.tcp import AsyncioNetwork
 from hadelay.runtime import AsyncioRuntime
+from hadelay.server.checkpoints import ENDS
 from hadelay.server.descriptors import divide, raise_limit
 from hadelay.server.gate import open_archive
 from hadelay.server.logs import set_up_logs
@@ -80,7 +82,8 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
     ending = asyncio.Event()
 
     def fatal(error: BaseException) -> None:
-        log.critical("fatal", error=repr(error), exc_info=error)
+        full = {"next": ENDS} if is_disk_full(error) else {}
+        log.critical("fatal", error=repr(error), exc_info=error, **full)
         # No clean-up: the very next write might be the one that breaks a promise.
         os._exit(FATAL)
 
