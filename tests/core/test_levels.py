@@ -14,6 +14,7 @@ from hadelay.core.formats import (
     BOUNDED,
     FEATURE_LEVEL,
     FIRST_LEVEL,
+    MASKED_OF_ORIGIN,
     ONE_PER_KEY,
     PLAIN_URLS,
     UNCOUNTED,
@@ -227,3 +228,15 @@ def due_ms(world: World, message_id: int) -> int:
     found = world.state.describe(message_id, world.state.now_ms)
     assert found is not None
     return found.deliver_at_ms
+
+
+@pytest.mark.parametrize("level", [MASKED_OF_ORIGIN - 1, MASKED_OF_ORIGIN])
+def test_masked_headers_stay_with_their_origin_by_all_nodes_alike(level: int) -> None:
+    """Entries from before keep their meaning, so that every replay gives the same."""
+    world = World(level=level)
+    hook = {"url": "https://a.example/", "headers": {"X": "secret"}}
+    world.one(commands.encode_topic_put("t", {"webhook": hook}))
+    moved = {"url": "https://b.example/", "headers": {"X": "****", "Y": "1"}}
+    world.one(commands.encode_topic_put("t", {"webhook": moved}))
+    kept = {"X": "secret"} if level < MASKED_OF_ORIGIN else {}
+    assert world.topic().config["webhook"] == {**moved, "headers": {**kept, "Y": "1"}}

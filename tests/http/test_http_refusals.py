@@ -8,14 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from hadelay.client import AsyncClient
 from hadelay.config import HttpConfig
+from hadelay.core.drafts import Draft
 from hadelay.core.results import Refused
 from hadelay.errors import HadelayError, OutcomeUnknown
 from hadelay.http.access import Hosts
 from hadelay.http.app import ROUTES
 from hadelay.http.openapi import document
 from hadelay.server.service import NodeService, _refused
-from tests.http.conftest import Make, Node, read_answer
+from tests.http.conftest import Make, Node, read_answer, until
 
 
 def test_commands_name_what_may_become_of_them() -> None:
@@ -137,3 +139,49 @@ async def test_names_are_checked_with_tokens_only_when_there_are_some() -> None:
     assert [allows(False), allows(True), allows(True, "a.example"), allows(True, "proxy.example")] == [
         False, True, False, True,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", ["2.0", "0.9", "3.0", "9.9"])
+async def test_another_version_of_http_is_refused(node: Node, version: str) -> None:
+    reader, writer = await node.raw()
+    writer.write(b"POST /v1/topics/t/messages HTTP/%b\r\nHost: x\r\nContent-Length: 1\r\n\r\nx" % version.encode())
+    status, _, body = await read_answer(reader)
+    assert (status, b"HTTP" in body) == (400, True)
+    assert not node.service.published
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+async def test_a_name_that_leads_elsewhere_as_a_path_is_not_given(node: Node, name: str) -> None:
+    """DELETE /v1/topics/t/keys/.. would be, after a client or a proxy: DELETE /v1/topics/t/."""
+    path = name.replace(".", "%2E")
+    for _ in range(2):
+        refused = [
+            await node.ask("POST", f"/v1/topics/{path}/messages", b"x"),
+            await node.ask("PUT", f"/v1/topics/{path}", {}),
+            await node.ask("PUT", "/v1/topics/t", {"dead_letter": name}),
+            await node.ask("POST", "/v1/topics/t/messages", b"x", Hadelay_Key=name),
+            await node.ask("POST", f"/v1/topics/t/messages?key={path}", b"x"),
+        ]
+        assert [(answer.status, "path" in answer.json["detail"]) for answer in refused] == [(400, True)] * 5
+    items = [{"topic": name, "body": "x"}, {"topic": "t", "body": "x"}, {"topic": "t", "body": "x", "key": name}]
+    found = (await node.ask("POST", "/v1/messages:batch", items)).json["results"]
+    assert ["error" in result for result in found] == [True, False, True]
+    assert [draft.topic for draft in node.service.published] == ["t"]
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+async def test_a_topic_of_such_a_name_that_is_stored_is_read_and_deleted(node: Node, name: str) -> None:
+    """By a client, which encodes its dots."""
+    done: list[Any] = []
+    node.service.publish(
+        [Draft(name, 0, True, 0, 0, b"", b"x", None, b"..")], None, lambda *answer: done.append(answer)
+    )
+    await until(lambda: bool(done))
+    async with AsyncClient([node.url]) as client:
+        assert (await client.topic(name)).topic == name
+        (message,) = await client.receive(name, max=1)
+        assert (message.topic, message.body) == (name, b"x")
+        assert await client.ack([message.lease]) == ["acked"]
+        assert (await client.get(topic=name, key="..")).topic == name
+        await client.delete_topic(name, force=True)
+    assert not node.service.topics

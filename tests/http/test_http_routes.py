@@ -294,6 +294,21 @@ async def test_headers_are_masked_and_may_be_put_as_they_are_shown(node: Node) -
 
 
 @pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("https://a.example/other?x", True), ("HTTPS://A.example:443/", True), ("https://a.example:444/", False),
+        ("http://a.example/", False), ("https://a.example.evil/", False), ("https://b/?https://a.example/", False),
+        ("https://[::1]/", False), ("https://sub.a.example/", False),
+    ],
+)  # fmt: skip
+async def test_a_masked_header_stays_with_its_origin(node: Node, url: str, kept: bool) -> None:
+    hook = {"url": "https://a.example/hook", "headers": {"Authorization": "secret"}}
+    shown = (await node.ask("PUT", "/v1/topics/t", {"webhook": hook})).json["webhook"]
+    assert (await node.ask("PUT", "/v1/topics/t", {"webhook": {**shown, "url": url}})).status == 200
+    assert node.service.topics["t"]["webhook"]["headers"] == (hook["headers"] if kept else {})
+
+
+@pytest.mark.parametrize(
     ("body", "status", "words"),
     [
         ({"leese": 1}, 400, "did you mean 'lease'"),

@@ -10,7 +10,20 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "hadelay"
-NOUNS = {"model", "errors", "answers", "config", "configload", "loglimit", "runtime", "tls", "uris", "version", "words"}
+NOUNS = {
+    "model",
+    "errors",
+    "answers",
+    "config",
+    "configload",
+    "loglimit",
+    "paths",
+    "runtime",
+    "tls",
+    "uris",
+    "version",
+    "words",
+}
 #: What each part may import of ours, besides itself and the nouns.
 ALLOWED: dict[str, set[str]] = {
     "core": set(),

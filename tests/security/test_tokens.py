@@ -220,17 +220,21 @@ async def test_messages_and_leases_belong_to_their_topic() -> None:
             ("PATCH", path, b'{"delay": "2h"}'),
             ("POST", path + ":deliver-now", b""),
         ):
-            assert (await node.ask(other, method, at, body))[0] == 403, method
+            status, problem, _ = await node.ask(other, method, at, body)
+            assert (status, "orders" in problem["detail"]) == (403, False), method
             assert (await node.ask(owner, method, at, body))[0] == 200, method
         node.service.now += 1_000
         _, got, _ = await node.ask(owner, *RECEIVE)
         leases = msgspec.json.encode({"leases": [m["lease"] for m in got["messages"]]})
         assert len(got["messages"]) == 1
-        assert await node.statuses(other, "POST", "/v1/leases:ack", leases) == {403}
-        assert await node.statuses(other, "POST", "/v1/leases:nack", leases) == {403}
+        for way in ("ack", "nack"):
+            assert await node.statuses(other, "POST", f"/v1/leases:{way}", leases) == {403}
+            _, problem, _ = await node.ask(other, "POST", f"/v1/leases:{way}", leases)
+            assert "orders" not in problem["detail"]
         status, answer, _ = await node.ask(owner, "POST", "/v1/leases:ack", leases)
         assert (status, answer["results"][0]["outcome"]) == (200, "acked")
-        assert (await node.ask(other, "DELETE", path))[0] == 403
+        status, problem, _ = await node.ask(other, "DELETE", path)
+        assert (status, "orders" in problem["detail"]) == (403, False)
 
 
 async def test_revoked_and_expired_ones_are_out_at_once_on_every_way() -> None:

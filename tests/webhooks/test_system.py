@@ -116,6 +116,31 @@ def test_headers_are_shown_masked_and_stay_when_that_is_put(cluster: Cluster, ho
     assert got["authorization"] == own
 
 
+def test_a_header_that_is_not_shown_goes_to_no_other_receiver(cluster: Cluster, hook: Hook) -> None:
+    """Who may set the URL, or give a message one, is not told what GET masks."""
+    own, elsewhere = "Bearer abcdefghijklmnop", hook.url.replace("127.0.0.1", "localhost")
+    webhook = {"url": f"{hook.url}/204", "headers": {"Authorization": own, "X-Env": "a"}, "allow_per_message": True}
+    shown = put(cluster, "stolen", webhook=webhook).json["webhook"]
+    path = "/v1/topics/stolen/messages"
+    for callback, sent in ((f"{elsewhere}/204", None), (f"{hook.url}/202", own)):
+        answer = cluster.ask(cluster.leader(), "POST", path, b"x", headers={"Hadelay-Callback": callback})
+        until(lambda at=answer.json["id"]: state(cluster, at) == "acked", "the message is acked")  # type: ignore[misc]
+        assert [got.get("authorization") for _, got, _ in hook.of("stolen")] == [sent]
+        hook.calls.clear()
+    moved = put(cluster, "stolen", webhook={**shown, "url": f"{hook.url}/203"})
+    assert moved.json["webhook"]["headers"] == shown["headers"], "the same origin"
+    moved = put(
+        cluster, "stolen", webhook={**shown, "url": f"{elsewhere}/204", "headers": {**shown["headers"], "X-B": "b"}}
+    )
+    assert moved.json["webhook"]["headers"] == {"X-B": "****"}
+    sent = cluster.publish(cluster.names[0], "stolen")
+    until(lambda: state(cluster, sent) == "acked", "the message is acked")
+    ((_, got, _),) = hook.of("stolen")
+    assert (got.get("authorization"), got.get("x-env"), got["x-b"]) == (None, None, "b")
+    # To put back what was shown brings no value back.
+    assert not put(cluster, "stolen", webhook=shown).json["webhook"].get("headers")
+
+
 def test_a_topic_that_was_deleted_may_be_deleted_again(cluster: Cluster, hook: Hook) -> None:
     put(cluster, "masked")
     assert cluster.ask(cluster.leader(), "DELETE", "/v1/topics/masked?force=true").status == 204

@@ -12,8 +12,9 @@ from typing import Any
 
 from hadelay import uris
 from hadelay.cli.output import Printing, Remote, emit_json, note, show, table
-from hadelay.cli.remote import call, segment
+from hadelay.cli.remote import call
 from hadelay.errors import BadRequest, ConfigError, DamagedFile, HadelayError, NoLeader, NotFound, Overloaded
+from hadelay.paths import segment
 from hadelay.pipeline.objects import Objects
 from hadelay.storage.backup import BLOCK, Archive, Backup, Contents, Directory
 from hadelay.storage.disk import RealDisk

@@ -11,9 +11,10 @@ from typing import Any, BinaryIO
 import msgspec
 
 from hadelay.cli.output import PAGE, Limit, Remote, Topic, Yes, confirm, note, progress, show, show_pages
-from hadelay.cli.remote import call, segment
+from hadelay.cli.remote import call
 from hadelay.cli.topic import counted
 from hadelay.errors import BadRequest
+from hadelay.paths import segment
 
 _COLUMNS = ("id", "died_at", "attempt", "reason", "key", "tags", "size")
 #: A page with payloads: of a MiB each, at the worst.

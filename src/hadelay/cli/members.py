@@ -7,8 +7,9 @@ from contextlib import suppress
 from typing import Any
 
 from hadelay.cli.output import Remote, note, show
-from hadelay.cli.remote import call, segment
+from hadelay.cli.remote import call
 from hadelay.errors import Conflict, HadelayError, NotFound, OutcomeUnknown
+from hadelay.paths import segment
 
 _COLUMNS = ("name", "role", "raft", "http", "lag", "version")
 _LOOK_S = 0.5

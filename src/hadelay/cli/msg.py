@@ -26,8 +26,9 @@ from hadelay.cli.output import (
     show_pages,
     table,
 )
-from hadelay.cli.remote import call, segment
+from hadelay.cli.remote import call
 from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound
+from hadelay.paths import segment
 
 _COLUMNS = ("id", "state", "deliver_at", "attempt", "key", "tags", "size")
 _OUTCOME = ("id", "topic", "key", "outcome", "detail")

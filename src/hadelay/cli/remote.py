@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
@@ -123,11 +123,6 @@ def read_answer(
     if wrong:
         raise not_a_node(url, method, status, headers, answer, wrong)
     return found
-
-
-def segment(text: str) -> str:
-    """`text` as one segment of a path, slashes and all."""
-    return quote(text, safe="")
 
 
 def _exchange(

@@ -6,7 +6,8 @@ import hashlib
 import secrets
 
 from hadelay.cli.output import Printing, Remote, Several, note, show
-from hadelay.cli.remote import call, segment
+from hadelay.cli.remote import call
+from hadelay.paths import segment
 
 _COLUMNS = ("id", "name", "scopes", "created_at", "expires_at", "expired")
 _TRAIL = ("number", "at", "token", "action", "target", "outcome", "node")

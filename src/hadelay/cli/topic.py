@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from hadelay.cli.output import Remote, Several, Stale, Topic, Yes, confirm, show, span
-from hadelay.cli.remote import call, segment
+from hadelay.cli.remote import call
 from hadelay.core.formats import FIRST_LEVEL
 from hadelay.core.topicconfig import DEFAULTS_OF, NEWEST_DEFAULTS, Exponential, TopicSettings
 from hadelay.errors import BadRequest, Conflict, NotFound
+from hadelay.paths import segment
 
 _COLUMNS = ("topic", "scheduled", "ready", "leased", "dead", "overdue", "late_p99_ms", "bytes", "state")
 #: What `topic due` counts per bucket and over how many, when nothing else is said.

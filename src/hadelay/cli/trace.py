@@ -8,9 +8,10 @@ from typing import Any
 
 from hadelay.cli.msg import message_path
 from hadelay.cli.output import MessageId, OfKey, OfTopic, Remote, emit_json, fields, span, table
-from hadelay.cli.remote import call, call_member, segment
+from hadelay.cli.remote import call, call_member
 from hadelay.errors import HadelayError
 from hadelay.model import decode_id, hour_name, unpack_id
+from hadelay.paths import segment
 
 #: A consumer that has not asked for this long has stopped: a receive waits 60 s at most.
 _SILENT_MS = 90_000

@@ -14,7 +14,7 @@ from decimal import Decimal
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, cast
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -46,6 +46,7 @@ from hadelay.client.types import (
     When,
 )
 from hadelay.errors import HadelayError
+from hadelay.paths import segment
 
 log = logging.getLogger(__name__)
 
@@ -157,9 +158,9 @@ class AsyncClient:
         )  # fmt: skip
         data, kind = _payload(body, content_type)
         headers = {"Content-Type": kind, "Idempotency-Key": own_or_new_key(idempotency_key)}
-        options, path = _options(put), f"/v1/topics/{_quoted(topic)}/messages"
+        options, path = _options(put), f"/v1/topics/{segment(topic)}/messages"
         if key is not None and not _HEADER_VALUE.fullmatch(key):
-            path += f"?key={_quoted(options.pop('key'))}"
+            path += f"?key={segment(options.pop('key'))}"
         headers |= {_HEADERS[name]: _header_text(value) for name, value in options.items()}
         for name, value in (meta or {}).items():
             if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
@@ -242,7 +243,7 @@ class AsyncClient:
             query["tag"] = ",".join(_each(tags))
         if stale:
             query["stale"] = "true"
-        async for message in self._pages(f"/v1/topics/{_quoted(topic)}/messages", query, wire.Page):
+        async for message in self._pages(f"/v1/topics/{segment(topic)}/messages", query, wire.Page):
             yield message
 
     async def cancel(
@@ -426,30 +427,30 @@ class AsyncClient:
         return (await self._get(f"/v1/topics{_query(stale=stale)}", wire.Topics)).topics
 
     async def topic(self, name: str, *, stale: bool = False) -> TopicInfo:
-        return await self._get(f"/v1/topics/{_quoted(name)}{_query(stale=stale)}", TopicInfo)
+        return await self._get(f"/v1/topics/{segment(name)}{_query(stale=stale)}", TopicInfo)
 
     async def put_topic(self, name: str, **settings: Unpack[TopicSettings]) -> TopicInfo:
         """Make a topic, or change the settings named (`TopicSettings`); None takes one back."""
-        return await self._send_json("PUT", f"/v1/topics/{_quoted(name)}", _plain(settings), TopicInfo)
+        return await self._send_json("PUT", f"/v1/topics/{segment(name)}", _plain(settings), TopicInfo)
 
     async def delete_topic(self, name: str, *, force: bool = False) -> None:
         """Raises Conflict while messages are pending, unless `force`: then they are cancelled."""
-        await self._transport.request("DELETE", f"/v1/topics/{_quoted(name)}{_query(force=force)}", wire.read_nothing)
+        await self._transport.request("DELETE", f"/v1/topics/{segment(name)}{_query(force=force)}", wire.read_nothing)
 
     async def pause(self, name: str, *, reason: str | None = None) -> TopicInfo:
         """Hand out nothing more; publishing goes on, and so do running leases. `reason` is shown with the topic."""
         wish = {} if reason is None else {"reason": reason}
-        return await self._send_json("POST", f"/v1/topics/{_quoted(name)}:pause", wish, TopicInfo)
+        return await self._send_json("POST", f"/v1/topics/{segment(name)}:pause", wish, TopicInfo)
 
     async def resume(self, name: str) -> TopicInfo:
         """Hand out again."""
-        return await self._send_json("POST", f"/v1/topics/{_quoted(name)}:resume", {}, TopicInfo)
+        return await self._send_json("POST", f"/v1/topics/{segment(name)}:resume", {}, TopicInfo)
 
     async def purge(
         self, name: str, states: Sequence[Literal["scheduled", "ready", "dead"]] = ("scheduled", "ready")
     ) -> None:
         """Cancel what is in these states now, without looking at each message; dead letters are forgotten."""
-        await self._send_json("POST", f"/v1/topics/{_quoted(name)}:purge", {"states": _each(states)}, wire.Purged)
+        await self._send_json("POST", f"/v1/topics/{segment(name)}:purge", {"states": _each(states)}, wire.Purged)
 
     # ---- dead letters
 
@@ -460,7 +461,7 @@ class AsyncClient:
         query: dict[str, Any] = {"limit": page} | {
             name: "true" for name, asked in (("body", body), ("stale", stale)) if asked
         }
-        async for letter in self._pages(f"/v1/topics/{_quoted(topic)}/dead", query, wire.DeadPage):
+        async for letter in self._pages(f"/v1/topics/{segment(topic)}/dead", query, wire.DeadPage):
             yield letter
 
     async def redrive(self, topic: str, ids: Sequence[str]) -> list[Redriven]:
@@ -469,19 +470,19 @@ class AsyncClient:
         given = _each(ids)
         for at in range(0, len(given), _BATCH_ITEMS):
             wish = {"ids": given[at : at + _BATCH_ITEMS]}
-            path = f"/v1/topics/{_quoted(topic)}/dead:redrive"
+            path = f"/v1/topics/{segment(topic)}/dead:redrive"
             results += (await self._send_json("POST", path, wish, wire.RedrivenResults)).results
         return results
 
     async def redrive_all(self, topic: str, *, rate: float | None = None) -> int:
         """Begin to redrive all dead letters there are now, `rate` per second; returns how many they are."""
         wish: dict[str, Any] = {"all": True} | ({} if rate is None else {"rate": _finite(rate)})
-        answer = await self._send_json("POST", f"/v1/topics/{_quoted(topic)}/dead:redrive", wish, wire.Redriving)
+        answer = await self._send_json("POST", f"/v1/topics/{segment(topic)}/dead:redrive", wish, wire.Redriving)
         return answer.redriving
 
     async def purge_dead(self, topic: str) -> None:
         """Forget the dead letters that a topic has now."""
-        await self._transport.request("DELETE", f"/v1/topics/{_quoted(topic)}/dead", wire.read_nothing)
+        await self._transport.request("DELETE", f"/v1/topics/{segment(topic)}/dead", wire.read_nothing)
 
     # ---- what is due
 
@@ -489,7 +490,7 @@ class AsyncClient:
         self, start: When, end: When, step: Delay, *, topic: str | None = None, stale: bool = False
     ) -> list[Bucket]:
         """How many messages are due when, over all topics or in one; empty buckets are left out."""
-        path = "/v1/due" if topic is None else f"/v1/topics/{_quoted(topic)}/due"
+        path = "/v1/due" if topic is None else f"/v1/topics/{segment(topic)}/due"
         query = {"from": str(_when(start)), "to": str(_when(end)), "step": str(_delay(step))}
         if stale:
             query["stale"] = "true"
@@ -511,7 +512,7 @@ class AsyncClient:
         await self._send_json("POST", "/v1/cluster/members", {"name": name, "raft": raft}, wire.Named, retry=False)
 
     async def remove_member(self, name: str) -> None:
-        await self._transport.request("DELETE", f"/v1/cluster/members/{_quoted(name)}", wire.read_nothing)
+        await self._transport.request("DELETE", f"/v1/cluster/members/{segment(name)}", wire.read_nothing)
 
     async def hours(self) -> HoursInfo:
         """Files of the node that answers: give the client one address to know which."""
@@ -566,15 +567,11 @@ def _each(values: str | Iterable[str]) -> list[str]:
     return [values] if isinstance(values, str) else list(values)
 
 
-def _quoted(name: str) -> str:
-    return quote(name, safe="")
-
-
 def _path(message_id: str | None, topic: str | None, key: str | None) -> str:
     if message_id is not None and topic is None and key is None:
-        return f"/v1/messages/{_quoted(message_id)}"
+        return f"/v1/messages/{segment(message_id)}"
     if message_id is None and topic is not None and key is not None:
-        return f"/v1/topics/{_quoted(topic)}/keys/{_quoted(key)}"
+        return f"/v1/topics/{segment(topic)}/keys/{segment(key)}"
     raise ValueError("name the message: by its id, or by topic and key")
 
 

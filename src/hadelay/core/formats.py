@@ -27,6 +27,8 @@ MEMBERS_LEVEL = 2
 RETRY_DEFAULTS = WEBHOOK_FLOOR = SETTLE_LEVEL = 3
 #: From this level on a NACK may give a message back without counting the attempt (ADR 209).
 UNCOUNTED = 3
+#: From this level on a masked header of a webhook is dropped where the URL leads to another origin (ADR 162).
+MASKED_OF_ORIGIN = 3
 #: What a cluster begins with, whatever its founders know: they need not all know the same.
 FIRST_LEVEL = 1
 

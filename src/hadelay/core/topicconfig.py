@@ -29,6 +29,8 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 #: Of a URL: host and port; and those of an IPv6 address, without a scope.
 _HOST = re.compile(r"[^/]*//([^/?#]*)")
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]+)?")
+_ORIGIN = re.compile(r"(https?)://(\[[^\]/?#]*\]|[^:/?#]*)(?::([0-9]*))?", re.IGNORECASE)
+_PORTS = {"http": "80", "https": "443"}
 #: Set by the sender, or by HTTP itself.
 _OWN_HEADERS = re.compile(r"(webhook-|ce-)|(host|content-length|content-type|transfer-encoding|connection|te|upgrade)$")
 
@@ -133,21 +135,34 @@ def merged(before: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     return {name: after[name] for name in sorted(after) if after[name] is not None}
 
 
-def unmasked(before: dict[str, Any], config: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def unmasked(before: dict[str, Any], config: dict[str, Any], *, any_origin: bool = False) -> tuple[dict[str, Any], str]:
     """`config` with the values of its webhook's headers that are given as GET shows them, masked; or what is wrong with
-    one. Before `merged`."""
+    one. Before `merged`. Masked headers are dropped where the URL is of another origin: whoever may set the URL would
+    get their values sent. any_origin: as before feature level 3."""
     webhook = config.get("webhook")
     if not isinstance(webhook, dict) or not has_masked_headers(config):
         return config, ""
-    known = (before.get("webhook") or {}).get("headers", {})
+    old = before.get("webhook") or {}
+    known, stays = old.get("headers", {}), any_origin or origin_of(old.get("url", "")) == origin_of(webhook["url"])
     headers = {}
     for name, text in webhook["headers"].items():
         if MASK in text:
+            if not stays:
+                continue
             if name not in known or mask_header(known[name]) != text:
                 return config, f"webhook: headers: {name}: a value as GET shows it, but not that of this header"
             text = known[name]
         headers[name] = text
     return {**config, "webhook": {**webhook, "headers": headers}}, ""
+
+
+def origin_of(url: str) -> tuple[str, str, str]:
+    """Scheme, host and port of a URL that `url_problem` finds nothing wrong with."""
+    found = _ORIGIN.match(url)
+    if found is None:
+        return "", "", ""
+    scheme, host = found[1].lower(), found[2].lower()
+    return scheme, host, found[3] or _PORTS[scheme]
 
 
 def has_masked_headers(config: dict[str, Any]) -> bool:

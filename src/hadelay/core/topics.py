@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.core.formats import BOUNDED, MASKED_HEADERS, PLAIN_URLS, RETRY_DEFAULTS
+from hadelay.core.formats import BOUNDED, MASKED_HEADERS, MASKED_OF_ORIGIN, PLAIN_URLS, RETRY_DEFAULTS
 from hadelay.core.ports import TOPIC
 from hadelay.core.results import Done, Refused
 from hadelay.core.topicconfig import (
@@ -267,7 +267,8 @@ def apply_put(state: DelayState, command: tuple[str, Any]) -> Done | Refused:
         config, wrong = with_defaults(config, state.level)
     if not wrong and state.level >= MASKED_HEADERS:
         before = topic_for(state, name, create=False)
-        config, wrong = unmasked({} if before is None else before.config, config)
+        known = {} if before is None else before.config
+        config, wrong = unmasked(known, config, any_origin=state.level < MASKED_OF_ORIGIN)
     if not wrong and state.level >= PLAIN_URLS:
         wrong = disputed_url(config)
     if not wrong and config.get("dead_letter") == name:

@@ -143,6 +143,11 @@ class Access:
             where = "for the whole cluster" if topic is None else f"for topic {topic[:128]!r}"
             raise Forbidden(f"the token {self.actor.token!r} has no scope {scope} {where}")
 
+    def need_of(self, scope: str, topic: str, what: str) -> None:
+        """The same for the topic of `what`, which the request did not name: neither does the answer."""
+        if not self.rights.may(scope, topic):
+            raise Forbidden(f"the token {self.actor.token!r} has no scope {scope} for the topic of this {what}")
+
     def check(self, route: Route, path: Mapping[str, str]) -> None:
         if self.first_only:
             if route.name != "create_token":

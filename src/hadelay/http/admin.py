@@ -15,7 +15,7 @@ from hadelay.errors import BadRequest, HadelayError, NotFound
 from hadelay.http import types
 from hadelay.http.routes import Call, Routes
 from hadelay.http.settings import settings_in, settings_out
-from hadelay.http.values import INSTANT_CHARS, format_instant, instants_text
+from hadelay.http.values import DOTS, INSTANT_CHARS, check_new_topic, format_instant, instants_text
 from hadelay.model import hour_from_name, hour_name
 from hadelay.server.api import HOUR_FILES, HourFile, TopicView
 
@@ -33,7 +33,8 @@ _SECOND, _MINUTE = 1_000, 60_000
 @routes.add("PUT", "/v1/topics/{topic}", body=types.PutTopic, returns={200: types.Topic}, errors=(429,))
 async def put_topic(call: Call) -> web.Response:
     """Make a topic, or change what is named"""
-    return call.reply(_topic_out(await call.service.put_topic(call.topic, _settings(call))))
+    name = check_new_topic(call.path["topic"], call.server.config.max_topic_bytes)
+    return call.reply(_topic_out(await call.service.put_topic(name, _settings(call))))
 
 
 @routes.add("POST", "/v1/topics/{topic}:pause", body=types.Pause, returns={200: types.Topic}, errors=(404,))
@@ -54,6 +55,8 @@ def _settings(call: Call) -> dict[str, Any]:
     if dead_letter not in (None, "keep"):
         # Or whoever administers one topic could publish to any.
         call.access.need("publish", dead_letter)
+        if dead_letter in DOTS:
+            check_new_topic(dead_letter, call.server.config.max_topic_bytes)
     return settings
 
 

@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from hadelay.config import HttpConfig, SecurityConfig, split_address
-from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.errors import BadRequest, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.http import admin, consume, dead, health, listing, messages, openapi, problems, publish, tokens
 from hadelay.http.access import ANYBODY, OPEN, Access, Denials, Door, Hosts, check_site
 from hadelay.http.bodies import Room, Share
@@ -186,6 +186,8 @@ class HttpServer:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         name, share = "none", Share(self.room)
         try:
+            if request.version.major != 1:
+                raise BadRequest(f"HTTP/{request.version.major}.{request.version.minor}: this node speaks HTTP/1.1")
             target, _, query = origin_form(request.raw_path).partition("?")
             route, path = self.route(request.method, target)
             name = route.name

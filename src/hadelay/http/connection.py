@@ -123,7 +123,7 @@ class Heads:
             seen = self.recent.get(rest) or self._remembered(rest)
             if seen is not None and isinstance(seen.asks, Head) and seen.asks.extras is None:
                 key = line[1]
-                if len(key) <= self.server.config.max_key_bytes:
+                if len(key) <= self.server.config.max_key_bytes and key not in (b".", b".."):
                     return seen._replace(asks=with_key(seen.asks, key), common=False)
         return self._remembered(text)
 

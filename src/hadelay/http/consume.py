@@ -206,9 +206,8 @@ async def _settle(
     if len(leases) > _MAX_LEASES:
         raise BadRequest(f"leases: {len(leases)}; at most {_MAX_LEASES} at once")
     if not call.access.may("consume", None):
-        # A lease says what it is a lease of, to whoever can count: it is no secret.
-        for topic in sorted(await call.server.service.topics_of_leases(leases)):
-            call.access.need("consume", topic)
+        for topic in await call.server.service.topics_of_leases(leases):
+            call.access.need_of("consume", topic, "lease")
     outcomes = await call.server.service.settle(kind, leases, value_ms, reason, count=count) if leases else []
     results: list[Any] = [{"lease": lease, "outcome": outcome} for lease, outcome in zip(leases, outcomes, strict=True)]
     return call.answer({"results": results})

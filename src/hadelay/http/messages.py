@@ -32,7 +32,8 @@ async def _changed(call: Call) -> Target:
     """What is to be changed: the topic of an id is looked up for tokens that may not publish to all of them."""
     target = _target(call)
     if isinstance(target, int) and not call.access.may("publish", None):
-        call.access.need("publish", (await call.server.service.describe(target, body=False, stale=False)).topic)
+        topic = (await call.server.service.describe(target, body=False, stale=False)).topic
+        call.access.need_of("publish", topic, "message")
     return target
 
 
@@ -51,7 +52,7 @@ async def get_message(call: Call) -> Answer:
     """A message, its state and its history"""
     service, query = call.server.service, call.query
     view = await service.describe(_target(call), body=query.body, stale=query.stale)
-    call.access.need("read", view.topic)
+    call.access.need_of("read", view.topic, "message")
     return call.answer(message_out(view))
 
 

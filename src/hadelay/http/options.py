@@ -19,7 +19,7 @@ from hadelay.core.tags import mask_of
 from hadelay.core.topicconfig import url_problem
 from hadelay.errors import BadRequest, Impossible, UnsupportedMediaType
 from hadelay.http.routes import parse_query, refuse_unknown
-from hadelay.http.values import check_topic, parse_duration, parse_instant
+from hadelay.http.values import DOTS, check_new_topic, parse_duration, parse_instant
 
 _META = b"hadelay-meta-"
 HEADERS = (
@@ -136,7 +136,7 @@ def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, opt
                 refuse_unknown("query parameter", option, _KNOWN_QUERY)
             _once(found, option, text)
     when_ms, relative = when(max_delay_ms, found.get("delay"), found.get("deliver_at"))
-    check_topic(topic, limits.max_topic_bytes)
+    check_new_topic(topic, limits.max_topic_bytes)
     if found.keys().isdisjoint(_EXTRAS):
         return Head(topic, when_ms, relative, meta, key)
     tags = found.get("tags")
@@ -165,6 +165,8 @@ def parse_extras(
     """None: not given. Raises BadRequest or Impossible."""
     if key is not None and not 0 < len(key.encode()) <= limits.max_key_bytes:
         raise BadRequest(f"key: 1 to {limits.max_key_bytes} bytes, not {len(key.encode())}")
+    if key in DOTS:
+        raise BadRequest(f"key: {key!r}: clients and proxies take that out of a path (/v1/topics/{{topic}}/keys/{key})")
     if on_conflict is not None and on_conflict not in _ON_CONFLICT:
         raise BadRequest(f"on_conflict: {on_conflict[:40]!r}; it is keep, replace or reject")
     if on_conflict is not None and key is None:

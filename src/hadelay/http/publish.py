@@ -38,7 +38,7 @@ from hadelay.http.routes import (
     Routes,
     media_type,
 )
-from hadelay.http.values import LARGEST_MS, SMALLEST_INSTANT_MS, check_topic
+from hadelay.http.values import DOTS, LARGEST_MS, SMALLEST_INSTANT_MS, check_new_topic
 from hadelay.server.api import Receipts, answered
 
 routes = Routes()
@@ -149,7 +149,7 @@ class _Drafts:
                 and item.content_type is None
                 and item.meta is None
                 and item.idempotency_key is None
-                and (item.key is None or 0 < len(item.key) <= short_key)
+                and (item.key is None or (0 < len(item.key) <= short_key and item.key not in DOTS))
                 and item.tags is None
                 and item.ttl is None
                 and item.callback is None
@@ -178,7 +178,7 @@ class _Drafts:
     def _one(self, item: Any) -> Draft:
         limits = self.limits
         if item.topic not in self.topics:
-            self.access.need("publish", check_topic(item.topic, limits.max_topic_bytes))
+            self.access.need("publish", check_new_topic(item.topic, limits.max_topic_bytes))
             self.topics.add(item.topic)
         pair = (item.delay, item.deliver_at)
         times = self.whens.get(pair)

@@ -393,7 +393,8 @@ class Webhook(In):
     secret: str | UnsetType = UNSET
     secrets: list[str] | UnsetType = UNSET
     timeout: Duration | UnsetType = UNSET
-    #: Shown masked, since one may be a secret; a value that is given as it is shown stays what it is.
+    #: Shown masked, since one may be a secret; a value that is given as it is shown stays what it is,
+    #: and is dropped where the URL is of another scheme, host or port.
     headers: dict[str, str] | UnsetType = UNSET
     #: Messages may name a URL of their own (`callback`).
     allow_per_message: bool | UnsetType = UNSET

@@ -33,6 +33,8 @@ _INSTANT = re.compile(
 )
 _MAX_LIMIT = 1_000
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
+#: Segments of a path that mean another path (RFC 3986, 5.2.4).
+DOTS = frozenset((".", ".."))
 
 #: Anything at or above is Unix milliseconds (1973 and later); below it, somebody meant seconds.
 SMALLEST_INSTANT_MS = 10**11
@@ -164,6 +166,14 @@ def check_topic(name: str, max_bytes: int) -> str:
         raise BadRequest(f"the topic's name has {len(name)} characters; at most {max_bytes} are allowed")
     if not _TOPIC.fullmatch(name):
         raise BadRequest(f"the topic's name {_shown(name)}: only A-Z a-z 0-9 . _ - are allowed")
+    return name
+
+
+def check_new_topic(name: str, max_bytes: int) -> str:
+    """The name of a topic that a request may make. Topics of such a name that are stored can be read and deleted."""
+    check_topic(name, max_bytes)
+    if name in DOTS:
+        raise BadRequest(f"the topic's name {name!r}: clients and proxies take that out of a path (/v1/topics/{name})")
     return name
 
 

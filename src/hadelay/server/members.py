@@ -99,8 +99,8 @@ class Changes:
         return members
 
     def _added(self, name: str, address: str) -> Members:
-        if not _NAME.fullmatch(name):
-            raise BadRequest(f"{name!r}: a node's name is 1 to 64 of A-Z a-z 0-9 . _ -")
+        if not _NAME.fullmatch(name) or name in (".", ".."):
+            raise BadRequest(f"{name!r}: a node's name is 1 to 64 of A-Z a-z 0-9 . _ -, and not . or ..")
         try:
             host, port = split_address(address)
         except ValueError as error:

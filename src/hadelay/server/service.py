@@ -25,7 +25,7 @@ from hadelay.core.dispatch import Delivery as Handed
 from hadelay.core.dispatch import Poll as CorePoll
 from hadelay.core.drafts import Draft, hash_client_key
 from hadelay.core.filters import filter_of
-from hadelay.core.formats import MASKED_HEADERS, RETRY_DEFAULTS, UNCOUNTED
+from hadelay.core.formats import MASKED_OF_ORIGIN, RETRY_DEFAULTS, UNCOUNTED
 from hadelay.core.keys import find_key
 from hadelay.core.leases import groups
 from hadelay.core.meta import unpack
@@ -410,7 +410,7 @@ class NodeService:
         if config.get("dispatch_sync") not in (None, sync):
             # Accepting what is not done would promise the topic's owner the wrong thing after a crash.
             raise Impossible(f"dispatch_sync is one for all topics so far, here {sync!r}: set dispatch.sync")
-        if has_masked_headers(config) and self._node.state.level < MASKED_HEADERS:
+        if has_masked_headers(config) and self._node.state.level < MASKED_OF_ORIGIN:
             raise Conflict("webhook: headers as GET shows them: not before every node is upgraded (feature_level)")
         if "defaults" in config and self._node.state.level < RETRY_DEFAULTS:
             raise Conflict("defaults: not before every node is upgraded (feature_level)")

@@ -28,6 +28,7 @@ from hadelay.core.lines import Delivery, Poll
 from hadelay.core.meta import unpack
 from hadelay.core.results import LeaseOutcome, LeaseResult
 from hadelay.core.tokens import LEASE
+from hadelay.core.topicconfig import origin_of
 from hadelay.errors import DamagedFile, HadelayError
 from hadelay.http.values import format_instant
 from hadelay.model import encode_id
@@ -353,7 +354,9 @@ class Pool:
         )  # fmt: skip
         term, seq, position, _, _ = job.lease
         node.dispatcher.answered(term, seq, np.array([position]), job.deliver_at_ms)
-        headers = call_headers(facts, feed.keys, webhook.headers, now_ms, body)
+        # A message's own URL gets no secret that is for the topic's receiver.
+        extra = webhook.headers if origin_of(url) == origin_of(webhook.url) else ()
+        headers = call_headers(facts, feed.keys, extra, now_ms, body)
         self.caller.call(Request(url, headers, body, feed.timeout_s), partial(self._called, feed, job, url, host))
         return True
 
