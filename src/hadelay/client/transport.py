@@ -16,6 +16,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -43,6 +44,8 @@ class Answer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
+    #: It is of a later try: an earlier one may have been carried out, too.
+    resent: bool = False
 
 
 def addresses(urls: str | Sequence[str]) -> list[str]:
@@ -102,6 +105,10 @@ class _Connector(aiohttp.TCPConnector):
     def __del__(self, *options: Any) -> None:
         if self._pid == os.getpid():
             super().__del__(*options)
+
+
+def _of_later_try(read: Callable[[Answer], T], answer: Answer) -> T:
+    return read(answer._replace(resent=True))
 
 
 class Transport:
@@ -181,7 +188,8 @@ class Transport:
             left_s = max(deadline - time.monotonic(), 0.001)
             try:
                 within_s = min(left_s, answer_within_s or left_s)
-                return await self._try(method, path, read, data, headers or {}, within_s, to_leader)
+                answered = read if unknown is None else partial(_of_later_try, read)
+                return await self._try(method, path, answered, data, headers or {}, within_s, to_leader)
             except HadelayError as error:
                 if not error.outcome_known:
                     unknown = error

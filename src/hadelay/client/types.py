@@ -59,6 +59,8 @@ class Receipt(Struct, frozen=True):
     key: str | None = None
     #: The id of the message that this one took the place of (on_conflict="replace").
     replaced: str | None = None
+    #: The request was sent again, as the answer to an earlier try was lost: a duplicate may be of that try.
+    resent: bool = False
 
 
 class Rescheduled(Struct, frozen=True):

@@ -91,15 +91,18 @@ def read_nothing(answer: Answer) -> None:
 
 
 def read_results(items: list[dict[str, Any]], answer: Answer) -> list[PutResult]:
-    return [_result(item, result) for item, result in zip(items, _decode_results(answer.body).results, strict=True)]
+    results = _decode_results(answer.body).results
+    return [_result(item, result, answer.resent) for item, result in zip(items, results, strict=True)]
 
 
-def _result(item: dict[str, Any], result: Result) -> PutResult:
+def _result(item: dict[str, Any], result: Result, resent: bool) -> PutResult:
     if result.error is not None:
         return error_of(result.error, result.error.get("status", 500))
     if result.deliver_at is None:
         raise ValueError("neither a receipt nor an error")
-    return Receipt(result.id, result.deliver_at, item["topic"], result.duplicate, item.get("key"), result.replaced)
+    return Receipt(
+        result.id, result.deliver_at, item["topic"], result.duplicate, item.get("key"), result.replaced, resent
+    )
 
 
 def read_messages(answer: Answer) -> list[Message]:

@@ -15,13 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hadelay.client import Client, Put, PutResult, Receipt
+from hadelay.client import Client, ClusterInfo, MessageInfo, Put, PutResult, Receipt
+from hadelay.errors import HadelayError
 from hadelay.pipeline.places import Place, absolute
 from hadelay.pipeline.schema import PUBLISHED, WriteOptions, check_published
 
@@ -29,12 +31,16 @@ from hadelay.pipeline.schema import PUBLISHED, WriteOptions, check_published
 _ROWS = 10_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _REASONS = 100
+#: A new leader's clock may be behind the old one's by less than this.
+_SKEW = timedelta(seconds=1)
 
 
 class Sender(Protocol):
     """Of Client, what is needed here."""
 
     def put_many(self, puts: Iterable[Put], *, timeout: float | None = None) -> list[PutResult]: ...
+    def get(self, message_id: str) -> MessageInfo: ...
+    def cluster(self) -> ClusterInfo: ...
 
 
 @dataclass
@@ -43,7 +49,8 @@ class Published:
 
     rows: int = 0
     published: int = 0
-    #: Were published before, under the same key; or the message of their client key was pending.
+    #: Were published before, under the same key; or the message of their client key was pending. Not those that were
+    #: published by a request of this job whose answer was lost.
     duplicates: int = 0
     rejected: int = 0
     #: reason → rows; the hundred most frequent, in that order.
@@ -74,20 +81,22 @@ def publish(
     if client is None:
         with Client(options.endpoint, options.token or None, timeout=options.timeout) as own:
             return publish(batches, options, name, client=own, progress=progress)
-    done = Published()
+    done, ours = Published(), set[str]()
     with _Aside(options.rejected, name) as aside:
         for batch in batches:
             check_published({field.name: type_name(field.type) for field in batch.schema}, options)
             for start in range(0, batch.num_rows, _ROWS):
                 some = batch.slice(start, _ROWS)
-                done.add(_send(some, options, client, aside))
+                done.add(_send(some, options, client, aside, ours))
                 progress(done)
     done.aside = aside.written
     return done
 
 
-def _send(batch: pa.RecordBatch, options: WriteOptions, client: Sender, aside: _Aside) -> Published:
+def _send(batch: pa.RecordBatch, options: WriteOptions, client: Sender, aside: _Aside, ours: set[str]) -> Published:
+    """ours: ids that count as published although they were told to be duplicates; more are added."""
     done, rejected = Published(rows=batch.num_rows), dict[int, str]()
+    since, unclear = _cluster_time(client), set[str]()
     left: list[tuple[int, Put]] = []
     for place, put in enumerate(messages(batch, options)):
         if isinstance(put, Put):
@@ -101,6 +110,8 @@ def _send(batch: pa.RecordBatch, options: WriteOptions, client: Sender, aside: _
         wait_s = pause_s
         for (place, put), result in zip(left, results, strict=True):
             if isinstance(result, Receipt):
+                if result.duplicate and result.resent:
+                    unclear.add(result.id)
                 done.duplicates += result.duplicate
                 done.published += not result.duplicate
             elif result.retryable and time.monotonic() < deadline:
@@ -112,11 +123,33 @@ def _send(batch: pa.RecordBatch, options: WriteOptions, client: Sender, aside: _
         if left:
             time.sleep(wait_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    if unclear and since is not None:  # a leader was lost: what it published, and did not say so, is ours
+        found = _published_since(client, since, unclear - ours)
+        done.published, done.duplicates = done.published + len(found), done.duplicates - len(found)
+        ours |= found
     if rejected:
         places = sorted(rejected)
         done.rejected, done.reasons = len(places), dict(Counter(rejected.values()))
         aside.put(batch.take(pa.array(places)), [rejected[place] for place in places])
     return done
+
+
+def _cluster_time(client: Sender) -> datetime | None:
+    """None where the token may not ask."""
+    try:
+        return client.cluster().time - _SKEW
+    except HadelayError:
+        return None
+
+
+def _published_since(client: Sender, since: datetime, ids: Iterable[str]) -> set[str]:
+    """Which of these messages were published then or later."""
+    found = set()
+    for message_id in ids:
+        with suppress(HadelayError):  # gone, or none that the token may read: known as a duplicate, and no more
+            if client.get(message_id).published_at >= since:
+                found.add(message_id)
+    return found
 
 
 def messages(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[Put | str]:

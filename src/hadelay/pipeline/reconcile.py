@@ -55,6 +55,8 @@ RETIRED_MS = 2 * HOUR_MS
 _EVENTS_AT_ONCE = 1 << 20
 #: Entries of messages that moved, in one task.
 _MOVED_AT_ONCE = 1 << 20
+#: Offending rows that the driver holds.
+_WRITTEN_AT_ONCE = 1 << 17
 _OFFENDS = np.isin(np.arange(len(VERDICTS)), OFFENDING)
 #: By the names of FACTS.
 Columns = dict[str, npt.NDArray[Any]]
@@ -185,8 +187,9 @@ def _told(judged: Judged) -> Told:
     return Told(judged.counts, len(judged.moving), set(np.unique(judged.moving["to_hour"]).tolist()))
 
 
-def _offending(judged: Judged) -> Rows:
-    return judged.offending
+def _offending(judged: Judged) -> Iterator[Rows]:
+    for at in range(0, len(judged.offending), _WRITTEN_AT_ONCE):
+        yield judged.offending[at : at + _WRITTEN_AT_ONCE]
 
 
 def _follow(

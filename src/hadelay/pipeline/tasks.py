@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 from hadelay.errors import BadRequest
@@ -64,8 +65,8 @@ class Kept(Protocol[M]):
         """what(result) of each, which is small."""
         ...
 
-    def stream(self, what: Callable[[M], V]) -> Iterator[V]:
-        """what(result) of each, one at a time."""
+    def stream(self, what: Callable[[M], Iterable[V]]) -> Iterator[V]:
+        """All of what(result) of each, one at a time."""
         ...
 
     def free(self) -> None: ...
@@ -78,8 +79,8 @@ class _Here(Generic[R]):
     def told(self, what: Callable[[R], V]) -> list[V]:
         return [what(result) for result in self.results]
 
-    def stream(self, what: Callable[[R], V]) -> Iterator[V]:
-        return map(what, self.results)
+    def stream(self, what: Callable[[R], Iterable[V]]) -> Iterator[V]:
+        return chain.from_iterable(map(what, self.results))
 
     def free(self) -> None:
         self.results = []
@@ -97,8 +98,8 @@ class _There(Generic[R]):
         found: list[V] = self.results.map(what).collect()
         return found
 
-    def stream(self, what: Callable[[R], V]) -> Iterator[V]:
-        found: Iterator[V] = self.results.map(what).toLocalIterator()
+    def stream(self, what: Callable[[R], Iterable[V]]) -> Iterator[V]:
+        found: Iterator[V] = self.results.flatMap(what).toLocalIterator()
         return found
 
     def free(self) -> None:
@@ -123,7 +124,7 @@ def regroup(
     if spark is None or not there:
         found: defaultdict[int, list[V]] = defaultdict(list)
         for results in kept:
-            for group, value in (pair for pairs in results.stream(pick) for pair in pairs):
+            for group, value in results.stream(pick):
                 found[group].append(value)
         return _Here([work(found[group]) for group in range(groups)])
     pairs = _context(spark).union(there).flatMap(pick).partitionBy(groups)
