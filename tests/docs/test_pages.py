@@ -148,3 +148,15 @@ def test_files_named_in_code_exist(page: Path) -> None:
     """`core/chain.py` in a page is a file under src/hadelay, or in the repository."""
     for path in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page.read_text()):
         assert (ROOT / "src/hadelay" / path).exists() or (ROOT / path).exists(), path
+
+
+def test_examples_say_the_type_of_what_they_publish() -> None:
+    """Or it is kept as the form that curl takes it for."""
+    publishes = re.compile(r"curl .*/v1/topics/[^/ ]+/messages(?![/:\w])")
+    lines = [
+        line for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+        for line in page.read_text().replace("\\\n", " ").splitlines()
+        if publishes.search(line) and re.search(r" (-d|--data\S*|-T) ", line)
+    ]  # fmt: skip
+    assert len(lines) > 10
+    assert not [line for line in lines if "Content-Type: " not in line]

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from hadelay.core.meta import unpack
 from hadelay.errors import DiskFull, Impossible, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.http.values import format_instant
-from tests.http.conftest import Answer, Make, Node
+from tests.http.conftest import Answer, Make, Node, read_answer
 
 MESSAGES = "/v1/topics/orders/messages"
 BATCH = "/v1/messages:batch"
@@ -385,3 +386,37 @@ async def test_a_key_covers_the_whole_batch(node: Node) -> None:
     assert all(r["duplicate"] for r in again.json["results"])
     assert other.status == 422
     assert len(node.service.published) == 2
+
+
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize(
+    ("said", "body", "kept"),
+    [
+        (FORM, b'{"a": 1}', "application/json"),
+        (FORM, b' [1, "\xc3\xa9"]\n', "application/json"),
+        (f"{FORM.title()}; charset=utf-8", b"{}", "application/json"),
+        (FORM, b"a=1&b=2", FORM),
+        (FORM, b'{"a": 1', FORM),
+        (FORM, b'{"a": 1} {}', FORM),
+        (FORM, b'["\xff"]', FORM),
+        (FORM, b"[" * 100_000, FORM),
+        (FORM, b"", FORM),
+        ("text/plain", b'{"a": 1}', "text/plain"),
+        ("", b'{"a": 1}', "application/octet-stream"),
+    ],
+)
+@pytest.mark.parametrize("options", ["", "?key=k", "?delay=1h&tags=a"])
+async def test_what_curl_says_of_json(node: Node, said: str, body: bytes, kept: str, options: str) -> None:
+    """On every way in: aiohttp's, the short one, with a key or a trace, of heads that are remembered."""
+    trace = b"traceparent: 00-%b-%b-01\r\n" % (b"1" * 32, b"2" * 16)
+    line = b"Content-Type: %b\r\n" % said.encode() if said else b""
+    reader, writer = await node.raw()
+    for extra in (b"X-A: 1\r\nExpect:\r\n", b"", b"", trace, trace, b"Hadelay-Key: k\r\n" if not options else b""):
+        head = f"POST /v1/topics/t/messages{options} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n".encode()
+        writer.write(head + line + extra + b"\r\n" + body)
+        assert (await read_answer(reader))[0] in (200, 201)
+    assert [unpack(draft.meta).ct for draft in node.service.published] == [kept] * 6
+    assert [bytes(draft.body) for draft in node.service.published] == [body] * 6
+    assert [unpack(draft.meta).key for draft in node.service.published][-1] == ("k" if "tags" not in options else None)

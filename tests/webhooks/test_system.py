@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -114,6 +116,16 @@ def test_headers_are_shown_masked_and_stay_when_that_is_put(cluster: Cluster, ho
     until(lambda: state(cluster, sent) == "acked", "the message is acked")
     ((_, got, _),) = hook.of("masked")
     assert got["authorization"] == own
+
+
+def test_a_receiver_gets_json_of_what_curl_sends(cluster: Cluster, hook: Hook) -> None:
+    put(cluster, "curl", webhook={"url": f"{hook.url}/204"})
+    for body in ('{"a": 1}', "a=1"):
+        words = ["curl", "-sS", "-d", body, f"{cluster.urls[cluster.leader()]}/v1/topics/curl/messages"]
+        sent = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)["id"]
+        until(lambda at=sent: state(cluster, at) == "acked", "the message is acked")  # type: ignore[misc]
+    kinds = [(got["content-type"], body) for _, got, body in hook.of("curl")]
+    assert kinds == [("application/json", b'{"a": 1}'), ("application/x-www-form-urlencoded", b"a=1")]
 
 
 def test_a_header_that_is_not_shown_goes_to_no_other_receiver(cluster: Cluster, hook: Hook) -> None:

@@ -244,7 +244,7 @@ class _Cluster:
             print(f"{node['name']}  {node['http']}  pid {node['pid']}")
         url = nodes[0]["http"]
         note(f"\nTry, in another terminal (data and logs are in {self.directory}; Ctrl-C ends all):")
-        note(f"  curl -d 'hello' '{url}/v1/topics/greetings/messages?delay=5s'")
+        note(f"  curl -H 'Content-Type: text/plain' -d 'hello' '{url}/v1/topics/greetings/messages?delay=5s'")
         note(f'  curl -L -d \'{{"wait": "10s"}}\' {url}/v1/topics/greetings/receive')
 
     async def _watch(self, name: str) -> None:
