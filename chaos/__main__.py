@@ -42,7 +42,6 @@ UNSEEN = (
     "forgotten_vote",
     "plain_library",
     "wiped_node_votes",
-    "answer_before_sync",
     "swallowed_sync_error",
     "blind_key",
     "five_ms_early",

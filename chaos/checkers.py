@@ -3,18 +3,22 @@
 The simulator's checks (hadelay.testing.invariants) know when a node answered. From outside there is only an interval:
 a thing happened after it was asked for and before the answer was here. Each check takes the end that cannot accuse a
 cluster that kept its promise.
+
+A check is made of branches (ADR 212). It yields each case that it decides: the branch, and what is wrong, or "". So a
+run can say how often each branch had something to decide.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import defaultdict
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field
+from itertools import pairwise
 
-from chaos.flat import growing
-from chaos.history import Given, History
+from chaos.flat import BRANCHES, growing
+from chaos.history import Given, History, Put, checksum
+from chaos.lateness import late
 
 #: Cluster time is slewed by at most 500 ppm, and crystals drift.
 _RATE = 600e-6
@@ -27,11 +31,15 @@ _COLD_MS = 2 * 250.0
 #: States of a message that is still to come.
 PENDING = ("scheduled", "ready", "leased")
 #: What every node counts, of all topics: metrics without their prefix.
-ACKED, *OTHER_ENDS = (
-    f'settled_messages_total{{outcome="{outcome}"}}' for outcome in ("acked", "cancelled", "expired", "dead")
+ACKED, *OTHER_ENDS, REDRIVEN = (
+    f'settled_messages_total{{outcome="{outcome}"}}'
+    for outcome in ("acked", "cancelled", "expired", "dead", "redriven")
 )
 PARTS = (ACKED, *OTHER_ENDS, 'messages{state="waiting"}', 'messages{state="leased"}')
-COUNTED = ("raft_applied_index", "published_messages_total", *PARTS, "sweeper_found_messages_total")
+COUNTED = ("raft_applied_index", "published_messages_total", *PARTS, REDRIVEN, "sweeper_found_messages_total")
+_NEVER = float("inf")
+#: A branch, and what is wrong; "" where the promise was kept.
+Case = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -39,188 +47,347 @@ class Verdict:
     name: str
     what: str
     violations: list[str]
+    #: Cases that each branch decided; branches that broke.
+    decided: dict[str, int] = field(default_factory=dict)
+    broken: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Checker:
+    cases: Callable[[History], Iterator[Case]]
+    #: Name → when it is violated.
+    branches: dict[str, str]
+    #: Branches that interval mode does not promise.
+    commit_only: frozenset[str] = frozenset()
 
 
 def check(history: History, sync: str = "commit") -> list[Verdict]:
-    found = []
-    for name, checker in CHECKERS.items():
-        what = " ".join((checker.__doc__ or "").partition(": ")[2].split())
-        skipped = sync != "commit" and checker in (double_leases, deposed)
-        found.append(Verdict(name, what, [] if skipped else sorted(checker(history))))
-    return found
+    return [judge(name, checker, history, sync) for name, checker in CHECKERS.items()]
 
 
-def lost(history: History) -> Iterator[str]:
-    """I1: a message whose publish was answered yes, and which nobody tried to cancel, was handed out before the end."""
+def judge(name: str, checker: Checker, history: History, sync: str = "commit") -> Verdict:
+    skipped = checker.commit_only if sync != "commit" else frozenset()
+    decided: Counter[str] = Counter(dict.fromkeys(checker.branches, 0))
+    broken, violations = set(), []
+    for branch, why in checker.cases(history):
+        if branch in skipped:
+            continue
+        if branch not in checker.branches:
+            raise KeyError(f"{name} declares no branch {branch!r}")
+        decided[branch] += 1
+        if why:
+            broken.add(branch)
+            violations.append(why)
+    what = " ".join((checker.cases.__doc__ or "").partition(": ")[2].split())
+    return Verdict(name, what, sorted(violations), dict(decided), frozenset(broken))
+
+
+class _ClusterTime:
+    """What is known from outside of how cluster time runs, against this machine's monotonic clock."""
+
+    def __init__(self, history: History) -> None:
+        # A leader is seen a while after it leads.
+        self._leaders = sorted(event["t"] for event in history.of("leader"))
+        clocks = any(e["kind"] == "clock" for e in history.of("fault"))
+        clocks |= any(e["clocks"] > 1 for e in history.of("load"))
+        # A majority that starts cold takes the time from wall clocks, which may differ.
+        cold = (e["t"] for e in history.of("fault") if clocks and len(e["nodes"]) > len(e["all"]) // 2)
+        self._cold = min(cold, default=_NEVER)
+
+    def jumped_ms(self, since: float, until: float) -> float:
+        """How far it may have jumped meanwhile, with new leaders and cold starts."""
+        changes = bisect_left(self._leaders, until + 1) - bisect_right(self._leaders, since)
+        return _CHANGE_MS * changes + (_COLD_MS if self._cold < until else 0.0)
+
+    def least_ms(self, since: float, until: float) -> float:
+        """How much of it passed meanwhile, at least."""
+        return (until - since) * 1000 * (1 - _RATE) - _ROUNDING_MS - self.jumped_ms(since, until)
+
+    def most_ms(self, since: float, until: float) -> float:
+        return (until - since) * 1000 * (1 + _RATE) + _ROUNDING_MS + self.jumped_ms(since, until)
+
+
+def lost(history: History) -> Iterator[Case]:
+    """I1: a message whose publish was answered yes, and which nobody tried to cancel, was handed out before the end, or
+    its TTL ended it; one that was handed out ended as its consumer said; and a dead letter that was redriven came
+    again."""
     if not history.of("drained"):
         return  # interrupted: what was not handed out was not waited for
-    given = {g.id for g in history.given}
-    asked = {event["id"]: event["state"] for event in history.of("asked-for")}
+    given: dict[str, list[Given]] = defaultdict(list)
+    for g in history.given:
+        given[g.id].append(g)
     for put in history.puts.values():
-        if put.id is not None and put.id not in given and put.cancel_asked is None:
-            state = asked.get(put.id, "never handed out")
-            if state not in PENDING:  # then it is late: I15
-                yield f"message {put.n} ({put.id}), stored at {put.stored:.3f} s, is {state}"
+        if put.id is None or put.cancel_asked is not None:
+            continue
+        state = history.ends.get(put.id, ("", None))[0]
+        owed = state in PENDING or state == "dead"  # late then: I15
+        where = f"message {put.n} ({put.id}), stored at {put.stored:.3f} s, is {state or 'never handed out'}"
+        if put.id not in given:
+            yield "never handed out", "" if owed or (put.ttl_s and state == "expired") else where
+        else:
+            yield "never handed out", ""
+            if state:
+                yield (
+                    "not acked",
+                    "" if owed or _ended_so(put, state, given[put.id]) else f"{where}, and was handed out",
+                )
+        for redrive in history.redrives.get(put.id, ()):
+            if redrive.redriven is not None and redrive.asked is not None:
+                again = any(g.got > redrive.asked for g in given[put.id])
+                yield "redriven", "" if again or owed or put.ttl_s else f"{where}, redriven at {redrive.redriven:.3f} s"
 
 
-def miscounted(history: History) -> Iterator[str]:
-    """I2: in the end, on every node, published is settled, waiting and leased, and nothing was found that the wheels
-    had forgotten."""
+def _ended_so(put: Put, state: str, given: list[Given]) -> bool:
+    """Somebody asked for that."""
+    return (state == "acked" and any(g.ack_asked is not None for g in given)) or (state == "expired" and put.ttl_s > 0)
+
+
+def miscounted(history: History) -> Iterator[Case]:
+    """I2: in the end, on every node, published and redriven is settled, waiting and leased, and nothing was found that
+    the wheels had forgotten."""
     for event in history.of("counted"):
         count = event["counts"]
-        if event["ours"] and count["published_messages_total"] != sum(count[name] for name in PARTS):
-            yield f"{event['node']} counts {', '.join(f'{name} {number}' for name, number in count.items())}"
-        if count["sweeper_found_messages_total"]:
-            yield f"{event['node']} had forgotten {count['sweeper_found_messages_total']} messages"
+        if event["ours"]:
+            whole = count["published_messages_total"] + count[REDRIVEN] == sum(count[name] for name in PARTS)
+            yield "sum", "" if whole else f"{event['node']} counts {', '.join(f'{k} {n}' for k, n in count.items())}"
+        found = count["sweeper_found_messages_total"]
+        yield "forgotten", f"{event['node']} had forgotten {found} messages" if found else ""
 
 
-def phantoms(history: History) -> Iterator[str]:
-    """I3: what is handed out was published, is whole, was not refused, and not cancelled before it was asked for."""
+def phantoms(history: History) -> Iterator[Case]:
+    """I3: what is handed out was published, with that body, topic, key and tags, was not refused, and not cancelled
+    before it was asked for."""
     for g in history.given:
-        put = history.puts.get(g.n)
-        if put is None or not g.whole:
-            yield f"{g.id}, received at {g.got:.3f} s, is not what anybody published"
-        elif put.refused:
-            yield f"message {g.n} ({g.id}) was refused, and handed out at {g.got:.3f} s"
-        elif put.cancelled is not None and g.asked > put.cancelled:
-            yield f"message {g.n} ({g.id}), cancelled at {put.cancelled:.3f} s, was handed out at {g.got:.3f} s"
+        put, this = history.puts.get(g.n), f"message {g.n} ({g.id}), received at {g.got:.3f} s,"
+        yield "published", f"{this} is not what anybody published" if put is None else ""
+        if put is None:
+            continue
+        body = checksum(put.body)
+        yield "body", f"{this} has the body {g.body}, not {body}" if g.body != body else ""
+        for name in ("topic", "key", "tags"):
+            told, is_ = getattr(g, name), getattr(put, name)
+            if told or is_:
+                yield name, f"{this} has the {name} {told}, not {is_}" if told != is_ else ""
+        if put.refused:
+            yield "refused", f"{this} was refused"
+        elif put.id is not None:
+            yield "refused", ""
+        if put.cancel_asked is not None:
+            gone = put.cancelled is not None and g.asked > put.cancelled
+            yield "cancelled", f"{this} was cancelled at {put.cancelled:.3f} s" if gone else ""
+    for put in history.puts.values():  # cancelled, and never seen again
+        if put.cancelled is not None:
+            yield "cancelled", ""
 
 
-def resurrected(history: History) -> Iterator[str]:
-    """I5: nothing is handed out to a receive that began after an ack of it was answered yes."""
+def unwanted(history: History) -> Iterator[Case]:
+    """filters: a receive that asks for tags gets only messages that have all of the ones and one of the others."""
+    for g in history.given:
+        if g.every:
+            lacking = set(g.every) - set(g.tags)
+            yield "all of", f"{g.id}, with the tags {g.tags}, went to who asked for all of {g.every}" if lacking else ""
+        if g.some:
+            none = not set(g.some) & set(g.tags)
+            yield "one of", f"{g.id}, with the tags {g.tags}, went to who asked for one of {g.some}" if none else ""
+
+
+def resurrected(history: History) -> Iterator[Case]:
+    """I5: nothing is handed out to a receive that began after an ack of it was answered yes, or after it was seen among
+    the dead letters, until somebody asks for its redrive."""
     acked: dict[str, float] = {}
     for g in history.given:
         if g.acked is not None:
             acked[g.id] = min(g.acked, acked.get(g.id, g.acked))
+    yield from (("acked", "") for _ in acked)
+    yield from (("dead", "") for seen in history.redrives.values() for _ in seen)
     for g in history.given:
+        this = f"message {g.n} ({g.id}), handed out at {g.got:.3f} s,"
         if g.asked > acked.get(g.id, g.asked):
-            yield f"message {g.n} ({g.id}), acked at {acked[g.id]:.3f} s, was handed out at {g.got:.3f} s"
+            yield "acked", f"{this} was acked at {acked[g.id]:.3f} s"
+        for redrive in history.redrives.get(g.id, ()):
+            if redrive.unsure:
+                break
+            if redrive.seen < g.asked and (redrive.asked is None or g.got < redrive.asked):
+                yield "dead", f"{this} was a dead letter at {redrive.seen:.3f} s"
 
 
-def double_leases(history: History) -> Iterator[str]:
+def double_leases(history: History) -> Iterator[Case]:
     """I6: no two receives get one attempt of a message, and none gets a later attempt, in cluster time, before the
-    lease of the one before ended, unless that was handed back."""
+    lease of the one before ended, or what it was extended to, unless that was handed back. What is redriven begins
+    anew."""
+    clock = _ClusterTime(history)
     for one, two in _neighbours(history):
+        this = f"message {one.n} ({one.id}): attempt {two.attempt}"
         if one.attempt == two.attempt:
-            if one.request != two.request:
-                yield f"message {one.n} ({one.id}): attempt {one.attempt} went to {one.consumer} and {two.consumer}"
-        elif two.now_ms < one.until_ms - _ROUNDING_MS and (one.nack_asked is None or one.nack_asked > two.got):
+            twice = one.request != two.request
+            yield "one attempt", f"{this} went to {one.consumer} and {two.consumer}" if twice else ""
+            continue
+        yield "one attempt", ""
+        if one.nack_asked is None or one.nack_asked > two.got:
             left_ms = one.until_ms - two.now_ms
-            yield f"message {one.n} ({one.id}): attempt {two.attempt}, and that before has {left_ms} ms left"
+            yield "lease", f"{this}, and that before has {left_ms} ms left" if left_ms > _ROUNDING_MS else ""
+            if one.extended is not None and one.extend_asked is not None:
+                # Cluster time when the extension was asked for, at least.
+                asked_ms = one.now_ms + clock.least_ms(one.got, one.extend_asked)
+                left_ms = int(asked_ms + one.extend_s * 1000 - two.now_ms)
+                held = left_ms > _ROUNDING_MS
+                yield "extended lease", f"{this}, and that before is extended for {left_ms} ms" if held else ""
 
 
 def _neighbours(history: History) -> Iterator[tuple[Given, Given]]:
-    by_id: dict[str, list[Given]] = defaultdict(list)
+    """Hand-outs of one message, in the order of their attempts: between two redrives."""
+    lives: dict[tuple[str, int], list[Given]] = defaultdict(list)
     for g in history.given:
-        by_id[g.id].append(g)
-    for several in by_id.values():
+        if (life := _life(history, g)) is not None:
+            lives[g.id, life].append(g)
+    for several in lives.values():
         # A receive that was asked twice was granted once, and extended: what counts is its last answer.
         several.sort(key=lambda g: (g.attempt, g.request, g.got))
         yield from pairwise(several)
 
 
-def two_ids(history: History) -> Iterator[str]:
+def _life(history: History, g: Given) -> int | None:
+    """How many redrives came before; None where the lease may have been granted before one or behind it."""
+    life = 0
+    for redrive in history.redrives.get(g.id, ()):
+        if redrive.asked is None or g.got < redrive.asked:
+            continue
+        if redrive.redriven is None or g.asked < redrive.redriven:
+            return None
+        life += 1
+    return life
+
+
+def overtried(history: History) -> Iterator[Case]:
+    """attempts: a message of a topic with a limit of attempts is handed out no more often than that, and is no dead
+    letter before."""
+    limits = {event["topic"]: event["max_attempts"] for event in history.of("topic")}
+    for g in history.given:
+        if g.topic in limits:
+            most = limits[g.topic]
+            yield "too many", f"message {g.n} ({g.id}): attempt {g.attempt} of {most}" if g.attempt > most else ""
+    for message_id, seen in history.redrives.items():
+        for redrive in seen:
+            few = redrive.attempt < min(limits.values(), default=0)
+            yield "too few", f"{message_id} was dead after {redrive.attempt} attempts" if few else ""
+
+
+def two_ids(history: History) -> Iterator[Case]:
     """I8: one idempotency key is one message under one id, in every answer and whenever it is handed out."""
+    yield from (("answers", "") for put in history.puts.values() if put.answers > 1)
     for n, first, other in history.second_ids:
-        yield f"message {n} was told to be {first} and {other}"
+        yield "answers", f"message {n} was told to be {first} and {other}"
     ids: dict[int, str] = {put.n: put.id for put in history.puts.values() if put.id is not None}
     for g in history.given:
-        if g.n >= 0 and ids.setdefault(g.n, g.id) != g.id:
-            yield f"message {g.n} is {ids[g.n]}, and was handed out as {g.id} too"
+        if g.n >= 0:
+            another = ids.setdefault(g.n, g.id) != g.id
+            yield "handed out", f"message {g.n} is {ids[g.n]}, and was handed out as {g.id} too" if another else ""
 
 
-def early(history: History) -> Iterator[str]:
-    """I9: no message is here before its delay has passed since its publish began, on this machine's monotonic clock;
-    nor does a node hand it out before its deliver_at in cluster time."""
-    changes = [event["t"] for event in history.of("leader")]
-    cold = [e["t"] for e in history.of("fault") if len(e["nodes"]) > len(e["all"]) // 2]
-    clocks = any(e["kind"] == "clock" for e in history.of("fault")) or any(e["clocks"] > 1 for e in history.of("load"))
+def early(history: History) -> Iterator[Case]:
+    """I9: no message is here before its delay has passed since its publish began, on this machine's monotonic clock,
+    nor, when it was rescheduled, before that delay has passed; nor does a node hand it out before its deliver_at in
+    cluster time, which is what the answer to the publish, or to the reschedule, said."""
+    clock = _ClusterTime(history)
     for g in history.given:
-        if g.now_ms < g.due_ms - _ROUNDING_MS:
-            yield f"message {g.n} ({g.id}): {g.due_ms - g.now_ms} ms early in cluster time, at {g.got:.3f} s"
+        this = f"message {g.n} ({g.id}), at {g.got:.3f} s:"
+        short_ms = g.due_ms - g.now_ms
+        yield "cluster time", f"{this} {short_ms} ms early in cluster time" if short_ms > _ROUNDING_MS else ""
         put = history.puts.get(g.n)
         if put is None:
             continue
-        passed_ms = (g.got - put.asked) * 1000
-        allowed_ms = _ROUNDING_MS + passed_ms * _RATE
-        short_ms = put.delay_s * 1000 - passed_ms - allowed_ms
-        if short_ms > 0:
-            # A leader is seen a while after it leads.
-            short_ms -= _CHANGE_MS * sum(put.asked < at < g.got + 1 for at in changes)
-            if clocks and any(at < g.got for at in cold):
-                short_ms -= _COLD_MS
-        if short_ms > 0:
-            yield f"message {g.n} ({g.id}): {short_ms:.1f} ms early, at {g.got:.3f} s"
+        branch, asked, delay_s, due_ms = _order(put, g)
+        short = delay_s * 1000 - clock.most_ms(asked, g.got)
+        yield branch, f"{this} {short:.1f} ms early" if short > 0 else ""
+        if due_ms is not None and g.id == put.id and not history.redrives.get(g.id):
+            # A reschedule that was repeated on its way may count again, later.
+            stale = g.due_ms > due_ms if branch == "published" else g.due_ms == put.due_ms != due_ms
+            wrong = g.due_ms < due_ms or (g.attempt == 1 and stale)
+            yield f"{branch}, as told", f"{this} due at {g.due_ms}, and told was {due_ms}" if wrong else ""
 
 
-def late(history: History) -> Iterator[str]:
-    """I10: while nothing is broken, and has not been for a second, a message is handed out for the first time at most
-    limits.late_s after it was due."""
-    limit_s = max([event["late_s"] for event in history.of("load")], default=0.0)
-    if not limit_s:
-        return
-    spans = fault_spans(history)
-    begins = [began for began, _ in spans]
-    for g in first_given(history).values():
-        due = g.got - (g.now_ms - g.due_ms) / 1000
-        before = bisect_left(begins, g.got)
-        since = max(due, spans[before - 1][1] if before else 0.0)
-        if g.got - since > limit_s:
-            yield f"message {g.n} ({g.id}), due at {due:.3f} s, was handed out at {g.got:.3f} s"
+def _order(put: Put, g: Given) -> tuple[str, float, float, int | None]:
+    """What says when the message is due: the branch, when it was asked for, the delay, and the due time that was told.
+    Of a reschedule that may or may not have counted yet, whatever is sooner, and nothing of what was told."""
+    if put.move_asked is None or g.got < put.move_asked:
+        return "published", put.asked, put.delay_s, put.due_ms
+    if put.moved is not None and g.asked > put.moved:
+        return "rescheduled", put.move_asked, put.move_delay_s, put.moved_due_ms
+    if put.asked + put.delay_s <= put.move_asked + put.move_delay_s:
+        return "published", put.asked, put.delay_s, None
+    return "rescheduled", put.move_asked, put.move_delay_s, None
 
 
-def first_given(history: History) -> dict[str, Given]:
-    """By id, when each message was first handed out."""
-    return {g.id: g for g in reversed(history.given)}
+def outlived(history: History) -> Iterator[Case]:
+    """TTL: nothing is handed out to a receive that began after the message was over, nor is it over before; both in
+    cluster time. A reschedule begins the TTL anew."""
+    clock = _ClusterTime(history)
+    for g in history.given:
+        put = history.puts.get(g.n)
+        # A reschedule by a delay that was repeated on its way may have begun the TTL anew, later.
+        over_ms = None if put is None or put.id != g.id or put.move_asked is not None else _over_ms(history, put)
+        if over_ms is not None:
+            behind_ms = g.now_ms - clock.most_ms(g.asked, g.got) - over_ms
+            yield "handed out", f"message {g.n} ({g.id}) was over for {behind_ms:.0f} ms" if behind_ms > 0 else ""
+    for put in history.puts.values():
+        state, ended_ms = history.ends.get(put.id or "", ("", None))
+        over_ms = _over_ms(history, put)
+        if state == "expired" and ended_ms is not None and over_ms is not None:
+            left_ms = over_ms - ended_ms
+            yield "ended", f"message {put.n} ({put.id}) expired {left_ms} ms early" if left_ms > 0 else ""
 
 
-def overtaken(history: History) -> int:
-    """I11, not promised: how many messages were asked for only after another was here that was due a second later."""
-    given = sorted(first_given(history).values(), key=lambda g: g.due_ms)
-    dues = [g.due_ms for g in given]
-    soonest = list(accumulate([g.got for g in reversed(given)], min))[::-1]  # of this one and all due later
-    later = [bisect_left(dues, due + 1000) for due in dues]
-    return sum(at < len(given) and soonest[at] < g.asked for g, at in zip(given, later, strict=True))
+def _over_ms(history: History, put: Put) -> int | None:
+    """When its TTL is over; None if it has none, or if nobody knows which due time counts."""
+    unsure = put.move_asked is not None and put.moved is None
+    due_ms = put.moved_due_ms if put.moved is not None else put.due_ms
+    if not put.ttl_s or due_ms is None or unsure or history.redrives.get(put.id or ""):
+        return None
+    return due_ms + round(put.ttl_s * 1000)
 
 
-def fault_spans(history: History) -> list[tuple[float, float]]:
-    """From each fault until every node was ready again and a second more, in which what it held up is handed out; in
-    order, and those that overlap as one."""
-    again = [event["t"] for event in history.of("recovered")]
-    spans: list[tuple[float, float]] = []
-    for event in sorted(history.of("healed"), key=lambda event: float(event["began"])):
-        began, healed = event["began"], event["t"]
-        at = bisect_left(again, healed)
-        end = (again[at] if at < len(again) else healed) + 1.0
-        if spans and began <= spans[-1][1]:
-            began, end = spans[-1][0], max(end, spans.pop()[1])
-        spans.append((began, end))
-    return spans
-
-
-def diverged(history: History) -> Iterator[str]:
-    """I12: after healing every node has the same files, by length and checksum, at one applied index."""
+def diverged(history: History) -> Iterator[Case]:
+    """I12: after healing every node has the same files, by length and checksum, at one applied index; and, where chaos
+    started the nodes, by their bytes."""
     for event in history.of("replicas"):
-        if event["code"]:
-            yield event["said"]
+        yield event["by"], event["said"] if event["code"] else ""
 
 
-def unsafe(history: History) -> Iterator[str]:
+def unsafe(history: History) -> Iterator[Case]:
     """I13: nobody names two leaders of one term, and of one process neither term nor applied index goes back."""
-    for event in history.of("unsafe"):
-        yield f"{event['why']} at {event['t']:.3f} s"
+    leaders: dict[int, str] = {}
+    before: dict[tuple[str, int], tuple[int, int]] = {}
+    for event in history.of("said"):
+        node, term, index, at = event["node"], event["term"], event["index"], f"at {event['t']:.3f} s"
+        if event["leader"]:
+            known = leaders.setdefault(term, event["leader"])
+            other = f"{node} says that {event['leader']} leads term {term}, which {known} leads, {at}"
+            yield "two leaders", other if known != event["leader"] else ""
+        if event["life"] is None:
+            continue
+        if last := before.get((node, event["life"])):
+            yield "term", f"{node} went back from term {last[0]} to {term} {at}" if term < last[0] else ""
+            yield "applied", f"{node} went back from index {last[1]} to {index} {at}" if index < last[1] else ""
+        before[node, event["life"]] = term, index
 
 
-def unsynced(history: History) -> Iterator[str]:
-    """I14: between the beginning of a publish and its yes a majority of nodes completed a sync, where chaos preloads
-    what counts them."""
+def unsynced(history: History) -> Iterator[Case]:
+    """I14: between the beginning of a publish and its yes a majority of nodes completed a sync of their journal, and of
+    samples the journal of a majority is synced up to behind the message, where chaos preloads what counts that."""
     nodes = max([event["nodes"] for event in history.of("load")], default=0)
     for put in history.puts.values():
-        if put.syncs is not None and put.syncs < nodes // 2 + 1:
-            yield f"message {put.n} ({put.id}) was stored at {put.stored:.3f} s, and {put.syncs} of {nodes} had synced"
+        if put.syncs is not None:
+            few = put.syncs < nodes // 2 + 1
+            text = f"message {put.n} ({put.id}) was stored at {put.stored:.3f} s, and {put.syncs} of {nodes} had synced"
+            yield "a journal", text if few else ""
+    for event in history.of("placed"):
+        unsynced_ = event["unsynced"]
+        if event["found"]:
+            text = f"message {event['n']} was stored at {event['t']:.3f} s, and not synced in {', '.join(unsynced_)}"
+            yield "its place", text if 2 * len(unsynced_) >= nodes else ""
 
 
-def deposed(history: History) -> Iterator[str]:
+def deposed(history: History) -> Iterator[Case]:
     """I16: what a receive gets was not granted in an older term than what was here before that receive began."""
     newest = 0
     got = sorted(history.given, key=lambda g: g.got)
@@ -229,72 +396,160 @@ def deposed(history: History) -> Iterator[str]:
         while at < len(got) and got[at].got < g.asked:
             newest = max(newest, got[at].term)
             at += 1
-        if g.term < newest:
-            yield f"message {g.n} ({g.id}), asked for at {g.asked:.3f} s, is of term {g.term}, and {newest} had begun"
+        if newest > 0:
+            text = f"message {g.n} ({g.id}), asked for at {g.asked:.3f} s, is of term {g.term}, and {newest} had begun"
+            yield "term", text if g.term < newest else ""
 
 
-def stuck(history: History) -> Iterator[str]:
+def stuck(history: History) -> Iterator[Case]:
     """I15: after healing every node is ready again within the limit, all owed messages are handed out, and no leader's
     place stays empty for longer than allowed."""
-    for event in history.of("not-recovered"):
-        yield f"{event['s']:.1f} s after healing at {event['t'] - event['s']:.3f} s: {event['why']}"
-    for event in history.of("asked-for"):
-        if event["state"] in PENDING:
-            yield f"{event['id']} is still {event['state']} at the end"
+    for event in history.of("recovered"):
+        why = event.get("why", "")
+        yield "ready", f"{event['s']:.1f} s after healing at {event['t'] - event['s']:.3f} s: {why}" if why else ""
+    for event in history.of("failover"):
+        limit_s = event["limit_s"]
+        if limit_s:
+            text = (
+                f"nobody stored anything for {event['s']:.2f} s after {event['kind']} of the leader (limits.failover_s)"
+            )
+            yield "failover", text if event["s"] > limit_s else ""
+    for _ in history.of("drained"):
+        yield "owed", ""
+    for message_id, (state, _) in history.ends.items():
+        yield "owed", f"{message_id} is still {state} at the end" if state in (*PENDING, "dead") else ""
 
 
-def dishonest(history: History) -> Iterator[str]:
+def dishonest(history: History) -> Iterator[Case]:
     """I18: every node counts the same, as many published as were answered yes, or may have been stored without an
     answer, and as many acked as were answered yes, or were at least handed out."""
     for event in history.of("uncounted"):
-        yield f"nodes could not be counted at one applied index: {event['why']}"
+        yield "one index", f"nodes could not be counted at one applied index: {event['why']}"
     events = [event for event in history.of("counted") if event["ours"]]
     sure = sum(put.id is not None for put in history.puts.values())
     acked, given = {g.id for g in history.given if g.acked is not None}, {g.id for g in history.given}
     limits = {
-        "published_messages_total": (sure, sum(not put.refused for put in history.puts.values())),
-        ACKED: (len(acked), len(given)),
+        "published": ("published_messages_total", sure, sum(not put.refused for put in history.puts.values())),
+        "acked": (ACKED, len(acked), len(given)),
     }
     for event in events:
-        for name, (least, most) in limits.items():
-            if not least <= event["counts"][name] <= most:
-                yield f"{event['node']}: {name} is {event['counts'][name]}, and {least} to {most} were seen"
-        for name, count in event["counts"].items():
-            if not name.startswith("sweeper") and count != events[0]["counts"][name]:
-                yield f"{name} is {count} on {event['node']}, and {events[0]['counts'][name]} on {events[0]['node']}"
+        node, counts = event["node"], event["counts"]
+        yield "one index", ""
+        for branch, (name, least, most) in limits.items():
+            said = f"{node}: {name} is {counts[name]}, and {least} to {most} were seen"
+            yield branch, "" if least <= counts[name] <= most else said
+        for name, count in counts.items():
+            first = events[0]["counts"][name]
+            if not name.startswith("sweeper") and event is not events[0]:
+                yield (
+                    "replicas",
+                    f"{name} is {count} on {node}, and {first} on {events[0]['node']}" if count != first else "",
+                )
 
 
-def ended(history: History) -> Iterator[str]:
+def ended(history: History) -> Iterator[Case]:
     """I17: no node ends by itself, unless its disk failed it."""
+    for _ in history.of("said"):
+        yield "ended", ""  # who answers has not ended
     for event in history.of("ended"):
-        if not event["may"]:
-            yield f"{event['node']} ended by itself at {event['t']:.3f} s with exit code {event['code']}: see its log"
+        text = f"{event['node']} ended by itself at {event['t']:.3f} s with exit code {event['code']}: see its log"
+        yield "ended", "" if event["may"] else text
 
 
-def unmet(history: History) -> Iterator[str]:
+def unmet(history: History) -> Iterator[Case]:
     """crash points: a node ended at each that the scenario lists (none that was drawn is owed)."""
     if not history.of("drained"):
         return
-    listed = {point for event in history.of("points") for point in event["points"]}
-    yield from (f"nobody came by {point}" for point in listed - history.met())
+    met = history.met()
+    for point in {point for event in history.of("points") for point in event["points"]}:
+        yield "met", "" if point in met else f"nobody came by {point}"
 
 
-CHECKERS: dict[str, Callable[[History], Iterator[str]]] = {
-    "I1 lost": lost,
-    "I2 conservation": miscounted,
-    "I3 phantom": phantoms,
-    "I5 resurrection": resurrected,
-    "I6 double lease": double_leases,
-    "I8 duplicate": two_ids,
-    "I9 early": early,
-    "I10 late": late,
-    "I12 divergence": diverged,
-    "I13 log safety": unsafe,
-    "I14 durability": unsynced,
-    "I15 liveness": stuck,
-    "I16 fencing": deposed,
-    "I17 fail-stop": ended,
-    "I18 honesty": dishonest,
-    "flat": growing,
-    "crash points": unmet,
-}
+CHECKERS: dict[str, Checker] = {
+    "I1 lost": Checker(lost, {
+        "never handed out": "a publish was answered yes, and the message never came out",
+        "not acked": "a message was handed out, nobody acked it, and it is gone",
+        "redriven": "a dead letter was redriven, and never came out again",
+    }),
+    "I2 conservation": Checker(miscounted, {
+        "sum": "a node's counts do not add up: published and redriven is settled, waiting and leased",
+        "forgotten": "a node found messages that its wheels had forgotten",
+    }),
+    "I3 phantom": Checker(phantoms, {
+        "published": "a message came out that nobody published",
+        "body": "a message came out with another body",
+        "topic": "a message came out of another topic",
+        "key": "a message came out with another key",
+        "tags": "a message came out with other tags",
+        "refused": "a message came out whose publish was refused",
+        "cancelled": "a receive that began after a cancel was answered yes got that message",
+    }),
+    "filters": Checker(unwanted, {
+        "all of": "a message lacks one of the tags that the receive asked for",
+        "one of": "a message has none of the tags of which the receive asked for one",
+    }),
+    "I5 resurrection": Checker(resurrected, {
+        "acked": "a receive that began after an ack was answered yes got that message",
+        "dead": "a receive that began after a message was listed as a dead letter got it, and nobody had redriven it",
+    }),
+    "I6 double lease": Checker(double_leases, {
+        "one attempt": "two receives got one attempt of a message (commit mode)",
+        "lease": "a receive got the next attempt while the lease of the last one ran (commit mode)",
+        "extended lease": "a receive got the next attempt while an extended lease ran (commit mode)",
+    }, frozenset({"one attempt", "lease", "extended lease"})),
+    "attempts": Checker(overtried, {
+        "too many": "a message came out more often than its topic allows (commit mode)",
+        "too few": "a message was a dead letter after fewer attempts than its topic allows",
+    }, frozenset({"too many"})),
+    "I8 duplicate": Checker(two_ids, {
+        "answers": "one idempotency key was answered with two ids",
+        "handed out": "one idempotency key came out under two ids",
+    }),
+    "I9 early": Checker(early, {
+        "cluster time": "a node gave a message out before its deliver_at in cluster time",
+        "published": "a message was here before its delay had passed on this machine's monotonic clock",
+        "published, as told": "a message came out with another deliver_at than the receipt told",
+        "rescheduled": "a message was here before the delay of its reschedule had passed",
+        "rescheduled, as told": "a message came out with another deliver_at than the answer to the reschedule told",
+    }),
+    "I10 late": Checker(late, {
+        "calm": "a message was later than `late_s`, and nothing was broken meanwhile",
+        "beside faults": "a message was later than `late_s` and the time that the faults in force may have held it up",
+    }),
+    "TTL": Checker(outlived, {
+        "handed out": "a receive that began after the end of a message's TTL got it (commit mode)",
+        "ended": "a message expired before the end of its TTL",
+    }, frozenset({"handed out"})),
+    "I12 divergence": Checker(diverged, {
+        "checksums": "`hadelay check replicas` finds a difference",
+        "bytes": "files of two nodes differ in their bytes (nodes that chaos started)",
+    }),
+    "I13 log safety": Checker(unsafe, {
+        "two leaders": "two leaders of one term are named",
+        "term": "the term of one process goes back",
+        "applied": "the applied index of one process goes back",
+    }),
+    "I14 durability": Checker(unsynced, {
+        "a journal": "since a publish began that was answered yes, no majority had synced a journal (with cc)",
+        "its place": "a publish was answered yes, and no majority had synced where its entry stands (samples; with cc)",
+    }),
+    "I15 liveness": Checker(stuck, {
+        "ready": "a node was not ready `recovery_s` after healing, and 10 s more for each 100 MB that nodes hold",
+        "owed": "a message was still owed at the end",
+        "failover": "a failover took longer than `failover_s`",
+    }),
+    "I16 fencing": Checker(deposed, {
+        "term": "a receive got a lease of an older term than one that was here before it began (commit mode)",
+    }, frozenset({"term"})),
+    "I17 fail-stop": Checker(ended, {
+        "ended": "a node ended by itself although nothing was wrong with its disk",
+    }),
+    "I18 honesty": Checker(dishonest, {
+        "one index": "the nodes did not come to one applied index in the end",
+        "published": "a node counts other publishes than were seen",
+        "acked": "a node counts other acks than were seen",
+        "replicas": "a node's counter differs from another node's",
+    }),
+    "flat": Checker(growing, BRANCHES),
+    "crash points": Checker(unmet, {"met": "nobody came by a crash point that the scenario lists"}),
+}  # fmt: skip

@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
@@ -36,9 +36,13 @@ from hadelay.testing.ports import free_ports
 _PR_SET_PDEATHSIG = 1
 _CLEAN_END_S = 20.0
 _COMMAND_S = 120.0
-#: Of preload.c's page: what is done to a node, and behind it how many syncs it has completed.
-_CONTROL_BYTES = 24
-_SYNCS, _SYNCS_AT = struct.Struct("<Q"), 16
+#: Of preload.c's page: what is done to a node, and behind it how many syncs of its journal it has completed, and for
+#: each file of the journal its inode and how far it is synced.
+_ORDERS, _SYNCS, _FILE, _FILES = struct.Struct("<iiq"), struct.Struct("<Q"), struct.Struct("<QQ"), 16
+_FILES_AT = _ORDERS.size + _SYNCS.size
+CONTROL_BYTES = _FILES_AT + _FILES * _FILE.size
+#: Number of the newest segments in which a message that was just stored may be.
+_SEGMENTS = 3
 #: How many files lose a bit, and how often a byte is looked for that is in use.
 _ROTTEN_FILES, _TRIES = 3, 200
 
@@ -74,8 +78,17 @@ class Cluster:
         return set()
 
     def syncs(self) -> tuple[int, ...]:
-        """How many syncs each node has completed so far; nothing where nobody counts them."""
+        """How many syncs of its journal each node has completed so far; nothing where nobody counts them."""
         return ()
+
+    def synced(self) -> list[dict[int, int]]:
+        """For each node, how far each file of its journal is synced, by inode; nothing where nobody looks."""
+        return []
+
+    def unsynced(self, marker: bytes, synced: list[dict[int, int]]) -> tuple[bool, list[str]]:
+        """Whether a majority of the journals hold `marker`, and the nodes of which no copy was synced when `synced`
+        was told. Blocks."""
+        raise NotImplementedError
 
     def control(self, name: str, *, sync_delay_ms: int = 0, sync_errno: int = 0, clock_offset_ms: int = 0) -> None:
         """What preload.c does to a node's syncs and clock."""
@@ -153,10 +166,10 @@ class LocalCluster(Cluster):
                 f'[dispatch]\nsync = "{self._scenario.cluster.sync}"\n'
                 f"[security]\ninsecure = {'true' if self.network else 'false'}\n[raft.peers]\n{peers}"
             )
-            self._control_file(name).write_bytes(bytes(_CONTROL_BYTES))
+            self._control_file(name).write_bytes(bytes(CONTROL_BYTES))
             if self._preload:
                 with open(self._control_file(name), "rb") as file:
-                    self._pages.append(mmap.mmap(file.fileno(), _CONTROL_BYTES, prot=mmap.PROT_READ))
+                    self._pages.append(mmap.mmap(file.fileno(), CONTROL_BYTES, prot=mmap.PROT_READ))
             self.arm(name, "")
         for name in self._names:
             self._start(name)
@@ -282,7 +295,7 @@ class LocalCluster(Cluster):
 
     def control(self, name: str, *, sync_delay_ms: int = 0, sync_errno: int = 0, clock_offset_ms: int = 0) -> None:
         with open(self._control_file(name), "r+b", buffering=0) as file:
-            file.write(struct.pack("<iiq", sync_delay_ms, sync_errno, clock_offset_ms))
+            file.write(_ORDERS.pack(sync_delay_ms, sync_errno, clock_offset_ms))
 
     def _points_file(self, name: str) -> Path:
         return self.directory / f"{name}.point"
@@ -294,7 +307,19 @@ class LocalCluster(Cluster):
         return set().union(*(passed(self._points_file(name)) for name in self._names)) if self._faulty else set()
 
     def syncs(self) -> tuple[int, ...]:
-        return tuple([_SYNCS.unpack_from(page, _SYNCS_AT)[0] for page in self._pages])
+        return tuple([_SYNCS.unpack_from(page, _ORDERS.size)[0] for page in self._pages])
+
+    def synced(self) -> list[dict[int, int]]:
+        return [dict(_FILE.iter_unpack(page[_FILES_AT:])) for page in self._pages]
+
+    def unsynced(self, marker: bytes, synced: list[dict[int, int]]) -> tuple[bool, list[str]]:
+        found, lacking = 0, []
+        for name, files in zip(self._names, synced, strict=True):
+            places = list(_places(self._data(name) / "raft", marker))
+            found += bool(places)
+            if places and not any(end <= files.get(inode, 0) for inode, end in places):
+                lacking.append(name)
+        return 2 * found > len(self._names), lacking
 
     def ended(self, name: str) -> int | None:
         return self._processes[name].poll()
@@ -315,6 +340,16 @@ class LocalCluster(Cluster):
             disk.remove()
         if self.network:
             self.network.down()
+
+
+def _places(journal: Path, marker: bytes) -> Iterator[tuple[int, int]]:
+    """Where `marker` ends, in the newest segments: (inode, offset)."""
+    for path in sorted(journal.glob("g*/*.seg"), reverse=True)[:_SEGMENTS]:
+        with contextlib.suppress(OSError):  # compacted, or the node is emptied
+            inode, data = path.stat().st_ino, path.read_bytes()
+            at = data.find(marker)
+            if at >= 0:
+                yield inode, at + len(marker)
 
 
 # --- one that an admin runs

@@ -75,6 +75,12 @@ KINDS: dict[str, tuple[str, str | None]] = {
     "late p99": ("lateness, p99, ms", None),
     "cpu": ("processor, share of a core", None),
 }
+#: Branches of `growing`: name → when it is violated.
+BRANCHES = {
+    kind: f"{title}: {'more than' if kind in _LEVELS else 'grows by more than'} `watch.{key}` allows"
+    for kind, (title, key) in KINDS.items()
+    if key is not None
+}
 
 
 def parse(text: str) -> dict[str, float]:
@@ -148,13 +154,14 @@ def _lateness(history: History, limits: dict[str, Any]) -> dict[str, list[tuple[
     return found
 
 
-def growing(history: History) -> Iterator[str]:
+def growing(history: History) -> Iterator[tuple[str, str]]:
     """flat: nothing that a node holds is more, or grew by more in the second half of the load, than [watch] allows."""
     for one in series(history):
-        if one.limit is not None and one.judged > one.limit:
+        if one.limit is not None:
             title, key = KINDS[one.kind]
             verb = "was" if one.level else "grew by"
-            yield f"{title}, of {one.who}: {verb} {one.judged:.1f}, and watch.{key} is {one.limit:g}"
+            said = f"{title}, of {one.who}: {verb} {one.judged:.1f}, and watch.{key} is {one.limit:g}"
+            yield one.kind, said if one.judged > one.limit else ""
 
 
 def table(history: History) -> list[dict[str, Any]]:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
+from zlib import crc32
 
 import msgspec
 
 from hadelay.testing.history import number_of
 
-__all__ = ["Given", "History", "Put", "body_of", "number_of", "term_of"]
+__all__ = ["Given", "History", "Put", "Redrive", "body_of", "checksum", "number_of", "term_of"]
 
 #: Crockford's alphabet, as the digits that int() reads.
 _DIGITS = str.maketrans("0123456789ABCDEFGHJKMNPQRSTVWXYZ", "0123456789abcdefghijklmnopqrstuv")
@@ -29,6 +30,11 @@ def term_of(lease: str) -> int:
     return int(lease.translate(_DIGITS), 32) >> 105 & 0xFFFF_FFFF
 
 
+def checksum(body: bytes) -> str:
+    """Length and CRC-32 of a body: what a history keeps of it."""
+    return f"{len(body)}:{crc32(body):08x}"
+
+
 @dataclass(slots=True)
 class Put:
     """A message that a publisher wanted stored."""
@@ -37,15 +43,33 @@ class Put:
     delay_s: float
     size: int
     asked: float
-    #: Of the first yes.
+    topic: str = ""
+    key: str | None = None
+    tags: list[str] = field(default_factory=list)
+    #: 0: no TTL.
+    ttl_s: float = 0.0
+    #: Time of the first yes.
     stored: float | None = None
     id: str | None = None
+    #: Number of answers that said yes.
+    answers: int = 0
+    #: Due time in cluster time, as the receipt said.
+    due_ms: int | None = None
     #: Answered "nothing happened" and not tried again.
     refused: bool = False
     cancel_asked: float | None = None
     cancelled: float | None = None
-    #: How many nodes completed a sync between `asked` and `stored`, where somebody counts them.
+    #: When the message was rescheduled, by how much, and the answer: when it came, and the due time that it told.
+    move_asked: float | None = None
+    move_delay_s: float = 0.0
+    moved: float | None = None
+    moved_due_ms: int | None = None
+    #: Number of nodes that completed a sync of their journal between `asked` and `stored`, where syncs are counted.
     syncs: int | None = None
+
+    @property
+    def body(self) -> bytes:
+        return body_of(self.n, self.size)
 
 
 @dataclass(slots=True)
@@ -63,11 +87,38 @@ class Given:
     until_ms: int
     due_ms: int
     redelivered: bool
-    whole: bool
-    #: In which the lease was granted.
+    #: checksum() of the body.
+    body: str
+    #: Raft term in which the lease was granted.
     term: int
+    topic: str = ""
+    key: str | None = None
+    tags: list[str] = field(default_factory=list)
+    #: Tags that the receive asked for: all of the former, one of the latter.
+    every: list[str] = field(default_factory=list)
+    some: list[str] = field(default_factory=list)
     nack_asked: float | None = None
+    ack_asked: float | None = None
     acked: float | None = None
+    #: When the first extension was asked for, and for how long; `extended` is the time of the yes.
+    extend_asked: float | None = None
+    extend_s: float = 0.0
+    extended: float | None = None
+
+
+@dataclass(slots=True)
+class Redrive:
+    """A dead letter: when a list named it, and when its redrive was asked for and answered yes."""
+
+    seen: float
+    attempt: int
+    asked: float | None = None
+    redriven: float | None = None
+
+    @property
+    def unsure(self) -> bool:
+        """It may count later, or twice."""
+        return self.asked is not None and self.redriven is None
 
 
 @dataclass
@@ -78,8 +129,13 @@ class History:
     given: list[Given] = field(default_factory=list)
     #: Two ids that one idempotency key was answered with: (number, first, other).
     second_ids: list[tuple[int, str, str]] = field(default_factory=list)
+    #: Of each message that was a dead letter, by id, in order.
+    redrives: dict[str, list[Redrive]] = field(default_factory=dict)
+    #: State of a message that was asked for after it should have ended: (state, when its TTL ended it in cluster time).
+    ends: dict[str, tuple[str, int | None]] = field(default_factory=dict)
     #: Everything else: faults, leaders, failovers, ends of processes; each {"e": …, "t": …}.
     events: list[dict[str, Any]] = field(default_factory=list)
+    _of: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     _held: dict[tuple[str, int, str], Given] = field(default_factory=dict)
     _encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 
@@ -93,6 +149,7 @@ class History:
         handler = getattr(self, "_on_" + line["e"].replace("-", "_"), None)
         if handler is None:
             self.events.append(line)
+            self._of.setdefault(line["e"], []).append(line)
         else:
             handler(**{name: value for name, value in line.items() if name != "e"})
 
@@ -106,7 +163,7 @@ class History:
         return history
 
     def of(self, event: str) -> list[dict[str, Any]]:
-        return [one for one in self.events if one["e"] == event]
+        return self._of.get(event, [])
 
     def met(self) -> set[str]:
         """The crash points at which a node ended."""
@@ -115,10 +172,11 @@ class History:
     def _on_put(self, **fields: Any) -> None:
         self.puts[fields["n"]] = Put(**fields)
 
-    def _on_stored(self, n: int, t: float, id: str, syncs: int | None = None) -> None:
+    def _on_stored(self, n: int, t: float, id: str, due_ms: int | None = None, syncs: int | None = None) -> None:
         put = self.puts[n]
+        put.answers += 1
         if put.id is None:
-            put.stored, put.id, put.syncs = t, id, syncs
+            put.stored, put.id, put.due_ms, put.syncs = t, id, due_ms, syncs
         elif put.id != id:
             self.second_ids.append((n, put.id, id))
 
@@ -131,6 +189,15 @@ class History:
     def _on_cancelled(self, n: int, t: float) -> None:
         self.puts[n].cancelled = t
 
+    def _on_move(self, n: int, t: float, delay_s: float) -> None:
+        self.puts[n].move_asked, self.puts[n].move_delay_s = t, delay_s
+
+    def _on_moved(self, n: int, t: float, due_ms: int) -> None:
+        self.puts[n].moved, self.puts[n].moved_due_ms = t, due_ms
+
+    def _on_asked_for(self, id: str, t: float, state: str, ended_ms: int | None = None) -> None:
+        self.ends[id] = state, ended_ms
+
     def _on_given(self, **fields: Any) -> None:
         given = Given(**fields)
         self.given.append(given)
@@ -139,7 +206,26 @@ class History:
     def _on_nack(self, id: str, attempt: int, request: str, t: float) -> None:
         self._held[id, attempt, request].nack_asked = t
 
+    def _on_ack(self, id: str, attempt: int, request: str, t: float) -> None:
+        self._held[id, attempt, request].ack_asked = t
+
     def _on_acked(self, id: str, attempt: int, request: str, t: float) -> None:
         given = self._held.pop((id, attempt, request), None)
         if given is not None:
             given.acked = t
+
+    def _on_extend(self, id: str, attempt: int, request: str, t: float, lease_s: float) -> None:
+        given = self._held[id, attempt, request]
+        given.extend_asked, given.extend_s = t, lease_s
+
+    def _on_extended(self, id: str, attempt: int, request: str, t: float) -> None:
+        self._held[id, attempt, request].extended = t
+
+    def _on_dead(self, id: str, attempt: int, t: float) -> None:
+        self.redrives.setdefault(id, []).append(Redrive(t, attempt))
+
+    def _on_redrive(self, id: str, t: float) -> None:
+        self.redrives[id][-1].asked = t
+
+    def _on_redriven(self, id: str, t: float) -> None:
+        self.redrives[id][-1].redriven = t

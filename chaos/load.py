@@ -1,5 +1,8 @@
-"""Producers and consumers, as users write them, except that they write down what they see, repeat themselves, forget,
-hang up and hand back."""
+"""Producers, consumers and an operator, as users write them, except that they write down what they see, repeat
+themselves, forget, hang up and hand back.
+
+What a run does stands in two places: `_DONE_TO` for what is done to a message that is stored, `Traffic.start` for who
+is at work. (Schedules, once there are any, are one more at work.)"""
 
 from __future__ import annotations
 
@@ -7,28 +10,52 @@ import asyncio
 import contextlib
 import os
 import random
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import datetime
 from operator import gt
 from typing import Any
 
-from chaos.history import History, body_of, number_of, term_of
+from chaos.cluster import Cluster
+from chaos.history import History, body_of, checksum, number_of, term_of
 from chaos.scenario import Load
-from hadelay.client import AsyncClient, Message, Put
+from hadelay.client import AsyncClient, Message, Put, Receipt
 from hadelay.errors import HadelayError
 
 _PUT_S, _RECEIVE_S, _SETTLE_S = 10.0, 5.0, 5.0
 _LOOK_S = 0.02
+_TAGS = ("a", "b", "c", "d")
+#: What consumers that want tags ask for, in turns: all of these, one of those.
+_WANTED = ((("a",), ()), ((), ("b", "c")), (("a",), ("b", "c", "d")))
+#: An answer that took longer may be that of a second try: the first one may count later.
+_SURE_S = 0.5
+#: Seconds between two looks at the dead letters, and between the look and their redrive.
+_DEAD_LOOK_S = 0.7
+#: How often, and how many at a time, messages are asked for that their TTL should have ended.
+_EXPIRED_LOOK_S, _EXPIRED_MANY = 0.5, 20
+#: A message that carries a mark of its own is published so often at most, to be looked for in the journals.
+_MARK, _MARK_S = "chaos", 0.4
+#: States in which a message stays.
+_OVER = ("acked", "cancelled", "expired")
+
+
+def unix_ms(at: datetime) -> int:
+    return round(at.timestamp() * 1000)
 
 
 class Traffic:
     def __init__(
-        self, urls: list[str], load: Load, history: History, seed: int, syncs: Callable[[], tuple[int, ...]] = tuple
+        self, urls: list[str], load: Load, history: History, seed: int, cluster: Cluster | None = None
     ) -> None:
-        """syncs: how many each node has completed so far, where somebody counts them."""
-        self.urls, self.load, self.history, self.syncs = urls, load, history, syncs
+        """cluster: what says how far journals are synced."""
+        self.urls, self.load, self.history = urls, load, history
+        self.cluster = cluster or Cluster()
+        self.syncs = self.cluster.syncs
         self.draw = random.Random(seed)
         self.name = f"chaos-{os.urandom(4).hex()}"
         self.topics = [f"{self.name}-{i}" for i in range(load.topics)]
+        #: The topic with a limit of attempts.
+        self.limited = f"{self.name}-limited"
         self.publishing = True
         #: No more nacks and hang-ups: what is left shall be done.
         self.draining = False
@@ -36,6 +63,11 @@ class Traffic:
         self._clients: list[AsyncClient] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publishers: list[asyncio.Task[Any]] = []
+        #: (when, number) of messages that their TTL has ended by then, unless somebody acked them.
+        self._expiring: deque[tuple[float, int]] = deque()
+        self._acked: set[str] = set()
+        #: When a message was marked last.
+        self._marked = 0.0
 
     def client(self, urls: Sequence[str] | None = None) -> AsyncClient:
         client = AsyncClient(urls or self.urls, timeout=_PUT_S)
@@ -46,9 +78,15 @@ class Traffic:
         admin = self.client()
         for topic in self.topics:
             await admin.put_topic(topic, max_attempts=0, backoff=["100ms", "1s"])
+        await admin.put_topic(self.limited, max_attempts=self.load.attempts, backoff=["100ms", "1s"])
+        self.history.record("topic", t=self.history.clock(), topic=self.limited, max_attempts=self.load.attempts)
         self._publishers = [self.spawn(self._publish(i)) for i in range(self.load.publishers)]
+        choosy = min(self.load.consumers - 1, round(self.load.consumers * self.load.filtered))
         for i in range(self.load.consumers):
-            self.spawn(self._consume(f"{self.name}-c{i}"))
+            every, some = _WANTED[i % len(_WANTED)] if i < choosy else ((), ())
+            self.spawn(self._consume(f"{self.name}-c{i}", every, some))
+        self.spawn(self._redrive())
+        self.spawn(self._look_at_expired())
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)
@@ -80,11 +118,17 @@ class Traffic:
 
     def _new(self) -> tuple[Put, int]:
         n, self._next = self._next, self._next + 1
-        delay_s = round(self.draw.uniform(*self.load.delay_s), 3)
-        size = self.draw.randint(*self.load.payload_bytes)
-        key = f"k{n}" if self.draw.random() < self.load.keyed else None
-        put = Put(topic=self.draw.choice(self.topics), body=body_of(n, size), delay=delay_s, key=key)
-        self.history.record("put", n=n, delay_s=delay_s, size=size, asked=self.history.clock())
+        draw, load = self.draw, self.load
+        delay_s, size = round(draw.uniform(*load.delay_s), 3), draw.randint(*load.payload_bytes)
+        key = f"k{n}" if draw.random() < load.keyed else None
+        tags = draw.sample(_TAGS, draw.randint(1, len(_TAGS))) if draw.random() < load.tagged else []
+        topic = self.limited if draw.random() < load.limited else draw.choice(self.topics)
+        ttl_s = round(draw.uniform(*load.ttl_s), 3) if draw.random() < load.expiring and topic != self.limited else 0.0
+        put = Put(topic=topic, body=body_of(n, size), delay=delay_s, key=key, tags=tags or None, ttl=ttl_s or None)
+        self.history.record(
+            "put", n=n, delay_s=delay_s, size=size, asked=self.history.clock(), topic=topic, key=key, tags=tags,
+            ttl_s=ttl_s,
+        )  # fmt: skip
         return put, n
 
     async def _publish(self, i: int) -> None:
@@ -103,31 +147,55 @@ class Traffic:
     async def put_one(self, client: AsyncClient, timeout_s: float = _PUT_S) -> bool:
         put, n = self._new()
         key = f"{self.name}-{n}"
+        if self.history.clock() - self._marked > _MARK_S:
+            self._marked = self.history.clock()
+            put.meta = {_MARK: f"{key}."}
         if not await self._put(client, put, n, key, timeout_s, self.syncs()):
             return False
         if self.draw.random() < self.load.repeated:
             await self._put(client, put, n, key, timeout_s)
-        if self.draw.random() < self.load.cancelled:
-            self.spawn(self._cancel(client, n))
+        self._go_on(client, n)
         return True
+
+    def _go_on(self, client: AsyncClient, n: int) -> None:
+        """At most one thing is done to a message that is stored."""
+        chance = self.draw.random()
+        for share, operation in _DONE_TO:
+            chance -= getattr(self.load, share)
+            if chance < 0:
+                self.spawn(operation(self, client, n))
+                return
 
     async def _put(
         self, client: AsyncClient, put: Put, n: int, key: str, timeout_s: float, before: tuple[int, ...] = ()
     ) -> bool:
         try:
             receipt = await client.put(
-                put.topic, put.body, delay=put.delay, key=put.key, idempotency_key=key, timeout=timeout_s
-            )
+                put.topic, put.body, delay=put.delay, key=put.key, tags=put.tags, ttl=put.ttl, meta=put.meta,
+                idempotency_key=key, timeout=timeout_s,
+            )  # fmt: skip
         except (HadelayError, OSError) as error:
             self._failed([n], error)
             return False
-        self._stored(n, receipt.id, before)
+        if put.meta and before:
+            self.spawn(self._place(n, put.meta[_MARK].encode(), self.cluster.synced()))
+        self._stored(n, receipt, before)
         return True
 
-    def _stored(self, n: int, message_id: str, before: tuple[int, ...]) -> None:
+    async def _place(self, n: int, marker: bytes, synced: list[dict[int, int]]) -> None:
+        """Look where in the journals a message stands, and whether that was synced when the answer was here."""
+        t = self.history.clock()
+        found, unsynced = await asyncio.to_thread(self.cluster.unsynced, marker, synced)
+        self.history.record("placed", n=n, t=t, found=found, unsynced=unsynced)
+
+    def _stored(self, n: int, receipt: Receipt, before: tuple[int, ...]) -> None:
         """before: syncs when it was asked for."""
         syncs = sum(map(gt, self.syncs(), before)) if before else None
-        self.history.record("stored", n=n, t=self.history.clock(), id=message_id, syncs=syncs)
+        now, put = self.history.clock(), self.history.puts[n]
+        if put.ttl_s and put.id is None:
+            self._expiring.append((now + put.delay_s + put.ttl_s + 2 * self.load.lease_s, n))
+        due_ms = unix_ms(receipt.deliver_at)
+        self.history.record("stored", n=n, t=now, id=receipt.id, due_ms=due_ms, syncs=syncs)
 
     async def _put_many(self, client: AsyncClient, many: int) -> None:
         before = self.syncs()
@@ -141,7 +209,8 @@ class Traffic:
             if isinstance(result, HadelayError):
                 self._failed([n], result)
             else:
-                self._stored(n, result.id, before)
+                self._stored(n, result, before)
+                self._go_on(client, n)
 
     def _failed(self, numbers: list[int], error: Exception) -> None:
         """Only a definite no is a no; everything else may yet come out."""
@@ -159,10 +228,78 @@ class Traffic:
             await client.cancel(put.id)
             self.history.record("cancelled", n=n, t=self.history.clock())
 
+    async def _reschedule(self, client: AsyncClient, n: int) -> None:
+        """To a time from now, or to a time of day that follows from the receipt: what came too late changes nothing."""
+        put = self.history.puts[n]
+        await asyncio.sleep(self.draw.uniform(0, put.delay_s))
+        delay_s = round(self.draw.uniform(*self.load.delay_s), 3)
+        by_delay = self.draw.random() < 0.5 or put.due_ms is None
+        asked = self.history.clock()
+        self.history.record("move", n=n, t=asked, delay_s=delay_s if by_delay else 0.0)
+        with contextlib.suppress(HadelayError, OSError):
+            at = None if put.due_ms is None or by_delay else put.due_ms + round(delay_s * 500)
+            told = await client.reschedule(put.id, delay=delay_s if by_delay else None, at=at)
+            now = self.history.clock()
+            if now - asked < _SURE_S:
+                self.history.record("moved", n=n, t=now, due_ms=unix_ms(told.deliver_at))
+
+    # looking after what ended otherwise
+
+    async def look_up(self, client: AsyncClient, message_id: str) -> tuple[str, int | None]:
+        """A message's state, and when its TTL ended it."""
+        try:
+            found = await client.get(message_id)
+        except HadelayError as error:
+            return f"not found: {error}", None
+        over = [unix_ms(event.at) for event in found.history if event.event == "ttl_expired"]
+        return found.state, over[-1] if over else None
+
+    async def _look_at_expired(self) -> None:
+        """What its TTL should have ended is asked for when it was time, not only in the end."""
+        client = self.client()
+        while True:
+            await asyncio.sleep(_EXPIRED_LOOK_S)
+            for _ in range(min(_EXPIRED_MANY, len(self._expiring))):
+                if self._expiring[0][0] > self.history.clock():
+                    break
+                put = self.history.puts[self._expiring.popleft()[1]]
+                if put.id is None or put.id in self._acked:
+                    continue
+                with contextlib.suppress(OSError):
+                    state, ended_ms = await self.look_up(client, put.id)
+                    if state in _OVER:
+                        now = self.history.clock()
+                        self.history.record("asked-for", t=now, id=put.id, state=state, ended_ms=ended_ms)
+
+    async def _redrive(self) -> None:
+        """Dead letters are looked at, and a while later redriven, again and again."""
+        client = self.client()
+        while True:
+            await asyncio.sleep(_DEAD_LOOK_S)
+            with contextlib.suppress(HadelayError, OSError):
+                letters = [letter async for letter in client.dead(self.limited)]
+                now = self.history.clock()
+                for letter in letters:
+                    self.history.record("dead", id=letter.id, attempt=letter.attempt, t=now)
+                if letters:
+                    await asyncio.sleep(0 if self.draining else _DEAD_LOOK_S)
+                    await self._redrive_these(client, [letter.id for letter in letters])
+
+    async def _redrive_these(self, client: AsyncClient, ids: list[str]) -> None:
+        asked = self.history.clock()
+        for message_id in ids:
+            self.history.record("redrive", id=message_id, t=asked)
+        results = await client.redrive(self.limited, ids)
+        now = self.history.clock()
+        for result in results:
+            if result.outcome == "redriven" and now - asked < _SURE_S:
+                self.history.record("redriven", id=result.id, t=now)
+
     # consuming
 
-    async def _consume(self, name: str) -> None:
-        client = self.client()
+    async def _consume(self, name: str, every: Sequence[str], some: Sequence[str]) -> None:
+        """every, some: tags that are asked for, all of the former and one of the latter."""
+        client, topics = self.client(), [*self.topics, self.limited]
         request, asked = "", 0.0
         while True:
             if not request:
@@ -171,8 +308,8 @@ class Traffic:
             try:
                 async with asyncio.timeout(self.draw.uniform(0, 0.3) if hang_up else None):
                     messages = await client.receive(
-                        self.topics, max=20, wait=1.0, lease=self.load.lease_s, consumer=name, request_id=request,
-                        timeout=_RECEIVE_S,
+                        topics, max=20, wait=1.0, lease=self.load.lease_s, consumer=name, request_id=request,
+                        tags=every, any_tags=some, timeout=_RECEIVE_S,
                     )  # fmt: skip
             except TimeoutError:
                 if self.draw.random() < 0.5:
@@ -183,14 +320,12 @@ class Traffic:
                 continue
             got = self.history.clock()
             for m in messages:
-                n = number_of(m.body)
-                put = self.history.puts.get(-1 if n is None else n)
-                until_ms = round(m.lease_until.timestamp() * 1000)
+                n, until_ms = number_of(m.body), unix_ms(m.lease_until)
                 self.history.record(
                     "given", id=m.id, n=-1 if n is None else n, attempt=m.attempt, consumer=name, request=request,
                     asked=asked, got=got, now_ms=until_ms - m.lease_left_ms, until_ms=until_ms,
-                    due_ms=round(m.deliver_at.timestamp() * 1000), redelivered=m.redelivered, term=term_of(m.lease),
-                    whole=put is not None and m.body == body_of(put.n, put.size),
+                    due_ms=unix_ms(m.deliver_at), redelivered=m.redelivered, term=term_of(m.lease),
+                    body=checksum(m.body), topic=m.topic, key=m.key, tags=m.tags, every=list(every), some=list(some),
                 )  # fmt: skip
             await self._settle(client, messages, request)
             request = ""
@@ -200,16 +335,55 @@ class Traffic:
         nacks: list[Message] = []
         for m in messages:
             chance = 1.0 if self.draining else self.draw.random()
-            if chance < self.load.forgotten:
+            if m.topic == self.limited:
+                (nacks if chance < 0.5 else acks).append(m)
+            elif chance < self.load.forgotten:
                 continue
-            (nacks if chance < self.load.forgotten + self.load.nacked else acks).append(m)
+            elif chance < self.load.forgotten + self.load.extended:
+                self.spawn(self._hold(client, m, request))
+            else:
+                nacked = chance < self.load.forgotten + self.load.extended + self.load.nacked
+                (nacks if nacked else acks).append(m)
         for m in nacks:
             self.history.record("nack", id=m.id, attempt=m.attempt, request=request, t=self.history.clock())
+        await self._ack(client, acks, request)
         with contextlib.suppress(HadelayError, OSError, TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
-                outcomes = await client.ack(acks)
+                # Half of them come again only when a TTL may be over.
+                await client.nack(nacks[::2])
+                await client.nack(nacks[1::2], delay=self.load.ttl_s[1])
+
+    async def _ack(self, client: AsyncClient, messages: list[Message], request: str) -> None:
+        for m in messages:
+            self.history.record("ack", id=m.id, attempt=m.attempt, request=request, t=self.history.clock())
+        with contextlib.suppress(HadelayError, OSError, TimeoutError):
+            async with asyncio.timeout(_SETTLE_S):
+                outcomes = await client.ack(messages)
                 now = self.history.clock()
-                for m, outcome in zip(acks, outcomes, strict=True):
+                for m, outcome in zip(messages, outcomes, strict=True):
                     if outcome in ("acked", "already_acked"):
+                        self._acked.add(m.id)
                         self.history.record("acked", id=m.id, attempt=m.attempt, request=request, t=now)
-                await client.nack(nacks)
+
+    async def _hold(self, client: AsyncClient, m: Message, request: str) -> None:
+        """Extend its lease when half of it is over; then ack it, or forget it."""
+        lease_s = self.load.lease_s
+        await asyncio.sleep(lease_s / 2)
+        asked = self.history.clock()
+        self.history.record("extend", id=m.id, attempt=m.attempt, request=request, t=asked, lease_s=lease_s)
+        with contextlib.suppress(HadelayError, OSError):
+            if await client.extend(m, lease=lease_s) != ["extended"]:
+                return
+            now = self.history.clock()
+            self.history.record("extended", id=m.id, attempt=m.attempt, request=request, t=now)
+            if self.draining or self.draw.random() < 0.5:
+                await asyncio.sleep(lease_s / 2)
+                await self._ack(client, [m], request)
+
+
+_DoneTo = Callable[[Traffic, AsyncClient, int], Coroutine[Any, Any, None]]
+#: What is done to a message once it is stored: the share of `[load]` that says how often, and how.
+_DONE_TO: tuple[tuple[str, _DoneTo], ...] = (
+    ("cancelled", Traffic._cancel),
+    ("rescheduled", Traffic._reschedule),
+)

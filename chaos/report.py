@@ -9,8 +9,9 @@ from html import escape
 from typing import Any
 
 from chaos import flat
-from chaos.checkers import Verdict, fault_spans, first_given, overtaken
+from chaos.checkers import Verdict
 from chaos.history import History
+from chaos.lateness import fault_spans, first_given, overtaken
 
 _SHOWN = 20
 _WIDTH, _LEFT, _ROW, _PLOT = 1000, 70, 16, 120
@@ -43,6 +44,10 @@ def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> 
             "unknown": sum(p.id is None and not p.refused for p in puts),
             "refused": sum(p.refused for p in puts),
             "handed out": len(first),
+            "rescheduled": sum(p.moved is not None for p in puts),
+            "expired": sum(state == "expired" for state, _ in history.ends.values()),
+            "extended": sum(g.extended is not None for g in history.given),
+            "redriven": sum(r.redriven is not None for seen in history.redrives.values() for r in seen),
             "redelivered": sum(g.attempt > 1 for g in history.given),
             "acked": len({g.id for g in history.given if g.acked is not None}),
             "cancelled": sum(p.cancelled is not None for p in puts),
@@ -58,7 +63,7 @@ def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> 
         "late_ms": {phase: spread(values) for phase, values in late.items() if values},
         "recovery_ms": spread(event["s"] * 1000 for event in history.of("recovered")),
         "watched": flat.table(history),
-        "verdicts": {v.name: {"what": v.what, "violations": v.violations} for v in verdicts},
+        "verdicts": {v.name: {"what": v.what, "decided": v.decided, "violations": v.violations} for v in verdicts},
     }
 
 
@@ -102,11 +107,19 @@ def table(found: dict[str, Any]) -> str:
     lines += _watched(found["watched"])
     for name, verdict in found["verdicts"].items():
         violations = verdict["violations"]
-        lines.append(f"  {name:<16}{f'VIOLATED {len(violations)} times' if violations else 'held'}")
+        held = f"VIOLATED {len(violations)} times" if violations else "held"
+        lines.append(f"  {name:<16}{held:<8}  {_decided(verdict['decided'])}".rstrip())
         lines += [f"    {violation}" for violation in violations[:_SHOWN]]
         lines += [f"    … and {len(violations) - _SHOWN} more"] if len(violations) > _SHOWN else []
     lines += ["", f"  again: {found['replay']}", f"  files: {found['directory']}"]
     return "\n".join(lines)
+
+
+def _decided(cases: dict[str, int]) -> str:
+    """How often each branch had something to decide, and which never had."""
+    idle = ", ".join(branch for branch, count in cases.items() if not count)
+    counts = ", ".join(f"{branch} {count:,}" for branch, count in cases.items() if count)
+    return "; ".join([counts] * bool(counts) + [f"nothing to decide: {idle}"] * bool(idle))
 
 
 def _watched(rows: list[dict[str, Any]]) -> list[str]:

@@ -29,12 +29,13 @@ from chaos.load import Traffic
 from chaos.scenario import KINDS, Fault, Mistake, Scenario, listed, rounds
 from chaos.tools import authorization
 from hadelay.client import AsyncClient
-from hadelay.errors import HadelayError
 
 _FOUNDED_S, _DRAIN_S, _REPLICAS_S = 60.0, 60.0, 60.0
 _WATCH_S, _PROBE_S, _LOOK_S = 0.1, 0.025, 0.05
 _PROBING_S, _DRAIN_LOOK_S = 20.0, 0.5
 _MOMENT_S, _COUNT_S = 0.2, 10.0
+#: How long this process must have been kept from running for a stall of the machine.
+_STALL_S = 0.25
 #: Bytes per second that a node with an empty disk fetches at least.
 _FETCHED = 10_000_000
 #: The exit code of a node that ended itself.
@@ -51,13 +52,12 @@ class Run:
         self.scenario, self.seed, self.cluster, self.history, self.say = scenario, seed, cluster, history, say
         began = time.monotonic()
         history.clock = lambda: round(time.monotonic() - began, 6)
-        self.traffic = Traffic(list(cluster.urls.values()), scenario.load, history, seed, cluster.syncs)
+        self.traffic = Traffic(list(cluster.urls.values()), scenario.load, history, seed, cluster)
         self.draw = random.Random(seed)
         self.leader: str | None = None
         self._term = -1
-        #: Who leads each term, and what each node said last: (term, applied index).
-        self._leaders: dict[int, str] = {}
-        self._said: dict[str, tuple[int, int]] = {}
+        #: Processes of each node so far; of one process neither term nor applied index goes back.
+        self._lives = dict.fromkeys(cluster.names, 0)
         #: Nodes that a fault holds, and those that are wiped or not yet ready again after it.
         self._busy: set[str] = set()
         self._hollow: set[str] = set()
@@ -78,7 +78,7 @@ class Run:
         """Raises CancelledError when interrupted; by then everything is healed."""
         timeout = aiohttp.ClientTimeout(total=2.0)
         async with aiohttp.ClientSession(timeout=timeout, headers=authorization()) as self._http:
-            watch = asyncio.ensure_future(self._watch())
+            watch = asyncio.gather(self._watch(), self._pulse())
             try:
                 await self._found()
                 await self.traffic.start()
@@ -124,7 +124,7 @@ class Run:
                     may |= name in self._armed and code == -signal.SIGKILL
                     self.history.record("ended", t=self.history.clock(), node=name, code=code, may=may)
                 if code is not None and name not in self._busy:
-                    self._said.pop(name, None)
+                    self._lives[name] += 1
                     if name in self._suspect and code not in (0, -signal.SIGKILL):
                         self._hollow.add(name)
                         if code != _FATAL:  # it refuses to start: as it asks for
@@ -143,27 +143,24 @@ class Run:
             status, said = await self._get(name, "/v1/cluster?stale=true")
             if status != 200:
                 return
-            self._compare_with_before(name, said["term"], int(said["applied_index"]))
-            if not said["leader"]:
-                return
-            known = self._leaders.setdefault(said["term"], said["leader"])
-            if known != said["leader"]:
-                why = f"{name} says that {said['leader']} leads term {said['term']}, which {known} leads"
-                self.history.record("unsafe", t=self.history.clock(), why=why)
-            if said["term"] > self._term:
+            # What a fault holds may be another process before its answer is here.
+            life = None if name in self._busy or name in self._down else self._lives[name]
+            now, index = self.history.clock(), int(said["applied_index"])
+            self.history.record(
+                "said", t=now, node=name, life=life, term=said["term"], index=index, leader=said["leader"]
+            )
+            if said["leader"] and said["term"] > self._term:
                 self._term, self.leader = said["term"], said["leader"]
-                self.history.record("leader", t=self.history.clock(), node=self.leader, term=self._term)
+                self.history.record("leader", t=now, node=self.leader, term=self._term)
 
-    def _compare_with_before(self, name: str, *said: int) -> None:
-        """Term and applied index of one process never go back."""
-        if name in self._busy or name in self._down:
-            return
-        before = self._said.get(name, said)
-        self._said[name] = said[0], said[1]
-        for what, old, new in zip(("term", "applied index"), before, said, strict=True):
-            if new < old:
-                why = f"{name} went back from {what} {old} to {new}"
-                self.history.record("unsafe", t=self.history.clock(), why=why)
+    async def _pulse(self) -> None:
+        """Times at which this process did not run: then the machine gave the nodes no time either."""
+        while True:
+            began = self.history.clock()
+            await asyncio.sleep(_WATCH_S)
+            lost_s = self.history.clock() - began - _WATCH_S
+            if lost_s > _STALL_S:
+                self.history.record("stall", t=self.history.clock(), s=round(lost_s, 3))
 
     async def _sample(self) -> None:
         """What each node holds, if the scenario watches it."""
@@ -198,8 +195,8 @@ class Run:
 
     async def _break(self, kinds: list[str]) -> None:
         clocks = len(self.cluster.names) if self.cluster.slow else 1
-        late_s, nodes = self.scenario.limits.late_s, len(self.cluster.names)
-        self.history.record("load", t=self.history.clock(), clocks=clocks, late_s=late_s, nodes=nodes)
+        late_s, lease_s, nodes = self.scenario.limits.late_s, self.scenario.load.lease_s, len(self.cluster.names)
+        self.history.record("load", t=self.history.clock(), clocks=clocks, late_s=late_s, lease_s=lease_s, nodes=nodes)
         points = [fault.at for fault in listed(self.scenario, self.seed) if fault.at is not None]
         self.history.record("points", t=self.history.clock(), points=points)
         end = self.history.clock() + self.scenario.seconds
@@ -242,7 +239,7 @@ class Run:
         self._busy.update(holds)
         self._few.update(nodes if fault.few else ())
         for name in nodes:
-            self._said.pop(name, None)  # when it answers next it may be another process
+            self._lives[name] += 1  # when it answers next it may be another process
         if fault.kind in faults.MAY_END:
             self._may_end.update(nodes)
         if fault.hollow:
@@ -320,15 +317,12 @@ class Run:
             if took_s > _PROBING_S or any(task.result() for task in done if not task.cancelled()):
                 break
             await asyncio.sleep(max(0.0, asked + _PROBE_S - self.history.clock()))
-        self.history.record("failover", t=self.history.clock(), kind=kind, s=took_s)
         limit_s = self.scenario.limits.failover_s
-        if limit_s and took_s > limit_s:
-            why = f"nobody stored anything for {took_s:.2f} s after {kind} of the leader (limits.failover_s)"
-            self.history.record("not-recovered", t=self.history.clock(), s=took_s, why=why)
+        self.history.record("failover", t=self.history.clock(), kind=kind, s=took_s, limit_s=limit_s)
 
     async def _recovered(self) -> None:
         """Nothing holds any node; every one is ready again, or has been waited for long enough."""
-        began = self.history.clock()
+        began, why = self.history.clock(), ""
         while True:
             waiting = await self._not_ready()
             took_s = self.history.clock() - began
@@ -337,7 +331,6 @@ class Run:
             limit_s = self.scenario.limits.recovery_s
             if took_s > limit_s and took_s > limit_s + self.cluster.held_bytes() / _FETCHED:
                 why = f"not ready: {_words(waiting)}"
-                self.history.record("not-recovered", t=self.history.clock(), s=took_s, why=why)
                 self.say(f"{self.history.clock():7.1f} s  {took_s:.1f} s after healing {why}")
                 break
             await asyncio.sleep(_LOOK_S)
@@ -346,7 +339,7 @@ class Run:
         self._armed.clear()
         self._hollow &= set(waiting)
         self._lame = set(waiting)
-        self.history.record("recovered", t=self.history.clock(), s=took_s)
+        self.history.record("recovered", t=self.history.clock(), s=took_s, why=why)
 
     # the end
 
@@ -355,31 +348,29 @@ class Run:
         self.traffic.draining = True
         await self.traffic.no_more()
         await self._recovered()
-        end = self.history.clock() + self.scenario.load.delay_s[1] + 2 * self.scenario.load.lease_s + _DRAIN_S
+        load = self.scenario.load
+        end = self.history.clock() + 2 * load.delay_s[1] + load.ttl_s[1] + 2 * load.lease_s + _DRAIN_S
         client = self.traffic.client()
-        over: set[str] = set()
-        while (owed := self._owed() - over) and self.history.clock() < end:
+        while (owed := self._owed()) and self.history.clock() < end:
             await asyncio.sleep(_DRAIN_LOOK_S)
             for message_id in sorted(owed & self._owed())[:_AT_A_LOOK]:
-                if await self._state(client, message_id) not in PENDING:
-                    over.add(message_id)
+                await self._ask_for(client, message_id)
         self.history.record("drained", t=self.history.clock())
         for message_id in sorted(self._owed())[:_ASKED_FOR]:
-            state = await self._state(client, message_id)
-            self.history.record("asked-for", t=self.history.clock(), id=message_id, state=state)
+            await self._ask_for(client, message_id, at_last=True)
         await asyncio.to_thread(self._compare)
         await self._count()
 
-    async def _state(self, client: AsyncClient, message_id: str) -> str:
-        try:
-            return (await client.get(message_id)).state
-        except HadelayError as error:
-            return f"not found: {error}"
+    async def _ask_for(self, client: AsyncClient, message_id: str, *, at_last: bool = False) -> None:
+        """What became of a message that nobody is known to have acked. Before the end it may yet come, or come back."""
+        state, ended_ms = await self.traffic.look_up(client, message_id)
+        if at_last or state not in (*PENDING, "dead"):
+            self.history.record("asked-for", t=self.history.clock(), id=message_id, state=state, ended_ms=ended_ms)
 
     def _owed(self) -> set[str]:
-        """Stored, not cancelled, and not known to be acked."""
+        """Stored, not cancelled, not known to be acked, and not known to have ended otherwise."""
         stored = {put.id for put in self.history.puts.values() if put.id is not None and put.cancel_asked is None}
-        return stored - {given.id for given in self.history.given if given.acked is not None}
+        return stored - {given.id for given in self.history.given if given.acked is not None} - self.history.ends.keys()
 
     async def _count(self) -> None:
         """What each node has counted, when all have applied the same."""
@@ -416,13 +407,13 @@ class Run:
             different = [] if self.cluster.slow else list(self._different())
         except (subprocess.TimeoutExpired, OSError, HTTPException) as error:
             code, said, different = 1, f"the nodes could not be compared: {error}", []
-        self.history.record("replicas", t=self.history.clock(), code=code, said=said)
+        self.history.record("replicas", t=self.history.clock(), by="checksums", code=code, said=said)
         for said in different:
-            self.history.record("replicas", t=self.history.clock(), code=1, said=said)
+            self.history.record("replicas", t=self.history.clock(), by="bytes", code=bool(said), said=said)
 
     def _different(self) -> Iterator[str]:
-        """Files whose bytes are not the same on every node. Checksums do not tell: each entry ends with its own CRC,
-        and over those the CRC of a file is the same whatever they hold."""
+        """For each file "", or that its bytes differ between nodes. Checksums do not tell: each entry ends with
+        its own CRC, and over those the CRC of a file is the same whatever they hold."""
         urls = self.cluster.urls
         hours = {name: json.loads(_fetch(f"{url}/v1/hours"))["hours"] for name, url in urls.items()}
         for hour in sorted({hour["hour"] for found in hours.values() for hour in found}):
@@ -430,8 +421,8 @@ class Run:
                 digests = {
                     name: sha256(_fetch(f"{url}/v1/hours/{hour}/{kind}")).hexdigest() for name, url in urls.items()
                 }
-                if len(set(digests.values())) > 1:
-                    yield f"{hour}.{kind} differs: " + ", ".join(f"{name} {d[:12]}" for name, d in digests.items())
+                said = f"{hour}.{kind} differs: " + ", ".join(f"{name} {d[:12]}" for name, d in digests.items())
+                yield said if len(set(digests.values())) > 1 else ""
 
 
 def _words(waiting: dict[str, str]) -> str:

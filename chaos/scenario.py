@@ -51,13 +51,25 @@ class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     topics: int = 2
     consumers: int = 6
     lease_s: float = 3.0
-    #: Shares: messages with a key; published twice under one idempotency key; cancelled; nacked; received by consumers
-    #: that then do nothing; receives whose connection is cut while they wait.
+    #: How long messages with a TTL live after they are due.
+    ttl_s: tuple[float, float] = (0.3, 2.0)
+    #: Attempts of messages in the topic that has a limit.
+    attempts: int = 2
+    #: Shares: messages with a key; with tags; with a TTL; in the topic with a limit of attempts, where half of them are
+    #: nacked and dead letters are redriven; published twice under one idempotency key; cancelled; rescheduled; nacked;
+    #: received by consumers that then do nothing; that extend their lease first; consumers that ask for tags; receives
+    #: whose connection is cut while they wait.
     keyed: float = 0.2
+    tagged: float = 0.3
+    expiring: float = 0.1
+    limited: float = 0.05
     repeated: float = 0.1
     cancelled: float = 0.03
+    rescheduled: float = 0.05
     nacked: float = 0.05
     forgotten: float = 0.03
+    extended: float = 0.05
+    filtered: float = 0.34
     hung_up: float = 0.05
 
 
@@ -116,8 +128,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     recovery_s: float = 30.0
     #: 0: reported, not judged.
     failover_s: float = 0.0
-    #: How late a message may be, at most, while nothing is broken.
-    late_s: float = 10.0
+    #: How late a message may be, at most, the time aside in which faults may have held it up.
+    late_s: float = 3.0
 
 
 class Watch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -246,11 +258,14 @@ def _problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
         lists = (("kinds", scenario.rotation.kinds, (*KINDS, "any")), ("targets", scenario.rotation.targets, TARGETS))
         for key, given, known in lists:
             yield from ((f"rotation.{key}", unknown(name, known)) for name in given if name not in known)
-    for part, names in ((scenario.load, ("delay_s", "payload_bytes")), (scenario.rotation, ("seconds", "after"))):
+    for part, names in (
+        (scenario.load, ("delay_s", "payload_bytes", "ttl_s")),
+        (scenario.rotation, ("seconds", "after")),
+    ):
         for name in names if part else ():
             if not 0 <= getattr(part, name)[0] <= getattr(part, name)[1]:
                 yield f"{'load' if part is scenario.load else 'rotation'}.{name}", "expected [least, most]"
-    for name in ("rate", "publishers", "batch", "topics", "consumers", "lease_s"):
+    for name in ("rate", "publishers", "batch", "topics", "consumers", "lease_s", "attempts"):
         if getattr(scenario.load, name) <= 0:
             yield f"load.{name}", "must be more than 0"
     if scenario.watch and scenario.watch.every_s < 0.1:

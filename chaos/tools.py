@@ -77,7 +77,7 @@ def usable(kinds: set[str]) -> set[str]:
 
 def build_preload(directory: Path) -> Path:
     target = directory / "preload.so"
-    run("cc", "-shared", "-fPIC", "-O2", "-o", target, Path(__file__).with_name("preload.c"), "-ldl")
+    run("cc", "-shared", "-fPIC", "-O2", "-o", target, Path(__file__).with_name("preload.c"), "-ldl", "-lpthread")
     return target
 
 

@@ -30,6 +30,16 @@ def start(directory: Path, *words: object) -> subprocess.Popen[str]:
     )
 
 
+def idle(found: dict[str, Any]) -> set[tuple[str, str]]:
+    """Branches of checks that had nothing to decide in a run."""
+    return {
+        (name, branch)
+        for name, verdict in found["verdicts"].items()
+        for branch, cases in verdict["decided"].items()
+        if not cases
+    }
+
+
 def test_smoke(tmp_path: Path) -> None:
     with start(tmp_path / "run", "run", "smoke", "--port-base", free_ports(6)) as run:
         out, err = run.communicate()
@@ -39,8 +49,10 @@ def test_smoke(tmp_path: Path) -> None:
     assert found["faults"] == {"kill": 2, "pause": 1, "stop": 1, "transfer": 1, "wipe": 1}
     messages = found["messages"]
     assert messages["acknowledged"] > 100
-    assert messages["handed out"] >= messages["acknowledged"] - messages["cancelled"]
+    assert messages["handed out"] >= messages["acknowledged"] - messages["cancelled"] - messages["expired"]
     assert set(found["failover_ms"]) == {"kill", "pause", "stop"}
+    # A branch that decides nothing tests nothing. (Crash points have a run of their own.)
+    assert idle(found) <= {("crash points", "met")}, out
     assert "<svg" in (tmp_path / "run" / "report.html").read_text()
     # What was written down is enough to judge it again.
     assert main(["report", str(tmp_path / "run")]) == 0
@@ -66,6 +78,7 @@ def test_a_node_that_ends_at_any_step_of_its_code_loses_nothing(tmp_path: Path) 
     found = json.loads(out)
     # Armed once more where nobody came by: on a quick machine the journal may still hold what a node lacks.
     assert {point: met for point, (met, _) in found["points"].items()} == dict.fromkeys(AT, 1)
+    assert ("crash points", "met") not in idle(found)
     assert found["passed"] == sorted(POINTS), "a point that nobody comes by tests nothing"
 
 

@@ -1,0 +1,115 @@
+"""When messages came: their first hand-outs, the spans in which something was broken, and how late that may have made
+a message (I10)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from chaos.history import Given, History
+
+Span = tuple[float, float]
+#: Seconds after a recovery in which what had to wait is handed out.
+_CATCH_UP_S = 1.0
+#: Longest wait of the load's topics before a retry.
+_BACKOFF_S = 1.0
+#: Seconds that a fault of a minority may hold up messages at most, by kind; other kinds hold until they are healed.
+#: Where connections break, that is an election and a new connection. A silent node is given up by its clients after
+#: 6 s: 1 s that a receive waits, and 5 s of grace.
+_BROKEN_S, _SILENT_S = 3.0, 8.0
+_HOLD_S = {
+    **dict.fromkeys(("kill", "stop", "wipe", "crash", "transfer", "fail-sync", "power-cut"), _BROKEN_S),
+    **dict.fromkeys(("pause", "cut", "stalled-disk"), _SILENT_S),
+}
+
+
+def first_given(history: History) -> dict[str, Given]:
+    """By id, when each message was first handed out."""
+    return {g.id: g for g in reversed(history.given)}
+
+
+def overtaken(history: History) -> int:
+    """I11, not promised: how many messages were asked for only after another was here that was due a second later."""
+    given = sorted(first_given(history).values(), key=lambda g: g.due_ms)
+    dues = [g.due_ms for g in given]
+    soonest = list(accumulate([g.got for g in reversed(given)], min))[::-1]  # of this one and all due later
+    later = [bisect_left(dues, due + 1000) for due in dues]
+    return sum(at < len(given) and soonest[at] < g.asked for g, at in zip(given, later, strict=True))
+
+
+def fault_spans(history: History) -> list[Span]:
+    """From each fault until every node was ready again and a second more, in which what it held up is handed out; in
+    order, and those that overlap as one."""
+    again = [event["t"] for event in history.of("recovered")]
+    return _union((event["began"], _over(again, event["t"])) for event in history.of("healed"))
+
+
+def _over(again: list[float], healed: float) -> float:
+    at = bisect_left(again, healed)
+    return (again[at] if at < len(again) else healed) + _CATCH_UP_S
+
+
+def _union(spans: Iterable[Span]) -> list[Span]:
+    merged: list[Span] = []
+    for began, end in sorted(spans):
+        if merged and began <= merged[-1][1]:
+            began, end = merged[-1][0], max(end, merged.pop()[1])
+        merged.append((began, end))
+    return merged
+
+
+def _holds(history: History) -> list[Span]:
+    """The time in which the faults that were in force may have kept messages from consumers, as a union of spans.
+
+    A fault that leaves a majority holds messages up for a while, when it begins and when it is healed. One that does
+    not, alone or together with others, holds until the nodes are ready again. So does one that makes a node slow. When
+    chaos itself did not run in time, the machine gave the nodes no time either.
+    """
+    again = [event["t"] for event in history.of("recovered")]
+    every = {(event["t"], event["kind"]): event for event in history.of("fault")}
+    struck = [(e["began"], _over(again, e["t"]), set(e["nodes"])) for e in history.of("healed")]
+    spans = []
+    for event in history.of("healed"):
+        began, healed, end = event["began"], event["t"], _over(again, event["t"])
+        down = set().union(*(nodes for start, over, nodes in struck if start < end and began < over))
+        nodes = len(every[began, event["kind"]]["all"]) if (began, event["kind"]) in every else 0
+        hold_s = _HOLD_S.get(event["kind"])
+        if hold_s is None or 2 * len(down) >= nodes:
+            spans.append((began, end))
+        else:
+            spans += [(began, min(end, began + hold_s)), (healed, min(end, healed + _CATCH_UP_S))]
+    spans += [(event["t"] - event["s"], event["t"] + event["s"]) for event in history.of("stall")]
+    return _union(spans)
+
+
+class _Held:
+    """How much of a stretch of time spans cover that do not overlap."""
+
+    def __init__(self, spans: list[Span]) -> None:
+        self._spans = spans
+        self._ends = [end for _, end in spans]
+
+    def seconds(self, began: float, end: float) -> float:
+        covered, at = 0.0, bisect_right(self._ends, began)
+        while at < len(self._spans) and self._spans[at][0] < end:
+            covered += min(end, self._spans[at][1]) - max(began, self._spans[at][0])
+            at += 1
+        return covered
+
+
+def late(history: History) -> Iterator[tuple[str, str]]:
+    """I10: a message is handed out for the first time at most limits.late_s after it was due, the time aside in which
+    the faults that were in force may have held it up, and the leases of answers that were lost."""
+    load = next(iter(history.of("load")), {})
+    limit_s, lease_s = load.get("late_s", 0.0), load.get("lease_s", 0.0)
+    if not limit_s:
+        return
+    held = _Held(_holds(history))
+    for g in first_given(history).values():
+        waited_s = (g.now_ms - g.due_ms) / 1000
+        held_s = held.seconds(g.got - waited_s, g.got)
+        branch = "beside faults" if held_s else "calm"
+        allowed_s = limit_s + held_s + (g.attempt - 1) * (lease_s + _BACKOFF_S)
+        why = f"{waited_s:.3f} s late, and the faults allow {allowed_s:.3f} s"
+        yield branch, f"message {g.n} ({g.id}), handed out at {g.got:.3f} s: {why}" if waited_s > allowed_s else ""
