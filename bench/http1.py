@@ -82,7 +82,7 @@ def request(
     method: str, path: str, body: bytes = b"", *, kind: str = "json", accept: str = "", headers: str = ""
 ) -> bytes:
     head = (
-        f"{method} {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/{kind}\r\n"
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/{kind}\r\n"
         f"Accept: application/{accept or kind}\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
     )
     return head.encode() + body
