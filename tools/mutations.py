@@ -15,12 +15,12 @@ from hadelay.testing.mutations import MUTATIONS, SEEDS
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "mutations.md"
 #: Noticed by a test of their own, as what, and within how many seeds of it.
 BY_HAND = {
-    "forgotten_vote": ("I13 log safety", 50),
+    "forgotten_vote": ("I13 log safety, vote on disk", 50),
     "wiped_node_votes": ("I1 lost", 1),
-    "two_lists_at_once": ("I12 divergence", 1),
-    "kept_change": ("I13 log safety", 1),
-    "founder_joins": ("I12 divergence", 1),
-    "old_reply": ("I13 log safety", 1),
+    "two_lists_at_once": ("I12 divergence, entries", 1),
+    "kept_change": ("I13 log safety, members", 1),
+    "founder_joins": ("I12 divergence, entries", 1),
+    "old_reply": ("what leaders count", 1),
 }
 
 HEAD = """<!-- Made by tools/mutations.py; change hadelay/testing/mutations.py instead. -->

@@ -15,7 +15,9 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
+from typing import NoReturn
 
+import structlog
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -48,15 +50,12 @@ class Wish:
             if self.raft or (bug is not None and bug.raft):
                 return raftsim.run_seed(seed, bug.faults if bug is not None and bug.raft else None)
             families = bug.families if bug is not None else {**FAMILIES, self.fault: 1.0} if self.fault else None
-            report = run_seed(seed, families, self.only)
+            sync = bug.sync if bug is not None else ""
+            report = run_seed(seed, families, self.only, sync)
             if self.shrink and report.failure:
-                report = shrink(report, lambda parts: self._again(seed, families, parts))
+                report = shrink(report, lambda parts: _run_again(seed, families, parts, sync))
         gc.collect()
         return report
-
-    def _again(self, seed: int, families: dict[str, float] | None, parts: frozenset[str]) -> Report:
-        gc.collect()
-        return run_seed(seed, families, parts)
 
     def replay(self, seed: int | str, parts: Sequence[str] | None = None) -> str:
         """The command that runs it again. parts: of a run from which others were left out."""
@@ -68,6 +67,11 @@ class Wish:
         if self.raft:
             command += " --raft"
         return command if parts is None else f"{command} --only {','.join(parts) or NOTHING}"
+
+
+def _run_again(seed: int, families: dict[str, float] | None, parts: frozenset[str], sync: str) -> Report:
+    gc.collect()
+    return run_seed(seed, families, parts, sync)
 
 
 @dataclass
@@ -246,12 +250,17 @@ def run_seeds(seeds: Sequence[int], jobs: int = 0, wish: Wish | None = None) -> 
         yield from pool.imap(wish.run, seeds, chunksize=4)
 
 
+def _drop(*_: object) -> NoReturn:
+    raise structlog.DropEvent
+
+
 def _quiet() -> None:
     # A run makes a lot of garbage that only ends with it; collecting in between costs a tenth of the time. What was
     # imported stays.
     gc.disable()
     gc.freeze()
     logging.disable(logging.CRITICAL)
+    structlog.configure(processors=[_drop])
 
 
 def line(report: Report) -> str:

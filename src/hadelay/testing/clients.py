@@ -109,6 +109,8 @@ class _Batch:
 
     messages: list[Message]
     random: random.Random
+    #: Published once more, although its answer came.
+    again: bool = False
 
 
 class Producer(Client):
@@ -167,6 +169,8 @@ class Producer(Client):
         return message
 
     def _send(self, batch: _Batch) -> None:
+        if batch.again and self.history.slept:
+            return  # its key may be forgotten by now
         process, messages = self.cluster.any_process(batch.random), batch.messages
         if process is None:
             self._again(batch)
@@ -204,8 +208,11 @@ class Producer(Client):
                 continue
             if n in receipts.duplicates:
                 self.history.count("duplicate receipt")
-            if message.id is not None and message.id != receipts.ids[n]:
-                self.history.second_ids.append((message.number, message.id, receipts.ids[n]))
+            if batch.again:
+                self.history.count("checked I8 duplicate, told")
+                if message.id is not None and message.id != receipts.ids[n]:
+                    self.history.second_ids.append((message.number, message.id, receipts.ids[n]))
+                continue
             message.id, message.deliver_at_ms = receipts.ids[n], receipts.deliver_at_ms[n]
             message.stored = self.world.now
             self.note(
@@ -225,6 +232,9 @@ class Producer(Client):
                 self.world.after(later_s, self._cancel, message, by_key, rng)
             elif chance < workload.cancels + workload.reschedules and n not in receipts.duplicates:
                 self.world.after(later_s, self._reschedule, message, by_key, rng, 0)
+        if not batch.again and rng.random() < workload.repeated:
+            batch.again = True
+            self.world.after(rng.uniform(0.0, 3.0), self._send, batch)
 
     def _cancel(self, message: Message, by_key: bool, rng: random.Random) -> None:
         """By key it means whichever message has that key by then: nothing is known of this one."""

@@ -96,6 +96,8 @@ class Workload:
     purges: float = 0.15
     leases_ms: tuple[int, ...] = (700, 2000, 5000)
     cancels: float = 0.04
+    #: Batches that are published again, under the same key, after they were answered.
+    repeated: float = 0.05
     #: Messages that have one of a few client keys; and those that are rescheduled.
     keyed: float = 0.15
     keys: int = 8
@@ -204,6 +206,8 @@ class SimCluster:
         self.cold_starts: list[float] = []
         #: How wrong, at most, a node may have been that learnt cluster time from slow answers only.
         self.doubt_ms = 0.0
+        #: How long all machines were suspended: their monotonic clocks drifted apart, and nobody heard of a leader.
+        self.slept_s = 0.0
         self.violations: list[Violation] = []
         self.on_boot: list[Callable[[Node], None]] = []
         self.world.after(WATCH_S, self._watch)
@@ -310,9 +314,11 @@ class SimCluster:
     def _fatal(self, process: Process, error: BaseException) -> None:
         machine = self.machines[process.name]
         self.note(f"ends itself: {error!r}", process.name)
-        self.history.count("checked I17 fail-stop")
+        self.history.count("checked I17 fail-stop, own error")
         if not is_injected(error):
-            self.violate(Violation("I17 fail-stop", f"{process.name} ended itself: {error!r}", who=process.name))
+            self.violate(
+                Violation("I17 fail-stop, own error", f"{process.name} ended itself: {error!r}", who=process.name)
+            )
         if machine.process is process:
             # Not from inside its own call: the stack below still belongs to it.
             process.runtime.crash()
@@ -336,10 +342,10 @@ class SimCluster:
         at, known = machine.held, self.applied.get(machine.held)
         if known is None or at <= journal.base_index:
             return
-        self.history.count("checked I14 durability")
+        self.history.count("checked I14 durability, restart")
         if at > journal.last_index or journal.term_at(at) != known[0]:
             text = f"{machine.name} had entry {at} and lost it: its journal ends at {journal.last_index}"
-            self.violate(Violation("I14 durability", text, who=machine.name))
+            self.violate(Violation("I14 durability, restart", text, who=machine.name))
 
     def _note_held(self, machine: Machine, journal: Journal) -> None:
         """Its process ends: what it called synced, as far as that is committed."""
@@ -448,9 +454,13 @@ class SimCluster:
             # Results are costly to compare, and equal states give equal ones: a sample is enough.
             mark = (term, zlib.crc32(command), 0 if index % _SAMPLE else zlib.crc32(pickle.dumps(results)))
             first = self.applied.setdefault(index, mark)
+            what = "entries" if first[:2] != mark[:2] else "results"
+            if first is not mark:
+                self.history.count("checked I12 divergence, entries")
+                self.history.count("checked I12 divergence, results", not index % _SAMPLE)
             if first != mark:
-                what = "another entry" if first[:2] != mark[:2] else "other results"
-                self.violate(Violation("I12 divergence", f"{node.name} applied {what} at {index}", who=node.name))
+                text = f"{node.name} applied entry {index} with other {what}"
+                self.violate(Violation(f"I12 divergence, {what}", text, who=node.name))
             elif first is mark:
                 self.entries[index] = (self.world.now, node.name, bytes(command))
                 self._committed(index, term, command, node)
@@ -506,9 +516,10 @@ class SimCluster:
                 machine.had = max(machine.had, machine.process.node.raft.synced_index)
         having = {name for name, m in (*self.machines.items(), *self.retired.items()) if m.had >= index}
         votes = node.raft.membership.electorates(index)
+        self.history.count("checked I14 durability, majority")
         if not any(len(voters & having) > len(voters) // 2 for voters in votes):
             text = f"entry {index} counts as committed, and only the disks of {sorted(having)} have it"
-            self.violate(Violation("I14 durability", text))
+            self.violate(Violation("I14 durability, majority", text))
 
     def _watch(self) -> None:
         """I13, log safety, on everything that is up."""
@@ -527,7 +538,6 @@ class SimCluster:
                 self._watch_votes(name, raft.journal)
                 if raft.is_leader and raft.term not in self.leaders:
                     self.elected.append(self.world.now)
-                    self.history.count("checked I13 log safety")
         self.safety.look(up, stirred.__contains__)
 
     def _watch_members(self, name: str, raft: RaftNode) -> None:
@@ -538,12 +548,12 @@ class SimCluster:
         since, counted = raft.membership.applied_list
         wrong = [since] if since != at or (members and counted != members) else []
         for since, counted in raft.membership.appended_lists:
-            self.history.count("checked members of a log")
+            self.history.count("checked I13 log safety, members")
             if since > raft.last_index or members_in(raft.journal.entries(since, 1)[0][0]) != counted:
                 wrong.append(since)
         if wrong:
             text = f"{name} goes by a list of the members, of entry {wrong[0]}, that its log does not have"
-            self.violate(Violation("I13 log safety", text, who=name))
+            self.violate(Violation("I13 log safety, members", text, who=name))
 
     def _unsafe(self, promise: str, text: str, who: str) -> None:
         self.violate(Violation(promise, text, who=who))
@@ -553,17 +563,21 @@ class SimCluster:
         if machine.disk.failed_syncs == process.failed_before or process.runtime.paused:
             process.failed_at = None
             return
-        process.failed_at = self.world.now if process.failed_at is None else process.failed_at
+        if process.failed_at is None:
+            process.failed_at = self.world.now
+            self.history.count("checked I17 fail-stop, failed sync")
         if self.world.now > process.failed_at + FAILED_S:
             process.failed_before = machine.disk.failed_syncs
             text = f"{machine.name} goes on {FAILED_S:.0f} s after a sync of its disk failed"
-            self.violate(Violation("I17 fail-stop", text, who=machine.name))
+            self.violate(Violation("I17 fail-stop, failed sync", text, who=machine.name))
 
     def _watch_votes(self, name: str, journal: Journal) -> None:
         """What is durable: a term or vote that never reached the disk has not left the node either."""
         if not journal.all_synced:
             return
+        self.history.count("checked I13 log safety, term", journal.term > 0)
         if journal.term < self.terms.get(name, 0):
-            self.violate(Violation("I13 log safety", f"the term of {name} went back to {journal.term}", who=name))
+            text = f"the term of {name} went back to {journal.term}"
+            self.violate(Violation("I13 log safety, term", text, who=name))
         self.terms[name] = journal.term
         (self.admitted.add if journal.admitted and journal.term else self.admitted.discard)(name)

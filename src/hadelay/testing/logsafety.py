@@ -7,6 +7,7 @@ any crash, and an entry that a leader counts for a follower has to be in that fo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +20,8 @@ from hadelay.testing.network import SimNet, SimNetwork
 #: Crystals drift by 50 ppm, and a timer may be this much early.
 _TOLERANCE_S = 1e-3
 _NEVER = float("-inf")
+#: What is decided whenever a node is looked at.
+_LOOKED_AT = ("I13 log safety, commit index back", "I13 log safety, commit index ahead", "I14 durability, applied")
 
 
 class Report(Protocol):
@@ -45,10 +48,8 @@ class LogSafety:
         net.observer = self
         #: Who led each term.
         self.leaders: dict[int, str] = {}
-        #: Requests for votes that were judged.
-        self.campaigns = 0
-        #: Entries of followers that were compared with what a leader counts.
-        self.compared = 0
+        #: How often each promise was decided on.
+        self.decided: Counter[str] = Counter()
         #: Called once with the next frame of this kind that this node sends: (node, kind) → what to do then.
         self.at_send: dict[tuple[str, int], Callable[[], None]] = {}
         self._heard: dict[SimNetwork, _Heard] = {}
@@ -87,7 +88,7 @@ class LogSafety:
 
     def _campaign(self, process: SimNetwork, kind: int, term: int) -> None:
         """Nobody asks for a vote soon after a heartbeat, unless its leader told it to take over or closed the link."""
-        self.campaigns += 1
+        self.decided["campaigns"] += 1
         heard = self._heard.get(process)
         if heard is None or term <= heard.term or (kind == messages.VOTE and term == heard.called):
             return
@@ -98,9 +99,10 @@ class LogSafety:
 
     def _vote(self, name: str, term: int, candidate: str) -> None:
         before = self._promised.get(name, (0, ""))
+        self.decided["I13 log safety, votes"] += 1
         if before[0] == term and before[1] != candidate:
             text = f"{name} voted for {before[1]} and for {candidate} in term {term}"
-            self.report("I13 log safety", text, name)
+            self.report("I13 log safety, votes", text, name)
         self._promised[name] = max(before, (term, candidate))
 
     # -- processes
@@ -108,11 +110,12 @@ class LogSafety:
     def reopened(self, name: str, journal: Journal) -> None:
         """Its journal was read from disk: the votes that left it are there."""
         term, candidate = self._promised.get(name, (0, ""))
+        self.decided["I13 log safety, vote on disk"] += term > 0
         if journal.term < term or (journal.term == term and term and journal.voted_for != candidate):
             text = (
                 f"{name} voted for {candidate} in term {term}, and its disk says {journal.voted_for} in {journal.term}"
             )
-            self.report("I13 log safety", text, name)
+            self.report("I13 log safety, vote on disk", text, name)
 
     def wiped(self, name: str) -> None:
         """Its disk was replaced by an empty one."""
@@ -126,16 +129,19 @@ class LogSafety:
                 continue
             if raft.is_leader:
                 first = self.leaders.setdefault(raft.term, name)
+                self.decided["I13 log safety, leaders"] += 1
                 if first != name:
-                    self.report("I13 log safety", f"{name} and {first} both lead term {raft.term}", name)
+                    self.report("I13 log safety, leaders", f"{name} and {first} both lead term {raft.term}", name)
+            for promise in _LOOKED_AT:
+                self.decided[promise] += 1
             if raft.commit_index < self._commit.get(raft, 0):
-                self.report("I13 log safety", f"the commit index of {name} went back", name)
+                self.report("I13 log safety, commit index back", f"the commit index of {name} went back", name)
             if raft.commit_index > raft.last_index:
                 text = f"the commit index of {name} is {raft.commit_index}, and its log ends at {raft.last_index}"
-                self.report("I13 log safety", text, name)
+                self.report("I13 log safety, commit index ahead", text, name)
             self._commit[raft] = raft.commit_index
             if raft.applied_index > raft.synced_index:
-                self.report("I14 durability", f"{name} applied what its own disk does not have", name)
+                self.report("I14 durability, applied", f"{name} applied what its own disk does not have", name)
 
     def _counted(self, process: SimNetwork, peer: str) -> None:
         """An entry that a leader counts for a follower is the same there, and on its disk, unless a newer leader has
@@ -149,7 +155,7 @@ class LogSafety:
         at, journal = leader.peers[peer].counted, follower.journal
         if at <= max(journal.base_index, leader.journal.base_index) or follower.snapshots.installing:
             return
-        self.compared += 1
+        self.decided["what leaders count"] += 1
         if at > journal.synced_index or journal.term_at(at) != leader.journal.term_at(at):
             text = f"{leader.name} counts entry {at} as stored by {peer}, whose log does not have it"
-            self.report("I13 log safety", text, peer)
+            self.report("what leaders count", text, peer)

@@ -25,22 +25,25 @@ from hadelay.core.dispatch import Dispatcher
 from hadelay.core.filters import Filter
 from hadelay.core.keys import Decision
 from hadelay.core.lifecycle import settle
-from hadelay.core.results import LeaseOutcome, LeaseResult
+from hadelay.core.results import GrantResult, LeaseOutcome, LeaseResult
+from hadelay.core.state import _APPLY
 from hadelay.core.topics import Topics
 from hadelay.model import Event
 from hadelay.raft import messages
 from hadelay.raft.admission import Admission
+from hadelay.raft.apply import Applier
 from hadelay.raft.election import Elections
 from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
 from hadelay.raft.leader import Leader
-from hadelay.raft.library import Core
+from hadelay.raft.library import NO_OP, Core
 from hadelay.raft.membership import Membership
 from hadelay.raft.messages import AppendReply
+from hadelay.raft.node import RaftNode
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import FOUNDING
 from hadelay.raft.reads import Reads
-from hadelay.server import batcher, cursor
+from hadelay.server import batcher, cursor, dispatcher
 from hadelay.server.ahead import HeldBack
 from hadelay.server.batcher import Batcher
 from hadelay.server.dispatcher import LeaderDispatcher
@@ -65,6 +68,8 @@ class Mutation:
     apply: Callable[[], Bug]
     #: Noticed by the simulator of Raft alone (testing/raftsim.py), whose faults these are.
     raft: bool = False
+    #: The mode of hand-outs in which it matters; empty: either.
+    sync: str = ""
 
     @property
     def families(self) -> dict[str, float]:
@@ -209,6 +214,193 @@ def _five_ms_early() -> Bug:
         return command
 
     return [patch.object(batcher, "encode_publish", early)]
+
+
+def _published_as(change: Callable[[Any], Any]) -> Callable[[], Bug]:
+    """What is stored is not what was published. change: of each Draft."""
+    encode = vars(batcher)["encode_publish"]
+
+    def other(node: str, drafts: Any, key: bytes | None = None) -> bytes:
+        command: bytes = encode(node, [change(draft) for draft in drafts], key)
+        return command
+
+    return lambda: [patch.object(batcher, "encode_publish", other)]
+
+
+def _short_leases() -> Bug:
+    """Leases end half a second before the time that consumers are told."""
+    grant = _APPLY[Command.GRANT]
+
+    def shorter(state: Any, command: Any) -> Any:
+        known = set(state.grants)
+        result = grant(state, command)
+        for key in state.grants.keys() - known:
+            state.grants[key].rows["until_ms"] -= 500
+        return result
+
+    add = Expiry.add
+    return [
+        patch.dict(_APPLY, {Command.GRANT: shorter}),
+        patch.object(Expiry, "add", lambda expiry, until_ms, key: add(expiry, until_ms - 500, key)),
+    ]
+
+
+def _unmarked() -> Bug:
+    """Interval mode: what may have been handed out before is not marked."""
+    first_time = vars(dispatcher)["first_time"]
+
+    def unmarked(*args: Any) -> Any:
+        delivery = first_time(*args)
+        return delivery._replace(redelivered=np.zeros(len(delivery.redelivered), np.bool_))
+
+    return [patch.object(dispatcher, "first_time", unmarked)]
+
+
+def _second_answer() -> Bug:
+    """Who asks again under an idempotency key is told another id."""
+    answer = idempotency._answer
+
+    def other(stored: bytes, fingerprint: int, first: int, count: int, result: Any) -> None:
+        answer(stored, fingerprint, first, count, result)
+        result.ids[first : first + count] += np.uint64(1)
+
+    return [patch.object(idempotency, "_answer", other)]
+
+
+def _fast_clock() -> Bug:
+    """A leader's clock runs a hundredth fast."""
+
+    def hasten(clock: ClusterClock, agreed: float | None, mono: float) -> None:
+        clock._anchor(clock.exact(mono), mono)
+        clock._rate = 1.01
+
+    return [patch.object(ClusterClock, "_slew", hasten)]
+
+
+def _other_entry() -> Bug:
+    """A follower applies something else than what is committed."""
+    apply = Applier._apply
+
+    def other(applier: Applier, entry: Any) -> None:
+        command, index, term, record = entry
+        if command != NO_OP and not index % 50 and applier.node.name == "n2":
+            command = encode_entry(0, [])
+        apply(applier, (command, index, term, record))
+
+    return [patch.object(Applier, "_apply", other)]
+
+
+def _other_results() -> Bug:
+    """What a node answers depends on its name."""
+    grant = _APPLY[Command.GRANT]
+
+    def other(state: Any, command: Any) -> Any:
+        result = grant(state, command)
+        if isinstance(result, GrantResult):
+            result.until_ms += id(state) % 97
+        return result
+
+    return [patch.dict(_APPLY, {Command.GRANT: other})]
+
+
+def _two_votes() -> Bug:
+    """Who has voted votes again."""
+    request = Core.vote_requested
+
+    def again(core: Core, *args: Any) -> None:
+        core._SyncObj__votedForNodeId = None
+        request(core, *args)
+
+    return [patch.object(Core, "vote_requested", again)]
+
+
+def _one_vote_elects() -> Bug:
+    """A candidate counts the first vote that it gets for all."""
+    reply = Elections.on_vote_reply
+
+    def elected(elections: Elections, peer: Peer, data: bytes) -> None:
+        reply(elections, peer, data)
+        term = messages.decode(data, int)[0]
+        for name in elections.node.membership.others:
+            elections.node.core.voted(name, term)
+
+    return [patch.object(Elections, "on_vote_reply", elected)]
+
+
+def _forgotten_term() -> Bug:
+    """A term in which this node has not voted is not written down."""
+    vote = Journal.vote
+
+    def forget(journal: Journal, term: int, voted_for: str | None) -> None:
+        if voted_for is None:
+            journal.term, journal.voted_for = term, None
+        else:
+            vote(journal, term, voted_for)
+
+    return [patch.object(Journal, "vote", forget)]
+
+
+def _commit_index_back() -> Bug:
+    """A follower takes its commit index from a new leader's first heartbeat, also if that is lower."""
+    follow = Follower._follow
+
+    def back(follower: Follower, name: str, term: int) -> None:
+        follow(follower, name, term)
+        core = follower.node.core
+        core._SyncObj__raftCommitIndex = max(follower.node.journal.base_index, core.raftCommitIndex - 1)
+
+    return [patch.object(Follower, "_follow", back)]
+
+
+def _applied_before_sync() -> Bug:
+    """A follower applies what is committed before its own disk has it."""
+    run = Applier.run
+
+    def ahead(applier: Applier) -> None:
+        journal = applier.node.journal
+        synced, journal.synced_index = journal.synced_index, journal.last_index
+        try:
+            run(applier)
+        finally:
+            journal.synced_index = min(synced, journal.last_index)
+
+    return [patch.object(Applier, "run", ahead)]
+
+
+def _lost_tail() -> Bug:
+    """A journal that is opened forgets its last entry."""
+    begin = Journal._begin_anew
+
+    def shorter(journal: Journal, durable: tuple[int, int]) -> None:
+        begin(journal, durable)
+        if journal.last_index > journal.base_index + 1:
+            journal.truncate(journal.last_index)
+            journal._write_all()
+
+    return [patch.object(Journal, "_begin_anew", shorter)]
+
+
+def _goes_on() -> Bug:
+    """A node whose sync failed goes on."""
+    fatal = RaftNode.fatal
+
+    def ignore(node: RaftNode, error: BaseException) -> None:
+        if not isinstance(error, OSError) or error.errno != errno.EIO:
+            fatal(node, error)
+
+    return [patch.object(RaftNode, "fatal", ignore)]
+
+
+def _few_waiting() -> Bug:
+    """/metrics shows half of what waits."""
+    measured = invariants.measured
+
+    def fewer(node: Node) -> dict[str, Any]:
+        shown = measured(node)
+        shown["messages"]["waiting",] //= 2
+        return shown
+
+    return [patch.object(invariants, "measured", fewer)]
 
 
 def _not_held_back() -> Bug:
@@ -573,7 +765,8 @@ MUTATIONS: dict[str, Mutation] = {
         _instead((Membership, "refusal", lambda membership, members: None)),
     ),
     "kept_change": Mutation(
-        "a change of the members that is cut off from the log stays in force", ("I13",), ("members",),
+        "a change of the members that is cut off from the log stays in force", ("I13 log safety, members",),
+        ("members",),
         _instead((Membership, "truncated", lambda membership, index: None)),
     ),
     "founder_joins": Mutation(
@@ -590,7 +783,7 @@ MUTATIONS: dict[str, Mutation] = {
     "not_held_back": Mutation("grants ahead of their time are answered at once", ("I9",), (), _not_held_back),
     # Messages come early, or leases end early: in true time, both.
     "wall_clock_stamps": Mutation(
-        "cluster time follows one wall clock", ("I9", "I6"), ("clock_step",), _wall_clock_stamps
+        "cluster time follows one wall clock", ("I6 double lease, true time",), ("clock_step",), _wall_clock_stamps
     ),
     "cursor_ahead": Mutation("the cursor is ahead of what it stands for", ("I10",), ("kill", "stop"), _cursor_ahead),
     "deaf_wheel": Mutation(
@@ -650,7 +843,8 @@ MUTATIONS: dict[str, Mutation] = {
         _instead((SimDisk, "sync_files", lambda disk, paths, root: None)),
     ),
     "kept_verified": Mutation(
-        "what was verified against one leader's log counts for the next one's", _LOG, ("split", "reset", "kill"),
+        "what was verified against one leader's log counts for the next one's", ("what leaders count",),
+        ("split", "reset", "kill"),
         _kept_verified, raft=True,
     ),
     "read_before_no_op": Mutation(
@@ -658,17 +852,75 @@ MUTATIONS: dict[str, Mutation] = {
         ("kill", "slow"), _read_before_no_op, raft=True,
     ),
     "old_reply": Mutation(
-        "an answer to an append of an earlier term counts", ("I13",), ("split", "transfer", "oneway"), _old_reply,
+        "an answer to an append of an earlier term counts", ("what leaders count",),
+        ("split", "transfer", "oneway"), _old_reply,
         raft=True,
     ),
     "commit_past_snapshot": Mutation(
         "after a snapshot the commit index is one too high", ("I13",), ("kill", "cut"), _commit_past_snapshot,
         raft=True,
     ),
-    "short_window": Mutation("idempotency keys live for a sixtieth of their time", ("I8",), _CRASHES, _short_window),
+    "short_window": Mutation(
+        "idempotency keys live for a sixtieth of their time", ("I8 duplicate, handed out",), _CRASHES, _short_window
+    ),
     "kept_ttl": Mutation("a reschedule keeps the end of the TTL", ("TTL", "I1 "), ("kill",), _kept_ttl),
     "silent_expiry": Mutation(
-        "what is given back behind its TTL is not written down", ("I2", "I1 ", "TTL"), ("kill",), _silent_expiry
+        "what is given back behind its TTL is not written down", ("TTL, written",), ("kill",), _silent_expiry
+    ),
+    "foreign_body": Mutation(
+        "a body is stored that nobody sent", ("I3 phantom",), (), _published_as(lambda d: replace(d, body=d.body[::-1]))
+    ),
+    "short_body": Mutation(
+        "the last byte of a body is lost", ("I3 phantom, body",), (),
+        _published_as(lambda d: replace(d, body=d.body[:-1]) if len(d.body) > 5 else d),
+    ),
+    "lost_tags": Mutation(
+        "tags are stored for filters only", ("I3 phantom, tags",), (), _published_as(lambda d: replace(d, meta=b""))
+    ),
+    "early_time_of_day": Mutation(
+        "a time of day is taken 600 ms early", ("I9 early, time of day",), (),
+        _published_as(lambda d: d if d.relative else replace(d, when_ms=d.when_ms - 600)),
+    ),
+    "short_leases": Mutation("leases end half a second early", ("I6 double lease, overlap",), (), _short_leases),
+    "unmarked": Mutation(
+        "interval mode: what comes again after a take-over is not marked", ("I6 double lease, interval",), _CRASHES,
+        _unmarked, sync="interval",
+    ),
+    "second_answer": Mutation("a repeated publish is told another id", ("I8 duplicate, told",), (), _second_answer),
+    "fast_clock": Mutation("a leader's clock runs a hundredth fast", ("I9 early, clock",), (), _fast_clock),
+    "other_entry": Mutation("a node applies another entry", ("I12 divergence, entries",), (), _other_entry),
+    "other_results": Mutation("what a node answers depends on it", ("I12 divergence, results",), (), _other_results),
+    "two_votes": Mutation(
+        "who has voted votes again", ("I13 log safety, votes",), ("cut", "kill", "reset"), _two_votes, raft=True
+    ),
+    "one_vote_elects": Mutation(
+        "the first vote that a candidate gets elects it", ("I13 log safety, leaders",), ("cut", "kill", "reset"),
+        _one_vote_elects, raft=True,
+    ),
+    "forgotten_term": Mutation(
+        "a term without a vote is not written down", ("I13 log safety, term",), _CRASHES, _forgotten_term
+    ),
+    "commit_index_back": Mutation(
+        "a new leader's heartbeat sets the commit index back", ("I13 log safety, commit index back",), ("kill", "cut"),
+        _commit_index_back, raft=True,
+    ),
+    "applied_before_sync": Mutation(
+        "a follower applies before its own disk has the entry", ("I14 durability, applied",), ("slow_sync",),
+        _applied_before_sync,
+    ),
+    "lost_tail": Mutation(
+        "a journal that is opened forgets its last entry", ("I14 durability, restart",), ("kill", "stop"), _lost_tail
+    ),
+    "goes_on": Mutation(
+        "a node whose sync failed goes on", ("I17 fail-stop, failed sync",), ("failed_sync",), _goes_on
+    ),
+    "few_waiting": Mutation(
+        "/metrics shows half of what waits", ("I18 metrics honesty, waiting",), (), _few_waiting
+    ),
+    "always_sure": Mutation(
+        "interval mode: whoever leads is sure that nobody else does", ("I16 fenced leader, interval",),
+        ("partition", "pause", "one_way"), _instead((RaftNode, "surely_leads", lambda node: node.is_leader)),
+        sync="interval",
     ),
     "lost_timer": Mutation(
         "no lease ever runs out", ("I15",), (), _instead((Expiry, "add", lambda expiry, until_ms, key: None))

@@ -485,8 +485,8 @@ def run_seed(seed: int, faults: tuple[str, ...] | None = None) -> Report:
         report.invariant = report.failure.split(":")[0]
         report.story = sim.log[-40:]
     report.counts = {
-        "checked campaigns": sim.safety.campaigns, "checked what leaders count": sim.safety.compared,
-        "checked stale read": sim.reads, **{f"fault {name}": n for name, n in sim.strikes.items()},
+        "checked stale read": sim.reads, **{f"checked {promise}": n for promise, n in sim.safety.decided.items()},
+        **{f"fault {name}": n for name, n in sim.strikes.items()},
     }  # fmt: skip
     report.simulated_s, report.wall_s = sim.world.now, time.perf_counter() - started
     report.messages, report.entries, report.terms = len(sim.acked), len(sim.history), max(sim.safety.leaders, default=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hadelay.model import Event
 from hadelay.testing import invariants
@@ -91,8 +91,9 @@ class Shape:
         )
 
 
-def build(seed: int, only: frozenset[str] | None = None) -> tuple[SimCluster, Shape]:
+def build(seed: int, only: frozenset[str] | None = None, sync: str = "") -> tuple[SimCluster, Shape]:
     shape = Shape.of(seed)
+    shape = replace(shape, sync=sync or shape.sync)
     rng = random.Random(f"epoch {seed}")
     cluster = SimCluster(
         seed,
@@ -106,9 +107,12 @@ def build(seed: int, only: frozenset[str] | None = None) -> tuple[SimCluster, Sh
     return cluster, shape
 
 
-def run_seed(seed: int, families: dict[str, float] | None = None, only: frozenset[str] | None = None) -> Report:
-    """families: of faults, and how likely each is; None for those of any run. only: see cluster.Parts."""
-    cluster, shape = build(seed, only)
+def run_seed(
+    seed: int, families: dict[str, float] | None = None, only: frozenset[str] | None = None, sync: str = ""
+) -> Report:
+    """families: of faults, and how likely each is; None for those of any run. only: see cluster.Parts. sync: the mode
+    of hand-outs; empty for that of the seed."""
+    cluster, shape = build(seed, only, sync)
     nemesis = Nemesis(cluster, shape.faults_s, families, pace_s=shape.pace_s, down=shape.down)
     return drive(cluster, nemesis, shape)
 
@@ -126,8 +130,8 @@ def drive(cluster: SimCluster, nemesis: Nemesis, shape: Shape) -> Report:
         report.invariant, report.failure = "error", repr(error)
         report.story = [*tell(cluster, Violation("error", "")), *_traceback(error)]
     world = cluster.world
-    cluster.history.count("checked campaigns", cluster.safety.campaigns)
-    cluster.history.count("checked what leaders count", cluster.safety.compared)
+    for promise, times in cluster.safety.decided.items():
+        cluster.history.count(f"checked {promise}", times)
     report.mode, report.size, report.struck = cluster.sync, shape.size, sorted(nemesis.struck)
     for machine in cluster.machines.values():
         if machine.process is not None:
@@ -192,6 +196,7 @@ def sleep(cluster: SimCluster, hours: int) -> None:
     cluster.note(f"{hours} hours pass")
     cluster.history.count("hours passed")
     cluster.history.slept = True
+    cluster.slept_s += hours * HOUR_S
     cluster.world.now += hours * HOUR_S
     cluster.healed_at = cluster.world.now
 
