@@ -352,7 +352,7 @@ def test_two_full_disks_of_three_lose_nothing():
     still full, until there is room. What was answered as stored is there, on all three."""
     scene, stored, body = Scene(), list[int](), bytes(10_000)
     disks = {name: scene.machines[name].disk for name in scene.others}
-    ended = scene.history.counts.get("checked I17 fail-stop", 0)
+    ended = scene.history.counts.get("checked I17 fail-stop, own error", 0)
 
     def publish() -> None:
         leader, draft = scene.leader(), Draft("orders", 20_000, True, 0, 0, b"", body)
@@ -369,7 +369,9 @@ def test_two_full_disks_of_three_lose_nothing():
     for _ in range(900):
         publish()
     assert before == 50
-    assert scene.history.counts["checked I17 fail-stop"] - ended >= 2, "both have ended themselves, and tried again"
+    assert scene.history.counts["checked I17 fail-stop, own error"] - ended >= 2, (
+        "both have ended themselves, and tried again"
+    )
     assert all(disk.was_full for disk in disks.values())
     for disk in disks.values():
         disk.capacity = 1 << 30
