@@ -31,7 +31,7 @@ _WANTED = ((("a",), ()), ((), ("b", "c")), (("a",), ("b", "c", "d")))
 _SURE_S = 0.5
 #: Seconds between two looks at the dead letters, and between the look and their redrive.
 _DEAD_LOOK_S = 0.7
-#: How often, and how many at a time, messages are asked for that their TTL should have ended.
+#: How often, and how many at a time, messages are asked for that their TTL should have ended by then.
 _EXPIRED_LOOK_S, _EXPIRED_MANY = 0.5, 20
 #: A message that carries a mark of its own is published so often at most, to be looked for in the journals.
 _MARK, _MARK_S = "chaos", 0.4
@@ -56,6 +56,8 @@ class Traffic:
         self.topics = [f"{self.name}-{i}" for i in range(load.topics)]
         #: The topic with a limit of attempts.
         self.limited = f"{self.name}-limited"
+        #: A topic that nobody consumes: half of the messages with a TTL go there, and end by it.
+        self.unread = f"{self.name}-unread"
         self.publishing = True
         #: No more nacks and hang-ups: what is left shall be done.
         self.draining = False
@@ -78,6 +80,7 @@ class Traffic:
         admin = self.client()
         for topic in self.topics:
             await admin.put_topic(topic, max_attempts=0, backoff=["100ms", "1s"])
+        await admin.put_topic(self.unread, max_attempts=0)
         await admin.put_topic(self.limited, max_attempts=self.load.attempts, backoff=["100ms", "1s"])
         self.history.record("topic", t=self.history.clock(), topic=self.limited, max_attempts=self.load.attempts)
         self._publishers = [self.spawn(self._publish(i)) for i in range(self.load.publishers)]
@@ -122,8 +125,11 @@ class Traffic:
         delay_s, size = round(draw.uniform(*load.delay_s), 3), draw.randint(*load.payload_bytes)
         key = f"k{n}" if draw.random() < load.keyed else None
         tags = draw.sample(_TAGS, draw.randint(1, len(_TAGS))) if draw.random() < load.tagged else []
-        topic = self.limited if draw.random() < load.limited else draw.choice(self.topics)
-        ttl_s = round(draw.uniform(*load.ttl_s), 3) if draw.random() < load.expiring and topic != self.limited else 0.0
+        topic, ttl_s = draw.choice(self.topics), 0.0
+        if draw.random() < load.limited:
+            topic = self.limited
+        elif draw.random() < load.expiring:
+            topic, ttl_s = draw.choice((topic, self.unread)), round(draw.uniform(*load.ttl_s), 3)
         put = Put(topic=topic, body=body_of(n, size), delay=delay_s, key=key, tags=tags or None, ttl=ttl_s or None)
         self.history.record(
             "put", n=n, delay_s=delay_s, size=size, asked=self.history.clock(), topic=topic, key=key, tags=tags,
@@ -193,7 +199,7 @@ class Traffic:
         syncs = sum(map(gt, self.syncs(), before)) if before else None
         now, put = self.history.clock(), self.history.puts[n]
         if put.ttl_s and put.id is None:
-            self._expiring.append((now + put.delay_s + put.ttl_s + 2 * self.load.lease_s, n))
+            self._expiring.append((now + 2 * self.load.delay_s[1] + put.ttl_s + self.load.lease_s, n))
         due_ms = unix_ms(receipt.deliver_at)
         self.history.record("stored", n=n, t=now, id=receipt.id, due_ms=due_ms, syncs=syncs)
 
@@ -349,9 +355,7 @@ class Traffic:
         await self._ack(client, acks, request)
         with contextlib.suppress(HadelayError, OSError, TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
-                # Half of them come again only when a TTL may be over.
-                await client.nack(nacks[::2])
-                await client.nack(nacks[1::2], delay=self.load.ttl_s[1])
+                await client.nack(nacks)
 
     async def _ack(self, client: AsyncClient, messages: list[Message], request: str) -> None:
         for m in messages:

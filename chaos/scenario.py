@@ -55,10 +55,10 @@ class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ttl_s: tuple[float, float] = (0.3, 2.0)
     #: Attempts of messages in the topic that has a limit.
     attempts: int = 2
-    #: Shares: messages with a key; with tags; with a TTL; in the topic with a limit of attempts, where half of them are
-    #: nacked and dead letters are redriven; published twice under one idempotency key; cancelled; rescheduled; nacked;
-    #: received by consumers that then do nothing; that extend their lease first; consumers that ask for tags; receives
-    #: whose connection is cut while they wait.
+    #: Shares: messages with a key; with tags; with a TTL, half of them in a topic that nobody consumes; in the topic
+    #: with a limit of attempts, where half of them are nacked and dead letters are redriven; published twice under one
+    #: idempotency key; cancelled; rescheduled; nacked; received by consumers that then do nothing; that extend their
+    #: lease first; consumers that ask for tags; receives whose connection is cut while they wait.
     keyed: float = 0.2
     tagged: float = 0.3
     expiring: float = 0.1
