@@ -201,7 +201,7 @@ def _interruptible(run: Run, cluster: Cluster, kinds: list[str]) -> bool:
 
 
 def _finish(options: argparse.Namespace, head: dict[str, Any], history: History) -> int:
-    found = summary(history, check(history, head["sync"]), head)
+    found = summary(history, check(history), head)
     directory = Path(head["directory"]) if options.command != "report" else options.directory
     (directory / "report.json").write_text(json.dumps(found, indent=1))
     (directory / "report.html").write_text(page(history, found))

@@ -195,8 +195,11 @@ class Run:
 
     async def _break(self, kinds: list[str]) -> None:
         clocks = len(self.cluster.names) if self.cluster.slow else 1
-        late_s, lease_s, nodes = self.scenario.limits.late_s, self.scenario.load.lease_s, len(self.cluster.names)
-        self.history.record("load", t=self.history.clock(), clocks=clocks, late_s=late_s, lease_s=lease_s, nodes=nodes)
+        scenario, nodes = self.scenario, len(self.cluster.names)
+        self.history.record(
+            "load", t=self.history.clock(), clocks=clocks, late_s=scenario.limits.late_s,
+            lease_s=scenario.load.lease_s, nodes=nodes, sync=scenario.cluster.sync,
+        )  # fmt: skip
         points = [fault.at for fault in listed(self.scenario, self.seed) if fault.at is not None]
         self.history.record("points", t=self.history.clock(), points=points)
         end = self.history.clock() + self.scenario.seconds
