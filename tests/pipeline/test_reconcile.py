@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow.parquet as pq
 import pytest
@@ -55,18 +55,25 @@ def test_one_of_each(tmp_path: Path) -> None:
     check_one_of_each(judge(world, write(world, tmp_path)), said, tmp_path)
 
 
-def test_a_large_hour_is_judged_in_parts(tmp_path: Path) -> None:
+def test_a_large_hour_is_judged_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No task sends more than a few of the rows that it judged: an executor had 10 million of them in one answer."""
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'hadelay[spark]'")
+    monkeypatch.setattr("hadelay.pipeline.reconcile._ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("hadelay.pipeline.reconcile._SENT_AT_ONCE", 3)
+    _Tasks.parts.clear()
     world, said = one_of_each()
     context = SimpleNamespace(
         defaultParallelism=50, parallelize=lambda items, _: _Tasks(items), union=lambda some: _Tasks(chain(*some))
     )
     summary = judge(world, write(world, tmp_path), SimpleNamespace(sparkContext=context), splitRows=3)
     check_one_of_each(summary, said, tmp_path)
+    assert set(_Tasks.parts) == {-(-summary.offending // 3)}
 
 
 class _Tasks(list[Any]):
-    """Of Spark, what runs tasks; one after the other, each with what came out of a pickle."""
+    """Of Spark, what runs tasks; one after the other, each with what came out of a pickle. parts: asked for."""
+
+    parts: ClassVar[list[int]] = []
 
     def map(self, work: Callable[[Any], Any]) -> _Tasks:
         return _Tasks(pickle.loads(pickle.dumps(work))(item) for item in self)
@@ -79,6 +86,10 @@ class _Tasks(list[Any]):
 
     def mapPartitions(self, work: Callable[[Any], Any]) -> _Tasks:
         return _Tasks(chain(*map(work, self)))
+
+    def repartition(self, parts: int) -> _Tasks:
+        self.parts.append(parts)
+        return self
 
     def collect(self) -> list[Any]:
         return self

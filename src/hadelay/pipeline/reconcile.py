@@ -55,8 +55,10 @@ RETIRED_MS = 2 * HOUR_MS
 _EVENTS_AT_ONCE = 1 << 20
 #: Entries of messages that moved, in one task.
 _MOVED_AT_ONCE = 1 << 20
-#: Offending rows that the driver holds.
-_WRITTEN_AT_ONCE = 1 << 17
+#: Rows of a piece of what was judged; Spark moves ten pieces at a time.
+_ROWS_AT_ONCE = 1 << 16
+#: Offending rows that a task sends to the driver.
+_SENT_AT_ONCE = 1 << 20
 _OFFENDS = np.isin(np.arange(len(VERDICTS)), OFFENDING)
 #: By the names of FACTS.
 Columns = dict[str, npt.NDArray[Any]]
@@ -161,7 +163,9 @@ def run(
     for some in kept[-1].told(_told):
         counts += some.counts
     try:
-        found = (rows for results in kept for rows in results.stream(_offending))
+        offending = sum(count for (_, _, verdict), count in counts.items() if verdict in OFFENDING)
+        parts = -(-offending // _SENT_AT_ONCE)
+        found = (rows for results in kept for rows in results.stream(_offending, parts))
         return summarise(counts, found, store.names(), listing, rule, options)
     finally:
         for results in kept:
@@ -188,8 +192,8 @@ def _told(judged: Judged) -> Told:
 
 
 def _offending(judged: Judged) -> Iterator[Rows]:
-    for at in range(0, len(judged.offending), _WRITTEN_AT_ONCE):
-        yield judged.offending[at : at + _WRITTEN_AT_ONCE]
+    for at in range(0, len(judged.offending), _ROWS_AT_ONCE):
+        yield judged.offending[at : at + _ROWS_AT_ONCE]
 
 
 def _follow(
@@ -209,7 +213,7 @@ def _follow(
         told_of = partial(_ahead, progress, files + len(parts))
         if options.check:
             check(spark, store, found, options.source, progress=partial(told_of, 0))
-        kept = tasks.keep(spark, partial(judge, store, rule=rule), parts, partial(told_of, files))
+        kept = tasks.keep(spark, partial(in_pieces, store, rule=rule), parts, partial(told_of, files))
         told = kept.told(_told)
         yield kept, told
         todo = {hour for part in told for hour in part.to_hours} & listed.keys() - done
@@ -252,6 +256,14 @@ def judge(store: Store, part: Part, *, rule: Rule) -> Judged:
     lost = np.zeros(len(orphans), FACTS)
     lost["hour"], lost["entry"], lost["verdict"] = hour, orphans, ORPHAN
     return Judged(np.concatenate([_table(facts, stays & _OFFENDS[found]), lost]), counts, _table(facts, moving))
+
+
+def in_pieces(store: Store, part: Part, *, rule: Rule) -> Iterator[Judged]:
+    """What `judge` says, so many rows at a time."""
+    whole = judge(store, part, rule=rule)
+    for at in range(0, max(len(whole.offending), len(whole.moving), 1), _ROWS_AT_ONCE):
+        some = slice(at, at + _ROWS_AT_ONCE)
+        yield Judged(whole.offending[some], whole.counts if at == 0 else Counter(), whole.moving[some])
 
 
 def entry_facts(store: Store, part: Part, rule: Rule) -> tuple[Columns, npt.NDArray[np.uint32]]:

@@ -65,8 +65,9 @@ class Kept(Protocol[M]):
         """what(result) of each, which is small."""
         ...
 
-    def stream(self, what: Callable[[M], Iterable[V]]) -> Iterator[V]:
-        """All of what(result) of each, one at a time."""
+    def stream(self, what: Callable[[M], Iterable[V]], parts: int = 0) -> Iterator[V]:
+        """All of what(result) of each, one at a time. They come to the driver in so many parts, each of which is in the
+        memory of an executor and of the driver's Java; 0: as they were made."""
         ...
 
     def free(self) -> None: ...
@@ -79,7 +80,7 @@ class _Here(Generic[R]):
     def told(self, what: Callable[[R], V]) -> list[V]:
         return [what(result) for result in self.results]
 
-    def stream(self, what: Callable[[R], Iterable[V]]) -> Iterator[V]:
+    def stream(self, what: Callable[[R], Iterable[V]], parts: int = 0) -> Iterator[V]:
         return chain.from_iterable(map(what, self.results))
 
     def free(self) -> None:
@@ -98,8 +99,9 @@ class _There(Generic[R]):
         found: list[V] = self.results.map(what).collect()
         return found
 
-    def stream(self, what: Callable[[R], Iterable[V]]) -> Iterator[V]:
-        found: Iterator[V] = self.results.flatMap(what).toLocalIterator()
+    def stream(self, what: Callable[[R], Iterable[V]], parts: int = 0) -> Iterator[V]:
+        pieces = self.results.flatMap(what)
+        found: Iterator[V] = (pieces.repartition(parts) if parts else pieces).toLocalIterator()
         return found
 
     def free(self) -> None:
@@ -107,12 +109,15 @@ class _There(Generic[R]):
 
 
 def keep(
-    spark: Any, work: Callable[[T], R], items: Sequence[T], progress: Progress = silent
+    spark: Any, work: Callable[[T], Iterable[R]], items: Sequence[T], progress: Progress = silent
 ) -> Kept[R]:  # fmt: skip
-    """work(item) of each, a task per item; the results stay where they were made."""
+    """All of work(item) of each, a task per item; the results stay where they were made, and are small each: Java holds
+    one of them at a time."""
     if spark is None or not items:
-        return _Here(each(None, work, items, progress))
-    return _There(_context(spark).parallelize(items, len(items)).map(work))
+        return _Here(
+            [result for results in each(None, lambda item: [*work(item)], items, progress) for result in results]
+        )
+    return _There(_context(spark).parallelize(items, len(items)).flatMap(work))
 
 
 def regroup(
