@@ -274,10 +274,11 @@ def encode_settle(command: bytes, delays: NDArray[np.uint32]) -> bytes:
 
 def leases_in(command: bytes) -> NDArray[np.void] | None:
     """The leases that an encoded ACK or NACK settles, None for every other command."""
-    if command[0] not in (Command.ACK, Command.NACK):
+    start = _COMMAND.size + _LEASES.size
+    if command[0] not in (Command.ACK, Command.NACK) or len(command) < start:
         return None
     name, count, _ = _LEASES.unpack_from(command, _COMMAND.size)
-    start = _COMMAND.size + _LEASES.size + name
+    start += name
     if len(command) < start + count * LEASE.itemsize:
         return None
     return np.frombuffer(command, LEASE, count, start)

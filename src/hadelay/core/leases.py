@@ -29,6 +29,7 @@ from hadelay.core.held import HELD, HeldGrant
 from hadelay.core.hourstate import bitmap, indexes_of
 from hadelay.core.lifecycle import (
     FLAG_LEASE_EXPIRED,
+    MAX_EXCUSED,
     Failure,
     excused,
     failures_of,
@@ -407,7 +408,9 @@ class _GivingBack:
         )  # fmt: skip
         gone = ~state.topics.alive(entries)
         over = ~gone & expired(state, entries, state.now_ms)
-        dying = ~gone & ~over & (_tries(held, entries) >= self._limits(held)) & self.counts
+        # Once an entry can count no more of those that do not, every attempt counts.
+        counted = (excused(entries) == MAX_EXCUSED) | self.counts
+        dying = ~gone & ~over & (_tries(held, entries) >= self._limits(held)) & counted
         if gone.any():
             self._end(hour, held[gone], events[gone], Event.CANCELLED)
         if over.any():
@@ -415,14 +418,15 @@ class _GivingBack:
         if dying.any():
             die(state, hour, entries[dying], events[dying], self.node, failure)
         again = ~(gone | over | dying)
-        if again.any():
-            flags = FLAG_LEASE_EXPIRED if failure.event is Event.LEASE_EXPIRED else 0
-            move(
-                state, hour, entries[again], deliver_at_ms=due_ms[again], attempts=1, flags=flags,
-                previous=events[again], node=self.node, leased=True,
-                failure=failure if self.counts else None, excuse=int(not self.counts),
-            )  # fmt: skip
-            ttl.wait_again(state, entries[again])
+        flags = FLAG_LEASE_EXPIRED if failure.event is Event.LEASE_EXPIRED else 0
+        for excuse, some in enumerate((again & counted, again & ~counted)):
+            if some.any():
+                move(
+                    state, hour, entries[some], deliver_at_ms=due_ms[some], attempts=1, flags=flags,
+                    previous=events[some], node=self.node, leased=True,
+                    failure=None if excuse else failure, excuse=excuse,
+                )  # fmt: skip
+                ttl.wait_again(state, entries[some])
 
     def _limits(self, held: NDArray[np.void]) -> NDArray[np.int64]:
         limits = np.full(len(held), 1 << 30)

@@ -156,14 +156,14 @@ def move(
     `attempts` is added to the attempt of each. `flags` are the new entry's; those of the message stay. Within the hour
     the new entry points at the same record; into another hour the record is copied, so that an hour is complete by
     itself. again: something happened to the message, so no purge from before that means it any more. excuse: so many of
-    `attempts` do not count.
+    `attempts` do not count; of no message more than MAX_EXCUSED.
     """
     new = rows.copy()
     new["deliver_at_ms"] = deliver_at_ms
     # No limit of attempts is a limit of 65,534: there it stays.
     new["attempt"] = np.minimum(rows["attempt"], 0xFFFE - attempts) + attempts
     new["flags"] = rows["flags"] & FLAGS_OF_MESSAGE | flags
-    new["flags"] |= np.minimum(excused(rows) + np.uint16(excuse), MAX_EXCUSED) << EXCUSED_AT
+    new["flags"] |= (excused(rows) + np.uint16(excuse)) << np.uint16(EXCUSED_AT)
     if again:
         new["generation"] = state.topics.generations[rows["topic"]]
     filing_ms = np.maximum(new["deliver_at_ms"], state.now_ms)
