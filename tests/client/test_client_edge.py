@@ -44,7 +44,7 @@ async def test_no_tags_are_none(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["a", "a b", " a ", "\ta", "a\n", "ä", "a\u2003", "%41", "a#b&c=d", "😀", "a\x01b", "."]
+    "key", ["a", "a b", " a ", "\ta", "a\n", "ä", "a\u2003", "%41", "a#b&c=d", "😀", "a\x01b", "...", ".a"]
 )
 async def test_keys_arrive_as_they_are(node: Node, key: str) -> None:
     async with AsyncClient(node.url) as client:
