@@ -9,11 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hadelay.core import listing
 from hadelay.core.commands import encode_ack, encode_cancel, encode_extend, encode_nack, encode_reschedule
-from hadelay.core.dispatch import Delivery, Poll
+from hadelay.core.dispatch import DONE, WAITING, Delivery, Poll
 from hadelay.core.drafts import KEEP, REJECT, REPLACE, Draft
 from hadelay.core.filters import Filter, filter_of
 from hadelay.core.meta import Meta, pack, unpack
@@ -32,6 +33,8 @@ T = TypeVar("T")
 Reply = Callable[[Any, HadelayError | None], None]
 #: How often a consumer asks again.
 _RETRIES = {"ack": 6, "nack": 3, "extend": 2}
+#: Share of runs whose consumers hang up at times, and share of the waiting receives that they leave.
+_IMPATIENT, _LEFT = 0.3, 0.3
 
 
 def whole(slices: Generator[Any, None, T]) -> T:
@@ -51,18 +54,19 @@ class Door:
         #: This share of the answers is lost on the way back.
         self.lost_answers = 0.0
 
-    def call(self, process: Process, fn: Callable[[Any, Reply], None], reply: Reply, timeout_s: float = 4.0) -> None:
+    def call(self, process: Process, fn: Callable[[Any, Reply], None], reply: Reply, timeout_s: float = 4.0) -> Call:
         """Run fn(node, done) on the process's node; reply(result, error) at the caller."""
-        call = _Call(self, process, reply)
+        call = Call(self, process, reply)
         process.calls.append(call)
         self.world.after(self.latency(), call.begin, fn, owner=process.runtime)
         self.world.after(timeout_s, call.answer, None, OutcomeUnknown("the client's time limit"))
+        return call
 
     def latency(self) -> float:
         return self.world.random.uniform(0.0001, 0.002)
 
 
-class _Call:
+class Call:
     __slots__ = ("door", "open", "process", "reply")
 
     def __init__(self, door: Door, process: Process, reply: Reply) -> None:
@@ -84,12 +88,20 @@ class _Call:
     def broken(self) -> None:
         self.door.world.after(self.door.latency(), self.answer, None, OutcomeUnknown("connection reset"))
 
+    def hang_up(self, gone: Callable[[], None]) -> None:
+        """The caller closes the connection and hears no answer; gone() runs on the node when the node notices."""
+        self._close()
+        self.door.world.after(self.door.latency(), gone, owner=self.process.runtime)
+
     def answer(self, result: Any, error: HadelayError | None) -> None:
         if self.open:
-            self.open = False
-            if self in self.process.calls:
-                self.process.calls.remove(self)
+            self._close()
             self.reply(result, error)
+
+    def _close(self) -> None:
+        self.open = False
+        if self in self.process.calls:
+            self.process.calls.remove(self)
 
 
 class Client:
@@ -371,6 +383,11 @@ class Consumer(Client):
         self.stopped = not self.name.endswith("0") and not self.cluster.parts.take(self.name)
         self.leader: str | None = None
         self.requests = 0
+        seed = self.cluster.seed
+        #: Draws when to hang up; None: this consumer always waits for the answer.
+        self.impatience = None
+        if random.Random(f"{seed} hang-ups").random() < _IMPATIENT:
+            self.impatience = random.Random(f"{seed} {self.name} hangs up")
         self._next()
 
     def _next(self, delay_s: float = 0.0) -> None:
@@ -395,7 +412,9 @@ class Consumer(Client):
             wish = replace(wish, filter=filter_of(*rng.choice(((some[:1], ()), (some, ()), ((), some)))))
         self._ask(wish, rng.randint(0, 4))
 
-    def _ask(self, wish: _Wish, retries: int) -> None:
+    def _ask(self, wish: _Wish, retries: int, *, again: bool = False) -> None:
+        """again: a call with the same request_id was made before, and may have reached a node."""
+        polls: list[Poll] = []
         process = self.cluster.process(self.leader) or self.cluster.any_process(self.random)
         if process is None:
             self._next(0.3)
@@ -410,12 +429,13 @@ class Consumer(Client):
                 done(handed, error)
 
             if node.leading:
-                node.dispatcher.poll(
+                polls.append(
                     Poll(
                         self.name, wish.request_id, wish.topics, wish.most, wish.lease_ms, wish.wait_ms, delivered,
                         wish.filter,
                     )
                 )  # fmt: skip
+                node.dispatcher.poll(polls[0])
             else:
                 done(node.raft.leader, NoLeader("follower"))
 
@@ -430,14 +450,43 @@ class Consumer(Client):
                 self.history.count(f"poll {error.type}")
                 self.leader = None
                 if retries:
-                    self.world.after(0.1, self._ask, wish, retries - 1)
+                    self.world.after(0.1, partial(self._ask, wish, retries - 1, again=True))
                 else:
                     self._next(0.1)
             else:
                 self.leader = process.name
                 self._consume(result)
 
-        self.door.call(process, poll, replied, timeout_s=wish.wait_ms / 1000 + 3.0)
+        call = self.door.call(process, poll, replied, timeout_s=wish.wait_ms / 1000 + 3.0)
+        rng = self.impatience
+        if rng is not None and wish.wait_ms and not self.good and rng.random() < _LEFT:
+            wait_s = rng.uniform(0.005, wish.wait_ms / 1000)
+            self.world.after(wait_s, self._hang_up, call, polls, wish, retries, again)
+
+    def _hang_up(self, call: Call, polls: list[Poll], wish: _Wish, retries: int, again: bool) -> None:
+        """Close the connection while the receive waits; then ask again under the same request_id, or anew."""
+        rng = self.impatience
+        if not call.open or rng is None or self.stopped:
+            return
+        node = call.process.node
+
+        def gone() -> None:
+            if node is None or not polls or polls[0].phase == DONE:
+                return  # answered: that answer is lost
+            waited = polls[0].phase == WAITING
+            node.dispatcher.cancel_poll(polls[0])
+            self.note(f"hung up, request {wish.request_id.decode()}, {'while it waited' if waited else 'granted'}")
+            self.history.count("hung up waiting" if waited else "hung up granted")
+            if waited and not again and not repeats:
+                self.history.count("checked hang-ups")
+                self.history.hung_up.add((self.name, wish.request_id))
+
+        repeats = retries > 0 and rng.random() < 0.4
+        call.hang_up(gone)
+        if repeats:
+            self.world.after(rng.uniform(0.01, 0.5), partial(self._ask, wish, retries - 1, again=True))
+        else:
+            self._next()
 
     def _record(self, node: Any, delivery: Delivery, wish: _Wish) -> list[HandOut]:
         handed, request_id = [], wish.request_id

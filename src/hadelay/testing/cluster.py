@@ -509,6 +509,9 @@ class SimCluster:
             if kind == Command.GRANT:
                 grant = decode(kind, body)
                 self.grants.setdefault((grant.term, grant.seq), (self.world.now, now_ms, term))
+                if (grant.consumer, grant.request_id) in self.history.hung_up:
+                    text = f"grant {grant.term}.{grant.seq} is for {grant.consumer}, who hung up while it waited"
+                    self.violate(Violation("hang-ups", text, who=node.name))
             elif kind == Command.FEATURE:
                 self.switched = min(self.switched, self.world.now)
         for machine in self.machines.values():

@@ -131,6 +131,8 @@ class Order:
 class History:
     messages: list[Message] = field(default_factory=list)
     hand_outs: list[HandOut] = field(default_factory=list)
+    #: Receives that ended by a hang-up before anything was granted to them: (consumer, request_id).
+    hung_up: set[tuple[str, bytes]] = field(default_factory=set)
     #: Receipts that contradicted an earlier one for the same key: (number, first id, other id).
     second_ids: list[tuple[int, int, int]] = field(default_factory=list)
     #: Client keys of which some message may have been cancelled, by a cancel or by one that replaced it: (topic, key).

@@ -922,6 +922,10 @@ MUTATIONS: dict[str, Mutation] = {
         ("partition", "pause", "one_way"), _instead((RaftNode, "surely_leads", lambda node: node.is_leader)),
         sync="interval",
     ),
+    "kept_poll": Mutation(
+        "the receive of a consumer that hung up goes on waiting", ("hang-ups",), (),
+        _instead((LeaderDispatcher, "cancel_poll", lambda dispatcher, poll: None)),
+    ),
     "lost_timer": Mutation(
         "no lease ever runs out", ("I15",), (), _instead((Expiry, "add", lambda expiry, until_ms, key: None))
     ),
