@@ -130,6 +130,13 @@ def test_cut_anywhere_a_batch_is_the_same(kind: str, monkeypatch: pytest.MonkeyP
             assert isinstance(whole, str) or whole == sliced, data
 
 
+@pytest.mark.parametrize("data", [b"[}", b'[{"topic":"t"}}', b'[{"topic":"t"},{"topic":"t"} } '])
+def test_a_list_ends_with_its_own_bracket(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "_LIGHT", -1)
+    with pytest.raises(BadRequest, match="malformed"):
+        _sliced(data, JSON)
+
+
 def test_refusals_name_the_place_in_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     items = [{"topic": "t", "body": "x" * 1_000} for _ in range(2_000)]
     for wrong, words in (({"topic": 1}, "body[1500].topic"), ({"topic": "t", "dealy": 1}, "$[1500]")):

@@ -227,6 +227,8 @@ def _cut_json(data: bytes, opening: bytes, at_most: int, limit: str) -> _Cut:
         ends += (found + at).tolist()
         at += len(piece)
         if len(closed):
+            if data[ends[-1]] != opening[0] + 2:  # ] is [ + 2, and } is { + 2
+                raise BadRequest(f"body: JSON is malformed: the wrong bracket closes it (byte {ends[-1]})")
             for rest in range(ends[-1] + 1, len(data), _CUT_JSON):
                 if data[rest : rest + _CUT_JSON].strip(_SPACE):
                     raise BadRequest(f"body: JSON is malformed: trailing characters (byte {ends[-1] + 1})")
