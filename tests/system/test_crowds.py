@@ -6,6 +6,12 @@ import json
 import socket
 from pathlib import Path
 
+import pytest
+
+from hadelay.config import Config
+from hadelay.http import listener
+from hadelay.raft import strangers
+from hadelay.server.descriptors import LEAST, divide
 from hadelay.testing.ports import free_ports
 from tests.system.cluster import ask, end, ready_line, spawn, until
 
@@ -67,6 +73,16 @@ def test_a_limit_below_which_no_node_lives_is_told(tmp_path: Path) -> None:
     process = spawn(256, *settings(tmp_path, free_ports(2)), errors=errors, program=LIMITED)
     try:
         assert process.wait(30) == 2
-        assert "may open 256 files; a node needs 512" in errors.read_text()
+        assert "may open 256 files; a node needs 768" in errors.read_text()
     finally:
         end(process)
+
+
+@pytest.mark.parametrize("limit", [LEAST, 1_024, 2_048, 1 << 20])
+def test_strangers_and_spares_leave_descriptors_for_the_node(limit: int) -> None:
+    """Idle connections of all three kinds at once: of clients, on the node link, and for health routes."""
+    config, sockets = divide(Config(), limit)
+    others = strangers.MAX_SILENT + strangers.MAX_READY + strangers.MAX_BEGUN + listener._SPARES
+    open_hours, rest = 128, 64
+    assert limit - sockets - config.webhooks.max_calls - others >= open_hours + rest
+    assert config.http.max_connections >= 128

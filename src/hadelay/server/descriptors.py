@@ -14,10 +14,13 @@ from msgspec.structs import replace
 from hadelay.config import Config
 from hadelay.errors import ConfigError
 
-#: Descriptors for everything but sockets of clients and of webhooks: journal, hours, LMDB, links, backups.
+#: Descriptors for everything but sockets of clients and of webhooks: journal, hours, LMDB, links, backups. Connections
+#: that have not said HELLO on the node link (256) and spares of health routes (64) are among them.
 RESERVE = 1_024
-#: With a limit below this not even the reserve is enough.
-LEAST = 512
+#: The reserve of a process that may open few files: what strangers and spares may take, and 192 for the node's own.
+_SMALL_RESERVE = 512
+#: Smallest limit of open files with which a node starts: the small reserve, and some sockets for clients.
+LEAST = 768
 
 log = structlog.get_logger("hadelay")
 
@@ -44,7 +47,7 @@ def divide(config: Config, limit: int) -> Division:
             "limit (LimitNOFILE= in the systemd unit, ulimit -n in a shell, ulimits in a compose file)"
         )
     http, webhooks = config.http, config.webhooks
-    left = limit - min(RESERVE, limit // 2)
+    left = limit - min(RESERVE, max(limit // 2, _SMALL_RESERVE))
     calls = min(webhooks.max_calls, left // 4)
     sockets = left - calls
     connections = min(http.max_connections, sockets)
