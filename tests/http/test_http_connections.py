@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hadelay.config import HttpConfig
 from hadelay.errors import ConfigError, HadelayError
 from hadelay.http.app import HttpServer
+from hadelay.testing.ports import free_ports
 from tests.http.conftest import Make, Node, read_answer, until
 from tests.http.memory_service import MemoryService
 
@@ -421,6 +422,18 @@ async def test_draining_finishes_publishes_and_sends_polls_away(node: Node) -> N
     await stopping
     with pytest.raises(ConnectionError):
         await node.raw()
+
+
+async def test_a_name_with_an_address_twice_and_one_of_a_family_that_is_not_here(
+    make_node: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /etc/hosts often has it: localhost in two lines, or as ::1 where the kernel has no IPv6."""
+    own = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", free_ports(1)))
+    foreign = (socket.AF_AX25, socket.SOCK_STREAM, 6, "", ("::1", 1, 0, 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *asked, **how: [foreign, own, own])
+    node = await make_node(listen=f"localhost:{own[4][1]}")
+    monkeypatch.undo()
+    assert (await node.ask("GET", "/livez")).status == 200
 
 
 async def test_a_port_in_use_is_named(node: Node, make_node: Make) -> None:

@@ -14,8 +14,8 @@ import logging
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 from hadelay.errors import ConfigError, HadelayError, Overloaded, Taken
 from hadelay.http import health
@@ -73,8 +73,7 @@ class Listener:
         """Listens on every address of `host`; returns the port. Raises ConfigError or Taken."""
         where = self._server.config.listen
         try:
-            for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-                sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
+            for sock, family, address in _sockets(host, port):
                 self._listening.append(sock)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
@@ -242,6 +241,26 @@ class _Once:
         call, self._call = self._call, None
         if call is not None:
             call()
+
+
+def _sockets(host: str, port: int) -> Iterator[tuple[socket.socket, int, Any]]:
+    """(socket, its family, address to bind it to) of every address of `host`. OSError if there is none.
+
+    /etc/hosts may name an address twice, and a resolver addresses of a family that the kernel does not have.
+    """
+    found, unsupported = 0, None
+    for family, kind, protocol, _, address in dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)):
+        try:
+            sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
+        except OSError as error:
+            if error.errno != errno.EAFNOSUPPORT:
+                raise
+            unsupported = error
+        else:
+            found += 1
+            yield sock, family, address
+    if not found and unsupported is not None:
+        raise unsupported
 
 
 def _network_of(address: str) -> str:
