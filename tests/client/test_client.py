@@ -6,7 +6,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -17,8 +17,8 @@ import pytest
 
 import hadelay
 from hadelay.answers import error_of
-from hadelay.client import AsyncClient, Client, Put, Receipt, Unreachable
-from hadelay.client.consumer import reason_of
+from hadelay.client import AsyncClient, Client, Message, Put, Receipt, Unreachable, sync
+from hadelay.client.consumer import Consumer, Wish, reason_of
 from hadelay.client.transport import Answer, _Connector, addresses
 from hadelay.config import HttpConfig
 from hadelay.errors import (
@@ -586,6 +586,80 @@ def test_what_is_in_hand_goes_back_when_the_event_loop_ends(url: str) -> None:
         assert client.get(message_id).state in ("scheduled", "ready")
 
 
+class Scripted:
+    """A client whose receives are as told, one after the other; then they wait. It notes what is settled."""
+
+    def __init__(self, *receives: Callable[[], Awaitable[list[Message]]]) -> None:
+        self.receives, self.nacked = iter(receives), asyncio.Event()
+        self.settled: list[tuple[list[str], bool]] = []
+
+    async def receive(self, topics: Any, **options: Any) -> list[Message]:
+        if (told := next(self.receives, None)) is not None:
+            return await told()
+        if not options["timeout"]:
+            await asyncio.Event().wait()
+        return []
+
+    async def nack(self, leases: list[str], *, count: bool = True, **options: Any) -> list[str]:
+        self.settled.append((leases, count))
+        await asyncio.sleep(0)
+        self.nacked.set()
+        return ["nacked"] * len(leases)
+
+
+def a_message(lease: str) -> Message:
+    return msgspec.convert(
+        {"id": "0", "lease": lease, "topic": "a", "deliver_at": 0, "late_ms": 0, "attempt": 1, "redelivered": False,
+         "lease_until": 0, "lease_left_ms": 30_000, "body": b""}, Message, strict=False,
+    )  # fmt: skip
+
+
+async def test_what_the_last_poll_was_granted_goes_back_in_one_request() -> None:
+    """A stop cuts off a poll; the same request again shows what that was granted."""
+
+    async def cut_off() -> list[Message]:
+        await asyncio.Event().wait()
+        return []
+
+    async def granted() -> list[Message]:
+        return [a_message(str(n)) for n in range(100)]
+
+    client = Scripted(cut_off, granted)
+    consumer = Consumer(client, Wish(["a"], 30, 20, [], [], "c"), 100, set())  # type: ignore[arg-type]
+    waiting = asyncio.create_task(anext(consumer, None))
+    await asyncio.sleep(0.01)
+    consumer.stop()
+    assert await waiting is None
+    await consumer.close()
+    assert client.settled == [([str(n) for n in range(100)], False)]
+
+
+async def test_what_no_handler_began_with_goes_back() -> None:
+    """A failing on_error ends `work`, also a task that has not had its first turn."""
+
+    async def first() -> list[Message]:
+        return [a_message("1")]
+
+    async def second() -> list[Message]:
+        await script.nacked.wait()
+        await asyncio.sleep(0)
+        return [a_message("2")]
+
+    async def handle(message: Any) -> None:
+        if message.lease == "1":
+            raise ValueError("bad")
+        await asyncio.Event().wait()
+
+    def on_error(message: Any, error: Exception) -> None:
+        raise error
+
+    client, script = AsyncClient("http://127.0.0.1:9"), Scripted(first, second)
+    client.receive, client.nack = script.receive, script.nack  # type: ignore[method-assign, assignment]
+    with pytest.raises(ExceptionGroup):
+        await client.work("a", handle, concurrency=2, on_error=on_error, drain=0.05)
+    assert script.settled == [(["1"], True), (["2"], False)]
+
+
 @pytest.mark.parametrize("stop", [SystemExit, KeyboardInterrupt])
 def test_a_blocking_consumer_that_is_stopped_gives_back(url: str, stop: type[BaseException]) -> None:
     with Client(url) as client:
@@ -617,6 +691,25 @@ def test_a_signal_handler_stops_a_blocking_consumer(url: str) -> None:
             signal.signal(signal.SIGUSR1, before)
         assert len(handled) == 1
         assert sorted(m.state for m in client.messages("signals", state="all")) == ["acked", "ready"]
+
+
+def test_a_stop_while_a_blocking_consumer_begins_is_kept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal handler may run between any two steps of the thread that it interrupts."""
+    with Client(url) as client:
+        messages = client.consume("begins")
+        wait = sync._wait
+
+        def interrupted(coroutine: Any) -> Any:
+            found = wait(coroutine)
+            monkeypatch.setattr(sync, "_wait", wait)
+            messages.stop()
+            return found
+
+        monkeypatch.setattr(sync, "_wait", interrupted)
+        threading.Timer(3, lambda: messages.stop()).start()
+        began = time.monotonic()
+        assert list(messages) == []
+        assert time.monotonic() - began < 2
 
 
 async def test_leases_are_extended_while_work_goes_on(node: Node) -> None:

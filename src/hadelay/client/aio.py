@@ -419,6 +419,7 @@ class AsyncClient:
                 finally:
                     await consumer.drain(drain_s)
         finally:
+            consumer.give_up()  # of tasks that were cancelled before their first turn
             await consumer.close()
 
     # ---- topics

@@ -202,7 +202,8 @@ class Consumer:
                 # It may have been granted something: the same request gets that, and it goes back.
                 with contextlib.suppress(Exception):
                     for message in self._take(await self._receive(request_id, 1, 0, timeout=_LAST_POLL_S)):
-                        await self.settle(message, *_GIVE_BACK)
+                        self._order(message, _GIVE_BACK)
+                    await self._settle_rest()
                 raise
             except Exception as error:
                 # Also what is no refusal, such as an answer that no node gave: else the loop ends, and nobody knows.
@@ -262,6 +263,12 @@ class Consumer:
         if not isinstance(why, asyncio.CancelledError):
             self.stop()
         await self.settle(message, *_GIVE_BACK)
+
+    def give_up(self) -> None:
+        """What was handed out and is not settled goes back: nobody works on it any more."""
+        for message in self.held.values():
+            if not message._settled:
+                self._order(message, _GIVE_BACK)
 
     def _order(self, message: Leased, how: _How) -> asyncio.Future[str]:
         futures = self._orders.setdefault(how, {})

@@ -207,20 +207,19 @@ class Consuming(Iterator[Delivered]):
     def __next__(self) -> Delivered:
         if self._messages is None:
             self._consumer = _wait(self._begin())
+            if self._stopped:  # before there was a consumer to stop
+                self.stop()
             self._messages = _each(self._consumer, self._client)
         return Delivered(next(self._messages), self._client)
 
     async def _begin(self) -> Consumer:
-        consumer = self._start()
-        if self._stopped:
-            consumer.stop()
-        return consumer
+        return self._start()
 
     def stop(self) -> None:
         """Fetch no more, and end the loop after the message in hand; what was fetched beside it goes back at once, and
         the attempt does not count. Any thread and any signal handler may call it."""
         self._stopped = True
-        if self._consumer is not None:  # else __next__ finds that it is stopped
+        if self._consumer is not None:  # else __next__ finds out
             _loop().call_soon_threadsafe(self._consumer.stop)
 
     def close(self) -> None:
