@@ -190,10 +190,18 @@ def unwanted(history: History) -> Iterator[Case]:
     for g in history.given:
         if g.every:
             lacking = set(g.every) - set(g.tags)
-            yield "all of", f"{g.id}, with the tags {g.tags}, went to who asked for all of {g.every}" if lacking else ""
+            yield (
+                "all of",
+                f"{g.id}, with the tags {list(g.tags)}, went to who asked for all of {list(g.every)}"
+                if lacking
+                else "",
+            )
         if g.some:
             none = not set(g.some) & set(g.tags)
-            yield "one of", f"{g.id}, with the tags {g.tags}, went to who asked for one of {g.some}" if none else ""
+            yield (
+                "one of",
+                f"{g.id}, with the tags {list(g.tags)}, went to who asked for one of {list(g.some)}" if none else "",
+            )
 
 
 def resurrected(history: History) -> Iterator[Case]:

@@ -4,7 +4,7 @@ run began; times named `_ms` are cluster time as a node told it. Kept in memory 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -45,7 +45,7 @@ class Put:
     asked: float
     topic: str = ""
     key: str | None = None
-    tags: list[str] = field(default_factory=list)
+    tags: Sequence[str] = ()
     #: 0: no TTL.
     ttl_s: float = 0.0
     #: Time of the first yes.
@@ -93,10 +93,10 @@ class Given:
     term: int
     topic: str = ""
     key: str | None = None
-    tags: list[str] = field(default_factory=list)
+    tags: Sequence[str] = ()
     #: Tags that the receive asked for: all of the former, one of the latter.
-    every: list[str] = field(default_factory=list)
-    some: list[str] = field(default_factory=list)
+    every: Sequence[str] = ()
+    some: Sequence[str] = ()
     nack_asked: float | None = None
     ack_asked: float | None = None
     acked: float | None = None
@@ -169,8 +169,8 @@ class History:
         """The crash points at which a node ended."""
         return {event["at"] for event in self.of("crash") if event["nodes"]}
 
-    def _on_put(self, **fields: Any) -> None:
-        self.puts[fields["n"]] = Put(**fields)
+    def _on_put(self, tags: Sequence[str] = (), **fields: Any) -> None:
+        self.puts[fields["n"]] = Put(tags=tuple(tags), **fields)
 
     def _on_stored(self, n: int, t: float, id: str, due_ms: int | None = None, syncs: int | None = None) -> None:
         put = self.puts[n]
@@ -198,8 +198,11 @@ class History:
     def _on_asked_for(self, id: str, t: float, state: str, ended_ms: int | None = None) -> None:
         self.ends[id] = state, ended_ms
 
-    def _on_given(self, **fields: Any) -> None:
-        given = Given(**fields)
+    def _on_given(
+        self, tags: Sequence[str] = (), every: Sequence[str] = (), some: Sequence[str] = (), **fields: Any
+    ) -> None:
+        # No empty list for each of a million hand-outs.
+        given = Given(tags=tuple(tags), every=tuple(every), some=tuple(some), **fields)
         self.given.append(given)
         self._held[given.id, given.attempt, given.request] = given
 

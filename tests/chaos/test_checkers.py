@@ -219,7 +219,7 @@ PLANTED: dict[tuple[str, str], list[Callable[[History], Any]]] = {
     ("I3 phantom", "body"): [set_(2, body=checksum(body_of(2, 4))), set_(2, body=checksum(b"\2\0\0\0\2\2\3"))],
     ("I3 phantom", "topic"): [set_(2, topic="u")],
     ("I3 phantom", "key"): [set_(5, key="l"), set_(5, key=None), set_(2, key="k")],
-    ("I3 phantom", "tags"): [set_(5, tags=["a", "b", "c"]), set_(2, tags=["a"])],
+    ("I3 phantom", "tags"): [set_(5, tags=("a", "b", "c")), set_(2, tags=("a",))],
     ("I3 phantom", "refused"): [refused_and_given],
     ("I3 phantom", "cancelled"): [lambda history: give(history, n=1, asked=10.7)],
     ("filters", "all of"): [set_(5, every=["a", "z"])],
