@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,7 +11,9 @@ import pytest
 from hadelay.config import Config, WebhooksConfig
 from hadelay.core.commands import encode_purge, encode_topic_delete
 from hadelay.core.topics import READY, SCHEDULED
+from hadelay.server.webhooks import pool
 from hadelay.testing.cluster import SimCluster
+from hadelay.testing.file import SimFile
 from tests.webhooks.world import Call, World
 
 
@@ -158,3 +161,45 @@ def test_what_was_purged_is_not_called_about(delete: bool) -> None:
         world.script["http://t/"] = ["200"]
         (new,) = world.publish("t", b"y")
         world.until(lambda: world.state(new) == "acked")
+
+
+def test_records_that_come_from_the_disk_keep_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call at a time: whatever has to be read first is called first, and nothing else is read meanwhile."""
+    cached, fetched, reading, most = SimFile.pread_cached, pool.fetch, 0, 0
+
+    def fetch(node: Any, places: Any, found: Any, done: Callable[[], None]) -> None:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+
+        def over() -> None:
+            nonlocal reading
+            reading -= 1
+            done()
+
+        fetched(node, places, found, over)
+
+    monkeypatch.setattr(pool, "fetch", fetch)
+    monkeypatch.setattr(SimFile, "pread_cached", lambda *a: None if a[2] // 100 % 3 else cached(*a))
+    world = World(Limited(1, topic_calls=1))
+    hook(world, "t")
+    ids = world.publish("t", *[b"x" * 200] * 30)
+    world.until(lambda: len(world.calls) == 30)
+    assert most == 1
+    assert [call.id for call in world.calls] == ids
+
+
+def test_a_message_purged_while_its_record_is_read_is_not_called_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimFile, "pread_cached", lambda *a: None)
+    waiting: list[Callable[[], None]] = []
+    fetched = pool.fetch
+    monkeypatch.setattr(pool, "fetch", lambda *a: fetched(*a[:-1], lambda: waiting.append(a[-1])))
+    world = World(Limited(1))
+    hook(world, "t")
+    world.publish("t", b"x")
+    world.until(lambda: waiting)
+    world.do(lambda node, done: node.propose(encode_purge("t", READY | SCHEDULED), done))
+    world.put("t", backoff=[1_000])  # its queue is looked through, and the message is not in it
+    waiting[0]()
+    world.run(1)
+    assert not world.calls

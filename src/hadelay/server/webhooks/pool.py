@@ -71,13 +71,18 @@ log = structlog.get_logger("hadelay")
 class Job:
     """One message to be called about, under one lease."""
 
-    __slots__ = ("again", "attempt", "deliver_at_ms", "ends", "first_id", "lease", "offset", "record", "size")
+    __slots__ = (
+        "again", "attempt", "deliver_at_ms", "ends", "first_id", "floor", "lease", "offset", "record", "size",
+    )  # fmt: skip
 
     def __init__(
-        self, lease: Lease, ends: float, first_id: int, at_ms: int, offset: int, size: int, attempt: int, again: bool
-    ) -> None:
+        self, lease: Lease, ends: float, first_id: int, at_ms: int, offset: int, size: int, attempt: int, again: bool,
+        floor: int,
+    ) -> None:  # fmt: skip
         self.lease, self.ends, self.first_id, self.deliver_at_ms = lease, ends, first_id, at_ms
         self.offset, self.size, self.attempt, self.again = offset, size, attempt, again
+        #: Of its topic, when it was fetched: it was purged if that has risen since.
+        self.floor = floor
         #: While it waits for a host.
         self.record: bytes | None = None
 
@@ -89,6 +94,8 @@ class Feed:
         self.name, self.number = topic.name, topic.number
         self.queue: deque[Job] = deque()
         self.calling = 0
+        #: Jobs whose records the disk is asked for: each has its turn, and begins when the record is there.
+        self.reading = 0
         #: Fetched, and out of the queue while something has to be done first.
         self.absent = 0
         self.polls: set[Poll] = set()
@@ -223,7 +230,7 @@ class Pool:
             # The same request again: if it was granted after all, this is how to get it.
             self.runtime.call_later(_AGAIN_S, self._fetch, feed, poll.request_id)
             return
-        feed.queue.extend(_jobs(delivery, self.runtime.monotonic()))
+        feed.queue.extend(_jobs(delivery, self.runtime.monotonic(), feed.floor))
         self._run(feed)
         self._fetch(feed)
 
@@ -247,6 +254,9 @@ class Pool:
                     self.runtime.call_later(_SOON_S, self._resume)
                 break
             job = feed.queue[0]
+            if job.floor != feed.floor:  # it was out of the queue when its topic was purged
+                self._settle(feed.queue.popleft(), (-1, "purged"))
+                continue
             if job.ends - self.runtime.monotonic() < feed.needs_s:
                 self._extend(feed)
                 continue
@@ -285,7 +295,7 @@ class Pool:
 
     def _has_room(self, feed: Feed) -> bool:
         most = self.config.max_calls
-        if feed.calling >= feed.calls or self.in_flight >= most:
+        if feed.calling + feed.reading >= feed.calls or self.in_flight >= most:
             return False
         # Shares count once half of all calls are taken.
         return 2 * self.in_flight < most or feed.calling < max(1, most // sum(1 for f in self.feeds.values() if f.held))
@@ -299,12 +309,14 @@ class Pool:
             return self._verify(feed, job, place, found[0])
         feed.queue.popleft()
         feed.absent += 1
+        feed.reading += 1
 
         def fetched() -> None:
             feed.absent -= 1
+            feed.reading -= 1
             feed.queue.appendleft(job)
-            if self._verify(feed, job, place, found[0]):
-                self._next(feed)
+            self._verify(feed, job, place, found[0])
+            self._next(feed)
 
         fetch(self.node, [place], found, fetched)
         return False
@@ -439,7 +451,7 @@ class Pool:
 def _ignore(delivery: Delivery | None, error: HadelayError | None) -> None: ...
 
 
-def _jobs(delivery: Delivery, mono: float) -> Iterator[Job]:
+def _jobs(delivery: Delivery, mono: float, floor: int) -> Iterator[Job]:
     rows = delivery.rows
     columns = zip(
         delivery.positions.tolist(),
@@ -456,4 +468,5 @@ def _jobs(delivery: Delivery, mono: float) -> Iterator[Job]:
     )
     for position, hour, index, until_ms, first_id, at_ms, offset, size, attempt, again in columns:
         lease = (delivery.term, delivery.seq, position, hour, index)
-        yield Job(lease, mono + (until_ms - delivery.now_ms) / 1000, first_id, at_ms, offset, size, attempt, again)
+        ends = mono + (until_ms - delivery.now_ms) / 1000
+        yield Job(lease, ends, first_id, at_ms, offset, size, attempt, again, floor)
