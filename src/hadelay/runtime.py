@@ -57,18 +57,12 @@ _BRIEF_JOBS, _BRIEF_S = 8, 0.0005
 _LONG_S = 0.005
 
 
-class _Lane:
-    """One thread, what waits for it, and how quick its brief jobs are lately."""
+class Brevity:
+    """Whether a lane's brief jobs may run on the loop: how quick they were lately (ADR 16)."""
 
-    __slots__ = ("deferred", "executor", "needed", "on_loop", "pending", "quickest")
+    __slots__ = ("needed", "quickest")
 
-    def __init__(self, name: str) -> None:
-        self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"hadelay-{name}")
-        #: In the thread.
-        self.pending = 0
-        #: A job is about to run on the loop; those that came after it wait here.
-        self.on_loop = False
-        self.deferred: list[Callable[[], None]] = []
+    def __init__(self) -> None:
         #: Jobs still to be seen in the thread before one runs on the loop, and the quickest of those seen.
         self.needed, self.quickest = _BRIEF_JOBS, math.inf
 
@@ -81,6 +75,21 @@ class _Lane:
         self.quickest = min(self.quickest, seconds)
         if not self.needed and self.quickest >= _BRIEF_S:
             self.needed, self.quickest = _BRIEF_JOBS, math.inf
+
+
+class _Lane(Brevity):
+    """One thread, what waits for it, and how quick its brief jobs are lately."""
+
+    __slots__ = ("deferred", "executor", "on_loop", "pending")
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"hadelay-{name}")
+        #: In the thread.
+        self.pending = 0
+        #: A job is about to run on the loop; those that came after it wait here.
+        self.on_loop = False
+        self.deferred: list[Callable[[], None]] = []
 
 
 class AsyncioRuntime:

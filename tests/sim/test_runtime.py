@@ -64,6 +64,35 @@ def test_jobs_of_one_lane_keep_their_order_and_errors_are_handed_over():
     assert seen == [1, ZeroDivisionError]
 
 
+def test_a_brief_job_on_the_loop_holds_up_everything_else_of_its_node():
+    world, seen = SimWorld(1), []
+    disk = SimDisk(random.Random(1))
+    runtime = SimRuntime(world, "n1", disk, brief=True)
+    disk.makedirs("/a")
+    file = disk.open("/a/x", create=True)
+
+    def sync() -> None:
+        runtime.in_thread("journal", file.sync, lambda result, error: seen.append("synced"), brief=True)
+
+    for _ in range(8):
+        sync()
+        world.run_for(0.1)
+    seen.clear()
+    disk.sync_delay_s = 1.0
+    sync()
+    runtime.call_later(0.1, seen.append, "timer")
+    world.run_for(0.4)
+    assert seen == []
+    world.run_for(2.0)
+    assert seen == ["synced", "timer"]
+    # That was too slow: the lane is back in its thread.
+    sync()
+    runtime.call_later(0.1, seen.append, "another")
+    world.run_for(0.4)
+    assert seen == ["synced", "timer", "another"]
+    assert len(runtime.stalls) == 1
+
+
 def test_clocks_drift_and_step_but_monotonic_never_steps():
     world = SimWorld(1)
     runtime = SimRuntime(world, "n1", drift=0.001, wall_offset_ms=500)

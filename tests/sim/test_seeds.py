@@ -50,7 +50,8 @@ HAPPENS = (
     ends acked, ends cancelled, ends expired, ends scheduled, ends gone,
     snapshot installed, checkpoint, a sync failed, a disk was full, crashed at an I/O step, transferred,
     a member was added, a member was removed, a change of members was refused,
-    configured, access changed, topic refused, listed, hours passed, guest, hung up waiting, hung up granted
+    configured, access changed, topic refused, listed, hours passed, guest, hung up waiting, hung up granted,
+    a sync held its node up
 """.replace("\n    ", " ")
     .strip()
     .split(", ")

@@ -49,6 +49,8 @@ HOUR_S = 3600
 FAILED_S = 4.0
 #: The share of runs that have a guest. What it draws is its own: the others stay as they would be without.
 GUESTS = 0.2
+#: The share of runs in which brief syncs run on the loop; and the shortest of them that counts as a stall (seconds).
+BRIEF, STALL_S = 0.4, 0.15
 #: Of one entry in so many the results are compared as well.
 _SAMPLE = 16
 
@@ -178,6 +180,8 @@ class SimCluster:
         self.far_buffer_bytes = rng.choice((1 << 14, 1 << 20, 1 << 20))
         #: Somebody does what others seldom do (testing/guest.py), and heads of chains are written down early.
         self.has_guest = random.Random(f"{seed} guest").random() < GUESTS
+        #: Brief syncs run on the loop, as in the real runtime: a slow one holds its node up.
+        self.brief = random.Random(f"{seed} brief").random() < BRIEF
         self.machines = {name: self._machine(name) for name in names}
         #: Those whose nodes are no members any more.
         self.retired: dict[str, Machine] = {}
@@ -273,6 +277,7 @@ class SimCluster:
             machine.disk,
             drift=machine.drift,
             wall_offset_ms=machine.wall_offset_ms + machine.stepped_ms,
+            brief=self.brief,
         )
         process = Process(name, runtime, self.net.network(name, runtime), failed_before=machine.disk.failed_syncs)
         machine.process = process
@@ -424,6 +429,7 @@ class SimCluster:
 
     def count_node(self, process: Process) -> None:
         """What only the node knows, added to the history's counts."""
+        self.history.count("a sync held its node up", sum(stall_s >= STALL_S for stall_s in process.runtime.stalls))
         if process.node is not None:
             self.history.count("snapshot installed", process.node.raft.stats.snapshots_installed)
             self.history.count("checkpoint", process.node.checkpoints.count)

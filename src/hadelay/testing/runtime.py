@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop as _pop
 from heapq import heappush as _push
 from typing import Any
 
-from hadelay.runtime import Ended
+from hadelay.runtime import Brevity, Ended
 from hadelay.testing.disk import SimCrash, SimDisk
 
 #: More events than this at one instant is a loop that never sleeps.
@@ -102,7 +103,7 @@ class SimWorld:
             return
         if owner.crashed:
             return
-        if owner.paused:
+        if owner.paused or owner.stalled:
             owner.held.append(event)
             return
         owner.ran = True
@@ -112,25 +113,49 @@ class SimWorld:
             self.on_crash(owner)
 
 
+@dataclass(slots=True, eq=False)
+class _Job:
+    """What a lane is to do. on_loop: decided when it begins."""
+
+    fn: Callable[[], Any]
+    done: Ended
+    brief: bool
+    on_loop: bool = False
+
+
 class SimRuntime:
     """The Runtime of one process. A restarted node gets a new one; the old one's events die with it.
 
     drift: how much faster than true time its monotonic clock runs (50e-6 = 50 ppm). wall_offset_ms: its wall clock's
-    error, which does not grow: NTP keeps it.
+    error, which does not grow: NTP keeps it. brief: brief jobs run on the loop while the disk is quick, as in the real
+    runtime (ADR 16); nothing else happens on the node until such a job's syncs are over.
     """
 
     def __init__(
-        self, world: SimWorld, name: str, disk: SimDisk | None = None, *, drift: float = 0.0, wall_offset_ms: int = 0
+        self,
+        world: SimWorld,
+        name: str,
+        disk: SimDisk | None = None,
+        *,
+        drift: float = 0.0,
+        wall_offset_ms: int = 0,
+        brief: bool = False,
     ) -> None:
         self.world, self.name, self.disk = world, name, disk
         self.drift, self.wall_offset_ms = drift, wall_offset_ms
         self.random = random.Random(f"{world.seed} {name} {world.now}")
         self.crashed = False
         self.paused = False
+        #: A sync runs on the loop.
+        self.stalled = False
+        #: Seconds that each such sync held the loop up.
+        self.stalls: list[float] = []
         self.held: list[Event] = []
         self.ran = True
         self._rate = 1.0 + drift
-        self._lanes: dict[str, deque[tuple[Callable[[], Any], Ended]]] = {}
+        self._brief = brief
+        self._lanes: dict[str, deque[_Job]] = {}
+        self._brevity: defaultdict[str, Brevity] = defaultdict(Brevity)
         # Every machine counts from its own start.
         self._monotonic_base = self.random.uniform(10.0, 1e6)
 
@@ -154,7 +179,7 @@ class SimRuntime:
         disk has taken its time. So a sync covers exactly what was written before it began, and a crash in between
         keeps a prefix of the job (SimDisk.begin)."""
         jobs = self._lanes.setdefault(lane, deque())
-        jobs.append((fn, done))
+        jobs.append(_Job(fn, done, brief and self._brief))
         if len(jobs) == 1:
             self._start_next(lane)
 
@@ -162,15 +187,18 @@ class SimRuntime:
         """A job runs at one instant: none is ever under way while the loop does something else."""
 
     def _start_next(self, lane: str) -> None:
-        self.world.after(self.world.random.uniform(5e-6, 100e-6), self._run_job, lane, owner=self)
+        job = self._lanes[lane][0]
+        job.on_loop = job.brief and not self._brevity[lane].needed
+        delay_s = 0.0 if job.on_loop else self.world.random.uniform(5e-6, 100e-6)
+        self.world.after(delay_s, self._run_job, lane, owner=self)
 
     def _run_job(self, lane: str) -> None:
-        fn, done = self._lanes[lane][0]
+        job = self._lanes[lane][0]
         result, error = None, None
         cost_s = 0.0
         flight = self.disk.begin() if self.disk is not None else None
         try:
-            result = fn()
+            result = job.fn()
         except SimCrash:
             raise
         except Exception as e:
@@ -180,14 +208,28 @@ class SimRuntime:
             flight.disk.busy_until = max(flight.disk.busy_until, self.world.now + cost_s)
             # The kernel finishes a sync even if the process is stopped meanwhile: no owner.
             self.world.after(cost_s, flight.land)
-        self.world.after(cost_s + 20e-6, self._finish_job, lane, result, error, done, owner=self)
+        if job.brief:
+            self._brevity[lane].took(cost_s)
+        if job.on_loop:
+            self.stalled = True
+            self.stalls.append(cost_s)
+            self.world.after(cost_s, self._return_to_loop, lane, result, error)
+        else:
+            self.world.after(cost_s + 20e-6, self._finish_job, lane, result, error, owner=self)
 
-    def _finish_job(self, lane: str, result: Any, error: BaseException | None, done: Ended) -> None:
+    def _return_to_loop(self, lane: str, result: Any, error: BaseException | None) -> None:
+        """A job that ran on the loop is over: its end comes first, and then what fell due meanwhile."""
+        if not self.crashed:
+            self.stalled = False
+            self.held.insert(0, Event(self, self._finish_job, (lane, result, error)))
+            self._go_on()
+
+    def _finish_job(self, lane: str, result: Any, error: BaseException | None) -> None:
         jobs = self._lanes[lane]
-        jobs.popleft()
+        job = jobs.popleft()
         if jobs:
             self._start_next(lane)
-        done(result, error)
+        job.done(result, error)
 
     def stirred(self) -> bool:
         """Whether any of its events ran since this was asked last: while none does, its state stays what it is."""
@@ -201,10 +243,15 @@ class SimRuntime:
     def resume(self) -> None:
         """SIGCONT: what fell due meanwhile happens now, in order."""
         self.paused = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self.paused or self.stalled:
+            return
         held, self.held = self.held, []
         for event in held:
             if event.fn is not None:
-                self.world.at(self.world.now, event.fn, *event.args, owner=self)
+                self.world.add(self.world.now, event)
 
     def crash(self) -> None:
         """The process is gone: none of its events ever runs."""
