@@ -89,6 +89,7 @@ class MemoryService:
         self.reason, self.count = "", True
         self.rate: float | None = None
         self.hour_bytes = b"".join(bytes([n % 251]) for n in range(5000))
+        self.hours_there = 1
         self._index = count()
         self._seq = count(1)
         self._wake = asyncio.Event()
@@ -444,7 +445,7 @@ class MemoryService:
 
     async def hours(self) -> HoursView:
         files = {"log": (3, len(self.hour_bytes), 1), "idx": (3, 192, 2), "dsp": (1, 32, 3)}
-        return HoursView(7, [HourView(494_000, files, True, False)])
+        return HoursView(7, (HourView(494_000 + n, files, True, False) for n in range(self.hours_there)))
 
     async def hour_file_length(self, hour: int, file: str) -> int:
         if hour != 494_000:

@@ -159,6 +159,15 @@ async def test_a_large_item_is_refused_in_its_place(node: Node) -> None:
     assert len(node.service.published) == 2 * 1_999
 
 
+async def test_hours_take_turns(node: Node) -> None:
+    """Two years of them were one turn of 260 ms."""
+    node.service.hours_there = 2_000
+    found = (await node.ask("GET", "/v1/hours")).json["hours"]
+    assert len(found) == len({hour["hour"] for hour in found}) == 2_000
+    assert node.server.turns.given >= 10
+    assert node.server.turns.largest <= SLICE
+
+
 # ---- all other routes
 
 

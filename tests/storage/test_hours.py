@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from support import NOW, events, messages
 
 from hadelay.model import DEAD_HOURS, NONE32, hour_from_name, hour_name, pack_id
+from hadelay.server import views
 from hadelay.storage.disk import RealDisk
 from hadelay.storage.hours import HourStore
 from hadelay.storage.records import check_record
@@ -276,3 +279,29 @@ def test_heads_files_are_used_and_survive_being_wrong(store: HourStore, tmp_path
         assert store._heads.get(hour, 20_000).on_disk == (0 if damage else 20_000)
         assert (store.heads(hour).last == expected[0]).all()
         assert (store.heads(hour).count == expected[1]).all()
+
+
+def test_what_a_node_says_of_its_hours_is_of_one_moment(store: HourStore) -> None:
+    """However much is filed while the answer is put together."""
+    hours = np.array(HOURS, np.int64)
+    store.append(*messages(hours, sizes=[10] * len(hours)))
+    node: Any = SimpleNamespace(
+        storage=SimpleNamespace(hours=store),
+        state=SimpleNamespace(now_hour=NOW),
+        raft=SimpleNamespace(applied_index=7),
+    )
+    before = list(views.hours(node).hours)
+    later = views.hours(node)
+    found = [next(later.hours)]
+    store.append(*messages(hours, sizes=[20] * len(hours)))
+    found += later.hours
+    assert found == before
+    assert [hour.hour for hour in found] == HOURS
+    assert [hour.hour for hour in found if hour.sealed] == [NOW - 1]
+    assert [hour.hour for hour in found if hour.mapped] == [hour for hour in HOURS if store.mapped(hour)]
+    sums = store.checksums()
+    for hour in views.hours(node).hours:
+        name = hour_name(hour.hour)
+        assert hour.files["log"] == (2, *sums[f"{name}.log"])
+        assert hour.files["idx"] == (2, *sums[f"{name}.idx"])
+        assert hour.files["dsp"] == (0, 0, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -15,9 +16,10 @@ from hadelay.errors import BadRequest, HadelayError, NotFound
 from hadelay.http import types
 from hadelay.http.routes import Call, Routes
 from hadelay.http.settings import settings_in, settings_out
+from hadelay.http.turns import ITEM
 from hadelay.http.values import DOTS, INSTANT_CHARS, check_new_topic, format_instant, instants_text
 from hadelay.model import hour_from_name, hour_name
-from hadelay.server.api import HOUR_FILES, HourFile, TopicView
+from hadelay.server.api import HOUR_FILES, HourFile, HourView, TopicView
 
 routes = Routes()
 
@@ -231,12 +233,23 @@ async def remove_member(call: Call) -> web.Response:
 @routes.add("GET", "/v1/hours", returns={200: types.Hours})
 async def hours(call: Call) -> web.Response:
     """This node's hour files: committed entries, bytes and checksums, all at one applied index"""
-    view = await call.server.service.hours()
-    found = []
-    for h in view.hours:
-        files = {name: types.HourFileOut(n, str(size), f"{crc:08x}") for name, (n, size, crc) in h.files.items()}
-        found.append(types.Hour(hour=hour_name(h.hour), sealed=h.sealed, mapped=h.mapped, **files))
+    view, turns = await call.server.service.hours(), call.server.turns
+    encode = msgspec.msgpack.encode if call.wants_msgpack() else msgspec.json.encode
+    found: list[Any] = []
+    while some := [msgspec.Raw(encode(_hour(h))) for h in islice(view.hours, _HOURS)]:
+        found += some
+        turns.count(ITEM * len(some))
+        await turns.next()
     return call.reply(types.Hours(str(view.applied_index), found))
+
+
+#: Hours that become a part of the answer in one slice.
+_HOURS = 200
+
+
+def _hour(h: HourView) -> types.Hour:
+    files = {name: types.HourFileOut(n, str(size), f"{crc:08x}") for name, (n, size, crc) in h.files.items()}
+    return types.Hour(hour=hour_name(h.hour), sealed=h.sealed, mapped=h.mapped, **files)
 
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")

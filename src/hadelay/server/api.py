@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -187,7 +187,8 @@ class HourView(Struct):
 
 class HoursView(Struct):
     applied_index: int
-    hours: list[HourView]
+    #: Ascending, dead ones last; to go through once.
+    hours: Iterator[HourView]
 
 
 class SnapshotView(Struct):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.core.formats import DISPATCH_SIZE, INDEX_SIZE
 from hadelay.core.topics import Topic
-from hadelay.model import DEAD_HOURS, hour_name
+from hadelay.model import DEAD_HOURS
 from hadelay.raft.journal import FIRST
 from hadelay.server.api import (
-    HOUR_FILES,
     Check,
     ClusterView,
     DispatchView,
+    HourFile,
     HoursView,
     HourView,
     MemberView,
@@ -83,26 +88,26 @@ def cluster(node: Node) -> ClusterView:
 
 
 def hours(node: Node) -> HoursView:
+    """As of now, however long the reader takes to go through it."""
     store = node.storage.hours
-    sums = store.checksums()
-    running = node.state.now_hour
-    found = []
-    for hour in store.hours():
-        counts = (store.count(hour), store.count(hour), store.event_count(hour))
-        found.append(
-            HourView(
-                hour,
-                {
-                    file: (count, size, sums.get(f"{hour_name(hour)}.{file}", (0, 0))[1])
-                    for file, count, size in zip(HOUR_FILES, counts, store.lengths(hour), strict=True)
-                },
-                # Late messages are filed under the running hour, so an hour that is over gets no more entries.
-                # A dead hour gets letters until its retention ends.
-                sealed=hour < running or DEAD_HOURS <= hour < DEAD_HOURS + running,
-                mapped=store.mapped(hour),
-            )
-        )
-    return HoursView(node.raft.applied_index, found)
+    found, rows = store.rows()
+    numbers = found.tolist()
+    mapped = {hour for hour in numbers if store.mapped(hour)}
+    return HoursView(node.raft.applied_index, _hours(numbers, rows, mapped, node.state.now_hour))
+
+
+def _hours(numbers: list[int], rows: NDArray[np.void], mapped: set[int], running: int) -> Iterator[HourView]:
+    for at, hour in enumerate(numbers):
+        log_bytes, entries, events, log_crc, idx_crc, dsp_crc, _ = rows[at].item()
+        files: dict[HourFile, tuple[int, int, int]] = {
+            "log": (entries, log_bytes, log_crc),
+            "idx": (entries, entries * INDEX_SIZE, idx_crc),
+            "dsp": (events, events * DISPATCH_SIZE, dsp_crc if events else 0),
+        }
+        # Late messages are filed under the running hour, so an hour that is over gets no more entries.
+        # A dead hour gets letters until its retention ends.
+        sealed = hour < running or DEAD_HOURS <= hour < DEAD_HOURS + running
+        yield HourView(hour, files, sealed, hour in mapped)
 
 
 def ready_checks(node: Node) -> list[Check]:

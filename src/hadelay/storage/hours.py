@@ -293,11 +293,18 @@ class HourStore(HourReader):
         self._far.fresh.cover(self._table.size)
 
     def checksums(self) -> dict[str, tuple[int, int]]:
-        """File name → (length, crc32c) at the applied index, for `check replicas`. Writes out what waits."""
+        """File name → (length, crc32c) at the applied index. Writes out what waits."""
+        return dict(file_checksums(*self.rows()))
+
+    def rows(self) -> tuple[npt.NDArray[np.int64], Rows]:
+        """Hours with entries that are not retired, ascending, dead ones last; and the HOUR_ROW of each at the applied
+        index. Copies. Writes out what waits."""
         self._far.spill()
         table = self._table
         slots = np.flatnonzero(table.entries)
-        return dict(file_checksums(table.hours(slots), table.rows(slots)))
+        hours = table.hours(slots)
+        order = hours.argsort()
+        return hours[order], table.rows(slots[order])
 
     def repair(self, hour: int, suffix: str, offset: int, data: bytes) -> None:
         """Write bytes from a peer over a damaged place of ".log", ".idx" or ".dsp". BadRequest unless they verify as
