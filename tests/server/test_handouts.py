@@ -12,6 +12,7 @@ from hadelay.core.commands import Command
 from hadelay.core.formats import SETTLE_LEVEL, handout_delay_ms
 from hadelay.core.tokens import LEASE
 from hadelay.model import Event
+from hadelay.server import service
 from hadelay.server.handouts import Handouts
 from hadelay.testing.cluster import SimCluster
 from tests.core.world import START_MS, World, draft
@@ -85,3 +86,26 @@ def test_an_ack_through_any_node_carries_it_and_every_replica_has_it() -> None:
         assert len(delays) == 2
         assert (delays >= 300).all(), node.name
         assert (delays < 2_000).all(), node.name
+
+
+async def test_a_lease_that_ran_while_the_disk_was_read_is_shorter_by_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = SimCluster(4, restart=False)
+    cluster.start_all()
+    wait_for_leader(cluster)
+    cluster.world.run_for(3.0)
+    leader = cluster.leader()
+    assert leader is not None
+    publish(cluster, leader, ["orders"])
+    handed = receive(cluster, leader, "orders", 1)
+
+    async def slowly(node: Any, hours: Any, rows: Any) -> list[bytes]:
+        cluster.world.run_for(3.0)
+        return [node.storage.hours.record(int(hours[0]), int(rows["offset"][0]), int(rows["size"][0]), verify=True)]
+
+    monkeypatch.setattr(service, "read_records", slowly)
+    delivery = await service.NodeService(leader)._delivery(handed)
+    granted_ms = int(handed.until_ms[0]) - handed.now_ms
+    assert delivery.lease_left_ms <= granted_ms - 3_000
+    assert delivery.messages[0].late_ms >= 3_000
+    cluster.world.run_for(60.0)
+    assert (await service.NodeService(leader)._delivery(handed)).lease_left_ms == 0

@@ -328,7 +328,8 @@ class NodeService:
         )
         rows = handed.rows
         bodies = await read_records(node, handed.hours, rows)
-        now, topics = handed.now_ms, node.state.topics.all
+        # The lease has run on while the disk was read.
+        now, topics = max(handed.now_ms, node.clock.read(node.runtime.monotonic())), node.state.topics.all
         columns = zip(
             rows["first_id"].tolist(),
             tokens,
@@ -347,7 +348,7 @@ class NodeService:
             )
         until, due_ms = int(handed.until_ms.min()), int(rows["deliver_at_ms"].max())
         answered = partial(node.dispatcher.answered, handed.term, handed.seq, handed.positions, due_ms)
-        return Delivery(messages, until, until - now, answered)
+        return Delivery(messages, until, max(0, until - now), answered)
 
     # reading
 
