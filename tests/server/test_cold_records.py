@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,31 @@ async def test_the_loop_does_not_wait_for_the_disk(tmp_path: Path, hour: int, mo
     rig.node.records_read.clear()
     assert await rig.read() == found
     assert rig.node.records_read == {"memory": COUNT}, "they are in memory now, and no thread is asked"
+    rig.close()
+
+
+async def test_a_list_does_not_hold_up_hand_outs(tmp_path: Path, hour: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a list reads is up to a page of 16 MiB, and leases run while a hand-out is read."""
+    rig, go_on, lists = Rig(tmp_path, hour), threading.Event(), list[str]()
+    read = records._read_file
+
+    def held_up(*asked: Any) -> None:
+        if not lists:
+            lists.append(threading.current_thread().name)
+            go_on.wait(20)
+        read(*asked)
+
+    monkeypatch.setattr(records, "_read_file", held_up)
+    rig.drop()
+    places = records.places_of(rig.hours, rig.rows)
+    listing = asyncio.create_task(records.read_off_loop(rig.node, places[:500], records.LISTS))
+    async with asyncio.timeout(10):
+        while not lists:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert None not in await records.read_off_loop(rig.node, places[500:])
+    assert not listing.done()
+    go_on.set()
+    assert None not in await listing
     rig.close()
 
 

@@ -14,7 +14,7 @@ from hadelay.core.tags import mask_of
 from hadelay.core.topics import Topic
 from hadelay.model import State
 from hadelay.server.api import ListWish, MessagePage
-from hadelay.server.records import places_of, read_in_slices, read_mended, read_off_loop
+from hadelay.server.records import LISTS, places_of, read_in_slices, read_mended, read_off_loop
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
@@ -34,7 +34,7 @@ async def page_of(node: Node, topic: Topic, asked: ListWish) -> MessagePage:
     messages: list[Description] = []
     wanted, turn, total = set(asked.tags), 0, 0
     fits = int(np.searchsorted(page.rows["size"].cumsum(dtype=np.int64), _PAGE_BYTES))
-    await read_off_loop(node, places_of(page.hours[:fits], page.rows[:fits]))
+    await read_off_loop(node, places_of(page.hours[:fits], page.rows[:fits]), LISTS)
     for n, (hour, state) in enumerate(zip(page.hours.tolist(), page.states, strict=True)):
         row = page.rows[n]
         size = int(row["size"])

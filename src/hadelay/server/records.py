@@ -26,6 +26,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 #: Records looked for in memory in vain before the rest is left to the thread.
 _MISSES = 32
+#: Threads that read: leases run while a hand-out is read, so it does not wait behind the pages of lists.
+HAND_OUTS, LISTS = "records", "lists"
 
 
 class Place(NamedTuple):
@@ -53,13 +55,13 @@ def places_of(hours: NDArray[np.integer], rows: NDArray[np.void]) -> list[Place]
     return [Place(*place) for place in zip(hours.tolist(), rows["offset"].tolist(), rows["size"].tolist(), strict=True)]
 
 
-async def read_off_loop(node: Node, places: list[Place]) -> list[bytes | None]:
+async def read_off_loop(node: Node, places: list[Place], lane: str = HAND_OUTS) -> list[bytes | None]:
     """The records, not verified, without the loop waiting for the disk: afterwards they are in memory. None for those
     that cannot be read."""
     found = read_cached(node, places)
     if None in found:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        fetch(node, places, found, lambda: None if future.done() else future.set_result(None))
+        fetch(node, places, found, lambda: None if future.done() else future.set_result(None), lane)
         await future
     return found
 
@@ -78,7 +80,9 @@ def read_cached(node: Node, places: list[Place]) -> list[bytes | None]:
     return found
 
 
-def fetch(node: Node, places: list[Place], found: list[bytes | None], done: Callable[[], None]) -> None:
+def fetch(
+    node: Node, places: list[Place], found: list[bytes | None], done: Callable[[], None], lane: str = HAND_OUTS
+) -> None:
     """Read in a thread, in the order of the files, what `found` lacks; then done(). What cannot be read stays None."""
     disk, path = node.storage.disk, node.storage.hours.path
     wanted = sorted(
@@ -96,7 +100,7 @@ def fetch(node: Node, places: list[Place], found: list[bytes | None], done: Call
             except OSError as error:  # retired meanwhile, or a disk that fails: the loop finds out as before
                 log.debug("record_not_read", extra={"path": name, "error": str(error)})
 
-    node.runtime.in_thread("records", read, lambda result, error: done())
+    node.runtime.in_thread(lane, read, lambda result, error: done())
 
 
 def _read_file(disk: Disk, path: str, wanted: list[tuple[int, int, int]], found: list[bytes | None]) -> None:
