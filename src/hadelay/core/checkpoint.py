@@ -7,7 +7,6 @@ canonical form. What can be derived (leased bitmaps, generations) is not written
 
 from __future__ import annotations
 
-from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -30,22 +29,33 @@ if TYPE_CHECKING:
 
 VERSION = 1
 WAY_OUT = "move the node's directories away and start it again: it will fetch everything from the others"
-#: Plain numbers that go into the main blob as they are.
-_NUMBERS = (
-    "now_ms", "applied", "term", "chain", "level", "key_epoch", "key_epoch_ends_ms", "key_count", "key_count_before",
-    "keys_dropped_early",
-)  # fmt: skip
+#: Plain numbers of the main blob: key → attribute of the state. The keys never change.
+_NUMBERS = {
+    "now_ms": "now_ms",
+    "applied": "applied",
+    "term": "term",
+    "chain": "chain",
+    "level": "level",
+    "key_epoch": "key_epoch",
+    "key_epoch_ends_ms": "key_epoch_ends_ms",
+    "key_count": "key_count",
+    "key_count_before": "key_count_before",
+    "keys_dropped_early": "keys_dropped_early",
+}
+#: Attributes in the order in which they are written; the order never changes. New ones go to the end of the row.
 _TOPIC = (
     "number", "name", "exists", "generation", "config", "open", "leased", "doomed", "published", "bytes", "spent_ns",
     "dead", "settled", "lives", "floor", "dead_mark_ms", "alerted",
 )  # fmt: skip
+_REDRIVE_JOB = ("upto_ms", "rate", "start_ms", "count", "after")
+_MARK = ("generation", "at_ms", "ready")
 
 
 def dump_main(state: DelayState) -> bytes:
     return _packed(
         {
             "version": VERSION,
-            **{name: getattr(state, name) for name in _NUMBERS},
+            **{key: getattr(state, name) for key, name in _NUMBERS.items()},
             "group": state.group,
             "cursor": state.cursor,
             "sweep": state.sweep,
@@ -94,18 +104,22 @@ def _dump_bits(bits: BitMap, canonical: bool) -> bytes:
 
 
 def _dump_topic(topic: Topic) -> list[Any]:
-    job = None if topic.redrive is None else astuple(topic.redrive)
-    return [*(getattr(topic, name) for name in _TOPIC), job, [astuple(mark) for mark in topic.marks]]
+    job = None if topic.redrive is None else _values(topic.redrive, _REDRIVE_JOB)
+    return [*_values(topic, _TOPIC), job, [_values(mark, _MARK) for mark in topic.marks]]
+
+
+def _values(of: Any, names: tuple[str, ...]) -> list[Any]:
+    return [getattr(of, name) for name in names]
 
 
 def _load_topic(values: list[Any]) -> Topic:
     *plain, job, marks = values
     topic = Topic(**dict(zip(_TOPIC, plain, strict=True)))
     if job is not None:
-        topic.redrive = RedriveJob(*job)
+        topic.redrive = RedriveJob(**dict(zip(_REDRIVE_JOB, job, strict=True)))
         died_ms, first_id = topic.redrive.after
         topic.redrive.after = (died_ms, first_id)
-    topic.marks = [Mark(*mark) for mark in marks]
+    topic.marks = [Mark(**dict(zip(_MARK, mark, strict=True))) for mark in marks]
     return topic
 
 
@@ -146,8 +160,8 @@ def _fill(state: DelayState, whole: dict[str, Any], hours: dict[int, bytes]) -> 
             f"this program reads version {VERSION} and level {FEATURE_LEVEL} at most, and the node is of group "
             f"{state.group}: use a newer hadelay, or the data directory of this node"
         )
-    for name in _NUMBERS:
-        setattr(state, name, whole[name])
+    for key, name in _NUMBERS.items():
+        setattr(state, name, whole[key])
     state.cursor, state.sweep = tuple(whole["cursor"]), tuple(whole["sweep"])
     state.named = dict(whole["named"])
     state.settings = Settings.from_map(whole["settings"])

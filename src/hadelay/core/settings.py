@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 _DAY_MS = 86_400_000
@@ -29,19 +29,33 @@ class Settings:
     max_lease_ms: int = _DAY_MS // 2
 
     def to_map(self) -> dict[str, Any]:
-        return asdict(self)
+        return {key: getattr(self, name) for key, name in _KEYS.items()}
 
     @classmethod
     def from_map(cls, value: Any) -> Settings:
         """Raises ValueError in words for anything that is not a map of known keys and positive numbers."""
         if not isinstance(value, dict):
             raise ValueError("settings are a map")
-        known: dict[Any, type] = {field.name: type(field.default) for field in fields(cls)}
         for key, given in value.items():
-            if key not in known:
+            if key not in _KEYS:
                 raise ValueError(f"there is no setting {key!r}")
-            if type(given) is not known[key] or (type(given) is int and not 0 < given < 2**53):
+            if type(given) is not _TYPES[key] or (type(given) is int and not 0 < given < 2**53):
                 raise ValueError(f"{key} cannot be {given!r}")
         if value.get("max_delay_ms", 0) > MAX_DELAY_MS:
             raise ValueError(f"max_delay_ms is at most {MAX_DELAY_MS}")
-        return cls(**value)
+        return cls(**{_KEYS[key]: given for key, given in value.items()})
+
+
+#: Key in SETTINGS and in checkpoints → attribute. The keys and their order never change; new ones go to the end.
+_KEYS = {
+    "max_delay_ms": "max_delay_ms",
+    "idempotency_window_ms": "idempotency_window_ms",
+    "idempotency_max_keys": "idempotency_max_keys",
+    "auto_create_topics": "auto_create_topics",
+    "max_topics": "max_topics",
+    "max_consumers": "max_consumers",
+    "max_reasons": "max_reasons",
+    "requests_per_consumer": "requests_per_consumer",
+    "max_lease_ms": "max_lease_ms",
+}
+_TYPES = {key: type(value) for key, value in Settings().to_map().items()}

@@ -99,7 +99,21 @@ class Link:
 
 
 _ERRORS = {c.type: c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, HadelayError)}
-_RESULTS = {c.__name__: c for c in vars(results).values() if dataclasses.is_dataclass(c) and isinstance(c, type)}
+#: Name on the link → class of a result. The names never change, whatever the classes are called; a result's fields
+#: cross in the order of the class.
+_RESULTS = {
+    "PublishResult": results.PublishResult,
+    "GrantResult": results.GrantResult,
+    "LeaseResult": results.LeaseResult,
+    "ExpireResult": results.ExpireResult,
+    "CancelResult": results.CancelResult,
+    "RedriveResult": results.RedriveResult,
+    "RescheduleResult": results.RescheduleResult,
+    "Progress": results.Progress,
+    "Done": results.Done,
+    "Refused": results.Refused,
+}
+_NAMES = {kind: name for name, kind in _RESULTS.items()}
 _ARRAY, _RESULT = 1, 2
 #: A result holds results, or lists of them.
 _DEEPEST = 8
@@ -123,9 +137,9 @@ def _default(value: Any) -> Any:
         return msgpack.ExtType(_ARRAY, msgpack.packb([value.dtype.str, value.tobytes()]))
     if isinstance(value, np.generic):
         return value.item()
-    if dataclasses.is_dataclass(value):
+    if (name := _NAMES.get(type(value))) is not None:
         fields = [getattr(value, f.name) for f in dataclasses.fields(value)]
-        return msgpack.ExtType(_RESULT, _pack([type(value).__name__, *fields]))
+        return msgpack.ExtType(_RESULT, _pack([name, *fields]))
     if isinstance(value, memoryview):
         return bytes(value)
     raise TypeError(f"{type(value).__name__} does not cross the node link")

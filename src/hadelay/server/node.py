@@ -427,7 +427,7 @@ class Node:
             "auto_create_topics": limits.auto_create_topics,
             "max_lease_ms": self.config.http.max_lease_ms,
         }
-        if any(getattr(self.state.settings, key) != value for key, value in wanted.items()):
+        if not wanted.items() <= self.state.settings.to_map().items():
             self.batcher.propose(encode_settings(wanted), _ignore, self.leading)
 
     def _on_submit(self, peer: str, commands: Any, reply: Reply) -> None:

@@ -6,7 +6,7 @@ identity := magic "HDID" | size u32 | crc32c u32 (of the map) | msgpack map
 from __future__ import annotations
 
 import struct
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgpack
@@ -34,8 +34,19 @@ class Identity:
     feature_level: int = FIRST_LEVEL
 
 
+#: Key in the file → attribute. The keys and their order never change.
+_KEYS = {
+    "cluster_id": "cluster_id",
+    "group": "group",
+    "node": "node",
+    "incarnation": "incarnation",
+    "format_version": "format_version",
+    "feature_level": "feature_level",
+}
+
+
 def encode_identity(identity: Identity) -> bytes:
-    body: bytes = msgpack.packb(asdict(identity))
+    body: bytes = msgpack.packb({key: getattr(identity, name) for key, name in _KEYS.items()})
     return _HEAD.pack(_MAGIC, len(body), crc32c(body)) + body
 
 
@@ -72,7 +83,7 @@ def read_identity(disk: Disk, directory: str) -> Identity | None:
             what = key.replace("_", " ")
             raise ConfigError(f"{directory} has {what} {found[key]}; this program knows {known}: use a newer hadelay")
     try:
-        return msgspec.convert(found, Identity)
+        return msgspec.convert({name: found[key] for key, name in _KEYS.items() if key in found}, Identity)
     except msgspec.ValidationError as error:
         raise DamagedFile(path, 0, f"the identity is not one ({error}); {_WAY_OUT}") from None
 
