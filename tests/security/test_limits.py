@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import ssl
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -184,3 +186,37 @@ async def test_a_handshake_that_does_not_go_on(pki: Pki, monkeypatch: pytest.Mon
         assert await asyncio.wait_for(reader.read(), 10) == b""
     writer.close()
     await server.stop(1)
+
+
+async def test_accepting_goes_on_when_there_are_descriptors_again(
+    make_node: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever waits is accepted then, and the log has one line about it."""
+    monkeypatch.setattr(listener, "_RETRY_S", 0.005)
+    node = await make_node()
+    there = node.server._listener
+    assert there is not None
+    (real,) = there._listening
+    failures = 0
+
+    class Full:
+        """Has no descriptor left for the next connection."""
+
+        def accept(self) -> Any:
+            nonlocal failures
+            failures += 1
+            if failures <= 20:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return real.accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    full: Any = Full()
+    loop = asyncio.get_running_loop()
+    loop.remove_reader(real)
+    there._listening = [full]
+    loop.add_reader(full, there._accept, full)
+    assert (await asyncio.wait_for(node.ask("GET", "/livez"), 10)).status == 200
+    assert failures > 20
+    assert [record.message for record in caplog.records].count("accept_failed") == 1

@@ -38,8 +38,6 @@ _HANDSHAKE_S = 10.0
 _SPARES, _SPARE_S = 64, 2.0
 _MAX_HEAD = 8_190
 _PROBE = re.compile(rb"GET /(livez|readyz)(?:\?([!-~]*))? HTTP/1\.[01]\r\n")
-#: Time between two log lines about refused connections.
-_SAY_S = 10.0
 
 
 class Listener:
@@ -60,7 +58,6 @@ class Listener:
         self._spares: dict[Spare, None] = {}
         self._listening: list[socket.socket] = []
         self._connecting: set[asyncio.Task[None]] = set()
-        self._refused, self._quiet_until = 0, 0.0
 
     @property
     def full(self) -> bool:
@@ -109,7 +106,8 @@ class Listener:
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                log.warning("accept_failed", extra={"reason": error.strerror or str(error)})
+                if count := self._server.log_limit.count("accept_failed"):
+                    log.warning("accept_failed", extra={"reason": error.strerror or str(error), "count": count})
                 self._loop.remove_reader(sock)
                 self._loop.call_later(_RETRY_S, self._again, sock)
                 return
@@ -169,11 +167,8 @@ class Listener:
     # ---- beyond the limits
 
     def _add_spare(self, connection: socket.socket, peer: str, limit: str) -> None:
-        self._refused += 1
-        now = self._loop.time()
-        if now >= self._quiet_until:
-            log.warning("connections_refused", extra={"limit": limit, "peer": peer, "count": self._refused})
-            self._refused, self._quiet_until = 0, now + _SAY_S
+        if count := self._server.log_limit.count("connections_refused"):
+            log.warning("connections_refused", extra={"limit": limit, "peer": peer, "count": count})
         if len(self._spares) >= _SPARES:
             most = Counter(spare.address for spare in self._spares).most_common(1)[0][0]
             next(spare for spare in self._spares if spare.address == most).close()
