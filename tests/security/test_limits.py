@@ -220,3 +220,19 @@ async def test_accepting_goes_on_when_there_are_descriptors_again(
     assert (await asyncio.wait_for(node.ask("GET", "/livez"), 10)).status == 200
     assert failures > 20
     assert [record.message for record in caplog.records].count("accept_failed") == 1
+
+
+@on_uvloop
+async def test_a_handshake_does_not_outlive_the_server(pki: Pki) -> None:
+    """Its first request would come to a node that has stopped."""
+    cert, key, ca = pki.files("n1")
+    config = HttpConfig(listen="127.0.0.1:0", hosts=["x"], tls_cert=cert, tls_key=key, tls_ca=ca)
+    server = HttpServer(MemoryService(), config, 1 << 40)
+    host, port = (await server.start()).split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    await until(lambda: server.connections == 1)
+    await server.stop(1)
+    with suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert server.connections == 0
+    writer.close()

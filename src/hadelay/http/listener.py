@@ -89,13 +89,15 @@ class Listener:
         return int(self._listening[0].getsockname()[1])
 
     def close(self) -> None:
-        """No new connections; those that are there stay."""
+        """No new connections; those that are there stay, except TLS handshakes: they have asked nothing yet."""
         for sock in self._listening:
             self._loop.remove_reader(sock)
             sock.close()
         self._listening = []
         for spare in list(self._spares):
             spare.close()
+        for task in self._connecting if self._context is not None else ():
+            task.cancel()
 
     def _accept(self, sock: socket.socket) -> None:
         for _ in range(_AT_ONCE):
