@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hadelay.core import listing
-from hadelay.core.commands import encode_ack, encode_cancel, encode_extend, encode_nack, encode_reschedule
+from hadelay.core.commands import encode_ack, encode_cancel, encode_extend, encode_nack, encode_reschedule, uncounted
 from hadelay.core.dispatch import DONE, WAITING, Delivery, Poll
 from hadelay.core.drafts import KEEP, REJECT, REPLACE, Draft
 from hadelay.core.filters import Filter, filter_of
@@ -35,6 +35,8 @@ Reply = Callable[[Any, HadelayError | None], None]
 _RETRIES = {"ack": 6, "nack": 3, "extend": 2}
 #: Share of runs whose consumers hang up at times, and share of the waiting receives that they leave.
 _IMPATIENT, _LEFT = 0.3, 0.3
+#: Share of runs whose consumers give back without counting the attempt.
+_LAZY = 0.2
 
 
 def whole(slices: Generator[Any, None, T]) -> T:
@@ -388,6 +390,9 @@ class Consumer(Client):
         self.impatience = None
         if random.Random(f"{seed} hang-ups").random() < _IMPATIENT:
             self.impatience = random.Random(f"{seed} {self.name} hangs up")
+        lazy = random.Random(f"{seed} gives back").random() < _LAZY
+        #: Delays of its nacks.
+        self.nacks = (-1, uncounted(300) if lazy else -1, 0, 300, 2000)
         self._next()
 
     def _next(self, delay_s: float = 0.0) -> None:
@@ -528,7 +533,7 @@ class Consumer(Client):
             if chance < 0.82:
                 settled.setdefault(("ack", 0, number), []).append(hand_out)
             elif chance < 0.9:
-                settled.setdefault(("nack", rng.choice((-1, -1, 0, 300, 2000)), number), []).append(hand_out)
+                settled.setdefault(("nack", rng.choice(self.nacks), number), []).append(hand_out)
             elif chance < 0.94:
                 settled.setdefault(("extend", rng.choice((500, 3000)), number), []).append(hand_out)
             else:
@@ -562,6 +567,7 @@ class Consumer(Client):
         for hand_out in some:
             if getattr(hand_out, f"{kind}_invoked") is None:
                 setattr(hand_out, f"{kind}_invoked", self.world.now)
+            hand_out.excused |= kind == "nack" and value_ms < -1
 
         def replied(result: LeaseResult | None, error: HadelayError | None) -> None:
             if error is not None or result is None:

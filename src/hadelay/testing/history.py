@@ -93,6 +93,8 @@ class HandOut:
     body: bytes
     received: float | None = None
     nack_invoked: float | None = None
+    #: By a nack that says that the attempt does not count.
+    excused: bool = False
     ack_invoked: float | None = None
     #: The ack was answered `acked` or `already_acked`.
     acked: float | None = None

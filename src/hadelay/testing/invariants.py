@@ -198,6 +198,7 @@ def double_leases(cluster: SimCluster) -> Iterator[Violation]:
         _share_fate(hand_outs)
         message = _message(cluster, hand_outs[0])
         redrives = cluster.history.meant("redrive", message, message_id) if message is not None else []
+        excused = {h.attempt for h in hand_outs if h.excused}
         for n, h in enumerate(hand_outs):
             for earlier in hand_outs[:n]:
                 if any(order.between(earlier.answered, h.answered) for order in redrives):
@@ -206,22 +207,23 @@ def double_leases(cluster: SimCluster) -> Iterator[Violation]:
                 promise, why = judge(earlier, h, cluster)
                 if why:
                     yield Violation(promise, f"{message_id:x}: {why}", frozenset({message_id}))
-                elif message is not None and _beyond(earlier, h, message, cluster):
+                elif message is not None and _beyond(earlier, h, message, cluster, excused):
                     text = f"{message_id:x}: attempt {h.attempt} of {cluster.workload.max_attempts}"
                     yield Violation("attempts", text, frozenset({message_id}))
 
 
-def _beyond(one: HandOut, two: HandOut, message: Message, cluster: SimCluster) -> bool:
+def _beyond(one: HandOut, two: HandOut, message: Message, cluster: SimCluster, excused: set[int]) -> bool:
     """The lease of `one` ended under the topic's limits, and was the last. (In interval mode a hand-out that was not
-    recorded in time may count twice.)"""
+    recorded in time may count twice.) excused: attempts that were given back without counting, if that arrived."""
     limited = cluster.history.limited
     if cluster.sync != "commit" or message.topic != cluster.workload.limited:
         return False
     if limited is None or one.answered < limited:
         return False
-    if one.attempt == cluster.workload.max_attempts:
+    tries = one.attempt - sum(attempt <= one.attempt for attempt in excused)
+    if tries == cluster.workload.max_attempts:
         cluster.history.count("checked attempts")
-    return two.attempt > one.attempt >= cluster.workload.max_attempts
+    return two.attempt > one.attempt and tries >= cluster.workload.max_attempts
 
 
 def _share_fate(hand_outs: list[HandOut]) -> None:
