@@ -287,6 +287,7 @@ def test_a_large_batch_is_split_and_answered_as_one(world: World) -> None:
         wire.sent.pop(0)
         timers.turn()
     assert len(answers[0].ids) == 7
+    assert batcher.queued_bytes == 0
 
 
 def test_an_entry_makes_few_topics_and_takes_few_keys(world: World) -> None:

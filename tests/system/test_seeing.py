@@ -34,6 +34,7 @@ def test_a_scrape_shows_every_family_with_its_labels(cluster: Cluster) -> None:
         "hadelay_webhook_calls_total",
         "hadelay_http_denied_total",
         "hadelay_certificate_expiry_timestamp_seconds",
+        "hadelay_raft_links_refused_total",
     }
     assert {name for name in shown if name.startswith("hadelay_")} == {
         family.name.removesuffix("_total")

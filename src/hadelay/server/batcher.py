@@ -170,16 +170,16 @@ class Batcher:
             self.refused["publish_rate"] += len(drafts)
             done(None, _too_fast(drafts[0].topic, wait_ms))
             return
-        size = _cost(drafts[0]) if len(drafts) == 1 else sum(_costs(drafts))
-        if self.queued_bytes + size > self.max_queue_bytes and self.queued_bytes:
-            done(None, Overloaded("too many publishes are waiting for their commit on this node", retry_after_ms=200))
-            return
-        self.queued_bytes += size
         if request_key is not None and drafts[0].idem is None and all(draft.idem != request_key for draft in drafts):
             # The key of a request is its first row's too: of one row it is nothing else, and then many requests share
             # one command; and more rows, or fewer, under the same key do not make a second message of the first.
             drafts = [replace(drafts[0], idem=request_key), *drafts[1:]]
             request_key = None if len(drafts) == 1 else request_key
+        size = _cost(drafts[0]) if len(drafts) == 1 else sum(_costs(drafts))
+        if self.queued_bytes + size > self.max_queue_bytes and self.queued_bytes:
+            done(None, Overloaded("too many publishes are waiting for their commit on this node", retry_after_ms=200))
+            return
+        self.queued_bytes += size
         if size <= self.max_entry_bytes:
             self._publishes.append(_Publish(drafts, request_key, size, done, self.runtime.monotonic()))
         else:
