@@ -320,6 +320,7 @@ class SimCluster:
         machine = self.machines[process.name]
         self.note(f"ends itself: {error!r}", process.name)
         self.history.count("checked I17 fail-stop, own error")
+        self.history.count("checked I17 fail-stop, failed sync", machine.disk.failed_syncs > process.failed_before)
         if not is_injected(error):
             self.violate(
                 Violation("I17 fail-stop, own error", f"{process.name} ended itself: {error!r}", who=process.name)
@@ -572,9 +573,7 @@ class SimCluster:
         if machine.disk.failed_syncs == process.failed_before or process.runtime.paused:
             process.failed_at = None
             return
-        if process.failed_at is None:
-            process.failed_at = self.world.now
-            self.history.count("checked I17 fail-stop, failed sync")
+        process.failed_at = self.world.now if process.failed_at is None else process.failed_at
         if self.world.now > process.failed_at + FAILED_S:
             process.failed_before = machine.disk.failed_syncs
             text = f"{machine.name} goes on {FAILED_S:.0f} s after a sync of its disk failed"
