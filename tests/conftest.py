@@ -20,6 +20,10 @@ settings.register_profile("explore", print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="write what is answered now into scenarios and golden files")
+
+
 def pytest_collection_finish() -> None:
     """What was imported stays until the end: looking through it again and again was a third of some tests' time."""
     gc.collect()

@@ -13,12 +13,14 @@ class Player(Protocol):
 
 
 def check(path: Path, player: Player, request: pytest.FixtureRequest) -> None:
-    text = path.read_text()
-    now = replay(text, player)
+    same(path, replay(path.read_text(), player), request)
+
+
+def same(path: Path, now: str, request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--rewrite", default=False):
         path.write_text(now)
     else:
-        assert now == text
+        assert now == path.read_text()
 
 
 def replay(text: str, player: Player) -> str:

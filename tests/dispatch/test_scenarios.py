@@ -1,6 +1,6 @@
 """Runs tests/dispatch/scenarios/*.txt: what happens, `----`, and what consumers got, at which millisecond.
 
-    pytest tests/core tests/dispatch --rewrite      accepts what happens now; then read the diff
+    pytest tests/dispatch --rewrite      accepts what happens now; then read the diff
 
 Times count from 18:00:00, in ms (`1500`), or as h:mm:ss.ms. Lines: `with sync=interval window=100 commit=2 start=…`
 (first) · `lead` · `fall lost=1` (what was proposed never commits) · `run 100` · `to 2500` ·

@@ -1,6 +1,6 @@
 """Runs tests/webhooks/scenarios/*.txt: what happens, `----`, and which calls were made, at which second.
 
-    pytest tests/core tests/webhooks --rewrite      accepts what happens now; then read the diff
+    pytest tests/webhooks --rewrite      accepts what happens now; then read the diff
 
 Lines: `topic T url=… timeout=… attempts=… backoff=…,… concurrency=… per_message=yes alert=… ` · `receiver URL answers…`
 (`200`, `503/5000`: Retry-After in ms, `hang`, `connection_refused`; the last one for ever) ·
