@@ -21,7 +21,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rewrite", action="store_true", help="write what is answered now into scenarios and golden files")
+    parser.addoption(
+        "--rewrite", action="store_true", help="write what is answered now into scenarios and golden files"
+    )
 
 
 def pytest_collection_finish() -> None:
