@@ -1,0 +1,198 @@
+"""What nodes send each other over the link (docs/spec/node-link.md), byte for byte: during an upgrade the other side is
+the version before. Numbers of calls are drawn; here they are 1.
+
+`pytest tests/server/test_golden_link.py --rewrite` accepts today's bytes: a change of what crosses the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from hadelay import errors
+from hadelay.core import results
+from hadelay.core.commands import encode_noop
+from hadelay.errors import HadelayError
+from hadelay.server.askers import Askers
+from hadelay.server.dispatcher import LeaderDispatcher
+from hadelay.server.link import CALL, Link
+from hadelay.server.node import Node
+from hadelay.server.peers import Peer, Peers
+from hadelay.server.service import NodeService
+from hadelay.testing.cluster import SimCluster
+from tests import scenarios
+from tests.core.world import START_MS
+from tests.server.test_batcher import Timers
+from tests.server.test_lost_disks import publish, wait_for_leader
+
+GOLDEN = Path(__file__).parent / "golden" / "link.txt"
+
+
+def numbered(payload: bytes) -> bytes:
+    """The frame's body, its number 1 unless it is a note's."""
+    number, *rest = msgpack.unpackb(payload, strict_map_key=False)
+    assert msgpack.packb([number, *rest]) == payload
+    return msgpack.packb([1 if number else 0, *rest])
+
+
+async def asked(cluster: SimCluster, node: Node) -> dict[str, bytes]:
+    """Of every call that a follower makes, the first frame."""
+    found: dict[str, bytes] = {}
+    send = node.link._send
+
+    def record(peer: str, kind: int, payload: bytes) -> bool:
+        _, op, _ = msgpack.unpackb(payload, strict_map_key=False)
+        if kind == CALL:
+            found.setdefault(op, numbered(payload))
+        return send(peer, kind, payload)
+
+    async def until(op: str, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.ensure_future(work)
+        for _ in range(200):
+            if op in found:
+                break
+            cluster.world.run_for(0.05)
+            await asyncio.sleep(0)
+        assert op in found
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    service, leader = NodeService(node), node.raft.leader
+    assert leader is not None
+    node.link._send = record
+    node.propose(encode_noop(), lambda result, error: None)
+    cluster.world.run_for(1.0)
+    node.mender.mend(498_666, ".idx", 64, 128, lambda data: None)
+    await until("ready", service.get_topic("orders", stale=False))
+    await until("consumers", service.get_topic("orders", stale=False))
+    await until("members", service.add_member("n4", "h.example:9"))
+    await until("drain", service.drain(leader, True))
+    await until("transfer", service.transfer(None))
+    node.link._send = send
+    del found["hello"]
+    return found
+
+
+def hello(*, ready: bool, known: bool) -> bytes:
+    """The note that each node sends the others once a second."""
+    sent: list[bytes] = []
+    runtime: Any = SimpleNamespace(wall_ms=lambda: START_MS, monotonic=lambda: 12.5, random=Timers().random)
+    clock: Any = SimpleNamespace(ready=ready, read=lambda mono: START_MS + 1)
+    link = Link(runtime, lambda peer, kind, payload: sent.append(payload) is None)
+    me = Peer("n1", "http://h:1", "0.1.0", 3, 42, False)
+    peers = Peers(["n1", "n2"], runtime, link, clock, lambda: me, lambda: None)
+    if known:
+        peers._ahead["n2"] = 100.0
+    peers._send("n2")
+    return numbered(sent[0])
+
+
+def reports() -> Any:
+    """Of one topic with ready messages, and one that something was handed out of."""
+    recent = {1: (3, 10, 20, 30), 4: (5, 6, 7, 8)}
+    stub: Any = SimpleNamespace(
+        ready_counts=lambda: {1: (2, START_MS)},
+        lateness=SimpleNamespace(recent=lambda now: recent),
+        _now=lambda: START_MS,
+    )
+    return LeaderDispatcher.topic_reports(stub)
+
+
+def u(*values: int, kind: type = np.uint8) -> Any:
+    return np.array(values, kind)
+
+
+RESULTS = [
+    results.PublishResult(
+        ids=u(1 << 63, 2, kind=np.uint64),
+        deliver_at_ms=u(3, 4, kind=np.int64),
+        codes=u(0, 5),
+        duplicate=u(1, 0, kind=np.bool_),
+        others=u(6, 7, kind=np.uint64),
+    ),
+    results.PublishResult(
+        ids=u(1, kind=np.uint64), deliver_at_ms=u(2, kind=np.int64), codes=u(0), duplicate=u(0, kind=np.bool_)
+    ),
+    results.GrantResult(
+        term=1, seq=2, granted=u(1, 0, kind=np.bool_), attempts=u(3, 4, kind=np.uint16), until_ms=5, existing=(6, 7)
+    ),
+    results.LeaseResult(outcomes=u(0, 1), until_ms=2),
+    results.ExpireResult(returned=1, held=[(2, 3)]),
+    results.CancelResult(outcomes=u(1, 2)),
+    results.RedriveResult(outcomes=u(3, 4)),
+    results.RescheduleResult(outcomes=u(1), ids=u(2, kind=np.uint64), deliver_at_ms=u(3, kind=np.int64)),
+    results.Progress(done=True, count=7),
+    results.Done(changed=False),
+    results.Refused(code="no_topic", detail="there is none"),
+]
+
+
+def answered(result: Any, error: HadelayError | None = None) -> bytes:
+    """The frame of an answer, or a refusal."""
+    sent: list[bytes] = []
+    link = Link(Timers(), lambda peer, kind, payload: sent.append(bytes((kind,)) + payload) is None)
+    link.handlers["x"] = lambda peer, payload, reply: reply(result, error)
+    link.on_message("n2", CALL, msgpack.packb([1, "x", None]))
+    return sent[0]
+
+
+def taken(frame: bytes) -> tuple[Any, HadelayError | None]:
+    """What the one that asked makes of it."""
+    found: list[tuple[Any, HadelayError | None]] = []
+    link = Link(Timers(), lambda peer, kind, payload: True)
+    link._waiting[1] = ("n2", lambda result, error: found.append((result, error)), SimpleNamespace(cancel=lambda: None))  # type: ignore[assignment]
+    link.on_message("n2", frame[0], frame[1:])
+    return found[0]
+
+
+async def test_frames(request: pytest.FixtureRequest) -> None:
+    cluster = SimCluster(1, restart=False)
+    cluster.start_all()
+    wait_for_leader(cluster)
+    cluster.world.run_for(2.0)
+    publish(cluster, b"x")
+    nodes = [m.process.node for m in cluster.machines.values() if m.process is not None and m.process.node is not None]
+    follower = next(node for node in nodes if not node.leading)
+    frames = {f"call {op}": body for op, body in sorted((await asked(cluster, follower)).items())}
+    frames["note hello"] = hello(ready=True, known=True)
+    frames["note hello at first"] = hello(ready=False, known=False)
+    askers = Askers()
+    askers.note("worker-1", ("orders",), START_MS)
+    frames["answer to submit"] = answered(RESULTS)
+    frames["answer to ready"] = answered(reports())
+    frames["answer to consumers"] = answered(askers.of("orders"))
+    frames["answer to consumers of no leader"] = answered(None)
+    frames["answer to bytes"] = answered(memoryview(b"\0\1\2"))
+    kinds = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, HadelayError)]
+    for kind in sorted(kinds, key=lambda kind: kind.type):
+        error = kind("/f", 7, "x") if kind is errors.DamagedFile else kind("why", retry_after_ms=5, outcome="leased")
+        frames[f"refusal {kind.type}"] = answered(None, error)
+    scenarios.same(GOLDEN, "".join(f"{name}: {frame.hex()}\n" for name, frame in frames.items()), request)
+
+
+def test_frames_of_before_are_taken() -> None:
+    frames = {
+        name: bytes.fromhex(text)
+        for name, _, text in (line.partition(": ") for line in GOLDEN.read_text().splitlines())
+        if not name.startswith(("call", "note"))
+    }
+    assert len(frames) > 20
+    for name, frame in frames.items():
+        result, error = taken(frame)
+        again = answered(result, error)
+        if name == "refusal damaged-file":
+            assert type(error) is HadelayError
+        else:
+            assert again == frame, name
+    found = taken(frames["answer to submit"])[0]
+    assert [type(one) for one in found] == [type(one) for one in RESULTS]
+    for one, other in zip(found, RESULTS, strict=True):
+        for name in type(other).__dataclass_fields__:
+            assert np.array_equal(getattr(one, name), getattr(other, name)), (type(other), name)
