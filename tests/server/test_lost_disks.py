@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from hadelay.config import Config
+from hadelay.core import listing
 from hadelay.core.commands import Draft, encode_cancel
-from hadelay.core.formats import INDEX_SIZE
-from hadelay.errors import HadelayError
+from hadelay.core.formats import INDEX, INDEX_SIZE
+from hadelay.errors import DamagedFile, HadelayError
 from hadelay.model import unpack_id
 from hadelay.raft.ports import FOUNDING
+from hadelay.testing.clients import whole
 from hadelay.testing.cluster import SimCluster
 
 
@@ -106,3 +110,24 @@ def test_a_node_that_meets_damage_while_it_applies_begins_anew_from_the_others()
     # The simulator knows nothing of our flip: it sees a node end itself, and come back without its term.
     expected = ("DamagedFile", "went back", "and its disk says", f"{rotten.name} had entry")
     assert [str(v) for v in cluster.violations if not any(word in str(v) for word in expected)] == []
+
+
+def test_a_listing_says_where_an_index_entry_is_damaged_that_names_another_place() -> None:
+    """The entry's own number is part of what rotted: from seed 11 of `hadelay sim --fault rot`."""
+    cluster = SimCluster(6)
+    cluster.start_all()
+    wait_for_leader(cluster)
+    ids = [publish(cluster, b"listed")[0] for _ in range(2)]
+    leader = cluster.leader()
+    assert leader is not None
+    _, hour, index = unpack_id(ids[1])
+    hours = leader.storage.hours
+    hours.lengths(hour)  # it is written by now, or the next line would hit nothing
+    own_number = INDEX.fields["index"][1]
+    cluster.machines[leader.name].disk.flip_bit(f"{hours.path(hour)}.idx", index * INDEX_SIZE + own_number + 3, 7)
+    topic = leader.state.topic("orders")
+    assert topic is not None
+    wish = listing.Wish(topic.number, listing.PENDING, 0, 1 << 52, 0, listing.FIRST, 10)
+    with pytest.raises(DamagedFile) as raised:
+        whole(listing.listing(leader.state, wish, leader.state.now_ms))
+    assert (raised.value.path, raised.value.offset) == (f"{hours.path(hour)}.idx", index * INDEX_SIZE)

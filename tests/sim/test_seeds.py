@@ -51,7 +51,7 @@ HAPPENS = (
     snapshot installed, checkpoint, a sync failed, a disk was full, crashed at an I/O step, transferred,
     a member was added, a member was removed, a change of members was refused,
     configured, access changed, topic refused, listed, hours passed, guest, hung up waiting, hung up granted,
-    a sync held its node up
+    a sync held its node up, bits rotted, rot was mended, rot ended a node
 """.replace("\n    ", " ")
     .strip()
     .split(", ")

@@ -18,7 +18,8 @@ will be dropped: their hours have the highest numbers.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -234,16 +235,25 @@ class _Look:
         for at in range(0, count if members is None else len(members), size):
             if store.count(hour) < count:
                 return  # retired meanwhile
+            where: Callable[[NDArray[np.integer]], NDArray[np.integer]] = partial(np.add, at)
             if members is not None:
+                where = members[at : at + size].take
                 rows = store.entries(hour, members[at : at + size], verify=False)
             elif store.mapped(hour):
                 rows = store.index_view(hour)[at : min(at + size, count)]
             else:
                 rows = store.entries(hour, slice(at, min(at + size, count)), verify=False)
-            yield self._take(hour, rows, after, verify=True) * step, None
+            yield self._take(hour, rows, after, where) * step, None
 
-    def _take(self, hour: int, rows: NDArray[np.void], after: Key, *, verify: bool = False) -> int:
-        """Keep those of `rows` that fit; how many were looked at. Columns first: most rows are not worth a copy."""
+    def _take(
+        self,
+        hour: int,
+        rows: NDArray[np.void],
+        after: Key,
+        where: Callable[[NDArray[np.integer]], NDArray[np.integer]] | None = None,
+    ) -> int:
+        """Keep those of `rows` that fit; how many were looked at. Columns first: most rows are not worth a copy.
+        where: the indexes of rows that are not verified yet, by their positions; a damaged row cannot tell its own."""
         wish = self.wish
         fits = rows["topic"] == wish.topic
         if wish.tag_mask:
@@ -262,9 +272,9 @@ class _Look:
         fits = (key > after[0]) | (some["first_id"] > np.uint64(after[1]))
         codes = states_of(self.state, hour, some, self.now_ms)
         fits &= self.wanted[codes]
-        some, key, codes = some[fits], key[fits], codes[fits]
-        if verify and len(some) and len(bad := INDEX_CRC.bad(some)):
-            self.store.entries(hour, some["index"][bad])  # raises DamagedFile, with where it is
+        at, some, key, codes = at[fits], some[fits], key[fits], codes[fits]
+        if where is not None and len(some) and len(bad := INDEX_CRC.bad(some)):
+            self.store.entries(hour, where(at[bad]))  # raises DamagedFile, with where it is
         self.found.add(hour, key, codes, some)
         return len(rows)
 

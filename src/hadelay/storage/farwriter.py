@@ -19,7 +19,7 @@ from hadelay.core.linking import INDEX_CRC, catch_up, chain, link, no_heads
 from hadelay.errors import DamagedFile
 from hadelay.storage.far import Generation
 from hadelay.storage.handles import Handles
-from hadelay.storage.heads import HeadsCache
+from hadelay.storage.heads import HeadsCache, bad_entry
 from hadelay.storage.hourtable import IDX, LOG, HourTable, places
 
 #: Hours, rows and bytes per pass: a few milliseconds. The dense heads of one pass are 0.9 MB.
@@ -176,7 +176,13 @@ class FarWriter:
                 parts.append(self._handles.get(path).pread(entries * INDEX_SIZE, 0))
                 if len(parts[-1]) < entries * INDEX_SIZE:
                     raise DamagedFile(path, len(parts[-1]), "the file ends too early")
-        return np.frombuffer(b"".join(parts), INDEX)
+        rows = np.frombuffer(b"".join(parts), INDEX)
+        if len(bad := INDEX_CRC.bad(rows)):
+            ends = np.cumsum(written)
+            at = int(np.searchsorted(ends, bad[0], "right"))
+            path = self._path_of(self._table.hour(int(slots[at]))) + ".idx"
+            raise bad_entry(path, int(bad[0]) - int(ends[at]) + int(written[at]))
+        return rows
 
     def _append(self, slot: int, entries: memoryview, records: bytes, offset: int) -> None:
         table, path = self._table, self._path_of(self._table.hour(slot))

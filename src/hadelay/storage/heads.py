@@ -14,16 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from hadelay.core.checksums import crc32c
-from hadelay.core.formats import COUNTER, FORMAT_VERSION, HEAD, HEADS, HEADS_MAGIC, SECONDS_PER_HOUR
-from hadelay.core.linking import Heads, catch_up, no_heads
+from hadelay.core.formats import COUNTER, FORMAT_VERSION, HEAD, HEADS, HEADS_MAGIC, INDEX_SIZE, SECONDS_PER_HOUR
+from hadelay.core.linking import INDEX_CRC, Heads, catch_up, no_heads
+from hadelay.errors import DamagedFile
 from hadelay.storage.disk import Disk, read_file
 
 #: How far a `.heads` file may lag before it is written again: reading so many entries takes a millisecond.
 WORTH_WRITING = 16_384
 #: Up to here {topic, minute} are counted in an array, which is twenty times faster than by sorting.
 _DENSE_KEYS = 1 << 18
-#: Entries read at once while catching up, so that no scan holds more than 4 MiB.
-_SCAN = 65_536
+#: Entries read at once while catching up: to read and verify so many takes two milliseconds.
+_SCAN = 16_384
 
 ReadRows = Callable[[int, int, int], npt.NDArray[np.void]]
 
@@ -95,6 +96,11 @@ def count_topics(counters: npt.NDArray[np.void], rows: npt.NDArray[np.void]) -> 
     return merged
 
 
+def bad_entry(path: str, index: int) -> DamagedFile:
+    """Entry `index` of this .idx file does not verify."""
+    return DamagedFile(path, index * INDEX_SIZE, "the entry's CRC does not hold", size=INDEX_SIZE)
+
+
 class HeadsCache:
     def __init__(self, disk: Disk, path_of: Callable[[int], str], read_rows: ReadRows, limit: int = 512) -> None:
         """path_of: an hour's files without suffix. read_rows(hour, first, end): INDEX rows that are written."""
@@ -140,14 +146,22 @@ class HeadsCache:
         return derived.entries + derived.counted - before
 
     def _scan(self, hour: int, derived: Derived, entries: int) -> None:
-        rows = self._read(hour, derived.entries, min(entries, derived.entries + _SCAN))
+        rows = self._sound(hour, derived.entries, min(entries, derived.entries + _SCAN))
         catch_up(rows["second"], rows["index"], *derived.heads)
         derived.entries += len(rows)
 
     def _count(self, hour: int, derived: Derived, entries: int) -> None:
-        rows = self._read(hour, derived.counted, min(entries, derived.counted + _SCAN))
+        rows = self._sound(hour, derived.counted, min(entries, derived.counted + _SCAN))
         derived.counters = count_topics(derived.counters, rows)
         derived.counted += len(rows)
+
+    def _sound(self, hour: int, first: int, end: int) -> npt.NDArray[np.void]:
+        """These INDEX rows. DamagedFile when one does not verify: its second or topic may be wrong, and what is linked
+        after it would be, too."""
+        rows = self._read(hour, first, end)
+        if len(bad := INDEX_CRC.bad(rows)):
+            raise bad_entry(self._path_of(hour) + ".idx", first + int(bad[0]))
+        return rows
 
     def _latest(self, hour: int, entries: int) -> Derived:
         derived = self._known.get(hour)

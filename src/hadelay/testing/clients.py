@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hadelay.core import listing
@@ -21,8 +22,8 @@ from hadelay.core.meta import Meta, pack, unpack
 from hadelay.core.results import CancelOutcome, LeaseOutcome, LeaseResult, Outcome
 from hadelay.core.tags import mask_of
 from hadelay.core.tokens import decode_leases, encode_leases
-from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
-from hadelay.model import State
+from hadelay.errors import DamagedFile, HadelayError, NoLeader, OutcomeUnknown
+from hadelay.model import State, hour_from_name
 from hadelay.storage.records import decode_record
 from hadelay.testing.history import HandOut, Message, Violation, number_of
 
@@ -78,7 +79,16 @@ class Call:
         if self.process.node is None:
             self.done(None, NoLeader("still starting"))
         else:
-            fn(self.process.node, self.done)
+            self.attempt(lambda: fn(self.process.node, self.done))
+
+    def attempt(self, act: Callable[[], None]) -> None:
+        """On a node whose files rot the answer may be that a file is damaged."""
+        try:
+            act()
+        except DamagedFile as damage:
+            if self.process.name not in self.door.cluster.rotten:
+                raise
+            self.done(None, damage)
 
     def done(self, result: Any, error: HadelayError | None) -> None:
         """Called on the node: the answer leaves."""
@@ -344,9 +354,15 @@ class Reader(Client):
 
         def read(node: Any, done: Reply) -> None:
             def certain(error: HadelayError | None) -> None:
-                if error is None and listed is not None:
+                if error is not None:
+                    done(None, error)
+                else:
+                    call.attempt(look)
+
+            def look() -> None:
+                if listed is not None:
                     self._page(node.state, message.topic, listed)
-                done(None if error is not None else (node.name, node.state.describe(number)), error)
+                done((node.name, node.state.describe(number)), None)
 
             node.raft.read_index(certain)
 
@@ -360,7 +376,7 @@ class Reader(Client):
                 text = f"{result[0]} knows nothing of message {message.number}, which was answered as stored before"
                 self.cluster.violate(Violation("stale read", text, frozenset({number})))
 
-        self.door.call(process, read, replied)
+        call = self.door.call(process, read, replied)
 
     def _page(self, state: Any, topic: str, listed: State) -> None:
         """All pages: in order, and nothing twice."""
@@ -427,7 +443,11 @@ class Consumer(Client):
 
         def poll(node: Any, done: Reply) -> None:
             def delivered(delivery: Delivery | None, error: HadelayError | None) -> None:
-                handed = self._record(node, delivery, wish) if delivery is not None else []
+                try:
+                    handed = self._record(node, delivery, wish) if delivery is not None else []
+                except DamagedFile as damage:
+                    self._mend(node, damage, lambda: delivered(delivery, error), done)
+                    return
                 if handed and delivery is not None:
                     due_ms = int(delivery.rows["deliver_at_ms"].max())
                     node.dispatcher.answered(delivery.term, delivery.seq, delivery.positions, due_ms)
@@ -493,12 +513,25 @@ class Consumer(Client):
         else:
             self._next()
 
+    def _mend(self, node: Any, damage: DamagedFile, again: Callable[[], None], done: Reply) -> None:
+        """A record that is to be answered is damaged: read it again once it was mended."""
+
+        def mended(data: bytes | None) -> None:
+            if data is None:
+                done(None, damage)
+            else:
+                again()
+
+        hour = hour_from_name(PurePath(damage.path).stem)
+        node.mender.mend(hour, ".log", damage.offset, damage.size, mended)
+
     def _record(self, node: Any, delivery: Delivery, wish: _Wish) -> list[HandOut]:
         handed, request_id = [], wish.request_id
-        for n in range(len(delivery.hours)):
+        hours, rows = delivery.hours.tolist(), delivery.rows
+        places = zip(hours, rows["offset"].tolist(), rows["size"].tolist(), strict=True)
+        records = [decode_record(bytes(node.storage.hours.record(*place, verify=True))) for place in places]
+        for n, record in enumerate(records):
             row, hour = delivery.rows[n], int(delivery.hours[n])
-            stored = bytes(node.storage.hours.record(hour, int(row["offset"]), int(row["size"]), verify=True))
-            record = decode_record(stored)
             hand_out = HandOut(
                 id=int(row["first_id"]), attempt=int(delivery.attempts[n]), term=delivery.term, seq=delivery.seq,
                 position=int(delivery.positions[n]), hour=hour, index=int(delivery.indexes[n]), node=node.name,

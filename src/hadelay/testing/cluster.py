@@ -27,7 +27,7 @@ from hadelay.config import (
 )
 from hadelay.core.clustertime import NEAR_MS
 from hadelay.core.commands import Command, decode, decode_entry, members_in
-from hadelay.errors import HadelayError
+from hadelay.errors import DamagedFile, HadelayError
 from hadelay.raft.journal import Journal
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import FOUNDING
@@ -212,6 +212,8 @@ class SimCluster:
         self.doubt_ms = 0.0
         #: How long all machines were suspended: their monotonic clocks drifted apart, and nobody heard of a leader.
         self.slept_s = 0.0
+        #: Nodes in whose files bits flipped: they may meet damage, and begin anew.
+        self.rotten: set[str] = set()
         self.violations: list[Violation] = []
         self.on_boot: list[Callable[[Node], None]] = []
         self.world.after(WATCH_S, self._watch)
@@ -321,7 +323,8 @@ class SimCluster:
         self.note(f"ends itself: {error!r}", process.name)
         self.history.count("checked I17 fail-stop, own error")
         self.history.count("checked I17 fail-stop, failed sync", machine.disk.failed_syncs > process.failed_before)
-        if not is_injected(error):
+        rotten = isinstance(error, DamagedFile) and process.name in self.rotten
+        if not rotten and not is_injected(error):
             self.violate(
                 Violation("I17 fail-stop, own error", f"{process.name} ended itself: {error!r}", who=process.name)
             )
@@ -329,6 +332,11 @@ class SimCluster:
             # Not from inside its own call: the stack below still belongs to it.
             process.runtime.crash()
             self.world.at(self.world.now, self._end, machine, process)
+            if rotten:
+                self.history.count("rot ended a node")
+                # A node that meets damage while it applies begins anew; for one that does not start, the operator does
+                # what the error says.
+                self.world.at(self.world.now, self._forget if process.node is not None else self._blank, machine)
             self._restart_later(process.name)
 
     def _crashed_at_io(self, runtime: SimRuntime) -> None:
@@ -402,6 +410,10 @@ class SimCluster:
 
     def _blank(self, machine: Machine) -> None:
         machine.disk.wipe()
+        self._forget(machine)
+
+    def _forget(self, machine: Machine) -> None:
+        """Its node begins anew: it has promised nothing."""
         machine.held = 0
         self.terms.pop(machine.name, None)
         self.admitted.discard(machine.name)
@@ -434,6 +446,7 @@ class SimCluster:
         if process.node is not None:
             self.history.count("snapshot installed", process.node.raft.stats.snapshots_installed)
             self.history.count("checkpoint", process.node.checkpoints.count)
+            self.history.count("rot was mended", process.node.mender.repaired if self.rotten else 0)
 
     def nodes(self) -> list[Node]:
         return [m.process.node for m in self.machines.values() if m.process is not None and m.process.node is not None]

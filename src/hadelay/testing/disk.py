@@ -101,12 +101,30 @@ class SimDisk:
         self.failed_syncs += 1
         return True
 
-    def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
-        """Rot: live and durable alike."""
+    def flip_bit(self, path: str, offset: int, bit: int = 0) -> Callable[[], None]:
+        """Rot: live and durable alike. Call the result to have the byte read right again, unless it was replaced."""
         inode = self._inode(path)
-        inode.live[offset] ^= 1 << bit
-        if offset < len(inode.durable):
-            inode.durable[offset] ^= 1 << bit
+        rotten = inode.live[offset] ^ 1 << bit
+
+        def flip(content: bytearray) -> None:
+            if offset < len(content):
+                content[offset] ^= 1 << bit
+
+        def undo() -> None:
+            for content in (inode.live, inode.durable):
+                if content[offset : offset + 1] == bytes([rotten]):
+                    flip(content)
+
+        flip(inode.live)
+        flip(inode.durable)
+        return undo
+
+    def durable_sizes(self, directory: str) -> dict[str, int]:
+        """Path → bytes that are there and on the platter, of all files below a directory."""
+        found = self._lookup(directory) if self.exists(directory) else None
+        if not isinstance(found, Directory):
+            return {}
+        return {path: min(inode.size, len(inode.durable)) for path, inode in self._walk(found, directory, True)}
 
     def kill(self) -> None:
         """kill -9: the page cache stays, handles and locks go, flights stop at some sync."""

@@ -30,10 +30,11 @@ FAMILIES = {
     "lost_answers": 0.3,
     "members": 0.15,
     "power_at_send": 0.3,
+    "rot": 0.3,
 }
 #: These take two nodes, or others to learn from: a single node that starts has nobody to ask for the time.
-_NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe", "clock_step"}
-_LATER = {"members", "power_at_send"}
+_NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe", "clock_step", "rot"}
+_LATER = {"members", "power_at_send", "rot"}
 #: Frames that promise something to be on the sender's disk.
 _PROMISES = {"vote": messages.VOTE_REPLY, "answer": messages.APPEND_REPLY, "snapshot": messages.SNAPSHOT_DONE}
 
@@ -64,6 +65,9 @@ class Nemesis:
         #: Kinds of faults that struck.
         self.struck: set[str] = set()
         self.wiped = False
+        #: The node whose disk rots, and how to have its bytes read right again.
+        self.rotting = ""
+        self._unrot: list[Callable[[], None]] = []
         self.liar = ""
 
     def _drawn(self, name: str) -> float:
@@ -105,6 +109,8 @@ class Nemesis:
         self.cluster.net.profile.hiccup = 0.0
         self.cluster.door.lost_answers = 0.0
         self.cluster.safety.at_send.clear()
+        for undo in reversed(self._unrot):  # the checks read every file
+            undo()
         for name, machine in self.cluster.machines.items():
             self._mend_disk(name)
             machine.disk.crash_in = 0
@@ -302,10 +308,39 @@ class Nemesis:
     def wipe(self) -> None:
         """Once per run, and only where every other disk is whole, and was admitted: a founder that has not heard of any
         term yet cannot prove that it lost nothing, and two of three that do not vote would wait for each other."""
-        if self.wiped or not self._can_spare_a_disk():
+        if self.wiped or self.rotting or not self._can_spare_a_disk():
             return
         self.wiped = True
         name = self._node()
         self.note(f"the disk of {name} is replaced by an empty one")
         self.cluster.wipe(name)
         self._later(0.02, 2.0, self.cluster.start, name)
+
+    def rot(self) -> None:
+        """Bits flip in files of one node, always the same, which may lose its disk by that: hour files, and segments of
+        the journal but the last one."""
+        changing = any(name == "members" for name, _ in self.faults)
+        if self.wiped or changing or (not self.rotting and not self._can_spare_a_disk()):
+            return
+        name = self.rotting or self._node()
+        disk, process = self.cluster.machines[name].disk, self.cluster.process(name)
+        if process is None or process.node is None:
+            return
+        there, hours = disk.durable_sizes("/data"), process.node.storage.hours
+        segments = sorted(path for path in there if path.startswith("/data/raft/g0/") and path.endswith(".seg"))
+        sizes = {path: there[path] for path in segments[:-1]}
+        for hour in hours.hours():
+            for suffix, size in zip((".log", ".idx", ".dsp"), hours.lengths(hour), strict=True):
+                path = hours.path(hour) + suffix
+                sizes[path] = min(size, there.get(path, 0))
+        sizes = {path: size for path, size in sizes.items() if size}
+        if not sizes:
+            return
+        self.rotting = name
+        self.cluster.rotten.add(name)
+        for _ in range(self.random.choice((1, 10, 40, 200))):
+            path = self.random.choice(sorted(sizes))
+            offset = int(sizes[path] * self.random.random() ** 0.3)  # what is new is read most
+            self.note(f"{path} of {name} rots at {offset}")
+            self.cluster.history.count("bits rotted")
+            self._unrot.append(disk.flip_bit(path, offset, self.random.randrange(8)))
