@@ -124,7 +124,7 @@ def test_shrinking_leaves_out_all_that_is_not_needed(needed: set[str]):
 def test_what_is_left_out_changes_nothing_of_what_stays():
     """The messages that are published, their times, and the faults are those of the whole run."""
     whole = run_seed(3)
-    some = [part for part in whole.parts if part.startswith("p0")]
+    some = [part for part in whole.parts if part.startswith("p0") and int(part.split(".")[1]) % 2]
     fewer = run_seed(3, None, frozenset(some))
     assert set(fewer.parts) >= {part for part in whole.parts if part[0] in "fp"}
     assert fewer.messages == whole.messages
