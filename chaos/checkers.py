@@ -88,7 +88,7 @@ def _commits(history: History) -> bool:
 
 
 class _ClusterTime:
-    """What is known from outside of how cluster time runs, against this machine's monotonic clock."""
+    """Bounds of cluster time against this machine's monotonic clock, as seen from outside."""
 
     def __init__(self, history: History) -> None:
         # A leader is seen a while after it leads.

@@ -261,7 +261,7 @@ class Traffic:
         return found.state, over[-1] if over else None
 
     async def _look_at_expired(self) -> None:
-        """What its TTL should have ended is asked for when it was time, not only in the end."""
+        """Ask for a message when its TTL should have ended it, and not only at the end."""
         client = self.client()
         while True:
             await asyncio.sleep(_EXPIRED_LOOK_S)
@@ -386,7 +386,7 @@ class Traffic:
 
 
 _DoneTo = Callable[[Traffic, AsyncClient, int], Coroutine[Any, Any, None]]
-#: What is done to a message once it is stored: the share of `[load]` that says how often, and how.
+#: Operations on a stored message: the share of `[load]` that says how often, and the function.
 _DONE_TO: tuple[tuple[str, _DoneTo], ...] = (
     ("cancelled", Traffic._cancel),
     ("rescheduled", Traffic._reschedule),

@@ -250,7 +250,7 @@ _SYNONYMS = {
 
 
 def _usage(error: CycloptsError) -> str:
-    """What is wrong with the words that were typed, and where the right ones are."""
+    """Say which of the typed words is wrong, and where the right ones are listed."""
     path = " ".join(error.command_chain or ())
     text = str(error)
     found = re.match(r"Unknown option: (--[a-z-]+)", text)

@@ -29,7 +29,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _MAX_POLL = 1_000
 #: Timeout of the request that looks for a grant of the poll that a stop cut off.
 _LAST_POLL_S = 2.0
-#: What is asked about a lease: verb, delay, reason.
+#: A request about a lease: verb, delay, reason.
 _How = tuple[str, Delay | None, str | None]
 _GIVE_BACK: _How = ("give back", None, "the consumer stopped")
 
@@ -254,7 +254,7 @@ class Consumer:
         return await asyncio.shield(future)
 
     async def _settle_rest(self) -> None:
-        """What is ordered when nobody settles any more: the event loop ends."""
+        """Settle the orders that are left when the event loop ends."""
         while self._tasks and self._tasks[2].done() and self._orders:
             await self._settle_next()
 
@@ -265,7 +265,7 @@ class Consumer:
         await self.settle(message, *_GIVE_BACK)
 
     def give_up(self) -> None:
-        """What was handed out and is not settled goes back: nobody works on it any more."""
+        """Give back messages that were handed out and are not settled: nobody works on them any more."""
         for message in self.held.values():
             if not message._settled:
                 self._order(message, _GIVE_BACK)
