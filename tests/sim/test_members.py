@@ -117,12 +117,35 @@ def test_what_is_refused_and_why():
     away, other = town.others
     town.kill(away)
     town.world.run_for(2.0)
-    assert f"{away} is away" in str(town.change("remove", other))
+    assert f"at least 2 must answer and vote, and only 1 can; bring {away} back" in str(town.change("remove", other))
     town.must("remove", away)
     town.retire(away)
     town.must("remove", other)
     town.retire(other)
     assert "the only voter" in str(town.change("remove", town.first))
+    town.publish()
+    town.converge()
+
+
+def test_a_voter_counts_for_a_removal_only_once_it_has_an_entry_of_this_leader():
+    """A new leader has two links over which nothing comes, and has not noticed yet."""
+    town = Town(names=("n1", "n2", "n3", "n4", "n5"))
+    town.switch_on()
+    old, new, gone, *cut = town.first, *town.others
+    town.net.cuts |= {pair for one in cut for other in (old, new, gone) for pair in ((one, other), (other, one))}
+    answers: list[HadelayError | None] = []
+    town.on(old).transfer(new, lambda error: None)
+    town.until(lambda: town.on(new).raft.is_leader and town.on(new).leading)
+    town.on(new).changes.change("remove", gone, "", lambda result, error: answers.append(error))
+    assert [type(error) for error in answers] == [Overloaded]
+    assert f"at least 3 must have caught up with the leader; wait for {', '.join(cut)}" in str(answers[0])
+    assert town.voters(new) == list(town.names)
+    town.world.run_for(2.0)
+    assert f"bring {', '.join(cut)} back" in str(town.change("remove", gone, new))
+    town.net.heal()
+    town.until(lambda: any(town.on(new).raft.leader_role.hears(name) for name in cut))
+    town.must("remove", gone)
+    town.retire(gone)
     town.publish()
     town.converge()
 

@@ -194,7 +194,21 @@ class Membership:
         voters = frozenset(member.name for member in members if member.voter)
         if not is_whole(members) or len(voters ^ self.voters) > 1 or node.name not in voters:
             return Conflict("members are changed one at a time, and never the leader itself")
+        behind = sorted(voters - {node.name} - self._caught_up())
+        needed = len(voters) // 2 + 1
+        if len(voters) - len(behind) < needed:
+            text = (
+                f"of {', '.join(sorted(voters))} at least {needed} must have caught up with the leader; wait for "
+                f"{', '.join(behind)}"
+            )
+            return Overloaded(text, retry_after_ms=500)
         return None
+
+    def _caught_up(self) -> set[str]:
+        """Peers whose disk holds an entry of this leader's term. A founder that never got an entry may come back from a
+        power cut as a new incarnation, which does not vote: a list that needs its vote could elect nobody."""
+        first = self.node.leader_role.no_op
+        return {peer.name for peer in self.node.peers.values() if peer.admitted and peer.match >= first}
 
     def propose(self, members: Members, done: Done) -> None:
         error = self.refusal(members)

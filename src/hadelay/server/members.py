@@ -144,8 +144,8 @@ class Changes:
         if len(there) < needed:
             away = ", ".join(sorted({*left} - {*there}))
             raise Conflict(
-                f"without {name} {needed} of {', '.join(left)} would be needed, and there are {len(there)} now: "
-                f"{away} is away, or does not vote yet"
+                f"removing {name} would stop the cluster: of {', '.join(left)} at least {needed} must answer and vote, "
+                f"and only {len(there)} can; bring {away} back first, or remove a node that is gone for good"
             )
         if name == node.name:
             raise Conflict(f"{name} leads: leadership has to be handed over first", outcome=LEADS)
