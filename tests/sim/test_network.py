@@ -101,6 +101,19 @@ def test_a_restarted_process_replaces_a_half_open_connection():
     assert two.heard == [("down", "a", False), ("up", "a")]
 
 
+def test_a_paused_process_reads_what_arrived_before_its_link_ended():
+    """The link ends before the pause does. Both ends fall due while hours pass, so they run at one instant."""
+    world, net, (a, b), (_, two) = pair(timeout_s=(1.0, 1.0))
+    b.runtime.pause()
+    world.after(2.0, b.runtime.resume)
+    a.send("b", b"heartbeat")
+    world.run_for(0.1)
+    net.cut("b", "a")
+    world.now += 3600.0
+    world.run_for(0.0)
+    assert two.heard == [b"heartbeat", ("down", "a", False)]
+
+
 def test_urgent_frames_pass_bulk_that_waits():
     world, net, (a, _), (_, two) = pair()
     net.slow["a", "b"] = 1e6

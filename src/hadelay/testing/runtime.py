@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappop as _pop
 from heapq import heappush as _push
@@ -39,6 +39,10 @@ class Event:
         self.fn, self.args = None, ()
 
 
+#: Time due, number, event. Entries of one time run in the order of their numbers.
+Entry = tuple[float, int, Event]
+
+
 class SimWorld:
     """True time (seconds since the start), the event queue, and the trace that proves two runs equal."""
 
@@ -54,7 +58,7 @@ class SimWorld:
         self.trace = 0
         #: Told when a crash-at-I/O hook fires inside a node: (runtime) -> None.
         self.on_crash: Callable[[SimRuntime], None] = lambda runtime: None
-        self._queue: list[tuple[float, int, Event]] = []
+        self._queue: list[Entry] = []
         self._seq = 0
         self._at_instant = 0
 
@@ -76,13 +80,23 @@ class SimWorld:
         _push(self._queue, (when if when > self.now else self.now, self._seq, event))
         return event
 
+    def add_first(self, event: Event) -> None:
+        """Run `event` next, before everything else that is due."""
+        self._seq += 1
+        _push(self._queue, (float("-inf"), self._seq, event))
+
+    def put_back(self, entries: Iterable[Entry]) -> None:
+        """Queue held entries again, with their old times: no event that was added later overtakes them."""
+        for entry in entries:
+            _push(self._queue, entry)
+
     def run_until(self, when: float, stop: Callable[[], bool] | None = None) -> None:
         """Run events up to `when` (or until `stop()` holds), then set the time to it."""
         queue = self._queue
         while queue and queue[0][0] <= when:
-            at, _, event = _pop(queue)
-            if event.fn is not None:
-                self._run_one(at, event.fn, event)
+            entry = _pop(queue)
+            if (fn := entry[2].fn) is not None:
+                self._run_one(entry, fn)
                 if stop is not None and stop():
                     return
         self.now = max(self.now, when)
@@ -90,7 +104,8 @@ class SimWorld:
     def run_for(self, seconds: float) -> None:
         self.run_until(self.now + seconds)
 
-    def _run_one(self, at: float, fn: Callable[..., None], event: Event) -> None:
+    def _run_one(self, entry: Entry, fn: Callable[..., None]) -> None:
+        at, _, event = entry
         if at > self.now:
             self.now, self._at_instant = at, 0
         self.events += 1
@@ -104,7 +119,7 @@ class SimWorld:
         if owner.crashed:
             return
         if owner.paused or owner.stalled:
-            owner.held.append(event)
+            owner.held.append(entry)
             return
         owner.ran = True
         try:
@@ -150,7 +165,8 @@ class SimRuntime:
         self.stalled = False
         #: Seconds that each such sync held the loop up.
         self.stalls: list[float] = []
-        self.held: list[Event] = []
+        #: Entries that fell due while this node was paused or stalled.
+        self.held: list[Entry] = []
         self.ran = True
         self._rate = 1.0 + drift
         self._brief = brief
@@ -221,7 +237,7 @@ class SimRuntime:
         """A job that ran on the loop is over: its end comes first, and then what fell due meanwhile."""
         if not self.crashed:
             self.stalled = False
-            self.held.insert(0, Event(self, self._finish_job, (lane, result, error)))
+            self.world.add_first(Event(self, self._finish_job, (lane, result, error)))
             self._go_on()
 
     def _finish_job(self, lane: str, result: Any, error: BaseException | None) -> None:
@@ -249,9 +265,7 @@ class SimRuntime:
         if self.paused or self.stalled:
             return
         held, self.held = self.held, []
-        for event in held:
-            if event.fn is not None:
-                self.world.add(self.world.now, event)
+        self.world.put_back(held)
 
     def crash(self) -> None:
         """The process is gone: none of its events ever runs."""
