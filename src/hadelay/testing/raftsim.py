@@ -465,6 +465,7 @@ class RaftSim:
     def heal(self) -> None:
         self.note("heal")
         self.faults = ()
+        self.safety.at_send.clear()
         self.net.heal()
         for name in self.names:
             self.disks[name].sync_delay_s, self.disks[name].fail_syncs, self.disks[name].crash_in = 0.0004, 0, 0
