@@ -89,7 +89,7 @@ overload: $(READY)
 # Fewer: make sim SEEDS=1000
 SEEDS := 100000
 sim: $(READY)
-	@$(PY) -m hadelay sim --seed 1 --count $(SEEDS) --log sim-out/seeds.jsonl
+	@$(PY) -m chaos sim --seed 1 --count $(SEEDS) --log sim-out/seeds.jsonl
 
 docs: $(READY)
 	$(PY) tools/reference.py

@@ -1,10 +1,11 @@
-"""python -m chaos run|replay|report|list|mutations
+"""python -m chaos run|replay|report|list|mutations|sim
 
     run SCENARIO   break a cluster as the scenario says, and check what it promised
     replay DIR     the scenario of that run again, with its seed
     report DIR     judge a run's history again, and write its page
     list           scenarios, kinds of faults, and what of them works here; crash points, mutations
     mutations      run with each deliberate bug in its turn: does a run notice?
+    sim            run seeds of the simulator (docs/explanation/simulation.md); sim --help lists its options
 
 Exit codes: 0 every promise held · 1 one was broken · 2 a mistake in the scenario, the cluster file or what is installed
 · 130 interrupted, everything healed · 141 nobody reads what it prints.
@@ -34,7 +35,7 @@ from chaos.history import History
 from chaos.report import page, summary, table
 from chaos.run import Run
 from chaos.scenario import KINDS, Mistake, unknown
-from hadelay.testing.failpoints import POINTS, STEPS
+from chaos.sim.failpoints import POINTS, STEPS
 
 #: Mutations that no run notices: what they break shows only in orders of events that the simulator finds, or is less
 #: than a round trip.
@@ -50,10 +51,15 @@ HELD, BROKEN, MISTAKE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 
 
 def main(argv: list[str]) -> int:
+    if argv[:1] == ["sim"]:
+        # Not before it is needed: the simulator imports all of the server.
+        from chaos.sim.cli import main as sim
+
+        return sim(argv[1:])
     parser = argparse.ArgumentParser(
         prog="python -m chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="run|replay|report|list|mutations")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="run|replay|report|list|mutations|sim")
     run = commands.add_parser("run")
     run.add_argument("scenario", help="a TOML file, or the name of one that comes along")
     replay = commands.add_parser("replay")
@@ -213,7 +219,7 @@ def _finish(options: argparse.Namespace, head: dict[str, Any], history: History)
 
 def _all_mutations() -> dict[str, Any]:
     # Not before it is needed: they are made of the server's classes.
-    from hadelay.testing.mutations import MUTATIONS
+    from chaos.sim.mutations import MUTATIONS
 
     return MUTATIONS
 

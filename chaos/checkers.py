@@ -1,6 +1,6 @@
 """The promises, one function each, over what the outside saw; the docstring is the definition (ADR 101).
 
-The simulator's checks (hadelay.testing.invariants) know when a node answered. From outside there is only an interval:
+The simulator's checks (chaos.sim.promises) know when a node answered. From outside there is only an interval:
 a thing happened after it was asked for and before the answer was here. Each check takes the end that cannot accuse a
 cluster that kept its promise.
 

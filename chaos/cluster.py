@@ -26,12 +26,12 @@ import msgspec
 
 from chaos import tools
 from chaos.disks import Disk
+from chaos.freeports import free_ports
 from chaos.namespaces import Network
 from chaos.scenario import KINDS, TARGETS, Mistake, Scenario, read_struct, unknown
+from chaos.sim.failpoints import arm, passed
 from chaos.tools import authorization
-from hadelay.configload import line_of
-from hadelay.testing.failpoints import arm, passed
-from hadelay.testing.ports import free_ports
+from hadelay.settings.load import line_of
 
 _PR_SET_PDEATHSIG = 1
 _CLEAN_END_S = 20.0
@@ -136,6 +136,8 @@ class LocalCluster(Cluster):
         self._ending: set[str] = set()
         self._founded = False
         self._environment = {k: v for k, v in os.environ.items() if not k.startswith("HADELAY_")}
+        # chaos.sim.faulty is found from any directory.
+        self._environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
         first = port_base or free_ports(2 * len(self._names))
         self._ports = range(first, first + 2 * len(self._names))
         self.urls = {name: f"http://{self._http(i)}" for i, name in enumerate(self._names)}
@@ -192,7 +194,7 @@ class LocalCluster(Cluster):
         mutation = self._scenario.cluster.mutation
         words = ["hadelay"]
         if self._faulty:
-            words = ["hadelay.testing.faulty", "--points", str(self._points_file(name))]
+            words = ["chaos.sim.faulty", "--points", str(self._points_file(name))]
             words += ["--mutation", mutation] if mutation else []
         words += ["serve", str(self.directory / f"{name}.toml"), "--output", "json"]
         words += [] if self._founded else ["--init"]

@@ -12,7 +12,7 @@ from zlib import crc32
 
 import msgspec
 
-from hadelay.testing.history import number_of
+from chaos.sim.history import number_of
 
 __all__ = ["Given", "History", "Put", "Redrive", "body_of", "checksum", "number_of", "term_of"]
 

@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from hadelay.configload import line_of, read_toml
+from chaos.sim.failpoints import POINTS, step_of
 from hadelay.errors import ConfigError
-from hadelay.testing.failpoints import POINTS, step_of
+from hadelay.settings.load import line_of, read_toml
 
 HERE = Path(__file__).resolve().parent / "scenarios"
 #: Of a listed crash, instead of a point: one crash after another at each point that there is, in an order of the seed.
@@ -36,7 +36,7 @@ class ClusterPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     settings: list[str] = field(default_factory=list)
     #: Size of each node's own disk, where faults need one.
     disk_mib: int = 512
-    #: A deliberate bug in every node (hadelay.testing.mutations): does the run notice?
+    #: A deliberate bug in every node (chaos.sim.mutations): does the run notice?
     mutation: str = ""
 
 
@@ -85,7 +85,7 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ms: int | None = None
     percent: int | None = None
     kbit: int | None = None
-    #: Of a crash: the point (hadelay.testing.failpoints), or EACH; then `seconds` is how long it is waited for.
+    #: Of a crash: the point (chaos.sim.failpoints), or EACH; then `seconds` is how long it is waited for.
     at: str | None = None
 
     @property

@@ -113,7 +113,7 @@ def _serve(asking: socket.socket) -> None:
 
     for one in COMMANDS:
         importlib.import_module(one.where.partition(":")[0])
-    for name in ("hadelay.cli.remote", "hadelay.server.main", "hadelay.http.app"):
+    for name in ("hadelay.cli.remote", "hadelay.process", "hadelay.http.app"):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

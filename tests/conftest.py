@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from hadelay.core import topics
-from hadelay.core.formats import FEATURE_LEVEL
+from hadelay.ledger import topics
+from hadelay.version import FEATURE_LEVEL
 
 settings.register_profile("repeatable", derandomize=True, database=None, print_blob=True)
 settings.register_profile("explore", print_blob=True)
@@ -35,7 +35,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Topics made by this process have the defaults of the first feature level: a test of something else need not wait
-    for a backoff. tests/core/test_defaults.py tests the defaults."""
+    for a backoff. tests/ledger/test_defaults.py tests the defaults."""
     monkeypatch.setattr(topics, "RETRY_DEFAULTS", FEATURE_LEVEL + 1)
 
 

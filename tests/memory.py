@@ -12,9 +12,9 @@ import numpy as np
 from google_crc32c import value as crc32c
 from numpy.typing import NDArray
 
-from hadelay.core.checksums import masked
-from hadelay.core.formats import DISPATCH, INDEX, RECORD, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION
-from hadelay.core.linking import Heads
+from hadelay.codec.checksums import masked
+from hadelay.codec.formats import DISPATCH, INDEX, RECORD, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION
+from hadelay.codec.linking import Heads
 from hadelay.errors import DamagedFile
 from hadelay.model import NONE32, pack_id
 
@@ -50,7 +50,7 @@ class MemoryHour:
 
 
 class MemoryHours:
-    """The in-memory HourStore (core/ports.py; storage/hours.py has the docstrings)."""
+    """The in-memory HourStore (ledger/ports.py; storage/hours.py has the docstrings)."""
 
     def __init__(self, group: int = 0) -> None:
         self.group = group

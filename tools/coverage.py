@@ -1,4 +1,4 @@
-"""Which lines of core/, storage/ and raft/ the simulator's seeds run: `python tools/coverage.py [FIRST [COUNT]]`.
+"""Which lines of ledger, handout, storage and raft the simulator's seeds run: `python tools/coverage.py [FIRST [COUNT]]`.
 
 Counted are the statements in functions, so nothing that an import runs. Modules are loaded with a note before each of
 those statements: a seed takes a tenth longer than without. Prints what was never run, by file, and the share of what
@@ -20,7 +20,7 @@ from types import CodeType
 from typing import Any
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "hadelay"
-PACKAGES = ("core", "storage", "raft")
+PACKAGES = ("ledger", "handout", "storage", "raft")
 
 
 class Notes(ast.NodeTransformer):
@@ -84,7 +84,7 @@ class Watch:
 def run(seeds: range) -> list[bytes]:
     watch = Watch(PACKAGES)
     watch.start()
-    from hadelay.testing import cli
+    from chaos.sim import cli
 
     cli._quiet()
     for seed in seeds:

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from hadelay.testing.cli import Wish, _quiet
-from hadelay.testing.mutations import MUTATIONS, SEEDS
+from chaos.sim.cli import Wish, _quiet
+from chaos.sim.mutations import MUTATIONS, SEEDS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "mutations.md"
 #: Noticed by a test of their own, as what, and within how many seeds of it.
@@ -23,15 +23,15 @@ BY_HAND = {
     "old_reply": ("what leaders count", 1),
 }
 
-HEAD = """<!-- Made by tools/mutations.py; change hadelay/testing/mutations.py instead. -->
+HEAD = """<!-- Made by tools/mutations.py; change chaos/sim/mutations.py instead. -->
 # Deliberate bugs, and what notices them
 
 A check that cannot fail is no check. Each of these bugs is put into the shipped classes, one at a time; then the
 [simulator](simulation.md) runs seed after seed, from 1 on, with the faults named here and no others, until the check
-that is meant notices. The last column is that seed: how many it took. `hadelay sim --seed SEED --mutation NAME` shows
-what happened.
+that is meant notices. The last column is that seed: how many it took. `python -m chaos sim --seed SEED --mutation NAME`
+shows what happened.
 
-Where the faults begin with `raft:`, it is the smaller simulator of Raft alone (`hadelay sim --raft`).
+Where the faults begin with `raft:`, it is the smaller simulator of Raft alone (`python -m chaos sim --raft`).
 
 | Bug | What is wrong | Faults | Noticed by | Seeds |
 |---|---|---|---|---|

@@ -16,12 +16,12 @@ from cyclopts import App
 from rich.console import Console
 
 import hadelay.cli.app
-import hadelay.config
+import hadelay.settings.node
 from hadelay.cli.app import COMMANDS, build
-from hadelay.config import Config
 from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.pipeline import schema
 from hadelay.server.families import FAMILIES, OTHER
+from hadelay.settings.node import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "reference"
@@ -81,7 +81,7 @@ def _readable(name: str, value: int) -> str:
 
 def config_page() -> str:
     text = [HEAD, "# Configuration", ""]
-    text += [(inspect.getdoc(hadelay.config) or "").partition("\n\n")[0].replace("\n", " "), ""]
+    text += [(inspect.getdoc(hadelay.settings.node) or "").partition("\n\n")[0].replace("\n", " "), ""]
     text += [
         "A `_ms` key also takes a duration (`15m`, `2h30m`, `7d`), a `_bytes` key a size (`64MiB`). A key that does "
         "not exist is refused, with its line and the one that was probably meant; `hadelay config check FILE` says "

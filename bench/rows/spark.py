@@ -17,10 +17,10 @@ from bench.cluster import Void
 from bench.result import Row, Setup, Target
 from bench.wrk_run import Missing
 from hadelay import Client, Put
-from hadelay.core.checksums import crc32c
-from hadelay.core.formats import DISPATCH, INDEX, RECORD, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION
-from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
-from hadelay.core.meta import Meta, pack
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.formats import DISPATCH, INDEX, RECORD, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION
+from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC
+from hadelay.codec.meta import Meta, pack
 from hadelay.errors import ConfigError
 from hadelay.model import HOUR_MS, NONE32, Event, hour_name
 from hadelay.storage.names import CONSUMER, NODE, TOPIC, encode_name

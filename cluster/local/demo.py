@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hadelay.testing.ports import free_ports
+from chaos.freeports import free_ports
 
 TOPIC = "demo"
 PRODUCERS, CONSUMERS = 3, 3

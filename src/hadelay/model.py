@@ -11,6 +11,10 @@ from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
 
 HOUR_MS = 3_600_000
+#: Time in ms that never comes.
+NEVER_MS = 1 << 62
+#: Limit of every rate that users set, in messages per second.
+MAX_RATE = 1_000_000
 #: "there is none": the end of a chain, no previous event, no other hour.
 NONE32 = 0xFFFFFFFF
 #: Hours from this number on are dead ones: DEAD_HOURS + the UTC hour in which the retention of their letters ends.

@@ -16,7 +16,7 @@ from chaos.history import Given, History, body_of, checksum, number_of, term_of
 from chaos.lateness import fault_spans, overtaken
 from chaos.report import page, summary, table
 from chaos.scenario import KINDS, Watch
-from hadelay.core.tokens import encode_leases
+from hadelay.codec.leasetokens import encode_leases
 
 HEAD = {"scenario": "test", "seed": 1, "seconds": 9, "replay": "again", "directory": "/"}
 

@@ -13,8 +13,8 @@ import pytest
 
 from chaos import tools
 from chaos.__main__ import main
-from hadelay.testing.failpoints import POINTS
-from hadelay.testing.ports import free_ports
+from chaos.freeports import free_ports
+from chaos.sim.failpoints import POINTS
 from tests.system.cluster import Cluster, environment, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]

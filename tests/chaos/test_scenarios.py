@@ -17,7 +17,7 @@ from chaos import scenario, tools
 from chaos.__main__ import MISTAKE, UNREAD, main
 from chaos.cluster import GivenCluster
 from chaos.scenario import KINDS, Mistake, rounds
-from hadelay.testing.failpoints import POINTS
+from chaos.sim.failpoints import POINTS
 
 FAULT = '[[faults]]\nkind = "kill"\n'
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hadelay.testing.ports import free_ports
+from chaos.freeports import free_ports
 from tests.commands import command, started
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"

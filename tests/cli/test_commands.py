@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hadelay.testing.ports import free_ports
+from chaos.freeports import free_ports
 from hadelay.version import VERSION
 from tests.cli.support import Dev, cluster, environment, hadelay, start
 from tests.system.cluster import alive
@@ -39,7 +39,7 @@ def test_the_version_is_told_without_the_tree() -> None:
 def test_help_lists_every_command() -> None:
     done = hadelay("--help")
     assert done.returncode == 0
-    for word in ("serve", "dev", "msg", "topic", "cluster", "inspect", "check", "config", "bench", "sim"):
+    for word in ("serve", "dev", "msg", "topic", "cluster", "inspect", "check", "config", "bench"):
         assert word in done.stdout
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hadelay.config import Config, problems
-from hadelay.configload import keys, load
 from hadelay.errors import ConfigError
+from hadelay.settings.load import keys, load
+from hadelay.settings.node import Config, problems
 
 
 def complaint(tmp_path: Path, text: str, **environ: str) -> str:

@@ -20,7 +20,6 @@ from hadelay.answers import error_of
 from hadelay.client import AsyncClient, Client, Message, Put, Receipt, Unreachable, sync
 from hadelay.client.consumer import Consumer, Wish, reason_of
 from hadelay.client.transport import Answer, _Connector, addresses
-from hadelay.config import HttpConfig
 from hadelay.errors import (
     BadRequest,
     Conflict,
@@ -34,6 +33,7 @@ from hadelay.errors import (
 )
 from hadelay.http.app import HttpServer
 from hadelay.server.api import Leader
+from hadelay.settings.node import HttpConfig
 from tests.http.conftest import MAX_DELAY_MS, Make, Node, until
 from tests.http.memory_service import MemoryService
 

@@ -1,4 +1,4 @@
-"""The defaults of retries: every text that names them names the numbers of core/topicconfig.py."""
+"""The defaults of retries: every text that names them names the numbers of settings/topic.py."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from hadelay.cli.topic import set_
 from hadelay.client import types as client
-from hadelay.core.topicconfig import DEFAULTS_OF, NEWEST_DEFAULTS, WEBHOOK_FLOOR_MS, Exponential
 from hadelay.http import openapi
 from hadelay.http.app import ROUTES
+from hadelay.settings.topic import DEFAULTS_OF, NEWEST_DEFAULTS, WEBHOOK_FLOOR_MS, Exponential
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULTS = DEFAULTS_OF[NEWEST_DEFAULTS]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from hadelay.testing.ports import free_ports
+from chaos.freeports import free_ports
 from tests.commands import Hadelay
 from tests.docs.test_pages import ROOT, matches, steps
 from tests.system.cluster import Cluster, environment, ready_line

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hadelay.cli.app import COMMANDS
-from hadelay.configload import load
+from hadelay.settings.load import load
 from tests.cli.support import Dev, cluster, environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,7 +145,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_files_named_in_code_exist(page: Path) -> None:
-    """`core/chain.py` in a page is a file under src/hadelay, or in the repository."""
+    """`ledger/chain.py` in a page is a file under src/hadelay, or in the repository."""
     for path in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page.read_text()):
         assert (ROOT / "src/hadelay" / path).exists() or (ROOT / path).exists(), path
 

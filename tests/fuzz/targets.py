@@ -24,36 +24,39 @@ import numpy as np
 
 from chaos import scenario
 from chaos.cluster import GivenCluster
+from chaos.sim import ledgercheck
+from chaos.sim.disk import SimDisk
+from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.cli import remote
 from hadelay.cli.certs import make_authority, make_certificate
-from hadelay.config import HttpConfig
-from hadelay.configload import load
-from hadelay.core import checkpoint, commands, invariants, meta
-from hadelay.core.checksums import crc32c
-from hadelay.core.commands import Draft
-from hadelay.core.formats import DISPATCH, FEATURE_LEVEL, HEADS, HEADS_MAGIC, INDEX
-from hadelay.core.hourstate import HourState
-from hadelay.core.members import Member
-from hadelay.core.meta import Meta
-from hadelay.core.state import DelayState
-from hadelay.core.tokens import decode_leases, encode_leases
+from hadelay.codec import commands, meta
+from hadelay.codec import records as messages_in_files
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.commands import Draft
+from hadelay.codec.formats import DISPATCH, HEADS, HEADS_MAGIC, INDEX
+from hadelay.codec.leasetokens import decode_leases, encode_leases
+from hadelay.codec.meta import Meta
 from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError, NotFound
 from hadelay.http import listing, options, publish, routes, types, values
 from hadelay.http.batches import slices
 from hadelay.http.routes import decoded
+from hadelay.ledger import checkpoint
+from hadelay.ledger.hourstate import HourState
+from hadelay.ledger.state import DelayState
+from hadelay.members import Member
 from hadelay.model import DEAD_HOURS, Event, encode_id, hour_name
+from hadelay.platform.tls import Certificates
 from hadelay.raft import messages, records, snapshot
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.server.link import CALL, REFUSAL, REPLY, Link
+from hadelay.settings.load import load
+from hadelay.settings.node import HttpConfig
 from hadelay.storage import backup, identity, names
 from hadelay.storage import heads as hour_heads
-from hadelay.storage import records as messages_in_files
 from hadelay.storage.inspect import inspect
 from hadelay.storage.snapshot import _row_at
-from hadelay.testing.disk import SimDisk
-from hadelay.testing.runtime import SimRuntime, SimWorld
-from hadelay.tls import Certificates
-from tests.core.world import START_HOUR, START_MS, World, draft
+from hadelay.version import FEATURE_LEVEL
+from tests.ledger.world import START_HOUR, START_MS, World, draft
 from tests.raft.rig import Lone
 
 OWNER = {"cluster_id": "c", "group": 0, "node": "n1"}
@@ -85,7 +88,7 @@ def entry(data: bytes) -> None:
     made = world()
     results = made.state.apply(len(made.entries) + 1, made.term, data)
     assert isinstance(results, list)
-    invariants.check(made.state)
+    ledgercheck.check(made.state)
     made.state.dump(everything=True)
 
 

@@ -20,9 +20,9 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from hadelay.config import HttpConfig
 from hadelay.http.app import HttpServer
 from hadelay.server.api import Delivered, Delivery, Leader, Receipts
+from hadelay.settings.node import HttpConfig
 from tests.http.memory_service import MemoryService
 
 PORTS = {"bare": 18471, "ours": 18472}

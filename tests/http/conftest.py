@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import yarl
 
-from hadelay.config import HttpConfig
 from hadelay.http.app import HttpServer
+from hadelay.settings.node import HttpConfig
 from tests.http.memory_service import MemoryService
 
 MAX_DELAY_MS = 730 * 86_400_000

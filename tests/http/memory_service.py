@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from hadelay.core import meta, topicconfig
-from hadelay.core.access import AuditEntry, Token
-from hadelay.core.describe import Description, Happened
-from hadelay.core.drafts import KEEP, REJECT, Draft
-from hadelay.core.settings import Settings
-from hadelay.core.tokens import decode_leases, encode_leases
+from hadelay.codec import meta
+from hadelay.codec.leasetokens import decode_leases, encode_leases
+from hadelay.codec.publishcommand import KEEP, REJECT, Draft
 from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound
+from hadelay.ledger.describe import Description, Happened
 from hadelay.model import HOUR_MS, Event, State, encode_id, pack_id
+from hadelay.rights import AuditEntry, Token
 from hadelay.server.api import (
     Actor,
     Check,
@@ -48,6 +47,8 @@ from hadelay.server.api import (
     Target,
     TopicView,
 )
+from hadelay.settings import topic
+from hadelay.settings.cluster import Settings
 from hadelay.storage.snapshot import SnapshotFile
 
 
@@ -383,12 +384,12 @@ class MemoryService:
         self.messages = {i: m for i, m in self.messages.items() if m.draft.topic != topic or m.state not in states}
 
     async def put_topic(self, name: str, config: dict[str, Any]) -> TopicView:
-        if wrong := topicconfig.problem(config, Settings()):
+        if wrong := topic.problem(config, Settings()):
             raise BadRequest(wrong)
-        config, wrong = topicconfig.unmasked(self.topics.get(name, {}), config)
+        config, wrong = topic.unmasked(self.topics.get(name, {}), config)
         if wrong:
             raise BadRequest(wrong)
-        self.topics[name] = topicconfig.merged(self.topics.get(name, {}), config)
+        self.topics[name] = topic.merged(self.topics.get(name, {}), config)
         return self._topic(name)
 
     async def get_topic(self, name: str, *, stale: bool) -> TopicView:

@@ -20,16 +20,16 @@ import msgspec
 import pytest
 
 from hadelay import errors
-from hadelay.config import HttpConfig
-from hadelay.core.describe import Description, Happened
 from hadelay.errors import HadelayError
 from hadelay.http.app import ROUTES, HttpServer
+from hadelay.ledger.describe import Description, Happened
 from hadelay.model import HOUR_MS, Event, encode_id
 from hadelay.server.api import Leader, Target, TopicView
+from hadelay.settings.node import HttpConfig
 from tests import scenarios
-from tests.core.world import START_MS
 from tests.http.conftest import MAX_DELAY_MS
 from tests.http.memory_service import MemoryService
+from tests.ledger.world import START_MS
 
 GOLDEN = Path(__file__).parent / "golden"
 #: Of the machine, the second, or aiohttp.

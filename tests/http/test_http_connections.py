@@ -18,10 +18,10 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hadelay.config import HttpConfig
+from chaos.freeports import free_ports
 from hadelay.errors import ConfigError, HadelayError
 from hadelay.http.app import HttpServer
-from hadelay.testing.ports import free_ports
+from hadelay.settings.node import HttpConfig
 from tests.http.conftest import Make, Node, read_answer, until
 from tests.http.memory_service import MemoryService
 

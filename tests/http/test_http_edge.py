@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hadelay.config import HttpConfig
 from hadelay.errors import BadRequest
 from hadelay.http.app import HttpServer
 from hadelay.http.values import parse_duration, parse_instant
+from hadelay.settings.node import HttpConfig
 from tests.http.conftest import Node, read_answer
 from tests.http.memory_service import MemoryService
 from tests.http.test_http_connections import open_warm, post

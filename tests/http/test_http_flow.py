@@ -1,4 +1,4 @@
-"""Tags asked for, pause and resume, as HTTP has them. What they do is in tests/dispatch/scenarios."""
+"""Tags asked for, pause and resume, as HTTP has them. What they do is in tests/handout/scenarios."""
 
 from __future__ import annotations
 

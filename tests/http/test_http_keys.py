@@ -1,4 +1,4 @@
-"""Keys, rescheduling and delivering now, as HTTP has them. What apply decides: tests/core/scenarios/keys.txt."""
+"""Keys, rescheduling and delivering now, as HTTP has them. What apply decides: tests/ledger/scenarios/keys.txt."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hadelay.config import HttpConfig
 from hadelay.http.app import HttpServer
 from hadelay.http.connection import Heads
+from hadelay.settings.node import HttpConfig
 from tests.http.conftest import Node
 from tests.http.memory_service import MemoryService
 

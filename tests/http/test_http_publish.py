@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hadelay.core.meta import unpack
+from hadelay.codec.meta import unpack
 from hadelay.errors import DiskFull, Impossible, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.http.values import format_instant
 from tests.http.conftest import Answer, Make, Node, read_answer

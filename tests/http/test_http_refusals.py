@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from hadelay.client import AsyncClient
-from hadelay.config import HttpConfig
-from hadelay.core.drafts import Draft
-from hadelay.core.results import Refused
+from hadelay.codec.publishcommand import Draft
+from hadelay.codec.results import Refused
 from hadelay.errors import HadelayError, OutcomeUnknown
 from hadelay.http.access import Hosts
 from hadelay.http.app import ROUTES
 from hadelay.http.openapi import document
 from hadelay.server.service import NodeService, _refused
+from hadelay.settings.node import HttpConfig
 from tests.http.conftest import Make, Node, read_answer, until
 
 

@@ -18,9 +18,9 @@ import msgpack
 
 from bench import worst
 from bench.http1 import Connection, request
-from hadelay.config import RaftConfig
-from hadelay.core.settings import Settings
 from hadelay.http.turns import SLICE
+from hadelay.settings.cluster import Settings
+from hadelay.settings.node import RaftConfig
 from tests.overload.rig import MIB, REFUSALS, Rig
 
 Figures = dict[str, float]

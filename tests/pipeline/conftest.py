@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hadelay.core import topics
-from hadelay.core.formats import FEATURE_LEVEL
+from hadelay.ledger import topics
+from hadelay.version import FEATURE_LEVEL
 
 pytest.importorskip("pyarrow", reason="the pipeline is an extra, and pyarrow is not installed")
 

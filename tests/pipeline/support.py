@@ -10,17 +10,17 @@ import msgpack
 import numpy as np
 from msgspec.structs import replace
 
-from hadelay.core import commands
-from hadelay.core.checksums import crc32c
-from hadelay.core.drafts import Draft
-from hadelay.core.formats import DISPATCH, DISPATCH_SIZE, HOUR_ROW, INDEX_SIZE
-from hadelay.core.meta import Meta, pack
+from hadelay.codec import commands
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, HOUR_ROW, INDEX_SIZE
+from hadelay.codec.meta import Meta, pack
+from hadelay.codec.publishcommand import Draft
 from hadelay.model import NONE32, Event, hour_name, unpack_id
 from hadelay.pipeline.schema import Options, parse_options
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.names import encode_name
 from hadelay.storage.tables import CHECKPOINT, HOUR_STATES, HOURS, ROW
-from tests.core.world import START_HOUR, START_MS, World
+from tests.ledger.world import START_HOUR, START_MS, World
 
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
 

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from hadelay.core.formats import DISPATCH, INDEX
-from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
+from hadelay.codec.formats import DISPATCH, INDEX
+from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.model import hour_from_name, hour_name
 from hadelay.pipeline import archive, audit
@@ -20,7 +20,7 @@ from hadelay.pipeline.archive import ArchiveOptions, Summary
 from hadelay.pipeline.audit import AuditOptions
 from hadelay.storage import manifests
 from hadelay.storage.manifests import Directory
-from tests.core.world import World
+from tests.ledger.world import World
 from tests.pipeline.support import HOUR, MINUTE, message, options, write
 from tests.pipeline.test_batches import NAME, read
 

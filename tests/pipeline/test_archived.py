@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hadelay.cli.app import run as cli
-from hadelay.core import commands
-from hadelay.core.checksums import crc32c
+from hadelay.codec import commands
+from hadelay.codec.checksums import crc32c
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.pipeline import archive, audit, lateness, load, reconcile
 from hadelay.pipeline.archive import ArchiveOptions
@@ -23,7 +23,7 @@ from hadelay.pipeline.audit import AuditOptions
 from hadelay.pipeline.reconcile import ReconcileOptions
 from hadelay.pipeline.schema import Options
 from hadelay.pipeline.timing import JobOptions
-from tests.core.world import World
+from tests.ledger.world import World
 from tests.pipeline.support import HOUR, MINUTE, SECOND, message, options, write
 from tests.pipeline.test_reconcile import offending
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from chaos.freeports import free_ports
 from hadelay import Client, Put
 from hadelay.cli.app import run
 from hadelay.cli.dev import Layout
-from hadelay.testing.ports import free_ports
 from tests.cli.support import cluster
 from tests.s3 import ENVIRONMENT, Store, serve
 from tests.system.cluster import Cluster

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hadelay.cli.app import run
-from hadelay.core.formats import INDEX_SIZE
+from hadelay.codec.formats import INDEX_SIZE
 from hadelay.model import hour_from_name
 from hadelay.pipeline import archive as archiving
 from hadelay.storage import manifests

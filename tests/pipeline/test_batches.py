@@ -11,16 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from hadelay.core import commands
+from hadelay.codec import commands
+from hadelay.codec.records import decode_record
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import encode_id, hour_name
 from hadelay.pipeline import batches, stores
 from hadelay.pipeline.batches import Filter
 from hadelay.pipeline.schema import KINDS, Options, parse_options
-from hadelay.storage.disk import RealDisk
+from hadelay.platform.disk import RealDisk
 from hadelay.storage.inspect import inspect
-from hadelay.storage.records import decode_record
-from tests.core.world import START_HOUR, START_MS, World
+from tests.ledger.world import START_HOUR, START_MS, World
 from tests.pipeline.support import HOUR, MINUTE, SECOND, at_random, message, options, write
 from tests.storage import support as storage_support
 

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from hadelay.cli.app import run as command
-from hadelay.core.formats import DISPATCH_SIZE, HOUR_ROW, INDEX_SIZE, NAME_SIZE
+from hadelay.codec.formats import DISPATCH_SIZE, HOUR_ROW, INDEX_SIZE, NAME_SIZE
 from hadelay.errors import DamagedFile, HadelayError
 from hadelay.model import hour_from_name
 from hadelay.pipeline import reconcile
 from hadelay.pipeline.reconcile import ReconcileOptions
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.tables import CHECKPOINT, HOURS, ROW
-from tests.core.world import World
+from tests.ledger.world import World
 from tests.pipeline import test_archived
 from tests.pipeline.support import options, write
 

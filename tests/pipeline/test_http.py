@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hadelay.core.checksums import crc32c
-from hadelay.core.formats import DISPATCH_SIZE, INDEX_SIZE
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
 from hadelay.errors import DamagedFile
 from hadelay.model import hour_from_name, hour_name
 from hadelay.pipeline import archive, lateness, reconcile, stores
@@ -20,7 +20,7 @@ from hadelay.pipeline.archive import ArchiveOptions
 from hadelay.pipeline.reconcile import ReconcileOptions
 from hadelay.pipeline.schema import parse_options
 from hadelay.pipeline.timing import JobOptions
-from tests.core.world import World
+from tests.ledger.world import World
 from tests.pipeline.support import at_random, options, write
 from tests.pipeline.test_batches import read
 

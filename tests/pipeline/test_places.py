@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from hadelay.cli.app import run as cli
-from hadelay.config import Config, RetentionConfig, problems
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.pipeline import archive, audit, reconcile, schedule
 from hadelay.pipeline.archive import ArchiveOptions
@@ -28,6 +27,7 @@ from hadelay.pipeline.publish import _Aside
 from hadelay.pipeline.reconcile import ReconcileOptions
 from hadelay.pipeline.schedule import ScheduleOptions
 from hadelay.pipeline.schema import Options, WriteOptions, parse_options
+from hadelay.settings.node import Config, RetentionConfig, problems
 from tests.pipeline import test_archive, test_archived
 from tests.pipeline.support import at_random, options, write
 from tests.pipeline.test_batches import NAME, read

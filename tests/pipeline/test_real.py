@@ -40,7 +40,7 @@ def judge(spark: Any = None, engine: str = "fast", out: str = "", archive: str =
 def later(dev: Dev, directory: Path, seconds: int) -> Iterator[Client]:
     """The nodes of a cluster that has ended, with wall clocks that are ahead."""
     settings = ("storage.checkpoint_interval_ms=200", f"retention.archive={directory / 'archive'}")
-    words = [sys.executable, "-m", "hadelay.testing.faulty", "--clock", str(seconds), "serve", "--output", "json"]
+    words = [sys.executable, "-m", "chaos.sim.faulty", "--clock", str(seconds), "serve", "--output", "json"]
     words += [word for setting in settings for word in ("--set", setting)]
     nodes = []
     try:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pyarrow.parquet as pq
 import pytest
 
-from hadelay.core import commands
+from hadelay.codec import commands
 from hadelay.errors import BadRequest
 from hadelay.model import encode_id
 from hadelay.pipeline import archive, lateness, tail
@@ -23,7 +23,7 @@ from hadelay.pipeline.reconcile import VERDICTS, ReconcileOptions, Summary, run
 from hadelay.pipeline.tail import TailOptions
 from hadelay.pipeline.timing import JobOptions
 from tests.cli.support import hadelay
-from tests.core.world import START_HOUR, START_MS
+from tests.ledger.world import START_HOUR, START_MS
 from tests.pipeline.support import at_random, one_of_each, options, write
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hadelay import Client
-from hadelay.core.formats import INDEX_SIZE
+from hadelay.codec.formats import INDEX_SIZE
 from hadelay.errors import DamagedFile
 from hadelay.pipeline import forecast, lateness, load, reconcile, schedule, session
 from hadelay.pipeline.forecast import ForecastOptions
@@ -20,7 +20,7 @@ from hadelay.pipeline.schedule import ScheduleOptions
 from hadelay.pipeline.schema import WriteOptions
 from hadelay.pipeline.timing import JobOptions
 from tests.cli.support import Dev, cluster, hadelay
-from tests.core.world import World
+from tests.ledger.world import World
 from tests.pipeline import test_archive, test_archived, test_reconcile
 from tests.pipeline.support import at_random, one_of_each, options, write
 from tests.pipeline.test_batches import NAME, read

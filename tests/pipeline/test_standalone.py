@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
+from chaos.freeports import free_ports
 from hadelay import Client
 from hadelay.pipeline import reconcile, session
 from hadelay.pipeline.reconcile import ReconcileOptions
 from hadelay.pipeline.schema import parse_options
-from hadelay.testing.ports import free_ports
 from tests.cli.support import cluster, environment
 from tests.pipeline import test_archive
 

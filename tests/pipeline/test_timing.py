@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from hadelay.core import commands
+from hadelay.codec import commands
 from hadelay.errors import BadRequest
 from hadelay.pipeline import forecast, lateness, load, timing
 from hadelay.pipeline.forecast import ForecastOptions, drain, jitter
 from hadelay.pipeline.timing import JobOptions
 from tests.cli.support import hadelay
-from tests.core.world import START_HOUR, START_MS, World
+from tests.ledger.world import START_HOUR, START_MS, World
 from tests.pipeline.support import HOUR, MINUTE, SECOND, at_random, message, options, write
 from tests.pipeline.test_batches import read
 

@@ -9,6 +9,11 @@ from typing import Any
 import msgpack
 from google_crc32c import value as crc32c
 
+from chaos.sim.disk import SimDisk
+from chaos.sim.logsafety import LogSafety
+from chaos.sim.network import SimNet
+from chaos.sim.raftsim import PlainMachine
+from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.errors import HadelayError
 from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
@@ -16,11 +21,6 @@ from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import FOUNDING, Finished, RaftConfig
 from hadelay.raft.records import ENTRY, encode_record
 from hadelay.storage.snapshot import Manifest, SnapshotFile
-from hadelay.testing.disk import SimDisk
-from hadelay.testing.logsafety import LogSafety
-from hadelay.testing.network import SimNet
-from hadelay.testing.raftsim import PlainMachine
-from hadelay.testing.runtime import SimRuntime, SimWorld
 
 WHO = {"cluster_id": "test", "group": 0}
 CONFIG = RaftConfig(max_entry_bytes=8000, journal_keep_bytes=0)

@@ -11,13 +11,13 @@ from itertools import product
 
 import pytest
 
+from chaos.sim.disk import SimDisk
+from chaos.sim.file import SimCrash
+from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.errors import DamagedFile, FatalError
 from hadelay.raft.files import end_of
 from hadelay.raft.journal import FIRST, Journal, JournalConfig
 from hadelay.raft.records import END, RECORD_OVERHEAD, SEGMENT_HEADER_BYTES
-from hadelay.testing.disk import SimDisk
-from hadelay.testing.file import SimCrash
-from hadelay.testing.runtime import SimRuntime, SimWorld
 
 WHO = {"cluster_id": "test", "group": 3, "node": "n1"}
 CONFIG = JournalConfig(segment_bytes=8192, tail_bytes=2000)

@@ -1,6 +1,6 @@
-"""Raft alone under everything that can happen to it, from seeds: testing/raftsim.py has the world and the checks.
+"""Raft alone under everything that can happen to it, from seeds: chaos/sim/raftsim.py has the world and the checks.
 
-`hadelay sim --raft --seed FIRST --count COUNT` runs others. Seeds that once found something are kept by number.
+`python -m chaos sim --raft --seed FIRST --count COUNT` runs others. Seeds that once found something are kept by number.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 
 import pytest
 
-from hadelay.testing.raftsim import run_seed
+from chaos.sim.raftsim import run_seed
 
 BLOCK = 50
 #: 115: a beat that was scheduled before the leader was deposed; 242: a leader heard again after a silence, and a reply

@@ -6,11 +6,11 @@ import random
 import re
 from pathlib import Path
 
+from chaos.sim.disk import SimDisk
+from chaos.sim.runtime import SimRuntime, SimWorld
+from hadelay.platform.hello import HELLO, PROTOCOL, VERSION, packed
 from hadelay.raft import messages
-from hadelay.raft.hello import HELLO, PROTOCOL, VERSION, packed
 from hadelay.raft.journal import Journal
-from hadelay.testing.disk import SimDisk
-from hadelay.testing.runtime import SimRuntime, SimWorld
 
 SPEC = Path(__file__).parents[2] / "docs/spec"
 

@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 from hadelay.errors import ConfigError
-from hadelay.raft import messages, strangers
-from hadelay.raft.hello import HELLO, packed
+from hadelay.platform import strangers
+from hadelay.platform.disk import RealDisk
+from hadelay.platform.hello import HELLO, packed
+from hadelay.platform.network import MAX_FRAME
+from hadelay.platform.runtime import AsyncioRuntime
+from hadelay.platform.tcp import AsyncioNetwork
+from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
-from hadelay.raft.network import MAX_FRAME
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import RaftConfig
-from hadelay.raft.tcp import AsyncioNetwork
-from hadelay.runtime import AsyncioRuntime
-from hadelay.storage.disk import RealDisk
 from tests.raft.rig import WHO, Machine
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hadelay.testing.ports import free_ports
+from chaos.freeports import free_ports
 from tests.system.cluster import environment
 
 TOPICS = ("orders", "refunds")

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from hadelay.cli.app import COMMANDS
-from hadelay.config import Config, split_address
-from hadelay.configload import load
 from hadelay.http.app import ROUTES
 from hadelay.server.descriptors import RESERVE, divide
+from hadelay.settings.load import load
+from hadelay.settings.node import Config, split_address
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "cluster"
@@ -196,7 +196,7 @@ def test_pods_may_do_little() -> None:
     assert own["allowPrivilegeEscalation"] is False
     assert own["readOnlyRootFilesystem"] is True
     assert own["capabilities"] == {"drop": ["ALL"]}
-    # Handing over, calls that end, and a checkpoint (server/main.py).
+    # Handing over, calls that end, and a checkpoint (process.py).
     assert spec["terminationGracePeriodSeconds"] >= 3 + 5 + 10
 
 

@@ -12,24 +12,25 @@ import msgpack
 import numpy as np
 import pytest
 
+from chaos.sim.cluster import SimCluster
 from hadelay import errors
-from hadelay.core import access, checkpoint, topicconfig
-from hadelay.core.access import AuditEntry, Token
-from hadelay.core.chain import Damage
-from hadelay.core.commands import Command
-from hadelay.core.held import HELD, HeldGrant
-from hadelay.core.members import Member
-from hadelay.core.settings import Settings
-from hadelay.core.state import DelayState
-from hadelay.core.topics import Mark, RedriveJob, Topic
+from hadelay.codec.commands import Command
+from hadelay.codec.records import Record
 from hadelay.errors import HadelayError
+from hadelay.ledger import access, checkpoint
+from hadelay.ledger.chain import Damage
+from hadelay.ledger.grants import HELD, HeldGrant
+from hadelay.ledger.state import DelayState
+from hadelay.ledger.topics import Mark, RedriveJob, Topic
+from hadelay.members import Member
 from hadelay.pipeline import archive, audit, forecast, lateness, load, publish, reconcile, replay, tail
+from hadelay.rights import AuditEntry, Token
 from hadelay.server import link
+from hadelay.settings import topic
+from hadelay.settings.cluster import Settings
 from hadelay.storage.identity import Identity, decode_identity, encode_identity
 from hadelay.storage.names import Name
-from hadelay.storage.records import Record
-from hadelay.testing.cluster import SimCluster
-from tests.core.world import World
+from tests.ledger.world import World
 from tests.memory import MemoryHours, MemoryNames, MemoryTables
 from tests.server.test_lost_disks import wait_for_leader
 
@@ -220,19 +221,19 @@ def test_the_identity_file_has_these_keys() -> None:
 
 
 def test_topic_settings_have_these_keys() -> None:
-    assert list(topicconfig.CHECKS) == [
+    assert list(topic.CHECKS) == [
         "lease_ms", "max_attempts", "backoff", "dead_letter", "dead_retention_ms", "rate", "publish_rate",
         "catch_up_rate", "concurrency", "max_messages", "max_bytes", "ttl_ms", "retention_ms", "webhook", "alert",
         "paused", "paused_reason", "dispatch_sync", "defaults",
     ]  # fmt: skip
-    assert list(topicconfig._WEBHOOK) == ["url", "secrets", "timeout_ms", "headers", "allow_per_message"]
-    assert list(topicconfig._ALERT) == ["url", "secret"]
+    assert list(topic._WEBHOOK) == ["url", "secrets", "timeout_ms", "headers", "allow_per_message"]
+    assert list(topic._ALERT) == ["url", "secret"]
     backoff = {"min_ms": 1, "max_ms": 2, "factor": 2.0, "jitter": 0.5}
     webhook = {"url": "http://h", "secrets": ["x" * 16], "timeout_ms": 100, "headers": {}, "allow_per_message": True}
     config = {"backoff": backoff, "webhook": webhook, "alert": {"url": "http://h", "secret": "x" * 16}}
-    assert topicconfig.problem(config, Settings()) == ""
-    read = topicconfig.settings_of(config)
-    assert isinstance(read.backoff, topicconfig.Exponential)
+    assert topic.problem(config, Settings()) == ""
+    read = topic.settings_of(config)
+    assert isinstance(read.backoff, topic.Exponential)
     assert (read.backoff.min_ms, read.backoff.max_ms, read.backoff.factor, read.backoff.jitter) == (1, 2, 2.0, 0.5)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hadelay.cli.certs import make_authority, make_certificate
-from hadelay.tls import Certificates
+from hadelay.platform.tls import Certificates
 
 
 @dataclass

@@ -17,9 +17,9 @@ from urllib.request import urlopen
 
 import pytest
 
+from chaos.freeports import free_ports
 from hadelay import Client
 from hadelay.errors import Forbidden, Unauthorized
-from hadelay.testing.ports import free_ports
 from tests.cli.support import hadelay
 from tests.security.conftest import Pki
 from tests.system.cluster import end, ready_line, spawn, until

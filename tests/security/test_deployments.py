@@ -20,11 +20,11 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
+from chaos.freeports import free_ports
 from hadelay import Client
 from hadelay.cli.output import Remote
 from hadelay.cli.remote import call, call_member
 from hadelay.errors import Forbidden, Unauthorized
-from hadelay.testing.ports import free_ports
 from tests.cli.support import environment, hadelay
 from tests.commands import started
 from tests.repository.test_deployment import CLUSTER, ROOT, compose_environment, manifest, pod_environment

@@ -14,11 +14,12 @@ from collections.abc import Callable
 
 import pytest
 
-from hadelay.core.commands import Draft
-from hadelay.raft import messages, strangers, tcp
-from hadelay.raft.hello import HELLO, PROTOCOL, VERSION, packed
-from hadelay.raft.tcp import AsyncioNetwork
-from hadelay.testing.cluster import SimCluster
+from chaos.sim.cluster import SimCluster
+from hadelay.codec.commands import Draft
+from hadelay.platform import strangers, tcp
+from hadelay.platform.hello import HELLO, PROTOCOL, VERSION, packed
+from hadelay.platform.tcp import AsyncioNetwork
+from hadelay.raft import messages
 from tests.raft.test_tcp import until
 from tests.security.conftest import Pki
 from tests.security.test_node_link import on_uvloop, pair

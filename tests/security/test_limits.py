@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hadelay.config import HttpConfig
 from hadelay.http import listener
 from hadelay.http.app import HttpServer
+from hadelay.settings.node import HttpConfig
 from tests.http.conftest import Make, make_node, read_answer, until
 from tests.http.memory_service import MemoryService
 from tests.security.conftest import Pki

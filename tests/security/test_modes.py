@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hadelay.storage.disk import DIRECTORY, PRIVATE, SHARED, RealDisk, mode_of
-from hadelay.testing.cluster import SimCluster
-from hadelay.testing.ports import free_ports
+from chaos.freeports import free_ports
+from chaos.sim.cluster import SimCluster
+from hadelay.platform.disk import DIRECTORY, PRIVATE, SHARED, RealDisk, mode_of
 from tests.system.cluster import ask, end, environment, ready_line, spawn
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]

@@ -22,10 +22,10 @@ import pytest
 import uvloop
 
 from hadelay.errors import ConfigError
-from hadelay.raft import strangers, tcp
-from hadelay.raft.tcp import AsyncioNetwork
-from hadelay.runtime import AsyncioRuntime
-from hadelay.tls import Certificates
+from hadelay.platform import strangers, tcp
+from hadelay.platform.runtime import AsyncioRuntime
+from hadelay.platform.tcp import AsyncioNetwork
+from hadelay.platform.tls import Certificates
 from tests.raft.test_tcp import Inbox, free_addresses, until
 from tests.security.conftest import Pki
 

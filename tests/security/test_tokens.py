@@ -14,13 +14,13 @@ import pytest
 from openapi_spec_validator import validate
 
 from hadelay import AsyncClient
-from hadelay.config import HttpConfig, SecurityConfig
-from hadelay.core.access import SCOPES, Rights, Token
 from hadelay.errors import BadRequest, Forbidden, Unauthorized
 from hadelay.http import openapi
 from hadelay.http.access import OPEN, PREFIX, Denials, hash_token
 from hadelay.http.app import ROUTES, HttpServer
+from hadelay.rights import SCOPES, Rights, Token
 from hadelay.server.api import Actor, Leader
+from hadelay.settings.node import HttpConfig, SecurityConfig
 from tests.http.conftest import read_answer
 from tests.http.memory_service import MemoryService
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hadelay.core.commands import Draft, decode_entry, encode_entry, encode_noop, encode_publish
-from hadelay.core.drafts import decode_publish
-from hadelay.core.results import Done, PublishResult, RowCode
+from hadelay.codec.commands import Draft, decode_entry, encode_entry, encode_noop, encode_publish
+from hadelay.codec.publishcommand import decode_publish
+from hadelay.codec.results import Done, PublishResult, RowCode
 from hadelay.errors import HadelayError, Impossible, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.server.api import Receipts
 from hadelay.server.batcher import Batcher
-from tests.core.world import World as Log
+from tests.ledger.world import World as Log
 
 
 class Timers:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hadelay.core.checksums import crc32c
-from hadelay.core.formats import INDEX, RECORD, RECORD_SIZE
-from hadelay.runtime import AsyncioRuntime
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.formats import INDEX, RECORD, RECORD_SIZE
+from hadelay.platform.disk import RealDisk
+from hadelay.platform.runtime import AsyncioRuntime
 from hadelay.server import readahead, records
-from hadelay.storage.disk import RealDisk
 from hadelay.storage.identity import Identity
 from hadelay.storage.store import Storage
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hadelay.core.formats import INDEX, RECORD, RECORD_SIZE
+from chaos.sim.disk import SimDisk
+from chaos.sim.tables import SimBackend
+from hadelay.codec.formats import INDEX, RECORD, RECORD_SIZE
 from hadelay.errors import NotFound, Overloaded
 from hadelay.server.copies import Copies
 from hadelay.storage.identity import Identity
 from hadelay.storage.store import Storage
-from hadelay.testing.disk import SimDisk
-from hadelay.testing.tables import SimBackend
 
 HOUR = 490_000
 

@@ -10,7 +10,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from hadelay.core.commands import (
+from chaos.sim.cluster import SimCluster
+from hadelay.codec.commands import (
     Command,
     Draft,
     encode_audited,
@@ -18,11 +19,10 @@ from hadelay.core.commands import (
     encode_incarnation,
     encode_noop,
 )
-from hadelay.core.dispatch import Poll
-from hadelay.core.results import Done, LeaseOutcome, LeaseResult, RedriveOutcome, RedriveResult, Refused
-from hadelay.core.settings import Settings
-from hadelay.core.tokens import encode_leases
+from hadelay.codec.leasetokens import encode_leases
+from hadelay.codec.results import Done, LeaseOutcome, LeaseResult, RedriveOutcome, RedriveResult, Refused
 from hadelay.errors import BadRequest, DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.handout.dispatcher import Poll
 from hadelay.server.api import Granting
 from hadelay.server.api import Poll as Receive
 from hadelay.server.batcher import Batcher
@@ -30,7 +30,7 @@ from hadelay.server.link import REPLY
 from hadelay.server.node import Node
 from hadelay.server.service import NodeService
 from hadelay.server.webhooks.pool import CONSUMER
-from hadelay.testing.cluster import SimCluster
+from hadelay.settings.cluster import Settings
 from tests.server.test_batcher import Timers, Wire
 from tests.server.test_link import Pair
 from tests.server.test_lost_disks import wait_for_leader

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hadelay.core import commands
-from hadelay.core.state import DelayState
+from chaos.sim.disk import SimDisk
+from hadelay.codec import commands
+from hadelay.ledger.state import DelayState
 from hadelay.model import HOUR_MS
 from hadelay.server import counting
 from hadelay.server.counting import DueCounts
 from hadelay.storage import farwriter
 from hadelay.storage.heads import count_topics, no_counters
 from hadelay.storage.hours import HourStore
-from hadelay.testing.disk import SimDisk
-from tests.core.world import START_MS, World, draft
+from tests.ledger.world import START_MS, World, draft
 from tests.memory import MemoryNames, MemoryTables
 
 

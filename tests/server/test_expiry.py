@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from hadelay.core import commands
-from tests.core.world import World, draft
-from tests.dispatch.desk import Desk
+from hadelay.codec import commands
+from tests.handout.desk import Desk
+from tests.ledger.world import World, draft
 
 HOUR_MS = 3_600_000
 

@@ -11,14 +11,14 @@ from unittest.mock import Mock
 import pytest
 from msgspec.structs import replace
 
+from chaos.sim.cluster import SimCluster
+from chaos.sim.disk import SimDisk
+from chaos.sim.network import SimNet
+from chaos.sim.runtime import SimRuntime, SimWorld
+from chaos.sim.tables import SimBackend
+from hadelay.platform.disk import RealDisk
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
-from hadelay.storage.disk import RealDisk
-from hadelay.testing.cluster import SimCluster
-from hadelay.testing.disk import SimDisk
-from hadelay.testing.network import SimNet
-from hadelay.testing.runtime import SimRuntime, SimWorld
-from hadelay.testing.tables import SimBackend
 from tests.storage.support import messages
 
 

@@ -16,9 +16,10 @@ import msgpack
 import numpy as np
 import pytest
 
+from chaos.sim.cluster import SimCluster
 from hadelay import errors
-from hadelay.core import results
-from hadelay.core.commands import encode_noop
+from hadelay.codec import results
+from hadelay.codec.commands import encode_noop
 from hadelay.errors import HadelayError
 from hadelay.server.askers import Askers
 from hadelay.server.dispatcher import LeaderDispatcher
@@ -26,9 +27,8 @@ from hadelay.server.link import CALL, Link
 from hadelay.server.node import Node
 from hadelay.server.peers import Peer, Peers
 from hadelay.server.service import NodeService
-from hadelay.testing.cluster import SimCluster
 from tests import scenarios
-from tests.core.world import START_MS
+from tests.ledger.world import START_MS
 from tests.server.test_batcher import Timers
 from tests.server.test_lost_disks import publish, wait_for_leader
 

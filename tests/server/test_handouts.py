@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hadelay.core import commands
-from hadelay.core.commands import Command
-from hadelay.core.formats import SETTLE_LEVEL, handout_delay_ms
-from hadelay.core.tokens import LEASE
+from chaos.sim.cluster import SimCluster
+from hadelay.codec import commands
+from hadelay.codec.commands import Command
+from hadelay.codec.formats import handout_delay_ms
+from hadelay.codec.leasetokens import LEASE
 from hadelay.model import Event
 from hadelay.server import service
 from hadelay.server.handouts import Handouts
-from hadelay.testing.cluster import SimCluster
-from tests.core.world import START_MS, World, draft
+from hadelay.version import SETTLE_LEVEL
+from tests.ledger.world import START_MS, World, draft
 from tests.server.test_lost_disks import wait_for_leader
 from tests.server.test_metrics import publish, receive
 

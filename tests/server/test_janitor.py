@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from hadelay.config import DAY, Config, RetentionConfig, problems
-from hadelay.core.commands import encode_retire
+from hadelay.codec.commands import encode_retire
 from hadelay.model import HOUR_MS, hour_name
 from hadelay.server.janitor import Janitor
+from hadelay.settings.node import DAY, Config, RetentionConfig, problems
 from hadelay.storage import manifests
 from hadelay.storage.manifests import Catalogue, Directory, Part, Source
 from tests.s3 import serve
@@ -168,7 +168,7 @@ def test_an_archive_in_an_object_store_is_believed_alike(tmp_path: Path) -> None
 
 
 def test_a_node_without_pyarrow_refuses_an_archive_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hadelay.config.find_spec", lambda _: None)
+    monkeypatch.setattr("hadelay.settings.node.find_spec", lambda _: None)
     assert list(problems(Config(retention=RetentionConfig(archive="/srv/archive")))) == []
     ((key, said),) = problems(Config(retention=RetentionConfig(archive="s3://bucket/archive")))
     assert (key, "pip install 'hadelay[archive]'" in said) == ("retention.archive", True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hadelay.core.formats import INDEX
+from hadelay.codec.formats import INDEX
 from hadelay.server.deliveries import RECENT_MINUTES, Lateness, empty
 
 NOW = 1_800_000_000_000

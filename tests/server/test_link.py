@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hadelay.core.results import Done, PublishResult, Refused
+from hadelay.codec.results import Done, PublishResult, Refused
 from hadelay.errors import Conflict, HadelayError, NoLeader, OutcomeUnknown
 from hadelay.server.link import CALL, Link
 from tests.server.test_batcher import Timers

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from hadelay.server.main import notify
+from hadelay.process import notify
 
 PROGRAM = """
 import logging, sys
 import structlog
-from hadelay.config import LogConfig
+from hadelay.settings.node import LogConfig
 from hadelay.server.logs import set_up_logs
 
 set_up_logs(LogConfig(format=sys.argv[1], level=sys.argv[2]), "n1")

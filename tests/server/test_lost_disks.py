@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from hadelay.config import Config
-from hadelay.core import listing
-from hadelay.core.commands import Draft, encode_cancel
-from hadelay.core.formats import INDEX, INDEX_SIZE
+from chaos.sim.clients import whole
+from chaos.sim.cluster import SimCluster
+from hadelay.codec.commands import Draft, encode_cancel
+from hadelay.codec.formats import INDEX, INDEX_SIZE
 from hadelay.errors import DamagedFile, HadelayError
+from hadelay.ledger import listing
 from hadelay.model import unpack_id
 from hadelay.raft.ports import FOUNDING
-from hadelay.testing.clients import whole
-from hadelay.testing.cluster import SimCluster
+from hadelay.settings.node import Config
 
 
 class AlwaysInit(SimCluster):
@@ -113,7 +113,7 @@ def test_a_node_that_meets_damage_while_it_applies_begins_anew_from_the_others()
 
 
 def test_a_listing_says_where_an_index_entry_is_damaged_that_names_another_place() -> None:
-    """The entry's own number is part of what rotted: from seed 11 of `hadelay sim --fault rot`."""
+    """The entry's own number is part of what rotted: from seed 11 of `python -m chaos sim --fault rot`."""
     cluster = SimCluster(6)
     cluster.start_all()
     wait_for_leader(cluster)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from hadelay.config import Config, LimitsConfig
-from hadelay.core.commands import Draft
-from hadelay.core.dispatch import Delivery, Poll
-from hadelay.core.topics import Topic
+from chaos.sim.cluster import SimCluster
+from hadelay.codec.commands import Draft
+from hadelay.handout.dispatcher import Delivery, Poll
 from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.http.metrics import lines
+from hadelay.ledger.topics import Topic
 from hadelay.model import Event
 from hadelay.server.api import Histogram, Values
 from hadelay.server.families import FAMILIES, OTHER
@@ -21,7 +21,7 @@ from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node
 from hadelay.server.webhooks.call import Answer
 from hadelay.server.webhooks.pool import Pool
-from hadelay.testing.cluster import SimCluster
+from hadelay.settings.node import Config, LimitsConfig
 from tests.server.test_lost_disks import wait_for_leader
 
 ALL = [*FAMILIES.values(), *HTTP_FAMILIES]

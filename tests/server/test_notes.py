@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import msgpack
 import pytest
 
-from hadelay.core.clustertime import ClusterClock
+from hadelay.server.clustertime import ClusterClock
 from hadelay.server.link import CALL, Link
 from hadelay.server.peers import Peer, Peers
 

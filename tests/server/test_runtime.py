@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hadelay.runtime import AsyncioRuntime
+from hadelay.platform.runtime import AsyncioRuntime
 
 
 async def run(runtime: AsyncioRuntime, fn: Callable[[], Any], *, brief: bool) -> Any:

@@ -8,18 +8,18 @@ import sys
 
 import numpy as np
 
-from hadelay.core import commands as c
-from hadelay.core import invariants
-from hadelay.core.drafts import KEEP, REJECT, REPLACE
-from hadelay.core.state import DelayState
-from hadelay.core.tokens import LEASE
+from chaos.sim import ledgercheck
+from chaos.sim.disk import SimDisk
+from chaos.sim.promises import state_parts
+from chaos.sim.runtime import SimRuntime, SimWorld
+from chaos.sim.tables import SimBackend
+from hadelay.codec import commands as c
+from hadelay.codec.leasetokens import LEASE
+from hadelay.codec.publishcommand import KEEP, REJECT, REPLACE
+from hadelay.ledger.state import DelayState
 from hadelay.model import DEAD_HOURS
 from hadelay.storage.identity import Identity
 from hadelay.storage.store import Storage
-from hadelay.testing.disk import SimDisk
-from hadelay.testing.invariants import state_parts
-from hadelay.testing.runtime import SimRuntime, SimWorld
-from hadelay.testing.tables import SimBackend
 
 HOUR = 3_600_000
 START = 494_579 * HOUR - 20_000
@@ -284,7 +284,7 @@ def compare(one: Replica, two: Replica) -> None:
     if two.dead or not two.ready or two.next != one.next:
         return
     a, b = state_parts(one.state, one.storage), state_parts(two.state, two.storage)
-    invariants.check(one.state)
+    ledgercheck.check(one.state)
     for part in {**a, **b}:
         assert a.get(part) == b.get(part), f"{part} differs: {a.get(part)!r:.300} {b.get(part)!r:.300}"
 

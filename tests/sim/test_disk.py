@@ -1,4 +1,4 @@
-"""The simulated disk may lose what the rules of storage/disk.py allow, and nothing else."""
+"""The simulated disk may lose what the rules of platform/disk.py allow, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from hadelay.testing.disk import SECTOR, SimCrash, SimDisk
-from hadelay.testing.runtime import SimRuntime, SimWorld
+from chaos.sim.disk import SECTOR, SimCrash, SimDisk
+from chaos.sim.runtime import SimRuntime, SimWorld
 
 
 def disk(seed: int = 1, **more: int) -> SimDisk:

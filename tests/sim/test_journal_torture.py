@@ -10,9 +10,9 @@ import random
 
 import pytest
 
+from chaos.sim.disk import SimDisk
+from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.raft.journal import Journal, JournalConfig
-from hadelay.testing.disk import SimDisk
-from hadelay.testing.runtime import SimRuntime, SimWorld
 
 CONFIG = JournalConfig(segment_bytes=8192, tail_bytes=2000)
 WHO = {"cluster_id": "c", "group": 0, "node": "n1"}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from chaos.sim.mutations import broken
 from hadelay.errors import BadRequest, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.raft import messages
 from hadelay.raft.library import DISK, NOBODY
 from hadelay.raft.messages import BadFrame
-from hadelay.testing.mutations import broken
 from tests.sim.test_scenarios import Scene
 
 #: Answers after which the same is asked again.

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hadelay.testing import invariants
-from hadelay.testing.cli import Wish
-from hadelay.testing.invariants import CHECKED
-from hadelay.testing.mutations import MUTATIONS, SEEDS, broken
-from hadelay.testing.run import run_seed
+from chaos.sim import promises
+from chaos.sim.cli import Wish
+from chaos.sim.mutations import MUTATIONS, SEEDS, broken
+from chaos.sim.promises import CHECKED
+from chaos.sim.run import run_seed
 from tests.raft.test_rows import test_an_answer_to_an_earlier_term_does_not_count as old_answer
 from tests.sim.test_journal_torture import torture
 from tests.sim.test_scenarios import test_a_node_with_an_empty_disk_gives_no_vote_that_could_lose_a_message as wiped
@@ -84,6 +84,6 @@ def test_every_branch_of_a_check_has_a_bug_that_it_noticed():
 
 def test_every_violation_is_of_a_branch_that_is_counted():
     """A name that is not in CHECKED would be a check that nobody asks for a bug, or for something to decide on."""
-    text = "".join(path.read_text() for path in Path(invariants.__file__).parent.glob("*.py"))
+    text = "".join(path.read_text() for path in Path(promises.__file__).parent.glob("*.py"))
     named = set(re.findall(r'(?:Violation|report)\(\s*f?"([^"{]+)"', text)) - {"error"}
     assert named <= set(CHECKED)

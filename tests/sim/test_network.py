@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hadelay.testing.network import NetworkProfile, SimNet, SimNetwork
-from hadelay.testing.runtime import SimRuntime, SimWorld
+from chaos.sim.network import NetworkProfile, SimNet, SimNetwork
+from chaos.sim.runtime import SimRuntime, SimWorld
 
 
 class Ear:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from hadelay.testing.disk import SimDisk
-from hadelay.testing.runtime import Livelock, SimRuntime, SimWorld
+from chaos.sim.disk import SimDisk
+from chaos.sim.runtime import Livelock, SimRuntime, SimWorld
 
 
 def test_events_run_in_time_order_and_first_come_first_served():

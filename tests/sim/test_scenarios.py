@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hadelay.config import Config
-from hadelay.core.commands import Command, Draft, decode_entry, encode_cancel, encode_reschedule, encode_topic_put
-from hadelay.core.dispatch import Poll
-from hadelay.core.results import CancelOutcome
+from chaos.sim import cluster, promises
+from chaos.sim.clients import Consumer, Producer
+from chaos.sim.cluster import HOUR_S, SimCluster
+from chaos.sim.disk import SimDisk
+from chaos.sim.file import InjectedFault
+from chaos.sim.network import SimNet
+from chaos.sim.run import check, drained, settle
+from chaos.sim.runtime import SimRuntime, SimWorld
+from chaos.sim.tables import SimBackend
+from hadelay.codec.commands import Command, Draft, decode_entry, encode_cancel, encode_reschedule, encode_topic_put
+from hadelay.codec.results import CancelOutcome
 from hadelay.errors import OutcomeUnknown
+from hadelay.handout.dispatcher import Poll
 from hadelay.model import hour_name, unpack_id
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
-from hadelay.testing import cluster, invariants
-from hadelay.testing.clients import Consumer, Producer
-from hadelay.testing.cluster import HOUR_S, SimCluster
-from hadelay.testing.disk import SimDisk
-from hadelay.testing.file import InjectedFault
-from hadelay.testing.network import SimNet
-from hadelay.testing.run import check, drained, settle
-from hadelay.testing.runtime import SimRuntime, SimWorld
-from hadelay.testing.tables import SimBackend
+from hadelay.settings.node import Config
 
 
 class Scene(SimCluster):
@@ -105,7 +105,7 @@ class Scene(SimCluster):
         self.until(lambda: len(self.nodes()) == len(self.names) and self.leader() is not None)
         self.world.run_for(2.0)
         settle(self)
-        for violation in [*self.violations, *invariants.diverged(self)]:
+        for violation in [*self.violations, *promises.diverged(self)]:
             raise violation
 
 
@@ -454,7 +454,7 @@ def test_two_entries_of_one_checksum_are_two(monkeypatch: pytest.MonkeyPatch) ->
         scene.publish()
         scene.world.run_for(1.0)
     assert len(scene.stamps) > 3
-    assert list(invariants.clock_runs_true(scene)) == []
+    assert list(promises.clock_runs_true(scene)) == []
 
 
 def test_a_node_that_restarts_does_not_take_the_time_from_what_waited() -> None:

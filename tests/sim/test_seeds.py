@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hadelay.testing import cli
-from hadelay.testing.invariants import CHECKED
-from hadelay.testing.nemesis import FAMILIES
-from hadelay.testing.run import Report, run_seed
-from hadelay.testing.shrink import shrink
+from chaos.sim import cli
+from chaos.sim.nemesis import FAMILIES
+from chaos.sim.promises import CHECKED
+from chaos.sim.run import Report, run_seed
+from chaos.sim.shrink import shrink
 
 SEEDS = int(os.environ.get("HADELAY_SIM_SEEDS", "300"))
 
@@ -65,7 +65,7 @@ TRACED = (7, 15, 34)
 
 def traces_in_another_process(hash_seed: str) -> list[str]:
     code = (
-        "from hadelay.testing.cli import _quiet, run_seed; _quiet()\n"
+        "from chaos.sim.cli import _quiet, run_seed; _quiet()\n"
         f"for seed in {TRACED}: r = run_seed(seed); print(r.trace, r.entries)"
     )
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -84,7 +84,7 @@ def test_a_failure_tells_how_to_replay_it(capsys: pytest.CaptureFixture[str]):
     out = capsys.readouterr().out
     assert code == 1
     assert "I9 early" in out
-    assert "replay: hadelay sim --seed 1 --mutation five_ms_early" in out
+    assert "replay: python -m chaos sim --seed 1 --mutation five_ms_early" in out
     assert "handed out" in out
 
 
@@ -101,7 +101,7 @@ def test_a_fault_that_every_run_has(capsys: pytest.CaptureFixture[str]):
 def test_a_failing_run_is_shrunk_to_what_it_takes(capsys: pytest.CaptureFixture[str]):
     assert cli.sim(seed=1, jobs=1, mutation="no_sync", shrink=True) == 1
     shrunk = capsys.readouterr().out
-    command = re.search(r"replay: hadelay sim --seed 1 --mutation no_sync --only (\S+)\n", shrunk)
+    command = re.search(r"replay: python -m chaos sim --seed 1 --mutation no_sync --only (\S+)\n", shrunk)
     assert command is not None
     assert len(command[1].split(",")) <= 3
     assert cli.sim(seed=1, jobs=1, mutation="no_sync", only=command[1]) == 1
@@ -159,4 +159,4 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     out = capsys.readouterr().out
     assert "320 seeds, 1 failed" in out
     assert "published 400" in out
-    assert "failed: seed 42: I1 lost: hadelay sim --seed 42" in out
+    assert "failed: seed 42: I1 lost: python -m chaos sim --seed 42" in out

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from hadelay.testing.disk import SimCrash, SimDisk
-from hadelay.testing.tables import SimBackend
+from chaos.sim.disk import SimCrash, SimDisk
+from chaos.sim.tables import SimBackend
 
 
 def open_backend(disk: SimDisk) -> SimBackend:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from support import NOW, Loop, checkpoint, events, messages, open_storage
 
-from hadelay.storage.disk import RealDisk
+from hadelay.platform.disk import RealDisk
 
 RUNS = 300
 

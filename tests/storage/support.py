@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from hadelay.core.checksums import crc32c
-from hadelay.core.formats import DISPATCH, INDEX, RECORD, RECORD_SIZE
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.formats import DISPATCH, INDEX, RECORD, RECORD_SIZE
 from hadelay.model import HOUR_MS, NONE32
-from hadelay.runtime import Ended
-from hadelay.storage.disk import Disk
+from hadelay.platform.disk import Disk
+from hadelay.platform.runtime import Ended
 from hadelay.storage.identity import Identity
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.store import Storage

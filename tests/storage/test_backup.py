@@ -9,14 +9,14 @@ import pytest
 from msgspec import structs
 from support import NOW, Loop, checkpoint, events, messages, open_storage
 
+from chaos.sim.disk import SimDisk
+from chaos.sim.tables import SimBackend
 from hadelay.errors import ConfigError, DamagedFile, NotFound
 from hadelay.model import hour_name
+from hadelay.platform.disk import Disk
 from hadelay.storage.backup import BLOCK, FORMAT, Archive, Backup, Directory
-from hadelay.storage.disk import Disk
 from hadelay.storage.names import TOPIC
 from hadelay.storage.snapshot import Manifest
-from hadelay.testing.disk import SimDisk
-from hadelay.testing.tables import SimBackend
 
 BACKUP = "/backup"
 

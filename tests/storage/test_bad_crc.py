@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from support import NOW, Loop, checkpoint, events, messages, open_storage
 
-from hadelay.core.formats import INDEX, INDEX_SIZE
+from hadelay.codec.formats import INDEX, INDEX_SIZE
 from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import hour_name
-from hadelay.storage.disk import RealDisk
+from hadelay.platform.disk import RealDisk
 from hadelay.storage.heads import HeadsCache
 from hadelay.storage.names import TOPIC
 from hadelay.storage.store import Storage
@@ -119,7 +119,7 @@ def test_the_names(storage: Storage) -> None:
 
 def test_heads_are_not_derived_from_a_damaged_entry(storage: Storage, hour: int) -> None:
     """Its second may be another one: what is linked next would belong to no chain of this node's, and its files would
-    not be those of the others. From seed 148 of `hadelay sim --fault rot`."""
+    not be those of the others. From seed 148 of `python -m chaos sim --fault rot`."""
     flip(file(storage, hour, ".idx"), 7 * INDEX_SIZE + INDEX.fields["second"][1])
     fresh = HeadsCache(RealDisk(), storage.hours.path, storage.hours._read_rows)  # as a restart makes it
     with pytest.raises(DamagedFile, match="the entry's CRC does not hold") as caught:
@@ -129,7 +129,7 @@ def test_heads_are_not_derived_from_a_damaged_entry(storage: Storage, hour: int)
 
 @pytest.mark.parametrize("hour", [NOW + 30], indirect=True)
 def test_nothing_is_linked_after_a_damaged_entry_of_a_far_hour(storage: Storage, hour: int) -> None:
-    """From seed 5013 of `hadelay sim --fault rot`."""
+    """From seed 5013 of `python -m chaos sim --fault rot`."""
     storage.hours._heads.forget(hour)
     flip(file(storage, hour, ".idx"), 7 * INDEX_SIZE + INDEX.fields["second"][1])
     storage.hours.append(*messages(hour, sizes=[40]))

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from hadelay.errors import Overloaded
-from hadelay.runtime import AsyncioRuntime
-from hadelay.storage.disk import RealDisk
+from hadelay.platform.disk import RealDisk
+from hadelay.platform.runtime import AsyncioRuntime
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.tables import Put
 

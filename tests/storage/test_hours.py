@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import NOW, events, messages
 
+from chaos.sim.disk import SimDisk
+from hadelay.codec.records import check_record
 from hadelay.model import DEAD_HOURS, NONE32, hour_from_name, hour_name, pack_id
+from hadelay.platform.disk import RealDisk
 from hadelay.server import views
-from hadelay.storage.disk import RealDisk
 from hadelay.storage.hours import HourStore
-from hadelay.storage.records import check_record
-from hadelay.testing.disk import SimDisk
 from tests.memory import MemoryHours
 
 HOURS = [NOW - 1, NOW, NOW + 2, NOW + 3, NOW + 40, NOW + 41, NOW + 17_000, DEAD_HOURS + NOW, DEAD_HOURS + NOW + 720]

@@ -9,7 +9,7 @@ import pytest
 from support import IDENTITY, Loop, checkpoint, messages, open_storage
 
 from hadelay.errors import ConfigError, DamagedFile
-from hadelay.storage.disk import RealDisk
+from hadelay.platform.disk import RealDisk
 from hadelay.storage.identity import encode_identity, read_identity, write_identity
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hadelay.core.checksums import RowCrc, crc32c, masked
-from hadelay.core.formats import DISPATCH, INDEX, RECORD
-from hadelay.core.linking import Heads, catch_up, chain, link, no_heads, place
+from hadelay.codec.checksums import RowCrc, crc32c, masked
+from hadelay.codec.formats import DISPATCH, INDEX, RECORD
+from hadelay.codec.linking import Heads, catch_up, chain, link, no_heads, place
 from hadelay.model import NONE32
 
 seconds = st.lists(st.integers(0, 5) | st.integers(0, 3599), min_size=1, max_size=60)

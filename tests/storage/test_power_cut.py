@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from support import IDENTITY, NOW, events, messages
 
+from chaos.sim.disk import SimCrash, SimDisk
+from chaos.sim.runtime import SimRuntime, SimWorld
+from chaos.sim.tables import SimBackend
 from hadelay.storage.names import TOPIC
 from hadelay.storage.store import Storage
-from hadelay.testing.disk import SimCrash, SimDisk
-from hadelay.testing.runtime import SimRuntime, SimWorld
-from hadelay.testing.tables import SimBackend
 
 FAR = NOW + 50
 #: More than 64 files in one checkpoint would take the way of syncfs.

@@ -10,7 +10,7 @@ from support import NOW, Loop, checkpoint, events, messages, open_storage
 
 from hadelay.errors import DamagedFile
 from hadelay.model import hour_name
-from hadelay.storage.disk import RealDisk
+from hadelay.platform.disk import RealDisk
 from hadelay.storage.names import CONSUMER, TOPIC
 from hadelay.storage.store import Storage
 
@@ -104,7 +104,7 @@ def test_arrivals_during_a_checkpoint_are_not_part_of_it(tmp_path: Path, loop: L
 
 
 def test_checksums_go_on_where_the_checkpoint_left_them(tmp_path: Path, loop: Loop) -> None:
-    from hadelay.core.checksums import crc32c
+    from hadelay.codec.checksums import crc32c
 
     storage = open_storage(RealDisk(), str(tmp_path), loop)
     for seed in range(4):

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from support import IDENTITY, NOW, Loop, checkpoint, events, messages, open_storage
 
+from chaos.sim.disk import SimCrash, SimDisk
+from chaos.sim.tables import SimBackend
 from hadelay.errors import DamagedFile
 from hadelay.storage.names import TOPIC
 from hadelay.storage.snapshot import Manifest
 from hadelay.storage.store import Storage
 from hadelay.storage.tables import CHECKPOINT, CORE
-from hadelay.testing.disk import SimCrash, SimDisk
-from hadelay.testing.tables import SimBackend
 
 FAR = NOW + 50
 

@@ -10,7 +10,7 @@ import pytest
 from support import NOW, events, messages
 from test_snapshot import FAR, Node, pull
 
-from hadelay.core.checksums import crc32c
+from hadelay.codec.checksums import crc32c
 from hadelay.errors import DamagedFile, DiskFull, FatalError
 from hadelay.storage.snapshot import Installer
 

@@ -20,10 +20,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from support import Loop, checkpoint
 
-from hadelay.core import formats as f
-from hadelay.core.checksums import crc32c
+from hadelay.codec import formats as f
+from hadelay.codec.checksums import crc32c
 from hadelay.model import HOUR_MS, NONE32, Event, encode_id, hour_from_name
-from hadelay.storage.disk import RealDisk
+from hadelay.platform.disk import RealDisk
 from hadelay.storage.heads import encode_heads
 from hadelay.storage.identity import Identity
 from hadelay.storage.inspect import inspect

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chaos.sim.disk import SimDisk
+from chaos.sim.tables import SimBackend
 from hadelay.errors import DamagedFile, is_disk_full
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.tables import Backend, Tables
-from hadelay.testing.disk import SimDisk
-from hadelay.testing.tables import SimBackend
 
 Open = Callable[[], Backend]
 

@@ -8,7 +8,7 @@ import pytest
 from support import NOW, Loop, checkpoint, events, messages, open_storage
 
 from hadelay.model import hour_name
-from hadelay.storage.disk import RealDisk
+from hadelay.platform.disk import RealDisk
 from hadelay.storage.names import TOPIC
 
 FAR = NOW + 40

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hadelay.testing.ports import free_ports
+from chaos.freeports import free_ports
 from tests.commands import Hadelay, command
 
 T = TypeVar("T")

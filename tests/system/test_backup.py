@@ -15,15 +15,15 @@ from typing import Any
 import msgpack
 import pytest
 
+from chaos.freeports import free_ports
 from hadelay.cli.dev import Layout
 from hadelay.cli.output import Printing
 from hadelay.cli.restore import restore as restore_node
 from hadelay.errors import NotFound
+from hadelay.platform.disk import RealDisk, RealFile
 from hadelay.storage.backup import Archive, Directory
-from hadelay.storage.disk import RealDisk, RealFile
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.tables import CHECKPOINT, ROW
-from hadelay.testing.ports import free_ports
 from tests.system.cluster import Cluster, body_of, hadelay, until
 
 _KEY = {"Idempotency_Key": "once"}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hadelay.config import Config
+from chaos.freeports import free_ports
 from hadelay.http import listener
-from hadelay.raft import strangers
+from hadelay.platform import strangers
 from hadelay.server.descriptors import LEAST, divide
-from hadelay.testing.ports import free_ports
+from hadelay.settings.node import Config
 from tests.system.cluster import ask, end, ready_line, spawn, until
 
 #: serve, with a limit of open files that it cannot raise.

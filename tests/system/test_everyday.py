@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hadelay.core.formats import UNCOUNTED
+from hadelay.version import UNCOUNTED
 from tests.system.cluster import Cluster, body_of, environment, hadelay, until
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hadelay.testing.ports import free_ports
+from chaos.freeports import free_ports
 from tests.system.cluster import ask, end, ready_line, spawn, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]

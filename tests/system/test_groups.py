@@ -11,17 +11,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from hadelay.config import ClusterConfig, Config, NodeConfig, RaftConfig, RetentionConfig
-from hadelay.core.drafts import Draft
+from chaos.freeports import free_ports
+from hadelay.codec.publishcommand import Draft
 from hadelay.model import unpack_id
-from hadelay.raft.tcp import AsyncioNetwork
-from hadelay.runtime import AsyncioRuntime
+from hadelay.platform.disk import RealDisk
+from hadelay.platform.runtime import AsyncioRuntime
+from hadelay.platform.tcp import AsyncioNetwork
 from hadelay.server.api import Poll
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.server.service import NodeService
-from hadelay.storage.disk import RealDisk
-from hadelay.testing.ports import free_ports
+from hadelay.settings.node import ClusterConfig, Config, NodeConfig, RaftConfig, RetentionConfig
 
 NAMES = ("n1", "n2", "n3")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from hadelay.testing.ports import free_ports
+from chaos.freeports import free_ports
 from tests.system.cluster import Answer, ask, end, hadelay, ready_line, spawn, until
 
 

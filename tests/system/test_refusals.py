@@ -12,8 +12,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from hadelay.core.checksums import crc32c
-from hadelay.testing.ports import free_ports
+from chaos.freeports import free_ports
+from hadelay.codec.checksums import crc32c
 from tests.system.cluster import Cluster, end, hadelay, ready_line, spawn, until
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from threading import Event
 from typing import Any
 
-from hadelay.core.formats import FEATURE_LEVEL
+from hadelay.version import FEATURE_LEVEL
 from tests.system.cluster import Cluster, until
 from tests.system.conftest import Make
 from tests.system.test_leader_lost import consume_all, publish_all
@@ -15,12 +15,12 @@ from tests.system.test_leader_lost import consume_all, publish_all
 #: A program before PURGE was thought of, and the one that brought it, with a feature level of its own.
 OLD, NEW = FEATURE_LEVEL, FEATURE_LEVEL + 1
 _OLD = "commands._DECODERS.pop(commands.Command.PURGE)"
-_NEW = "commands.LEVEL_OF[commands.Command.PURGE] = formats.FEATURE_LEVEL"
+_NEW = "commands.LEVEL_OF[commands.Command.PURGE] = version.FEATURE_LEVEL"
 _PROGRAM = """
 import sys
-import hadelay.core.formats as formats
-formats.FEATURE_LEVEL = {level}
-from hadelay.core import commands
+import hadelay.version as version
+version.FEATURE_LEVEL = {level}
+from hadelay.codec import commands
 {change}
 from hadelay.cli.app import run
 sys.exit(run(sys.argv[1:]))

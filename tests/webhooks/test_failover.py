@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from hadelay.testing.cluster import SimCluster
+from chaos.sim.cluster import SimCluster
 from tests.webhooks.world import Call, World
 
 TIMEOUT_MS = 1_000

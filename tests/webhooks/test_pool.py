@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from hadelay.config import Config, WebhooksConfig
-from hadelay.core.commands import encode_purge, encode_topic_delete
-from hadelay.core.topics import READY, SCHEDULED
+from chaos.sim.cluster import SimCluster
+from chaos.sim.file import SimFile
+from hadelay.codec.commands import encode_purge, encode_topic_delete
+from hadelay.ledger.topics import READY, SCHEDULED
 from hadelay.server.webhooks import pool
-from hadelay.testing.cluster import SimCluster
-from hadelay.testing.file import SimFile
+from hadelay.settings.node import Config, WebhooksConfig
 from tests.webhooks.world import Call, World
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hadelay.testing.cluster import SimCluster
+from chaos.sim.cluster import SimCluster
 from tests.scenarios import check
 from tests.webhooks.world import Call, World
 

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hadelay.core.commands import encode_topic_put
-from hadelay.core.describe import describe
-from hadelay.core.drafts import Draft
-from hadelay.core.meta import Meta, pack
+from chaos.sim.cluster import SimCluster
+from hadelay.codec.commands import encode_topic_put
+from hadelay.codec.meta import Meta, pack
+from hadelay.codec.publishcommand import Draft
 from hadelay.errors import HadelayError
+from hadelay.ledger.describe import describe
 from hadelay.model import decode_id
 from hadelay.server.node import Node
 from hadelay.server.webhooks.call import Answer, Request
 from hadelay.server.webhooks.call import Done as Called
-from hadelay.testing.cluster import SimCluster
 
 ANSWER_S = 0.01
 

@@ -59,6 +59,7 @@ class SystemRefusal(HadelayError):
 #: The first class that fits decides.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
     (Interrupted, INTERRUPTED),
+    (WrongUsage, USAGE),
     (NotANode, UNREACHABLE),
     (Taken, REFUSED),
     (ConfigError, USAGE),
@@ -143,7 +144,6 @@ COMMANDS = (
     Command("inspect", "hadelay.cli.inspect:inspect", "Print any file of a data directory."),
     Command("bench", "hadelay.cli.bench:bench", "Put load on a running cluster and measure it."),
     Command("completion", "hadelay.cli.app:completion", "Print a script that completes commands and options."),
-    Command("sim", "hadelay.testing.cli:sim", "Run seeds of the simulator; one that fails prints its replay command."),
 )
 #: Earlier names, not listed.
 ALIASES = {"story": "trace"}
@@ -205,6 +205,8 @@ def run(argv: Sequence[str]) -> int:
     call: Callable[..., Any] = app
     as_json = wants_json(argv)
     try:
+        if argv[:1] == ["sim"]:
+            raise WrongUsage("the simulator is in the repository: run `python -m chaos sim` in a checkout")
         result = call(list(argv), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         if as_json:

@@ -16,8 +16,8 @@ from hadelay.cli.remote import call
 from hadelay.errors import BadRequest, ConfigError, DamagedFile, HadelayError, NoLeader, NotFound, Overloaded
 from hadelay.paths import segment
 from hadelay.pipeline.objects import Objects
+from hadelay.platform.disk import RealDisk
 from hadelay.storage.backup import BLOCK, Archive, Backup, Contents, Directory
-from hadelay.storage.disk import RealDisk
 
 #: Bytes per request.
 _PART = 4 << 20

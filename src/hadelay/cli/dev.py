@@ -22,9 +22,9 @@ from cyclopts import Parameter
 
 from hadelay.cli.output import Printing, emit_json, note
 from hadelay.cli.serve import Settings, run_node
-from hadelay.configload import load
 from hadelay.errors import Conflict, NotFound
-from hadelay.storage.disk import RealDisk, private, replace_file
+from hadelay.platform.disk import RealDisk, private, replace_file
+from hadelay.settings.load import load
 
 #: How long nodes may take to end by themselves: a leader hands over and everybody makes a checkpoint.
 END_S = 20.0

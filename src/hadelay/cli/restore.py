@@ -10,17 +10,17 @@ from pathlib import Path
 from hadelay.cli.backup import archive_at, bar, summary
 from hadelay.cli.output import Printing, note, show
 from hadelay.cli.serve import Settings
-from hadelay.config import Config
-from hadelay.configload import load
 from hadelay.errors import DiskFull, HadelayError
+from hadelay.platform.disk import RealDisk
+from hadelay.settings.load import load
+from hadelay.settings.node import Config
 from hadelay.storage.backup import Archive, Backup
-from hadelay.storage.disk import RealDisk
 
 
 async def _restore(
     config: Config, archive: Archive, backup: Backup, copied: Callable[[int], None]
 ) -> HadelayError | None:
-    from hadelay.runtime import AsyncioRuntime
+    from hadelay.platform.runtime import AsyncioRuntime
     from hadelay.server.restore import restore as fill
 
     loop = asyncio.get_running_loop()

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from hadelay.cli.output import Printing, emit_json, note
-from hadelay.config import Config
-from hadelay.configload import load
 from hadelay.errors import DamagedFile, HadelayError
+from hadelay.settings.load import load
+from hadelay.settings.node import Config
 
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", show_default=False)]
 
@@ -38,7 +38,7 @@ def serve(
 
 
 def run_node(config: Config, printing: Printing) -> int:
-    from hadelay.server.main import serve as serve_node
+    from hadelay.process import serve as serve_node
 
     def ready(node: dict[str, Any]) -> None:
         if printing.output == "json":
@@ -76,7 +76,7 @@ def config_check(file: Path | None = None, /, *, settings: Settings = (), printi
 
 
 def _read_certificates(config: Config) -> None:
-    from hadelay.tls import Certificates
+    from hadelay.platform.tls import Certificates
 
     for section, part in (("raft", config.raft), ("http", config.http)):
         if part.tls_cert:

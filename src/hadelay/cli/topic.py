@@ -12,10 +12,10 @@ from cyclopts import Parameter
 
 from hadelay.cli.output import Remote, Several, Stale, Topic, Yes, confirm, show, span
 from hadelay.cli.remote import call
-from hadelay.core.formats import FIRST_LEVEL
-from hadelay.core.topicconfig import DEFAULTS_OF, NEWEST_DEFAULTS, Exponential, TopicSettings
 from hadelay.errors import BadRequest, Conflict, NotFound
 from hadelay.paths import segment
+from hadelay.settings.topic import DEFAULTS_OF, NEWEST_DEFAULTS, Exponential, TopicSettings
+from hadelay.version import FIRST_LEVEL
 
 _COLUMNS = ("topic", "scheduled", "ready", "leased", "dead", "overdue", "late_p99_ms", "bytes", "state")
 #: What `topic due` counts per bucket and over how many, when nothing else is said.

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, TypeVar
 
-from hadelay.config import HttpConfig, SecurityConfig
-from hadelay.core.access import Rights, Token
 from hadelay.errors import Forbidden, HadelayError, NoLeader, Unauthorized
 from hadelay.loglimit import LogLimit
+from hadelay.rights import Rights, Token
 from hadelay.server.api import Actor, Service
+from hadelay.settings.node import HttpConfig, SecurityConfig
 
 if TYPE_CHECKING:
     from hadelay.http.routes import Route

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import aiohttp
 from aiohttp import web
 
-from hadelay.config import HttpConfig, SecurityConfig, split_address
 from hadelay.errors import BadRequest, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.http import admin, consume, dead, health, listing, messages, openapi, problems, publish, tokens
 from hadelay.http.access import ANYBODY, OPEN, Access, Denials, Door, Hosts, check_site
@@ -35,8 +34,9 @@ from hadelay.http.routes import (
 )
 from hadelay.http.turns import Turns
 from hadelay.loglimit import LogLimit
+from hadelay.platform.tls import Certificates
 from hadelay.server.api import Granting, Leader, Service
-from hadelay.tls import Certificates
+from hadelay.settings.node import HttpConfig, SecurityConfig, split_address
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

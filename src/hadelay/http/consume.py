@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from hadelay.core.commands import MAX_REASON
-from hadelay.core.meta import Meta, unpack
+from hadelay.codec.commands import MAX_REASON
+from hadelay.codec.meta import Meta, unpack
 from hadelay.errors import BadRequest, HadelayError, Impossible, LimitReached, NoLeader
 from hadelay.http import types
 from hadelay.http.options import check_tags

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from hadelay.core.describe import Happened
-from hadelay.core.topicconfig import MAX_RATE
 from hadelay.errors import BadRequest
 from hadelay.http import types
 from hadelay.http.messages import message_out
 from hadelay.http.routes import Call, Routes
 from hadelay.http.values import check_limit, format_instant, parse_id
-from hadelay.model import encode_id
+from hadelay.ledger.describe import Happened
+from hadelay.model import MAX_RATE, encode_id
 from hadelay.server.api import DeadLetterView
 
 routes = Routes()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hadelay.errors import ConfigError, HadelayError, Overloaded, Taken
 from hadelay.http import health
 from hadelay.http.routes import Answer, header_lines
-from hadelay.tls import Decrypted
+from hadelay.platform.tls import Decrypted
 
 if TYPE_CHECKING:
     from hadelay.http.app import HttpServer

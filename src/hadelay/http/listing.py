@@ -9,14 +9,14 @@ from binascii import Error as Base64Error
 from aiohttp import web
 from msgspec import UNSET
 
-from hadelay.core.checksums import crc32c
-from hadelay.core.listing import FIRST, PENDING, Key
+from hadelay.codec.checksums import crc32c
 from hadelay.errors import BadRequest
 from hadelay.http import types
 from hadelay.http.messages import message_out
 from hadelay.http.options import check_tags
 from hadelay.http.routes import Call, Routes
 from hadelay.http.values import LARGEST_MS, check_limit, suggest
+from hadelay.ledger.listing import FIRST, PENDING, Key
 from hadelay.model import State
 from hadelay.server.api import ListWish
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec import UNSET
 
-from hadelay.core.describe import Description, Happened
-from hadelay.core.meta import unpack
+from hadelay.codec.meta import unpack
 from hadelay.errors import BadRequest, Conflict
 from hadelay.http import types
 from hadelay.http.options import when
 from hadelay.http.routes import Answer, Call, Routes
 from hadelay.http.values import check_topic, format_instant, parse_id
+from hadelay.ledger.describe import Description, Happened
 from hadelay.model import encode_id, hour_name
 from hadelay.server.api import Target
 

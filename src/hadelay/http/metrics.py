@@ -15,8 +15,8 @@ from itertools import accumulate, islice
 from pathlib import Path
 
 from hadelay.http.turns import Turns
+from hadelay.platform.tls import Certificates
 from hadelay.server.api import Family, Histogram, Measured, Service, Values
-from hadelay.tls import Certificates
 from hadelay.version import VERSION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

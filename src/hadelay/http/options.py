@@ -13,14 +13,14 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hadelay.config import HttpConfig
-from hadelay.core.drafts import KEEP, REJECT, REPLACE, Draft
-from hadelay.core.meta import Meta, pack, unpack
-from hadelay.core.tags import mask_of
-from hadelay.core.topicconfig import url_problem
+from hadelay.codec.meta import Meta, pack, unpack
+from hadelay.codec.publishcommand import KEEP, REJECT, REPLACE, Draft
+from hadelay.codec.tags import mask_of
 from hadelay.errors import BadRequest, Impossible, UnsupportedMediaType
 from hadelay.http.routes import JSON, parse_query, refuse_unknown
 from hadelay.http.values import DOTS, check_new_topic, parse_duration, parse_instant
+from hadelay.settings.node import HttpConfig
+from hadelay.settings.topic import url_problem
 
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 _META = b"hadelay-meta-"
@@ -62,7 +62,7 @@ class Head(NamedTuple):
     topic: str
     when_ms: int
     relative: bool
-    #: msgpack map of what travels with the message (core/meta.py)
+    #: msgpack map of what travels with the message (codec/meta.py)
     meta: bytes
     idempotency_key: bytes | None
     extras: Extras | None = None
@@ -261,7 +261,7 @@ def pack_meta(
     limits: HttpConfig, content_type: str | None, meta: Mapping[str, str] | None, extras: Extras | None = None,
     trace: str | None = None,
 ) -> bytes:  # fmt: skip
-    """The map kept in the record (core/meta.py). Empty when there is nothing to say."""
+    """The map kept in the record (codec/meta.py). Empty when there is nothing to say."""
     packed = Meta(tp=trace)
     if content_type:
         if len(content_type) > _MAX_CONTENT_TYPE or not content_type.isprintable():

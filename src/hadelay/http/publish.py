@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from hadelay.core.drafts import Draft
-from hadelay.core.meta import Meta, pack
+from hadelay.codec.meta import Meta, pack
+from hadelay.codec.publishcommand import Draft
 from hadelay.errors import BadRequest, HadelayError, TooLarge
 from hadelay.http import receipts, types
 from hadelay.http.batches import slices

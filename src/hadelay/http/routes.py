@@ -88,7 +88,7 @@ class Route:
     msgpack: msgspec.msgpack.Decoder[Any] | None
     #: Its handler gives an `Answer` and looks at nothing that `Head` lacks: connection.py may call it without aiohttp.
     short: bool
-    #: What a token needs for it (core/access.py), for the topic in its path or else for all of them; or OPEN.
+    #: What a token needs for it (rights.py), for the topic in its path or else for all of them; or OPEN.
     scope: str
     #: What it is about is known to the handler alone, which asks `Call.access` itself; here the scope is enough.
     own_topics: bool

@@ -1,5 +1,5 @@
 """A topic's settings as the API writes them: durations as text, secrets and headers masked. The rules are in
-core/topicconfig.py."""
+settings/topic.py."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from hadelay.core.formats import FIRST_LEVEL
-from hadelay.core.topicconfig import MAX_BACKOFF_STEPS, mask_header, mask_secret
 from hadelay.errors import BadRequest
 from hadelay.http import types
 from hadelay.http.values import format_duration, parse_duration
+from hadelay.settings.topic import MAX_BACKOFF_STEPS, mask_header, mask_secret
+from hadelay.version import FIRST_LEVEL
 
 #: Settings that are durations: `lease` here, `lease_ms` where they are kept.
 _DURATIONS = frozenset(("lease", "dead_retention", "ttl", "retention", "timeout", "min", "max"))

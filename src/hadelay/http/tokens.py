@@ -7,12 +7,12 @@ import secrets
 
 from aiohttp import web
 
-from hadelay.core.access import MAX_LIFETIME_MS, Token, problem_of_scope
 from hadelay.errors import BadRequest, NotFound
 from hadelay.http import types
 from hadelay.http.access import PREFIX, hash_token
 from hadelay.http.routes import Call, Routes
 from hadelay.http.values import check_limit, format_instant
+from hadelay.rights import MAX_LIFETIME_MS, Token, problem_of_scope
 
 routes = Routes()
 

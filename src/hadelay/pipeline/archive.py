@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hadelay.core.checksums import crc32c
+from hadelay.codec.checksums import crc32c
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
 from hadelay.pipeline import batches

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hadelay.core.checksums import crc32c
-from hadelay.core.formats import DISPATCH, INDEX, NO_REASON, REASON_BITS
-from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.formats import DISPATCH, INDEX, NO_REASON, REASON_BITS
+from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.model import NONE32, Event, hour_name
 from hadelay.pipeline.hourfiles import Bytes, HourFiles, Listing, Names, Rows, Store

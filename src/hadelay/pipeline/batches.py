@@ -18,13 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hadelay.core import meta
-from hadelay.core.formats import INDEX, RECORD, RECORD_SIZE, handout_delay_ms, nack_reason
+from hadelay.codec import meta
+from hadelay.codec.formats import INDEX, RECORD, RECORD_SIZE, handout_delay_ms, nack_reason
+from hadelay.codec.records import check_record
 from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import DEAD_HOURS, NONE32, Event, decode_id
 from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, damage, rows, usable
 from hadelay.pipeline.schema import KINDS, Options, hour_int
-from hadelay.storage.records import check_record
 
 Mask = npt.NDArray[np.bool_]
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hadelay.core.checksums import crc32c
-from hadelay.core.formats import NAME_SIZE
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.formats import NAME_SIZE
 from hadelay.errors import DamagedFile
 from hadelay.model import hour_name
 from hadelay.pipeline.archived import KIND, WithArchive, read_manifest

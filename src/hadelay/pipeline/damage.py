@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE, RECORD_SIZE
-from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC, group
+from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE, RECORD_SIZE
+from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC, group
+from hadelay.codec.records import check_record, decode_record
 from hadelay.model import NONE32
-from hadelay.storage.records import check_record, decode_record
 
 Rows = npt.NDArray[np.void]
 #: (suffix, start, stop) → those bytes of the file.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.formats import NAME_SIZE, nack_reason
+from hadelay.codec.formats import NAME_SIZE, nack_reason
 from hadelay.errors import DamagedFile
 from hadelay.model import NONE32, Event, hour_name
 from hadelay.pipeline.hourfiles import ROW, HourFiles, Names, Rows, Store, rows

@@ -12,8 +12,8 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE
-from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
+from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE
+from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import hour_name
 from hadelay.pipeline.damage import Flaw, in_rows, locate

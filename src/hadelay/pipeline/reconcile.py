@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.formats import handout_delay_ms
+from hadelay.codec.formats import handout_delay_ms
 from hadelay.errors import BadRequest
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event
 from hadelay.pipeline import tasks

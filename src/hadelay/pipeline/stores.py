@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from hadelay.core.checksums import crc32c
-from hadelay.core.formats import DISPATCH_SIZE, INDEX_SIZE
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import hour_from_name, hour_name
 from hadelay.pipeline.damage import Flaw, in_events, in_index

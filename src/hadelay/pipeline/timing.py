@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core import durations
-from hadelay.core.durations import encode
-from hadelay.core.formats import handout_delay_ms
+from hadelay.codec import durations
+from hadelay.codec.durations import encode
+from hadelay.codec.formats import handout_delay_ms
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event
 from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.check import check

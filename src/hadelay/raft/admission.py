@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from hadelay.core.formats import FEATURE_LEVEL
-from hadelay.core.members import JOINED
 from hadelay.errors import FatalError
+from hadelay.members import JOINED
 from hadelay.raft import messages
 from hadelay.raft.journal import FIRST
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import FOUNDING
+from hadelay.version import FEATURE_LEVEL
 
 if TYPE_CHECKING:
     from hadelay.errors import HadelayError

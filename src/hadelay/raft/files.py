@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hadelay.errors import DamagedFile, FatalError
+from hadelay.platform.disk import Disk, File
 from hadelay.raft.records import (
     ADMITTED,
     ENTRY,
@@ -19,7 +20,6 @@ from hadelay.raft.records import (
     encode_record,
 )
 from hadelay.raft.segment import Entry, Segment
-from hadelay.storage.disk import Disk, File
 
 SUFFIX = ".seg"
 #: The next segment, zeroed and waiting; and one that is being written and has no name yet.

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hadelay.errors import FatalError
+from hadelay.platform.disk import Disk, File
+from hadelay.platform.runtime import Handle, Runtime
 from hadelay.raft.files import SPARE, SUFFIX, build, delete, recover, zeroed
 from hadelay.raft.ports import FOUNDING
 from hadelay.raft.records import (
@@ -32,8 +34,6 @@ from hadelay.raft.records import (
     encode_record,
 )
 from hadelay.raft.segment import Entry, Segment
-from hadelay.runtime import Handle, Runtime
-from hadelay.storage.disk import Disk, File
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from hadelay.raft.peer import Peer
 from hadelay.raft.records import ENTRY, encode_record
 
 if TYPE_CHECKING:
-    from hadelay.raft.network import Buffer
+    from hadelay.platform.network import Buffer
     from hadelay.raft.node import RaftNode
 
 #: done(index, error)

@@ -16,8 +16,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from hadelay.core.members import Member, Members, is_whole
 from hadelay.errors import Conflict, HadelayError, NoLeader, Overloaded
+from hadelay.members import Member, Members, is_whole
 from hadelay.raft import messages
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import Done

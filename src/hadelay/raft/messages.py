@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgpack
+# encode, decode and BadFrame are for those who use this module, too.
+from hadelay.platform.frames import LIMIT as LIMIT
+from hadelay.platform.frames import BadFrame as BadFrame
+from hadelay.platform.frames import decode as decode
+from hadelay.platform.frames import encode as encode
 
 GREETING = 2
 APPEND = 3
@@ -27,9 +31,6 @@ MEMBERS = 18
 #: From here on the frames are the node's own.
 FIRST_APP_KIND = 64
 
-#: Terms, indexes, incarnations and the like are below: one more than any of them can still be counted and written.
-LIMIT = 1 << 63
-
 #: kind, flags, length of info, leader's round trip in ms, term, prev index, prev term, commit index, round.
 _APPEND = struct.Struct("<BBHIQQQQQ")
 #: kind, status, term, match, hint, round.
@@ -40,10 +41,6 @@ APPEND_HEADER_BYTES = _APPEND.size
 NO_REPLY = 1
 #: APPEND_REPLY statuses
 OK, MISMATCH, HIGHER_TERM, INSTALLING = range(4)
-
-
-class BadFrame(Exception):
-    """A frame that is not what docs/spec/node-link.md says. Nothing of it was used; the link is dropped."""
 
 
 class Append(NamedTuple):
@@ -109,21 +106,3 @@ def decode_append_reply(data: bytes) -> AppendReply:
     if max(reply) >= LIMIT:
         raise BadFrame("append reply: a number that none is")
     return reply
-
-
-def encode(kind: int, *fields: Any) -> bytes:
-    body: bytes = msgpack.packb(fields)
-    return bytes((kind,)) + body
-
-
-def decode(data: bytes, *types: type) -> list[Any]:
-    """The fields of a frame, checked against `types`; numbers are from 0 to below LIMIT."""
-    try:
-        fields = msgpack.unpackb(memoryview(data)[1:])
-    except Exception as error:  # msgpack raises a family of them
-        raise BadFrame(f"kind {data[0]}: {error}") from error
-    if type(fields) is not list or [type(field) for field in fields] != list(types):
-        raise BadFrame(f"kind {data[0]}: the fields are not {[t.__name__ for t in types]}")
-    if any(type(field) is int and not 0 <= field < LIMIT for field in fields):
-        raise BadFrame(f"kind {data[0]}: a number that none is")
-    return fields

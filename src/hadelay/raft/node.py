@@ -13,8 +13,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hadelay.core.members import Member, Members
 from hadelay.errors import DiskFull, FatalError, NoLeader, OutcomeUnknown, Overloaded, TooLarge
+from hadelay.members import Member, Members
+from hadelay.platform.network import Buffer, Network
+from hadelay.platform.runtime import Runtime
 from hadelay.raft import messages
 from hadelay.raft.admission import Admission
 from hadelay.raft.apply import Applier
@@ -24,13 +26,11 @@ from hadelay.raft.journal import Journal
 from hadelay.raft.leader import Leader, ReadDone
 from hadelay.raft.library import Core
 from hadelay.raft.membership import Membership
-from hadelay.raft.network import Buffer, Network
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import Done, Finished, Machine, RaftConfig, RaftStats
 from hadelay.raft.reads import Reads
 from hadelay.raft.records import RECORD_OVERHEAD, SEGMENT_HEADER_BYTES
 from hadelay.raft.snapshot import Snapshots
-from hadelay.runtime import Runtime
 
 log = logging.getLogger(__name__)
 

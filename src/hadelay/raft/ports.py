@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hadelay.core.members import Members
 from hadelay.errors import ConfigError, HadelayError
+from hadelay.members import Members
 from hadelay.storage.snapshot import Manifest
 
 #: done(result, error): exactly one of them is not None (a result may itself be None); called once, on the loop.

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from hadelay.errors import DamagedFile
+from hadelay.platform.disk import File
 from hadelay.raft.records import (
     ENTRY,
     SEGMENT_HEADER_BYTES,
@@ -17,7 +18,6 @@ from hadelay.raft.records import (
     is_torn,
     marks,
 )
-from hadelay.storage.disk import File
 
 #: (command, index, term, the record's bytes where they are at hand)
 Entry = tuple[bytes, int, int, bytes | memoryview | None]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from hadelay.core.clustertime import ClusterClock
-from hadelay.core.dispatch import Delivery, Poll
-from hadelay.runtime import Runtime
+from hadelay.handout.dispatcher import Delivery, Poll
+from hadelay.platform.runtime import Runtime
 from hadelay.server.alarm import Alarm
+from hadelay.server.clustertime import ClusterClock
 
 Release = Callable[[Delivery], None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from hadelay.runtime import Handle, Runtime
+from hadelay.platform.runtime import Handle, Runtime
 
 
 class Alarm:

@@ -15,13 +15,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from hadelay.core.access import AuditEntry, Token
-from hadelay.core.describe import Description, Happened
-from hadelay.core.drafts import Draft
-from hadelay.core.listing import Key
+from hadelay.codec.publishcommand import Draft
 from hadelay.errors import HadelayError
 from hadelay.http import types
+from hadelay.ledger.describe import Description, Happened
+from hadelay.ledger.listing import Key
 from hadelay.model import State
+from hadelay.rights import AuditEntry, Token
 from hadelay.storage.snapshot import SnapshotFile
 
 #: Files of an hour that other nodes and Spark may read.
@@ -125,7 +125,7 @@ class DeadPage(Struct):
 
 class TopicView(Struct):
     name: str
-    #: What was set (core/topicconfig.py).
+    #: What was set (settings/topic.py).
     config: dict[str, Any]
     scheduled: int
     ready: int

@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from hadelay.core.commands import Command, encode_publish
-from hadelay.core.drafts import Draft
-from hadelay.core.results import PublishResult, Refused, RowCode
+from hadelay.codec.commands import Command, encode_publish
+from hadelay.codec.publishcommand import Draft
+from hadelay.codec.results import PublishResult, Refused, RowCode
 from hadelay.errors import (
     Conflict,
     DiskFull,
@@ -30,8 +30,8 @@ from hadelay.errors import (
     Overloaded,
 )
 from hadelay.model import encode_id
+from hadelay.platform.runtime import Handle, Runtime
 from hadelay.raft.ports import Done
-from hadelay.runtime import Handle, Runtime
 from hadelay.server.api import Histogram, PublishDone, Receipts
 
 #: A record's header, row and list overhead: what a draft costs besides its payload.

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from hadelay.core.formats import SECONDS_PER_HOUR
-from hadelay.core.hourstate import bitmap, indexes_of
-from hadelay.core.ports import TOPIC
+from hadelay.codec.formats import SECONDS_PER_HOUR
+from hadelay.ledger.hourstate import bitmap, indexes_of
+from hadelay.ledger.ports import TOPIC
 from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32
 from hadelay.storage.heads import count_topics, no_counters
 
 if TYPE_CHECKING:
-    from hadelay.core.state import DelayState
+    from hadelay.ledger.state import DelayState
     from hadelay.server.node import Node
 
 #: Settled entries looked up in one go, and hours counted in one go: some milliseconds.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hadelay.core.commands import encode_cursor
-from hadelay.core.dispatch import Dispatcher
+from hadelay.codec.commands import encode_cursor
 from hadelay.errors import HadelayError
+from hadelay.handout.dispatcher import Dispatcher
+from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Propose
-from hadelay.runtime import Runtime
 from hadelay.server.alarm import Alarm
 
 

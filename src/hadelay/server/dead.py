@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from hadelay.core import dead
-from hadelay.core.describe import Happened, described
-from hadelay.core.lifecycle import failures_of
-from hadelay.core.places import locate
-from hadelay.core.ports import REASON
-from hadelay.core.topics import Topic
+from hadelay.ledger import dead
+from hadelay.ledger.describe import Happened, described
+from hadelay.ledger.lookup import locate
+from hadelay.ledger.ports import REASON
+from hadelay.ledger.topics import Topic
+from hadelay.ledger.transitions import failures_of
 from hadelay.model import DEAD_HOURS, NONE32, State
 from hadelay.server.api import DeadLetterView, DeadPage
 from hadelay.server.records import read_mended

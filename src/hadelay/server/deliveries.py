@@ -9,15 +9,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.core.dispatch import LATENESS_BUCKETS_MS, Delivery, Offer
-from hadelay.core.durations import decode, encode
-from hadelay.core.formats import INDEX
-from hadelay.core.held import HeldGrant
-from hadelay.core.lifecycle import FLAG_WAS_DUE
-from hadelay.core.ports import HourStore
-from hadelay.core.results import GrantResult
-from hadelay.core.tokens import LEASE
-from hadelay.core.topics import by_topic
+from hadelay.codec.durations import decode, encode
+from hadelay.codec.formats import INDEX
+from hadelay.codec.leasetokens import LEASE
+from hadelay.codec.results import GrantResult
+from hadelay.handout.dispatcher import LATENESS_BUCKETS_MS, Delivery, Offer
+from hadelay.ledger.grants import HeldGrant
+from hadelay.ledger.ports import HourStore
+from hadelay.ledger.topics import by_topic
+from hadelay.ledger.transitions import FLAG_WAS_DUE
 from hadelay.server.api import Histogram
 
 _BOUNDS = np.array(LATENESS_BUCKETS_MS)

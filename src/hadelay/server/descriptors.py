@@ -11,8 +11,8 @@ from typing import NamedTuple
 import structlog
 from msgspec.structs import replace
 
-from hadelay.config import Config
 from hadelay.errors import ConfigError
+from hadelay.settings.node import Config
 
 #: Descriptors for everything but sockets of clients and of webhooks: journal, hours, LMDB, links, backups. Connections
 #: that have not said HELLO on the node link (256) and spares of health routes (64) are among them.

@@ -1,4 +1,4 @@
-"""The dispatcher's hands: timers, proposals, and answers to polls. core/dispatch.py decides what is due and for whom.
+"""The dispatcher's hands: timers, proposals, and answers to polls. handout/dispatcher.py decides who gets what.
 
 commit (default): a hand-out is a grant that is proposed, decided by apply, and only then answered. It is proposed as
 much ahead of its time as grants take lately, and held back until it is due (server/ahead.py); while two rounds of
@@ -21,24 +21,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.config import Config
-from hadelay.core.chain import Damage
-from hadelay.core.clustertime import ClusterClock
-from hadelay.core.commands import MAX_AHEAD_MS, MAX_SEQ, Command, Grant, encode_extend, encode_grant
-from hadelay.core.dispatch import DONE, PROPOSED, Delivery, Dispatcher, Offer, Poll
-from hadelay.core.flow import is_limited
-from hadelay.core.held import HeldGrant
-from hadelay.core.ports import Listener
-from hadelay.core.ready import MAX_FILTERS, MAX_NAMED, MAX_UNKNOWN, TOPIC_FILTERS
-from hadelay.core.results import GrantResult, LeaseOutcome, LeaseResult
-from hadelay.core.state import DelayState
-from hadelay.core.topics import Topic, by_topic
+from hadelay.codec.commands import MAX_AHEAD_MS, MAX_SEQ, Command, Grant, encode_extend, encode_grant
+from hadelay.codec.results import GrantResult, LeaseOutcome, LeaseResult
 from hadelay.errors import Conflict, DamagedFile, HadelayError, LimitReached, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.handout.dispatcher import DONE, PROPOSED, Delivery, Dispatcher, Offer, Poll
+from hadelay.handout.ready import MAX_FILTERS, MAX_NAMED, MAX_UNKNOWN, TOPIC_FILTERS
+from hadelay.ledger.chain import Damage
+from hadelay.ledger.flow import is_limited
+from hadelay.ledger.grants import HeldGrant
+from hadelay.ledger.ports import Listener
+from hadelay.ledger.state import DelayState
+from hadelay.ledger.topics import Topic, by_topic
+from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Done, Propose
-from hadelay.runtime import Runtime
 from hadelay.server.ahead import HeldBack, Lead
 from hadelay.server.alarm import Alarm
 from hadelay.server.askers import Askers
+from hadelay.server.clustertime import ClusterClock
 from hadelay.server.cursor import CursorKeeper
 from hadelay.server.deliveries import Delays, Lateness, again, empty, first_time, still_held
 from hadelay.server.expiry import Expiry, TtlExpiry
@@ -46,6 +45,7 @@ from hadelay.server.handouts import Handouts
 from hadelay.server.janitor import Janitor
 from hadelay.server.polls import Polls
 from hadelay.server.readahead import ReadAhead
+from hadelay.settings.node import Config
 
 log = logging.getLogger(__name__)
 

@@ -14,16 +14,16 @@ import heapq
 from collections.abc import Iterator
 from typing import Any
 
-from hadelay.core import ttl
-from hadelay.core.clustertime import ClusterClock
-from hadelay.core.commands import encode_expire, encode_ttl_expire
-from hadelay.core.results import ExpireResult, Progress
-from hadelay.core.state import DelayState
-from hadelay.core.wheel import NEVER_MS
+from hadelay.codec.commands import encode_expire, encode_ttl_expire
+from hadelay.codec.results import ExpireResult, Progress
 from hadelay.errors import HadelayError
+from hadelay.ledger import ttl
+from hadelay.ledger.state import DelayState
+from hadelay.model import NEVER_MS
+from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Propose
-from hadelay.runtime import Runtime
 from hadelay.server.alarm import Alarm
+from hadelay.server.clustertime import ClusterClock
 
 Key = tuple[int, int]
 #: Grants named in one EXPIRE, and looked at in one go after a take-over.

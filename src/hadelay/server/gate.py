@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import takewhile
 
 from hadelay.model import hour_name
-from hadelay.runtime import Runtime
+from hadelay.platform.runtime import Runtime
 from hadelay.storage.manifests import Catalogue, Directory, Files, Source, load_catalogue, unproven
 
 log = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.core.commands import encode_settle, leases_in
-from hadelay.core.formats import SETTLE_LEVEL
-from hadelay.core.state import DelayState
+from hadelay.codec.commands import encode_settle, leases_in
+from hadelay.ledger.state import DelayState
 from hadelay.model import NONE32
 from hadelay.server.api import Histogram
+from hadelay.version import SETTLE_LEVEL
 
 #: Upper bounds of hadelay_handout_delay_seconds.
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

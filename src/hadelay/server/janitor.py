@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hadelay.config import RetentionConfig
-from hadelay.core.commands import encode_carry, encode_drop_dead, encode_redrive_some, encode_retire, encode_sweep
-from hadelay.core.results import Progress
-from hadelay.core.state import DelayState
+from hadelay.codec.commands import encode_carry, encode_drop_dead, encode_redrive_some, encode_retire, encode_sweep
+from hadelay.codec.results import Progress
 from hadelay.errors import HadelayError
+from hadelay.ledger.state import DelayState
 from hadelay.model import DEAD_HOURS, HOUR_MS
+from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Propose
-from hadelay.runtime import Runtime
 from hadelay.server.alarm import Alarm
 from hadelay.server.gate import Gate
+from hadelay.settings.node import RetentionConfig
 from hadelay.storage.manifests import Source
 
 _LOOK_S = 30.0

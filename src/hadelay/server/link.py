@@ -20,10 +20,10 @@ import msgpack
 import numpy as np
 
 from hadelay import errors
-from hadelay.core import results
+from hadelay.codec import results
 from hadelay.errors import BadRequest, HadelayError, NoLeader, OutcomeUnknown
+from hadelay.platform.runtime import Handle, Runtime
 from hadelay.raft.ports import Done
-from hadelay.runtime import Handle, Runtime
 
 CALL, REPLY, REFUSAL = 64, 65, 66
 

@@ -1,4 +1,4 @@
-"""A page of a topic's messages: what core/listing.py finds, with what the records say of each."""
+"""A page of a topic's messages: what ledger/listing.py finds, with what the records say of each."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hadelay.core import meta
-from hadelay.core.describe import Description, described, over
-from hadelay.core.listing import Wish, listing
-from hadelay.core.tags import mask_of
-from hadelay.core.topics import Topic
+from hadelay.codec import meta
+from hadelay.codec.tags import mask_of
+from hadelay.ledger.describe import Description, described, over
+from hadelay.ledger.listing import Wish, listing
+from hadelay.ledger.topics import Topic
 from hadelay.model import State
 from hadelay.server.api import ListWish, MessagePage
 from hadelay.server.records import LISTS, places_of, read_in_slices, read_mended, read_off_loop
@@ -47,7 +47,7 @@ async def page_of(node: Node, topic: Topic, asked: ListWish) -> MessagePage:
             turn = 0
             await asyncio.sleep(0)
         found = await read_mended(node, lambda h=hour, r=row, s=state: _message(node, topic, h, r, s))  # type: ignore[misc]
-        # The mask says "perhaps" (core/tags.py); the record knows.
+        # The mask says "perhaps" (codec/tags.py); the record knows.
         if found is not None and (not wanted or wanted <= set(meta.unpack(found.meta).tags)):
             messages.append(found)
     return MessagePage(messages, page.after)

@@ -12,8 +12,8 @@ import sys
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from hadelay.config import LogConfig
 from hadelay.errors import shortened
+from hadelay.settings.node import LogConfig
 
 #: Fields that no client has a part in.
 _WHOLE = frozenset(("event", "exception", "stack"))

@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from hadelay.config import is_loopback, split_address
-from hadelay.core.commands import encode_feature
-from hadelay.core.formats import MEMBERS_LEVEL
-from hadelay.core.members import MAX_MEMBERS, Member, Members
+from hadelay.codec.commands import encode_feature
 from hadelay.errors import BadRequest, Conflict, HadelayError, LimitReached, NoLeader, NotFound
+from hadelay.members import MAX_MEMBERS, Member, Members
 from hadelay.raft.ports import Done
 from hadelay.server.link import Reply
+from hadelay.settings.node import is_loopback, split_address
+from hadelay.version import MEMBERS_LEVEL
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node

@@ -12,8 +12,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hadelay.core.dispatch import LATENESS_BUCKETS_MS
-from hadelay.core.topics import Topic
+from hadelay.handout.dispatcher import LATENESS_BUCKETS_MS
+from hadelay.ledger.topics import Topic
 from hadelay.model import Event
 from hadelay.server.api import Histogram, Measured, Values
 from hadelay.server.families import FAMILIES, OTHER

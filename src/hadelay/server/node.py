@@ -13,9 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from hadelay.config import Config
-from hadelay.core.clustertime import ClusterClock
-from hadelay.core.commands import (
+from hadelay.codec.commands import (
     Command,
     encode_entry,
     encode_feature,
@@ -26,22 +24,24 @@ from hadelay.core.commands import (
     kind_of,
     members_in,
 )
-from hadelay.core.drafts import Draft
-from hadelay.core.formats import FEATURE_LEVEL, INDEX_SIZE
-from hadelay.core.idempotency import is_known
-from hadelay.core.members import Member, Members
-from hadelay.core.quotas import retry_after_ms
-from hadelay.core.results import Refused
-from hadelay.core.state import DelayState
+from hadelay.codec.formats import INDEX_SIZE
+from hadelay.codec.publishcommand import Draft
+from hadelay.codec.results import Refused
 from hadelay.errors import Conflict, DamagedFile, DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.ledger.idempotency import is_known
+from hadelay.ledger.quotas import retry_after_ms
+from hadelay.ledger.state import DelayState
+from hadelay.members import Member, Members
+from hadelay.platform.disk import Disk, Lock
+from hadelay.platform.network import Network
+from hadelay.platform.runtime import Runtime
 from hadelay.raft.journal import FIRST, Journal
-from hadelay.raft.network import Network
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import Done, Installer, RaftConfig
-from hadelay.runtime import Runtime
 from hadelay.server.api import PublishDone
 from hadelay.server.batcher import Batcher
 from hadelay.server.checkpoints import Checkpoints
+from hadelay.server.clustertime import ClusterClock
 from hadelay.server.dispatcher import LeaderDispatcher
 from hadelay.server.link import Link, Reply
 from hadelay.server.members import Changes
@@ -49,10 +49,11 @@ from hadelay.server.mending import Mender
 from hadelay.server.peers import Peer, Peers, local_peer
 from hadelay.server.readahead import ReadAhead
 from hadelay.server.webhooks.push import Push
-from hadelay.storage.disk import Disk, Lock
+from hadelay.settings.node import Config
 from hadelay.storage.identity import note_damage
 from hadelay.storage.snapshot import Manifest
 from hadelay.storage.store import Storage
+from hadelay.version import FEATURE_LEVEL
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from hadelay.core.clustertime import ClusterClock
-from hadelay.runtime import Runtime
+from hadelay.platform.runtime import Runtime
+from hadelay.server.clustertime import ClusterClock
 from hadelay.server.link import Link, Reply
 from hadelay.version import VERSION
 

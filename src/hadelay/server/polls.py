@@ -9,9 +9,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from hadelay.core.dispatch import DONE, PROPOSED, WAITING, Delivery, Poll
-from hadelay.core.ready import Ready
 from hadelay.errors import Conflict, HadelayError
+from hadelay.handout.dispatcher import DONE, PROPOSED, WAITING, Delivery, Poll
+from hadelay.handout.ready import Ready
 
 #: Deadlines of polls that were answered are dropped when they are this many more than those that wait.
 _STALE = 1_024

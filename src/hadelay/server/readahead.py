@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.runtime import Runtime
-from hadelay.storage.disk import Disk
+from hadelay.platform.disk import Disk
+from hadelay.platform.runtime import Runtime
 
 log = logging.getLogger(__name__)
 

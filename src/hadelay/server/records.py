@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.core.formats import RECORD_SIZE
+from hadelay.codec.formats import RECORD_SIZE
+from hadelay.codec.records import check_record
 from hadelay.errors import DamagedFile
 from hadelay.model import hour_from_name
-from hadelay.storage.disk import Disk
-from hadelay.storage.records import check_record
+from hadelay.platform.disk import Disk
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node

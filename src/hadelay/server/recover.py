@@ -23,19 +23,19 @@ from typing import Any
 
 import structlog
 
-from hadelay.config import Config
-from hadelay.core.formats import FIRST_LEVEL
 from hadelay.errors import ConfigError, is_disk_full
+from hadelay.platform.disk import Disk, Lock
+from hadelay.platform.network import Network
+from hadelay.platform.runtime import Runtime
 from hadelay.raft.journal import FIRST, Journal, JournalConfig
-from hadelay.raft.network import Network
 from hadelay.raft.ports import FOUNDING
-from hadelay.runtime import Runtime
 from hadelay.server.node import Node
-from hadelay.storage.disk import Disk, Lock
+from hadelay.settings.node import Config
 from hadelay.storage.identity import Identity, lock_directory, noted_damage, read_identity, refuse_strangers
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.store import Storage
 from hadelay.storage.tables import Backend
+from hadelay.version import FIRST_LEVEL
 
 log = structlog.get_logger("hadelay")
 

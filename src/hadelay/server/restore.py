@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 import msgpack
 
-from hadelay.config import Config
-from hadelay.core.checkpoint import for_new_cluster
 from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError
+from hadelay.ledger.checkpoint import for_new_cluster
+from hadelay.platform.disk import Disk
+from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import FOUNDING
-from hadelay.runtime import Runtime
 from hadelay.server.recover import Directories
+from hadelay.settings.node import Config
 from hadelay.storage.backup import Archive, Backup
-from hadelay.storage.disk import Disk
 from hadelay.storage.identity import write_identity
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.snapshot import Installer, Manifest, SnapshotFile, clear, roll_forward

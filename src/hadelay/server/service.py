@@ -17,19 +17,11 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from hadelay.core import commands, topics
-from hadelay.core.access import AuditEntry, Token
-from hadelay.core.describe import Description
-from hadelay.core.dispatch import WAITING
-from hadelay.core.dispatch import Delivery as Handed
-from hadelay.core.dispatch import Poll as CorePoll
-from hadelay.core.drafts import Draft, hash_client_key
-from hadelay.core.filters import filter_of
-from hadelay.core.formats import MASKED_OF_ORIGIN, RETRY_DEFAULTS, UNCOUNTED
-from hadelay.core.keys import find_key
-from hadelay.core.leases import groups
-from hadelay.core.meta import unpack
-from hadelay.core.results import (
+from hadelay.codec import commands
+from hadelay.codec.leasetokens import decode_leases, encode_leases
+from hadelay.codec.meta import unpack
+from hadelay.codec.publishcommand import Draft, hash_client_key
+from hadelay.codec.results import (
     CancelOutcome,
     CancelResult,
     LeaseOutcome,
@@ -41,9 +33,6 @@ from hadelay.core.results import (
     Refused,
     RescheduleResult,
 )
-from hadelay.core.tokens import decode_leases, encode_leases
-from hadelay.core.topicconfig import has_masked_headers
-from hadelay.core.topics import Topic, known_topic
 from hadelay.errors import (
     BadRequest,
     Conflict,
@@ -56,6 +45,16 @@ from hadelay.errors import (
     Overloaded,
     shortened,
 )
+from hadelay.handout.dispatcher import WAITING
+from hadelay.handout.dispatcher import Delivery as Handed
+from hadelay.handout.dispatcher import Poll as CorePoll
+from hadelay.handout.filters import filter_of
+from hadelay.ledger import topics
+from hadelay.ledger.describe import Description
+from hadelay.ledger.keys import find_key
+from hadelay.ledger.leases import groups
+from hadelay.ledger.topics import Topic, known_topic
+from hadelay.rights import AuditEntry, Token
 from hadelay.server import views
 from hadelay.server.api import (
     HOUR_FILES,
@@ -94,6 +93,8 @@ from hadelay.server.node import Node
 from hadelay.server.records import read_in_slices, read_mended, read_records, split_record
 from hadelay.server.webhooks.checks import check_settings
 from hadelay.server.webhooks.pool import CONSUMER
+from hadelay.settings.topic import has_masked_headers
+from hadelay.version import MASKED_OF_ORIGIN, RETRY_DEFAULTS, UNCOUNTED
 
 log = structlog.get_logger("hadelay")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.core.formats import DISPATCH_SIZE, INDEX_SIZE
-from hadelay.core.topics import Topic
+from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
+from hadelay.ledger.topics import Topic
 from hadelay.model import DEAD_HOURS
 from hadelay.raft.journal import FIRST
 from hadelay.server.api import (

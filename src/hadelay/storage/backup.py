@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from hadelay.core.checksums import crc32c
-from hadelay.core.formats import FEATURE_LEVEL
+from hadelay.codec.checksums import crc32c
 from hadelay.errors import ConfigError, DamagedFile, NotFound
-from hadelay.storage.disk import Disk, read_file, replace_file
+from hadelay.platform.disk import Disk, read_file, replace_file
+from hadelay.version import FEATURE_LEVEL
 
 #: The highest that is known: 1 in a directory, 2 in parts.
 FORMAT = 2

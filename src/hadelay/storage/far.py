@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.formats import INDEX, INDEX_SIZE, RECORD_SIZE
+from hadelay.codec.formats import INDEX, INDEX_SIZE, RECORD_SIZE
 
 #: Bytes kept per row besides its record.
 ROW_COST = INDEX_SIZE + 4 + 4 + 8 + 4 + 4 + 2

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.checksums import crc32c
-from hadelay.core.formats import INDEX, INDEX_SIZE, SECONDS_PER_HOUR
-from hadelay.core.linking import INDEX_CRC, catch_up, chain, link, no_heads
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.formats import INDEX, INDEX_SIZE, SECONDS_PER_HOUR
+from hadelay.codec.linking import INDEX_CRC, catch_up, chain, link, no_heads
 from hadelay.errors import DamagedFile
 from hadelay.storage.far import Generation
 from hadelay.storage.handles import Handles

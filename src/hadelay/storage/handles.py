@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from hadelay.errors import Overloaded
-from hadelay.storage.disk import Disk, File
+from hadelay.platform.disk import Disk, File
 
 
 def files_closed() -> Overloaded:

@@ -13,11 +13,11 @@ from contextlib import closing
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.checksums import crc32c
-from hadelay.core.formats import COUNTER, FORMAT_VERSION, HEAD, HEADS, HEADS_MAGIC, INDEX_SIZE, SECONDS_PER_HOUR
-from hadelay.core.linking import INDEX_CRC, Heads, catch_up, no_heads
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.formats import COUNTER, FORMAT_VERSION, HEAD, HEADS, HEADS_MAGIC, INDEX_SIZE, SECONDS_PER_HOUR
+from hadelay.codec.linking import INDEX_CRC, Heads, catch_up, no_heads
 from hadelay.errors import DamagedFile
-from hadelay.storage.disk import Disk, read_file
+from hadelay.platform.disk import Disk, read_file
 
 #: How far a `.heads` file may lag before it is written again: reading so many entries takes a millisecond.
 WORTH_WRITING = 16_384

@@ -8,17 +8,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE
-from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC, Heads
+from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE
+from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC, Heads
+from hadelay.codec.records import check_record
 from hadelay.errors import DamagedFile
 from hadelay.model import DEAD_HOURS, hour_name
-from hadelay.storage.disk import Disk, File
+from hadelay.platform.disk import Disk, File
 from hadelay.storage.farwriter import FarWriter
 from hadelay.storage.handles import Handles
 from hadelay.storage.heads import HeadsCache
 from hadelay.storage.hourtable import HourTable
 from hadelay.storage.near import NearHour
-from hadelay.storage.records import check_record
 
 Rows = npt.NDArray[np.void]
 #: Reading a span in one piece beats a read per row while the span is shorter than this.

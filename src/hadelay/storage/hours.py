@@ -15,11 +15,11 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.checksums import crc32c
-from hadelay.core.formats import DISPATCH_SIZE, INDEX_SIZE, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION
-from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC, RECORD_CRC, chain, group, link, place
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION
+from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC, RECORD_CRC, chain, group, link, place
 from hadelay.model import hour_name
-from hadelay.storage.disk import Disk
+from hadelay.platform.disk import Disk
 from hadelay.storage.farwriter import Sample
 from hadelay.storage.hourreader import HourReader, Rows
 from hadelay.storage.hourtable import DSP, IDX, LOG

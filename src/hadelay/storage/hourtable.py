@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.formats import HOUR_ROW
+from hadelay.codec.formats import HOUR_ROW
 from hadelay.model import DEAD_HOURS, NONE32
 
 #: Bits of `unsynced`: which files of the hour hold bytes that no sync has covered yet.

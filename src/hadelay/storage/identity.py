@@ -12,10 +12,11 @@ from typing import Any
 import msgpack
 import msgspec
 
-from hadelay.core.checksums import crc32c
-from hadelay.core.formats import FEATURE_LEVEL, FIRST_LEVEL, FORMAT_VERSION
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.formats import FORMAT_VERSION
 from hadelay.errors import ConfigError, DamagedFile, Taken
-from hadelay.storage.disk import Disk, Lock, read_file, replace_file
+from hadelay.platform.disk import Disk, Lock, read_file, replace_file
+from hadelay.version import FEATURE_LEVEL, FIRST_LEVEL
 
 _HEAD = struct.Struct("<4sII")
 _MAGIC = b"HDID"

@@ -17,8 +17,8 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.checksums import RowCrc
-from hadelay.core.formats import (
+from hadelay.codec.checksums import RowCrc
+from hadelay.codec.formats import (
     DISPATCH,
     HOUR_ROW,
     INDEX,
@@ -27,16 +27,16 @@ from hadelay.core.formats import (
     handout_delay_ms,
     nack_reason,
 )
-from hadelay.core.lifecycle import MOVES
-from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
+from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC
+from hadelay.codec.records import check_record, decode_record
 from hadelay.errors import BadRequest, DamagedFile
+from hadelay.ledger.transitions import MOVES
 from hadelay.model import NONE32, Event, encode_id, hour_from_name, hour_name
-from hadelay.storage.disk import Disk, File, ReadOnlyDisk
+from hadelay.platform.disk import Disk, File, ReadOnlyDisk
 from hadelay.storage.heads import decode_heads
 from hadelay.storage.identity import decode_identity
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.names import KINDS, decode_names
-from hadelay.storage.records import check_record, decode_record
 from hadelay.storage.tables import CHECKPOINT, CORE, HOURS, scan_all
 
 Row = dict[str, Any]

@@ -23,11 +23,11 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.checkpoint import WAY_OUT
-from hadelay.core.checksums import crc32c
+from hadelay.codec.checksums import crc32c
 from hadelay.errors import DamagedFile, is_disk_full
+from hadelay.ledger.checkpoint import WAY_OUT
 from hadelay.model import hour_name
-from hadelay.storage.disk import PRIVATE
+from hadelay.platform.disk import PRIVATE
 from hadelay.storage.tables import CHECKPOINT, HOUR_STATES, HOURS, ROW, Put, hour_rows, scan_all
 
 #: Named tables that may exist at once.

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypedDict
 
 import msgspec
 
-from hadelay.core.checksums import crc32c
+from hadelay.codec.checksums import crc32c
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.model import hour_from_name, hour_name
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hadelay.core.checksums import crc32c
-from hadelay.core.formats import NAME, NAME_SIZE
-from hadelay.core.ports import CONSUMER, NODE, REASON, TOPIC
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.formats import NAME, NAME_SIZE
 from hadelay.errors import DamagedFile
-from hadelay.storage.disk import Disk, read_file
+from hadelay.ledger.ports import CONSUMER, NODE, REASON, TOPIC
+from hadelay.platform.disk import Disk, read_file
 
 KINDS = {TOPIC: "topic", CONSUMER: "consumer", NODE: "node", REASON: "reason"}
 

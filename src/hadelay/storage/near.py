@@ -11,8 +11,8 @@ import contextlib
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.formats import INDEX, INDEX_SIZE
-from hadelay.storage.disk import Disk, File
+from hadelay.codec.formats import INDEX, INDEX_SIZE
+from hadelay.platform.disk import Disk, File
 
 _PAGE = 4096
 #: Space is allocated and mapped ahead by doubling, within these bounds: few remaps, little waste.

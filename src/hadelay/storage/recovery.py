@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.checkpoint import WAY_OUT
 from hadelay.errors import DamagedFile
+from hadelay.ledger.checkpoint import WAY_OUT
 from hadelay.model import hour_from_name
-from hadelay.storage.disk import Disk
+from hadelay.platform.disk import Disk
 from hadelay.storage.hours import file_checksums
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.formats import DISPATCH, INDEX
-from hadelay.core.linking import DISPATCH_CRC, INDEX_CRC
+from hadelay.codec.formats import DISPATCH, INDEX
+from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC
+from hadelay.codec.records import check_record, decode_record
 from hadelay.errors import BadRequest
-from hadelay.storage.records import check_record, decode_record
 
 
 def check_repair(suffix: str, offset: int, data: bytes, length: int, entries: npt.NDArray[np.void]) -> None:

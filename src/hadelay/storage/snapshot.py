@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
-from hadelay.core.checksums import crc32c
+from hadelay.codec.checksums import crc32c
 from hadelay.errors import DamagedFile, DiskFull, FatalError, HadelayError, is_disk_full
-from hadelay.runtime import Runtime
-from hadelay.storage.disk import Disk, File, read_file
+from hadelay.platform.disk import Disk, File, read_file
+from hadelay.platform.runtime import Runtime
 from hadelay.storage.hours import file_checksums
 from hadelay.storage.tables import CHECKPOINT, ROW, Backend, Put, hour_rows, scan_all
 

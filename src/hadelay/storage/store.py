@@ -15,11 +15,11 @@ from typing import Any
 
 import msgpack
 
-from hadelay.core.checkpoint import WAY_OUT
-from hadelay.core.formats import FORMAT_VERSION, HOUR_ROW
+from hadelay.codec.formats import FORMAT_VERSION, HOUR_ROW
 from hadelay.errors import DamagedFile, FatalError, HadelayError
-from hadelay.runtime import Runtime
-from hadelay.storage.disk import Disk
+from hadelay.ledger.checkpoint import WAY_OUT
+from hadelay.platform.disk import Disk
+from hadelay.platform.runtime import Runtime
 from hadelay.storage.farwriter import Sample
 from hadelay.storage.handles import files_closed
 from hadelay.storage.hours import HourStore

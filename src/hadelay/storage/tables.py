@@ -14,7 +14,7 @@ from typing import NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.core.formats import HOUR_ROW
+from hadelay.codec.formats import HOUR_ROW
 from hadelay.storage.handles import files_closed
 
 #: What a key and value in a dict cost besides their bytes, roughly.
@@ -30,7 +30,7 @@ Put = tuple[bytes, bytes, bytes | None]
 
 class Backend(Protocol):
     """An ordered key-value store with named tables and one atomic, durable commit: LmdbBackend, and a simulated twin in
-    hadelay.testing. `commit` may run in a thread while the loop reads; readers see either all of it or nothing. An
+    chaos.sim. `commit` may run in a thread while the loop reads; readers see either all of it or nothing. An
     error of the disk is an OSError."""
 
     def get(self, table: bytes, key: bytes) -> bytes | None: ...

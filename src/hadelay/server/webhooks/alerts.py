@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
-from hadelay.core.commands import encode_alerted
-from hadelay.core.dead import KEY, listing
+from hadelay.codec.commands import encode_alerted
 from hadelay.errors import HadelayError
 from hadelay.http.values import format_instant
+from hadelay.ledger.dead import KEY, listing
 from hadelay.model import Event, encode_id
 from hadelay.server.webhooks.call import Answer, Caller, Request
 from hadelay.server.webhooks.headers import alert_headers
 from hadelay.server.webhooks.signing import key_of
 
 if TYPE_CHECKING:
-    from hadelay.core.topics import Topic
+    from hadelay.ledger.topics import Topic
     from hadelay.server.node import Node
 
 #: Ids in one call.

@@ -11,10 +11,10 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
-from hadelay.core.topicconfig import url_problem
 from hadelay.errors import BadRequest, Impossible
 from hadelay.server.webhooks.guard import Guard
 from hadelay.server.webhooks.signing import secret_problem
+from hadelay.settings.topic import url_problem
 
 #: A name server may take this long; then the name is as good as unknown.
 _RESOLVE_S = 2.0

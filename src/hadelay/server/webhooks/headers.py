@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
-from hadelay.core.meta import OCTETS, Meta
+from hadelay.codec.meta import OCTETS, Meta
 from hadelay.http.values import format_instant
 from hadelay.server.webhooks.signing import signature
 

@@ -23,13 +23,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import structlog
 
-from hadelay.core.commands import encode_extend, encode_topic_put, uncounted
-from hadelay.core.lines import Delivery, Poll
-from hadelay.core.meta import unpack
-from hadelay.core.results import LeaseOutcome, LeaseResult
-from hadelay.core.tokens import LEASE
-from hadelay.core.topicconfig import origin_of
+from hadelay.codec.commands import encode_extend, encode_topic_put, uncounted
+from hadelay.codec.leasetokens import LEASE
+from hadelay.codec.meta import unpack
+from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import DamagedFile, HadelayError
+from hadelay.handout.lines import Delivery, Poll
 from hadelay.http.values import format_instant
 from hadelay.model import encode_id
 from hadelay.server.api import Histogram
@@ -38,11 +37,12 @@ from hadelay.server.webhooks.call import Answer, Caller, Request
 from hadelay.server.webhooks.headers import Facts, call_headers
 from hadelay.server.webhooks.reports import Lease, Reports, Verdict
 from hadelay.server.webhooks.signing import key_of
+from hadelay.settings.topic import origin_of
 
 if TYPE_CHECKING:
-    from hadelay.core.topicconfig import TopicSettings, Webhook
-    from hadelay.core.topics import Topic
+    from hadelay.ledger.topics import Topic
     from hadelay.server.node import Node
+    from hadelay.settings.topic import TopicSettings, Webhook
 
 #: The name under which the pool holds leases.
 CONSUMER = "webhook"

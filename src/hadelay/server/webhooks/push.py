@@ -14,7 +14,7 @@ from hadelay.server.webhooks.guard import Guard
 from hadelay.server.webhooks.pool import Pool
 
 if TYPE_CHECKING:
-    from hadelay.core.topics import Topic
+    from hadelay.ledger.topics import Topic
     from hadelay.server.node import Node
 
 log = structlog.get_logger("hadelay")

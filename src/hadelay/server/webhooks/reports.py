@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from hadelay.core.commands import encode_ack, encode_nack
-from hadelay.core.results import LeaseOutcome, LeaseResult
-from hadelay.core.tokens import LEASE
+from hadelay.codec.commands import encode_ack, encode_nack
+from hadelay.codec.leasetokens import LEASE
+from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import HadelayError
+from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Propose
-from hadelay.runtime import Runtime
 
 #: {term, seq, position, hour, index}: a LEASE row.
 Lease = tuple[int, int, int, int, int]

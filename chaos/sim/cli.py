@@ -1,0 +1,288 @@
+"""`python -m chaos sim`: run seeds, on all cores, and say how to run a failing one again."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import NoReturn
+
+import structlog
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from chaos.sim import raftsim
+from chaos.sim.mutations import MUTATIONS, broken
+from chaos.sim.nemesis import FAMILIES
+from chaos.sim.run import Report, run_seed
+from chaos.sim.shrink import shrink
+
+#: `--only` this: no part at all.
+NOTHING = "nothing"
+#: Seeds of which the results are written down together.
+_BLOCK = 100
+
+
+@dataclass
+class Wish:
+    """What is asked of every seed. only: the parts of it that are done (cluster.Parts), None for all."""
+
+    mutation: str = ""
+    only: frozenset[str] | None = None
+    shrink: bool = False
+    #: A family of faults that every run has.
+    fault: str = ""
+    #: Raft alone (chaos/sim/raftsim.py).
+    raft: bool = False
+
+    def run(self, seed: int) -> Report:
+        with broken(self.mutation) if self.mutation else nullcontext() as bug:
+            if self.raft or (bug is not None and bug.raft):
+                return raftsim.run_seed(seed, bug.faults if bug is not None and bug.raft else None)
+            families = bug.families if bug is not None else {**FAMILIES, self.fault: 1.0} if self.fault else None
+            sync = bug.sync if bug is not None else ""
+            report = run_seed(seed, families, self.only, sync)
+            if self.shrink and report.failure:
+                report = shrink(report, lambda parts: _run_again(seed, families, parts, sync))
+        gc.collect()
+        return report
+
+    def replay(self, seed: int | str, parts: Sequence[str] | None = None) -> str:
+        """The command that runs it again. parts: of a run from which others were left out."""
+        command = f"python -m chaos sim --seed {seed}"
+        if self.mutation:
+            command += f" --mutation {self.mutation}"
+        if self.fault:
+            command += f" --fault {self.fault}"
+        if self.raft:
+            command += " --raft"
+        return command if parts is None else f"{command} --only {','.join(parts) or NOTHING}"
+
+
+def _run_again(seed: int, families: dict[str, float] | None, parts: frozenset[str], sync: str) -> Report:
+    gc.collect()
+    return run_seed(seed, families, parts, sync)
+
+
+@dataclass
+class Totals:
+    """What some seeds did, together."""
+
+    seeds: int = 0
+    simulated_s: float = 0.0
+    #: Of all cores.
+    wall_s: float = 0.0
+    messages: int = 0
+    hand_outs: int = 0
+    #: seed → the promise that it broke
+    failed: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    #: Pairs of faults that struck in one run, with its mode and size: "kill × pause, commit, 5".
+    pairs: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, report: Report) -> Totals:
+        failed = {str(report.seed): report.invariant} if report.failure else {}
+        pairs = [f"{one} × {two}, {report.mode}, {report.size}" for one, two in combinations(report.struck, 2)]
+        counts = dict(report.counts)
+        return cls(1, report.simulated_s, report.wall_s, report.messages, report.hand_outs, failed, counts, pairs)
+
+    def join(self, other: Totals) -> None:
+        self.seeds += other.seeds
+        self.simulated_s += other.simulated_s
+        self.wall_s += other.wall_s
+        self.messages += other.messages
+        self.hand_outs += other.hand_outs
+        self.counts = dict(Counter(self.counts) + Counter(other.counts))
+        self.failed |= other.failed
+        self.pairs = sorted({*self.pairs, *other.pairs})
+
+    @property
+    def coverage(self) -> str:
+        """How many pairs of faults met in runs of three and of five nodes, in either mode."""
+        every = {
+            f"{one} × {two}, {mode}, {size}"
+            for one, two in combinations(sorted(FAMILIES), 2)
+            for mode in ("commit", "interval")
+            for size in (3, 5)
+        }
+        missing = sorted(every - set(self.pairs))
+        some = f"; not {'; '.join(missing[:5])}{' …' if len(missing) > 5 else ''}" if missing else ""
+        return f"{len(every) - len(missing)} of {len(every)} pairs of faults, by mode and size{some}"
+
+
+class Log:
+    """A file with a line of JSON per block of seeds: what is in it need not run again."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path) if path else None
+        self.blocks: dict[tuple[int, int], Totals] = {}
+        if self.path is not None and self.path.exists():
+            for text in self.path.read_text().splitlines():
+                try:
+                    block = json.loads(text)
+                    self.blocks[block["first"], block["count"]] = Totals(**block["totals"])
+                except (ValueError, TypeError, KeyError):
+                    continue  # cut short: those seeds run again
+
+    def write(self, block: range, totals: Totals) -> None:
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as file:
+                line = {"first": block.start, "count": len(block), "totals": asdict(totals)}
+                file.write(json.dumps(line) + "\n")
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit code of `python -m chaos sim …`; wrong options end the process with a message."""
+    parameter = Parameter(negative="")
+    app = App(name="python -m chaos sim", help_format="plaintext", default_parameter=parameter, version_flags=[])
+    app.default(sim)
+    code: int = app(list(argv), result_action="return_value")
+    return code
+
+
+def sim(
+    *, seed: int = 1, count: int = 1, jobs: int = 0, verbose: bool = False, mutation: str = "", log: str = "",
+    shrink: bool = False, only: str = "", fault: str = "", raft: bool = False,
+) -> int:  # fmt: skip
+    """Run seeds of the simulator: real nodes, simulated disks, network and clocks. One that fails ends with 1.
+
+    Parameters
+    ----------
+    seed
+        The first one. The same seed gives the same run.
+    count
+        How many, counting up.
+    jobs
+        Processes; 0 is one per core.
+    verbose
+        A line per seed.
+    mutation
+        A bug to put in first, to see it noticed.
+    log
+        A file for the results: seeds that are in it are not run again, so a long run can be interrupted.
+    shrink
+        Of a seed that fails, look for a smaller run that breaks the same promise: with fewer faults, fewer messages and
+        fewer clients. Some minutes at most.
+    only
+        The parts of the run that are done, as `--shrink` prints them; `nothing` for none.
+    fault
+        A kind of fault that every run has, such as `members`; by themselves runs draw theirs.
+    raft
+        Raft alone, with a machine that only remembers: more than ten times as many seeds per second. Without --fault,
+        --shrink and --only.
+    """
+    if mutation and mutation not in MUTATIONS:
+        print(f"there is no mutation {mutation!r}: {', '.join(MUTATIONS)}", file=sys.stderr)
+        return 2
+    if fault and (fault not in FAMILIES or mutation):
+        why = (
+            "a mutation has faults of its own" if fault in FAMILIES else f"there is no {fault!r}: {', '.join(FAMILIES)}"
+        )
+        print(f"--fault: {why}", file=sys.stderr)
+        return 2
+    if raft and (fault or shrink or only):
+        print("--raft goes without --fault, --shrink and --only", file=sys.stderr)
+        return 2
+    parts = frozenset(filter(None, only.replace(NOTHING, "").split(","))) if only else None
+    wish = Wish(mutation, parts, shrink, fault, raft)
+    started = time.perf_counter()
+    known, totals = Log(log), Totals()
+    blocks = [range(first, min(first + _BLOCK, seed + count)) for first in range(seed, seed + count, _BLOCK)]
+    for block in blocks:
+        if (done := known.blocks.get((block.start, len(block)))) is not None:
+            totals.join(done)
+    before = totals.seeds
+    missing = [block for block in blocks if (block.start, len(block)) not in known.blocks]
+    reports = run_seeds([one for block in missing for one in block], jobs, wish)
+    with _progress(count) as progress:
+        task = progress.add_task("seeds", total=count, completed=before) if progress is not None else None
+        for block in missing:
+            here = Totals()
+            for _ in block:
+                report = next(reports)
+                here.join(Totals.of(report))
+                if verbose or count == 1:
+                    print(line(report), flush=True)
+                if report.failure:
+                    print(story(report, wish), flush=True)
+                if progress is not None and task is not None:
+                    failed = len(totals.failed) + len(here.failed)
+                    progress.update(task, advance=1, description=f"seeds, {failed} failed")
+            known.write(block, here)
+            totals.join(here)
+    wall = time.perf_counter() - started
+    if before:
+        print(f"{before} of these seeds were run before, see {log}")
+    print(
+        f"{totals.seeds} seeds, {len(totals.failed)} failed: {totals.simulated_s:.0f} simulated seconds, "
+        f"{totals.messages} messages, {totals.hand_outs} hand-outs, {totals.wall_s:.0f} s of computing; "
+        f"now {wall:.1f} s, {(totals.seeds - before) / wall:.1f} seeds/s"
+    )
+    print("  " + ", ".join(f"{name} {n}" for name, n in sorted(totals.counts.items())))
+    if not raft and not mutation and count > 1:
+        print(f"  {totals.coverage}")
+    for number, invariant in totals.failed.items():
+        print(f"failed: seed {number}: {invariant}: {wish.replay(number)}")
+    return 1 if totals.failed else 0
+
+
+def _progress(count: int) -> Progress | nullcontext[None]:
+    """For people who wait."""
+    if count == 1 or not sys.stderr.isatty():
+        return nullcontext()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def run_seeds(seeds: Sequence[int], jobs: int = 0, wish: Wish | None = None) -> Iterator[Report]:
+    """Reports in the order of the seeds; every process runs its seeds one after another."""
+    jobs = jobs or os.cpu_count() or 1
+    wish = wish or Wish()
+    if jobs == 1 or len(seeds) <= 1:
+        _quiet()
+        yield from map(wish.run, seeds)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(jobs, len(seeds)), initializer=_quiet) as pool:
+        yield from pool.imap(wish.run, seeds, chunksize=4)
+
+
+def _drop(*_: object) -> NoReturn:
+    raise structlog.DropEvent
+
+
+def _quiet() -> None:
+    # A run makes a lot of garbage that only ends with it; collecting in between costs a tenth of the time. What was
+    # imported stays.
+    gc.disable()
+    gc.freeze()
+    logging.disable(logging.CRITICAL)
+    structlog.configure(processors=[_drop])
+
+
+def line(report: Report) -> str:
+    return (
+        f"seed {report.seed}: {report.failure or 'ok'} · {report.simulated_s:.1f} s in {report.wall_s:.2f} s · "
+        f"{report.messages} messages, {report.hand_outs} hand-outs, {report.entries} entries, {report.terms} terms, "
+        f"drained after {report.drained_s:.1f} s · trace {report.trace:08x}"
+    )
+
+
+def story(report: Report, wish: Wish | None = None) -> str:
+    wish = wish or Wish()
+    parts = report.parts if wish.shrink else None if wish.only is None else sorted(wish.only)
+    head = f"\n=== seed {report.seed}: {report.failure}"
+    return "\n".join([head, *report.story, f"replay: {wish.replay(report.seed, parts)}", ""])

@@ -1,0 +1,414 @@
+"""A disk in memory that is exactly as treacherous as the rules in platform/disk.py allow.
+
+Each file has two contents: *live* is the page cache, which the process sees; *durable* is the platter, plus the list
+of operations not yet synced. A process crash keeps live. A power cut rebuilds live from durable and any seeded subset
+of those operations, a write possibly torn at sector boundaries. Names work alike: creations, renames and unlinks are
+durable only after `sync_dir`.
+
+Work done in a thread (SimRuntime.in_thread) is a *flight*: it runs at one instant, but its syncs become durable only
+when it lands, in order, and a crash in between undoes what came after the last sync that was reached.
+"""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+import random
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+
+from chaos.sim.file import Flight, InjectedFault, SimCrash, SimFile
+from chaos.sim.inode import Directory, Inode, NameOp, Op
+from hadelay.platform.disk import mode_of
+
+__all__ = ["SECTOR", "SimCrash", "SimDisk", "SimFile"]
+
+SECTOR = 512
+
+
+class _Lock:
+    """Held until closed or gone, or until its process dies."""
+
+    def __init__(self) -> None:
+        self.held = True
+
+    def close(self) -> None:
+        self.held = False
+
+
+class SimDisk:
+    """One machine's disk; survives its processes.
+
+    crash_in: the n-th next mutating step raises SimCrash (after possibly half a write). sync_delay_s: what one sync
+    takes, with jitter. fail_syncs: how many of the next syncs fail. capacity: bytes; beyond it ENOSPC.
+    """
+
+    def __init__(self, rng: random.Random, *, capacity: int = 1 << 30, record: Callable[[bytes], object] = len) -> None:
+        self.random, self.capacity, self.record = rng, capacity, record
+        self.epoch = 0
+        self.sync_delay_s = 0.0004
+        self.fail_syncs = 0
+        self.crash_in = 0
+        self.bad_paths: set[str] = set()
+        self.used = 0
+        #: True time at which the last of the syncs that have begun is over, however slow they are.
+        self.busy_until = 0.0
+        self.steps = 0
+        self.syncs = 0
+        #: How often it did what it was made to do.
+        self.failed_syncs = self.was_full = 0
+        #: For tests: called with (step, path) before each mutating step.
+        self.watch: Callable[[str, str], None] | None = None
+        self.flight: Flight | None = None
+        self.flights: list[Flight] = []
+        self._root = Directory()
+        self._name_ops: list[NameOp] = []
+        self._locks: dict[str, weakref.ref[_Lock]] = {}
+
+    # -- faults
+
+    def step(self, epoch: int, what: str, path: str, torn: Callable[[], None] | None = None) -> None:
+        """Every mutation passes here first; `torn` leaves half of it behind."""
+        if epoch != self.epoch:
+            raise SimCrash(f"{what} {path} by a process that is gone")
+        self.steps += 1
+        if self.watch is not None:
+            self.watch(what, path)
+        if self.crash_in:
+            self.crash_in -= 1
+            if not self.crash_in:
+                if torn is not None:
+                    torn()
+                raise SimCrash(f"{what} {path}")
+
+    def read_faults(self, epoch: int, path: str) -> None:
+        if epoch != self.epoch:
+            raise SimCrash(f"read {path} by a process that is gone")
+        if path in self.bad_paths:
+            raise InjectedFault(errno.EIO, "simulated read error", path)
+
+    def charge(self, size: int, path: str) -> None:
+        if size > 0 and self.used + size > self.capacity:
+            self.was_full += 1
+            raise InjectedFault(errno.ENOSPC, "simulated full disk", path)
+        self.used += size
+
+    def sync_fails(self) -> bool:
+        if not self.fail_syncs:
+            return False
+        self.fail_syncs -= 1
+        self.failed_syncs += 1
+        return True
+
+    def flip_bit(self, path: str, offset: int, bit: int = 0) -> Callable[[], None]:
+        """Rot: live and durable alike. Call the result to have the byte read right again, unless it was replaced."""
+        inode = self._inode(path)
+        rotten = inode.live[offset] ^ 1 << bit
+
+        def flip(content: bytearray) -> None:
+            if offset < len(content):
+                content[offset] ^= 1 << bit
+
+        def undo() -> None:
+            for content in (inode.live, inode.durable):
+                if content[offset : offset + 1] == bytes([rotten]):
+                    flip(content)
+
+        flip(inode.live)
+        flip(inode.durable)
+        return undo
+
+    def durable_sizes(self, directory: str) -> dict[str, int]:
+        """Path → bytes that are there and on the platter, of all files below a directory."""
+        found = self._lookup(directory) if self.exists(directory) else None
+        if not isinstance(found, Directory):
+            return {}
+        return {path: min(inode.size, len(inode.durable)) for path, inode in self._walk(found, directory, True)}
+
+    def kill(self) -> None:
+        """kill -9: the page cache stays, handles and locks go, flights stop at some sync."""
+        self.flight_crash()
+        self.epoch += 1
+        self.crash_in = 0
+        self._locks.clear()
+        for inode in self._inodes(live=True):
+            inode.rebuild()
+
+    def power_cut(self) -> None:
+        """Everything not synced survives or not, each write and each name on its own."""
+        self.kill()
+        chance = self.random.choice((0.0, 0.2, 0.5, 0.9, 1.0))
+        for op in self._name_ops:
+            if self.random.random() < chance:
+                op.apply_durable()
+        self._name_ops = []
+        for directory in self._dirs(live=False):
+            directory.live = dict(directory.durable)
+        for inode in self._inodes(live=False):
+            inode.ops = [kept for op in inode.ops for kept in self._survivors(op, chance)]
+            inode.settle(inode.ops)
+            inode.rebuild()
+        self.used = sum(inode.size for inode in self._inodes(live=False))
+
+    def _survivors(self, op: Op, chance: float) -> Iterator[Op]:
+        if self.random.random() < chance:
+            yield op
+        elif op.data is not None and self.random.random() < 0.5:  # torn: some of its sectors
+            start = op.offset
+            while start < op.offset + len(op.data):
+                end = min(op.offset + len(op.data), (start // SECTOR + 1) * SECTOR)
+                if self.random.random() < 0.5:
+                    yield Op(start, op.data[start - op.offset : end - op.offset], None, 0)
+                start = end
+
+    def wipe(self) -> None:
+        """A new, empty disk."""
+        self.flight_crash()
+        self.epoch += 1
+        self.crash_in = self.fail_syncs = self.used = 0
+        self.bad_paths.clear()
+        self._locks.clear()
+        self._root, self._name_ops = Directory(), []
+
+    def copy(self) -> dict[str, bytes]:
+        """Every file as the process sees it: for comparing, or for putting an old state back."""
+        return {path: bytes(inode.live[: inode.size]) for path, inode in self._walk(self._root, "", True)}
+
+    def restore(self, files: dict[str, bytes]) -> None:
+        """An old copy put back: all of it durable."""
+        self.wipe()
+        for path, data in sorted(files.items()):
+            self.makedirs(posixpath.dirname(path))
+            self.open(path, create=True).pwrite(data, 0)
+        self.sync_everything()
+
+    def sync_everything(self) -> None:
+        for op in self._name_ops:
+            op.apply_durable()
+        self._name_ops = []
+        for inode in self._inodes(live=True):
+            inode.settle(inode.ops)
+
+    # -- flights
+
+    def begin(self) -> Flight:
+        assert self.flight is None, "a thread's job started another one"
+        self.flight = Flight(self)
+        return self.flight
+
+    def stage(self) -> int:
+        return self.flight.stage if self.flight else 0
+
+    def sync(self, settle: Callable[[], None]) -> None:
+        self.syncs += 1
+        if self.flight is None:
+            settle()
+            return
+        self.flight.syncs.append(settle)
+        self.flight.stage += 1
+        self.flight.cost_s += self.sync_delay_s * self.random.uniform(0.5, 2.0)
+
+    def flight_crash(self) -> None:
+        """Each flight got as far as some sync; undo what it did after that."""
+        if self.flight is not None:
+            self.flight.end()
+        for flight in self.flights:
+            flight.reach(self.random.randint(0, len(flight.syncs)))
+        if self.flights:
+            self._undo()
+        self.flights = []
+
+    def _undo(self) -> None:
+        def done(op: Op | NameOp) -> bool:
+            return op.flight is None or op.stage <= op.flight.stage
+
+        for inode in self._inodes(live=True):
+            if not all(map(done, inode.ops)):
+                inode.ops = [op for op in inode.ops if done(op)]
+        if not all(map(done, self._name_ops)):
+            self._name_ops = [op for op in self._name_ops if done(op)]
+            for directory in self._dirs(live=True) + self._dirs(live=False):
+                directory.live = dict(directory.durable)
+            for op in self._name_ops:
+                op.apply_live()
+            self._name_ops = [op for op in self._name_ops if not op.durable]
+
+    # -- Disk
+
+    def open(self, path: str, *, create: bool = False) -> SimFile:
+        self.read_faults(self.epoch, path)
+        directory, name = self._parent(path)
+        node = directory.live.get(name)
+        if isinstance(node, Directory):
+            raise IsADirectoryError(path)
+        if node is None:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, "no such file", path)
+            self.step(self.epoch, "create", path)
+            node = Inode(mode_of(path))
+            self._rename_op([(directory, name, node)])
+        return SimFile(self, path, node)
+
+    def exists(self, path: str) -> bool:
+        try:
+            self._lookup(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(self._dir(path).live)
+
+    def makedirs(self, path: str) -> None:
+        directory = self._root
+        for name in _names(path):
+            node = directory.live.get(name)
+            if node is None:
+                self.step(self.epoch, "mkdir", path)
+                node = Directory()
+                NameOp([(directory, name, node)], None, 0).apply_durable()
+                directory.live[name] = node
+            if not isinstance(node, Directory):
+                raise NotADirectoryError(path)
+            directory = node
+
+    def protect(self, path: str, *, below: bool = True) -> int:
+        found = [(path, self._lookup(path))]
+        if below and isinstance(found[0][1], Directory):
+            found = list(self._walk(found[0][1], path, True))
+        count = 0
+        for name, node in found:
+            if isinstance(node, Inode) and node.mode != mode_of(name):
+                node.mode = mode_of(name)
+                count += 1
+        return count
+
+    def modes(self) -> dict[str, int]:
+        """Of every file."""
+        return {path: inode.mode for path, inode in self._walk(self._root, "", True)}
+
+    def rename(self, old: str, new: str) -> None:
+        self.step(self.epoch, "rename", f"{old} → {new}")
+        node = self._lookup(old)
+        (source, a), (target, b) = self._parent(old), self._parent(new)
+        replaced = target.live.get(b)
+        if isinstance(replaced, Directory) and replaced.live:
+            raise OSError(errno.ENOTEMPTY, "directory not empty", new)
+        self._release(replaced)
+        self._rename_op([(source, a, None), (target, b, node)])
+
+    def unlink(self, path: str) -> None:
+        self.step(self.epoch, "unlink", path)
+        node = self._lookup(path)
+        if isinstance(node, Directory):
+            raise IsADirectoryError(path)
+        directory, name = self._parent(path)
+        self._release(node)
+        self._rename_op([(directory, name, None)])
+
+    def sync_dir(self, path: str) -> None:
+        self.step(self.epoch, "sync_dir", path)
+        directory = self._dir(path)
+        ops = [op for op in self._name_ops if any(d is directory for d, _, _ in op.parts)]
+
+        def settle() -> None:
+            for op in ops:
+                if not op.durable:
+                    op.apply_durable()
+            self._name_ops = [op for op in self._name_ops if not op.durable]
+
+        self.sync(settle)
+
+    def sizes(self, path: str) -> dict[str, int]:
+        entries = self._dir(path).live
+        return {name: node.size for name, node in sorted(entries.items()) if isinstance(node, Inode)}
+
+    def sync_files(self, paths: Iterable[str], root: str) -> None:
+        paths = list(paths)
+        for path in paths:
+            self.open(path).sync()
+        for directory in dict.fromkeys(posixpath.dirname(path) for path in paths):
+            self.sync_dir(directory)
+
+    def free(self, path: str) -> tuple[int, int]:
+        return max(0, self.capacity - self.used), self.capacity
+
+    def lock(self, path: str) -> _Lock:
+        reference = self._locks.get(path)
+        holder = reference() if reference else None
+        if holder is not None and holder.held:
+            raise BlockingIOError(errno.EAGAIN, "locked", path)
+        lock = _Lock()
+        self._locks[path] = weakref.ref(lock)
+        return lock
+
+    # -- names
+
+    def _rename_op(self, parts: list[tuple[Directory, str, Inode | Directory | None]]) -> None:
+        op = NameOp(parts, self.flight, self.stage())
+        op.apply_live()
+        self._name_ops.append(op)
+
+    def _release(self, node: Inode | Directory | None) -> None:
+        if isinstance(node, Inode):
+            self.used -= node.size
+
+    def _lookup(self, path: str) -> Inode | Directory:
+        node: Inode | Directory = self._root
+        for name in _names(path):
+            if not isinstance(node, Directory):
+                raise NotADirectoryError(path)
+            child = node.live.get(name)
+            if child is None:
+                raise FileNotFoundError(errno.ENOENT, "no such file or directory", path)
+            node = child
+        return node
+
+    def _inode(self, path: str) -> Inode:
+        node = self._lookup(path)
+        if isinstance(node, Directory):
+            raise IsADirectoryError(path)
+        return node
+
+    def _dir(self, path: str) -> Directory:
+        node = self._lookup(path)
+        if not isinstance(node, Directory):
+            raise NotADirectoryError(path)
+        return node
+
+    def _parent(self, path: str) -> tuple[Directory, str]:
+        return self._dir(posixpath.dirname(path)), posixpath.basename(path)
+
+    def _walk(self, directory: Directory, prefix: str, live: bool) -> Iterator[tuple[str, Inode]]:
+        entries = directory.live if live else directory.durable
+        for name in sorted(entries):
+            node = entries[name]
+            if isinstance(node, Directory):
+                yield from self._walk(node, f"{prefix}/{name}", live)
+            else:
+                yield f"{prefix}/{name}", node
+
+    def _inodes(self, *, live: bool) -> list[Inode]:
+        return [inode for _, inode in self._walk(self._root, "", live)]
+
+    def _dirs(self, *, live: bool) -> list[Directory]:
+        found, queue = [], [self._root]
+        while queue:
+            directory = queue.pop()
+            found.append(directory)
+            entries = directory.live if live else directory.durable
+            queue.extend(node for node in entries.values() if isinstance(node, Directory))
+        return found
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name not in ("", ".")]
+
+
+def crc(files: dict[str, bytes]) -> int:
+    """One number for a whole disk."""
+    total = 0
+    for path, data in sorted(files.items()):
+        total = zlib.crc32(data, zlib.crc32(path.encode(), total))
+    return total

@@ -1,0 +1,192 @@
+"""Crash points: a real process ends itself, as by SIGKILL, just before or after a named step of its work, or in it.
+
+The program knows nothing of them. `python -m chaos.sim.faulty` wraps the methods below in its own process, before
+the server starts. Which point is armed stands in a file, so that it can be chosen while the node runs; and the process
+notes there which points it came by.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from importlib import import_module
+from itertools import compress
+from typing import Any, Literal, NamedTuple
+
+#: Who comes by: any node under traffic, one that clients happen to talk to, the leader, a follower; or a node that
+#: takes part in an election or a transfer, that starts, or that starts with nothing.
+Reached = Literal["any", "some", "leader", "follower", "election", "start", "empty"]
+#: The file begins with the name of the armed point, zeroes behind it; then a byte for each of POINTS, 1 when a process
+#: came by.
+ARMED_BYTES = 64
+#: A small journal: its segments fill within seconds, and a node that lost its disk is given files.
+_SEGMENT_BYTES, _KEEP_BYTES, _ENTRY_BYTES = 4 << 20, 4 << 20, 1 << 20
+
+
+class Step(NamedTuple):
+    #: module:attribute, below hadelay. A function is named by the module that calls it.
+    where: str
+    reached: Reached = "any"
+    #: `before` and `after`, where both are a point of their own; `within`: half of what is written is written.
+    when: tuple[str, ...] = ("before", "after")
+
+
+STEPS = {
+    # The journal: what this node promises to remember.
+    "journal.append": Step("raft.journal:Journal.append"),
+    "journal.write": Step("raft.segment:Segment.write"),
+    "journal.pwritev": Step("storage.disk:RealFile.pwritev", when=("within",)),
+    "journal.sync": Step("storage.disk:RealFile.sync"),
+    "journal.synced": Step("raft.node:RaftNode._on_synced"),
+    "journal.mark": Step("raft.journal:Journal._mark"),
+    "journal.roll": Step("raft.journal:Journal._roll"),
+    "journal.vote": Step("raft.journal:Journal.vote", "election"),
+    "journal.compact": Step("raft.journal:Journal.compact"),
+    "journal.unlink": Step("raft.journal:Journal._unlink"),
+    "journal.begin": Step("raft.journal:Journal._begin_anew", "start"),
+    "journal.build": Step("raft.journal:build", "start"),
+    "journal.reset": Step("raft.journal:Journal.reset", "empty"),
+    # Consensus.
+    "raft.frame": Step("raft.node:RaftNode._frame"),
+    "raft.send": Step("raft.tcp:AsyncioNetwork.send"),
+    "raft.entries": Step("raft.leader:Leader.send_entries", "leader"),
+    "raft.take": Step("raft.follower:Follower._take", "follower"),
+    "raft.answer": Step("raft.follower:Follower._send_ok", "follower"),
+    "raft.commit": Step("raft.leader:Leader.committed", "leader"),
+    "raft.ask-vote": Step("raft.election:Elections.send_vote_request", "election"),
+    "raft.lead": Step("server.node:Node.on_leader", "election"),
+    "raft.transfer": Step("server.node:Node.transfer", "election"),
+    # Apply, and what users are told of it.
+    "apply.entry": Step("raft.apply:Applier._apply"),
+    "apply.state": Step("core.state:DelayState.apply"),
+    "apply.publish": Step("core.publish:_file"),
+    "apply.file": Step("storage.near:NearHour.append"),
+    "apply.settle": Step("core.leases:settle"),
+    "apply.return": Step("core.leases:move"),
+    "publish.send": Step("server.batcher:Batcher._send_batch", "some"),
+    "publish.forwarded": Step("server.node:Node._on_submit", "leader"),
+    "publish.answer": Step("server.batcher:_answer", "some"),
+    "settle.ask": Step("server.node:Node.propose", "some"),
+    # Dispatch.
+    "dispatch.match": Step("core.dispatch:Dispatcher.match", "leader"),
+    "dispatch.grant": Step("server.dispatcher:LeaderDispatcher._grant", "leader"),
+    "dispatch.decided": Step("server.dispatcher:LeaderDispatcher._decided", "leader"),
+    "dispatch.hold": Step("server.ahead:HeldBack.until_due", "leader"),
+    "dispatch.answer": Step("server.polls:Polls.answer", "leader"),
+    "dispatch.cursor": Step("server.cursor:CursorKeeper.send", "leader"),
+    "dispatch.expired": Step("server.expiry:Expiry._expired", "leader"),
+    # Checkpoints and snapshots.
+    "checkpoint.begin": Step("server.checkpoints:Checkpoints.begin"),
+    "checkpoint.write": Step("storage.hours:HourStore.write_some"),
+    "checkpoint.sync": Step("storage.disk:RealDisk.sync_files"),
+    "checkpoint.commit": Step("storage.lmdbtables:LmdbBackend.commit"),
+    "checkpoint.sort-in": Step("storage.lmdbtables:LmdbBackend._sort_in"),
+    "checkpoint.committed": Step("storage.hours:HourStore.committed"),
+    "snapshot.verify": Step("storage.snapshot:Installer._complete", "empty"),
+    "snapshot.switch": Step("storage.store:roll_forward", "start"),
+    "snapshot.finish": Step("raft.snapshot:Snapshots._finish", "empty"),
+    # Names.
+    "disk.rename": Step("storage.disk:RealDisk.rename", "start"),
+    "disk.sync-dir": Step("storage.disk:RealDisk.sync_dir", "start"),
+    "disk.identity": Step("storage.identity:write_identity", "empty"),
+}
+POINTS = tuple(f"{name}:{when}" for name, step in STEPS.items() for when in step.when)
+
+
+def step_of(point: str) -> Step:
+    """KeyError for one that there is not."""
+    if point not in POINTS:
+        raise KeyError(point)
+    return STEPS[point.partition(":")[0]]
+
+
+def arm(path: str | os.PathLike[str], point: str) -> None:
+    """From now on whoever was started with that file ends at `point`; "": nowhere."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o640)
+    try:
+        os.ftruncate(handle, ARMED_BYTES + len(POINTS))
+        os.pwrite(handle, point.encode().ljust(ARMED_BYTES, b"\0"), 0)
+    finally:
+        os.close(handle)
+
+
+def passed(path: str | os.PathLike[str]) -> set[str]:
+    """The points that processes with that file came by."""
+    with open(path, "rb") as file:
+        return set(compress(POINTS, file.read()[ARMED_BYTES:]))
+
+
+def install(path: str) -> None:
+    """In this process, before it serves: wrap every step, and look at the file each time one is come by.
+
+    And make the journal small: by themselves, journals are long.
+    """
+    with open(path, "r+b") as file:
+        armed = mmap.mmap(file.fileno(), ARMED_BYTES + len(POINTS))
+    for name, step in STEPS.items():
+        owner, attribute = _place(step.where)
+        wrap = _tearing if step.when == ("within",) else _ending
+        setattr(owner, attribute, wrap(getattr(owner, attribute), name, armed))
+    node: Any = import_module("hadelay.server.node")
+    recover: Any = import_module("hadelay.server.recover")
+    raft_config, settings = node.raft_config, recover._settings
+    node.raft_config = lambda config: replace(
+        raft_config(config), journal_keep_bytes=_KEEP_BYTES, max_entry_bytes=_ENTRY_BYTES
+    )
+    recover._settings = lambda config: replace(settings(config), segment_bytes=_SEGMENT_BYTES)
+
+
+def _place(where: str) -> tuple[Any, str]:
+    module, _, path = where.partition(":")
+    owner: Any = import_module(f"hadelay.{module}")
+    *outer, attribute = path.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    return owner, attribute
+
+
+def _point(name: str, when: str) -> tuple[bytes, int]:
+    """What the file begins with where it is armed, and where it says that somebody came by."""
+    point = f"{name}:{when}"
+    return point.encode() + b"\0", ARMED_BYTES + POINTS.index(point)
+
+
+def _ending(step: Callable[..., Any], name: str, armed: mmap.mmap) -> Callable[..., Any]:
+    (before, at), (after, then) = _point(name, "before"), _point(name, "after")
+
+    @wraps(step)
+    def wrapped(*args: Any, **more: Any) -> Any:
+        armed[at] = 1
+        if armed[: len(before)] == before:
+            _end()
+        result = step(*args, **more)
+        armed[then] = 1
+        if armed[: len(after)] == after:
+            _end()
+        return result
+
+    return wrapped
+
+
+def _tearing(step: Callable[..., Any], name: str, armed: mmap.mmap) -> Callable[..., Any]:
+    """Of File.pwritev: the first half of the bytes is written."""
+    within, at = _point(name, "within")
+
+    @wraps(step)
+    def wrapped(file: Any, parts: list[Any], offset: int) -> Any:
+        armed[at] = 1
+        if armed[: len(within)] == within:
+            data = b"".join(parts)
+            os.pwrite(file.fd, data[: len(data) // 2], offset)
+            _end()
+        return step(file, parts, offset)
+
+    return wrapped
+
+
+def _end() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,244 @@
+"""A guest of some runs, who does what others seldom do: topics whose dead go to each other, a key per row and the same
+key for something else, deletions by force, settings right and wrong, commands that mean nothing by now or never did.
+
+What it publishes nobody else consumes, and what becomes of it no check of the outside follows: that all nodes do the
+same, across crashes and files, and that their counts agree with their entries is what it is there for (I2, I12)."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from chaos.sim.clients import Client, Reply, whole
+from hadelay.codec.commands import (
+    Command,
+    encode_ack,
+    encode_alerted,
+    encode_audited,
+    encode_cancel,
+    encode_carry,
+    encode_drop_dead,
+    encode_nack,
+    encode_noop,
+    encode_purge,
+    encode_redrive,
+    encode_reschedule,
+    encode_retire,
+    encode_settings,
+    encode_token_create,
+    encode_token_revoke,
+    encode_topic_delete,
+    encode_topic_put,
+)
+from hadelay.codec.leasetokens import decode_leases, encode_leases
+from hadelay.codec.publishcommand import KEEP, REJECT, REPLACE, Draft
+from hadelay.errors import HadelayError, NoLeader, is_disk_full
+from hadelay.handout.dispatcher import Delivery, Poll
+from hadelay.ledger.topics import DEAD, READY, SCHEDULED
+from hadelay.model import DEAD_HOURS, HOUR_MS
+from hadelay.rights import SCOPES, Rights
+from hadelay.server.counting import DueCounts
+
+if TYPE_CHECKING:
+    from chaos.sim.cluster import SimCluster
+
+#: Its topics; the last has settings and no messages.
+TOPICS = ("side", "aside", "bare")
+_URL = "https://a.example/in"
+#: Settings of its topics, and of webhooks and alerts of the one without messages: right and wrong ones.
+_SETTINGS: tuple[dict[str, Any], ...] = (
+    {"max_attempts": 1, "dead_letter": "aside"}, {"max_attempts": 2, "backoff": [5]}, {"dead_letter": None},
+    {"dead_retention_ms": 1000, "retention_ms": 1000}, {"lease_ms": 900}, {"ttl_ms": 600}, {"concurrency": 3},
+    {"backoff": {"min_ms": 5, "max_ms": 9, "factor": 0}}, {"backoff": {"min_ms": 5, "max_ms": 9, "jitter": 2}},
+    {"backoff": 5}, {"paused_reason": 5},
+)  # fmt: skip
+_BARE: tuple[dict[str, Any], ...] = (
+    {"webhook": {"url": _URL, "secrets": ["whsec_0123456789abcdef"], "headers": {"x-a": "b" * 20}}},
+    {"webhook": {"url": _URL, "headers": {"x-a": "****bbbb"}}}, {"webhook": {"url": _URL, "headers": {"x-c": "****"}}},
+    {"webhook": {"url": _URL, "timeout_ms": 500}}, {"webhook": {"secrets": []}}, {"webhook": {"url": _URL, "no": 1}},
+    {"webhook": {"url": _URL, "secrets": ["****cdef"]}}, {"webhook": {"url": _URL, "secrets": []}},
+    {"webhook": {"url": _URL, "headers": 5}}, {"webhook": {"url": _URL, "headers": {"a b": "c"}}},
+    {"webhook": {"url": _URL, "headers": {"host": "c"}}}, {"webhook": {"url": _URL, "headers": {"a": 5}}},
+    {"alert": {"url": _URL, "secret": "0123456789abcdef"}}, {"alert": {"url": _URL}}, {"alert": None, "webhook": None},
+    *({"alert": {"url": url}} for url in (
+        5, "https://a b", "https://[a", "ftp://a", "https://", "https://b:c@a", "https://a#b", "http://a:0",
+    )),
+)  # fmt: skip
+#: Limits that change nothing here, and such that there are not.
+_LIMITS: tuple[Any, ...] = (
+    {"max_reasons": 9_000}, {}, {"max_reasons": 0}, {"none": 1}, {"max_delay_ms": 1 << 52}, [],
+)  # fmt: skip
+#: By then the cluster answers, in most runs.
+_FOUNDED_S = 1.0
+#: A command's kind and the size of what follows; and kinds of which a part may be sent.
+_FRAME = struct.Struct("<BI")
+_BREAKABLE = (Command.PUBLISH, Command.CANCEL, Command.RESCHEDULE, Command.REDRIVE, Command.TOPIC_PUT)
+
+
+class Guest(Client):
+    def __init__(self, cluster: SimCluster) -> None:
+        super().__init__(cluster, "guest")
+        self.acts, self.requests = 0, 0
+        self.ids: list[int] = []
+
+    def start(self, until: float) -> None:
+        self.until = until
+        if self.cluster.has_guest:
+            for topic in TOPICS[:2]:
+                limits = {"max_attempts": 1, "dead_retention_ms": 1000}
+                self.world.after(_FOUNDED_S, self._ask, encode_topic_put(topic, limits))
+            self._next()
+
+    def _next(self) -> None:
+        self.world.after(self.random.expovariate(1 / 0.12), self._act)
+
+    def _act(self) -> None:
+        if self.stopped or self.world.now >= self.until:
+            return
+        self.acts += 1
+        part = f"{self.name}.{self.acts}"
+        self.random = random.Random(f"{self.cluster.seed} {part}")
+        if self.cluster.parts.take(part):
+            act = self.random.choice((self._publish, self._poll, self._poll, self._configure, self._order, self._odd))
+            self.history.count("guest")
+            act()
+        self._next()
+
+    def _at_some_node(self, call: Callable[[Any, Reply], None], replied: Callable[[Any], None]) -> None:
+        process = self.cluster.any_process(self.random)
+        if process is not None:
+            self.door.call(process, call, lambda result, error: replied(result) if error is None else None)
+
+    def _ask(self, command: bytes) -> None:
+        self._at_some_node(lambda node, done: node.propose(command, done), lambda result: None)
+
+    def _publish(self) -> None:
+        rng = self.random
+        drafts = [
+            Draft(
+                rng.choice(TOPICS[:2]), rng.choice((0, 5, 300, 2000, HOUR_MS, 1 << 48)), True, 0, rng.choice((0, 700)),
+                b"", b"%d" % rng.randrange(3), rng.choice((None, b"row %d" % rng.randrange(40))),
+                rng.choice((None, b"key %d" % rng.randrange(4))), rng.choice((KEEP, REPLACE, REJECT)), 0,
+                rng.random() < 0.1,
+            )
+            for _ in range(rng.randint(1, 6))
+        ]  # fmt: skip
+        key = rng.choice((None, b"guest %d" % rng.randrange(20)))
+
+        def stored(receipts: Any) -> None:
+            self.ids = [*self.ids, *(one for one in receipts.ids if one)][-30:]
+
+        self._at_some_node(lambda node, done: node.publish(drafts, key, done), stored)
+
+    def _poll(self) -> None:
+        """And be done with some of it, hand some of it back, and forget the rest."""
+        rng, leader = self.random, self.cluster.leader()
+        process = self.cluster.process(leader.name if leader is not None else None)
+        if process is None:
+            return
+        self.requests += 1
+        request_id = b"%d" % (self.requests - rng.randrange(2))
+        topics = rng.choice((TOPICS[:1], TOPICS[:2]))
+
+        def poll(node: Any, done: Reply) -> None:
+            def delivered(delivery: Delivery | None, error: HadelayError | None) -> None:
+                done(delivery, error)
+
+            if node.leading:
+                node.dispatcher.poll(Poll("guest", request_id, topics, 5, 400, rng.choice((0, 300)), delivered))
+            else:
+                done(None, NoLeader("follower"))
+
+        def replied(delivery: Delivery | None, error: HadelayError | None) -> None:
+            if delivery is None or self.stopped or not len(delivery.hours):
+                return
+            rows = self._leases(delivery)
+            chance = rng.random()
+            if chance < 0.3:
+                self._ask(encode_ack("guest", rows))
+            elif chance < 0.8:
+                self._ask(encode_nack("guest", rows, rng.choice((-1, 0, 50)), rng.choice(("", "no"))))
+
+        self.door.call(process, poll, replied)
+
+    def _leases(self, delivery: Delivery) -> Any:
+        """As tokens say it, each now and then twice, and now and then what is none."""
+        d = delivery
+        tokens = encode_leases(0, d.term, d.seq, list(d.positions), list(d.hours), list(d.indexes))
+        tokens += tokens[: self.random.choice((0, 0, 1))]
+        return decode_leases(0, tokens + ["none"] * self.random.choice((0, 0, 1)))[0]
+
+    def _configure(self) -> None:
+        rng = self.random
+        topic = rng.choice(TOPICS)
+        config = rng.choice(_BARE if topic == "bare" else _SETTINGS)
+        self._ask(encode_topic_put(topic, config))
+
+    def _order(self) -> None:
+        rng, topic = self.random, self.random.choice(TOPICS[:2])
+        some = rng.sample(self.ids, min(len(self.ids), 2))
+        some += some[:1]
+        self._ask(
+            rng.choice((
+                lambda: encode_topic_delete(topic, rng.random() < 0.5),
+                lambda: encode_purge(topic, rng.choice((SCHEDULED, READY | DEAD, DEAD))),
+                lambda: encode_redrive("guest", topic, some),
+                lambda: encode_redrive("guest", topic, [], all=True, rate=rng.choice((None, 3.0))),
+                lambda: encode_cancel("guest", some, [(topic, b"key 1")]),
+                lambda: encode_reschedule("guest", 200, True, some, [(topic, b"key 2")]),
+                lambda: encode_reschedule("guest", 1 << 50, True, some[:1]),
+                lambda: encode_alerted(topic, rng.randrange(4)),
+            ))()
+        )  # fmt: skip
+
+    def _odd(self) -> None:
+        """What the cluster itself asks for, at the wrong time; limits; tokens; and what is no command at all."""
+        rng = self.random
+        hour = self.world.wall_ms() // HOUR_MS + rng.randint(-2, 1)
+        command = rng.choice((
+            lambda: encode_retire(hour),
+            lambda: encode_carry(hour, 5),
+            lambda: encode_drop_dead(hour + rng.choice((0, DEAD_HOURS))),
+            encode_noop,
+            lambda: encode_settings(rng.choice(_LIMITS)),
+            lambda: encode_token_create(rng.choice(("", "guest")), rng.randbytes(rng.choice((31, 32))), [], 1),
+            lambda: encode_token_create("guest", bytes(32), ["publish:a*d*", "read:side"], rng.choice((-1, 3000))),
+            lambda: encode_token_revoke(bytes(6).hex()),
+            lambda: encode_audited("guest", "", "", "", "", encode_noop()),
+            lambda: encode_cancel("guest", [1], [("nowhere", b"key")]),
+            lambda: encode_redrive("guest", "nowhere", []),
+            lambda: encode_topic_put("bare", rng.choice(_BARE)),
+        ))()  # fmt: skip
+        chance = rng.random()
+        if chance < 0.2:
+            command = encode_audited("guest", "", "", "", "", command)
+        elif chance < 0.4:
+            body = command[5 : rng.randrange(5, len(command) + 1)] + bytes(rng.choice((0, 0, 3)))
+            command = _FRAME.pack(rng.choice((*_BREAKABLE, command[0], 200)), len(body)) + body
+        self._ask(command)
+        self._at_some_node(lambda node, done: done(_look(node), None), lambda result: None)
+
+
+def _look(node: Any) -> list[int]:
+    """What only readers ask: who may do what, when how much is due, and what a file holds. And a sound entry is mended.
+    Returns the hours that there are."""
+    for token in node.state.tokens.values():
+        rights = Rights(token.scopes if token.holds(node.state.now_ms) else ())
+        assert not rights.may("admin", None) or all(rights.may(scope, "side") for scope in SCOPES)
+        rights.may("publish", "aside")
+    now_ms = node.state.now_ms
+    for topic in (None, "side", "orders"):
+        counting = DueCounts(node).count(topic, now_ms - HOUR_MS, now_ms + 3 * HOUR_MS, 60_000)
+        assert all(count > 0 for count in whole(counting)[1])
+    store = node.storage.hours
+    hours: list[int] = store.hours()
+    for hour in hours[-2:]:
+        try:
+            assert len(store.read_file(hour, "idx", 0, 320)) <= 320
+        except OSError as error:  # a far hour is written out first: HTTP answers 503
+            if not is_disk_full(error):
+                raise
+        node._damaged(hour, store.count(hour) - 1, "nothing")
+    return hours

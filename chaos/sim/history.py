@@ -1,0 +1,167 @@
+"""What the outside world saw: every request, answer and hand-out, on the world's true clock; and what the nemesis did.
+
+The checks (chaos/sim/promises.py) read nothing else for what is promised to users. Times are true seconds since the
+start unless a name says `_ms`, which is cluster time as a node told it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+
+from hadelay.codec.publishcommand import KEEP
+from hadelay.handout.filters import Filter
+
+_NUMBER = struct.Struct("<I")
+
+
+class Violation(AssertionError):
+    """A promise was broken. `ids` are the messages concerned, `who` the node."""
+
+    def __init__(self, invariant: str, text: str, ids: frozenset[int] = frozenset(), who: str = "") -> None:
+        super().__init__(f"{invariant}: {text}")
+        self.invariant, self.ids, self.who = invariant, ids, who
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """One message a producer wants stored. `number` is in its body: whoever receives it can tell which one it is."""
+
+    number: int
+    topic: str
+    key: bytes
+    relative: bool
+    #: Delay, or Unix ms.
+    when_ms: int
+    padding: int
+    invoked: float
+    #: The first definite yes, and what it said.
+    stored: float | None = None
+    id: int | None = None
+    deliver_at_ms: int | None = None
+    #: Answered "nothing happened", and never tried again.
+    refused: bool = False
+    cancel_invoked: float | None = None
+    cancelled: float | None = None
+    client_key: bytes | None = None
+    on_conflict: int = KEEP
+    max_wait_ms: int = 0
+    #: The message that it replaced, as its receipt said.
+    replaces: int | None = None
+    #: After it is due; 0: none.
+    ttl_ms: int = 0
+    #: Its time may be another than it was published with; and another than `deliver_at_ms` says.
+    rescheduled: bool = False
+    unsure: bool = False
+    tags: tuple[str, ...] = ()
+
+    @property
+    def body(self) -> bytes:
+        return _NUMBER.pack(self.number) + bytes([self.number & 0xFF]) * self.padding
+
+
+def number_of(body: bytes) -> int | None:
+    """The message a body belongs to, if it is whole."""
+    if len(body) < _NUMBER.size or body.count(body[:1], _NUMBER.size) != len(body) - _NUMBER.size:
+        return None
+    return int(_NUMBER.unpack_from(body)[0])
+
+
+@dataclass(slots=True, eq=False)
+class HandOut:
+    """One message handed to one consumer."""
+
+    id: int
+    attempt: int
+    term: int
+    seq: int
+    position: int
+    hour: int
+    index: int
+    node: str
+    consumer: str
+    request_id: bytes
+    #: When the node answered; `received` is None if the answer never reached the consumer.
+    answered: float
+    now_ms: int
+    until_ms: int
+    deliver_at_ms: int
+    redelivered: bool
+    #: The term that the node led.
+    leading: int
+    body: bytes
+    received: float | None = None
+    nack_invoked: float | None = None
+    #: By a nack that says that the attempt does not count.
+    excused: bool = False
+    ack_invoked: float | None = None
+    #: The ack was answered `acked` or `already_acked`.
+    acked: float | None = None
+    extend_invoked: float | None = None
+    extend_until_ms: int = 0
+    #: Those in its record; and what was asked for.
+    tags: tuple[str, ...] = ()
+    wanted: Filter | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Order:
+    """One try of a topic's owner to purge or redrive it. Unless it was answered, it may be carried out at any time
+    after `invoked`."""
+
+    kind: str
+    topic: str
+    invoked: float
+    #: Of a purge: bits of ledger/topics.py.
+    states: int = 0
+    #: Of a redrive: None for all dead letters.
+    ids: frozenset[int] | None = None
+    answered: float | None = None
+
+    def may_mean(self, message: Message, message_id: int) -> bool:
+        """The message may have been there when it was carried out."""
+        named = self.ids is None or message_id in self.ids
+        return self.topic == message.topic and named and (self.answered is None or message.invoked < self.answered)
+
+    def between(self, start: float, end: float) -> bool:
+        """It may have been carried out, or begun, in that time."""
+        return self.invoked < end and (self.answered is None or self.answered > start)
+
+
+@dataclass
+class History:
+    messages: list[Message] = field(default_factory=list)
+    hand_outs: list[HandOut] = field(default_factory=list)
+    #: Receives that ended by a hang-up before anything was granted to them: (consumer, request_id).
+    hung_up: set[tuple[str, bytes]] = field(default_factory=set)
+    #: Receipts that contradicted an earlier one for the same key: (number, first id, other id).
+    second_ids: list[tuple[int, int, int]] = field(default_factory=list)
+    #: Client keys of which some message may have been cancelled, by a cancel or by one that replaced it: (topic, key).
+    replaced_keys: set[tuple[str, bytes]] = field(default_factory=set)
+    #: Client keys that were rescheduled: any message that had one of them may have been meant.
+    moved_keys: set[tuple[str, bytes | None]] = field(default_factory=set)
+    #: What the owner of the limited topic asked for; and when he was told that its limits hold.
+    orders: list[Order] = field(default_factory=list)
+    limited: float | None = None
+    #: Hours have passed, and with them what was kept of messages that ended.
+    slept: bool = False
+    #: He has slowed it down at some time.
+    slowed: bool = False
+    notes: deque[tuple[float, str, str, frozenset[int]]] = field(default_factory=lambda: deque(maxlen=20_000))
+    #: How often each kind of fault struck and each kind of request was answered.
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def count(self, what: str, n: int = 1) -> None:
+        self.counts[what] = self.counts.get(what, 0) + n
+
+    def meant(self, kind: str, message: Message, message_id: int) -> list[Order]:
+        """Purges or redrives that may have found this message."""
+        return [order for order in self.orders if order.kind == kind and order.may_mean(message, message_id)]
+
+    def moved(self, message: Message) -> bool:
+        """Its owner may have given it another time since it was published."""
+        return message.rescheduled or (message.topic, message.client_key) in self.moved_keys
+
+    def note(self, at: float, who: str, text: str, ids: frozenset[int] = frozenset()) -> None:
+        self.notes.append((at, who, text, ids))

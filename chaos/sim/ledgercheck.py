@@ -1,0 +1,137 @@
+"""What must hold after every entry. For tests and the simulator: it reads everything, and takes its time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hadelay.codec.formats import SECONDS_PER_HOUR
+from hadelay.ledger import dead, ttl
+from hadelay.ledger.hourstate import bitmap, indexes_of
+from hadelay.ledger.transitions import FLAG_KEYED, FLAG_TTL, PLACE, PLACE_KEY, PLACE_VALUE
+from hadelay.model import DEAD_HOURS, NEVER_MS, Event
+
+if TYPE_CHECKING:
+    from hadelay.ledger.state import DelayState
+
+
+def check(state: DelayState) -> None:
+    """AssertionError, with what is wrong, unless everything adds up."""
+    _check_grants(state)
+    hours = {hour: state.store.entries(hour, slice(0, state.store.count(hour))) for hour in state.store.hours()}
+    alive = {hour: rows for hour, rows in hours.items() if hour < DEAD_HOURS}
+    #: Per topic: open entries, their bytes, and those of them that no topic owes any more.
+    counted = np.zeros((3, len(state.topics.all)), np.int64)
+    for hour, rows in alive.items():
+        _check_hour(state, hour, rows, counted)
+    for topic, (opened, size, doomed) in zip(state.topics.all, counted.T.tolist(), strict=True):
+        name = f"topic {topic.name}"
+        assert topic.open == opened, f"{name}: open {topic.open}, {opened}"
+        assert topic.bytes == size, f"{name}: {topic.bytes} ≠ {size} bytes"
+        assert topic.doomed == doomed, f"{name}: doomed {topic.doomed}"
+        redriven = topic.settled[Event.REDRIVEN]
+        ended = sum(topic.settled) - topic.settled[Event.MOVED] - 2 * redriven
+        assert topic.published == topic.open + ended, f"{name}: published {topic.published} ≠ {topic.open} + {ended}"
+        assert topic.generation == state.topics.generations[topic.number], f"{name}: generation"
+        assert topic.floor == state.topics.floors[topic.number] <= topic.generation, f"{name}: floor"
+        chores = bool(topic.doomed or topic.marks or topic.redrive)
+        assert chores == (topic.number in state.topics.chores), f"{name}: chores"
+        assert topic.alerted <= topic.settled[Event.DEAD], f"{name}: alerted"
+    _check_dead(state, {hour: rows for hour, rows in hours.items() if hour not in alive})
+    _check_ttl(state, alive)
+
+
+def _check_grants(state: DelayState) -> None:
+    leased: dict[int, list[int]] = {}
+    by_topic = [0] * len(state.topics.all)
+    for key, grant in state.grants.items():
+        held = grant.rows[grant.rows["open"] == 1]
+        assert grant.key == key, f"grant {key} says it is {grant.key}"
+        assert grant.left == len(held) > 0, f"grant {key}: {grant.left} left of {len(held)}"
+        for row in held:
+            leased.setdefault(int(row["hour"]), []).append(int(row["index"]))
+            by_topic[row["topic"]] += 1
+    for hour, indexes in leased.items():
+        assert len(set(indexes)) == len(indexes), f"hour {hour}: leased twice"
+    for hour, hour_state in state.hours.items():
+        assert hour_state.leased == bitmap(np.array(leased.pop(hour, []), np.uint32)), f"hour {hour}: leased"
+    assert not leased, f"leased in hours nothing is known of: {sorted(leased)}"
+    for topic in state.topics.all:
+        assert topic.leased == by_topic[topic.number], f"topic {topic.name}: leased {topic.leased}"
+    for consumer, requests in state.requests.items():
+        for request_id, key in requests.items():
+            assert key in state.grants, f"{consumer}/{request_id!r} outlived its grant"
+
+
+def _check_hour(state: DelayState, hour: int, rows: np.ndarray, counted: np.ndarray) -> None:
+    count = len(rows)
+    is_open = np.ones(count, bool)
+    waiting = np.ones(count, bool)
+    if hour_state := state.hours.get(hour):
+        settled, leased = indexes_of(hour_state.settled), indexes_of(hour_state.leased)
+        assert not hour_state.settled.intersect(hour_state.leased), f"hour {hour}: settled and leased"
+        assert not count or not len(settled) or settled[-1] < count, f"hour {hour}: settled beyond its end"
+        for event, bits in hour_state.others.items():
+            assert bits.issubset(hour_state.settled), f"hour {hour}: {event.name} but not settled"
+        is_open[settled] = False
+        waiting = is_open.copy()
+        waiting[leased] = False
+        _check_seconds(state, hour, rows[is_open])
+    assert state.open_entries(hour) == np.count_nonzero(is_open), f"hour {hour}: open"
+    topics, width = rows["topic"][is_open], counted.shape[1]
+    counted[0] += np.bincount(topics, minlength=width)
+    counted[1] += np.bincount(topics, rows["size"][is_open], width).astype(np.int64)
+    keyed = np.count_nonzero(rows["flags"][hour_state.retire_at if hour_state else 0 :] & FLAG_KEYED)
+    assert keyed == (hour_state.keyed if hour_state else 0), f"hour {hour}: {keyed} have a key"
+    doomed = waiting & ~state.topics.alive(rows)
+    counted[2] += np.bincount(rows["topic"][doomed], minlength=width)
+
+
+def _check_seconds(state: DelayState, hour: int, open_rows: np.ndarray) -> None:
+    seconds = state.hours[hour].open_seconds
+    if hour > state.now_hour:
+        assert seconds is None, f"hour {hour}: counted by second before it began"
+    elif seconds is None:
+        assert not len(open_rows), f"hour {hour}: not counted by second, {len(open_rows)} open"
+    else:
+        assert (seconds == np.bincount(open_rows["second"], minlength=SECONDS_PER_HOUR)).all(), f"hour {hour}: seconds"
+
+
+def _check_dead(state: DelayState, hours: dict[int, np.ndarray]) -> None:
+    """Every dead letter has its row, its place and its count; nothing else has."""
+    letters = {}
+    for hour, rows in hours.items():
+        hour_state = state.hours.get(hour)
+        for row in rows:
+            if hour_state is None or row["index"] not in hour_state.settled:
+                topic, died_ms, first_id = int(row["topic"]), int(row["deliver_at_ms"]), int(row["first_id"])
+                letters[dead.key(topic, died_ms, first_id)] = (hour, int(row["index"]))
+    known = state.tables.range(dead.DEAD, b"", None, 1 << 30)
+    assert [key for key, _ in known] == sorted(letters), "table dead"
+    counts = [0] * len(state.topics.all)
+    for key, place in letters.items():
+        topic, died_ms, first_id = dead.KEY.unpack(key)
+        stored = state.tables.get(PLACE, PLACE_KEY.pack(first_id))
+        assert stored is not None, f"dead letter {first_id:x} has no place"
+        assert PLACE_VALUE.unpack_from(stored) == place, f"dead letter {first_id:x}: place"
+        counts[topic] += died_ms > state.topics[topic].dead_mark_ms
+    for found in state.topics.all:
+        assert found.dead == counts[found.number], f"topic {found.name}: dead {found.dead} ≠ {counts[found.number]}"
+
+
+def _check_ttl(state: DelayState, hours: dict[int, np.ndarray]) -> None:
+    """What is open and has a TTL is looked at in time, when it is over or after its lease."""
+    filed = [ttl.KEY.unpack(key) for key, _ in state.tables.range(ttl.TTL, b"", None, 1 << 30)]
+    looked_at = {first_id: at_ms for at_ms, first_id in sorted(filed, reverse=True)}
+    for hour, rows in hours.items():
+        for row in rows[rows["flags"] & FLAG_TTL != 0]:
+            ended, leased = state.fate(hour, int(row["index"]))
+            if ended is not None or not state.topics.owed(row.reshape(1))[0]:
+                continue
+            first_id = int(row["first_id"])
+            expire_ms = ttl.expire_ms(state, first_id)
+            assert expire_ms < NEVER_MS, f"{first_id:x} has a TTL, but nobody knows which"
+            assert looked_at.get(first_id, NEVER_MS) <= (NEVER_MS - 1 if leased else expire_ms), (
+                f"{first_id:x} expires unseen"
+            )

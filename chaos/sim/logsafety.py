@@ -1,0 +1,161 @@
+"""I13 and its like: what Raft promises, watched on the wire and on every process that is up.
+
+Used by the whole cluster (chaos/sim/cluster.py), by Raft alone (chaos/sim/raftsim.py) and by the small clusters of
+tests/raft. What left a node counts, not what the node says of itself: a vote that was sent has to be on its disk after
+any crash, and an entry that a leader counts for a follower has to be in that follower's journal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from chaos.sim.network import SimNet, SimNetwork
+from hadelay.raft import messages
+from hadelay.raft.journal import Journal
+from hadelay.raft.node import RaftNode
+
+#: Crystals drift by 50 ppm, and a timer may be this much early.
+_TOLERANCE_S = 1e-3
+_NEVER = float("-inf")
+#: What is decided whenever a node is looked at.
+_LOOKED_AT = ("I13 log safety, commit index back", "I13 log safety, commit index ahead", "I14 durability, applied")
+
+
+class Report(Protocol):
+    def __call__(self, promise: str, text: str, who: str) -> None:
+        """`promise` is broken by node `who`; `text` says how."""
+
+
+@dataclass
+class _Heard:
+    """What one process heard of leaders."""
+
+    leader: str = ""
+    term: int = 0
+    at: float = _NEVER
+    #: The term in which this process was told to take over.
+    called: int = 0
+
+
+class LogSafety:
+    """quiet_s: so long after a heartbeat a follower must not ask for votes (RaftConfig.election_min_ms)."""
+
+    def __init__(self, net: SimNet, report: Report, *, quiet_s: float) -> None:
+        self.world, self.report, self.quiet_s = net.world, report, quiet_s
+        net.observer = self
+        #: Who led each term.
+        self.leaders: dict[int, str] = {}
+        #: How often each promise was decided on.
+        self.decided: Counter[str] = Counter()
+        #: Called once with the next frame of this kind that this node sends: (node, kind) → what to do then.
+        self.at_send: dict[tuple[str, int], Callable[[], None]] = {}
+        self._heard: dict[SimNetwork, _Heard] = {}
+        self._commit: dict[RaftNode, int] = {}
+        #: The newest vote that left each node: (term, candidate).
+        self._promised: dict[str, tuple[int, str]] = {}
+        #: Nodes whose disk was replaced: what it held is gone.
+        self._wiped: set[str] = set()
+
+    # -- on the wire (testing.network.Observer)
+
+    def sent(self, process: SimNetwork, peer: str, data: bytes) -> None:
+        kind = data[0]
+        if kind == messages.PRE_VOTE:
+            self._campaign(process, kind, messages.decode(data, int, int, int)[0])
+        elif kind == messages.VOTE:
+            self._campaign(process, kind, messages.decode(data, int, int, int, bool)[0])
+        elif kind == messages.VOTE_REPLY:
+            self._vote(process.name, messages.decode(data, int)[0], peer)
+        if self.at_send and (then := self.at_send.pop((process.name, kind), None)) is not None:
+            self.world.at(self.world.now, then)
+
+    def received(self, process: SimNetwork, peer: str, data: bytes) -> None:
+        heard = self._heard.setdefault(process, _Heard())
+        if data[0] == messages.APPEND and getattr(process.receiver, "leader", None) == peer:
+            heard.leader, heard.at, heard.term = peer, self.world.now, messages.decode_append(data).term
+        elif data[0] == messages.TIMEOUT_NOW:
+            heard.called = messages.decode(data, int)[0] + 1
+        elif data[0] == messages.APPEND_REPLY:
+            self._counted(process, peer)
+
+    def was_reset(self, process: SimNetwork, peer: str) -> None:
+        heard = self._heard.get(process)
+        if heard is not None and peer == heard.leader:
+            heard.at = _NEVER
+
+    def _campaign(self, process: SimNetwork, kind: int, term: int) -> None:
+        """Nobody asks for a vote soon after a heartbeat, unless its leader told it to take over or closed the link."""
+        self.decided["campaigns"] += 1
+        heard = self._heard.get(process)
+        if heard is None or term <= heard.term or (kind == messages.VOTE and term == heard.called):
+            return
+        silent_s = self.world.now - heard.at
+        if silent_s < self.quiet_s - _TOLERANCE_S:
+            text = f"{process.name} asks for votes in term {term}, {silent_s * 1000:.0f} ms after a heartbeat of "
+            self.report("campaigns", f"{text}{heard.leader}, leader of term {heard.term}", process.name)
+
+    def _vote(self, name: str, term: int, candidate: str) -> None:
+        before = self._promised.get(name, (0, ""))
+        self.decided["I13 log safety, votes"] += 1
+        if before[0] == term and before[1] != candidate:
+            text = f"{name} voted for {before[1]} and for {candidate} in term {term}"
+            self.report("I13 log safety, votes", text, name)
+        self._promised[name] = max(before, (term, candidate))
+
+    # -- processes
+
+    def reopened(self, name: str, journal: Journal) -> None:
+        """Its journal was read from disk: the votes that left it are there."""
+        term, candidate = self._promised.get(name, (0, ""))
+        self.decided["I13 log safety, vote on disk"] += term > 0
+        if journal.term < term or (journal.term == term and term and journal.voted_for != candidate):
+            text = (
+                f"{name} voted for {candidate} in term {term}, and its disk says {journal.voted_for} in {journal.term}"
+            )
+            self.report("I13 log safety, vote on disk", text, name)
+
+    def wiped(self, name: str) -> None:
+        """Its disk was replaced by an empty one."""
+        self._promised.pop(name, None)
+        self._wiped.add(name)
+
+    def look(self, nodes: Mapping[str, RaftNode], stirred: Callable[[str], bool]) -> None:
+        """At one instant. nodes: those that are up. stirred: whether this one did anything since it was asked last."""
+        for name, raft in nodes.items():
+            if not stirred(name):
+                continue
+            if raft.is_leader:
+                first = self.leaders.setdefault(raft.term, name)
+                self.decided["I13 log safety, leaders"] += 1
+                if first != name:
+                    self.report("I13 log safety, leaders", f"{name} and {first} both lead term {raft.term}", name)
+            for promise in _LOOKED_AT:
+                self.decided[promise] += 1
+            if raft.commit_index < self._commit.get(raft, 0):
+                self.report("I13 log safety, commit index back", f"the commit index of {name} went back", name)
+            if raft.commit_index > raft.last_index:
+                text = f"the commit index of {name} is {raft.commit_index}, and its log ends at {raft.last_index}"
+                self.report("I13 log safety, commit index ahead", text, name)
+            self._commit[raft] = raft.commit_index
+            if raft.applied_index > raft.synced_index:
+                self.report("I14 durability, applied", f"{name} applied what its own disk does not have", name)
+
+    def _counted(self, process: SimNetwork, peer: str) -> None:
+        """An entry that a leader counts for a follower is the same there, and on its disk, unless a newer leader has
+        taken the follower over."""
+        there = process.net.nodes.get(peer)
+        leader, follower = process.receiver, there.receiver if there is not None else None
+        if not isinstance(leader, RaftNode) or not isinstance(follower, RaftNode) or not leader.is_leader:
+            return
+        if peer not in leader.peers or follower.term != leader.term or peer in self._wiped:
+            return
+        at, journal = leader.peers[peer].counted, follower.journal
+        if at <= max(journal.base_index, leader.journal.base_index) or follower.snapshots.installing:
+            return
+        self.decided["what leaders count"] += 1
+        if at > journal.synced_index or journal.term_at(at) != leader.journal.term_at(at):
+            text = f"{leader.name} counts entry {at} as stored by {peer}, whose log does not have it"
+            self.report("what leaders count", text, peer)

@@ -1,0 +1,346 @@
+"""What goes wrong, chosen from one seed: each run draws a handful of fault families and mixes them (swarm testing)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from chaos.sim.cluster import HOUR_S, SimCluster
+from chaos.sim.operator import Operator
+from hadelay.raft import messages
+
+#: Families and how likely a run has each.
+FAMILIES = {
+    "reset": 0.6,
+    "partition": 0.5,
+    "one_way": 0.4,
+    "slow_link": 0.3,
+    "pause": 0.4,
+    "kill": 0.5,
+    "crash_at_io": 0.4,
+    "power_cut": 0.4,
+    "power_cut_all": 0.3,
+    "clock_step": 0.5,
+    "slow_sync": 0.4,
+    "failed_sync": 0.2,
+    "wipe": 0.12,
+    "transfer": 0.3,
+    "stop": 0.2,
+    "full_disk": 0.1,
+    "lost_answers": 0.3,
+    "members": 0.15,
+    "power_at_send": 0.3,
+    "rot": 0.3,
+}
+#: These take two nodes, or others to learn from: a single node that starts has nobody to ask for the time.
+_NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe", "clock_step", "rot"}
+_LATER = {"members", "power_at_send", "rot"}
+#: Frames that promise something to be on the sender's disk.
+_PROMISES = {"vote": messages.VOTE_REPLY, "answer": messages.APPEND_REPLY, "snapshot": messages.SNAPSHOT_DONE}
+
+
+class Nemesis:
+    """Strikes until `until`, then heals everything. At most a minority of clocks is wrong at a time, and at most one
+    disk is ever lost: beyond that nothing was promised."""
+
+    def __init__(
+        self, cluster: SimCluster, until: float, families: dict[str, float] | None = None, *, pace_s: float = 1.0,
+        down: int = 1,
+    ) -> None:  # fmt: skip
+        """families: how likely a run has each; None: FAMILIES. pace_s: mean seconds between two strikes. down: nodes
+        that one strike at processes may hit."""
+        self.cluster, self.world, self.until = cluster, cluster.world, until
+        self.random = random.Random(f"{cluster.seed} nemesis")
+        chances = FAMILIES if families is None else families
+        self.faults: list[tuple[str, Callable[[], None]]] = [
+            (name, getattr(self, name))
+            for name, chance in chances.items()
+            if self._drawn(name) < chance and (len(cluster.names) > 1 or name not in _NOT_ALONE)
+        ]
+        # Of two clocks one is no minority.
+        steps = any(name == "clock_step" for name, _ in self.faults)
+        self.operator = Operator(cluster, least=3 if steps else 1)
+        self.pace_s, self.down = pace_s, down
+        self.strikes = 0
+        #: Kinds of faults that struck.
+        self.struck: set[str] = set()
+        self.wiped = False
+        #: The node whose disk rots, and how to have its bytes read right again.
+        self.rotting = ""
+        self._unrot: list[Callable[[], None]] = []
+        self.liar = ""
+
+    def _drawn(self, name: str) -> float:
+        """What came later draws from a place of its own: the other seeds stay as they were."""
+        rng = random.Random(f"{self.cluster.seed} {name}") if name in _LATER else self.random
+        return rng.random()
+
+    def members(self) -> None:
+        self.operator.strike()
+
+    def start(self) -> None:
+        self.note("faults of this run: " + (", ".join(name for name, _ in self.faults) or "none"))
+        self.world.after(self.random.choice((0.001, 0.1, 0.2)) * self.until, self._strike)
+        self.world.at(self.until, self.heal)
+
+    def note(self, text: str) -> None:
+        self.cluster.note(text)
+
+    def _strike(self) -> None:
+        if self.world.now >= self.until:
+            return
+        if self.faults:
+            part = f"f{self.strikes}"
+            self.strikes += 1
+            # All that a strike draws is its own.
+            self.random = random.Random(f"{self.cluster.seed} {part}")
+            name, fault = self.random.choice(self.faults)
+            alone = len(self.cluster.names) == 1 and name in _NOT_ALONE
+            if self.cluster.parts.take(part) and not alone:
+                self.cluster.history.count(name)
+                self.struck.add(name)
+                fault()
+            self.random = random.Random(f"{self.cluster.seed} after {part}")
+        self.world.after(self.random.expovariate(1 / self.pace_s), self._strike)
+
+    def heal(self) -> None:
+        self.note("everything is healed")
+        self.cluster.net.heal()
+        self.cluster.net.profile.hiccup = 0.0
+        self.cluster.door.lost_answers = 0.0
+        self.cluster.safety.at_send.clear()
+        for undo in reversed(self._unrot):  # the checks read every file
+            undo()
+        for name, machine in self.cluster.machines.items():
+            self._mend_disk(name)
+            machine.disk.crash_in = 0
+            self.cluster.step_clock(name, 0)
+            if machine.process is not None:
+                machine.process.runtime.resume()
+            self.cluster.start(name)
+        syncing_until = [machine.disk.busy_until for machine in self.cluster.machines.values()]
+        self.cluster.healed_at = max([self.world.now, *syncing_until])
+
+    def _node(self) -> str:
+        """The leader, half of the time."""
+        leader = self.cluster.leader()
+        if leader is not None and self.random.random() < 0.5:
+            return leader.name
+        return self.random.choice(self.cluster.names)
+
+    def _nodes(self) -> list[str]:
+        """One node, or as many as may be down at once."""
+        names = [self._node()]
+        others = [name for name in self.cluster.names if name not in names]
+        return names + self.random.sample(others, min(self.random.randrange(self.down), len(others)))
+
+    def _pair(self) -> tuple[str, str]:
+        a = self._node()
+        return a, self.random.choice([name for name in self.cluster.names if name != a])
+
+    def _later(self, low: float, high: float, fn: Callable[..., None], *args: object) -> None:
+        self.world.after(self.random.uniform(low, high), fn, *args)
+
+    # -- network
+
+    def reset(self) -> None:
+        a, b = self._pair()
+        self.note(f"connection {a}–{b} reset")
+        self.cluster.net.reset(a, b)
+
+    def partition(self) -> None:
+        names = list(self.cluster.names)
+        if self.random.random() < 0.5:
+            alone = {self._node()}
+        else:
+            alone = set(self.random.sample(names, len(names) // 2))
+        self.note(f"partition: {', '.join(sorted(alone))} alone")
+        for a in sorted(alone):
+            for b in names:
+                if b not in alone:
+                    self.cluster.net.cut(a, b)
+                    self.cluster.net.cut(b, a)
+        self._later(0.3, 5.0, self._heal_net)
+
+    def one_way(self) -> None:
+        a, b = self._pair()
+        self.note(f"nothing passes from {a} to {b}")
+        self.cluster.net.cut(a, b)
+        self._later(0.3, 5.0, self._heal_net)
+
+    def slow_link(self) -> None:
+        a, b = self._pair()
+        rate = self.random.choice((5e3, 5e4, 1e6))
+        self.note(f"{a} to {b} carries {rate:.0f} bytes/s")
+        self.cluster.net.slow[a, b] = rate
+        self._later(0.3, 4.0, self._heal_net)
+
+    def _heal_net(self) -> None:
+        self.note("network healed")
+        self.cluster.net.heal()
+
+    def lost_answers(self) -> None:
+        self.note("every third answer to a client is lost")
+        self.cluster.door.lost_answers = 0.3
+        self._later(0.3, 3.0, self._answers_come)
+
+    def _answers_come(self) -> None:
+        self.cluster.door.lost_answers = 0.0
+
+    # -- processes
+
+    def pause(self) -> None:
+        for name in self._nodes():
+            process = self.cluster.process(name)
+            if process is not None and not process.runtime.paused:
+                seconds = self.random.choice((0.05, 0.3, 1.0, 3.0)) * self.random.uniform(0.5, 1.5)
+                self.note(f"{name} is paused for {seconds:.2f} s")
+                process.runtime.pause()
+                self.world.after(seconds, process.runtime.resume)
+
+    def kill(self) -> None:
+        for name in self._nodes():
+            self.note(f"kill -9 {name}")
+            self.cluster.kill(name)
+            self._later(0.02, 3.0, self.cluster.start, name)
+
+    def stop(self) -> None:
+        name = self._node()
+        self.note(f"{name} is stopped cleanly")
+        self.cluster.stop(name)
+        self._later(0.02, 1.0, self.cluster.start, name)
+
+    def crash_at_io(self) -> None:
+        name = self._node()
+        steps = self.random.choice((1, 3, 10, 30))
+        machine = self.cluster.machines[name]
+        if not machine.disk.crash_in:
+            self.note(f"{name} will crash {steps} I/O steps from now")
+            machine.disk.crash_in = steps
+
+    def power_cut(self) -> None:
+        names = self._nodes()
+        self.note(f"power cut of {', '.join(names)}")
+        self.cluster.power_cut(*names)
+        for name in names:
+            self._later(0.02, 3.0, self.cluster.start, name)
+
+    def power_cut_all(self) -> None:
+        self.note("power cut of all nodes")
+        self.cluster.power_cut(*self.cluster.names)
+        for name in self.cluster.names:
+            self._later(0.02, 1.5, self.cluster.start, name)
+
+    def power_at_send(self) -> None:
+        """The moment after a node promised that its disk has something."""
+        name = self._node()
+        what, kind = self.random.choice(sorted(_PROMISES.items()))
+        self.note(f"the power of {name} will be cut when it sends its next {what}")
+        wait_s = self.random.uniform(0.02, 3.0)
+
+        def strike() -> None:
+            self.note(f"power cut of {name}, which has just sent its {what}")
+            self.cluster.power_cut(name)
+            self.world.after(wait_s, self.cluster.start, name)
+
+        self.cluster.safety.at_send[name, kind] = strike
+
+    def transfer(self) -> None:
+        leader = self.cluster.leader()
+        if leader is not None:
+            others = [name for name in self.cluster.names if name != leader.name]
+            to = self.random.choice([*others, None])
+            self.note(f"{leader.name} is asked to hand over to {to or 'anyone'}")
+            count = self.cluster.history.count
+            leader.runtime.call_soon(leader.transfer, to, lambda error: count("transferred", error is None))
+
+    # -- clocks
+
+    def clock_step(self) -> None:
+        """A wall clock is off by up to hours. Always that of the same node: the others go by what they heard of it for
+        ten seconds, and two wrong clocks are more than was promised."""
+        self.liar = name = self.liar or self._node()
+        if name not in self.cluster.machines:
+            return  # it was removed
+        sign = self.random.choice((-1, 1))
+        ms = sign * self.random.choice((40, 400, 5_000, 60_000, HOUR_S * 1000, 25 * HOUR_S * 1000))
+        self.note(f"the wall clock of {name} is {ms:+} ms off")
+        self.cluster.step_clock(name, ms)
+
+    # -- disks
+
+    def slow_sync(self) -> None:
+        name = self._node()
+        delay_s = self.random.choice((0.005, 0.03, 0.2, 1.5))
+        self.note(f"a sync of {name} takes {delay_s} s")
+        self.cluster.machines[name].disk.sync_delay_s = delay_s
+        self._later(0.2, 3.0, self._mend_disk, name)
+
+    def _mend_disk(self, name: str) -> None:
+        machine = self.cluster.machines.get(name) or self.cluster.retired[name]
+        machine.disk.sync_delay_s, machine.disk.fail_syncs, machine.disk.capacity = 0.0004, 0, 1 << 30
+
+    def failed_sync(self) -> None:
+        name = self._node()
+        machine = self.cluster.machines[name]
+        if machine.process is not None:
+            self.note(f"the next sync of {name} fails")
+            machine.disk.fail_syncs = 1
+            self._later(1.0, 3.0, self._mend_disk, name)
+
+    def full_disk(self) -> None:
+        name = self._node()
+        machine = self.cluster.machines[name]
+        left = self.random.choice((0, 10_000, 600_000))
+        self.note(f"the disk of {name} has {left} bytes left")
+        machine.disk.capacity = machine.disk.used + left
+        self._later(0.5, 3.0, self._mend_disk, name)
+
+    def _can_spare_a_disk(self) -> bool:
+        """Nobody promised anything of two, and a removal under way may leave two of three."""
+        cluster = self.cluster
+        if not self.operator.begun:
+            return cluster.admitted == set(cluster.names)
+        leader = cluster.leader()
+        voters = leader.raft.membership.voters if leader is not None else frozenset()
+        return voters <= cluster.admitted and len(voters) >= (4 if "remove" in cluster.changing else 3)
+
+    def wipe(self) -> None:
+        """Once per run, and only where every other disk is whole, and was admitted: a founder that has not heard of any
+        term yet cannot prove that it lost nothing, and two of three that do not vote would wait for each other."""
+        if self.wiped or self.rotting or not self._can_spare_a_disk():
+            return
+        self.wiped = True
+        name = self._node()
+        self.note(f"the disk of {name} is replaced by an empty one")
+        self.cluster.wipe(name)
+        self._later(0.02, 2.0, self.cluster.start, name)
+
+    def rot(self) -> None:
+        """Bits flip in files of one node, always the same, which may lose its disk by that: hour files, and segments of
+        the journal but the last one."""
+        changing = any(name == "members" for name, _ in self.faults)
+        if self.wiped or changing or (not self.rotting and not self._can_spare_a_disk()):
+            return
+        name = self.rotting or self._node()
+        disk, process = self.cluster.machines[name].disk, self.cluster.process(name)
+        if process is None or process.node is None:
+            return
+        there, hours = disk.durable_sizes("/data"), process.node.storage.hours
+        segments = sorted(path for path in there if path.startswith("/data/raft/g0/") and path.endswith(".seg"))
+        sizes = {path: there[path] for path in segments[:-1]}
+        for hour in hours.hours():
+            for suffix, size in zip((".log", ".idx", ".dsp"), hours.lengths(hour), strict=True):
+                path = hours.path(hour) + suffix
+                sizes[path] = min(size, there.get(path, 0))
+        sizes = {path: size for path, size in sizes.items() if size}
+        if not sizes:
+            return
+        self.rotting = name
+        self.cluster.rotten.add(name)
+        for _ in range(self.random.choice((1, 10, 40, 200))):
+            path = self.random.choice(sorted(sizes))
+            offset = int(sizes[path] * self.random.random() ** 0.3)  # what is new is read most
+            self.note(f"{path} of {name} rots at {offset}")
+            self.cluster.history.count("bits rotted")
+            self._unrot.append(disk.flip_bit(path, offset, self.random.randrange(8)))

@@ -1,0 +1,98 @@
+"""Somebody who adds, removes and replaces members of a simulated cluster, and asks until the answer is definite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from chaos.sim.clients import Client
+from hadelay.errors import HadelayError, NotFound
+
+if TYPE_CHECKING:
+    from chaos.sim.cluster import SimCluster
+
+#: Between two questions.
+_AGAIN_S = (0.1, 0.6)
+_MOST = 5
+
+
+class Operator(Client):
+    """One change after another. `least`: fewer members than that it never leaves."""
+
+    def __init__(self, cluster: SimCluster, least: int) -> None:
+        super().__init__(cluster, "operator")
+        self.least = least
+        #: Changes begun so far.
+        self.begun = 0
+        self._made = 0
+
+    def strike(self) -> None:
+        """Begin a change, unless one is under way. `cluster.changing` says which is."""
+        cluster, names = self.cluster, self.cluster.names
+        if cluster.changing:
+            return
+        kinds = ["replace"] if len(names) > 1 else []
+        kinds += ["add"] * 2 if len(names) < _MOST else []
+        kinds += ["remove"] * 2 if len(names) > self.least else []
+        kind, other = self.random.choice(kinds), self.random.choice(names)
+        if kind == "remove":
+            self._begin("remove", other, lambda: None)
+            return
+        back = sorted(cluster.retired)
+        self._made += 1
+        fresh = self.random.choice(back) if back and self.random.random() < 0.4 else f"m{self._made}"
+        if kind == "replace" and self.random.random() < 0.5:
+            self.note(f"{other} is dead, and {fresh} shall take its place")
+            cluster.kill(other)
+        then = (lambda: self._begin("remove", other, lambda: None)) if kind == "replace" else (lambda: None)
+        cluster.join(fresh)
+        self._begin("add", fresh, then)
+
+    def _begin(self, op: str, name: str, then: Callable[[], None]) -> None:
+        self.cluster.changing = f"{op} {name}"
+        self.begun += 1
+        self.note(self.cluster.changing)
+        self._ask(op, name, then)
+
+    def _ask(self, op: str, name: str, then: Callable[[], None]) -> None:
+        process = self.cluster.any_process(self.random)
+        if process is None:
+            self._later(self._ask, op, name, then)
+            return
+
+        def call(node: Any, done: Any) -> None:
+            node.changes.anywhere(op, name, f"{name}:1", done)
+
+        self.door.call(process, call, lambda result, error: self._answered(op, name, then, error))
+
+    def _answered(self, op: str, name: str, then: Callable[[], None], error: HadelayError | None) -> None:
+        if op == "add" and (error is None or "a member already" in str(error)):
+            self._wait_for_vote(name, then)
+        elif op == "remove" and (error is None or isinstance(error, NotFound)):
+            self.cluster.history.count("a member was removed")
+            self.note(f"{name} is removed")
+            self.cluster.retire(name)
+            self._over(then)
+        else:
+            self.cluster.history.count("a change of members was refused")
+            leader = self.cluster.leader()
+            if error is not None and "leads" in str(error) and leader is not None:
+                leader.runtime.call_soon(leader.transfer, None, lambda error: None)
+            self._later(self._ask, op, name, then)
+
+    def _wait_for_vote(self, name: str, then: Callable[[], None]) -> None:
+        leader = self.cluster.leader()
+        membership = leader.raft.membership if leader is not None else None
+        if membership is not None and membership.committed and name in membership.voters:
+            self.cluster.history.count("a member was added")
+            self.note(f"{name} votes")
+            self._over(then)
+        else:
+            self._later(self._wait_for_vote, name, then)
+
+    def _over(self, then: Callable[[], None]) -> None:
+        self.cluster.changing = ""
+        then()
+
+    def _later(self, fn: Callable[..., None], *args: Any) -> None:
+        self.world.after(self.random.uniform(*_AGAIN_S), fn, *args)

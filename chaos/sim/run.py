@@ -1,0 +1,239 @@
+"""One seed: build a cluster, let clients and the nemesis at it, heal, drain, check."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field, replace
+
+from chaos.sim import promises
+from chaos.sim.clients import Consumer, Producer, Reader
+from chaos.sim.cluster import HOUR_S, SimCluster, Workload
+from chaos.sim.guest import Guest
+from chaos.sim.history import Violation
+from chaos.sim.nemesis import Nemesis
+from chaos.sim.owner import Owner
+from chaos.sim.story import tell
+from hadelay.model import Event
+
+#: At most so many simulated seconds until everything has converged and is drained.
+DRAIN_S = 30.0
+#: A true hour that begins during most runs: 2026-11-20T11:00:00Z.
+_AN_HOUR_MS = 494_579 * HOUR_S * 1000
+
+
+@dataclass
+class Report:
+    """What one seed did. `failure` is empty when every promise was kept."""
+
+    seed: int
+    failure: str = ""
+    invariant: str = ""
+    story: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    trace: int = 0
+    simulated_s: float = 0.0
+    wall_s: float = 0.0
+    messages: int = 0
+    hand_outs: int = 0
+    entries: int = 0
+    terms: int = 0
+    drained_s: float = 0.0
+    #: What the run was: mode of hand-outs, number of nodes, and the kinds of faults that struck.
+    mode: str = ""
+    size: int = 0
+    struck: list[str] = field(default_factory=list)
+    #: What clients and nemesis did or would have done (cluster.Parts).
+    parts: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a run is like besides its faults: drawn from its seed, each part on its own (swarm testing)."""
+
+    size: int
+    sync: str
+    #: Simulated seconds under faults.
+    faults_s: float
+    producers: int
+    consumers: int
+    #: Mean seconds between two publishes of one producer.
+    interval_s: float
+    #: Nodes that one fault of a process may hit at once.
+    down: int
+    #: Mean seconds between two faults: from brutal to calm.
+    pace_s: float
+    #: Hours for which all machines are suspended in the midst of faults, which end with it; 0: none.
+    nap_h: int
+    #: How long idempotency keys are remembered: short, so that they get old within the run, or longer than the nap.
+    window_ms: int
+    workload: Workload
+
+    @classmethod
+    def of(cls, seed: int) -> Shape:
+        rng = random.Random(f"shape {seed}")
+        size = rng.choices((3, 5, 1), (0.62, 0.32, 0.06))[0]
+        large = rng.random() < 0.1
+        nap_h = rng.choices((0, 1, 6, 20), (0.8, 0.1, 0.05, 0.05))[0]
+        scale = 1.0 if large else 0.3
+        return cls(
+            size=size,
+            sync=rng.choices(("commit", "interval"), (0.7, 0.3))[0],
+            faults_s=10.0 * scale,
+            producers=2 if large else 1,
+            consumers=3 if large else 2,
+            interval_s=0.6 if large else 0.4,
+            down=rng.choice((1, 2)) if size == 5 else 1,
+            pace_s=rng.choice((0.2, 0.4, 1.0, 2.0)) * scale,
+            nap_h=nap_h,
+            window_ms=60_000 if not nap_h else 24 * HOUR_S * 1000,
+            workload=Workload() if large else Workload(leases_ms=(300, 900, 2000), longest_ms=1500),
+        )
+
+
+def build(seed: int, only: frozenset[str] | None = None, sync: str = "") -> tuple[SimCluster, Shape]:
+    shape = Shape.of(seed)
+    shape = replace(shape, sync=sync or shape.sync)
+    rng = random.Random(f"epoch {seed}")
+    cluster = SimCluster(
+        seed,
+        names=tuple(f"n{n + 1}" for n in range(shape.size)),
+        sync=shape.sync,
+        workload=shape.workload,
+        window_ms=shape.window_ms,
+        epoch_ms=_AN_HOUR_MS - rng.randrange(int(4000 * shape.faults_s)),
+        only=only,
+    )
+    return cluster, shape
+
+
+def run_seed(
+    seed: int, families: dict[str, float] | None = None, only: frozenset[str] | None = None, sync: str = ""
+) -> Report:
+    """families: of faults, and how likely each is; None for those of any run. only: see cluster.Parts. sync: the mode
+    of hand-outs; empty for that of the seed."""
+    cluster, shape = build(seed, only, sync)
+    nemesis = Nemesis(cluster, shape.faults_s, families, pace_s=shape.pace_s, down=shape.down)
+    return drive(cluster, nemesis, shape)
+
+
+def drive(cluster: SimCluster, nemesis: Nemesis, shape: Shape) -> Report:
+    started = time.perf_counter()
+    report = Report(cluster.seed)
+    try:
+        play(cluster, nemesis, shape, report)
+        check(cluster)
+    except Violation as violation:
+        report.invariant, report.failure = violation.invariant, str(violation)
+        report.story = tell(cluster, violation)
+    except Exception as error:
+        report.invariant, report.failure = "error", repr(error)
+        report.story = [*tell(cluster, Violation("error", "")), *_traceback(error)]
+    world = cluster.world
+    for promise, times in cluster.safety.decided.items():
+        cluster.history.count(f"checked {promise}", times)
+    report.mode, report.size, report.struck = cluster.sync, shape.size, sorted(nemesis.struck)
+    for machine in cluster.machines.values():
+        if machine.process is not None:
+            cluster.count_node(machine.process)
+        cluster.history.count("a sync failed", machine.disk.failed_syncs)
+        cluster.history.count("a disk was full", machine.disk.was_full)
+    for topic in cluster.nodes()[0].state.topics.all if cluster.nodes() else ():
+        cluster.history.count("died", topic.settled[Event.DEAD])
+        cluster.history.count("redriven", topic.settled[Event.REDRIVEN])
+        cluster.history.count("expired", topic.settled[Event.TTL_EXPIRED])
+    report.counts, report.trace, report.simulated_s = cluster.history.counts, world.trace, world.now
+    report.messages, report.hand_outs = len(cluster.history.messages), len(cluster.history.hand_outs)
+    report.entries, report.terms = len(cluster.applied), max(cluster.leaders, default=0)
+    report.wall_s, report.parts = time.perf_counter() - started, cluster.parts.seen
+    return report
+
+
+def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) -> None:
+    world = cluster.world
+    cluster.start_all()
+    nemesis.start()
+    producers = [Producer(cluster, f"p{n}") for n in range(shape.producers)]
+    consumers = [Consumer(cluster, f"c{n}") for n in range(shape.consumers)]
+    for producer in producers:
+        producer.start(shape.faults_s + 1.0, interval_s=shape.interval_s)
+    asking: list[Consumer | Owner] = [*consumers, Owner(cluster, "owner")]
+    for client in asking:
+        client.start()
+    reader = Reader(cluster, "reader")
+    reader.start()
+    Guest(cluster).start(shape.faults_s)
+    if shape.nap_h and cluster.parts.take("nap"):
+        world.run_for(random.Random(f"nap {cluster.seed}").uniform(0.3, 0.9) * shape.faults_s)
+        sleep(cluster, shape.nap_h)
+    while world.now < shape.faults_s and not cluster.violations:
+        world.run_for(0.25)
+    for client in asking:
+        client.good = True
+    drain(cluster)
+    hours = random.Random(f"hours {cluster.seed}").choice((0,) * 28 + (1, 6, 30, 60))
+    if hours and cluster.parts.take("hours"):
+        sleep(cluster, hours)
+        drain(cluster)
+    for stopping in (*producers, *asking, reader):
+        stopping.stopped = True
+    world.run_for(0.5)  # what they asked last is answered; nothing new comes
+    settle(cluster)
+    report.drained_s = max(0.0, world.now - cluster.healed_at)
+
+
+def drain(cluster: SimCluster) -> None:
+    """Until nothing is owed; two seconds at least."""
+    world, start = cluster.world, cluster.world.now
+    while world.now < start + DRAIN_S and not cluster.violations:
+        world.run_for(0.25)
+        if world.now > start + 2.0 and drained(cluster):
+            break
+
+
+def sleep(cluster: SimCluster, hours: int) -> None:
+    """All machines are suspended for hours: then everything that fell due meanwhile does."""
+    cluster.note(f"{hours} hours pass")
+    cluster.history.count("hours passed")
+    cluster.history.slept = True
+    cluster.slept_s += hours * HOUR_S
+    cluster.world.now += hours * HOUR_S
+    cluster.healed_at = cluster.world.now
+
+
+def drained(cluster: SimCluster) -> bool:
+    return not cluster.changing and not promises.unsettled(cluster)
+
+
+def settle(cluster: SimCluster) -> None:
+    """Wait until every node has applied the same index: nothing is being written. A checkpoint that began on a slow
+    disk goes on at its pace, with 1.5 s for each of its files' syncs, and what a node pulls waits for it."""
+    for _ in range(120):
+        nodes = cluster.nodes()
+        if cluster.violations:
+            return
+        if len(nodes) == len(cluster.names) and len({(n.raft.applied_index, n.raft.last_index) for n in nodes}) == 1:
+            return
+        cluster.world.run_for(0.25)
+
+
+def check(cluster: SimCluster) -> None:
+    """Raise the first broken promise."""
+    for violation in cluster.violations:
+        raise violation
+    for definition in promises.OUTSIDE:
+        for violation in definition(cluster):
+            raise violation
+    nodes = cluster.nodes()
+    same = len(nodes) == len(cluster.names) and len({node.raft.applied_index for node in nodes}) == 1
+    for violation in promises.converged(cluster, same and drained(cluster), cluster.world.now - cluster.healed_at):
+        raise violation
+    for definition in promises.REPLICAS:
+        for violation in definition(cluster):
+            raise violation
+
+
+def _traceback(error: BaseException) -> list[str]:
+    import traceback
+
+    return traceback.format_exception(error)

@@ -1,0 +1,137 @@
+"""The linked index (S2): every entry knows its place in its second, and the entry before it there.
+
+Linking is what "vectorised apply" comes down to: a batch is grouped by key with one stable sort, then each entry gets
+the rank within its group and the number of the entry before it, continuing from the heads {last, count} that the key
+had before. Keys are seconds of one hour, or (slot × 3600 + second) over several hours, or hours alone: the buffer of
+far hours chains its rows per hour in just this way.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hadelay.codec.checksums import RowCrc
+from hadelay.codec.formats import DISPATCH, INDEX, RECORD, SECONDS_PER_HOUR
+from hadelay.model import NONE32
+
+INDEX_CRC, DISPATCH_CRC, RECORD_CRC = RowCrc(INDEX), RowCrc(DISPATCH), RowCrc(RECORD)
+
+#: Below this many rows a loop is quicker than a dozen numpy calls.
+_FEW = 12
+
+
+class Heads(NamedTuple):
+    """Per second of an hour: globalIndex of its last entry (NONE32 if none), and how many it has. u4[3600] each."""
+
+    last: npt.NDArray[np.uint32]
+    count: npt.NDArray[np.uint32]  # type: ignore[assignment]  # shadows tuple.count, which nobody needs
+
+
+class Groups(NamedTuple):
+    """Rows grouped by key: `order` sorts them (stable), group g is order[firsts[g] : firsts[g] + sizes[g]]."""
+
+    order: npt.NDArray[np.intp]
+    firsts: npt.NDArray[np.intp]
+    sizes: npt.NDArray[np.intp]
+
+
+def no_heads(hours: int = 1) -> Heads:
+    """Heads of hours without entries, one after another."""
+    n = hours * SECONDS_PER_HOUR
+    return Heads(np.full(n, NONE32, np.uint32), np.zeros(n, np.uint32))
+
+
+def group(keys: npt.NDArray[np.integer]) -> Groups:
+    """keys: non-empty; u2 sorts 25 times faster (radix) than wider ones."""
+    order = keys.argsort(kind="stable")
+    ordered = keys[order]
+    new = np.empty(len(keys), np.bool_)
+    new[0] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    firsts = np.flatnonzero(new)
+    sizes = np.empty_like(firsts)
+    np.subtract(firsts[1:], firsts[:-1], out=sizes[:-1])
+    sizes[-1] = len(keys) - firsts[-1]
+    return Groups(order, firsts, sizes)
+
+
+def chain(
+    keys: npt.NDArray[np.integer],
+    numbers: npt.NDArray[np.integer],
+    last: npt.NDArray[np.integer],
+    count: npt.NDArray[np.integer],
+    groups: Groups | None = None,
+) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+    """(rank, previous) of each row: how many of its key came before it, and the number of the last of those.
+
+    numbers: what the rows are called, in the dtype of `last`. last, count: per key, continued in place.
+    """
+    if len(keys) == 1:  # what an owner does to one message
+        key = int(keys[0])
+        own, before = count[key : key + 1].copy(), last[key : key + 1].copy()
+        last[key] = numbers[0]
+        count[key] += 1
+        return own, before
+    order, firsts, sizes = groups or group(keys)
+    heads = keys[order[firsts]]
+    named = numbers[order]
+    previous_sorted = np.empty_like(named)
+    previous_sorted[1:] = named[:-1]
+    previous_sorted[firsts] = last[heads]
+    rank_sorted = np.arange(len(keys)) + np.repeat(count[heads] - firsts, sizes)
+    last[heads] = named[firsts + sizes - 1]
+    count[heads] += sizes.astype(count.dtype)
+    rank, previous = np.empty(len(keys), count.dtype), np.empty_like(named)
+    rank[order], previous[order] = rank_sorted, previous_sorted
+    return rank, previous
+
+
+def place(
+    keys: npt.NDArray[np.integer],
+    sizes: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+    groups: Groups | None = None,
+) -> npt.NDArray[np.int64]:
+    """Where each thing of `sizes` starts when it is put at the end of its key's file. ends: moved on in place."""
+    if len(keys) == 1:
+        key = int(keys[0])
+        start = ends[key : key + 1].copy()
+        ends[key] += sizes[0]
+        return start
+    order, firsts, counts = groups or group(keys)
+    ordered = sizes[order]
+    before = ordered.cumsum() - ordered
+    heads = keys[order[firsts]]
+    starts = np.empty_like(before)
+    starts[order] = before + np.repeat(ends[heads] - before[firsts], counts)
+    ends[heads] += np.add.reduceat(ordered, firsts)
+    return starts
+
+
+def link(rows: npt.NDArray[np.void], heads: Heads) -> None:
+    """Fill local and pre of INDEX rows of one hour, whose second and index are there, and move the heads on."""
+    last, count = heads
+    if len(rows) < _FEW:
+        for row, second, index in zip(rows, rows["second"].tolist(), rows["index"].tolist(), strict=True):
+            row["local"], row["pre"] = count[second], last[second]
+            last[second] = index
+            count[second] += 1
+        return
+    rows["local"], rows["pre"] = chain(rows["second"], rows["index"], last, count)
+
+
+def catch_up(
+    keys: npt.NDArray[np.integer],
+    indexes: npt.NDArray[np.uint32],
+    last: npt.NDArray[np.uint32],
+    count: npt.NDArray[np.uint32],
+) -> None:
+    """Move heads on over entries that are linked already (a rebuild, or a cached copy that is behind)."""
+    # Largest index + 1, where NONE32 + 1 wraps to 0: assignment would leave it open which of several writes wins.
+    ends = last + np.uint32(1)
+    np.maximum.at(ends, keys, indexes + np.uint32(1))
+    np.subtract(ends, np.uint32(1), out=last)
+    count += np.bincount(keys, minlength=len(count)).astype(np.uint32)

@@ -1,0 +1,57 @@
+"""One record of a delay log: header, meta, body."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+from hadelay.codec.checksums import crc32c, masked
+from hadelay.codec.formats import RECORD_CRC_AT, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION
+
+_HEADER = struct.Struct("<HBBIIIQqqII")
+
+
+class Record(NamedTuple):
+    """Fields of formats.RECORD, in its order, then the payload's two parts."""
+
+    magic: int
+    version: int
+    flags: int
+    meta_size: int
+    body_size: int
+    topic: int
+    first_id: int
+    published_at_ms: int
+    deliver_at_ms: int
+    payload_crc: int
+    header_crc: int
+    meta: bytes
+    body: bytes
+
+    @property
+    def size(self) -> int:
+        return RECORD_SIZE + self.meta_size + self.body_size
+
+
+def decode_record(data: bytes) -> Record:
+    """`data` starts with a record whose header verifies (`check_record`)."""
+    header: tuple[Any, ...] = _HEADER.unpack_from(data)
+    body_at = RECORD_SIZE + header[3]
+    return Record._make((*header, data[RECORD_SIZE:body_at], data[body_at : body_at + header[4]]))
+
+
+def check_record(data: bytes, size: int | None = None) -> str | None:
+    """What is wrong with the record `data` starts with, None if nothing is. size: the length it has to have."""
+    if len(data) < RECORD_SIZE:
+        return "the record's header is cut off"
+    magic, version, _, meta_size, body_size, *_, payload_crc, header_crc = _HEADER.unpack_from(data)
+    if masked(crc32c(data[:RECORD_CRC_AT])) != header_crc or magic != RECORD_MAGIC:
+        return "the record's header CRC does not hold"
+    if version > RECORD_VERSION:
+        return f"the record has version {version}, newer than this program"
+    whole = RECORD_SIZE + meta_size + body_size
+    if len(data) < whole or size not in (None, whole):
+        return "the record is cut off"
+    if crc32c(data[RECORD_SIZE:whole]) != payload_crc:
+        return "the record's payload CRC does not hold"
+    return None

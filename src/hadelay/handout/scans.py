@@ -1,0 +1,248 @@
+"""Finding what is owed again: after a take-over, when a window has run low, after a repair, and to be sure (S3).
+
+A scan starts from the oldest second that still has something open (counted by apply), walks that second's chain, and
+goes on to the next such second: never whole hours. Scans are generators that yield after every slice, so that ten
+million overdue messages are looked through between other work. They run beside the wheel, not before it: messages
+that fall due now do not wait for the past.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.codec.formats import SECONDS_PER_HOUR
+from hadelay.handout.lines import Window
+from hadelay.handout.owed import Owed
+from hadelay.handout.ready import Ready
+from hadelay.handout.wheel import Second
+from hadelay.ledger.chain import ChainWalk, Damage
+from hadelay.model import NONE32
+
+#: Rows looked at in one go: two to three milliseconds.
+SLICE = 8_192
+#: What a second costs at least, in rows.
+_SECOND_COST = 128
+#: What a look into a window costs, in rows; and so many places in it as much as one row.
+_WINDOW_COST, _PLACES_PER_ROW = 64, 8
+#: A take-over looks through so many rows before it goes on with the present, so that what fell due while nobody led
+#: comes in order; a longer past is looked through beside it.
+_HEAD_START = 8
+#: Rows of one second that a take-over keeps in memory; what is beyond is found by the scans of its topics.
+_CATCH_UP_ROWS = 1 << 18
+
+
+class Backlog:
+    def __init__(self, owed: Owed, ready: Ready, on_damage: Callable[[Damage], None]) -> None:
+        self.owed, self.ready = owed, ready
+        #: All messages due by this time were made ready, or are covered by a mark.
+        self.tick_ms = 0
+        #: Seconds from here on belong to the wheel, which has not loaded them yet.
+        self.wheel_second = 0
+        #: Messages the sweeper found owed and forgotten: a bug if it is not 0.
+        self.swept = 0
+        #: Told (topic, rows) when a scan finds messages that were not counted as ready before.
+        self.on_found: Callable[[int, int], None] = lambda topic, count: None
+        self._on_damage = on_damage
+        self._jobs: deque[Iterator[int]] = deque()
+        # Take-over: seconds in [_catch_up, _catch_up_end) are still to be looked through.
+        self._catch_up = self._catch_up_end = 0
+        self._head_start = 0
+        # What the slice that was looked at last has cost, in rows.
+        self._cost = 0
+        self._sweep: Iterator[int] | None = None
+        ready.on_low = self.rescan
+
+    def start(self, second: int, tick_ms: int) -> None:
+        """Look through everything owed before `second`, where the wheel starts."""
+        self.tick_ms, self.wheel_second = tick_ms, second
+        self._catch_up, self._catch_up_end = 0, second
+        self._head_start = _HEAD_START * SLICE
+        self._jobs.append(self._catching_up())
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._jobs)
+
+    @property
+    def first(self) -> bool:
+        """The past comes first: what was owed before the take-over, unless it is too much."""
+        return self._head_start > 0 and self._catch_up < self._catch_up_end
+
+    def work(self) -> None:
+        """About a slice of the next job; jobs take turns."""
+        left = SLICE
+        while self._jobs and left > 0:
+            job = self._jobs.popleft()
+            cost = next(job, 0)
+            if cost:
+                self._jobs.append(job)
+            left -= max(cost, 1)
+        self._head_start -= SLICE - left
+
+    def rescan(self, window: Window) -> None:
+        """It has run low: find more from its mark."""
+        window.scanning = True
+        self._jobs.append(self._rescanning(window))
+
+    def recover(self, hour: int, second: int) -> None:
+        """The chain of a second that has passed was repaired: find what was out of reach."""
+        self._jobs.append(self._recovering(hour * SECONDS_PER_HOUR + second))
+
+    def sweep(self) -> bool:
+        """One slice of looking for what is owed and forgotten; True when it is once round."""
+        if self._sweep is None:
+            self._sweep = self._sweeping()
+        if next(self._sweep, 0):
+            return False
+        self._sweep = None
+        return True
+
+    # the scans
+
+    def _owed_rows(self, second: int) -> Iterator[NDArray[np.void]]:
+        """Rows of that second that are due, neither settled nor leased: a slice at a time."""
+        hour, slot = divmod(second, SECONDS_PER_HOUR)
+        walk = ChainWalk(self.owed.store, hour, slot)
+        while not walk.done:
+            rows = walk.step(SLICE)
+            self._cost = max(len(rows), _SECOND_COST)
+            if len(rows):
+                rows = rows[rows["deliver_at_ms"] <= self.tick_ms]
+            yield rows[self.owed.mask(hour, rows)] if len(rows) else rows
+        if walk.damage is not None:
+            self._on_damage(walk.damage)
+
+    def _catching_up(self) -> Iterator[int]:
+        while (second := self.owed.next_second(self._catch_up, self.tick_ms)) is not None:
+            if second >= self._catch_up_end:
+                break
+            self._catch_up = second
+            found = Second(second, _CATCH_UP_ROWS)
+            for rows in self._owed_rows(second):
+                found.add(rows)
+                yield self._cost
+            # From here to the end of the second no slice is left: the second is done at one instant.
+            self._catch_up = second + 1
+            self._make_ready(found)
+        self._catch_up = self._catch_up_end
+
+    def _make_ready(self, found: Second) -> None:
+        batch = found.take(self.tick_ms)
+        if batch is None:
+            return
+        for number, places in split(found.hour, batch.indexes, batch.topics):
+            self.on_found(number, len(places))
+            self.ready.add(number, found.second, places)
+        for number, count in found.overflow.items():
+            self.on_found(number, count)
+            self.ready.leave_out(self.ready.queue(number), found.second)
+
+    def _rescanning(self, window: Window) -> Iterator[int]:
+        topic = window.line.topic
+        try:
+            while window.mark is not None and (room := self.ready.room(window)) > 0:
+                window.missed = None
+                second = self._next_scannable(max(window.mark, window.floor))
+                if second is None:
+                    window.mark = None
+                    break
+                window.mark = second
+                if second >= self.wheel_second:
+                    # Until the wheel has loaded it: what waits there may be of earlier seconds than what ran.
+                    yield SLICE
+                    continue
+                found = Second(second, room)
+                for rows in self._owed_rows(second):
+                    rows = rows[rows["topic"] == topic.number]
+                    rows = rows[window.pick(rows)] if len(rows) else rows
+                    found.add(rows[self.ready.unheld(window, places_of(found.hour, rows["index"]))])
+                    yield self._cost
+                batch = found.take(self.tick_ms)
+                if window.mark is None:
+                    break  # the topic was deleted meanwhile, or nobody asks for this any more
+                if batch is not None:
+                    self.ready.refill(window, places_of(found.hour, batch.indexes))
+                if not found.overflow:
+                    # Whatever else of this second falls due, or is filed under it, was reported as missed.
+                    window.mark = second + 1 if window.missed is None else min(window.missed, second + 1)
+        finally:
+            window.scanning = False
+
+    def _next_scannable(self, second: int) -> int | None:
+        """The next second at or after this one that has something owed and is not the catching up's business, which
+        adds what it finds by itself."""
+        found = self.owed.next_second(second, self.tick_ms)
+        if found is not None and self._catch_up <= found < self._catch_up_end:
+            found = self.owed.next_second(self._catch_up_end, self.tick_ms)
+        return found if found is not None and found * 1000 <= self.tick_ms else None
+
+    def _recovering(self, second: int) -> Iterator[int]:
+        while self._catch_up <= second < self._catch_up_end:
+            yield SLICE
+        for rows in self._owed_rows(second):
+            yield from self._add_forgotten(second, rows)
+
+    def _sweeping(self) -> Iterator[int]:
+        at = 0
+        while (second := self._next_scannable(at)) is not None:
+            # A second that has just passed is looked at in the next round.
+            if second >= self.wheel_second or second * 1000 + 2_000 > self.tick_ms:
+                break
+            at = second + 1
+            for rows in self._owed_rows(second):
+                self.swept += yield from self._add_forgotten(second, rows)
+
+    def _add_forgotten(self, second: int, rows: NDArray[np.void]) -> Generator[int, None, int]:
+        """Make ready what is in no window, not proposed, and below no mark; how many that were. Yields what it has
+        cost, like the scans: many topics, and many filters, are more than a slice."""
+        count, spent, hour = 0, self._cost, second // SECONDS_PER_HOUR
+        by_topic = rows["topic"].astype(np.uint64) << np.uint64(32) | rows["index"]  # in the order of publishing
+        rows = rows.take(by_topic.argsort())
+        owed = np.ones(len(rows), np.bool_)
+        edges = np.flatnonzero(np.diff(rows["topic"], prepend=NONE32, append=NONE32)).tolist()
+        for first, end in pairwise(edges):
+            number = int(rows["topic"][first])
+            for window in self.ready.queue(number).windows():
+                if spent >= SLICE:
+                    yield spent
+                    # The others had their turn: some may have been taken.
+                    spent, owed = _SECOND_COST, self.owed.mask(hour, rows)
+                spent += _WINDOW_COST + len(window.places) // _PLACES_PER_ROW
+                if window.closed or (window.mark is not None and window.mark <= second):
+                    continue
+                some = rows[first:end]
+                some = some.take(np.flatnonzero(owed[first:end] & window.pick(some)))
+                places = places_of(hour, some["index"])
+                wanted = window.line.filter
+                unheld = np.flatnonzero(self.ready.unheld(window, places)).tolist()
+                if lost := [places[n] for n in unheld if self.ready.passes(wanted, hour, some[n])]:
+                    count += len(lost)
+                    self.ready.put(window, second, lost)
+                    if wanted is None:
+                        self.on_found(number, len(lost))
+        yield spent
+        return count
+
+
+def places_of(hour: int, indexes: NDArray[np.uint32]) -> list[int]:
+    places: Any = indexes.astype(np.int64) + (hour << 32)
+    return places.tolist()  # type: ignore[no-any-return]
+
+
+def split(hour: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> Iterator[tuple[int, list[int]]]:
+    """(topic, places) of each topic, in the order given."""
+    first = int(topics[0])
+    if len(topics) == 1 or (topics == first).all():
+        yield first, places_of(hour, indexes)
+        return
+    order = topics.argsort(kind="stable")
+    ordered = topics[order]
+    edges = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    for part in np.split(order, edges):
+        yield int(topics[part[0]]), places_of(hour, indexes[part])

@@ -1,0 +1,99 @@
+"""Apply of tokens and of the audit trail; their part of a checkpoint. The values: rights.py (ADR 122, 123)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hadelay.codec.commands import Audited
+from hadelay.codec.results import Done, Refused, Result
+from hadelay.rights import (
+    HASH_BYTES,
+    MAX_LIFETIME_MS,
+    MAX_TOKEN_NAME,
+    MAX_TOKEN_SCOPES,
+    MAX_TOKENS,
+    Audit,
+    AuditEntry,
+    Token,
+    problem_of_scope,
+)
+
+if TYPE_CHECKING:
+    from hadelay.ledger.state import DelayState
+
+
+def apply_token_create(state: DelayState, command: Any) -> Done | Refused:
+    """`command`: what msgpack had in it, [name, hash, scopes, lifetime_ms or nil]."""
+    wrong = _problem(command)
+    if wrong:
+        return Refused("bad_token", wrong)
+    name, digest, scopes, lifetime_ms = command
+    now_ms = state.now_ms
+    token = Token(name, digest, tuple(scopes), now_ms, None if lifetime_ms is None else now_ms + lifetime_ms)
+    if token.id in state.tokens:
+        return Refused("token_exists", "there is a token with that hash, or one that begins alike: make another")
+    kept = state.tokens
+    if len(kept) >= MAX_TOKENS:
+        kept = {token_id: other for token_id, other in kept.items() if other.holds(now_ms)}
+    if len(kept) >= MAX_TOKENS:
+        return Refused("too_many_tokens", f"there are {len(kept)} tokens: revoke those that nobody uses")
+    # A new dict: who remembers what the old one said sees that it is another.
+    state.tokens = {**kept, token.id: token}
+    return Done()
+
+
+def _problem(command: Any) -> str:
+    if not isinstance(command, list) or len(command) != 4:
+        return "a token is [name, hash, scopes, lifetime]"
+    name, digest, scopes, lifetime_ms = command
+    # Not str.isprintable: two versions of Python may differ about a character.
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_TOKEN_NAME or min(name) < " " or "\x7f" in name:
+        return f"name: 1 to {MAX_TOKEN_NAME} printable characters"
+    if not isinstance(digest, bytes) or len(digest) != HASH_BYTES:
+        return f"hash: {HASH_BYTES} bytes"
+    if not isinstance(scopes, list) or not 0 < len(scopes) <= MAX_TOKEN_SCOPES:
+        return f"scopes: 1 to {MAX_TOKEN_SCOPES}"
+    for scope in scopes:
+        if not isinstance(scope, str) or problem_of_scope(scope):
+            return "scopes: " + problem_of_scope(str(scope))
+    if lifetime_ms is not None and (type(lifetime_ms) is not int or not 0 < lifetime_ms <= MAX_LIFETIME_MS):
+        return "lifetime: more than 0 and at most 100 years"
+    return ""
+
+
+def apply_token_revoke(state: DelayState, token_id: str) -> Done | Refused:
+    if token_id not in state.tokens:
+        return Refused("no_token", f"there is no token {token_id!r}: it was revoked before, or never was")
+    state.tokens = {other: token for other, token in state.tokens.items() if other != token_id}
+    return Done()
+
+
+def note(state: DelayState, command: Audited, result: Result) -> Result:
+    outcome = result.code if isinstance(result, Refused) else "done"
+    state.audit.add(
+        state.now_ms, command.node, command.token_id, command.token, command.action, command.target, outcome
+    )
+    return result
+
+
+# ---- checkpoints
+
+
+def dump(state: DelayState) -> dict[str, Any]:
+    """What goes into the main blob; nothing while there is nothing."""
+    found: dict[str, Any] = {}
+    if state.tokens:
+        found["tokens"] = [list(token) for token in state.tokens.values()]
+    if state.audit.count:
+        entries = [
+            [e.at_ms, e.node, e.token_id, e.token, e.action, e.target, e.outcome] for e in state.audit.entries
+        ]  # fmt: skip
+        found["audit"] = [state.audit.count, entries]
+    return found
+
+
+def load(state: DelayState, whole: dict[str, Any]) -> None:
+    tokens = [Token(name, digest, tuple(scopes), *times) for name, digest, scopes, *times in whole.get("tokens", ())]
+    state.tokens = {token.id: token for token in tokens}
+    count, entries = whole.get("audit", (0, ()))
+    state.audit = Audit(count, (AuditEntry(n, *e) for n, e in enumerate(entries, count - len(entries) + 1)))

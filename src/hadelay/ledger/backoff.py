@@ -1,0 +1,56 @@
+"""How long a message that failed waits before it is handed out again: a topic's backoff, for whole columns at once.
+
+Every node computes the same milliseconds. So the waits of an exponential backoff are a table made by multiplication
+(IEEE 754 says what that gives; nobody says what `pow` gives), and the jitter is a hash of message id and attempt.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.settings.topic import Exponential
+
+Backoff = tuple[int, ...] | Exponential
+
+#: INDEX.attempt goes no further (ledger/transitions.py).
+_MAX_STEPS = 65_534
+#: Jitter is a number of parts of this.
+_PARTS = 1 << 20
+
+
+def waits_ms(backoff: Backoff, attempts: NDArray[np.uint16], ids: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The wait before the retry that follows each of these failed attempts (from 1), in ms."""
+    steps = _steps(backoff)
+    waits: NDArray[np.int64] = steps[np.minimum(attempts.astype(np.int64), len(steps)) - 1]
+    parts = round(backoff.jitter * _PARTS) if isinstance(backoff, Exponential) else 0
+    if not parts:
+        return waits
+    spread = waits * parts // _PARTS
+    some: NDArray[np.int64] = (_mixed(ids, attempts) % (spread.astype(np.uint64) + np.uint64(1))).astype(np.int64)
+    return waits + some if isinstance(backoff, Exponential) and backoff.longer else waits - some
+
+
+@lru_cache(maxsize=1024)
+def _steps(backoff: Backoff) -> NDArray[np.int64]:
+    """The wait after attempt 1, 2, …; the last one repeats."""
+    if not isinstance(backoff, Exponential):
+        return np.array(backoff or (0,), np.int64)
+    waits: list[int] = []
+    wait = float(backoff.min_ms)
+    while wait < backoff.max_ms and len(waits) < _MAX_STEPS and (backoff.factor > 1 or not waits):
+        waits.append(int(wait))
+        wait *= backoff.factor
+    return np.array([*waits, min(int(wait), backoff.max_ms)], np.int64)
+
+
+def _mixed(ids: NDArray[np.uint64], attempts: NDArray[np.uint16]) -> NDArray[np.uint64]:
+    """SplitMix64 of both: neighbours get waits that have nothing to do with each other."""
+    x: NDArray[np.uint64] = (attempts.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    x += ids.astype(np.uint64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x

@@ -1,0 +1,119 @@
+"""Walking one second's chain (S2): from the second's last entry back by preGlobalIndex. There is no other way to find
+a second's messages, and none is needed: a step costs some 60 ns, and nothing is sorted until the second is near.
+
+Links are trusted only as far as they can be checked. A link always points to an *older* entry, so a walk ends by
+construction and a cycle shows as a link forward; and every entry walked over has to carry its own number, its second,
+the next smaller localIndex and a CRC that fits. The first that does not ends the walk: what was found so far is good,
+what lies behind it is out of reach until the entry is repaired.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.codec.formats import INDEX, INDEX_SIZE, SECONDS_PER_HOUR
+from hadelay.codec.linking import INDEX_CRC
+from hadelay.ledger.ports import HourStore
+from hadelay.model import NONE32
+
+#: Of an hour that is not mapped, a walk reads so many entries around the one it is at, and goes in shorter slices:
+#: its entries may lie anywhere in the file.
+_BLOCK = 64
+_UNMAPPED_SLICE = 1_024
+_STRIDE = INDEX_SIZE // 4
+_PRE = INDEX.fields["pre"][1] // 4  # type: ignore[index]
+NO_ROWS = np.zeros(0, INDEX)
+
+#: Of a damage that was not found by walking.
+NO_SECOND = 0xFFFF
+
+
+class Damage(NamedTuple):
+    """The chain of `second` (of the hour, 0..3599) breaks at entry `at`; `lost` entries cannot be reached."""
+
+    hour: int
+    second: int
+    at: int
+    lost: int
+    what: str
+
+
+class ChainWalk:
+    """One second, newest entry first, in slices that the caller sizes. Where it starts is the loading offset of S1:
+    what is filed after the walk was made is not part of it, and comes from apply."""
+
+    def __init__(self, store: HourStore, hour: int, second: int) -> None:
+        assert 0 <= second < SECONDS_PER_HOUR
+        heads = store.heads(hour)
+        self.store, self.hour, self.second = store, hour, second
+        self.left = int(heads.count[second])
+        self.damage: Damage | None = None
+        self._next = int(heads.last[second])
+        if self.left and self._next >= store.count(hour):
+            self._break(self._next, "the head points beyond the index")
+
+    @property
+    def done(self) -> bool:
+        return self.left == 0 or self.damage is not None
+
+    def step(self, limit: int) -> NDArray[np.void]:
+        """Up to `limit` more INDEX rows, verified, newest first; none when done."""
+        if not self.store.count(self.hour):
+            self.left = 0  # retired since the last slice: nothing of it is owed
+        if self.done:
+            return NO_ROWS
+        if not self.store.mapped(self.hour):
+            limit = min(limit, _UNMAPPED_SLICE)
+        indexes = self._follow(min(limit, self.left))
+        rows = self.store.entries(self.hour, np.array(indexes, np.int64), verify=False)
+        good = self._verified(rows, indexes)
+        if good < len(rows):
+            self._break(indexes[good], "the entry does not verify (number, second, localIndex or CRC)", good)
+            return rows[:good]
+        self.left -= len(rows)
+        if self.left and self._next >= indexes[-1]:
+            self._break(indexes[-1], f"its link {self._next:#x} does not lead back")
+        elif not self.left and self._next != NONE32:
+            # All that the head counted was found, and localIndex 0 has to be the end.
+            self._break(indexes[-1], "the chain goes on behind its first entry")
+        return rows
+
+    def _follow(self, limit: int) -> list[int]:
+        # The loop that every message passes through once: nothing but a list and a typed memoryview.
+        at = self._next
+        found = [at]
+        append = found.append
+        base, view = self._view(at)
+        for _ in range(limit - 1):
+            before = view[(at - base) * _STRIDE + _PRE]
+            if before >= at:  # NONE32 is greater than any
+                self._next = before
+                return found
+            append(before)
+            at = before
+            if at < base:
+                base, view = self._view(at)
+        self._next = view[(at - base) * _STRIDE + _PRE]
+        return found
+
+    def _view(self, at: int) -> tuple[int, memoryview]:
+        """(number of the first entry, words) of a piece of the index that has entry `at`: the whole of it if mapped."""
+        if self.store.mapped(self.hour):
+            return 0, self.store.pre_view(self.hour)
+        base = max(0, at - _BLOCK + 1)
+        rows = self.store.entries(self.hour, slice(base, at + 1), verify=False)
+        words: Any = np.ascontiguousarray(rows).view(np.uint32)
+        return base, memoryview(words)
+
+    def _verified(self, rows: NDArray[np.void], indexes: list[int]) -> int:
+        """How many of `rows`, from the first, are what they should be."""
+        fine = (rows["index"] == np.array(indexes, np.uint32)) & (rows["second"] == self.second)
+        fine &= rows["local"] == np.arange(self.left - 1, self.left - 1 - len(rows), -1)
+        fine[INDEX_CRC.bad(rows)] = False
+        return len(rows) if fine.all() else int(fine.argmin())
+
+    def _break(self, index: int, what: str, good: int = 0) -> None:
+        self.damage = Damage(self.hour, self.second, index, self.left - good, what)

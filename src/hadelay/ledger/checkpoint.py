@@ -1,0 +1,212 @@
+"""The whole core state as bytes, and back: what a checkpoint, a snapshot and a comparison of replicas consist of.
+
+One blob for everything that is small, and one per hour that something happened to. `dump` returns only the hours that
+changed since the last one. Equal states give equal bytes: maps are written in a fixed order, bitmaps in their one
+canonical form. What can be derived (leased bitmaps, generations) is not written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+from pyroaring import BitMap
+
+from hadelay.errors import FatalError, HadelayError
+from hadelay.ledger import access
+from hadelay.ledger.grants import HELD, HeldGrant
+from hadelay.ledger.hourstate import HourState, bitmap
+from hadelay.ledger.leases import groups
+from hadelay.ledger.topics import Mark, RedriveJob, Topic, Topics
+from hadelay.members import Member
+from hadelay.model import Event
+from hadelay.settings.cluster import Settings
+from hadelay.version import FEATURE_LEVEL
+
+if TYPE_CHECKING:
+    from hadelay.ledger.state import DelayState
+
+VERSION = 1
+WAY_OUT = "move the node's directories away and start it again: it will fetch everything from the others"
+#: Plain numbers of the main blob: key → attribute of the state. The keys never change.
+_NUMBERS = {
+    "now_ms": "now_ms",
+    "applied": "applied",
+    "term": "term",
+    "chain": "chain",
+    "level": "level",
+    "key_epoch": "key_epoch",
+    "key_epoch_ends_ms": "key_epoch_ends_ms",
+    "key_count": "key_count",
+    "key_count_before": "key_count_before",
+    "keys_dropped_early": "keys_dropped_early",
+}
+#: Attributes in the order in which they are written; the order never changes. New ones go to the end of the row.
+_TOPIC = (
+    "number", "name", "exists", "generation", "config", "open", "leased", "doomed", "published", "bytes", "spent_ns",
+    "dead", "settled", "lives", "floor", "dead_mark_ms", "alerted",
+)  # fmt: skip
+_REDRIVE_JOB = ("upto_ms", "rate", "start_ms", "count", "after")
+_MARK = ("generation", "at_ms", "ready")
+
+
+def dump_main(state: DelayState) -> bytes:
+    return _packed(
+        {
+            "version": VERSION,
+            **{key: getattr(state, name) for key, name in _NUMBERS.items()},
+            "group": state.group,
+            "cursor": state.cursor,
+            "sweep": state.sweep,
+            "named": sorted(state.named.items()),
+            "settings": state.settings.to_map(),
+            "topics": [_dump_topic(topic) for topic in state.topics.all],
+            "grants": [_dump_grant(grant) for grant in state.grants.values()],
+            "requests": [[consumer, list(map(list, r.items()))] for consumer, r in state.requests.items()],
+            "incarnations": sorted(state.incarnations.items()),
+            "retired": _dump_bits(state.retired, True),
+            **access.dump(state),
+            **({"members": [state.members_index, *state.members]} if state.members else {}),
+        }
+    )
+
+
+def dump_hour(hour_state: HourState, *, canonical: bool = False) -> bytes:
+    """canonical: equal contents give equal bytes, whatever order they came about in; slower for large hours."""
+    seconds = hour_state.open_seconds
+    return _packed(
+        [
+            _dump_bits(hour_state.settled, canonical),
+            _dump_bits(hour_state.late, canonical),
+            [[event, _dump_bits(hour_state.others[event], canonical)] for event in sorted(hour_state.others)],
+            None if seconds is None else seconds.astype("<u4").tobytes(),
+            hour_state.returned,
+            hour_state.carried,
+            hour_state.retire_at,
+            hour_state.keyed,
+            hour_state.settled_at_ms,
+            _dump_bits(hour_state.topics, canonical),
+        ]
+    )
+
+
+def _packed(value: Any) -> bytes:
+    blob: bytes = msgpack.packb(value)
+    return blob
+
+
+def _dump_bits(bits: BitMap, canonical: bool) -> bytes:
+    # Where a run and an array are equally long, the container stays what it happened to be: only a new one forgets.
+    packed = BitMap(bits.to_array()) if canonical else bits.copy()
+    packed.run_optimize()
+    return bytes(packed.serialize())
+
+
+def _dump_topic(topic: Topic) -> list[Any]:
+    job = None if topic.redrive is None else _values(topic.redrive, _REDRIVE_JOB)
+    return [*_values(topic, _TOPIC), job, [_values(mark, _MARK) for mark in topic.marks]]
+
+
+def _values(of: Any, names: tuple[str, ...]) -> list[Any]:
+    return [getattr(of, name) for name in names]
+
+
+def _load_topic(values: list[Any]) -> Topic:
+    *plain, job, marks = values
+    topic = Topic(**dict(zip(_TOPIC, plain, strict=True)))
+    if job is not None:
+        topic.redrive = RedriveJob(**dict(zip(_REDRIVE_JOB, job, strict=True)))
+        died_ms, first_id = topic.redrive.after
+        topic.redrive.after = (died_ms, first_id)
+    topic.marks = [Mark(**dict(zip(_MARK, mark, strict=True))) for mark in marks]
+    return topic
+
+
+def _dump_grant(grant: HeldGrant) -> list[Any]:
+    return [
+        grant.term, grant.seq, grant.consumer, grant.consumer_number, grant.request_id, grant.granted_at_ms,
+        grant.rows.tobytes(),
+    ]  # fmt: skip
+
+
+def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
+    """Fill a new state. FatalError when a blob is another version's, or none: its checksum held, so no accident.
+    OSError: the disk, when hours are looked at."""
+    try:
+        _fill(state, _whole(main), hours)
+    except (HadelayError, OSError):
+        raise
+    except Exception as error:  # numbers, bitmaps, arrays: each decoder has errors of its own
+        raise FatalError(
+            f"the checkpoint's state can't be read ({type(error).__name__}: {error}); {WAY_OUT}"
+        ) from error
+
+
+def _whole(main: bytes) -> dict[str, Any]:
+    try:
+        whole = msgpack.unpackb(main, strict_map_key=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise FatalError(f"the checkpoint's state can't be read ({error}); {WAY_OUT}") from error
+    if not isinstance(whole, dict):
+        raise FatalError(f"the checkpoint's state is no map; {WAY_OUT}")
+    return whole
+
+
+def _fill(state: DelayState, whole: dict[str, Any], hours: dict[int, bytes]) -> None:
+    if whole["version"] != VERSION or whole["level"] > FEATURE_LEVEL or whole["group"] != state.group:
+        raise FatalError(
+            f"the checkpoint has version {whole['version']}, level {whole['level']} and group {whole['group']}; "
+            f"this program reads version {VERSION} and level {FEATURE_LEVEL} at most, and the node is of group "
+            f"{state.group}: use a newer hadelay, or the data directory of this node"
+        )
+    for key, name in _NUMBERS.items():
+        setattr(state, name, whole[key])
+    state.cursor, state.sweep = tuple(whole["cursor"]), tuple(whole["sweep"])
+    state.named = dict(whole["named"])
+    state.settings = Settings.from_map(whole["settings"])
+    state.topics = Topics()
+    for values in whole["topics"]:
+        state.topics.add(_load_topic(values))
+    state.incarnations = dict(whole["incarnations"])
+    state.members_index, *members = whole.get("members", [0])
+    state.members = tuple(Member(*member) for member in members)
+    access.load(state, whole)
+    state.retired = BitMap.deserialize(whole["retired"])
+    state.ttl_from = b""
+    state.hours = {hour: _load_hour(blob) for hour, blob in sorted(hours.items()) if blob}
+    state.grants = {grant.key: grant for grant in map(_load_grant, whole["grants"])}
+    state.requests = {consumer: {rid: tuple(key) for rid, key in items} for consumer, items in whole["requests"]}
+    for grant in state.grants.values():
+        held = grant.rows[grant.rows["open"] == 1]
+        for hour, where in groups(held["hour"]):
+            state.hours.setdefault(hour, HourState()).leased |= bitmap(held["index"][where])
+    state.store.set_clock(state.now_hour)
+
+
+def for_new_cluster(main: bytes, group: int) -> bytes:
+    """A main blob as a cluster restored from it begins with: another group, and nodes that are founders again."""
+    whole = _whole(main)
+    whole.pop("members", None)
+    return _packed(whole | {"group": group, "incarnations": []})
+
+
+def _load_hour(blob: bytes) -> HourState:
+    settled, late, others, seconds, returned, carried, retire_at, keyed, at_ms, topics = msgpack.unpackb(blob)
+    hour_state = HourState()
+    hour_state.settled = BitMap.deserialize(settled)
+    hour_state.late = BitMap.deserialize(late)
+    hour_state.others = {Event(event): BitMap.deserialize(bits) for event, bits in others}
+    if seconds is not None:
+        hour_state.open_seconds = np.frombuffer(seconds, "<u4").astype(np.uint32)
+    hour_state.returned, hour_state.carried, hour_state.retire_at = returned, carried, retire_at
+    hour_state.keyed, hour_state.settled_at_ms = keyed, at_ms
+    hour_state.topics = BitMap.deserialize(topics)
+    return hour_state
+
+
+def _load_grant(values: list[Any]) -> HeldGrant:
+    term, seq, consumer, number, request_id, granted_at_ms, raw = values
+    rows = np.frombuffer(raw, HELD).copy()
+    left = int(np.count_nonzero(rows["open"]))
+    return HeldGrant(term, seq, consumer, number, request_id, granted_at_ms, rows, left)

@@ -1,0 +1,320 @@
+"""Dead letters: what happens to a message after its last attempt, and how it comes back.
+
+A message that may not be tried again is *moved*, like any other, but with Event.DEAD, and into a dead hour: the one in
+which its topic's dead_retention ends, shifted by DEAD_HOURS. That hour is dropped as a whole when it is over. No wheel,
+scan or histogram looks there. Its entry's deliver_at_ms is when it died; so the keys of table `dead`,
+
+    dead  {topic u32, died_at_ms u64, first id u64} big-endian → nothing
+
+can be made from the entry alone. Its errors stand behind its place (ledger/transitions.py). A topic whose dead_letter
+names another topic keeps none: the message goes there, due now, attempt 0, under its id; where that dies too, it is
+kept, so that no two topics can send each other their dead for ever.
+
+A client key is of one pending message at a time: a letter whose key another one has meanwhile stays dead (ADR 160).
+
+Purging is a watermark: what died at or before `topic.dead_mark_ms` is gone. Whatever dies after it died at a later ms.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.codec.formats import INDEX
+from hadelay.codec.results import Progress, RedriveOutcome, RedriveResult, Refused
+from hadelay.ledger import ttl
+from hadelay.ledger.hourstate import bitmap, indexes_of
+from hadelay.ledger.keys import forget_key, forget_keys, take_again
+from hadelay.ledger.lookup import locate, locate_all, state_of
+from hadelay.ledger.ports import NODE
+from hadelay.ledger.topics import RedriveJob, by_topic, topic_for
+from hadelay.ledger.transitions import (
+    FLAG_KEYED,
+    FLAG_ROUTED,
+    FLAGS_OF_MESSAGE,
+    PLACE,
+    PLACE_KEY,
+    Failure,
+    file_anew,
+    filed,
+    fitting,
+)
+from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event, State
+from hadelay.version import BOUNDED, ONE_PER_KEY
+
+if TYPE_CHECKING:
+    from hadelay.codec.commands import Redrive, Slice
+    from hadelay.ledger.state import DelayState
+    from hadelay.ledger.topics import Topic
+
+DEAD = b"dead"
+KEY = struct.Struct(">IQQ")
+#: Letters looked at per command, whatever it asks for, and bytes of records copied: some milliseconds.
+MAX_SLICE = 1_000
+REDRIVE_BYTES = 4 << 20
+
+
+def key(topic: int, died_at_ms: int, first_id: int) -> bytes:
+    return KEY.pack(topic, died_at_ms, first_id)
+
+
+# ---- dying
+
+
+def die(
+    state: DelayState, hour: int, rows: NDArray[np.void], previous: NDArray[np.uint32], node: int, failure: Failure
+) -> None:
+    """These leased INDEX rows had their last attempt."""
+    for number, _ in by_topic(rows["topic"]):
+        mine = rows["topic"] == number
+        topic = state.topics[number]
+        routed = mine & (rows["flags"] & FLAG_ROUTED == 0)
+        to = topic_for(state, topic.settings.dead_letter, create=True) if _routes(topic) and routed.any() else None
+        if to is None:
+            routed[:] = False
+        else:
+            _route(state, hour, rows[routed], to, previous[routed], node, failure)
+        kept = mine & ~routed
+        if kept.any():
+            _keep(state, hour, rows[kept], topic, previous[kept], node, failure)
+        state.listener.on_dead(topic)
+
+
+def _routes(topic: Topic) -> bool:
+    return topic.settings.dead_letter not in ("keep", topic.name)
+
+
+def _keep(
+    state: DelayState, hour: int, rows: NDArray[np.void], topic: Topic, previous: NDArray[np.uint32], node: int,
+    failure: Failure,
+) -> None:  # fmt: skip
+    # Later than what was purged, and than what is being redriven.
+    died_ms = max(state.now_ms, topic.dead_mark_ms + 1, topic.redrive.upto_ms + 1 if topic.redrive else 0)
+    until_ms = died_ms + topic.settings.dead_retention_ms
+    new = rows.copy()
+    new["deliver_at_ms"] = died_ms
+    new["second"] = until_ms % HOUR_MS // 1000
+    new["attempt"] = np.minimum(rows["attempt"], 0xFFFD) + 1
+    new["flags"] &= FLAGS_OF_MESSAGE
+    hours = np.full(len(rows), DEAD_HOURS + until_ms // HOUR_MS)
+    file_anew(
+        state, hour, rows, hours, new, Event.DEAD,
+        attempts=rows["attempt"] + 1, previous=previous, node=node, leased=True, failure=failure,
+    )  # fmt: skip
+    topic.dead += len(rows)
+    for first_id in rows["first_id"].tolist():
+        state.tables.put(DEAD, key(topic.number, died_ms, first_id), b"")
+
+
+def _route(
+    state: DelayState, hour: int, rows: NDArray[np.void], to: Topic, previous: NDArray[np.uint32], node: int,
+    failure: Failure,
+) -> None:  # fmt: skip
+    new = _due_now(state, rows)
+    new["topic"], new["generation"] = to.number, to.generation
+    # Its key was one of the topic it leaves.
+    for first_id in rows["first_id"][rows["flags"] & FLAG_KEYED != 0].tolist():
+        forget_key(state, first_id)
+    new["flags"] = new["flags"] & ~np.uint16(FLAG_KEYED) | FLAG_ROUTED
+    hours = np.full(len(rows), state.now_hour)
+    file_anew(
+        state, hour, rows, hours, new, Event.DEAD,
+        attempts=rows["attempt"] + 1, previous=previous, node=node, leased=True, failure=failure,
+    )  # fmt: skip
+    to.open += len(new)
+    to.bytes += int(new["size"].sum(dtype=np.int64))
+    to.published += len(new)
+    ttl.begin_again(state, new, state.now_ms)
+    filed(state, state.now_hour, new)
+
+
+def _due_now(state: DelayState, rows: NDArray[np.void]) -> NDArray[np.void]:
+    new = rows.copy()
+    new["deliver_at_ms"] = state.now_ms
+    new["second"] = state.now_ms % HOUR_MS // 1000
+    new["attempt"] = 0
+    new["flags"] &= FLAGS_OF_MESSAGE
+    return new
+
+
+# ---- coming back
+
+
+def apply_redrive(state: DelayState, command: Redrive) -> RedriveResult | Progress | Refused:
+    """Of these ids: at once, an outcome each. Of a whole topic: begin it, and REDRIVE_SOME goes on."""
+    topic = topic_for(state, command.topic, create=False)
+    if topic is None:
+        return Refused("no_topic", f"there is no topic {command.topic!r}")
+    node = state.number_of(NODE, command.node)
+    if command.all:
+        purged = (topic.dead_mark_ms + 1, 0)
+        topic.redrive = RedriveJob(topic.last_death_ms(state.now_ms), command.rate, state.now_ms, after=purged)
+        state.topics.note_chores(topic)
+        state.listener.on_topic(topic)
+        return Progress(not topic.dead, topic.dead)
+    now = len(command.ids) if state.level < BOUNDED else MAX_SLICE
+    places = [locate(state, first_id) for first_id in command.ids[:now].tolist()]
+    outcomes = np.full(len(command.ids), RedriveOutcome.NOT_FOUND, np.uint8)
+    outcomes[now:] = RedriveOutcome.AGAIN
+    room = REDRIVE_BYTES
+    chosen: dict[int, set[int]] = {}
+    coming: set[int] = set()
+    for at, place in enumerate(places):
+        if place is None or int(place.rows["topic"][0]) != topic.number:
+            continue
+        found = state_of(state, place, state.now_ms)
+        if found is not State.DEAD:
+            outcomes[at] = _REFUSED[found]
+            continue
+        room -= int(place.rows["size"][0]) if place.index not in chosen.get(place.hour, ()) else 0
+        if room < 0 and chosen:
+            outcomes[at] = RedriveOutcome.AGAIN
+            continue
+        if not _may_come(state, place.rows[0], coming):
+            outcomes[at] = RedriveOutcome.KEY_TAKEN
+            continue
+        chosen.setdefault(place.hour, set()).add(place.index)
+        outcomes[at] = RedriveOutcome.REDRIVEN
+    for hour, indexes in chosen.items():
+        rows = state.store.entries(hour, np.array(sorted(indexes), np.uint32))
+        _redrive(state, topic, hour, rows, node)
+    return RedriveResult(outcomes)
+
+
+_REFUSED = {
+    State.SCHEDULED: RedriveOutcome.SCHEDULED,
+    State.READY: RedriveOutcome.READY,
+    State.LEASED: RedriveOutcome.LEASED,
+    State.ACKED: RedriveOutcome.ACKED,
+    State.CANCELLED: RedriveOutcome.CANCELLED,
+    State.EXPIRED: RedriveOutcome.EXPIRED,
+}
+
+
+def _may_come(state: DelayState, row: np.void, coming: set[int]) -> bool:
+    """This letter is redriven, and is one of `coming`; or its client key is another message's by now."""
+    first_id = int(row["first_id"])
+    keyed = int(row["flags"]) & FLAG_KEYED and state.level >= ONE_PER_KEY
+    if keyed and not take_again(state, first_id, coming):
+        return False
+    coming.add(first_id)
+    return True
+
+
+def apply_redrive_some(state: DelayState, command: tuple[str, int]) -> Progress | Refused:
+    """The next slice of a topic's redrive, at most as many as its rate allows by now, in the order of their deaths."""
+    name, limit = command
+    topic = topic_for(state, name, create=False)
+    if topic is None:
+        return Refused("no_topic", f"there is no topic {name!r}")
+    job = topic.redrive
+    if job is None:
+        return Progress(True, 0)
+    limit = min(max(limit, 1), MAX_SLICE, job.allowed(state.now_ms))
+    if not limit:
+        return Progress(False, 0)
+    found = state.tables.range(DEAD, key(topic.number, *job.after), key(topic.number, job.upto_ms + 1, 0), limit)
+    letters = [KEY.unpack(at)[1:] for at, _ in found]
+    hours, indexes = locate_all(state, [first_id for _, first_id in letters])
+    rows = np.zeros(len(letters), INDEX)
+    for hour in np.unique(hours).tolist():
+        rows[hours == hour] = state.store.entries(hour, indexes[hours == hour].astype(np.uint32))
+    count = fitting(rows["size"], REDRIVE_BYTES)
+    coming: set[int] = set()
+    free = np.fromiter((_may_come(state, row, coming) for row in rows[:count]), np.bool_, count)
+    for hour in np.unique(hours[:count][free]).tolist():
+        _redrive(state, topic, hour, rows[:count][free & (hours[:count] == hour)], state.no_node)
+    job.count += count
+    if count:
+        died_ms, first_id = letters[count - 1]
+        job.after = (died_ms, first_id + 1)
+    # In the ms in which it began letters may still die behind it: until that is over, a purge has to know of it.
+    if count == len(found) < limit and state.now_ms > job.upto_ms:
+        topic.redrive = None
+        state.topics.note_chores(topic)
+    return Progress(topic.redrive is None, count)
+
+
+def _redrive(state: DelayState, topic: Topic, hour: int, rows: NDArray[np.void], node: int) -> None:
+    new = _due_now(state, rows)
+    new["generation"] = topic.generation
+    hours = np.full(len(rows), state.now_hour)
+    for died_ms, first_id in zip(rows["deliver_at_ms"].tolist(), rows["first_id"].tolist(), strict=True):
+        state.tables.delete(DEAD, key(topic.number, died_ms, first_id))
+    file_anew(
+        state, hour, rows, hours, new, Event.REDRIVEN,
+        attempts=rows["attempt"], previous=NONE32, node=node, leased=False,
+    )  # fmt: skip
+    topic.open += len(new)
+    topic.bytes += int(new["size"].sum(dtype=np.int64))
+    ttl.begin_again(state, new, state.now_ms)
+    filed(state, state.now_hour, new)
+
+
+# ---- going
+
+
+def apply_drop_dead(state: DelayState, command: Slice) -> Progress | Refused:
+    """Drop a dead hour that is over: its letters are forgotten in slices, then its files go."""
+    hour = command.hour
+    if hour < DEAD_HOURS:
+        return Refused("not_dead", f"hour {hour} is not an hour of dead letters")
+    count = state.store.count(hour)
+    if hour in state.retired or not count:
+        return Progress(True, 0)
+    if hour - DEAD_HOURS >= state.now_hour:
+        return Refused("hour_running", f"the retention of hour {hour - DEAD_HOURS} is not over")
+    hour_state = state.hour_state(hour)
+    start = hour_state.retire_at
+    end = min(start + min(max(command.limit, 1), MAX_SLICE), count)
+    rows = state.store.entries(hour, slice(start, end))
+    gone = hour_state.settled & bitmap(np.arange(start, end, dtype=np.uint32))
+    rows = rows[~np.isin(rows["index"], indexes_of(gone))] if gone else rows
+    if len(rows):
+        _forget(state, hour, rows)
+    hour_state.retire_at = end
+    if end < count and state.open_entries(hour):
+        return Progress(False, len(rows))
+    state.store.retire(hour)
+    state.retired.add(hour)
+    state.forget_hour(hour)
+    return Progress(True, len(rows))
+
+
+def _forget(state: DelayState, hour: int, rows: NDArray[np.void]) -> None:
+    """These dead letters of one hour are no more: nobody will find them."""
+    forget_keys(state, hour, rows)
+    for number, died_ms, first_id in zip(
+        rows["topic"].tolist(), rows["deliver_at_ms"].tolist(), rows["first_id"].tolist(), strict=True
+    ):
+        topic = state.topics[number]
+        if died_ms > topic.dead_mark_ms:
+            topic.dead -= 1
+        state.tables.delete(DEAD, key(number, died_ms, first_id))
+        state.tables.delete(PLACE, PLACE_KEY.pack(first_id))
+    ttl.forget(state, rows["first_id"].tolist())
+    state.hour_state(hour).settle(bitmap(rows["index"]), Event.CANCELLED)
+
+
+def apply_alerted(state: DelayState, command: tuple[str, int]) -> Progress | Refused:
+    """Somebody was told of the topic's first `count` deaths."""
+    name, count = command
+    topic = topic_for(state, name, create=False)
+    if topic is None:
+        return Refused("no_topic", f"there is no topic {name!r}")
+    told = min(count, topic.settled[Event.DEAD]) - topic.alerted
+    topic.alerted += max(told, 0)
+    return Progress(topic.alerted == topic.settled[Event.DEAD], max(told, 0))
+
+
+# ---- reading
+
+
+def listing(state: DelayState, topic: Topic, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+    """(cursor, first id) of the topic's dead letters, in the order of their deaths, behind the cursor (b"" first)."""
+    start = max(key(topic.number, topic.dead_mark_ms + 1, 0), KEY.pack(topic.number, 0, 0)[:4] + after + b"\0")
+    found = state.tables.range(DEAD, start, KEY.pack(topic.number + 1, 0, 0), limit)
+    return [(at[4:], KEY.unpack(at)[2]) for at, _ in found]

@@ -1,0 +1,86 @@
+"""What became of the entries of one hour, as bitmaps. It exists only where something happened: a far hour is free."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from hadelay.codec.formats import SECONDS_PER_HOUR
+from hadelay.model import Event
+
+
+def bitmap(indexes: NDArray[np.uint32]) -> BitMap:
+    # Five times faster than handing pyroaring the numpy array.
+    return BitMap(array("I", indexes.tobytes()))
+
+
+def indexes_of(bits: BitMap) -> NDArray[np.uint32]:
+    return np.frombuffer(bits.to_array(), np.uint32)
+
+
+class HourState:
+    """Open entries of an hour = those in its index, less `settled`; the leased ones are among the open."""
+
+    __slots__ = (
+        "carried", "keyed", "late", "leased", "open_seconds", "others", "retire_at", "returned", "settled",
+        "settled_at_ms", "topics",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        #: Every entry that is over, whatever ended it.
+        self.settled = BitMap()
+        #: Those of them that did not end with an ack: TTL_EXPIRED, CANCELLED, MOVED, DEAD.
+        self.others: dict[Event, BitMap] = {}
+        #: Acked without having been leased: by an ack that came late. Tells its repetition from a lost lease.
+        self.late = BitMap()
+        #: Derived from the grants.
+        self.leased = BitMap()
+        #: Open entries per filing second, u4[3600], while the hour runs and after it as long as anything is open.
+        self.open_seconds: NDArray[np.uint32] | None = None
+        #: Entries whose message was first filed elsewhere: table `place` points at them.
+        self.returned = 0
+        #: Entries whose message has a client key.
+        self.keyed = 0
+        #: When the last message ended here, and of which topics those were: how long the hour is kept.
+        self.settled_at_ms = 0
+        self.topics = BitMap()
+        #: CARRY has looked at the entries before this one, RETIRE and DROP_DEAD before that one.
+        self.carried = 0
+        self.retire_at = 0
+
+    def ended(self, index: int) -> Event | None:
+        """How this entry ended; None while it is open."""
+        if index not in self.settled:
+            return None
+        for event, bits in self.others.items():
+            if index in bits:
+                return event
+        return Event.ACKED
+
+    def settle(self, bits: BitMap, event: Event) -> None:
+        self.settled |= bits
+        if event is not Event.ACKED:
+            kept = self.others.get(event)
+            if kept is None:
+                self.others[event] = bits.copy()
+            else:
+                kept |= bits
+
+    def add_seconds(self, seconds: NDArray[np.uint16]) -> None:
+        if self.open_seconds is None:
+            self.open_seconds = np.zeros(SECONDS_PER_HOUR, np.uint32)
+        if len(seconds) == 1:
+            self.open_seconds[seconds[0]] += 1
+        else:
+            self.open_seconds += np.bincount(seconds, minlength=SECONDS_PER_HOUR).astype(np.uint32)
+
+    def drop_seconds(self, seconds: NDArray[np.uint16]) -> None:
+        if self.open_seconds is None:
+            return
+        if len(seconds) == 1:
+            self.open_seconds[seconds[0]] -= 1
+        else:
+            self.open_seconds -= np.bincount(seconds, minlength=SECONDS_PER_HOUR).astype(np.uint32)

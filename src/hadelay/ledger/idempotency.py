@@ -1,0 +1,147 @@
+"""Idempotency-Keys: the first answer of a publish, kept for a window, so that a retry is harmless.
+
+Two tables by *epoch* (state.now ÷ window): the running one is written, it and the one before are asked. A key lives at
+least one window and at most two. When the running table is half of the limit an epoch ends early, so the oldest keys
+go first; `state.keys_dropped_early` counts them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.codec.publishcommand import Draft, hash_client_key, hash_key
+from hadelay.codec.results import PublishResult, RowCode
+from hadelay.ledger.keys import find_key
+
+if TYPE_CHECKING:
+    from hadelay.ledger.state import DelayState
+
+#: fingerprint, rows; then ids u8[], deliver_at_ms i8[], codes u1[], and if there were client keys others u8[]
+_HEAD = struct.Struct("<QI")
+_ONE = struct.Struct("<QIQqB")
+
+
+def table(epoch: int) -> bytes:
+    return b"idem:%d" % epoch
+
+
+def turn(state: DelayState) -> None:
+    """Begin a new epoch when the window is over, or when the running table is full."""
+    settings = state.settings
+    over = state.now_ms >= state.key_epoch_ends_ms
+    if not over and state.key_count < settings.idempotency_max_keys // 2:
+        return
+    if not over:
+        state.keys_dropped_early += state.key_count_before
+    long_ago = state.now_ms >= state.key_epoch_ends_ms + settings.idempotency_window_ms
+    if long_ago and state.key_count:
+        state.tables.drop_table(table(state.key_epoch))
+        state.key_count = 0
+    if state.key_count_before:
+        state.tables.drop_table(table(state.key_epoch - 1))
+    state.key_epoch += 1
+    state.key_count_before, state.key_count = state.key_count, 0
+    state.key_epoch_ends_ms = state.now_ms + settings.idempotency_window_ms
+
+
+def repeat(state: DelayState, keys: NDArray[np.void], result: PublishResult) -> tuple[list[int], NDArray[np.bool_]]:
+    """Answer the rows of keys that were seen before. Returns the keys that are new, and the rows still to be filed.
+
+    A key that comes twice within one command counts as seen the second time: `remember` copies it from the first.
+    """
+    new: list[int] = []
+    here: set[bytes] = set()
+    to_file = bytearray(b"\1" * len(result.ids))
+    get = state.tables.get
+    running, before = table(state.key_epoch), table(state.key_epoch - 1)
+    firsts, counts, prints, digests = _columns(keys)
+    # The key of a whole request before those of its rows: if it was seen, they do not matter any more.
+    for at in sorted(range(len(counts)), key=lambda at: -counts[at]):
+        first, count, digest = firsts[at], counts[at], digests[at]
+        if not count or not to_file[first]:
+            continue
+        stored = get(running, digest) if state.key_count else None
+        if stored is None and state.key_count_before:
+            stored = get(before, digest)
+        if stored is None:
+            new.append(at)
+            if digest not in here:
+                here.add(digest)
+                continue
+        else:
+            _answer(stored, prints[at], first, count, result)
+        to_file[first : first + count] = bytes(count)
+    return new, np.frombuffer(to_file, bool)
+
+
+def is_known(state: DelayState, drafts: Sequence[Draft], request_key: bytes | None) -> bool:
+    """A publish of these would be answered by one before it, of the same Idempotency-Key, or by the message of one of
+    its client keys, as far as this node knows."""
+    rows = [draft.idem for draft in drafts if draft.idem is not None]
+    # A batch too large for one entry has a key per part; a single row has the request's (server/batcher.py).
+    requests = [] if request_key is None else [request_key, b"0:" + request_key]
+    digests = [hash_key(b"row", key) for key in [*rows, *requests[:1]]] + [hash_key(b"request", k) for k in requests]
+    epochs = (state.key_epoch, state.key_epoch - 1)
+    if any(state.tables.get(table(epoch), digest) is not None for digest in digests for epoch in epochs):
+        return True
+    keys = ((draft.topic, hash_client_key(draft.key)) for draft in drafts if draft.key is not None)
+    return any(find_key(state, topic, digest) is not None for topic, digest in keys)
+
+
+def remember(state: DelayState, keys: NDArray[np.void], new: list[int], result: PublishResult) -> None:
+    """Keep the answers of the keys that `repeat` found to be new."""
+    running = table(state.key_epoch)
+    firsts, counts, prints, digests = _columns(keys)
+    ids, deliver_at_ms, codes = result.ids.tolist(), result.deliver_at_ms.tolist(), result.codes.tolist()
+    here: dict[bytes, bytes] = {}
+    # The key of a whole request last: its answer includes what the keys of rows still have to fill in.
+    for at in sorted(new, key=counts.__getitem__):
+        first, count, digest = firsts[at], counts[at], digests[at]
+        if digest in here:
+            _answer(here[digest], prints[at], first, count, result)
+            continue
+        if count == 1:
+            value = _ONE.pack(prints[at], 1, ids[first], deliver_at_ms[first], codes[first])
+            refused = codes[first] != RowCode.OK
+        else:
+            rows = slice(first, first + count)
+            columns = result.ids[rows], result.deliver_at_ms[rows], result.codes[rows]
+            value = _HEAD.pack(prints[at], count) + b"".join(column.tobytes() for column in columns)
+            refused = bool(columns[2].all())
+        if result.others is not None and (others := result.others[first : first + count]).any():
+            value += others.tobytes()
+        here[digest] = value
+        if not refused:
+            # What was refused altogether may be tried again, and is refused again for as long as it has to be.
+            state.tables.put(running, digest, value)
+            state.key_count += 1
+
+
+def _columns(keys: NDArray[np.void]) -> tuple[list[int], list[int], list[int], list[bytes]]:
+    """first, count, fingerprint and hash of each key, as Python values."""
+    raw = keys["hash"].tobytes()
+    digests = [raw[at : at + 16] for at in range(0, len(raw), 16)]
+    return keys["first"].tolist(), keys["count"].tolist(), keys["fingerprint"].tolist(), digests
+
+
+def _answer(stored: bytes, fingerprint: int, first: int, count: int, result: PublishResult) -> None:
+    rows = slice(first, first + count)
+    kept_print, kept_count = _HEAD.unpack_from(stored)
+    if kept_print != fingerprint or kept_count != count:
+        result.codes[rows] = RowCode.KEY_CONFLICT
+        return
+    at = _HEAD.size
+    result.ids[rows] = np.frombuffer(stored, np.uint64, count, at)
+    result.deliver_at_ms[rows] = np.frombuffer(stored, np.int64, count, at + 8 * count)
+    result.codes[rows] = np.frombuffer(stored, np.uint8, count, at + 16 * count)
+    result.duplicate[rows] = result.codes[rows] == RowCode.OK
+    at += 17 * count
+    if at < len(stored):
+        if result.others is None:
+            result.others = np.zeros(len(result.ids), np.uint64)
+        result.others[rows] = np.frombuffer(stored, np.uint64, count, at)

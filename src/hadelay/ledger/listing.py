@@ -1,0 +1,327 @@
+"""The messages of one topic in due order, a page at a time, without loading what is not asked for.
+
+A page begins behind a key {due, id} and takes the next `limit` messages that fit. Hours are looked at in order; within
+an hour, whichever of three ways costs least:
+
+- second by second along their chains, as long as that is cheaper than to look at every entry: the usual way;
+- one pass over the hour's index, in slices: when few of its entries are of this topic;
+- the members of a bitmap: when few of its entries are in the states asked for.
+
+So a page costs about what it returns, at most twice one pass over each hour it touches, and no more than BUDGET beyond
+the hour that it is in: what then is missing is on the next page. A listing is a generator that yields after a slice.
+
+Due is max(deliver_at, start of the second it is filed under): what came late, or was carried into another hour,
+stands where the dispatcher finds it. (due, id) is a total order, and a message's key changes only when it is filed
+anew, so whatever happens to others, none is skipped or repeated. Dead letters come last, in the order in which they
+will be dropped: their hours have the highest numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from hadelay.codec.formats import INDEX, SECONDS_PER_HOUR
+from hadelay.codec.linking import INDEX_CRC
+from hadelay.ledger import ttl
+from hadelay.ledger.chain import ChainWalk
+from hadelay.ledger.hourstate import bitmap, indexes_of
+from hadelay.ledger.lookup import expired
+from hadelay.model import DEAD_HOURS, HOUR_MS, Event, State
+
+if TYPE_CHECKING:
+    from hadelay.ledger.state import DelayState
+
+#: What a message's owner still waits for.
+PENDING = frozenset((State.SCHEDULED, State.READY, State.LEASED))
+
+#: The unit of cost is an entry of a pass, some 20 ns. A page goes on for at most this many, and to the end of the hour.
+BUDGET = 3_000_000
+#: What may be spent between two yields: one or two milliseconds.
+_SLICE = 65_536
+#: Entries of a pass that are looked at in one go.
+_ROWS = 16_384
+_HOUR_COST = 64
+#: What is spent of a slice on an hour whose heads have to be read from its files.
+_FAR_HOUR = _SLICE // 4
+#: An entry that is walked to, or fetched by its number; in an hour that is not mapped each is a read of its own.
+_STEP_COST = {True: 10, False: 1_024}
+_SECOND_COST = 2_048
+#: Below this many a loop is quicker than a bitmap.
+_FEW = 64
+
+_STATES = tuple(State)
+_CODE = {state: code for code, state in enumerate(_STATES)}
+#: Not this entry's to tell: the message has another one.
+_ELSEWHERE = len(_STATES)
+_ENDED = {Event.TTL_EXPIRED: State.EXPIRED, Event.CANCELLED: State.CANCELLED}
+_IN_DEAD_HOURS = frozenset((State.DEAD,))
+
+#: (due_ms, id): a page holds what comes behind it.
+Key = tuple[int, int]
+FIRST: Key = (-1, 0)
+_LAST_ID = (1 << 64) - 1
+
+
+def _first_ms(after: Key) -> int:
+    """The first millisecond of which something may come behind this key."""
+    return after[0] + (after[1] == _LAST_ID)
+
+
+class Wish(NamedTuple):
+    topic: int
+    states: frozenset[State]
+    #: due in [from_ms, to_ms)
+    from_ms: int
+    to_ms: int
+    #: All of these bits; what the mask only seems to have is the caller's to sort out.
+    tag_mask: int
+    after: Key
+    limit: int
+
+
+class Page(NamedTuple):
+    """Columns, in order. `after`: where the next page begins; None when there is none."""
+
+    due_ms: NDArray[np.int64]
+    hours: NDArray[np.int64]
+    rows: NDArray[np.void]  # INDEX
+    states: list[State]
+    after: Key | None
+
+
+class _Found:
+    """What fits the wish so far: the first `limit`, one more to know that there is more, and what came since."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.size = limit, 0
+        #: Nothing that is due later can be on this page.
+        self.bound_ms = 1 << 62
+        self._chunks: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], NDArray[np.void]]] = []
+
+    @property
+    def full(self) -> bool:
+        return self.size >= self.limit
+
+    def add(self, hour: int, due: NDArray[np.int64], codes: NDArray[np.uint8], rows: NDArray[np.void]) -> None:
+        if len(rows):
+            self.size += len(rows)
+            self._chunks.append((due, np.full(len(rows), hour), codes, rows))
+            if self.size > 4 * self.limit:
+                self._cut(self.limit + 1)
+
+    def _cut(self, size: int) -> None:
+        due, hours, codes, rows = (np.concatenate(column) for column in zip(*self._chunks, strict=True))
+        order = np.lexsort((rows["first_id"], due))
+        # Rows of a second that turned out to be damaged are met again by the pass.
+        again = (np.diff(due[order]) == 0) & (np.diff(rows["first_id"][order]) == 0)
+        order = np.delete(order, np.flatnonzero(again) + 1)[:size]
+        self._chunks = [(due[order], hours[order], codes[order], rows[order])]
+        self.size = len(order)
+        if self.size > self.limit:
+            self.bound_ms = int(due[order[-1]])
+
+    def page(self, reached: Key | None) -> Page:
+        """reached: everything up to there was looked at; None: everything."""
+        if not self.size:
+            return Page(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, INDEX), [], reached)
+        self._cut(self.limit + 1)
+        more = self.size > self.limit
+        full = self.full
+        self._cut(self.limit)
+        due, hours, codes, rows = self._chunks[0]
+        if more or (full and reached is not None):
+            reached = int(due[-1]), int(rows["first_id"][-1])
+        return Page(due, hours, rows, [_STATES[code] for code in codes.tolist()], reached)
+
+
+def listing(state: DelayState, wish: Wish, now_ms: int, budget: int = BUDGET) -> Generator[None, None, Page]:
+    """The next page. now_ms: cluster time of the question. DamagedFile when an entry that fits does not verify.
+
+    Each message is shown as it was at some moment between the first slice and the last.
+    """
+    found, spent, slice_spent = _Found(wish.limit), 0, 0
+    after = max(wish.after, (wish.from_ms - 1, _LAST_ID))
+    look = _Look(state, wish, now_ms, found)
+    for hour in look.hours(after):
+        slice_spent += 0 if state.store.mapped(hour) else _FAR_HOUR
+        for cost, reached in look.hour(hour, after):
+            spent += cost
+            slice_spent += cost
+            if reached is not None:
+                after = max(after, reached)
+                if found.full or spent > budget:
+                    return found.page(after)
+            if slice_spent >= _SLICE:
+                slice_spent = 0
+                yield
+    return found.page(None)
+
+
+class _Look:
+    def __init__(self, state: DelayState, wish: Wish, now_ms: int, found: _Found) -> None:
+        self.state, self.wish, self.now_ms, self.found = state, wish, now_ms, found
+        self.store = state.store
+        self.wanted = np.zeros(len(_STATES) + 1, np.bool_)
+        self.wanted[[_CODE[s] for s in wish.states]] = True
+        self.to_ms = min(wish.to_ms, now_ms + 1) if wish.states == {State.READY} else wish.to_ms
+        #: Some that wait are cancelled with their topic, or past their TTL, and no bitmap knows yet.
+        self.unswept_wanted = State.CANCELLED in wish.states and state.topics[wish.topic].doomed > 0
+        self.unswept_wanted |= State.EXPIRED in wish.states and bool(ttl.due(state, now_ms, b"", 1))
+
+    def hours(self, after: Key) -> Iterator[int]:
+        first, last = _first_ms(after) // HOUR_MS, min((self.to_ms - 1) // HOUR_MS, DEAD_HOURS - 1)
+        if self.wish.states & _IN_DEAD_HOURS:
+            return (h for h in self.store.hours() if h >= first and (h <= last or h >= DEAD_HOURS))
+        return (h for h in self.store.hours() if first <= h <= last)
+
+    def hour(self, hour: int, after: Key) -> Iterator[tuple[int, Key | None]]:
+        """(cost, up to where everything was looked at if that is any further) after each slice."""
+        end: Key = (hour * HOUR_MS + HOUR_MS - 1, _LAST_ID)
+        count, bits = self.store.count(hour), self._bits(hour)
+        few = sum(map(len, bits)) if bits is not None else count
+        if few:
+            step = _STEP_COST[self.store.mapped(hour)]
+            reached = after
+            for cost, so_far in self._walk(hour, min(count, few * step), after, step):
+                reached = so_far or reached
+                yield cost, so_far
+            if reached < end and bits is not None and few * step < count:
+                members = indexes_of(BitMap.union(BitMap(), *bits))
+                yield from self._pass(hour, count, reached, members, step)
+            elif reached < end:
+                yield from self._pass(hour, count, reached, None, 1)
+        yield _HOUR_COST, end
+
+    # the three ways
+
+    def _walk(self, hour: int, worth: int, after: Key, step: int) -> Iterator[tuple[int, Key | None]]:
+        """Second by second, until the hour ends or that has cost more than it is worth: as much as a pass."""
+        start_ms = hour * HOUR_MS
+        used, hour_state = self.store.heads(hour).count, self.state.hours.get(hour)
+        if self.wish.states <= PENDING and hour_state is not None and hour_state.open_seconds is not None:
+            used = hour_state.open_seconds
+        first, last = max(0, (_first_ms(after) - start_ms) // 1000), SECONDS_PER_HOUR
+        if hour < DEAD_HOURS:
+            last = min(last, -(-(self.to_ms - start_ms) // 1000))
+        spent = 0
+        for second in (np.flatnonzero(used[first:last]) + first).tolist():
+            walk = ChainWalk(self.store, hour, second)
+            cost = _SECOND_COST + walk.left * step
+            if spent + cost > worth:
+                return
+            spent += cost
+            yield _SECOND_COST, None
+            while not walk.done:
+                if not self.store.count(hour):
+                    return  # retired meanwhile
+                yield self._take(hour, walk.step(max(1, _SLICE // step)), after) * step, None
+            if walk.damage is not None:
+                return  # a pass finds the others, and says what is damaged
+            yield 0, (start_ms + second * 1000 + 999, _LAST_ID)
+        yield 0, (start_ms + HOUR_MS - 1, _LAST_ID)
+
+    def _pass(
+        self, hour: int, count: int, after: Key, members: NDArray[np.uint32] | None, step: int
+    ) -> Iterator[tuple[int, Key | None]]:
+        """Over the hour's index, or over those entries of it."""
+        store = self.store
+        size = max(1, _ROWS // step)
+        for at in range(0, count if members is None else len(members), size):
+            if store.count(hour) < count:
+                return  # retired meanwhile
+            where: Callable[[NDArray[np.integer]], NDArray[np.integer]] = partial(np.add, at)
+            if members is not None:
+                where = members[at : at + size].take
+                rows = store.entries(hour, members[at : at + size], verify=False)
+            elif store.mapped(hour):
+                rows = store.index_view(hour)[at : min(at + size, count)]
+            else:
+                rows = store.entries(hour, slice(at, min(at + size, count)), verify=False)
+            yield self._take(hour, rows, after, where) * step, None
+
+    def _take(
+        self,
+        hour: int,
+        rows: NDArray[np.void],
+        after: Key,
+        where: Callable[[NDArray[np.integer]], NDArray[np.integer]] | None = None,
+    ) -> int:
+        """Keep those of `rows` that fit; how many were looked at. Columns first: most rows are not worth a copy.
+        where: the indexes of rows that are not verified yet, by their positions; a damaged row cannot tell its own."""
+        wish = self.wish
+        fits = rows["topic"] == wish.topic
+        if wish.tag_mask:
+            mask = np.uint64(wish.tag_mask)
+            fits &= rows["tag_mask"] & mask == mask
+        at = np.flatnonzero(fits)
+        if not len(at):
+            return len(rows)
+        due, filed = rows["deliver_at_ms"][at], hour * HOUR_MS + rows["second"][at] * np.int64(1000)
+        key = due = np.maximum(due, filed)
+        if hour >= DEAD_HOURS:
+            key, due = filed, rows["deliver_at_ms"][at]
+        fits = (due >= wish.from_ms) & (due < self.to_ms) & (key >= after[0]) & (key <= self.found.bound_ms)
+        at, key = at[fits], key[fits]
+        some = rows.take(at)
+        fits = (key > after[0]) | (some["first_id"] > np.uint64(after[1]))
+        codes = states_of(self.state, hour, some, self.now_ms)
+        fits &= self.wanted[codes]
+        at, some, key, codes = at[fits], some[fits], key[fits], codes[fits]
+        if where is not None and len(some) and len(bad := INDEX_CRC.bad(some)):
+            self.store.entries(hour, where(at[bad]))  # raises DamagedFile, with where it is
+        self.found.add(hour, key, codes, some)
+        return len(rows)
+
+    def _bits(self, hour: int) -> list[BitMap] | None:
+        """Bitmaps that have all entries in the states asked for, and some more; None: no bitmap says."""
+        hour_state, states = self.state.hours.get(hour), self.wish.states
+        waiting = _IN_DEAD_HOURS if hour >= DEAD_HOURS else PENDING
+        open_wanted = bool(states & waiting) or self.unswept_wanted
+        if hour_state is None:
+            return None if open_wanted else []
+        others = hour_state.others
+        bits = [others[event] for event, state in _ENDED.items() if state in states and event in others]
+        if open_wanted and states & waiting == {State.LEASED} and not self.unswept_wanted:
+            bits.append(hour_state.leased)
+        elif open_wanted:
+            bits.append(hour_state.settled.flip(0, self.store.count(hour)))
+        if State.ACKED in states:
+            bits.append(hour_state.settled - BitMap.union(BitMap(), *others.values()))
+        return bits
+
+
+def states_of(state: DelayState, hour: int, rows: NDArray[np.void], now_ms: int) -> NDArray[np.uint8]:
+    """places.state_of for many INDEX rows of one hour, as places in `tuple(State)`; one more for what has moved on."""
+    codes = np.where(rows["deliver_at_ms"] <= now_ms, _CODE[State.READY], _CODE[State.SCHEDULED]).astype(np.uint8)
+    codes[~state.topics.owed(rows)] = _CODE[State.CANCELLED]
+    ended = np.flatnonzero(expired(state, rows, now_ms) & (codes == _CODE[State.READY]))
+    codes[ended] = _CODE[State.EXPIRED]
+    if hour >= DEAD_HOURS:
+        # deliver_at_ms of a dead letter is when it died: purged ones are gone.
+        marks = np.array([state.topics[number].dead_mark_ms for number in rows["topic"].tolist()])
+        codes[:] = np.where(rows["deliver_at_ms"] > marks, _CODE[State.DEAD], _ELSEWHERE)
+    hour_state = state.hours.get(hour)
+    if hour_state is None:
+        return codes
+    indexes = rows["index"]
+    codes[_in(indexes, hour_state.leased)] = _CODE[State.LEASED]
+    settled = _in(indexes, hour_state.settled)
+    if settled.any():
+        codes[settled] = _CODE[State.ACKED]
+        for event, bits in hour_state.others.items():
+            codes[_in(indexes, bits)] = _CODE[_ENDED[event]] if event in _ENDED else _ELSEWHERE
+    return codes
+
+
+def _in(indexes: NDArray[np.uint32], bits: BitMap) -> NDArray[np.bool_]:
+    if not bits:
+        return np.zeros(len(indexes), np.bool_)
+    if len(indexes) < _FEW:
+        return np.array([index in bits for index in indexes.tolist()], np.bool_)
+    return np.isin(indexes, indexes_of(bitmap(indexes) & bits))

@@ -1,0 +1,124 @@
+"""What the state machine is handed: its files, its tables, its dictionary, and whoever wants to know what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.model import Event
+
+if TYPE_CHECKING:
+    from hadelay.codec.linking import Heads
+    from hadelay.ledger.grants import HeldGrant
+    from hadelay.ledger.topics import Topic
+
+#: Kinds of `Names`. REASON: why an attempt failed.
+TOPIC, CONSUMER, NODE, REASON = 1, 2, 3, 4
+
+
+class HourStore(Protocol):
+    """The part of storage.hours.HourStore that the core uses; its docstrings are there."""
+
+    def count(self, hour: int) -> int: ...
+
+    def counts(self, hours: NDArray[np.int64]) -> NDArray[np.uint32]: ...
+
+    def hours(self) -> list[int]: ...
+
+    def append(
+        self,
+        hours: int | NDArray[np.int64],
+        rows: NDArray[np.void],
+        blob: bytearray,
+        headers: NDArray[np.void] | None = None,
+    ) -> NDArray[np.uint32]: ...
+
+    def append_again(self, hour: int, rows: NDArray[np.void]) -> int: ...
+
+    def entries(self, hour: int, indexes: NDArray[np.integer] | slice, *, verify: bool = True) -> NDArray[np.void]: ...
+
+    def mapped(self, hour: int) -> bool: ...
+
+    def index_view(self, hour: int) -> NDArray[np.void]: ...
+
+    def pre_view(self, hour: int) -> memoryview: ...
+
+    def heads(self, hour: int) -> Heads: ...
+
+    def record(self, hour: int, offset: int, size: int, *, verify: bool = False) -> bytes: ...
+
+    def append_events(self, hour: int, rows: NDArray[np.void]) -> int: ...
+
+    def events(
+        self, hour: int, numbers: NDArray[np.integer] | slice = ..., *, verify: bool = True
+    ) -> NDArray[np.void]: ...
+
+    def event_count(self, hour: int) -> int: ...
+
+    def sums(self, hour: int) -> tuple[int, int, int, tuple[int, int, int]] | None: ...
+
+    def set_clock(self, now_hour: int) -> None: ...
+
+    def retire(self, hour: int) -> None: ...
+
+
+class Tables(Protocol):
+    def get(self, table: bytes, key: bytes) -> bytes | None: ...
+
+    def get_many(self, table: bytes, keys: Sequence[bytes]) -> list[bytes | None]: ...
+
+    def put(self, table: bytes, key: bytes, value: bytes) -> None: ...
+
+    def put_many(self, table: bytes, rows: Mapping[bytes, bytes]) -> None: ...
+
+    def delete(self, table: bytes, key: bytes) -> None: ...
+
+    def drop_table(self, table: bytes) -> None: ...
+
+    def range(
+        self, table: bytes, start: bytes = b"", end: bytes | None = None, limit: int = 1000
+    ) -> list[tuple[bytes, bytes]]: ...
+
+
+class Names(Protocol):
+    def number(self, kind: int, name: str) -> int: ...
+
+    def name(self, kind: int, number: int) -> str: ...
+
+    def register(self, kind: int, name: str) -> int: ...
+
+
+class Listener:
+    """Told by apply right after each change; must not change the state, nor keep the arrays it gets. The leader has one
+    that listens (handout/dispatcher.py), a follower this one.
+
+    An entry is something to hand out from `on_filed` until `on_granted` or `on_settled` names it. What comes back from
+    a lease (nack, expiry) or is moved is a *new* entry: first `on_settled` of the old one with Event.MOVED, then
+    `on_filed` of the new one.
+    """
+
+    def on_filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
+        """INDEX rows, complete (`index`, `second`, …); the hour of all, or of each."""
+
+    def on_granted(self, grant: HeldGrant) -> None:
+        """grant.rows[n] is leased where grant.rows["open"][n]."""
+
+    def on_extended(self, grant: HeldGrant) -> None: ...
+
+    def on_settled(self, hour: int, indexes: NDArray[np.uint32], event: Event) -> None:
+        """These entries are over: ACKED, TTL_EXPIRED, CANCELLED, MOVED or DEAD."""
+
+    def on_topic(self, topic: Topic) -> None:
+        """Made, changed or deleted (`topic.exists`), or has something for the janitor (Topics.chores)."""
+
+    def on_purged(self, topic: Topic) -> None:
+        """Whatever waits in it, of a generation before topic.floor, is cancelled: `on_settled` names it later."""
+
+    def on_dead(self, topic: Topic) -> None:
+        """Messages of it died. An alert is owed while topic.settled[Event.DEAD] is ahead of topic.alerted."""
+
+    def on_ttl(self, at_ms: int) -> None:
+        """TTL_EXPIRE has something to look at then."""

@@ -1,0 +1,252 @@
+"""The two things that happen to entries, whole columns at a time: they end, and they are filed anew elsewhere.
+
+    filed ──▶ waiting ──GRANT──▶ leased ──ACK──▶ acked
+                 │                 │
+                 │                 ├──NACK, EXPIRE──▶ moved: a new entry waits, same message id, attempt + 1
+                 │                 └──for the last time──▶ dead: a new entry lies in a dead hour (ledger/dead.py)
+                 ├──CANCEL, SWEEP──▶ cancelled
+                 ├──TTL_EXPIRE──▶ expired
+                 └──CARRY──▶ moved: a new entry waits in the running hour, attempt unchanged
+
+docs/spec/lifecycle.md is the table. An index entry is written once; what happens to it goes to the dispatch log of its
+hour, and the bitmaps of HourState say what stands there.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.codec.formats import DISPATCH
+from hadelay.ledger.hourstate import bitmap
+from hadelay.ledger.topics import by_topic, by_topic_bytes
+from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event
+
+if TYPE_CHECKING:
+    from hadelay.ledger.state import DelayState
+
+#: INDEX.flags: the attempt before this entry ended because its lease ran out, so its ack still counts until the
+#: message is leased again.
+FLAG_LEASE_EXPIRED = 1
+#: It has a client key; it ends by itself (table `ttlof`); it is pushed to a URL of its own (meta `cb`).
+FLAG_KEYED, FLAG_TTL, FLAG_CALLBACK = 2, 4, 8
+#: It died in another topic and was routed to this one: where it dies again it is kept.
+FLAG_ROUTED = 16
+#: It was due, or nearly, when it was rescheduled: in interval mode a leader that fell may have handed it out before,
+#: and its `deliver_at_ms` no longer tells.
+FLAG_WAS_DUE = 32
+#: The bits from here on count the hand-outs that ended without having been tried: they came back uncounted (NACK). They
+#: count neither for `max_attempts` nor for the backoff; `attempt` still numbers every hand-out.
+EXCUSED_AT = 6
+MAX_EXCUSED = (1 << 10) - 1
+#: Of the message, not of the entry: they go with it wherever it is filed anew.
+FLAGS_OF_MESSAGE = FLAG_KEYED | FLAG_TTL | FLAG_CALLBACK | FLAG_ROUTED | FLAG_WAS_DUE
+
+#: first id → where the message is now, for every message that ever moved; then its last failures, 16 bytes each.
+PLACE = b"place"
+PLACE_KEY = struct.Struct(">Q")
+PLACE_VALUE = struct.Struct("<II")
+#: at_ms, reason (a name's number, or NONE32), attempt, event
+FAILURE = struct.Struct("<qIHBx")
+MAX_FAILURES = 16
+
+
+#: Events after which the message is filed elsewhere: `other_hour` and `consumer` say where.
+MOVES = (Event.MOVED, Event.DEAD, Event.REDRIVEN)
+
+
+class Failure(NamedTuple):
+    """Why an attempt ended without an ack: what is kept of it besides its time and number."""
+
+    event: Event
+    #: Number of a name of kind REASON, NONE32 for none.
+    reason: int
+
+
+def log_events(
+    state: DelayState, hour: int, rows: NDArray[np.void], event: Event, *, attempts: NDArray[np.uint16],
+    previous: NDArray[np.uint32] | int, consumer: NDArray[np.uint32] | int, node: int,
+    other_hour: NDArray[np.int64] | int = NONE32,
+) -> NDArray[np.uint32]:  # fmt: skip
+    """Append one event per row (INDEX or HELD) to the hour's dispatch log; returns their numbers.
+
+    For MOVES, `consumer` is the globalIndex of the new entry in `other_hour`, which makes the chain
+    from a message's first entry to its last one readable from the files alone. For NACKED, `other_hour` is the reason.
+    """
+    events = np.zeros(len(rows), DISPATCH)
+    events["index"] = rows["index"]
+    events["previous"] = previous
+    events["other_hour"] = other_hour
+    events["consumer"] = consumer
+    events["at_ms"] = state.now_ms
+    events["attempt"] = attempts
+    events["event"] = event
+    events["node"] = node
+    first = state.store.append_events(hour, events)
+    return np.arange(first, first + len(rows), dtype=np.uint32)
+
+
+def settle(state: DelayState, hour: int, rows: NDArray[np.void], event: Event, *, leased: bool) -> None:
+    """These open entries (INDEX or HELD rows of one hour) are over. `leased`: all of them were, else none. In a dead
+    hour: these letters are redriven."""
+    bits = bitmap(rows["index"])
+    hour_state = state.hour_state(hour)
+    hour_state.settle(bits, event)
+    if leased:
+        hour_state.leased -= bits
+    hour_state.drop_seconds(rows["second"])
+    if hour < state.now_hour and not state.open_entries(hour):
+        hour_state.open_seconds = None
+    ends_here = event not in MOVES
+    if ends_here:
+        hour_state.settled_at_ms = state.now_ms
+    for number, count, size in by_topic_bytes(rows):
+        if ends_here:
+            hour_state.topics.add(number)
+        topic = state.topics[number]
+        topic.settled[event] += count
+        if hour >= DEAD_HOURS:
+            topic.dead -= count
+        elif event is not Event.MOVED:
+            topic.open -= count
+            topic.bytes -= size
+        if leased:
+            topic.leased -= count
+    if hour < DEAD_HOURS:
+        state.listener.on_settled(hour, rows["index"], event)
+        if state.on_settled is not None:
+            state.on_settled(hour, rows)
+
+
+def filed(state: DelayState, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
+    """Entries were appended: count them where counts are kept, and tell the leader."""
+    if isinstance(hours, int):
+        if hours == state.now_hour:
+            state.hour_state(hours).add_seconds(rows["second"])
+    else:
+        running = hours == state.now_hour
+        if running.any():
+            state.hour_state(state.now_hour).add_seconds(rows["second"][running])
+    keyed = rows["flags"] & FLAG_KEYED != 0
+    if keyed.any():
+        if isinstance(hours, int):
+            state.hour_state(hours).keyed += int(np.count_nonzero(keyed))
+        else:
+            for hour, count in by_topic(hours[keyed]):
+                state.hour_state(hour).keyed += count
+    state.listener.on_filed(hours, rows)
+
+
+def excused(rows: NDArray[np.void]) -> NDArray[np.uint16]:
+    """How many hand-outs of these messages (INDEX rows) do not count as attempts."""
+    found: NDArray[np.uint16] = rows["flags"] >> np.uint16(EXCUSED_AT)
+    return found
+
+
+def move(
+    state: DelayState, hour: int, rows: NDArray[np.void], *, deliver_at_ms: NDArray[np.int64] | int, attempts: int,
+    flags: NDArray[np.uint16] | int, previous: NDArray[np.uint32] | int, node: int, leased: bool,
+    failure: Failure | None = None, again: bool = True, excuse: int = 0,
+) -> None:  # fmt: skip
+    """File the messages of these open INDEX rows anew, under max(second of deliver_at, second of now).
+
+    `attempts` is added to the attempt of each. `flags` are the new entry's; those of the message stay. Within the hour
+    the new entry points at the same record; into another hour the record is copied, so that an hour is complete by
+    itself. again: something happened to the message, so no purge from before that means it any more. excuse: so many of
+    `attempts` do not count; of no message more than MAX_EXCUSED.
+    """
+    new = rows.copy()
+    new["deliver_at_ms"] = deliver_at_ms
+    # No limit of attempts is a limit of 65,534: there it stays.
+    new["attempt"] = np.minimum(rows["attempt"], 0xFFFE - attempts) + attempts
+    new["flags"] = rows["flags"] & FLAGS_OF_MESSAGE | flags
+    new["flags"] |= (excused(rows) + np.uint16(excuse)) << np.uint16(EXCUSED_AT)
+    if again:
+        new["generation"] = state.topics.generations[rows["topic"]]
+    filing_ms = np.maximum(new["deliver_at_ms"], state.now_ms)
+    hours: NDArray[np.int64] = filing_ms // HOUR_MS
+    new["second"] = filing_ms % HOUR_MS // 1000
+    file_anew(
+        state, hour, rows, hours, new, Event.MOVED,
+        attempts=new["attempt"], previous=previous, node=node, leased=leased, failure=failure,
+    )  # fmt: skip
+    filed(state, hours, new)
+
+
+def file_anew(
+    state: DelayState, hour: int, rows: NDArray[np.void], hours: NDArray[np.int64], new: NDArray[np.void], event: Event,
+    *, attempts: NDArray[np.uint16], previous: NDArray[np.uint32] | int, node: int, leased: bool,
+    failure: Failure | None = None,
+) -> None:  # fmt: skip
+    """Append `new` to `hours` in the place of the open `rows`, which end with `event`. For whoever files it in an hour
+    that runs: call `filed` then."""
+    _append_moved(state, hour, hours, new)
+    log_events(
+        state, hour, rows, event,
+        attempts=attempts, previous=previous, consumer=new["index"], node=node, other_hour=hours,
+    )  # fmt: skip
+    settle(state, hour, rows, event, leased=leased)
+    put = state.tables.put
+    tails = _failures(state, hour, rows, attempts, failure)
+    for first_id, to, index, tail in zip(
+        new["first_id"].tolist(), hours.tolist(), new["index"].tolist(), tails, strict=True
+    ):
+        put(PLACE, PLACE_KEY.pack(first_id), PLACE_VALUE.pack(to, index) + tail)
+    for to, count in by_topic(hours.astype(np.uint32)):
+        state.hour_state(to).returned += count
+
+
+def _failures(
+    state: DelayState, hour: int, rows: NDArray[np.void], attempts: NDArray[np.uint16], failure: Failure | None
+) -> list[bytes]:
+    """What is kept of each message's failures, the latest included."""
+    own = rows["index"].astype(np.uint64) | np.uint64(hour << 32)
+    first = rows["first_id"] & np.uint64((1 << 56) - 1) == own
+    get = state.tables.get
+    tails = [
+        b"" if at_home else (get(PLACE, PLACE_KEY.pack(first_id)) or b"")[PLACE_VALUE.size :]
+        for first_id, at_home in zip(rows["first_id"].tolist(), first.tolist(), strict=True)
+    ]
+    if failure is None:
+        return tails
+    room = (MAX_FAILURES - 1) * FAILURE.size
+    pack, now_ms = FAILURE.pack, state.now_ms
+    return [
+        tail[-room:] + pack(now_ms, failure.reason, attempt, failure.event)
+        for tail, attempt in zip(tails, attempts.tolist(), strict=True)
+    ]
+
+
+def failures_of(state: DelayState, first_id: int) -> list[tuple[int, Event, int, int]]:
+    """(at_ms, event, attempt, reason) of the message's last failed attempts, the first one first."""
+    stored = state.tables.get(PLACE, PLACE_KEY.pack(first_id)) or b""
+    return [
+        (at_ms, Event(event), attempt, reason)
+        for at_ms, reason, attempt, event in FAILURE.iter_unpack(stored[PLACE_VALUE.size :])
+    ]
+
+
+def fitting(costs: NDArray[np.integer], room: int, *, at_least: bool = True) -> int:
+    """How many of them, from the first on, fit into `room`; at_least: one does in any case."""
+    fits = int(np.cumsum(costs, dtype=np.int64).searchsorted(room, "right"))
+    return max(fits, 1) if at_least and len(costs) else fits
+
+
+def _append_moved(state: DelayState, hour: int, hours: NDArray[np.int64], new: NDArray[np.void]) -> None:
+    within = hours == hour
+    if within.all():
+        state.store.append_again(hour, new)
+    elif not within.any():
+        records = [
+            state.store.record(hour, offset, size, verify=True)
+            for offset, size in zip(new["offset"].tolist(), new["size"].tolist(), strict=True)
+        ]
+        state.store.append(hours, new, bytearray(b"".join(records)))
+    else:
+        for part in (within, ~within):
+            some = new[part]
+            _append_moved(state, hour, hours[part], some)
+            new[part] = some

@@ -1,0 +1,363 @@
+"""The door to the file system. Two implementations: `RealDisk` here, `SimDisk` in chaos.sim (power cuts, torn
+writes, full disks, failing syncs).
+
+Modes do not depend on the umask (ADR 193). The group may list directories, and read hour files and `names`, for
+pipelines. Everything else may hold secrets: only the owner reads it.
+
+Rules for callers: what was not synced may vanish in any subset; a file's name is durable only after `sync_dir` of its
+directory; an error of any sync is final (stop the process, never sync again: the page cache looks clean afterwards).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import stat
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class File(Protocol):
+    path: str
+
+    def size(self) -> int: ...
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Up to `size` bytes: fewer at the end of the file."""
+        ...
+
+    def pread_cached(self, size: int, offset: int) -> bytes | None:
+        """`pread` of all `size` bytes if that does not wait for the disk; None if it would, or the file ends before."""
+        ...
+
+    def will_need(self, size: int, offset: int) -> None:
+        """Have these bytes read into memory soon. May block: call it in a thread."""
+        ...
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """All of it, or OSError."""
+        ...
+
+    def pwritev(self, parts: list[bytes | bytearray | memoryview], offset: int) -> int:
+        """All parts one after another; the number of bytes. Any number of parts."""
+        ...
+
+    def allocate(self, size: int) -> None:
+        """Make the file at least `size` bytes long, zero-filled, with its space reserved. OSError(ENOSPC) if full."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def sync(self) -> None:
+        """fdatasync. Blocks: call it in a thread (Runtime.in_thread)."""
+        ...
+
+    def write_behind(self, size: int, offset: int) -> None:
+        """Have these bytes written soon, which says nothing of when they are durable: of many that wait together, the
+        next sync of any file may have to wait for all."""
+        ...
+
+    def drop_cache(self) -> None:
+        """Have what was synced read from the disk the next time, and not from memory."""
+        ...
+
+    def map(self, length: int) -> memoryview:
+        """Read-only view of the first `length` bytes, which must exist. Stays valid, and sees later writes, until
+        every view of it is released; never truncate a mapped file."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    def open(self, path: str, *, create: bool = False) -> File:
+        """For reading and writing. FileNotFoundError unless it exists or `create`."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def listdir(self, path: str) -> list[str]:
+        """Sorted names."""
+        ...
+
+    def sizes(self, path: str) -> dict[str, int]:
+        """Size in bytes of every file directly in a directory, by name."""
+        ...
+
+    def makedirs(self, path: str) -> None:
+        """And make their names durable: whoever creates a directory rarely thinks of its parent."""
+        ...
+
+    def protect(self, path: str, *, below: bool = True) -> int:
+        """Give `path`, and everything `below` it, the modes that new files get. Files of other users stay as they are.
+        Returns how many modes were changed."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Replaces `new`."""
+        ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def sync_dir(self, path: str) -> None: ...
+
+    def sync_files(self, paths: Iterable[str], root: str) -> None:
+        """Make every one durable, names included; one syncfs of `root` when there are many."""
+        ...
+
+    def free(self, path: str) -> tuple[int, int]:
+        """(bytes free, bytes in all) of the file system below `path`."""
+        ...
+
+    def lock(self, path: str) -> Lock:
+        """Hold `path` exclusively until the returned object is closed or gone. BlockingIOError when another has it."""
+        ...
+
+
+DIRECTORY, PRIVATE, SHARED = 0o750, 0o600, 0o640
+
+
+def mode_of(path: str) -> int:
+    """Of a file."""
+    directory, name = os.path.split(path)
+    shared = os.path.basename(directory) == "hours" or name.removesuffix(".new") == "names"
+    return SHARED if shared else PRIVATE
+
+
+def private(path: str, flags: int) -> int:
+    """For open(…, opener=private)."""
+    return os.open(path, flags, PRIVATE)
+
+
+def read_file(disk: Disk, path: str, size: int | None = None, offset: int = 0) -> bytes:
+    """All of a file, or up to `size` bytes of it. FileNotFoundError."""
+    file = disk.open(path)
+    try:
+        return file.pread(file.size() if size is None else size, offset)
+    finally:
+        file.close()
+
+
+def replace_file(disk: Disk, path: str, data: bytes) -> None:
+    """Whole or not at all, and durable when it returns."""
+    file = disk.open(f"{path}.new", create=True)
+    try:
+        file.truncate(0)
+        file.pwrite(data, 0)
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(f"{path}.new", path)
+    disk.sync_dir(os.path.dirname(path))
+
+
+_IOV_MAX = 1024
+#: From here on one syncfs is cheaper than a sync per file.
+_MANY_FILES = 64
+_libc = ctypes.CDLL(None, use_errno=True)
+#: Linux's own; elsewhere the system writes when it likes.
+_sync_file_range = getattr(_libc, "sync_file_range", lambda *_: 0)
+_SYNC_FILE_RANGE_WRITE = 2
+#: Where the system has none, reads wait.
+_RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+#: The kernel reads no more ahead at a time, in bytes.
+_AHEAD = 128 << 10
+
+
+class RealFile:
+    def __init__(self, path: str, fd: int) -> None:
+        self.path, self.fd = path, fd
+
+    def size(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    def pread(self, size: int, offset: int) -> bytes:
+        return os.pread(self.fd, size, offset)
+
+    def pread_cached(self, size: int, offset: int) -> bytes | None:
+        data = bytearray(size)
+        try:
+            read = os.preadv(self.fd, [data], offset, _RWF_NOWAIT)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:  # EAGAIN: some of it is on the disk alone
+                return None
+            read = os.preadv(self.fd, [data], offset)  # a file system in memory, or one that cannot tell
+        return bytes(data) if read == size else None
+
+    def will_need(self, size: int, offset: int) -> None:
+        for at in range(offset, offset + size, _AHEAD):
+            os.posix_fadvise(self.fd, at, min(_AHEAD, offset + size - at), os.POSIX_FADV_WILLNEED)
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        written = os.pwrite(self.fd, data, offset)
+        if written < len(data):
+            view = memoryview(data).cast("B")
+            while written < len(view):
+                written += os.pwrite(self.fd, view[written:], offset + written)
+
+    def pwritev(self, parts: list[bytes | bytearray | memoryview], offset: int) -> int:
+        total = 0
+        for i in range(0, len(parts), _IOV_MAX):
+            chunk = parts[i : i + _IOV_MAX]
+            want = sum(map(len, chunk))
+            written = os.pwritev(self.fd, chunk, offset + total)
+            if written < want:
+                rest = b"".join(chunk)[written:]
+                self.pwrite(rest, offset + total + written)
+            total += want
+        return total
+
+    def allocate(self, size: int) -> None:
+        os.posix_fallocate(self.fd, 0, size)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self.fd, size)
+
+    def sync(self) -> None:
+        os.fdatasync(self.fd)
+
+    def write_behind(self, size: int, offset: int) -> None:
+        # What fails is told by the next sync.
+        _sync_file_range(self.fd, ctypes.c_int64(offset), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
+
+    def drop_cache(self) -> None:
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def map(self, length: int) -> memoryview:
+        return memoryview(mmap.mmap(self.fd, length, prot=mmap.PROT_READ))
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class RealDisk:
+    """private: nothing is for the group, as of a backup, which is all of a cluster's secrets and messages in one."""
+
+    def __init__(self, *, private: bool = False) -> None:
+        self._mode_of = (lambda path: PRIVATE) if private else mode_of
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        flags = os.O_RDWR | os.O_CLOEXEC
+        try:
+            return RealFile(path, os.open(path, flags))
+        except FileNotFoundError:
+            if not create:
+                raise
+        mode = self._mode_of(path)
+        fd = os.open(path, flags | os.O_CREAT, mode)
+        _set_mode(fd, mode)
+        return RealFile(path, fd)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def sizes(self, path: str) -> dict[str, int]:
+        with os.scandir(path) as found:
+            return {e.name: e.stat().st_size for e in found if e.is_file()}
+
+    def makedirs(self, path: str) -> None:
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(os.path.abspath(path))
+        self.makedirs(parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, DIRECTORY)
+            _set_mode(path, DIRECTORY)
+        self.sync_dir(parent)
+
+    def protect(self, path: str, *, below: bool = True) -> int:
+        if not os.path.isdir(path):
+            return _set_mode(path, self._mode_of(path))
+        count = int(_set_mode(path, DIRECTORY))
+        for directory, inner, files in os.walk(path) if below else ():
+            count += sum(_set_mode(f"{directory}/{name}", DIRECTORY) for name in inner)
+            count += sum(_set_mode(f"{directory}/{name}", self._mode_of(f"{directory}/{name}")) for name in files)
+        return count
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def sync_files(self, paths: Iterable[str], root: str) -> None:
+        paths = list(paths)
+        if len(paths) < _MANY_FILES:
+            for path in paths:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+            for directory in sorted({os.path.dirname(path) for path in paths}):
+                self.sync_dir(directory)
+            return
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _libc.syncfs(fd) != 0:
+                # Whose bytes are lost nobody knows, so a full disk is no better here than a broken one.
+                why = os.strerror(ctypes.get_errno())
+                raise OSError(errno.EIO, f"a sync of the file system failed: {why}", root)
+        finally:
+            os.close(fd)
+
+    def free(self, path: str) -> tuple[int, int]:
+        s = os.statvfs(path)
+        return s.f_bavail * s.f_frsize, s.f_blocks * s.f_frsize
+
+    def lock(self, path: str) -> Lock:
+        file = open(path, "a", opener=private)  # noqa: SIM115 (held until closed)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise
+        return file
+
+
+class ReadOnlyDisk(RealDisk):
+    """For whoever only looks, and may own nothing of it."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        return RealFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def unlink(self, path: str) -> None:
+        """Recovery would remove what does not count."""
+
+
+def _set_mode(path: str | int, mode: int) -> bool:
+    """False if it had that mode, or another user owns it, or its file system knows no modes. setgid stays: of a
+    directory it gives what is made in it the directory's group."""
+    try:
+        found = os.stat(path, follow_symlinks=not isinstance(path, str))
+        now = stat.S_IMODE(found.st_mode)
+        if now & 0o777 == mode or stat.S_ISLNK(found.st_mode):
+            return False
+        os.chmod(path, now & 0o7000 | mode)
+    except (PermissionError, FileNotFoundError):
+        return False
+    except OSError as error:
+        if error.errno in (errno.ENOTSUP, errno.EROFS):
+            return False
+        raise
+    return True

@@ -1,0 +1,78 @@
+"""HELLO, the first frame of each side on the node link, and what is said to a connection that is refused."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+from hadelay.codec.checksums import crc32c
+from hadelay.platform.frames import BadFrame, decode, encode
+from hadelay.platform.strangers import MAX_HELLO, Verdict
+
+PROTOCOL = "hadelay-raft"
+VERSION = 1
+HELLO, REFUSED = 1, 0
+#: Length of a frame, and CRC32C of it.
+HEAD = struct.Struct("<II")
+_NO_HELLO = "this is the node link of a hadelay cluster, and that was no HELLO"
+
+
+class Hello:
+    """What this node says of itself, and whom it accepts."""
+
+    def __init__(self, name: str, *, cluster_id: str, group: int, feature_level: int, tls: bool) -> None:
+        self.name, self.cluster_id, self.group, self.tls = name, cluster_id, group, tls
+        #: The frame, as it crosses.
+        self.packed = packed(encode(HELLO, PROTOCOL, VERSION, cluster_id, group, name, feature_level))
+
+    def judge(self, data: bytes, peers: Mapping[str, str]) -> tuple[Verdict, str]:
+        """The first bytes of a connection; and why not, in words for the operator of the other side."""
+        looks_like_tls = data[:2] == b"\x16\x03" and data[2:3] != b"\0"  # a handshake record, no length of a frame
+        if self.tls:
+            return (Verdict.IN_TURN, "") if looks_like_tls else (Verdict.NEVER, "it does not speak TLS")
+        if looks_like_tls:
+            return Verdict.NEVER, f"{self.name} does not speak TLS on the node link (raft.tls_cert is not set)"
+        if len(data) < HEAD.size:
+            return Verdict.IN_TURN, ""
+        length, crc = HEAD.unpack_from(data)
+        frame = data[HEAD.size : HEAD.size + length]
+        if length <= MAX_HELLO and len(frame) < length:
+            return Verdict.IN_TURN, ""
+        if length > MAX_HELLO or crc32c(frame) != crc:
+            return Verdict.NEVER, _NO_HELLO
+        _, reason = self.read(frame, peers, None)
+        return (Verdict.NEVER, reason) if reason else (Verdict.NOW, "")
+
+    def read(self, frame: bytes, peers: Mapping[str, str], dialled: str | None) -> tuple[str, str]:
+        """The name in a HELLO, and why it is refused; empty: it is not. peers: name → address. dialled: whom this node
+        called."""
+        try:
+            if len(frame) > MAX_HELLO or frame[:1] != bytes((HELLO,)):
+                raise BadFrame("the first frame is not a HELLO")
+            protocol, version, cluster_id, group, name, _feature = decode(frame, str, int, str, int, str, int)
+        except BadFrame:
+            return "", _NO_HELLO
+        reason = ""
+        if protocol != PROTOCOL or version != VERSION:
+            reason = f"{self.name} speaks {PROTOCOL} {VERSION}, you speak {protocol} {version}"
+        elif cluster_id != self.cluster_id:
+            reason = f"{self.name} is of cluster {self.cluster_id!r}, you are of {cluster_id!r}"
+        elif group != self.group:
+            reason = f"{self.name} is of group {self.group}, you are of {group}"
+        elif name == self.name:
+            reason = f"{self.name} is my own name: two nodes must not share it"
+        elif name not in peers:
+            reason = f"{self.name} has no member {name!r}: it was removed, or never added"
+        elif dialled not in (None, name):
+            reason = f"{peers.get(dialled or '', 'it')} should be {dialled}, and answers as {name}"
+        return name, reason
+
+
+def refusal(reason: str) -> bytes:
+    """The frame that says why, as it crosses."""
+    return packed(bytes((REFUSED,)) + reason.encode())
+
+
+def packed(frame: bytes) -> bytes:
+    """As it crosses."""
+    return HEAD.pack(len(frame), crc32c(frame)) + frame

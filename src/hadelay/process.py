@@ -1,0 +1,207 @@
+"""The real world around a Node: uvloop, sockets, signals, log lines. `serve` blocks until the node has ended.
+
+SIGTERM and SIGINT end it in order: a leader hands over first, polls are answered, a checkpoint makes the next start
+quick. A second signal does not wait. What the node itself calls fatal ends the process at once, with code 70: the
+journal has everything that was acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import structlog
+import uvloop
+
+from hadelay.errors import is_disk_full
+from hadelay.platform.disk import RealDisk
+from hadelay.platform.runtime import AsyncioRuntime
+from hadelay.platform.tcp import AsyncioNetwork
+from hadelay.platform.tls import Certificates
+from hadelay.server.checkpoints import ENDS
+from hadelay.server.descriptors import divide, raise_limit
+from hadelay.server.gate import open_archive
+from hadelay.server.logs import set_up_logs
+from hadelay.server.node import Node
+from hadelay.server.recover import open_node
+from hadelay.server.service import NodeService
+from hadelay.server.views import ready_checks
+from hadelay.server.webhooks.sender import Sender
+from hadelay.settings.node import Config
+from hadelay.storage.lmdbtables import LmdbBackend
+from hadelay.version import VERSION
+
+#: EX_SOFTWARE: the node ended itself because going on could have broken a promise.
+FATAL = 70
+#: How long a leader may take to hand over before it simply stops.
+_HAND_OVER_S = 3.0
+#: How long webhook calls that are under way may take to end.
+_CALLS_S = 5.0
+_LOOK_S = 0.02
+#: When the log says for the first time why the node is not ready yet, and how often it repeats that.
+_PATIENCE_S, _REMIND_S = 3.0, 60.0
+#: How long the last checkpoint may take. Without it the next start replays more of the journal.
+_CHECKPOINT_S = 10.0
+#: How often the certificates' files are looked at. SIGHUP: at once.
+_CERTIFICATES_S = 10.0
+#: From when on a certificate that is over soon is told of, daily; the alert HadelayCertificate looks as far.
+_SOON_DAYS, _DAY_S = 14, 86_400
+#: Batches on their way are many objects and no cycles: the default, 700, looks at each of them twice.
+_GC = (20_000, 20, 50)
+#: A sync that has ended waits for the interpreter as long as the loop keeps it: 5 ms by default, more than most syncs.
+_SWITCH_S = 0.0005
+
+log = structlog.get_logger("hadelay")
+
+
+def serve(config: Config, ready: Callable[[dict[str, Any]], None] = lambda node: None) -> int:
+    """Run one node until a signal; `ready` is called once, when it can serve. Returns the exit code."""
+    set_up_logs(config.log, config.node.name)
+    log.info("starting", version=VERSION, cluster=config.cluster.id, data_dir=config.node.data_dir)
+    config, sockets = divide(config, raise_limit())
+    if config.retention.archive:
+        open_archive(config.retention.archive)  # loads what reaches it: later that would hold up the loop
+    gc.set_threshold(*_GC)
+    sys.setswitchinterval(_SWITCH_S)
+    return uvloop.run(_serve(config, sockets, ready))
+
+
+async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]], None]) -> int:
+    from hadelay.http.app import HttpServer
+
+    loop = asyncio.get_running_loop()
+    runtime = AsyncioRuntime(loop)
+    ending = asyncio.Event()
+
+    def fatal(error: BaseException) -> None:
+        full = {"next": ENDS} if is_disk_full(error) else {}
+        log.critical("fatal", error=repr(error), exc_info=error, **full)
+        # No clean-up: the very next write might be the one that breaks a promise.
+        os._exit(FATAL)
+
+    def on_signal() -> None:
+        if ending.is_set():
+            os._exit(130)
+        ending.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    network = AsyncioNetwork.from_config(config, runtime)
+    backend = partial(LmdbBackend, map_bytes=config.storage.map_bytes)
+    node = open_node(config, RealDisk(), network, runtime, fatal, backend=backend)
+    sender = Sender(node.push.guard, config.webhooks.user_agent)
+    node.push.call_by(sender)
+    service = NodeService(node)
+    http = HttpServer(service, config.http, config.limits.max_delay_ms, config.security, sockets=sockets)
+    http.metrics.certificates = [tls for tls in (network.tls, http.tls) if tls is not None]
+    await http.start()
+    _watch(http.metrics.certificates, runtime)
+    node.start()
+    try:
+        await _ready(node, ending)
+        if not ending.is_set():
+            service.knows_tokens = True
+            # What is here now stays: no collection has to look at it again.
+            gc.freeze()
+            log.info("ready", http=config.advertise, raft=config.raft.listen, leader=node.raft.leader)
+            notify("READY=1")
+            ready({"name": node.name, "pid": os.getpid(), "http": config.advertise, "raft": config.raft.listen})
+        await ending.wait()
+        log.info("stopping", leads=bool(node.leading))
+        notify("STOPPING=1")
+        await _hand_over(node)
+        await _calls_over(node)
+        await _within(_CHECKPOINT_S, node.checkpoints.begin, "checkpoint_unfinished")
+    finally:
+        await http.stop()
+        node.stop()
+        await sender.close()
+        runtime.close()
+    log.info("stopped")
+    return 0
+
+
+def notify(state: str) -> None:
+    """Tell systemd, if it started this process and asked to be told (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
+
+
+def _watch(certificates: list[Certificates], runtime: AsyncioRuntime) -> None:
+    def refresh() -> None:
+        for one in certificates:
+            if one.refresh():
+                log.info("certificate_read", path=one.paths["tls_cert"])
+                tell(one)
+
+    def again() -> None:
+        refresh()
+        runtime.call_later(_CERTIFICATES_S, again)
+
+    def tell(one: Certificates) -> None:
+        days = (one.expires_s - runtime.wall_ms() / 1000) / _DAY_S
+        if days < _SOON_DAYS:
+            log.warning("certificate_expires", path=one.paths["tls_cert"], days=round(days, 1))
+
+    def daily() -> None:
+        for one in certificates:
+            tell(one)
+        runtime.call_later(_DAY_S, daily)
+
+    if certificates:
+        runtime.loop.add_signal_handler(signal.SIGHUP, refresh)
+        runtime.call_later(_CERTIFICATES_S, again)
+        daily()
+
+
+async def _ready(node: Node, ending: asyncio.Event) -> None:
+    """Until this node serves: a leader is known, and what was committed before now is applied here. A node that has
+    just started knows neither by itself, so it asks (ReadIndex)."""
+    say_at = node.runtime.monotonic() + _PATIENCE_S
+    while not ending.is_set():
+        if node.runtime.monotonic() >= say_at:
+            say_at += _REMIND_S
+            why = [check.detail for check in ready_checks(node) if not check.ok]
+            log.warning("not_ready", why=why or ["it is catching up"])
+        if node.serves():
+            caught_up: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            node.raft.read_index(lambda error, asked=caught_up: asked.set_result(error is None))  # type: ignore[misc]
+            if await caught_up:
+                return
+        await asyncio.sleep(0.02)
+
+
+async def _hand_over(node: Node) -> None:
+    if not node.leading or node.raft.alone:
+        return
+    await _within(_HAND_OVER_S, lambda over: node.transfer(None, lambda error: over()), "hand_over_failed")
+
+
+async def _calls_over(node: Node) -> None:
+    """Webhook calls under way end, and what came of them is told to whoever leads now. Those that have not ended are
+    made again when their leases have run out."""
+    for _ in range(int(_CALLS_S / _LOOK_S)):
+        if not node.push.busy:
+            return
+        await asyncio.sleep(_LOOK_S)
+    log.warning("calls_unfinished", after_s=_CALLS_S)
+
+
+async def _within(seconds: float, start: Callable[[Callable[[], None]], None], failure: str) -> None:
+    """Start something that calls back, and wait so long for it: neither is for safety, only for a quick return."""
+    over = asyncio.Event()
+    start(over.set)
+    try:
+        await asyncio.wait_for(over.wait(), seconds)
+    except TimeoutError:
+        log.warning(failure, after_s=seconds)

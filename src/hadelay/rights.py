@@ -1,0 +1,129 @@
+"""Who may do what, and what was done by those who may do much: tokens and the audit trail (ADR 122, 123).
+
+    scope := ("publish" | "consume" | "read" | "admin") [":" glob]        glob: topics; "*" in it is any text, also none
+
+Without a glob a scope means all topics, and what is no topic's: the cluster. `admin` includes the other three. A
+token's secret never comes here: its SHA-256 does, which is enough to recognise it, and its first digits are its id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+SCOPES = ("publish", "consume", "read", "admin")
+HASH_BYTES = 32
+MAX_TOKENS = 1_000
+MAX_TOKEN_NAME = 64
+MAX_TOKEN_SCOPES = 64
+#: Longer than anybody plans for; so that a sum of times stays one.
+MAX_LIFETIME_MS = 100 * 365 * 86_400_000
+#: Entries of the audit trail that are kept; the oldest go first.
+MAX_AUDIT = 1_000
+_SCOPE = re.compile(r"(publish|consume|read|admin)(?::([A-Za-z0-9._*-]{1,128}))?")
+_ALL = "*"
+
+
+class Token(NamedTuple):
+    name: str
+    hash: bytes
+    scopes: tuple[str, ...]
+    created_at_ms: int
+    #: None: it holds until it is revoked.
+    expires_at_ms: int | None
+
+    @property
+    def id(self) -> str:
+        return self.hash.hex()[:12]
+
+    def holds(self, now_ms: int) -> bool:
+        return self.expires_at_ms is None or now_ms < self.expires_at_ms
+
+
+@dataclass(slots=True)
+class AuditEntry:
+    """One thing that was asked for, whether it was done or refused. Times are Unix ms, cluster time."""
+
+    #: From 1, without gaps.
+    number: int
+    at_ms: int
+    #: That took the request.
+    node: str
+    #: Of the token; both empty where no tokens are asked for.
+    token_id: str
+    token: str
+    action: str
+    target: str
+    #: "done", or why it was refused.
+    outcome: str
+
+
+def problem_of_scope(scope: str) -> str:
+    """Empty when it is one; otherwise what it should be."""
+    if _SCOPE.fullmatch(scope):
+        return ""
+    return f"{scope[:80]!r} is no scope: {', '.join(SCOPES)}, alone or with topics, such as publish:orders-*"
+
+
+def covers(glob: str, topic: str) -> bool:
+    first, *others = glob.split(_ALL)
+    if not others:
+        return topic == glob
+    *middle, last = others
+    at, end = len(first), len(topic) - len(last)
+    if at > end or not topic.startswith(first) or not topic.endswith(last):
+        return False
+    for part in middle:
+        found = topic.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
+
+
+class Rights:
+    """What a set of scopes allows."""
+
+    #: Answers remembered.
+    _MOST = 4_096
+
+    def __init__(self, scopes: Iterable[str]) -> None:
+        self.globs: dict[str, set[str]] = {scope: set() for scope in SCOPES}
+        for text in scopes:
+            scope, _, glob = text.partition(":")
+            self.globs[scope].add(_ALL if not glob.strip(_ALL) else glob)
+        for globs in self.globs.values():
+            globs |= self.globs["admin"]
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def may(self, scope: str, topic: str | None) -> bool:
+        """topic None: all of them, and the cluster."""
+        globs = self.globs[scope]
+        if _ALL in globs:
+            return True
+        if topic is None:
+            return False
+        known = self._known.get((scope, topic))
+        if known is None:
+            if len(self._known) >= self._MOST:
+                self._known.clear()
+            known = self._known[scope, topic] = any(covers(glob, topic) for glob in globs)
+        return known
+
+    def may_somewhere(self, scope: str) -> bool:
+        return bool(self.globs[scope])
+
+
+class Audit:
+    """The last entries; `count`: how many there ever were."""
+
+    def __init__(self, count: int = 0, entries: Iterable[AuditEntry] = ()) -> None:
+        self.count = count
+        self.entries = deque(entries, MAX_AUDIT)
+
+    def add(self, at_ms: int, node: str, token_id: str, token: str, action: str, target: str, outcome: str) -> None:
+        self.count += 1
+        self.entries.append(AuditEntry(self.count, at_ms, node, token_id, token, action, target, outcome))

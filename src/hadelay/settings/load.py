@@ -1,0 +1,223 @@
+"""Reading a configuration: a TOML file, then HADELAY_… from the environment, then --set, each over the one before.
+
+Everything wrong is collected and told at once, with the line (or the variable) and the key: a typo is refused, with
+the key that was probably meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+
+from hadelay.errors import ConfigError
+from hadelay.settings.node import Config, problems
+from hadelay.words import plain
+
+#: Variables of ours that are no keys: where clients and the command line find a cluster, who they are, how they print.
+CLIENT_VARIABLES = frozenset({"HADELAY_SERVERS", "HADELAY_TOKEN", "HADELAY_OUTPUT"})
+
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNITS_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_DURATION = re.compile(r"(?:\d+(?:ms|[smhd]))+")
+_SIZE = re.compile(r"(\d+) ?(B|[KMGT]iB)")
+
+
+class Setting(NamedTuple):
+    """One value and where it came from: what a complaint about it is prefixed with."""
+
+    value: Any
+    origin: str
+    #: Where the entries of a table (raft.peers) stand, by their own keys.
+    inner: Mapping[str, str] = {}
+
+
+def load(path: str | None = None, environ: Mapping[str, str] | None = None, overrides: Iterable[str] = ()) -> Config:
+    """The configuration of one node. Raises ConfigError that lists every problem, one per line."""
+    settings: dict[str, Setting] = {}
+    if path is not None:
+        settings |= _from_file(path)
+    settings |= _from_environment(environ or {})
+    settings |= _from_overrides(overrides)
+    found, complaints = _build(settings)
+    if found is not None:
+        complaints += [f"{_origin(settings, key)}: {key}: {what}" for key, what in problems(found)]
+    if complaints or found is None:
+        raise ConfigError("\n".join(complaints))
+    return found
+
+
+def keys() -> dict[str, Any]:
+    """Every key and its type, `http.listen: str`. `raft.peers` is a table of its own."""
+    return {
+        f"{section.name}.{leaf.name}": leaf.type
+        for section in msgspec.structs.fields(Config)
+        for leaf in msgspec.structs.fields(section.type)
+    }
+
+
+def _origin(settings: Mapping[str, Setting], key: str) -> str:
+    """Where `key` was set; for a default, where its nearest relative was (`raft.peers.n2` → `raft.peers`)."""
+    asked = key
+    while key:
+        if key in settings:
+            return settings[key].inner.get(asked, settings[key].origin)
+        key = key.rpartition(".")[0]
+    return "default"
+
+
+# --- the three sources ---------------------------------------------------------------------------------------------
+
+
+def read_toml(path: Path | str) -> tuple[dict[str, Any], dict[str, int]]:
+    """The tree, and the line of each dotted key (`raft.peers.n2`, `faults[2].kind`), for `line_of`. Raises ConfigError.
+
+    tomllib gives no lines; headers and `key =` are enough for the files people write.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        tree = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    except (ValueError, RecursionError) as error:  # of tomllib, or of a number of thousands of digits
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    lines: dict[str, int] = {}
+    tables: Counter[str] = Counter()
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]", line):
+            table = re.sub(r"[\" ]", "", header[2])
+            if header[1] == "[[":
+                tables[table] += 1
+                table = f"{table}[{tables[table] - 1}]"
+            lines.setdefault(table, number)
+        elif entry := re.match(r"\s*([\w.\"' -]+?)\s*=", line):
+            key = re.sub(r"[\"' ]", "", entry[1])
+            lines.setdefault(f"{table}.{key}" if table else key, number)
+    return tree, lines
+
+
+def line_of(lines: Mapping[str, int], key: str) -> int:
+    """That of the key, else of the first within it, else of what it is in."""
+    while key:
+        if found := [n for k, n in lines.items() if k == key or k.startswith(f"{key}.")]:
+            return lines.get(key, min(found))
+        key = key.rpartition(".")[0]
+    return 1
+
+
+def _from_file(path: str) -> dict[str, Setting]:
+    tree, lines = read_toml(path)
+    found = {}
+    for key, value in _leaves(tree):
+        inner = {k: f"{path}:{n}" for k, n in lines.items() if k.startswith(f"{key}.")}
+        found[key] = Setting(value, f"{path}:{line_of(lines, key)}", inner)
+    return found
+
+
+def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(section.key, value); what is not in a section is yielded under its bare name, to be refused with its line."""
+    for section, part in tree.items():
+        if not isinstance(part, dict):
+            yield section, part
+            continue
+        for name, value in part.items():
+            yield f"{section}.{name}", value
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
+    found = {}
+    for name, text in sorted(environ.items()):
+        if name.startswith("HADELAY_") and name not in CLIENT_VARIABLES:
+            key = name.removeprefix("HADELAY_").lower().replace("__", ".")
+            found[key] = Setting(_text_value(key, text), f"environment variable {name}")
+    return found
+
+
+def _from_overrides(overrides: Iterable[str]) -> dict[str, Setting]:
+    found = {}
+    for item in overrides:
+        key, equals, text = item.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {item}: expected KEY=VALUE, such as --set http.listen=127.0.0.1:8400")
+        found[key.strip()] = Setting(_text_value(key.strip(), text.strip()), f"--set {item}")
+    return found
+
+
+def _text_value(key: str, text: str) -> Any:
+    """A value that arrived as text, turned into what TOML would have given for this key's type."""
+    kind = keys().get(key)
+    if kind is bool and text.lower() in ("true", "false", "1", "0", "yes", "no"):
+        return text.lower() in ("true", "1", "yes")
+    if kind is int and re.fullmatch(r"-?\d[\d_]*", text):
+        return int(text)
+    if key == "raft.peers":
+        pairs = (item.partition("=") for item in text.split(",") if item.strip())
+        return {name.strip(): address.strip() for name, _, address in pairs}
+    return text
+
+
+# --- from settings to the tree ---------------------------------------------------------------------------------------
+
+
+def _build(settings: Mapping[str, Setting]) -> tuple[Config | None, list[str]]:
+    known = keys()
+    tree: dict[str, dict[str, Any]] = {}
+    complaints = []
+    for key, (value, origin, _) in settings.items():
+        table, _, member = key.rpartition(".")
+        if table == "raft.peers":
+            peers = tree.setdefault("raft", {}).get("peers", {})
+            tree["raft"]["peers"] = {**peers, member: str(value)}
+            continue
+        if key not in known:
+            complaints.append(f"{origin}: {key}: {_unknown(key, known)}")
+            continue
+        section, _, name = key.partition(".")
+        try:
+            tree.setdefault(section, {})[name] = msgspec.convert(_in_unit(name, value, known[key]), known[key])
+        except (msgspec.ValidationError, ValueError) as error:
+            complaints.append(f"{origin}: {key}: {_in_words(error, value, known[key])}")
+    return (None, complaints) if complaints else (msgspec.convert(tree, Config), [])
+
+
+def _in_unit(name: str, value: Any, kind: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if kind == list[str]:  # outside TOML a list is written with commas
+        return [one.strip() for one in value.split(",") if one.strip()]
+    if name.endswith("_ms"):
+        if not _DURATION.fullmatch(value):
+            raise ValueError(f'{value!r}: expected milliseconds or a duration such as "250ms", "15m", "2h30m", "7d"')
+        parts = re.findall(r"(\d+)(ms|[smhd])", value)
+        return sum(int(n) * _UNITS_MS[unit] for n, unit in parts)
+    if name.endswith("_bytes"):
+        size = _SIZE.fullmatch(value)
+        if not size:
+            raise ValueError(f'{value!r}: expected bytes or a size such as "64MiB"')
+        return int(size[1]) * _UNITS_BYTES[size[2]]
+    return value
+
+
+def _unknown(key: str, known: Mapping[str, Any]) -> str:
+    name = key.rpartition(".")[2]
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+    near = near or [k for k in known if k.endswith(f".{name}")]
+    sections = dict.fromkeys(k.partition(".")[0] for k in known)
+    if near:
+        return f"unknown key; did you mean {near[0]}?"
+    return f"unknown key; the sections are {', '.join(sections)} (docs/reference/config.md)"
+
+
+def _in_words(error: Exception, value: Any, kind: Any) -> str:
+    text = str(error).partition(" - at ")[0]
+    if not isinstance(error, msgspec.ValidationError):
+        return text
+    words = plain(text, choices=[f'"{word}"' for word in get_args(kind)])
+    return words if words.startswith(repr(value)) else f"{value!r}: {words}"

@@ -1,0 +1,268 @@
+"""What does not fit into a window is found again: nothing forgotten, nothing twice, and no memory for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hadelay.codec.commands import encode_retire, encode_topic_delete
+from hadelay.handout import scans
+from hadelay.model import HOUR_MS
+from tests.handout.desk import START_HOUR, Desk
+
+
+@pytest.fixture(params=[8_192, 64])
+def small_slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scans, "SLICE", request.param)
+    monkeypatch.setattr("hadelay.handout.dispatcher.SLICE", request.param)
+
+
+def window(desk: Desk) -> int:
+    core = desk.core
+    return max((len(window.places) for topic in core.ready.by_number.values() for window in topic.windows()), default=0)
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("sync", ["commit", "interval"])
+def test_more_overdue_than_the_window_holds(sync: str) -> None:
+    desk = Desk(window=100, sync=sync, checking=False)
+    desk.lead()
+    ids = desk.publish_many(3_000, at=500, spread_ms=6_000)
+    desk.run_to(7_000)
+    assert window(desk) == 100
+    assert desk.dispatcher.ready_counts()[0][0] == 3_000
+    desk.consume(max=17)
+    desk.run(3_000)
+    came = desk.delivered()
+    assert sorted(came) == sorted(desk.name_of(i) for i in ids)
+    assert desk.dispatcher.ready_counts() == {}
+    assert desk.dispatcher.sweeper_found == 0
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_a_window_that_runs_over_while_it_is_drained() -> None:
+    desk = Desk(window=50, checking=False)
+    desk.lead()
+    desk.consume(max=5)
+    ids: list[int] = []
+    for _ in range(60):
+        ids += desk.publish_many(40, at=desk.now)
+        ids += desk.publish_many(20, at=desk.now, spread_ms=700)
+        desk.run(50)
+    desk.run(10_000)
+    assert sorted(desk.delivered()) == sorted(desk.name_of(i) for i in ids)
+    assert desk.dispatcher.sweeper_found == 0
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_one_second_with_more_than_fits_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hadelay.handout.dispatcher.PRELOAD_ROWS", 200)
+    desk = Desk(window=100, checking=False)
+    desk.lead()
+    ids = desk.publish_many(1_500, at=15_000, spread_ms=900)
+    others = desk.publish_many(10, topic="small", at=15_950)
+    desk.run_to(14_900)
+    desk.consume(max=50)
+    desk.consume("small")
+    desk.run_to(25_000)
+    assert sorted(desk.delivered()) == sorted(desk.name_of(i) for i in [*ids, *others])
+    assert not [r for r in desk.received if r.at < 15_000 and r.names]
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_after_a_take_over_a_large_backlog_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scans, "_CATCH_UP_ROWS", 150)
+    desk = Desk(window=100, checking=False)
+    desk.lead()
+    ids = desk.publish_many(2_000, topic="a", at=500, spread_ms=3_000)
+    ids += desk.publish_many(1_000, topic="b", at=500, spread_ms=3_000)
+    desk.run_to(5_000)
+    desk.depose()
+    desk.new_leader()
+    desk.run(500)
+    counts = {number: count for number, (count, _) in desk.dispatcher.ready_counts().items()}
+    assert counts == {0: 2_000, 1: 1_000}
+    assert window(desk) <= 100
+    desk.consume("a", max=20)
+    desk.consume("b", max=20)
+    desk.run(2_000)
+    assert sorted(desk.delivered()) == sorted(desk.name_of(i) for i in ids)
+    assert desk.dispatcher.sweeper_found == 0
+
+
+def test_a_deleted_topic_with_a_backlog() -> None:
+    desk = Desk(window=100, checking=False)
+    desk.lead()
+    desk.publish_many(1_000, at=100)
+    desk.run_to(1_500)
+    desk.do(encode_topic_delete("t", force=True))
+    desk.publish("new")
+    desk.consume()
+    desk.run(3_000)
+    assert desk.delivered() == ["new"]
+
+
+def test_the_sweeper_finds_what_a_bug_forgot(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    desk.lead()
+    desk.publish("a", "b", "c", at=1_000)
+    desk.run_to(2_000)
+    core = desk.core
+    core.ready.queue(0).any.now.places.clear()  # the bug
+    core.ready.size = 0
+    poll = desk.poll()
+    desk.run_to(9_000)
+    assert desk.answer(poll) is None
+    desk.run_to(31_000)
+    assert desk.answer(poll).names == ["a", "b", "c"]  # type: ignore[union-attr]
+    assert desk.dispatcher.sweeper_found == 3
+    assert "messages_forgotten" in caplog.text
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_the_sweeper_finds_nothing_else() -> None:
+    desk = Desk(window=100, sweep_ms=50, checking=False)
+    desk.lead()
+    desk.publish_many(500, topic="nobody", at=100, spread_ms=5_000)
+    ids = desk.publish_many(600, topic="slow", at=100, spread_ms=5_000)
+    desk.consume("slow", max=3)
+    for step in range(20):
+        desk.run_to(step * 400)
+        ids += desk.publish_many(10, topic="slow", at=desk.now)
+    desk.run(5_000)
+    assert len(desk.delivered()) == len(ids)
+    assert desk.dispatcher.sweeper_found == 0
+
+
+def test_many_topics_are_swept_in_slices_and_what_is_taken_meanwhile_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scans, "SLICE", 1_000)
+    desk = Desk(sweep_ms=3_600_000)
+    desk.lead()
+    topics = [f"t{n}" for n in range(100)]
+    for topic in topics:
+        desk.publish(f"first of {topic}", f"other of {topic}", topic=topic, at=1_000)
+    desk.publish("later", topic="later", at=5_000)
+    desk.run_to(6_000)
+    core = desk.core
+    core.ready.queue(99).any.now.places.pop()  # a bug
+    core.ready.size -= 1
+    assert not core.backlog.sweep()
+    for topic in topics[50:]:
+        desk.consume(topic, max=1)
+    desk.run(1_000)
+    steps = 1
+    while not core.backlog.sweep():
+        steps += 1
+    assert steps > 5
+    assert core.backlog.swept == 1
+
+
+def test_an_hour_is_retired_while_the_sweeper_is_in_the_middle_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scans, "SLICE", 64)
+    desk = Desk(sweep_ms=24 * HOUR_MS)
+    desk.lead()
+    names = [f"m{n}" for n in range(200)]
+    desk.publish(*names, at=1_000)
+    desk.publish("later", at=3 * HOUR_MS)
+    desk.run_to(3 * HOUR_MS + 1_000)
+    assert not desk.core.backlog.sweep()
+    desk.cancel(*names)
+    assert desk.do(encode_retire(START_HOUR)).done
+    while not desk.core.backlog.sweep():
+        pass
+    assert desk.dispatcher.sweeper_found == 0
+    assert desk.damage == []
+
+
+def test_a_slow_topic_holds_up_nobody() -> None:
+    desk = Desk(window=100, checking=False)
+    desk.lead()
+    desk.publish_many(20_000, topic="nobody", at=100, spread_ms=3_000)
+    for n in range(100):
+        desk.publish(f"m{n}", at=200 + n * 30)
+    desk.consume()
+    desk.run_to(4_000)
+    late = [r.at - (200 + 30 * int(name[1:])) for r in desk.received for name in r.names]
+    assert len(late) == 100
+    assert max(late) < 10
+
+
+def test_topics_take_turns_by_messages_and_bytes() -> None:
+    """A consumer of all topics gets as many bytes of each while all have something."""
+    desk = Desk(checking=False, commit_ms=1)
+    desk.lead()
+    for _ in range(150):
+        desk.publish(*("x" * 10), topic="small", at=1_000, body=bytes(100))
+        desk.publish("large", topic="large", at=1_000, body=bytes(100_000))
+    desk.run_to(2_000)
+    for _ in range(40):
+        desk.poll("small", "large", max=10)
+    desk.run(10)
+    small = sum(1 for name in desk.delivered() if name == "x")
+    large = desk.delivered().count("large")
+    assert large
+    assert small >= large
+
+
+def test_an_answer_has_a_limit_in_bytes() -> None:
+    desk = Desk(checking=False)
+    desk.lead()
+    for n in range(12):
+        desk.publish(f"m{n}", at=1_000, body=bytes(1 << 20))
+    desk.run_to(1_500)
+    for _ in range(5):
+        desk.poll(max=100)
+        desk.run(10)
+    assert [len(r.names) for r in desk.received] == [3, 3, 3, 3]
+    assert desk.delivered() == [f"m{n}" for n in range(12)]
+
+
+def test_a_poll_of_several_topics_is_filled_from_all() -> None:
+    desk = Desk()
+    desk.lead()
+    desk.publish("a", topic="a", at=100)
+    desk.publish("b1", "b2", topic="b", at=100)
+    desk.publish("c", topic="c", at=100)
+    desk.run_to(200)
+    poll = desk.poll("b", "a", "none", "c", max=3)
+    desk.run(10)
+    assert len(desk.answer(poll).names) == 3  # type: ignore[union-attr]
+    assert len(set(desk.delivered())) == 3
+
+
+def test_many_topics_share_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hadelay.handout.ready._TOTAL", 300)
+    monkeypatch.setattr("hadelay.handout.ready._SMALL_WINDOW", 20)
+    desk = Desk(window=100, checking=False)
+    desk.lead()
+    ids: list[int] = []
+    for topic in range(30):
+        ids += desk.publish_many(60, topic=f"t{topic}", at=1_000)
+    desk.run_to(2_500)
+    core = desk.core
+    assert core.ready.size <= 300 + 60
+    for topic in range(30):
+        desk.consume(f"t{topic}", max=7)
+    desk.run(3_000)
+    assert len(set(desk.delivered())) == len(desk.delivered()) == len(ids)
+    assert core.ready.size == 0
+
+
+def test_topics_take_turns_when_only_one_poll_comes_at_a_time() -> None:
+    """Consumers that can't keep up with several topics: nobody waits, and still no topic is left to the end."""
+    desk = Desk()
+    desk.lead()
+    topics = ("a", "b", "c")
+    for topic in topics:
+        desk.publish_many(60, at=100, spread_ms=1, topic=topic)
+    desk.run_to(1_000)
+    served = []
+    for _ in range(6):
+        poll = desk.poll(*topics, max=20)
+        desk.run(20)
+        answer = desk.answer(poll)
+        assert answer is not None
+        assert answer.delivery is not None
+        served.append(sorted({desk.state.topics[n].name for n in answer.delivery.rows["topic"].tolist()}))
+    assert served == [["a"], ["b"], ["c"]] * 2

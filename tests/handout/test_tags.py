@@ -1,0 +1,139 @@
+"""Selective consumers when there is much that they did not ask for, when there are many of them, and with damage."""
+
+from __future__ import annotations
+
+import pytest
+
+from hadelay.errors import DamagedFile, LimitReached
+from hadelay.handout import ready
+from hadelay.handout.filters import Filter
+from tests.handout.desk import START_HOUR, Desk
+
+
+def test_a_window_full_of_others_does_not_starve_who_is_selective() -> None:
+    desk = Desk(window=100, checking=False)
+    desk.lead()
+    desk.publish_many(3_000, at=500, spread_ms=2_000, tags=["other"])
+    desk.publish("old", at=1_500, tags=["mine"])
+    desk.publish_many(1_000, at=2_500, spread_ms=500)
+    desk.run_to(4_000)
+    poll = desk.poll(tags=["mine"])
+    desk.run(100)
+    assert desk.answer(poll).names == ["old"]  # type: ignore[union-attr]
+    desk.consume(tags=["mine"])
+    for n in range(5):
+        desk.publish(f"new{n}", tags=["mine", "x"])
+        desk.run(5)
+    assert desk.delivered() == ["old", "new0", "new1", "new2", "new3", "new4"]
+    assert max(r.at - 4_000 for r in desk.received) < 130
+    desk.consume(max=50)
+    desk.run(3_000)
+    assert len(set(desk.delivered())) == len(desk.delivered()) == 4_006
+    assert desk.dispatcher.sweeper_found == 0
+
+
+def test_more_for_one_filter_than_its_window_holds() -> None:
+    desk = Desk(window=50, checking=False)
+    desk.lead()
+    wanted = [desk.name_of(i) for i in desk.publish_many(700, at=100, spread_ms=3_000, tags=["a"])]
+    desk.publish_many(700, at=100, spread_ms=3_000, tags=["b"])
+    desk.run_to(4_000)
+    desk.consume(max=7, tags=["a"])
+    desk.run(3_000)
+    assert sorted(desk.delivered()) == sorted(wanted)
+    desk.consume(max=7, tags=["b"])
+    desk.run(3_000)
+    assert len(set(desk.delivered())) == len(desk.delivered()) == 1_400
+    assert desk.dispatcher.sweeper_found == 0
+
+
+def test_who_takes_anything_is_not_held_up_by_what_others_took() -> None:
+    """All consumers but the last are selective: the topic's own window is full of what they took."""
+    desk = Desk(window=64, checking=False)
+    desk.lead()
+    desk.consume(max=10, tags=["a"])
+    desk.publish_many(1_000, at=100, spread_ms=2_000, tags=["a"])
+    desk.run_to(3_000)
+    assert len(desk.delivered()) == 1_000
+    desk.publish("last")
+    desk.run(5)
+    assert desk.dispatcher.ready_counts() == {0: (1, 1_795_197_603_000)}
+    poll = desk.poll(max=1)
+    desk.run(5)
+    assert desk.answer(poll).names == ["last"]  # type: ignore[union-attr]
+
+
+def test_a_line_goes_when_nobody_asks_any_more() -> None:
+    desk = Desk()
+    desk.lead()
+    desk.publish("x", tags=["b"])
+    desk.poll(tags=["a"], wait=1_000)
+    desk.run(2_000)
+    topic = desk.core.ready.queue(0)
+    assert set(topic.filtered) == {Filter(["a"], [])}
+    desk.poll(tags=["c"], wait=1_000)
+    desk.run(30_000)
+    desk.publish("y")
+    assert set(topic.filtered) == {Filter(["a"], []), Filter(["c"], [])}
+    desk.run(40_000)
+    desk.publish("z")
+    desk.run(10)
+    assert topic.plain
+    assert desk.core.ready.size == 3
+
+
+def test_filters_have_a_limit_and_room_is_made_of_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready, "TOPIC_FILTERS", 3)
+    monkeypatch.setattr(ready, "MAX_FILTERS", 5)
+    desk = Desk()
+    desk.lead()
+    desk.publish("a")
+    desk.poll(tags=["idle"], wait=10)
+    desk.run(20)
+    waiting = [desk.poll(tags=[f"t{n}"]) for n in range(3)]
+    one_more, the_same = desk.poll(tags=["t3"]), desk.poll(tags=["t2"])
+    assert isinstance(desk.answer(one_more).error, LimitReached)  # type: ignore[union-attr]
+    assert all(desk.answer(poll) is None for poll in (*waiting, the_same))
+    others = [desk.poll("u", tags=[f"t{n}"]) for n in range(2)]
+    too_many = desk.poll("w", tags=["t0"])
+    assert isinstance(desk.answer(too_many).error, LimitReached)  # type: ignore[union-attr]
+    assert all(desk.answer(poll) is None for poll in others)
+    assert desk.core.ready.throttled["filters"] == 2
+    desk.publish("b", tags=["t1"])
+    desk.run(5)
+    assert desk.answer(waiting[1]).names == ["b"]  # type: ignore[union-attr]
+
+
+def test_a_record_that_cannot_be_read_is_reported_and_comes_when_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.lead()
+    record, broken = desk.store.record, True
+
+    def read(hour: int, offset: int, size: int, *, verify: bool = False) -> bytes:
+        if broken and verify:
+            raise DamagedFile("x.log", offset, "damaged", size=size)
+        return bytes(record(hour, offset, size, verify=verify))
+
+    monkeypatch.setattr(desk.store, "record", read)
+    poll = desk.poll(tags=["a"])
+    desk.publish("m", tags=["a"])
+    desk.run(100)
+    assert desk.answer(poll) is None
+    assert [(hour, index) for hour, index, _ in desk.damage] == [(0, 0)]
+    broken = False
+    desk.dispatcher.repaired(START_HOUR)
+    desk.run(10)
+    assert desk.answer(poll).names == ["m"]  # type: ignore[union-attr]
+
+
+def test_only_those_that_match_pass_the_record() -> None:
+    """One bit pattern may stand for many tags: with sixteen per message the mask says perhaps often."""
+    desk = Desk(checking=False)
+    desk.lead()
+    for n in range(60):
+        desk.publish(f"m{n}", tags=[f"tag-{n}-{k}" for k in range(16)])
+    poll = desk.poll(tags=["tag-7-3"], max=100)
+    desk.run(20)
+    assert desk.answer(poll).names == ["m7"]  # type: ignore[union-attr]
+    core = desk.core.ready
+    assert core.checked == core.false_positives + 1

@@ -1,0 +1,149 @@
+"""Scopes, tokens and the audit trail, in the state machine."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hadelay.codec import commands
+from hadelay.codec.results import Done, Refused
+from hadelay.ledger import access
+from hadelay.rights import AuditEntry, Rights, covers
+from tests.ledger.world import START_MS, World, draft
+
+TEXT = st.text("ab.-", max_size=8)
+
+
+@given(topic=TEXT, glob=st.text("ab.-*", max_size=8))
+def test_globs_mean_what_the_shell_means(topic: str, glob: str) -> None:
+    assert covers(glob, topic) == fnmatch.fnmatchcase(topic, glob)
+
+
+def test_what_scopes_allow() -> None:
+    rights = Rights(["publish:orders-*", "consume:a", "consume:b", "read"])
+    assert rights.may("publish", "orders-eu")
+    assert not rights.may("publish", "orders")
+    assert not rights.may("publish", None)
+    assert rights.may("consume", "b")
+    assert not rights.may("consume", "c")
+    assert rights.may("read", None)
+    assert not rights.may("admin", "orders-eu")
+    assert [scope for scope in access.SCOPES if rights.may_somewhere(scope)] == ["publish", "consume", "read"]
+    admin = Rights(["admin:orders-*"])
+    assert all(admin.may(scope, "orders-eu") for scope in access.SCOPES), "admin includes the others, on its topics"
+    assert not admin.may("admin", None)
+    assert Rights(["admin:**"]).may("admin", None)
+
+
+def test_answers_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rights, "_MOST", 10)
+    rights = Rights(["publish:a*"])
+    assert [rights.may("publish", f"{'ab'[n % 2]}{n}") for n in range(100)] == [True, False] * 50
+    assert len(rights._known) <= 10
+
+
+def create(world: World, number: int = 1, name: str = "shop", lifetime_ms: int | None = None) -> Any:
+    return world.one(commands.encode_token_create(name, number.to_bytes(32, "big"), ["publish"], lifetime_ms))
+
+
+def test_tokens_come_hold_and_go() -> None:
+    world = World()
+    before = world.state.tokens
+    assert create(world, 1 << 250, lifetime_ms=5_000) == Done()
+    assert before == {}, "whoever looks at the old ones goes on looking at the old ones"
+    assert create(world, 1 << 250).code == "token_exists"
+    assert create(world, 1 << 251, "shop") == Done(), "a name is not unique: that is how a token is rotated"
+    (first, second) = world.state.tokens.values()
+    assert (first.id, first.expires_at_ms) == ("040000000000", START_MS + 5_000)
+    assert (first.holds(START_MS + 4_999), first.holds(START_MS + 5_000)) == (True, False)
+    assert second.holds(1 << 60)
+    world.restart()
+    assert list(world.state.tokens.values()) == [first, second]
+    assert world.one(commands.encode_token_revoke(first.id)) == Done()
+    assert world.one(commands.encode_token_revoke(first.id)).code == "no_token"
+    assert list(world.state.tokens) == [second.id]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({0: ""}, "name"), ({0: "x" * 65}, "name"), ({0: "a\nb"}, "name"), ({0: 5}, "name"),
+        ({1: b"short"}, "hash"), ({1: "x" * 32}, "hash"),
+        ({2: []}, "scopes: 1 to 64"), ({2: ["publish"] * 65}, "scopes: 1 to 64"), ({2: ["root"]}, "'root' is no scope"),
+        ({2: ["publish:a b"]}, "is no scope"), ({2: [7]}, "is no scope"),
+        ({3: 0}, "lifetime"), ({3: -1}, "lifetime"), ({3: 1 << 62}, "lifetime"), ({3: True}, "lifetime"),
+    ],
+)  # fmt: skip
+def test_what_is_no_token(changes: dict[int, Any], words: str) -> None:
+    world = World()
+    fields: list[Any] = ["shop", bytes(32), ["publish"], None]
+    for place, value in changes.items():
+        fields[place] = value
+    refused = world.one(commands.encode_token_create(*fields))
+    assert isinstance(refused, Refused)
+    assert words in refused.detail
+    assert not world.state.tokens
+    body = commands.msgpack.packb(fields[:3])
+    assert world.one(commands._frame(commands.Command.TOKEN_CREATE, body)).code == "bad_token"
+
+
+def test_tokens_are_bounded_and_expired_ones_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "MAX_TOKENS", 3)
+    world = World()
+    for number in (1, 2, 3):
+        create(world, number << 240, lifetime_ms=1_000 if number == 2 else None)
+    assert create(world, 4 << 240).code == "too_many_tokens"
+    world.now = 1_000
+    assert create(world, 4 << 240) == Done()
+    assert len(world.state.tokens) == 3
+
+
+def audited(world: World, command: bytes, action: str = "topic.delete", target: str = "t") -> Any:
+    return world.one(commands.encode_audited("n1", "0f", "ops", action, target, command))
+
+
+def test_the_trail_says_what_was_done_and_what_was_refused() -> None:
+    world = World()
+    world.publish(draft("t", in_ms=5_000))
+    world.now = 7
+    assert audited(world, commands.encode_topic_delete("t")).code == "topic_not_empty"
+    assert audited(world, commands.encode_topic_delete("t", True)) == Done()
+    assert audited(world, commands.encode_noop(), "cluster.transfer", "n2") == Done(False)
+    nested = commands.encode_audited("n1", "", "", "x", "y", commands.encode_noop())
+    assert audited(world, nested).code == "malformed"
+    expected = [
+        AuditEntry(1, START_MS + 7, "n1", "0f", "ops", "topic.delete", "t", "topic_not_empty"),
+        AuditEntry(2, START_MS + 7, "n1", "0f", "ops", "topic.delete", "t", "done"),
+        AuditEntry(3, START_MS + 7, "n1", "0f", "ops", "cluster.transfer", "n2", "done"),
+    ]
+    assert list(world.state.audit.entries) == expected
+    world.restart()
+    assert list(world.state.audit.entries) == expected
+
+
+def test_the_trail_is_bounded_and_its_numbers_go_on() -> None:
+    world = World()
+    for _ in range(access.MAX_AUDIT + 5):
+        audited(world, commands.encode_noop())
+    world.restart()
+    numbers = [entry.number for entry in world.state.audit.entries]
+    assert numbers == list(range(6, access.MAX_AUDIT + 6))
+
+
+def test_texts_that_are_too_long_are_cut() -> None:
+    world = World()
+    assert audited(world, commands.encode_noop(), target="é" * 300) == Done(False)
+    (entry,) = world.state.audit.entries
+    assert entry.target == "é" * 127
+
+
+def test_without_tokens_the_checkpoint_is_what_it_was() -> None:
+    world = World()
+    world.publish(draft("t"))
+    main, _ = world.state.dump()
+    assert b"tokens" not in main
+    assert b"audit" not in main

@@ -1,0 +1,92 @@
+"""Entries, the main blob and the blobs of hours of one small history, byte for byte: what checkpoints, snapshots and
+backups of released versions hold. The entries stand in the file, so that a blob is compared by what the log says and
+not by how this test makes it. `pytest tests/ledger/test_golden.py --rewrite` accepts today's bytes: a change of format.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hadelay.codec import commands
+from hadelay.ledger.state import DelayState
+from hadelay.members import Member
+from hadelay.model import HOUR_MS, hour_name
+from tests import scenarios
+from tests.ledger.world import START_HOUR, World, draft
+from tests.memory import MemoryHours, MemoryNames, MemoryTables
+
+#: The feature level of the history: a later one is a history of its own.
+LEVEL = 3
+GOLDEN = Path(__file__).parent / "golden" / "checkpoint.txt"
+
+
+@pytest.fixture
+def plain_topics() -> None:
+    """Topics as nodes make them."""
+
+
+def history() -> World:
+    """Something of everything that a checkpoint keeps."""
+    world = World(level=LEVEL)
+    world.one(commands.encode_settings({"max_lease_ms": 3_600_000, "idempotency_window_ms": 60_000}))
+    world.one(commands.encode_topic_put("orders", {"lease_ms": 5_000, "max_attempts": 1, "backoff": [10]}))
+    world.one(commands.encode_token_create("ci", b"\xab" * 32, ["read", "publish:orders*"], 86_400_000))
+    put = commands.encode_topic_put("mail", {"paused": True})
+    world.one(commands.encode_audited("n1", "abababababab", "ci", "topic.set", "mail", put))
+    kept = world.ids(*[draft("orders", n * 1_000) for n in range(6)], draft("mail", 10), draft("mail", 2 * HOUR_MS))
+    world.publish(draft("orders", 500, b"once", idem=b"key"), key=b"request")
+    far = world.ids(*[draft("gone", HOUR_MS + 5), draft("orders", HOUR_MS + 5)])
+    world.now += 4_000
+    held = world.lease(*kept[:4], consumer="worker", request_id=b"r1", lease_ms=60_000)
+    world.ack(held[:1])
+    world.nack(held[1:2], reason="no stock")  # its last attempt: it is dead
+    world.extend(held[2:3], 30_000)
+    world.cancel(kept[4])
+    world.one(commands.encode_cursor(START_HOUR, 4, 5))
+    world.one(commands.encode_reschedule("n1", 30_000, True, [kept[5]]))
+    world.one(commands.encode_purge("orders", 1))
+    world.publish(draft("orders", 1_000))
+    world.one(commands.encode_topic_delete("gone", True))
+    world.now += HOUR_MS
+    world.one(commands.encode_redrive("n1", "orders", (), all=True, rate=0.5))
+    world.ids(draft("orders", 0))
+    world.one(commands.encode_incarnation("n2", 2))
+    world.one(commands.encode_members([Member("n1", "h:1"), Member("n4", "h:4", voter=False, joined=True)]))
+    assert far
+    return world
+
+
+def text_of(entries: list[bytes]) -> str:
+    """Replayed, as a replica that was given the entries alone."""
+    state = DelayState(0, MemoryHours(0), MemoryTables(), MemoryNames())
+    state.level = LEVEL
+    for index, entry in enumerate(entries, 1):
+        state.apply(index, 1, entry)
+    main, hours = state.dump()
+    again = DelayState(0, state.store, state.tables, state.names)
+    again.load(main, hours)
+    assert again.dump(everything=True) == state.dump(everything=True)
+    canonical = state.dump(everything=True)
+    lines = [f"entry {entry.hex()}" for entry in entries]
+    lines += [f"main {_shown(main)}", *(f"hour {hour_name(hour)} {_shown(blob)}" for hour, blob in hours.items())]
+    lines += [f"canonical {hour_name(h)} {_shown(blob)}" for h, blob in canonical[1].items() if blob != hours[h]]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(blob: bytes) -> str:
+    """In hex, many zeroes by their number: an hour counts its 3,600 seconds."""
+    return re.sub(r"(?:00){16,}", lambda zeroes: f"[{len(zeroes[0]) // 2} zeroes]", blob.hex())
+
+
+def test_a_history_gives_these_bytes(request: pytest.FixtureRequest) -> None:
+    scenarios.same(GOLDEN, text_of(history().entries), request)
+
+
+def test_the_same_entries_as_ever_give_these_bytes() -> None:
+    """Whatever encodes commands today."""
+    text = GOLDEN.read_text()
+    entries = [bytes.fromhex(line.split()[1]) for line in text.splitlines() if line.startswith("entry ")]
+    assert text_of(entries) == text

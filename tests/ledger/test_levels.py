@@ -1,0 +1,246 @@
+"""Feature levels: what a mixed cluster does not use, and how it comes to use it (ADR 142)."""
+
+from __future__ import annotations
+
+from urllib.parse import SplitResult, urlsplit
+
+import pytest
+from msgspec.structs import replace
+
+from hadelay.codec import commands
+from hadelay.codec.commands import Command, encode_entry
+from hadelay.codec.results import Done, LeaseOutcome, Outcome, RedriveOutcome, Refused
+from hadelay.errors import FatalError
+from hadelay.ledger import changes, checkpoint, dead, state, topics
+from hadelay.ledger.state import DelayState
+from hadelay.ledger.topics import READY, SCHEDULED
+from hadelay.ledger.transitions import MAX_EXCUSED, failures_of
+from hadelay.settings import topic
+from hadelay.version import (
+    ACK_OF_THIS_LIFE,
+    BOUNDED,
+    FEATURE_LEVEL,
+    FIRST_LEVEL,
+    MASKED_OF_ORIGIN,
+    ONE_PER_KEY,
+    PLAIN_URLS,
+    UNCOUNTED,
+)
+from tests.ledger.world import START_MS, World, draft
+
+NEXT = FEATURE_LEVEL + 1
+
+
+@pytest.fixture
+def newer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This program brings PURGE, with a level of its own."""
+    monkeypatch.setitem(commands.LEVEL_OF, Command.PURGE, NEXT)
+    monkeypatch.setattr(state, "FEATURE_LEVEL", NEXT)
+
+
+def purge(world: World) -> object:
+    return world.one(commands.encode_purge("t", SCHEDULED))
+
+
+@pytest.mark.usefixtures("newer")
+def test_a_new_command_waits_for_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(level=FIRST_LEVEL)
+    (message_id,) = world.ids(draft(in_ms=60_000))
+    before = world.state.dump(everything=True)
+    refused = purge(world)
+    assert isinstance(refused, Refused)
+    assert (refused.code, world.states(message_id)) == ("needs_upgrade", ["scheduled"])
+    # Just what a program does that has never heard of it.
+    old = World(level=FIRST_LEVEL)
+    old.ids(draft(in_ms=60_000))
+    assert old.state.dump(everything=True) == before
+    with monkeypatch.context() as patch:
+        patch.delitem(commands._DECODERS, Command.PURGE)
+        assert isinstance(purge(old), Refused)
+    assert old.state.dump(everything=True) == world.state.dump(everything=True)
+    assert world.one(commands.encode_feature(NEXT)) == Done(True)
+    assert world.one(commands.encode_feature(NEXT)) == Done(False)
+    assert not isinstance(purge(world), Refused)
+    assert world.states(message_id) == ["cancelled"]
+
+
+@pytest.mark.usefixtures("newer")
+def test_after_the_switch_a_program_that_lacks_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.one(commands.encode_feature(NEXT))
+    world.state.apply(2, 1, encode_entry(START_MS, [commands.encode_noop()], level=NEXT))
+    blobs = world.state.dump(everything=True)
+    monkeypatch.setattr(state, "FEATURE_LEVEL", FEATURE_LEVEL)
+    with pytest.raises(FatalError, match="upgrade it"):
+        World().one(commands.encode_feature(NEXT))
+    with pytest.raises(FatalError, match=f"feature level {NEXT}"):
+        World().state.apply(1, 1, encode_entry(START_MS, [], level=NEXT))
+    monkeypatch.setattr(checkpoint, "FEATURE_LEVEL", FEATURE_LEVEL)
+    with pytest.raises(FatalError, match=f"level {NEXT}"):
+        DelayState(0, world.store, world.tables, world.names).load(*blobs)
+
+
+def test_a_new_cluster_begins_with_the_first() -> None:
+    world = World()
+    assert DelayState(0, world.store, world.tables, world.names).level == FIRST_LEVEL
+
+
+def dead_pair(level: int) -> tuple[World, list[int]]:
+    """Two dead letters of one key."""
+    world, ids = World(level=level), []
+    world.one(commands.encode_topic_put("t", {"max_attempts": 1}))
+    for _ in range(2):
+        ids += world.ids(replace(draft(), key=b"k"))
+        world.nack(world.lease(ids[-1]))
+    return world, ids
+
+
+def test_what_a_redrive_may_not_do_is_done_until_every_node_knows_better() -> None:
+    world, ids = dead_pair(ONE_PER_KEY - 1)
+    outcomes = world.one(commands.encode_redrive("n1", "t", ids)).outcomes
+    assert outcomes.tolist() == [RedriveOutcome.REDRIVEN, RedriveOutcome.REDRIVEN]
+    world, ids = dead_pair(ONE_PER_KEY)
+    outcomes = world.one(commands.encode_redrive("n1", "t", ids)).outcomes
+    assert outcomes.tolist() == [RedriveOutcome.REDRIVEN, RedriveOutcome.KEY_TAKEN]
+
+
+@pytest.mark.parametrize(
+    ("level", "outcome"), [(ACK_OF_THIS_LIFE - 1, LeaseOutcome.DONE), (ACK_OF_THIS_LIFE, LeaseOutcome.LEASE_LOST)]
+)
+def test_an_ack_from_before_a_death_is_judged_alike_by_all_nodes(level: int, outcome: LeaseOutcome) -> None:
+    world = World(level=level)
+    world.one(commands.encode_topic_put("t", {"max_attempts": 2}))
+    (message_id,) = world.ids(draft())
+    first = world.lease(message_id)
+    for rows in (first, None):
+        world.now += 10
+        world.nack(world.lease(message_id) if rows is None else rows)
+    world.one(commands.encode_redrive("n1", "t", [message_id]))
+    world.term += 1
+    assert world.ack(first) == [outcome]
+
+
+@pytest.mark.parametrize("level", [BOUNDED - 1, BOUNDED])
+def test_a_command_that_names_messages_works_off_so_many(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "MAX_TARGETS", 3)
+    monkeypatch.setattr(dead, "MAX_SLICE", 3)
+    monkeypatch.setattr(changes, "MAX_MOVED_BYTES", 1)
+    world = World(level=level)
+    ids = world.ids(*[draft(in_ms=60_000)] * 5)
+    left = 5 if level < BOUNDED else 1
+    moved = world.one(commands.encode_reschedule("n1", 90_000, True, ids)).outcomes.tolist()
+    assert moved == [Outcome.DONE] * left + [Outcome.AGAIN] * (5 - left)
+    left = 5 if level < BOUNDED else 3
+    looked = world.one(commands.encode_reschedule("n1", 0, True, [77] * 5)).outcomes.tolist()
+    assert looked == [Outcome.NOT_FOUND] * left + [Outcome.AGAIN] * (5 - left)
+    looked = world.one(commands.encode_redrive("n1", "t", ids)).outcomes.tolist()
+    assert looked == [RedriveOutcome.SCHEDULED] * left + [RedriveOutcome.AGAIN] * (5 - left)
+
+
+@pytest.mark.parametrize("level", [BOUNDED - 1, BOUNDED])
+def test_purges_are_bounded_by_all_nodes_alike(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics, "MAX_MARKS", 1)
+    world = World(level=level)
+    world.one(commands.encode_topic_put("t", {}))
+    purge(world)
+    world.ids(draft(in_ms=60_000))
+    results = [purge(world), purge(world), world.one(commands.encode_purge("t", READY))]
+    assert [isinstance(result, Refused) for result in results] == [False, level == BOUNDED, False]
+    assert (len(world.topic().marks), world.topic().generation) == ((2, 2) if level == BOUNDED else (4, 4))
+
+
+@pytest.mark.parametrize(
+    ("url", "plain"),
+    [
+        ("http://[::1]x/", False), ("http://x[::1]/", False), ("https://a]b[/", False), ("HTTP://[v1.a]/", False),
+        ("http://[abc]/", False), ("http://[fe80::1%25eth0]/", False), ("http://[1.2.3.4]/", False),
+        ("http://[]/", False),
+        ("http://[::1]", True), ("https://[2001:db8::1]:8443/in?a=[1]", True), ("http://host/[x]", True),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("part", ["webhook", "alert"])
+def test_versions_of_python_agree_about_a_url(
+    url: str, plain: bool, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def takes(text: str) -> SplitResult:
+        return urlsplit("http://host/")
+
+    def refuses(text: str) -> SplitResult:
+        raise ValueError("Invalid IPv6 URL")
+
+    worlds = []
+    for split in (urlsplit, takes, *([] if plain else [refuses])):
+        monkeypatch.setattr(topic, "urlsplit", split)
+        worlds.append(World(level=PLAIN_URLS))
+        worlds[-1].one(commands.encode_topic_put("t", {part: {"url": url}}))
+    assert len({world.state.dump(everything=True)[0] for world in worlds}) == 1
+    assert bool(worlds[0].topic()) is plain
+
+
+@pytest.mark.parametrize("level", [UNCOUNTED - 1, UNCOUNTED])
+def test_what_nobody_tried_does_not_count(level: int) -> None:
+    """Given back without counting the attempt: neither max_attempts nor the backoff know of it. Every hand-out has a
+    number of its own all the same. Before the level of that it is a nack like any other."""
+    world = World(level=level)
+    world.one(commands.encode_topic_put("t", {"max_attempts": 2, "backoff": [1_000, 50_000]}))
+    (message_id,) = world.ids(draft())
+    for attempt in range(1, 6):
+        leases = world.lease(message_id)
+        assert world.state.grants[world.term, world.seq].rows["attempt"].tolist() == [attempt]
+        assert world.nack(leases, commands.uncounted(0)) == [LeaseOutcome.DONE]
+        if level < UNCOUNTED:
+            world.now += 1_000
+            world.nack(world.lease(message_id))
+            break
+        assert world.states(message_id) == ["ready"]
+        assert world.ack(leases) == [LeaseOutcome.LEASE_LOST]
+    if level < UNCOUNTED:
+        assert world.states(message_id) == ["dead"]
+        return
+    assert failures_of(world.state, message_id) == []
+    world.nack(world.lease(message_id))
+    assert due_ms(world, message_id) == world.state.now_ms + 1_000
+    world.now += 1_000
+    world.nack(world.lease(message_id), commands.uncounted(7_000))
+    assert due_ms(world, message_id) == world.state.now_ms + 7_000
+    world.now += 7_000
+    world.nack(world.lease(message_id))
+    assert world.states(message_id) == ["dead"]
+    assert len(failures_of(world.state, message_id)) == 2
+    world.one(commands.encode_redrive("n1", "t", [message_id]))
+    for _ in range(2):
+        assert world.states(message_id) == ["ready"]
+        world.nack(world.lease(message_id), 0)
+    assert world.states(message_id) == ["dead"]
+
+
+def test_uncounted_attempts_are_bounded() -> None:
+    """Beyond what an entry can count every attempt counts, so that no message goes to and fro for ever."""
+    world = World(level=UNCOUNTED)
+    world.one(commands.encode_topic_put("t", {"max_attempts": 3}))
+    (message_id,) = world.ids(draft())
+    for _ in range(MAX_EXCUSED + 2):
+        world.nack(world.lease(message_id), commands.uncounted(0))
+    assert world.states(message_id) == ["ready"]
+    world.nack(world.lease(message_id), commands.uncounted(0))
+    assert world.states(message_id) == ["dead"]
+    assert len(failures_of(world.state, message_id)) == 3
+    assert isinstance(world.nack(world.lease(*world.ids(draft())), commands.uncounted(1 << 60)), Refused)
+
+
+def due_ms(world: World, message_id: int) -> int:
+    found = world.state.describe(message_id, world.state.now_ms)
+    assert found is not None
+    return found.deliver_at_ms
+
+
+@pytest.mark.parametrize("level", [MASKED_OF_ORIGIN - 1, MASKED_OF_ORIGIN])
+def test_masked_headers_stay_with_their_origin_by_all_nodes_alike(level: int) -> None:
+    """Entries from before keep their meaning, so that every replay gives the same."""
+    world = World(level=level)
+    hook = {"url": "https://a.example/", "headers": {"X": "secret"}}
+    world.one(commands.encode_topic_put("t", {"webhook": hook}))
+    moved = {"url": "https://b.example/", "headers": {"X": "****", "Y": "1"}}
+    world.one(commands.encode_topic_put("t", {"webhook": moved}))
+    kept = {"X": "secret"} if level < MASKED_OF_ORIGIN else {}
+    assert world.topic().config["webhook"] == {**moved, "headers": {**kept, "Y": "1"}}

@@ -1,0 +1,124 @@
+"""A state machine with its files in memory, as the tests drive it: one call per command, every step checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from chaos.sim import ledgercheck
+from hadelay.codec import commands
+from hadelay.codec.commands import Draft, Grant, encode_entry
+from hadelay.codec.leasetokens import LEASE
+from hadelay.codec.results import Refused, Result
+from hadelay.ledger.state import DelayState
+from hadelay.model import HOUR_MS, unpack_id
+from hadelay.settings.cluster import Settings
+from hadelay.version import FEATURE_LEVEL
+from tests.memory import MemoryHours, MemoryNames, MemoryTables
+
+#: 2026-11-20T18:00:00Z
+START_MS = 1_795_197_600_000
+START_HOUR = START_MS // HOUR_MS
+
+
+def draft(
+    topic: str = "t", in_ms: int = 0, body: bytes = b"x", *, idem: bytes | None = None, at: int | None = None
+) -> Draft:
+    if at is not None:
+        return Draft(topic, START_MS + at, False, 0, 0, b"", body, idem)
+    return Draft(topic, in_ms, True, 0, 0, b"", body, idem)
+
+
+def leases(*rows: tuple[int, int, int, int, int]) -> np.ndarray:
+    """(term, seq, position, hour, index) each."""
+    return np.array(list(rows), LEASE)
+
+
+class World:
+    def __init__(self, settings: Settings | None = None, group: int = 0, level: int = FEATURE_LEVEL) -> None:
+        self.store, self.tables, self.names = MemoryHours(group), MemoryTables(), MemoryNames()
+        self.state = DelayState(group, self.store, self.tables, self.names, settings)
+        self.state.level = level
+        self.now = 0  # ms since START_MS
+        self.term = 1
+        self.seq = 0
+        self.entries: list[bytes] = []
+        self.checking = True
+
+    def apply(self, *encoded: bytes) -> list[Result]:
+        """One entry, at the present time and term."""
+        self.entries.append(encode_entry(START_MS + self.now, encoded))
+        results = self.state.apply(len(self.entries), self.term, self.entries[-1])
+        if self.checking:
+            ledgercheck.check(self.state)
+        return results
+
+    def one(self, encoded: bytes) -> Any:
+        (result,) = self.apply(encoded)
+        return result
+
+    def publish(self, *drafts: Draft, key: bytes | None = None, node: str = "n1") -> Any:
+        return self.one(commands.encode_publish(node, drafts or [draft()], key))
+
+    def ids(self, *drafts: Draft) -> list[int]:
+        return self.publish(*drafts).ids.tolist()
+
+    def place(self, message_id: int) -> tuple[int, int]:
+        """Where it is; for what never was, where its id says."""
+        return self.state.find(message_id) or unpack_id(message_id)[1:]
+
+    def grant(
+        self, *ids: int, lease_ms: int = 30_000, consumer: str = "c", request_id: bytes = b"", seq: int | None = None
+    ) -> Any:
+        self.seq = self.seq + 1 if seq is None else seq
+        places = [self.place(i) for i in ids]
+        hours, indexes = [p[0] for p in places], [p[1] for p in places]
+        return self.one(
+            commands.encode_grant(Grant(self.term, self.seq, lease_ms, consumer, request_id, "n1", hours, indexes))  # type: ignore[arg-type]
+        )
+
+    def held(self, term: int, seq: int) -> np.ndarray:
+        """The leases of a grant, all positions."""
+        rows = self.state.grants[term, seq].rows
+        out = np.zeros(len(rows), LEASE)
+        out["term"], out["seq"], out["pos"] = term, seq, np.arange(len(rows))
+        out["hour"], out["index"] = rows["hour"], rows["index"]
+        return out
+
+    def lease(self, *ids: int, **how: Any) -> np.ndarray:
+        """Grant them, and return the leases."""
+        result = self.grant(*ids, **how)
+        assert result.granted.all()
+        return self.held(result.term, result.seq)
+
+    def ack(self, rows: np.ndarray) -> list[int]:
+        return self.one(commands.encode_ack("n1", rows)).outcomes.tolist()
+
+    def nack(self, rows: np.ndarray, delay_ms: int = -1, reason: str = "") -> Any:
+        result = self.one(commands.encode_nack("n1", rows, delay_ms, reason))
+        return result if isinstance(result, Refused) else result.outcomes.tolist()
+
+    def extend(self, rows: np.ndarray, lease_ms: int) -> list[int]:
+        return self.one(commands.encode_extend("n1", rows, lease_ms)).outcomes.tolist()
+
+    def expire(self, *keys: tuple[int, int]) -> Any:
+        return self.one(commands.encode_expire(keys))
+
+    def cancel(self, *ids: int) -> list[int]:
+        return self.one(commands.encode_cancel("n1", ids)).outcomes.tolist()
+
+    def states(self, *ids: int) -> list[str]:
+        found = [self.state.describe(i, START_MS + self.now) for i in ids]
+        return [str(d.state) if d else "gone" for d in found]
+
+    def topic(self, name: str = "t") -> Any:
+        return self.state.topic(name)
+
+    def restart(self) -> None:
+        """Checkpoint and start again from it; nothing may be different."""
+        before = self.state.dump(everything=True)
+        self.state = DelayState(self.state.group, self.store, self.tables, self.names)
+        self.state.load(*before)
+        assert self.state.dump(everything=True) == before
+        ledgercheck.check(self.state)
