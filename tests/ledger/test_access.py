@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hadelay.codec import commands
 from hadelay.codec.results import Done, Refused
 from hadelay.ledger import access
-from hadelay.rights import AuditEntry, Rights, covers
+from hadelay.rights import MAX_AUDIT, SCOPES, AuditEntry, Rights, covers
 from tests.ledger.world import START_MS, World, draft
 
 TEXT = st.text("ab.-", max_size=8)
@@ -32,9 +32,9 @@ def test_what_scopes_allow() -> None:
     assert not rights.may("consume", "c")
     assert rights.may("read", None)
     assert not rights.may("admin", "orders-eu")
-    assert [scope for scope in access.SCOPES if rights.may_somewhere(scope)] == ["publish", "consume", "read"]
+    assert [scope for scope in SCOPES if rights.may_somewhere(scope)] == ["publish", "consume", "read"]
     admin = Rights(["admin:orders-*"])
-    assert all(admin.may(scope, "orders-eu") for scope in access.SCOPES), "admin includes the others, on its topics"
+    assert all(admin.may(scope, "orders-eu") for scope in SCOPES), "admin includes the others, on its topics"
     assert not admin.may("admin", None)
     assert Rights(["admin:**"]).may("admin", None)
 
@@ -127,11 +127,11 @@ def test_the_trail_says_what_was_done_and_what_was_refused() -> None:
 
 def test_the_trail_is_bounded_and_its_numbers_go_on() -> None:
     world = World()
-    for _ in range(access.MAX_AUDIT + 5):
+    for _ in range(MAX_AUDIT + 5):
         audited(world, commands.encode_noop())
     world.restart()
     numbers = [entry.number for entry in world.state.audit.entries]
-    assert numbers == list(range(6, access.MAX_AUDIT + 6))
+    assert numbers == list(range(6, MAX_AUDIT + 6))
 
 
 def test_texts_that_are_too_long_are_cut() -> None:

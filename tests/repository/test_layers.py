@@ -40,7 +40,21 @@ EXCEPTIONS = {
     "server": {"http.types", "http.values", "pipeline.places"},
     "storage": {"ledger.checkpoint", "ledger.ports", "ledger.transitions"},
 }
-IO = {"asyncio", "logging", "os", "random", "socket", "threading", "time", "structlog", "uvloop", "aiohttp"}
+IO = {
+    "asyncio",
+    "datetime",
+    "logging",
+    "os",
+    "random",
+    "secrets",
+    "socket",
+    "threading",
+    "time",
+    "uuid",
+    "structlog",
+    "uvloop",
+    "aiohttp",
+}
 
 
 @cache
