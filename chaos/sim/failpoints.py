@@ -39,8 +39,8 @@ STEPS = {
     # The journal: what this node promises to remember.
     "journal.append": Step("raft.journal:Journal.append"),
     "journal.write": Step("raft.segment:Segment.write"),
-    "journal.pwritev": Step("storage.disk:RealFile.pwritev", when=("within",)),
-    "journal.sync": Step("storage.disk:RealFile.sync"),
+    "journal.pwritev": Step("platform.disk:RealFile.pwritev", when=("within",)),
+    "journal.sync": Step("platform.disk:RealFile.sync"),
     "journal.synced": Step("raft.node:RaftNode._on_synced"),
     "journal.mark": Step("raft.journal:Journal._mark"),
     "journal.roll": Step("raft.journal:Journal._roll"),
@@ -52,7 +52,7 @@ STEPS = {
     "journal.reset": Step("raft.journal:Journal.reset", "empty"),
     # Consensus.
     "raft.frame": Step("raft.node:RaftNode._frame"),
-    "raft.send": Step("raft.tcp:AsyncioNetwork.send"),
+    "raft.send": Step("platform.tcp:AsyncioNetwork.send"),
     "raft.entries": Step("raft.leader:Leader.send_entries", "leader"),
     "raft.take": Step("raft.follower:Follower._take", "follower"),
     "raft.answer": Step("raft.follower:Follower._send_ok", "follower"),
@@ -62,17 +62,17 @@ STEPS = {
     "raft.transfer": Step("server.node:Node.transfer", "election"),
     # Apply, and what users are told of it.
     "apply.entry": Step("raft.apply:Applier._apply"),
-    "apply.state": Step("core.state:DelayState.apply"),
-    "apply.publish": Step("core.publish:_file"),
+    "apply.state": Step("ledger.state:DelayState.apply"),
+    "apply.publish": Step("ledger.publish:_file"),
     "apply.file": Step("storage.near:NearHour.append"),
-    "apply.settle": Step("core.leases:settle"),
-    "apply.return": Step("core.leases:move"),
+    "apply.settle": Step("ledger.leases:settle"),
+    "apply.return": Step("ledger.leases:move"),
     "publish.send": Step("server.batcher:Batcher._send_batch", "some"),
     "publish.forwarded": Step("server.node:Node._on_submit", "leader"),
     "publish.answer": Step("server.batcher:_answer", "some"),
     "settle.ask": Step("server.node:Node.propose", "some"),
     # Dispatch.
-    "dispatch.match": Step("core.dispatch:Dispatcher.match", "leader"),
+    "dispatch.match": Step("handout.dispatcher:Dispatcher.match", "leader"),
     "dispatch.grant": Step("server.dispatcher:LeaderDispatcher._grant", "leader"),
     "dispatch.decided": Step("server.dispatcher:LeaderDispatcher._decided", "leader"),
     "dispatch.hold": Step("server.ahead:HeldBack.until_due", "leader"),
@@ -82,7 +82,7 @@ STEPS = {
     # Checkpoints and snapshots.
     "checkpoint.begin": Step("server.checkpoints:Checkpoints.begin"),
     "checkpoint.write": Step("storage.hours:HourStore.write_some"),
-    "checkpoint.sync": Step("storage.disk:RealDisk.sync_files"),
+    "checkpoint.sync": Step("platform.disk:RealDisk.sync_files"),
     "checkpoint.commit": Step("storage.lmdbtables:LmdbBackend.commit"),
     "checkpoint.sort-in": Step("storage.lmdbtables:LmdbBackend._sort_in"),
     "checkpoint.committed": Step("storage.hours:HourStore.committed"),
@@ -90,8 +90,8 @@ STEPS = {
     "snapshot.switch": Step("storage.store:roll_forward", "start"),
     "snapshot.finish": Step("raft.snapshot:Snapshots._finish", "empty"),
     # Names.
-    "disk.rename": Step("storage.disk:RealDisk.rename", "start"),
-    "disk.sync-dir": Step("storage.disk:RealDisk.sync_dir", "start"),
+    "disk.rename": Step("platform.disk:RealDisk.rename", "start"),
+    "disk.sync-dir": Step("platform.disk:RealDisk.sync_dir", "start"),
     "disk.identity": Step("storage.identity:write_identity", "empty"),
 }
 POINTS = tuple(f"{name}:{when}" for name, step in STEPS.items() for when in step.when)

@@ -31,7 +31,8 @@ def test_the_version_is_told_without_the_tree() -> None:
     done = hadelay("--version")
     assert (done.returncode, done.stdout) == (0, f"{VERSION}\n")
     code = "import sys; from hadelay.__main__ import main; sys.argv = ['hadelay', '--version']; main(); "
-    code += "print([name for name in ('numpy', 'cyclopts', 'rich', 'aiohttp', 'hadelay.codec', 'hadelay.ledger') if name in sys.modules])"
+    heavy = ("numpy", "cyclopts", "rich", "aiohttp", "hadelay.codec", "hadelay.ledger")
+    code += f"print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
     assert done.stdout == f"{VERSION}\n[]\n"
 
