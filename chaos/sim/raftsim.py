@@ -25,7 +25,7 @@ from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import RaftConfig
-from hadelay.storage.snapshot import Manifest, SnapshotFile
+from hadelay.storage.manifest import Manifest, SnapshotFile
 
 WHO: dict[str, Any] = {"cluster_id": "c", "group": 0}
 

@@ -54,7 +54,7 @@ from hadelay.settings.node import HttpConfig
 from hadelay.storage import backup, identity, names
 from hadelay.storage import heads as hour_heads
 from hadelay.storage.inspect import inspect
-from hadelay.storage.snapshot import _row_at
+from hadelay.storage.manifest import row_at
 from hadelay.version import FEATURE_LEVEL
 from tests.ledger.world import START_HOUR, START_MS, World, draft
 from tests.raft.rig import Lone
@@ -320,7 +320,7 @@ def pieces(data: bytes) -> None:
     if messages_in_files.check_record(data) is None:
         messages_in_files.decode_record(data)
     at = 0
-    while (row := _row_at(data, at)) is not None:
+    while (row := row_at(data, at)) is not None:
         at = row[1]
 
 

@@ -49,7 +49,7 @@ from hadelay.server.api import (
 )
 from hadelay.settings import topic
 from hadelay.settings.cluster import Settings
-from hadelay.storage.snapshot import SnapshotFile
+from hadelay.storage.manifest import SnapshotFile
 
 
 @dataclass

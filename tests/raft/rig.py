@@ -20,7 +20,7 @@ from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import FOUNDING, Finished, RaftConfig
 from hadelay.raft.records import ENTRY, encode_record
-from hadelay.storage.snapshot import Manifest, SnapshotFile
+from hadelay.storage.manifest import Manifest, SnapshotFile
 
 WHO = {"cluster_id": "test", "group": 0}
 CONFIG = RaftConfig(max_entry_bytes=8000, journal_keep_bytes=0)

@@ -138,7 +138,6 @@ CIRCLES = [
     "server.checkpoints server.members server.mending server.node server.records server.webhooks.alerts "
     "server.webhooks.pool server.webhooks.push",
     "client.aio client.consumer",
-    "storage.snapshot storage.store",
     "pipeline.exact pipeline.reconcile",
 ]
 #: Packages of which each imports the other. This list may only get shorter.

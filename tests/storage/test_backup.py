@@ -15,8 +15,8 @@ from hadelay.errors import ConfigError, DamagedFile, NotFound
 from hadelay.model import hour_name
 from hadelay.platform.disk import Disk
 from hadelay.storage.backup import BLOCK, FORMAT, Archive, Backup, Directory
+from hadelay.storage.manifest import Manifest
 from hadelay.storage.names import TOPIC
-from hadelay.storage.snapshot import Manifest
 
 BACKUP = "/backup"
 
@@ -46,9 +46,9 @@ class Source:
         checkpoint(self.storage, self.loop, self.index)
 
     def manifest(self) -> Manifest:
-        self.storage.exports.manifest()
+        self.storage.manifest()
         self.loop.run()
-        manifest = self.storage.exports.manifest()
+        manifest = self.storage.manifest()
         assert manifest is not None
         return manifest
 

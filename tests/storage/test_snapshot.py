@@ -12,8 +12,8 @@ from support import IDENTITY, NOW, Loop, checkpoint, events, messages, open_stor
 from chaos.sim.disk import SimCrash, SimDisk
 from chaos.sim.tables import SimBackend
 from hadelay.errors import DamagedFile
+from hadelay.storage.manifest import Manifest
 from hadelay.storage.names import TOPIC
-from hadelay.storage.snapshot import Manifest
 from hadelay.storage.store import Storage
 from hadelay.storage.tables import CHECKPOINT, CORE
 
@@ -46,9 +46,9 @@ class Node:
         checkpoint(storage, self.loop, index, hours={NOW: b"%d" % index})
 
     def manifest(self) -> Manifest:
-        assert self.storage.exports.manifest() is None, "the first call starts the export"
+        assert self.storage.manifest() is None, "the first call starts the export"
         self.loop.run()
-        manifest = self.storage.exports.manifest()
+        manifest = self.storage.manifest()
         assert manifest is not None
         return manifest
 

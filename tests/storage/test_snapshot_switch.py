@@ -12,7 +12,7 @@ from test_snapshot import FAR, Node, pull
 
 from hadelay.codec.checksums import crc32c
 from hadelay.errors import DamagedFile, DiskFull, FatalError
-from hadelay.storage.snapshot import Installer
+from hadelay.storage.installer import Installer
 
 
 def pulled(source: Node, target: Node) -> Installer:
@@ -106,13 +106,13 @@ def test_an_export_for_which_the_disk_has_no_room_leaves_nothing() -> None:
     node = Node("n1")
     node.fill(1)
     node.disk.capacity = node.disk.used + 1000
-    assert node.storage.exports.manifest() is None
+    assert node.storage.manifest() is None
     node.loop.run()
     assert node.disk.was_full
     assert node.disk.listdir("/data/export") == []
     was_full = node.disk.was_full
     for _ in range(9):  # as often as a leader's sign of life
-        assert node.storage.exports.manifest() is None
+        assert node.storage.manifest() is None
         node.loop.run()
         node.loop.now += 1
     assert node.disk.was_full == was_full, "what is left may be what the journal needs"
@@ -184,7 +184,7 @@ def test_nothing_of_a_snapshot_is_trusted_behind_a_sync_that_failed(which: int) 
     assert isinstance(outcome[0], FatalError)
     target.storage.close()
     target.start()  # another process finds the same cache
-    manifest = source.storage.exports.manifest()
+    manifest = source.storage.manifest()
     assert manifest is not None
     assert pull(source, target, manifest) == [None]
     target.disk.power_cut()
@@ -213,7 +213,7 @@ def test_files_that_were_pulled_stay_when_one_cannot_be_opened(monkeypatch: pyte
     """That is no disk that is full: too many are open, say. The next process goes on with them."""
     source, target = Node("n1"), Node("n2")
     source.fill(9)
-    installer, manifest = pulled(source, target), source.storage.exports.manifest()
+    installer, manifest = pulled(source, target), source.storage.manifest()
     assert manifest is not None
     installer.abort()
     with monkeypatch.context() as patched:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from hadelay.storage.snapshot import Manifest
+from hadelay.storage.manifest import Manifest
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ from hadelay.errors import DamagedFile, DiskFull, FatalError, HadelayError
 from hadelay.raft import messages
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import Installer
-from hadelay.storage.snapshot import Manifest, SnapshotFile
+from hadelay.storage.manifest import Manifest, SnapshotFile
 
 if TYPE_CHECKING:
     from hadelay.raft.node import RaftNode

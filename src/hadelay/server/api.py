@@ -22,7 +22,7 @@ from hadelay.ledger.describe import Description, Happened
 from hadelay.ledger.listing import Key
 from hadelay.model import State
 from hadelay.rights import AuditEntry, Token
-from hadelay.storage.snapshot import SnapshotFile
+from hadelay.storage.manifest import SnapshotFile
 
 #: Files of an hour that other nodes and Spark may read.
 HourFile = Literal["log", "idx", "dsp"]

@@ -1,6 +1,6 @@
 """Checkpoints whose files somebody copies over HTTP, for backups (docs/spec/backup.md).
 
-A copy is the manifest that a follower would get (storage.snapshot). While it is open, none of its files goes, not even
+A copy is the manifest that a follower would get (storage.exports). While it is open, none of its files goes, not even
 those of hours that are retired meanwhile; so it ends when it is released, or when nobody has read for a while.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hadelay.errors import NotFound, Overloaded
 from hadelay.server.api import SnapshotView, answered
 from hadelay.storage.handles import files_closed
-from hadelay.storage.snapshot import Manifest
+from hadelay.storage.manifest import Manifest
 from hadelay.storage.store import Storage
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Copies:
         if sum(copy.storage is node.storage for copy in self._open.values()) >= _MOST:
             raise Overloaded("others copy this node's files already: ask another node, or later", retry_after_ms=5_000)
         await self._checkpoint()
-        while (manifest := node.storage.exports.manifest()) is None:
+        while (manifest := node.storage.manifest()) is None:
             await self._wait()
             if (failure := node.storage.exports.failure) is not None:
                 raise Overloaded(f"this node could not export its tables: {failure}: ask another", retry_after_ms=5_000)

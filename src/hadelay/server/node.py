@@ -51,7 +51,7 @@ from hadelay.server.readahead import ReadAhead
 from hadelay.server.webhooks.push import Push
 from hadelay.settings.node import Config
 from hadelay.storage.identity import note_damage
-from hadelay.storage.snapshot import Manifest
+from hadelay.storage.manifest import Manifest
 from hadelay.storage.store import Storage
 from hadelay.version import FEATURE_LEVEL
 
@@ -311,7 +311,7 @@ class Node:
             self.link.link_down(peer)
 
     def manifest(self) -> Manifest | None:
-        return self.storage.exports.manifest()
+        return self.storage.manifest()
 
     def read_chunk(self, manifest: Manifest, name: str, offset: int, size: int) -> bytes:
         return self.storage.exports.read(name, offset, size)

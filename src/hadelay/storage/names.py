@@ -43,7 +43,7 @@ def decode_names(data: bytes, path: str) -> Iterator[Name]:
         at += NAME_SIZE + len(text)
 
 
-class Names:
+class NameTable:
     """Numbers count from 0 per kind."""
 
     def __init__(self, disk: Disk, path: str, length: int = 0, crc: int = 0) -> None:

@@ -20,17 +20,18 @@ from hadelay.errors import DamagedFile, FatalError, HadelayError
 from hadelay.ledger.checkpoint import WAY_OUT
 from hadelay.platform.disk import Disk
 from hadelay.platform.runtime import Runtime
+from hadelay.storage.exports import Exports
 from hadelay.storage.farwriter import Sample
 from hadelay.storage.handles import files_closed
 from hadelay.storage.hours import HourStore
 from hadelay.storage.identity import Identity, check_identity, lock_directory, write_identity
+from hadelay.storage.installer import Installer, clear, roll_forward
 from hadelay.storage.lmdbtables import LmdbBackend
-from hadelay.storage.names import Names
+from hadelay.storage.manifest import LANE, Manifest
+from hadelay.storage.names import NameTable
 from hadelay.storage.recovery import cut_file, cut_hours
-from hadelay.storage.snapshot import Exports, Installer, Manifest, clear, roll_forward
 from hadelay.storage.tables import CHECKPOINT, CORE, HOUR_STATES, HOURS, ROW, Backend, Put, Tables, hour_rows, scan_all
 
-_LANE = "disk"
 #: Between two slices of a checkpoint, at most; a slice is as long when nothing else is going on.
 _PAUSE_S = 0.01
 
@@ -80,7 +81,7 @@ class Storage:
             self.tables.backend.close()
             self._lock.close()
             raise
-        self.exports = Exports(self)
+        self.exports = Exports(disk, directory, runtime, self.hours, self.tables, self.applied_index)
 
     def _recover(self) -> None:
         disk, directory, get = self.disk, self.directory, self.tables.backend.get
@@ -93,7 +94,7 @@ class Storage:
         cut_hours(disk, f"{directory}/hours", hours, rows)
         names = f"{directory}/names"
         cut_file(disk, names, disk.sizes(directory).get("names", 0), row["names_length"])
-        self.names = Names(disk, names, row["names_length"], row["names_crc"])
+        self.names = NameTable(disk, names, row["names_length"], row["names_crc"])
         group, far_buffer_bytes = self.identity.group, self._far_buffer_bytes
         self.hours = HourStore(disk, f"{directory}/hours", group, far_buffer_bytes=far_buffer_bytes)
         self.hours.load(hours, rows)
@@ -140,7 +141,7 @@ class Storage:
                 return
             paths = self.hours.unsynced() + ([self.names.path] if self.names.unsynced else [])
             self.names.unsynced = False
-            self._runtime.in_thread(_LANE, lambda: self._make_durable(paths, layer.dropped, puts()), finish)
+            self._runtime.in_thread(LANE, lambda: self._make_durable(paths, layer.dropped, puts()), finish)
 
         def finish(_: Any, error: BaseException | None) -> None:
             if self._closed:
@@ -149,7 +150,7 @@ class Storage:
                 self.tables.committed()
                 self.applied_index, self.applied_term = applied_index, applied_term
                 self.checkpointing = False
-                self.exports.forget_older()
+                self.exports.forget_older(applied_index)
                 self._remove(self.hours.committed(sample))
             done(error)
             if error is None and self._switch is not None:
@@ -188,7 +189,7 @@ class Storage:
                 self.disk.unlink(path)
 
         if paths:
-            self._runtime.in_thread(_LANE, unlink, lambda *_: None)
+            self._runtime.in_thread(LANE, unlink, lambda *_: None)
 
     def write_out(self, done: Done) -> None:
         """Write what waits for far hours, in slices; then `checksums` has nothing left to write."""
@@ -207,6 +208,11 @@ class Storage:
         write_identity(self.disk, self.directory, self.identity)
 
     # -- snapshots
+
+    def manifest(self) -> Manifest | None:
+        """The last durable checkpoint as files, which stay until `exports.release`. None: there is none yet, or its
+        tables are being exported in the thread, or could not be (`exports.failure`); ask again soon."""
+        return self.exports.manifest(self.applied_term, self.checkpointing)
 
     def install(self, manifest: Manifest, installed: Callable[[], None]) -> Installer:
         """Take in another node's manifest. When its `finish` has switched, this object is closed, and `installed` is
@@ -243,7 +249,7 @@ class Storage:
         """Without a checkpoint: the journal has the rest. Waits for the thread, which may be in the middle of one."""
         self._closed = True
         self.tables.backend.interrupt()
-        self._runtime.join(_LANE)
+        self._runtime.join(LANE)
         self.hours.close()
         self.tables.close()
         self._lock.close()

@@ -1,0 +1,113 @@
+"""Giving a checkpoint as files: the source's side of a snapshot."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+
+import msgpack
+
+from hadelay.codec.checksums import crc32c
+from hadelay.platform.disk import Disk, read_file
+from hadelay.platform.runtime import Runtime
+from hadelay.storage.hours import HourStore, file_checksums
+from hadelay.storage.manifest import LANE, Manifest, SnapshotFile, rows_as_bytes
+from hadelay.storage.tables import CHECKPOINT, ROW, Tables, hour_rows
+
+log = logging.getLogger(__name__)
+
+#: Pause after an export that failed, in seconds: each try fills the disk up again, where a checkpoint, and the journal,
+#: may need the room just then.
+_PAUSE_S = 15.0
+
+
+class _Export:
+    """An export on the disk: how many use it, and what keeps its hour files."""
+
+    def __init__(self, manifest: Manifest, pin: object) -> None:
+        self.manifest, self.pin, self.users = manifest, pin, 0
+
+
+class Exports:
+    """At most one export is current: that of the last durable checkpoint, at `index`."""
+
+    def __init__(
+        self, disk: Disk, directory: str, runtime: Runtime, hours: HourStore, tables: Tables, index: int
+    ) -> None:
+        self._disk, self._root, self._directory = disk, directory, f"{directory}/export"
+        self._runtime, self._hours, self._tables = runtime, hours, tables
+        self._index = index
+        self._made: dict[int, _Export] = {}
+        self._making = False
+        #: Of the last one, and until when no other is made.
+        self.failure: BaseException | None = None
+        self._paused_until = 0.0
+
+    def manifest(self, term: int, checkpointing: bool) -> Manifest | None:
+        """As Storage.manifest. term: of the last durable checkpoint. checkpointing: another one is under way."""
+        made = self._made.get(self._index)
+        if made is not None:
+            made.users += 1
+            return made.manifest
+        if self._index and not (self._making or checkpointing) and self._runtime.monotonic() >= self._paused_until:
+            self._make(self._index, term)
+        return None
+
+    def _make(self, index: int, term: int) -> None:
+        self._making, self.failure = True, None
+        pin = self._hours.pin()
+
+        def finish(manifest: Manifest | None, error: BaseException | None) -> None:
+            self._making = False
+            if manifest is None:  # no snapshot this time: the disk may be full; the node itself is well
+                log.error("snapshot_not_exported", extra={"index": index, "error": str(error)})
+                self.failure, self._paused_until = error, self._runtime.monotonic() + _PAUSE_S
+                self._hours.unpin(pin)
+                return
+            self.forget_older(self._index)
+            self._made[index] = _Export(manifest, pin)
+
+        # A checkpoint that begins meanwhile commits after this job: the thread's lane is in order.
+        self._runtime.in_thread(LANE, lambda: self._export(index, term), finish)
+
+    def _export(self, index: int, term: int) -> Manifest:
+        disk, name = self._disk, f"state-{index}"
+        disk.makedirs(self._directory)
+        file = disk.open(f"{self._directory}/{name}", create=True)
+        length, crc = 0, 0
+        try:
+            with closing(file):
+                for part in rows_as_bytes(self._tables.backend):
+                    file.pwrite(part, length)
+                    length, crc = length + len(part), crc32c(part, crc)
+                file.truncate(length)
+        except Exception:  # of a disk that is full, a half must not take more
+            disk.unlink(f"{self._directory}/{name}")
+            raise
+        row = msgpack.unpackb(self._tables.backend.get(CHECKPOINT, ROW) or b"")
+        assert row["index"] == index, "no checkpoint commits while its export is made"
+        files = [SnapshotFile(name, length, crc)]
+        if row["names_length"]:
+            files.append(SnapshotFile("names", row["names_length"], row["names_crc"]))
+        files += [
+            SnapshotFile(f"hours/{name}", *sums) for name, sums in file_checksums(*hour_rows(self._tables.backend))
+        ]
+        return Manifest(index, term, files)
+
+    def release(self, manifest: Manifest) -> None:
+        self._made[manifest.index].users -= 1
+        self.forget_older(self._index)
+
+    def forget_older(self, index: int) -> None:
+        """The last durable checkpoint is that of `index`. While an export stays, no file of a retired hour goes."""
+        self._index = index
+        for older in [i for i, made in self._made.items() if not made.users and i != index]:
+            self._hours.unpin(self._made.pop(older).pin)
+            self._disk.unlink(f"{self._directory}/state-{older}")
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """Bytes of a manifest's file. FileNotFoundError when it was released."""
+        where = self._directory if name.startswith("state-") else self._root
+        if not (name == "names" or name.startswith(("state-", "hours/"))) or ".." in name:
+            raise FileNotFoundError(name)
+        return read_file(self._disk, f"{where}/{name}", size, offset)
