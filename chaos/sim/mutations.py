@@ -749,7 +749,7 @@ MUTATIONS: dict[str, Mutation] = {
         "an ack is answered before its commit", ("I5", "I6"), _CRASHES, _answered_before_commit
     ),
     "plain_library": Mutation(
-        "rows 1 and 2 of PySyncObj: batches are sent twice, and matching entries are cut",
+        "PySyncObj's own follower and sender: batches are sent twice, and matching entries are cut",
         _LOG,
         ("reset", "kill", "one_way"),
         _plain_library,

@@ -143,13 +143,6 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_files_named_in_code_exist(page: Path) -> None:
-    """`ledger/chain.py` in a page is a file under src/hadelay, or in the repository."""
-    for path in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page.read_text()):
-        assert (ROOT / "src/hadelay" / path).exists() or (ROOT / path).exists(), path
-
-
 def test_examples_say_the_type_of_what_they_publish() -> None:
     """Or it is kept as the form that curl takes it for."""
     publishes = re.compile(r"curl .*/v1/topics/[^/ ]+/messages(?![/:\w])")

@@ -1,4 +1,4 @@
-"""What every released version wrote, this one reads: messages, their states, bodies and histories (architecture §6)."""
+"""What every released version wrote, this one reads: messages, their states, bodies and histories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two groups in one process: a group is an object, and nothing of one is seen by the other (architecture §2).
+"""Two groups in one process: a group is an object, and nothing of one is seen by the other.
 
 Nodes without their HTTP, on real disks and real sockets: three per group, all six in this one process.
 """

@@ -25,7 +25,7 @@ HELD = np.dtype(
 
 @dataclass(slots=True)
 class HeldGrant:
-    """The unit of handing out (architecture §5): {term, consumer, request id, messages, until}.
+    """The unit of handing out: {term, consumer, request id, messages, until}.
 
     Row n is position n of the lease tokens; rows that apply did not grant, or that are settled, have `open` 0.
     """

@@ -112,7 +112,7 @@ def _lease(
     rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
     rows["size"] = entries["size"]
     # A grant only gives out what is due, or will be before its answer leaves (server/ahead.py): never early, whatever
-    # the leader believed (architecture §5).
+    # the leader believed.
     free = (entries["deliver_at_ms"] <= due_ms) & state.topics.owed(entries)
     bits = bitmap(rows["index"])
     if len(bits) != len(rows):

@@ -78,7 +78,7 @@ def apply_sweep(state: DelayState, command: Slice) -> Progress:
 
 
 def apply_carry(state: DelayState, command: Slice) -> Progress | Refused:
-    """Move what an hour that is over still owes to the running hour, so that it can close (architecture §3)."""
+    """Move what an hour that is over still owes to the running hour, so that it can close."""
     hour = command.hour
     if hour >= state.now_hour:
         return Refused("hour_running", f"hour {hour} is not over")

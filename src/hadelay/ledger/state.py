@@ -66,7 +66,7 @@ class DelayState:
         self.listener = Listener()
         #: Told of the hour and the INDEX or HELD rows that were settled, on every node; must not keep the rows.
         self.on_settled: Callable[[int, NDArray[np.void]], None] | None = None
-        #: Cluster time (architecture §4), of the last entry.
+        #: Cluster time of the last entry.
         self.now_ms = 0
         self.applied = 0
         self.term = 0
@@ -74,7 +74,7 @@ class DelayState:
         self.chain = 0
         #: The feature level that the cluster has switched to.
         self.level = FIRST_LEVEL
-        #: Hour tick, second tick, localIndex: everything before it was made ready.
+        #: Hour tick, second tick, localIndex. A new leader waits for the ticks; users see the localIndex (ADR 191).
         self.cursor = (0, 0, 0)
         self.topics = Topics()
         self.hours: dict[int, HourState] = {}

@@ -1,4 +1,4 @@
-"""Incarnations: who may vote and count (architecture §6).
+"""Incarnations: who may vote and count.
 
 A node that lost or rewound its disk may have promised what it no longer knows. So it is a new *incarnation*: it
 follows, but neither votes, campaigns nor counts, until a leader has committed {node, incarnation} without it and it

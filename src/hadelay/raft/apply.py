@@ -1,4 +1,4 @@
-"""Applying what is committed, in slices, and answering those who proposed it (rows 10 and 16).
+"""Applying what is committed, in slices, and answering those who proposed it.
 
 An entry is applied once, in order, and only when this node's own disk has it, so a checkpoint never knows more than the
 journal beside it. Whatever `apply` raises stops the node. Whoever proposed is always answered: with the result; with

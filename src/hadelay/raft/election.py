@@ -1,4 +1,4 @@
-"""When to campaign: deadlines, the question before a campaign, and planned transfers (rows 13 and 14).
+"""When to campaign: deadlines, the question before a campaign, and planned transfers.
 
 A follower whose deadline passes asks first (pre-vote): would you vote for me? Only a majority of yes lets the library
 campaign, so a node that comes back from a cut never deposes a healthy leader. A reset of the leader's link brings the
@@ -40,7 +40,7 @@ class Elections:
         self._timer_at: float | None = None
         #: The term asked about, and who said yes.
         self._asking: tuple[int, set[str]] | None = None
-        #: (term, voter) that were counted (row 7).
+        #: Term of the running campaign, and the voters counted in it: the library counts one voter twice.
         self._votes: tuple[int, set[str]] = (0, set())
         #: The term of a campaign that the leader asked for; 0 during any other. Voters need not miss the leader then.
         self._called = 0

@@ -1,4 +1,4 @@
-"""What a follower does with append frames: rows 1 and 2 of design/pysyncobj.md, before the library sees anything.
+"""What a follower does with append frames: verify and deduplicate before the library sees anything.
 
 The library would delete everything behind `prevLogIdx`, even what matches. So what is already here is skipped, a real
 conflict is cut off (never at or below what is committed), and the library gets only what follows directly on the last

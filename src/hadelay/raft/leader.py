@@ -1,8 +1,8 @@
 """What a leader does: send, count answers, give signs of life, confirm reads, and notice that it no longer leads.
 
 The library keeps match indexes and the commit rule. It is told of a follower's answer only as far as this node's own
-disk has the entries too, so its commit index never passes it (rows 3 and 18); how much a follower was sent, and where
-to try next, is kept here (row 2).
+disk has the entries too, so its commit index never passes it; how much a follower was sent, and where
+to try next, is kept here.
 """
 
 from __future__ import annotations

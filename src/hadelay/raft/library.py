@@ -195,7 +195,7 @@ class Core(SyncObj):  # type: ignore[misc]
     def set_voters(self, others: Sequence[str], votes: bool) -> list[str]:
         """Who votes besides this node, from now on; none: its disk does. votes: whether this node does. Returns who is
         new."""
-        # No public names: its own way of changing members is row 17.
+        # No public names: the library's own member changes lose members (docs/explanation/pysyncobj.md).
         new = {self.members[name]: None for name in [*(others or [DISK]), *([] if votes else [NOBODY])]}
         old: set[Node] = self._SyncObj__otherNodes  # type: ignore[has-type]
         added = [node for node in new if node not in old]

@@ -1,4 +1,4 @@
-"""Catching up by files: for a follower that needs entries which the leader's journal no longer has (row 15).
+"""Catching up by files: for a follower that needs entries which the leader's journal no longer has.
 
 The leader offers the manifest of its last durable checkpoint; the follower pulls the files in chunks, verified, resumed
 where an earlier try ended, no faster than pull_bytes_per_s. Its state machine is untouched until all is there; then it

@@ -8,8 +8,8 @@ Law 3: a wall clock is taken at its word only at a cold start of the whole clust
        it and it is not behind what the cluster has already stamped. Until then `ready` is False: nothing may be
        published, nothing becomes due.
 
-Times called `mono` are Runtime.monotonic() in seconds; all others are Unix milliseconds. (architecture §4; S2 aligns
-the new master's clock, S3 names the wrong machine clock as what corrupts a schedule.)
+Times called `mono` are Runtime.monotonic() in seconds; all others are Unix milliseconds. Published
+designs align the clock at a change of master only, or not at all (docs/explanation/sources.md, S2 and S3).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Damaged bytes of the hour files are fetched from a peer, verified, and written over the damaged place.
 
-The files of all nodes are the same bytes (architecture §3), so any live peer's sound copy will do. What a peer serves
+The files of all nodes are the same bytes, so any live peer's sound copy will do. What a peer serves
 it has verified; what is written here is verified again by storage.
 """
 

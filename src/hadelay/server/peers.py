@@ -1,7 +1,7 @@
 """What nodes tell each other once a second: wall clock, cluster time, address, version, progress, free space.
 
 Notes, not Raft: they may be lost, late or old, and nothing that is promised rests on one. Cluster time takes the
-median of the wall clocks (architecture §4); `GET /v1/cluster` shows the rest; the leader refuses publishes (507) by
+median of the wall clocks; `GET /v1/cluster` shows the rest; the leader refuses publishes (507) by
 the fullest live node.
 
 Each note says what the receiver's monotonic clock must show if both notes took no time: the receiver's last note said

@@ -5,7 +5,7 @@
 
 Both carry cluster, group, node and incarnation. One without the other, or of different incarnations, means that a disk
 was lost, exchanged or put back from a copy: such a node may have promised what it no longer knows. It starts empty, as
-a new incarnation, which neither votes nor counts until a majority without it has admitted it (architecture §6). What
+a new incarnation, which neither votes nor counts until a majority without it has admitted it. What
 was found is put aside under another name, never deleted. Bytes of the hour files that did not verify while an entry was
 applied (`damaged` names them) make it such a node, too. A cluster of one has nobody to learn from: it refuses.
 

@@ -28,7 +28,7 @@ class Identity:
     cluster_id: str
     group: int
     node: str
-    #: Of this copy of the data: a node that lost or rewound its disk comes back as a new one (architecture §6).
+    #: Of this copy of the data: a node that lost or rewound its disk comes back as a new one.
     incarnation: int = 1
     format_version: int = FORMAT_VERSION
     #: Highest level the cluster has switched on; files may hold what belongs to it.

@@ -1,4 +1,4 @@
-"""A checkpoint as files, for a peer that is new or too far behind (architecture §6), or for a backup.
+"""A checkpoint as files, for a peer that is new or too far behind, or for a backup.
 
 The source exports its tables into one file, in a thread; hour files and names are served as they are, up to the lengths
 of the checkpoint (exports.py). The receiver pulls everything into `incoming/`, verifies it, builds its own tables and

@@ -1,4 +1,4 @@
-"""What may be written over a damaged place: only bytes that verify as what has to stand there (architecture §3)."""
+"""What may be written over a damaged place: only bytes that verify as what has to stand there."""
 
 from __future__ import annotations
 

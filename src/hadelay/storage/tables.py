@@ -1,7 +1,7 @@
 """Named tables of bytes to bytes: changes since the last checkpoint in memory, everything older behind a Backend.
 
 The backend is written only by the checkpoint's one transaction. Were it written earlier, replay after a crash would see
-keys that are not there yet at the entry being replayed, and lose a message over it (architecture §3).
+keys that are not there yet at the entry being replayed, and lose a message over it.
 """
 
 from __future__ import annotations

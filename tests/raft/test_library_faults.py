@@ -1,4 +1,4 @@
-"""Rows 1 to 10 and 13 to 16 of what PySyncObj 0.3.17 gets wrong: the plain library shows each fault, ours does not.
+"""What PySyncObj 0.3.17 gets wrong (docs/explanation/pysyncobj.md): the plain library shows each fault, ours does not.
 
 `test_plain_*` are controls: they pass while the library has the fault, so an upgrade that mends one shows here.
 """
@@ -49,7 +49,7 @@ def run_of(first: int, last: int, term: int) -> list[tuple[int, int, bytes]]:
     return [(index, term, b"c%d" % index) for index in range(first, last + 1)]
 
 
-# -- row 1: what follows prevLogIdx is deleted even where it matches; the commit index goes beyond what was verified
+# -- what follows prevLogIdx is deleted even where it matches; the commit index goes beyond what was verified
 
 
 def test_plain_deletes_entries_that_match(monkeypatch):
@@ -112,7 +112,7 @@ def test_a_conflict_with_what_is_committed_stops_the_node():
     assert lone.log() == [(i, 1) for i in range(2, 6)], "and what it has stays as it is"
 
 
-# -- row 2: answers to earlier batches set nextIndex back
+# -- answers to earlier batches set nextIndex back
 
 
 def test_plain_an_answer_sets_next_index_back(monkeypatch):
@@ -175,7 +175,7 @@ def test_an_ex_leader_with_a_tail_of_its_own_catches_up():
     assert len(next(iter(items))) == 60
 
 
-# -- row 3: nothing is ever synced
+# -- nothing is ever synced
 
 
 def test_plain_syncs_nothing(monkeypatch, tmp_path):
@@ -255,7 +255,7 @@ def test_a_vote_leaves_when_it_is_on_disk():
     assert len(lone.wire.take(messages.VOTE_REPLY)) == 1
 
 
-# -- row 4: a full disk under a written map kills the process
+# -- a full disk under a written map kills the process
 
 
 def test_plain_writes_through_a_map(tmp_path):
@@ -284,7 +284,7 @@ def test_a_full_disk_refuses_and_goes_on():
     cluster.commit(b"after")
 
 
-# -- row 5: compaction empties the file and writes the rest again
+# -- compaction empties the file and writes the rest again
 
 
 def test_plain_a_crash_in_compaction_loses_the_log(tmp_path, monkeypatch):
@@ -321,7 +321,7 @@ def test_compaction_deletes_whole_segments_at_any_crash():
         assert len(cluster.machines["n1"].items) == 60
 
 
-# -- row 6: no checksums
+# -- no checksums
 
 
 def test_plain_takes_a_flipped_byte_for_the_truth(tmp_path):
@@ -350,7 +350,7 @@ def test_a_flipped_byte_is_refused_with_file_and_offset():
         cluster.start("n1")
 
 
-# -- row 7: answers carry no term; votes are counted by message
+# -- answers carry no term; votes are counted by message
 
 
 def test_plain_counts_an_answer_to_another_term(monkeypatch):
@@ -416,7 +416,7 @@ def test_one_voter_counts_once():
     assert lone.node.is_leader
 
 
-# -- row 8: pickles from the wire (the rest of it: test_tcp.py)
+# -- pickles from the wire (the rest of it: test_tcp.py)
 
 
 RAN: list[str] = []
@@ -456,7 +456,7 @@ def _framed(data: bytes) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
-# -- row 9: large commands break
+# -- large commands break
 
 
 def test_plain_a_large_command_breaks_the_follower(monkeypatch):
@@ -475,7 +475,7 @@ def test_commands_of_every_size_arrive():
     assert all(machine.items == commands for machine in cluster.machines.values())
 
 
-# -- row 10: an exception in apply is retried for ever, one in a callback applies twice
+# -- an exception in apply is retried for ever, one in a callback applies twice
 
 
 def test_plain_retries_a_failing_apply_for_ever(monkeypatch):
@@ -530,7 +530,7 @@ def test_a_failing_callback_stops_the_node_and_applies_once():
     assert str(cluster.fatal[leader.name]) == "in the callback"
 
 
-# -- row 13: no pre-vote; a cut-off leader goes on believing
+# -- no pre-vote; a cut-off leader goes on believing
 
 
 def test_plain_a_node_that_was_cut_off_deposes_the_leader(monkeypatch):
@@ -577,7 +577,7 @@ def test_a_cut_off_leader_steps_down_within_an_election_timeout():
     assert leader.leader is None
 
 
-# -- row 14: slow failover
+# -- slow failover
 
 
 def test_plain_waits_for_its_timeout_though_the_connection_was_reset(monkeypatch):
@@ -602,7 +602,7 @@ def test_a_reset_from_the_leader_brings_the_next_one_quickly(seed):
     assert took < 0.3
 
 
-# -- row 15: snapshots (more of it: test_snapshot.py)
+# -- snapshots (more of it: test_snapshot.py)
 
 
 def test_plain_goes_on_empty_when_a_dump_does_not_load(monkeypatch, tmp_path, caplog):
@@ -631,7 +631,7 @@ def test_a_spoiled_chunk_is_not_taken():
     assert not cluster.fatal
 
 
-# -- row 16: who proposed may wait for ever
+# -- who proposed may wait for ever
 
 
 def test_plain_a_deposed_leader_never_answers(monkeypatch):
