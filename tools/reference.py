@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import inspect
 import io
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,11 +178,10 @@ def metrics_page() -> str:
 
 
 def decisions_page() -> str:
-    text = [HEAD, "# Decisions", ""]
-    text += ["A page each: context, decision, consequences. Superseded by a later one, never edited.", ""]
+    form = "Each page has a context, a decision and its consequences. A later decision may supersede an earlier one."
+    text = [HEAD, "# Decisions", "", form, ""]
     for page in sorted(DECISIONS.glob("[0-9]*.md")):
-        title = page.read_text().partition("\n")[0].lstrip("# ")
-        title = re.sub(r"^(ADR )?[0-9]+[ :.·–—-]+", "", title)
+        title = page.read_text().partition("\n")[0].partition(": ")[2]
         text.append(f"- [{page.name[:4]}: {title}]({page.name})")
     return "\n".join(text) + "\n"
 

@@ -49,6 +49,14 @@ def test_cited_decisions_exist() -> None:
     assert [(where, cited) for where, cited in find(re.compile(r"ADR \d+")) if int(cited[4:]) not in numbers] == []
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/adr").glob("[0-9]*.md")), ids=lambda page: page.name[:4])
+def test_decisions_have_one_form(page: Path) -> None:
+    """Title, state, context, decision, consequences."""
+    text = page.read_text()
+    assert re.match(rf"# {page.name[:4]}: \S.*\n\n(Accepted|Proposed|Rejected), 20\d\d-\d\d\.", text)
+    assert re.findall(r"^## (.*)$", text, re.M) == ["Context", "Decision", "Consequences"]
+
+
 def test_no_section_of_a_lost_page_is_cited() -> None:
     assert find(LOST_SECTION) == []
 
