@@ -15,15 +15,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chaos.sim.clients import Door
 from chaos.sim.disk import SimCrash, SimDisk
+from chaos.sim.door import Call, Door
 from chaos.sim.file import is_injected
-from chaos.sim.history import History, Violation
+from chaos.sim.history import History, Violation, number_of
 from chaos.sim.logsafety import LogSafety
+from chaos.sim.loop import SimLoop
 from chaos.sim.network import NetworkProfile, SimNet, SimNetwork
 from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend
 from hadelay.codec.commands import Command, decode, decode_entry, members_in
+from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import DamagedFile, HadelayError
 from hadelay.raft.journal import Journal
 from hadelay.raft.node import RaftNode
@@ -31,6 +33,7 @@ from hadelay.raft.ports import FOUNDING
 from hadelay.server.clustertime import NEAR_MS
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
+from hadelay.server.service import NodeService
 from hadelay.settings.node import (
     ClusterConfig,
     Config,
@@ -47,8 +50,8 @@ WATCH_S = 0.01
 HOUR_S = 3600
 #: A sync may take some seconds on a slow disk, and so may the one that fails.
 FAILED_S = 4.0
-#: The share of runs that have a guest. What it draws is its own: the others stay as they would be without.
-GUESTS = 0.2
+#: Share of runs that have a fuzz client.
+FUZZED = 0.2
 #: The share of runs in which brief syncs run on the loop; and the shortest of them that counts as a stall (seconds).
 BRIEF, STALL_S = 0.4, 0.15
 #: Of one entry in so many the results are compared as well.
@@ -82,17 +85,23 @@ class Process:
     name: str
     runtime: SimRuntime
     network: SimNetwork
+    #: For tasks on its virtual time.
+    loop: SimLoop
     node: Node | None = None
-    calls: list[Any] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    #: Receives that it relays to the leader.
+    relays: set[Call] = field(default_factory=set)
     #: How many syncs of this disk had failed before it; and since when one of its own has.
     failed_before: int = 0
     failed_at: float | None = None
+    #: Of the node, which it has too then.
+    service: NodeService = field(init=False)
 
 
 @dataclass(frozen=True)
 class Workload:
     topics: tuple[str, ...] = ("orders", "mail", "jobs")
-    #: The last of them has an owner, who limits attempts, purges and redrives; a part of its messages always fails.
+    #: The last of them has an administrator (chaos/sim/admin.py); a part of its messages always fails.
     max_attempts: int = 2
     failing: float = 0.3
     purges: float = 0.15
@@ -116,6 +125,11 @@ class Workload:
     @property
     def limited(self) -> str:
         return self.topics[-1]
+
+    @property
+    def pulled(self) -> tuple[str, ...]:
+        """Topics that consumers receive from."""
+        return self.topics
 
     def delay_ms(self, rng: random.Random) -> int:
         chance = rng.random()
@@ -178,8 +192,8 @@ class SimCluster:
         self.journal_keep_bytes = rng.choice((0, 30_000, 1 << 30))
         self.checkpoint_bytes = rng.choice((1 << 15, 1 << 18, 1 << 20))
         self.far_buffer_bytes = rng.choice((1 << 14, 1 << 20, 1 << 20))
-        #: Somebody does what others seldom do (chaos/sim/guest.py), and heads of chains are written down early.
-        self.has_guest = random.Random(f"{seed} guest").random() < GUESTS
+        #: There is a fuzz client (chaos/sim/fuzz.py), and heads of chains are written down early.
+        self.fuzzed = random.Random(f"{seed} fuzz").random() < FUZZED
         #: Brief syncs run on the loop, as in the real runtime: a slow one holds its node up.
         self.brief = random.Random(f"{seed} brief").random() < BRIEF
         self.machines = {name: self._machine(name) for name in names}
@@ -196,6 +210,8 @@ class SimCluster:
         self.admitted: set[str] = set()
         #: When a grant was first applied, its cluster time, and the term it was committed in.
         self.grants: dict[tuple[int, int], tuple[float, int, int]] = {}
+        #: When leases that were extended end: (term, seq, position) → cluster time.
+        self.extended: dict[tuple[int, int, int], int] = {}
         #: When an entry of that term was first applied.
         self.term_began: dict[int, float] = {}
         self.healed_at = float("inf")
@@ -281,7 +297,8 @@ class SimCluster:
             wall_offset_ms=machine.wall_offset_ms + machine.stepped_ms,
             brief=self.brief,
         )
-        process = Process(name, runtime, self.net.network(name, runtime), failed_before=machine.disk.failed_syncs)
+        network, failed = self.net.network(name, runtime), machine.disk.failed_syncs
+        process = Process(name, runtime, network, SimLoop(runtime), failed_before=failed)
         machine.process = process
         runtime.call_soon(self._boot, process)
 
@@ -309,13 +326,13 @@ class SimCluster:
         self._look_at_journal(machine, node.raft.journal)
         self.safety.reopened(machine.name, node.raft.journal)
         node.raft.config = replace(node.raft.config, journal_keep_bytes=self.journal_keep_bytes)
-        if self.has_guest:
+        if self.fuzzed:
             node.storage.hours._heads.worth_writing = 8
         self._observe(process, node)
         for hook in self.on_boot:
             hook(node)
         node.start()
-        process.node = node
+        process.node, process.service = node, NodeService(node)
         self.note(f"starts at index {node.raft.applied_index}, journal to {node.raft.last_index}", process.name)
 
     def _fatal(self, process: Process, error: BaseException) -> None:
@@ -378,6 +395,8 @@ class SimCluster:
         for call in list(process.calls):
             call.broken()
         process.calls.clear()
+        for relayed in process.relays:
+            relayed.hang_up()
         if machine.process is process:
             machine.process = None
             machine.disk.kill()
@@ -458,6 +477,14 @@ class SimCluster:
 
     # -- looking
 
+    def fails(self, body: bytes) -> bool:
+        """What this message asks its consumer to do cannot be done: whoever tries."""
+        number = number_of(body)
+        if number is None or number >= len(self.history.messages):
+            return False
+        limited = self.history.messages[number].topic == self.workload.limited
+        return limited and number % 10 < 10 * self.workload.failing
+
     def note(self, text: str, who: str = "nemesis") -> None:
         self.history.note(self.world.now, who, text)
 
@@ -483,7 +510,7 @@ class SimCluster:
                 self.violate(Violation(f"I12 divergence, {what}", text, who=node.name))
             elif first is mark:
                 self.entries[index] = (self.world.now, node.name, bytes(command))
-                self._committed(index, term, command, node)
+                self._committed(index, term, command, results, node)
             return results
 
         node.apply = observed  # type: ignore[method-assign]
@@ -517,7 +544,7 @@ class SimCluster:
 
         node.clock._learn = learnt  # type: ignore[method-assign]
 
-    def _committed(self, index: int, term: int, entry: bytes, node: Node) -> None:
+    def _committed(self, index: int, term: int, entry: bytes, results: list[Any], node: Node) -> None:
         """An entry that counts: when its leader wrote cluster time into it, what it grants, and on whose disks it is
         (I14: on those of a majority, or it may be lost with an answer that was given)."""
         _, now_ms, commands = decode_entry(entry)
@@ -525,8 +552,12 @@ class SimCluster:
         if at is not None:
             self.stamps.append((at, now_ms))
         self.term_began.setdefault(term, self.world.now)
-        for kind, body in commands:
-            if kind == Command.GRANT:
+        for (kind, body), result in zip(commands, results, strict=True):
+            if kind == Command.EXTEND and isinstance(result, LeaseResult):
+                for (term, seq, position, _, _), outcome in zip(decode(kind, body).rows, result.outcomes, strict=True):
+                    if outcome == LeaseOutcome.DONE:
+                        self.extended[int(term), int(seq), int(position)] = result.until_ms
+            elif kind == Command.GRANT:
                 grant = decode(kind, body)
                 self.grants.setdefault((grant.term, grant.seq), (self.world.now, now_ms, term))
                 if (grant.consumer, grant.request_id) in self.history.hung_up:

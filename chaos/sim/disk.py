@@ -50,6 +50,8 @@ class SimDisk:
         self.sync_delay_s = 0.0004
         self.fail_syncs = 0
         self.crash_in = 0
+        #: The process is dying by `crash_in`.
+        self.crashing = False
         self.bad_paths: set[str] = set()
         self.used = 0
         #: True time at which the last of the syncs that have begun is over, however slow they are.
@@ -78,6 +80,7 @@ class SimDisk:
         if self.crash_in:
             self.crash_in -= 1
             if not self.crash_in:
+                self.crashing = True
                 if torn is not None:
                     torn()
                 raise SimCrash(f"{what} {path}")
@@ -130,7 +133,7 @@ class SimDisk:
         """kill -9: the page cache stays, handles and locks go, flights stop at some sync."""
         self.flight_crash()
         self.epoch += 1
-        self.crash_in = 0
+        self.crash_in, self.crashing = 0, False
         self._locks.clear()
         for inode in self._inodes(live=True):
             inode.rebuild()
@@ -167,6 +170,7 @@ class SimDisk:
         self.flight_crash()
         self.epoch += 1
         self.crash_in = self.fail_syncs = self.used = 0
+        self.crashing = False
         self.bad_paths.clear()
         self._locks.clear()
         self._root, self._name_ops = Directory(), []

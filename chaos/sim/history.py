@@ -77,8 +77,8 @@ class HandOut:
     term: int
     seq: int
     position: int
-    hour: int
-    index: int
+    #: The token.
+    lease: str
     node: str
     consumer: str
     request_id: bytes
@@ -99,7 +99,6 @@ class HandOut:
     #: The ack was answered `acked` or `already_acked`.
     acked: float | None = None
     extend_invoked: float | None = None
-    extend_until_ms: int = 0
     #: Those in its record; and what was asked for.
     tags: tuple[str, ...] = ()
     wanted: Filter | None = None
@@ -107,8 +106,8 @@ class HandOut:
 
 @dataclass(slots=True, eq=False)
 class Order:
-    """One try of a topic's owner to purge or redrive it. Unless it was answered, it may be carried out at any time
-    after `invoked`."""
+    """One try of an administrator to purge or redrive a topic. Until it is answered, it may be carried out at any
+    time after `invoked`."""
 
     kind: str
     topic: str
@@ -141,12 +140,12 @@ class History:
     replaced_keys: set[tuple[str, bytes]] = field(default_factory=set)
     #: Client keys that were rescheduled: any message that had one of them may have been meant.
     moved_keys: set[tuple[str, bytes | None]] = field(default_factory=set)
-    #: What the owner of the limited topic asked for; and when he was told that its limits hold.
+    #: What the administrator of the limited topic asked for; and when its limits were answered as set.
     orders: list[Order] = field(default_factory=list)
     limited: float | None = None
     #: Hours have passed, and with them what was kept of messages that ended.
     slept: bool = False
-    #: He has slowed it down at some time.
+    #: The limited topic was slowed down at some time.
     slowed: bool = False
     notes: deque[tuple[float, str, str, frozenset[int]]] = field(default_factory=lambda: deque(maxlen=20_000))
     #: How often each kind of fault struck and each kind of request was answered.
@@ -160,7 +159,7 @@ class History:
         return [order for order in self.orders if order.kind == kind and order.may_mean(message, message_id)]
 
     def moved(self, message: Message) -> bool:
-        """Its owner may have given it another time since it was published."""
+        """The message may have been rescheduled since it was published."""
         return message.rescheduled or (message.topic, message.client_key) in self.moved_keys
 
     def note(self, at: float, who: str, text: str, ids: frozenset[int] = frozenset()) -> None:

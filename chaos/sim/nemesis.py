@@ -246,13 +246,18 @@ class Nemesis:
         self.cluster.safety.at_send[name, kind] = strike
 
     def transfer(self) -> None:
-        leader = self.cluster.leader()
-        if leader is not None:
+        leader, asked = self.cluster.leader(), self.cluster.any_process(self.random)
+        if leader is not None and asked is not None:
             others = [name for name in self.cluster.names if name != leader.name]
             to = self.random.choice([*others, None])
-            self.note(f"{leader.name} is asked to hand over to {to or 'anyone'}")
+            self.note(f"{asked.name} is asked to have {leader.name} hand over to {to or 'anyone'}")
             count = self.cluster.history.count
-            leader.runtime.call_soon(leader.transfer, to, lambda error: count("transferred", error is None))
+            self.cluster.door.ask(
+                asked,
+                lambda service: service.transfer(to),
+                lambda result, error: count("transferred", error is None),
+                8.0,
+            )
 
     # -- clocks
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from chaos.sim.clients import Client
+from chaos.sim.door import Client
 from hadelay.errors import HadelayError, NotFound
+from hadelay.server.service import NodeService
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import SimCluster
 
+#: Longer than a node goes on asking for a change that cannot be made yet.
+_TIMEOUT_S = 8.0
 #: Between two questions.
 _AGAIN_S = (0.1, 0.6)
 _MOST = 5
@@ -60,10 +63,10 @@ class Operator(Client):
             self._later(self._ask, op, name, then)
             return
 
-        def call(node: Any, done: Any) -> None:
-            node.changes.anywhere(op, name, f"{name}:1", done)
+        async def change(service: NodeService) -> None:
+            await (service.add_member(name, f"{name}:1") if op == "add" else service.remove_member(name))
 
-        self.door.call(process, call, lambda result, error: self._answered(op, name, then, error))
+        self.door.ask(process, change, lambda result, error: self._answered(op, name, then, error), _TIMEOUT_S)
 
     def _answered(self, op: str, name: str, then: Callable[[], None], error: HadelayError | None) -> None:
         if op == "add" and (error is None or "a member already" in str(error)):
@@ -75,9 +78,6 @@ class Operator(Client):
             self._over(then)
         else:
             self.cluster.history.count("a change of members was refused")
-            leader = self.cluster.leader()
-            if error is not None and "leads" in str(error) and leader is not None:
-                leader.runtime.call_soon(leader.transfer, None, lambda error: None)
             self._later(self._ask, op, name, then)
 
     def _wait_for_vote(self, name: str, then: Callable[[], None]) -> None:

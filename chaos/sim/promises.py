@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from chaos.sim import ledgercheck
-from chaos.sim.clients import whole
 from chaos.sim.cluster import WATCH_S, SimCluster
-from chaos.sim.guest import TOPICS
+from chaos.sim.door import whole
+from chaos.sim.fuzz import TOPICS
 from chaos.sim.history import HandOut, Message, Violation, number_of
 from hadelay.codec.publishcommand import KEEP
 from hadelay.ledger.keys import KEY, KEYOF
@@ -236,9 +236,6 @@ def _share_fate(hand_outs: list[HandOut]) -> None:
             first = min((at for h in same if (at := getattr(h, name)) is not None), default=None)
             for h in same:
                 setattr(h, name, first)
-        until_ms = max(h.extend_until_ms for h in same)
-        for h in same:
-            h.extend_until_ms = until_ms
 
 
 #: A promise, and how it is broken; empty if it is not.
@@ -269,16 +266,15 @@ def _overlap(one: HandOut, two: HandOut, cluster: SimCluster) -> _Judged:
         return promise, f"attempt {two.attempt} to {two.consumer} after attempt {one.attempt} to {one.consumer}"
     if two.attempt != one.attempt + 1 or (one.nack_invoked is not None and one.nack_invoked < two.answered):
         return promise, ""
-    if one.extend_invoked is not None and one.extend_invoked < two.answered and not one.extend_until_ms:
-        return promise, ""  # it may have been shortened
     promise = "I6 double lease, overlap"
     cluster.history.count(f"checked {promise}")
-    until_ms = one.extend_until_ms or one.until_ms
+    extended_ms = cluster.extended.get((one.term, one.seq, one.position))
+    until_ms = one.until_ms if extended_ms is None else extended_ms
     # Both in cluster time, which never runs backwards: exact.
     if two.now_ms < until_ms:
         early_ms = until_ms - two.now_ms
         return promise, f"attempt {two.attempt} to {two.consumer} {early_ms} ms before {one.consumer}'s lease ends"
-    if one.extend_until_ms:
+    if extended_ms is not None:
         return promise, ""
     promise = "I6 double lease, true time"
     cluster.history.count(f"checked {promise}")
@@ -374,7 +370,7 @@ def clock_runs_true(cluster: SimCluster) -> Iterator[Violation]:
 
 def late(cluster: SimCluster) -> Iterator[Violation]:
     """I10: some seconds after the last fault and the last change of leader, what falls due is handed out within a
-    second: consumers ask all the time, for all topics. Unless the topic's owner has slowed it down meanwhile."""
+    second: consumers ask all the time, for all topics. Unless the topic was slowed down meanwhile."""
     quiet = max([cluster.healed_at, *cluster.elected]) + _QUIET_S
     for h in cluster.history.hand_outs:
         message = _message(cluster, h)

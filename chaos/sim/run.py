@@ -7,12 +7,14 @@ import time
 from dataclasses import dataclass, field, replace
 
 from chaos.sim import promises
-from chaos.sim.clients import Consumer, Producer, Reader
+from chaos.sim.admin import AdminClient
 from chaos.sim.cluster import HOUR_S, SimCluster, Workload
-from chaos.sim.guest import Guest
+from chaos.sim.consumer import Consumer
+from chaos.sim.fuzz import FuzzClient
 from chaos.sim.history import Violation
 from chaos.sim.nemesis import Nemesis
-from chaos.sim.owner import Owner
+from chaos.sim.producer import Producer
+from chaos.sim.reader import Reader
 from chaos.sim.story import tell
 from hadelay.model import Event
 
@@ -157,12 +159,12 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
     consumers = [Consumer(cluster, f"c{n}") for n in range(shape.consumers)]
     for producer in producers:
         producer.start(shape.faults_s + 1.0, interval_s=shape.interval_s)
-    asking: list[Consumer | Owner] = [*consumers, Owner(cluster, "owner")]
+    asking: list[Consumer | AdminClient] = [*consumers, AdminClient(cluster, "admin")]
     for client in asking:
         client.start()
     reader = Reader(cluster, "reader")
     reader.start()
-    Guest(cluster).start(shape.faults_s)
+    FuzzClient(cluster).start(shape.faults_s)
     if shape.nap_h and cluster.parts.take("nap"):
         world.run_for(random.Random(f"nap {cluster.seed}").uniform(0.3, 0.9) * shape.faults_s)
         sleep(cluster, shape.nap_h)

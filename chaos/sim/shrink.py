@@ -1,9 +1,9 @@
 """A smaller run that breaks the same promise: what clients and nemesis need not do for it is left out.
 
 Delta debugging (Zeller and Hildebrandt, 2002) over the parts of a run (cluster.Parts): strikes of the nemesis (`f3`),
-batches of a producer (`p1.7`), consumers but the first (`c2`), acts of the owner (`owner.4`). What a part draws is its
-own, so the others stay what they were; what the network draws is not, so a part that is not the cause may yet be needed
-for the order in which things happen.
+batches of a producer (`p1.7`), consumers but the first (`c2`), acts of the administrator (`admin.4`). What a part
+draws is its own, so the others stay what they were. What the network draws is not: a part that is not the cause may
+yet be needed for the order in which things happen.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Tries:
 
 def _kind(part: str) -> str:
     """Strikes, one client, …: first without all of a kind."""
-    return re.sub(r"\.?\d*$", "", part) if part.startswith(("f", "owner")) else part.partition(".")[0]
+    return re.sub(r"\.?\d*$", "", part) if part.startswith(("f", "admin")) else part.partition(".")[0]
 
 
 def _promise(report: Report) -> str:

@@ -41,7 +41,7 @@ def _entries(cluster: SimCluster, ids: frozenset[int]) -> Iterator[tuple[float, 
             _, now_ms, commands = decode_entry(entry)
             decoded = [(kind, decode(kind, body)) for kind, body in commands]
         except Malformed:
-            continue  # a guest's: refused
+            continue  # of a fuzz client: refused
         for kind, command in decoded:
             text = _about(command, kind, places, grants, ids)
             if text:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from chaos.sim.clients import whole
 from chaos.sim.cluster import SimCluster
+from chaos.sim.door import whole
 from hadelay.codec.commands import Draft, encode_cancel
 from hadelay.codec.formats import INDEX, INDEX_SIZE
 from hadelay.errors import DamagedFile, HadelayError

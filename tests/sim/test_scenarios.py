@@ -11,11 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from chaos.sim import cluster, promises
-from chaos.sim.clients import Consumer, Producer
 from chaos.sim.cluster import HOUR_S, SimCluster
+from chaos.sim.consumer import Consumer
 from chaos.sim.disk import SimDisk
 from chaos.sim.file import InjectedFault
 from chaos.sim.network import SimNet
+from chaos.sim.producer import Producer
 from chaos.sim.run import check, drained, settle
 from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend

@@ -1,8 +1,9 @@
-"""A guest of some runs, who does what others seldom do: topics whose dead go to each other, a key per row and the same
-key for something else, deletions by force, settings right and wrong, commands that mean nothing by now or never did.
+"""A fuzz client of some runs: topics whose dead letters go to each other, a key per row and the same key for something
+else, deletions by force, settings right and wrong, commands at the wrong time or cut short.
 
-What it publishes nobody else consumes, and what becomes of it no check of the outside follows: that all nodes do the
-same, across crashes and files, and that their counts agree with their entries is what it is there for (I2, I12)."""
+Nobody else consumes its messages, and no check of the outside follows them. The client is there for I2 and I12: all
+nodes do the same, across crashes and files, and their counts agree with their entries.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +12,14 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from chaos.sim.clients import Client, Reply, whole
+from chaos.sim.door import Client, Reply, Request, whole
 from hadelay.codec.commands import (
     Command,
-    encode_ack,
     encode_alerted,
     encode_audited,
     encode_cancel,
     encode_carry,
     encode_drop_dead,
-    encode_nack,
     encode_noop,
     encode_purge,
     encode_redrive,
@@ -32,13 +31,12 @@ from hadelay.codec.commands import (
     encode_topic_delete,
     encode_topic_put,
 )
-from hadelay.codec.leasetokens import decode_leases, encode_leases
 from hadelay.codec.publishcommand import KEEP, REJECT, REPLACE, Draft
-from hadelay.errors import HadelayError, NoLeader, is_disk_full
-from hadelay.handout.dispatcher import Delivery, Poll
+from hadelay.errors import is_disk_full
 from hadelay.ledger.topics import DEAD, READY, SCHEDULED
 from hadelay.model import DEAD_HOURS, HOUR_MS
 from hadelay.rights import SCOPES, Rights
+from hadelay.server.api import Delivery, Poll, SettleKind
 from hadelay.server.counting import DueCounts
 
 if TYPE_CHECKING:
@@ -77,15 +75,15 @@ _FRAME = struct.Struct("<BI")
 _BREAKABLE = (Command.PUBLISH, Command.CANCEL, Command.RESCHEDULE, Command.REDRIVE, Command.TOPIC_PUT)
 
 
-class Guest(Client):
+class FuzzClient(Client):
     def __init__(self, cluster: SimCluster) -> None:
-        super().__init__(cluster, "guest")
+        super().__init__(cluster, "fuzz")
         self.acts, self.requests = 0, 0
         self.ids: list[int] = []
 
     def start(self, until: float) -> None:
         self.until = until
-        if self.cluster.has_guest:
+        if self.cluster.fuzzed:
             for topic in TOPICS[:2]:
                 limits = {"max_attempts": 1, "dead_retention_ms": 1000}
                 self.world.after(_FOUNDED_S, self._ask, encode_topic_put(topic, limits))
@@ -102,7 +100,7 @@ class Guest(Client):
         self.random = random.Random(f"{self.cluster.seed} {part}")
         if self.cluster.parts.take(part):
             act = self.random.choice((self._publish, self._poll, self._poll, self._configure, self._order, self._odd))
-            self.history.count("guest")
+            self.history.count("fuzz")
             act()
         self._next()
 
@@ -125,7 +123,7 @@ class Guest(Client):
             )
             for _ in range(rng.randint(1, 6))
         ]  # fmt: skip
-        key = rng.choice((None, b"guest %d" % rng.randrange(20)))
+        key = rng.choice((None, b"fuzz %d" % rng.randrange(20)))
 
         def stored(receipts: Any) -> None:
             self.ids = [*self.ids, *(one for one in receipts.ids if one)][-30:]
@@ -133,42 +131,27 @@ class Guest(Client):
         self._at_some_node(lambda node, done: node.publish(drafts, key, done), stored)
 
     def _poll(self) -> None:
-        """And be done with some of it, hand some of it back, and forget the rest."""
-        rng, leader = self.random, self.cluster.leader()
-        process = self.cluster.process(leader.name if leader is not None else None)
-        if process is None:
-            return
+        """And ack some of it, nack some of it, and forget the rest; each lease now and then twice, or malformed."""
+        rng = self.random
         self.requests += 1
-        request_id = b"%d" % (self.requests - rng.randrange(2))
-        topics = rng.choice((TOPICS[:1], TOPICS[:2]))
+        request_id, topics = b"%d" % (self.requests - rng.randrange(2)), list(rng.choice((TOPICS[:1], TOPICS[:2])))
+        poll = Poll(topics, self.name, request_id, 5, rng.choice((0, 300)), 400)
 
-        def poll(node: Any, done: Reply) -> None:
-            def delivered(delivery: Delivery | None, error: HadelayError | None) -> None:
-                done(delivery, error)
+        def replied(delivery: Delivery) -> None:
+            leases = [message.lease for message in delivery.messages]
+            if leases and not self.stopped:
+                leases += leases[: rng.choice((0, 0, 1))] + ["none"] * rng.choice((0, 0, 1))
+                kind: SettleKind = rng.choice(("ack", "nack", "nack"))
+                delay_ms, reason = rng.choice((None, 0, 50)), rng.choice(("", "no"))
+                if rng.random() < 0.8:
+                    self._request(lambda service: service.settle(kind, leases, delay_ms, reason), lambda outcomes: None)
 
-            if node.leading:
-                node.dispatcher.poll(Poll("guest", request_id, topics, 5, 400, rng.choice((0, 300)), delivered))
-            else:
-                done(None, NoLeader("follower"))
+        self._request(lambda service: service.receive(poll), replied)
 
-        def replied(delivery: Delivery | None, error: HadelayError | None) -> None:
-            if delivery is None or self.stopped or not len(delivery.hours):
-                return
-            rows = self._leases(delivery)
-            chance = rng.random()
-            if chance < 0.3:
-                self._ask(encode_ack("guest", rows))
-            elif chance < 0.8:
-                self._ask(encode_nack("guest", rows, rng.choice((-1, 0, 50)), rng.choice(("", "no"))))
-
-        self.door.call(process, poll, replied)
-
-    def _leases(self, delivery: Delivery) -> Any:
-        """As tokens say it, each now and then twice, and now and then what is none."""
-        d = delivery
-        tokens = encode_leases(0, d.term, d.seq, list(d.positions), list(d.hours), list(d.indexes))
-        tokens += tokens[: self.random.choice((0, 0, 1))]
-        return decode_leases(0, tokens + ["none"] * self.random.choice((0, 0, 1)))[0]
+    def _request(self, request: Request, replied: Callable[[Any], None]) -> None:
+        process = self.cluster.any_process(self.random)
+        if process is not None:
+            self.door.ask(process, request, lambda result, error: replied(result) if error is None else None)
 
     def _configure(self) -> None:
         rng = self.random
@@ -184,11 +167,11 @@ class Guest(Client):
             rng.choice((
                 lambda: encode_topic_delete(topic, rng.random() < 0.5),
                 lambda: encode_purge(topic, rng.choice((SCHEDULED, READY | DEAD, DEAD))),
-                lambda: encode_redrive("guest", topic, some),
-                lambda: encode_redrive("guest", topic, [], all=True, rate=rng.choice((None, 3.0))),
-                lambda: encode_cancel("guest", some, [(topic, b"key 1")]),
-                lambda: encode_reschedule("guest", 200, True, some, [(topic, b"key 2")]),
-                lambda: encode_reschedule("guest", 1 << 50, True, some[:1]),
+                lambda: encode_redrive("fuzz", topic, some),
+                lambda: encode_redrive("fuzz", topic, [], all=True, rate=rng.choice((None, 3.0))),
+                lambda: encode_cancel("fuzz", some, [(topic, b"key 1")]),
+                lambda: encode_reschedule("fuzz", 200, True, some, [(topic, b"key 2")]),
+                lambda: encode_reschedule("fuzz", 1 << 50, True, some[:1]),
                 lambda: encode_alerted(topic, rng.randrange(4)),
             ))()
         )  # fmt: skip
@@ -203,17 +186,17 @@ class Guest(Client):
             lambda: encode_drop_dead(hour + rng.choice((0, DEAD_HOURS))),
             encode_noop,
             lambda: encode_settings(rng.choice(_LIMITS)),
-            lambda: encode_token_create(rng.choice(("", "guest")), rng.randbytes(rng.choice((31, 32))), [], 1),
-            lambda: encode_token_create("guest", bytes(32), ["publish:a*d*", "read:side"], rng.choice((-1, 3000))),
+            lambda: encode_token_create(rng.choice(("", "fuzz")), rng.randbytes(rng.choice((31, 32))), [], 1),
+            lambda: encode_token_create("fuzz", bytes(32), ["publish:a*d*", "read:side"], rng.choice((-1, 3000))),
             lambda: encode_token_revoke(bytes(6).hex()),
-            lambda: encode_audited("guest", "", "", "", "", encode_noop()),
-            lambda: encode_cancel("guest", [1], [("nowhere", b"key")]),
-            lambda: encode_redrive("guest", "nowhere", []),
+            lambda: encode_audited("fuzz", "", "", "", "", encode_noop()),
+            lambda: encode_cancel("fuzz", [1], [("nowhere", b"key")]),
+            lambda: encode_redrive("fuzz", "nowhere", []),
             lambda: encode_topic_put("bare", rng.choice(_BARE)),
         ))()  # fmt: skip
         chance = rng.random()
         if chance < 0.2:
-            command = encode_audited("guest", "", "", "", "", command)
+            command = encode_audited("fuzz", "", "", "", "", command)
         elif chance < 0.4:
             body = command[5 : rng.randrange(5, len(command) + 1)] + bytes(rng.choice((0, 0, 3)))
             command = _FRAME.pack(rng.choice((*_BREAKABLE, command[0], 200)), len(body)) + body

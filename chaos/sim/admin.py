@@ -1,0 +1,165 @@
+"""The administrator of a topic of the simulated world: limits it, slows it down, purges it, redrives dead letters."""
+
+from __future__ import annotations
+
+import random
+from hashlib import sha256
+from typing import Any
+
+from chaos.sim.door import Client, Reply, Request
+from chaos.sim.history import Order
+from hadelay.errors import HadelayError, NoLeader
+from hadelay.ledger.topics import DEAD, READY, SCHEDULED
+from hadelay.rights import Token
+from hadelay.server.service import NodeService
+
+_STATES = {"scheduled": SCHEDULED, "ready": READY, "dead": DEAD}
+#: Sets of states that a purge may name.
+_PURGES = (["scheduled", "ready"], ["scheduled"], ["ready"], ["dead"], ["scheduled", "ready", "dead"])
+#: What slows a topic down.
+_SLOW: tuple[dict[str, Any], ...] = (
+    {"rate": 8.0, "catch_up_rate": 20.0}, {"concurrency": 2}, {"publish_rate": 4.0}, {"max_messages": 12},
+    {"max_bytes": 3000}, {"paused": True}, {"paused": False},
+)  # fmt: skip
+_SETTINGS: tuple[dict[str, Any], ...] = (
+    {"lease_ms": 900, "ttl_ms": 5000, "retention_ms": 1000, "dispatch_sync": "commit", "paused_reason": "moving"},
+    {"dead_letter": "jobs", "dead_retention_ms": 5000, "max_attempts": 3, "backoff": []}, {"dead_letter": "scrap"},
+    {"backoff": {"min_ms": 5, "max_ms": 1}}, {"backoff": [-1]}, {"backoff": {"min": 1}}, {"rate": -1.0}, {"rate": "x"},
+    {"max_attempts": 1 << 40}, {"lease_ms": 0}, {"concurrency": 0}, {"dispatch_sync": "never"}, {"paused": 1},
+    {"no": 1}, {"webhook": {"url": "ftp://a"}}, {"webhook": {"url": "https://a", "secrets": ["x"]}}, {"webhook": 5},
+    {"webhook": {"url": "https://a", "headers": {"host": "b"}}}, {"alert": {"url": ""}}, {"dead_letter": "not a name"},
+)  # fmt: skip
+
+
+class AdminClient(Client):
+    """Of the topic with limits. While `good`, in the drain, it redrives all dead letters until there are none."""
+
+    def start(self) -> None:
+        self.good, self.acts = False, 0
+        #: Whether the client slows the topic down at times.
+        self.slows = self.random.random() < 0.4
+        self.topic, self.workload = self.cluster.workload.limited, self.cluster.workload
+        self._limit()
+
+    def _ask(self, request: Request, replied: Reply) -> None:
+        process = self.cluster.any_process(self.random)
+        if process is None:
+            self.world.after(0.1, replied, None, NoLeader("no node runs"))
+        else:
+            self.door.ask(process, request, replied)
+
+    def _limit(self) -> None:
+        def replied(result: Any, error: HadelayError | None) -> None:
+            if error is not None:
+                if not self.stopped:
+                    self.world.after(0.2, self._limit)
+                return
+            self.history.limited = self.world.now
+            self.note(f"{self.topic} has limits now")
+            self._next()
+
+        steps = {"min_ms": 20, "max_ms": 400, "factor": 3, "jitter": 0.5}
+        config = {"max_attempts": self.workload.max_attempts, "backoff": self.random.choice(([50, 300], steps))}
+        self._ask(lambda service: service.put_topic(self.topic, config), replied)
+
+    def _next(self) -> None:
+        self.world.after(0.4 if self.good else self.random.expovariate(1 / 1.5), self._act)
+
+    def _act(self) -> None:
+        if self.stopped:
+            return
+        self.acts += 1
+        part = f"{self.name}.{self.acts}"
+        rng = self.random = random.Random(f"{self.cluster.seed} {part}")
+        if self.good:
+            if self.history.slowed:
+                self._configure(dict.fromkeys(name for slow in _SLOW for name in slow))
+            # What died is redriven in the end, whatever else is left out: that much is owed.
+            self._look()
+        elif self.cluster.parts.take(part):
+            if self.slows and rng.random() < 0.3:
+                self.history.slowed = True
+                self._configure(rng.choice(_SLOW))
+            elif rng.random() < 0.1:
+                self._grant_access()
+            elif rng.random() < 0.1:
+                self._manage()
+            elif rng.random() < self.workload.purges:
+                self._purge(rng.choice(_PURGES))
+            else:
+                self._look()
+        self._next()
+
+    def _configure(self, config: dict[str, Any]) -> None:
+        """Without retries: in the end the client says it again and again."""
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            self.note(f"{self.topic} gets {config}: {error.type if error is not None else 'done'}")
+            self.history.count("configured", error is None)
+
+        self._ask(lambda service: service.put_topic(self.topic, config), replied)
+
+    def _manage(self) -> None:
+        """A topic that nobody uses: set up, rightly or wrongly, and deleted."""
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            self.history.count("topic refused", error is not None and not error.retryable)
+
+        force, config = self.random.random() < 0.5, self.random.choice(_SETTINGS)
+        if self.random.random() < 0.3:
+            self._ask(lambda service: service.delete_topic("scrap", force=force), replied)
+        else:
+            self._ask(lambda service: service.put_topic("scrap", config), replied)
+
+    def _grant_access(self) -> None:
+        """To somebody, or no longer."""
+        digest = sha256(b"%d" % self.random.randrange(6)).digest()
+        scopes = self.random.choice((["consume"], ["publish:ord*", "read"], ["admin"], ["nonsense"]))
+        lifetime_ms = self.random.choice((None, 1, 60_000))
+        revokes = self.random.random() < 0.4
+
+        async def change(service: NodeService) -> None:
+            if revokes:
+                await service.revoke_token(Token("", digest, (), 0, None).id)
+            else:
+                await service.create_token("somebody", digest, scopes, lifetime_ms)
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            self.history.count("access changed", error is None)
+
+        self._ask(change, replied)
+
+    def _order(self, order: Order, request: Request, what: str) -> None:
+        """What is not answered may be carried out later: it is not asked for again, but anew."""
+        self.history.orders.append(order)
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            self.note(f"{what}: {error.type if error is not None else result}", *(order.ids or ()))
+            if error is None:
+                order.answered = self.world.now
+                self.history.count(order.kind)
+            for outcome in result if isinstance(result, list) else ():
+                self.history.count(f"redrive {outcome}")
+
+        self._ask(request, replied)
+
+    def _purge(self, states: list[str]) -> None:
+        order = Order("purge", self.topic, self.world.now, sum(_STATES[state] for state in states))
+        self._order(order, lambda service: service.purge(self.topic, states), f"purge of {' '.join(states)}")
+
+    def _look(self) -> None:
+        def listed(page: Any, error: HadelayError | None) -> None:
+            if error is None and page.letters and not self.stopped:
+                self._redrive([letter.message.id for letter in page.letters])
+
+        self._ask(lambda service: service.dead_letters(self.topic, b"", 100, body=True, stale=False), listed)
+
+    def _redrive(self, ids: list[int]) -> None:
+        order = Order("redrive", self.topic, self.world.now)
+        if self.good or self.random.random() < 0.4:
+            rate = None if self.good else self.random.choice((None, 5.0))
+            self._order(order, lambda service: service.redrive_all(self.topic, rate), "redrive of all")
+        else:
+            some = self.random.sample(ids, min(len(ids), self.random.randint(1, 3)))
+            order.ids = frozenset(some)
+            self._order(order, lambda service: service.redrive(self.topic, some), "redrive")

@@ -1,0 +1,267 @@
+"""Consumers of the simulated world: they follow the leader, retry what is unknown, hang up, and vanish."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from chaos.sim.door import Call, Client
+from chaos.sim.history import HandOut, number_of
+from hadelay.codec.leasetokens import decode_leases
+from hadelay.codec.meta import unpack
+from hadelay.errors import HadelayError, NoLeader
+from hadelay.handout.filters import filter_of
+from hadelay.server.api import Delivery, Granting, Poll, SettleKind, settled_by
+
+if TYPE_CHECKING:
+    from chaos.sim.cluster import Process, SimCluster
+
+#: Limits of the retries of a settlement.
+_RETRIES = {"ack": 6, "nack": 3, "extend": 2}
+#: Share of runs whose consumers hang up at times, and share of the waiting receives that they leave.
+_IMPATIENT, _LEFT = 0.3, 0.3
+#: Share of runs whose consumers return leases without counting the attempt.
+_LAZY = 0.2
+#: Share of receives whose consumer cannot follow a redirect: a follower relays them to the leader.
+_RELAYED = 0.3
+
+
+class _Redirect(NoLeader):
+    """HTTP 307: another node leads."""
+
+    def __init__(self, leader: str) -> None:
+        super().__init__(f"{leader} leads")
+        self.leader = leader
+
+
+@dataclass(eq=False)
+class _Receive:
+    """One receive of one consumer. again: a call with the same request_id was made before, and may have reached a
+    node. gone: its consumer hung up and asks for something else."""
+
+    poll: Poll
+    retries: int
+    relay: bool
+    again: bool = False
+    gone: bool = False
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What a consumer says of messages. delay_ms: of a nack (None: the topic's backoff), or length of an extension.
+    count: a nack counts the attempt."""
+
+    kind: SettleKind
+    delay_ms: int | None = None
+    count: bool = True
+
+
+class Consumer(Client):
+    """Polls the leader; acks, nacks, extends or forgets what it gets. In the drain (`good`) it acks everything."""
+
+    def __init__(self, cluster: SimCluster, name: str) -> None:
+        super().__init__(cluster, name)
+        self.good = False
+        #: The first one is never left out: somebody has to take what is owed.
+        self.stopped = not name.endswith("0") and not cluster.parts.take(name)
+        self.leader: str | None = None
+        self.requests = 0
+        #: Draws when to hang up; None: this consumer always waits for the answer.
+        self.impatience = None
+        if random.Random(f"{cluster.seed} hang-ups").random() < _IMPATIENT:
+            self.impatience = random.Random(f"{cluster.seed} {name} hangs up")
+        lazy = random.Random(f"{cluster.seed} gives back").random() < _LAZY
+        uncounted = _Verdict("nack", 300, False) if lazy else _Verdict("nack")
+        self.nacks = (_Verdict("nack"), uncounted, *(_Verdict("nack", delay_ms) for delay_ms in (0, 300, 2000)))
+
+    def start(self) -> None:
+        self._next()
+
+    def _next(self, delay_s: float = 0.0) -> None:
+        self.world.after(delay_s or self.random.uniform(0.0, 0.05), self._poll)
+
+    def _poll(self) -> None:
+        if self.stopped:
+            return
+        self.requests += 1
+        rng, workload = self.random, self.cluster.workload
+        topics = workload.pulled if self.good or rng.random() < 0.5 else rng.sample(workload.pulled, 1)
+        request = b"%d" % self.requests
+        wait_ms = rng.choice((0, 500, 1500))
+        poll = Poll(list(topics), self.name, request, rng.randint(1, 10), wait_ms, rng.choice(workload.leases_ms))
+        if not self.good and rng.random() < workload.selective:
+            some = rng.sample(workload.tags, 2)
+            poll.tags, poll.any_tags = (tuple(tags) for tags in rng.choice(((some[:1], ()), (some, ()), ((), some))))
+        self._ask(_Receive(poll, rng.randint(0, 4), rng.random() < _RELAYED))
+
+    def _ask(self, receive: _Receive) -> None:
+        process = self.cluster.process(self.leader) or self.cluster.any_process(self.random)
+        if process is None:
+            self._next(0.3)
+            return
+        wait_ms = receive.poll.wait_ms
+
+        def replied(handed: list[HandOut] | None, error: HadelayError | None) -> None:
+            if self.stopped:
+                return
+            if isinstance(error, NoLeader):
+                self.leader = error.leader if isinstance(error, _Redirect) else None
+                self._next(0.0 if self.leader else self.random.uniform(0.02, 0.2))
+            elif error is not None or handed is None:
+                self.history.count(f"poll {error.type if error is not None else 'nothing'}")
+                self.leader = None
+                if receive.retries:
+                    self._again(receive, 0.1)
+                else:
+                    self._next(0.1)
+            else:
+                self.leader = process.name
+                self._consume(handed)
+
+        call = self.door.ask(process, lambda _: self._received(process, receive), replied, wait_ms / 1000 + 3.0)
+        rng = self.impatience
+        if rng is not None and wait_ms and not self.good and rng.random() < _LEFT:
+            self.world.after(rng.uniform(0.005, wait_ms / 1000), self._hang_up, call, receive, rng)
+
+    def _again(self, receive: _Receive, delay_s: float) -> None:
+        """Ask again under the same request_id."""
+        again = _Receive(receive.poll, receive.retries - 1, receive.relay, again=True)
+        self.world.after(delay_s, self._ask, again)
+
+    async def _received(self, process: Process, receive: _Receive) -> list[HandOut]:
+        """What http/consume.py does with a receive: the leader hands out, another node redirects or relays."""
+        leader = await process.service.find_leader()
+        if leader.here:
+            return await self._handed(process, receive)
+        if not receive.relay:
+            raise _Redirect(leader.name)
+        other = self.cluster.process(leader.name)
+        if other is None:
+            raise NoLeader(f"{leader.name} could not be asked")
+        self.history.count("relayed")
+        future: asyncio.Future[list[HandOut]] = process.loop.create_future()
+        wait_s = receive.poll.wait_ms / 1000 + 3.0
+        inner = self.door.ask(other, lambda _: self._handed(other, receive), settled_by(future), wait_s)
+        process.relays.add(inner)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            inner.hang_up()
+            raise
+        finally:
+            process.relays.discard(inner)
+
+    async def _handed(self, process: Process, receive: _Receive) -> list[HandOut]:
+        """Runs on the node that hands out."""
+        poll, history = receive.poll, self.history
+        try:
+            delivery = await process.service.receive(poll)
+        except Granting:
+            history.count("hung up granted")
+            raise
+        except asyncio.CancelledError:
+            self.note(f"hung up, request {poll.request_id.decode()}, while it waited")
+            history.count("hung up waiting")
+            if receive.gone and not receive.again:
+                history.count("checked hang-ups")
+                history.hung_up.add((self.name, poll.request_id))
+            raise
+        handed = self._record(process, delivery, poll)
+        delivery.answered()
+        return handed
+
+    def _hang_up(self, call: Call, receive: _Receive, rng: random.Random) -> None:
+        """Close the connection while the receive waits; then ask again under the same request_id, or anew."""
+        if not call.open or self.stopped:
+            return
+        receive.gone = not (receive.retries > 0 and rng.random() < 0.4)
+        call.hang_up()
+        if receive.gone:
+            self._next()
+        else:
+            self._again(receive, rng.uniform(0.01, 0.5))
+
+    def _record(self, process: Process, delivery: Delivery, poll: Poll) -> list[HandOut]:
+        node, history = process.node, self.history
+        assert node is not None
+        rows, _ = decode_leases(self.cluster.group, [message.lease for message in delivery.messages])
+        handed = []
+        for message, (term, seq, position, _, _) in zip(delivery.messages, rows.tolist(), strict=True):
+            hand_out = HandOut(
+                id=message.id, attempt=message.attempt, term=term, seq=seq, position=position, lease=message.lease,
+                node=node.name, consumer=self.name, request_id=poll.request_id, answered=self.world.now,
+                now_ms=delivery.lease_until_ms - delivery.lease_left_ms, until_ms=delivery.lease_until_ms,
+                deliver_at_ms=message.deliver_at_ms, redelivered=message.redelivered, leading=node.leading,
+                body=bytes(message.body), tags=tuple(unpack(message.meta).tags),
+                wanted=filter_of(poll.tags, poll.any_tags),
+            )  # fmt: skip
+            handed.append(hand_out)
+            history.hand_outs.append(hand_out)
+            history.count("handed out")
+            history.count("redelivered", hand_out.redelivered)
+            again = ", redelivered" if hand_out.redelivered else ""
+            self.note(
+                f"gets {hand_out.id:x} (message {number_of(hand_out.body)}) attempt {hand_out.attempt} from {node.name}"
+                f"{again}, grant {term}.{seq}, request {poll.request_id.decode()}, until {hand_out.until_ms}",
+                hand_out.id,
+            )
+        return handed
+
+    def _consume(self, handed: list[HandOut]) -> None:
+        rng = self.random
+        together = rng.random() < 0.7
+        settled: dict[tuple[_Verdict, int], list[HandOut]] = {}
+        for hand_out in handed:
+            hand_out.received = self.world.now
+            chance = rng.random() if not self.good else 0.0
+            if not self.good and self.cluster.fails(hand_out.body):
+                chance = max(chance, 0.82)
+            number = 0 if together else len(settled)
+            if chance < 0.82:
+                settled.setdefault((_Verdict("ack"), number), []).append(hand_out)
+            elif chance < 0.9:
+                settled.setdefault((rng.choice(self.nacks), number), []).append(hand_out)
+            elif chance < 0.94:
+                settled.setdefault((_Verdict("extend", rng.choice((500, 3000))), number), []).append(hand_out)
+            else:
+                self.history.count("consumer vanished")
+        for (verdict, _), some in settled.items():
+            self.world.after(rng.expovariate(1 / 0.15), self._settle, verdict, some, _RETRIES[verdict.kind])
+        self._next()
+
+    def _settle(self, verdict: _Verdict, some: Sequence[HandOut], retries: int) -> None:
+        """One request, for one message or all that came together."""
+        process = self.cluster.any_process(self.random)
+        if process is None:
+            if retries:
+                self.world.after(0.3, self._settle, verdict, some, retries - 1)
+            return
+        kind, delay_ms = verdict.kind, verdict.delay_ms
+        reason = "cannot be done" if kind == "nack" and delay_ms is None else ""
+        for hand_out in some:
+            if getattr(hand_out, f"{kind}_invoked") is None:
+                setattr(hand_out, f"{kind}_invoked", self.world.now)
+            hand_out.excused |= not verdict.count
+
+        def replied(outcomes: Any, error: HadelayError | None) -> None:
+            if error is not None:
+                self.history.count(f"{kind} {error.type}")
+                if retries:
+                    again_s = self.random.uniform(0.05, 0.4)
+                    self.world.after(again_s, self._settle, verdict, some, retries - 1)
+                return
+            for hand_out, outcome in zip(some, outcomes, strict=True):
+                self.history.count(f"{kind} {outcome}")
+                self.note(f"{kind} of {hand_out.id:x} attempt {hand_out.attempt}: {outcome}", hand_out.id)
+                if kind == "ack" and outcome != "lease_lost" and hand_out.acked is None:
+                    hand_out.acked = self.world.now
+            if extended := [h for h, outcome in zip(some, outcomes, strict=True) if outcome == "extended"]:
+                self._settle(_Verdict("ack"), extended, _RETRIES["ack"])
+
+        leases = [h.lease for h in some]
+        self.door.ask(
+            process, lambda service: service.settle(kind, leases, delay_ms, reason, count=verdict.count), replied
+        )

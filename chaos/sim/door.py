@@ -1,0 +1,134 @@
+"""The network between clients and nodes: a call runs on a node as its events, and its answer travels back.
+
+A process that ends breaks its calls: their callers do not know what became of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from chaos.sim.file import is_injected
+from hadelay.errors import DamagedFile, HadelayError, NoLeader, OutcomeUnknown
+from hadelay.server.service import NodeService
+
+if TYPE_CHECKING:
+    from chaos.sim.cluster import Process, SimCluster
+
+T = TypeVar("T")
+Reply = Callable[[Any, HadelayError | None], None]
+#: Begins a call on a node: (node, done).
+Begin = Callable[[Any, Reply], None]
+Request = Callable[[NodeService], Coroutine[Any, Any, Any]]
+
+
+def whole(slices: Generator[Any, None, T]) -> T:
+    """The generator's result, with nobody else's turn in between."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+class Door:
+    """Every call is answered once: by the node, by a broken connection, or by the client's timeout."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self.cluster, self.world = cluster, cluster.world
+        #: This share of the answers is lost on the way back.
+        self.lost_answers = 0.0
+
+    def call(self, process: Process, begin: Begin, reply: Reply, timeout_s: float = 4.0) -> Call:
+        """Run begin(node, done) on the process's node; reply(result, error) at the caller."""
+        call = Call(self, process, reply)
+        process.calls.append(call)
+        self.world.after(self.latency(), call.begin, begin, owner=process.runtime)
+        self.world.after(timeout_s, call.answer, None, OutcomeUnknown("the client's time limit"))
+        return call
+
+    def ask(self, process: Process, request: Request, reply: Reply, timeout_s: float = 4.0) -> Call:
+        """Await request(service) in a task of the process, as its HTTP layer does; reply(result, error) at the caller.
+        A hang-up cancels the task."""
+
+        def begin(node: Any, done: Reply) -> None:
+            call.task = process.loop.run(request(process.service), call.ended)
+
+        call = self.call(process, begin, reply, timeout_s)
+        return call
+
+    def latency(self) -> float:
+        return self.world.random.uniform(0.0001, 0.002)
+
+
+class Call:
+    __slots__ = ("door", "open", "process", "reply", "task")
+
+    def __init__(self, door: Door, process: Process, reply: Reply) -> None:
+        self.door, self.process, self.reply, self.open = door, process, reply, True
+        self.task: asyncio.Task[Any] | None = None
+
+    def begin(self, begin: Begin) -> None:
+        if self.process.node is None:
+            self.done(None, NoLeader("still starting"))
+            return
+        try:
+            begin(self.process.node, self.done)
+        except DamagedFile as damage:
+            self.ended(None, damage)
+
+    def ended(self, result: Any, error: BaseException | None) -> None:
+        """Called on the node. Errors that no node may answer with are raised."""
+        if isinstance(error, DamagedFile):
+            excused = self.process.name in self.door.cluster.rotten
+        else:
+            excused = error is None or isinstance(error, HadelayError)
+        if error is not None and not excused:
+            if not is_injected(error):
+                raise error
+            error = OutcomeUnknown(f"HTTP 500: {error}")
+        self.done(result, error)  # type: ignore[arg-type]
+
+    def done(self, result: Any, error: HadelayError | None) -> None:
+        """Called on the node: the answer leaves."""
+        door = self.door
+        if door.lost_answers and door.world.random.random() < door.lost_answers:
+            result, error = None, OutcomeUnknown("the answer was lost")
+        door.world.after(door.latency(), self.answer, result, error)
+
+    def broken(self) -> None:
+        self.door.world.after(self.door.latency(), self.answer, None, OutcomeUnknown("connection reset"))
+
+    def hang_up(self) -> None:
+        """The caller closes the connection and hears no answer; the node cancels the task when it notices."""
+        self._close()
+        self.door.world.after(self.door.latency(), self._cancel, owner=self.process.runtime)
+
+    def _cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    def answer(self, result: Any, error: HadelayError | None) -> None:
+        if self.open:
+            self._close()
+            self.reply(result, error)
+
+    def _close(self) -> None:
+        self.open = False
+        if self in self.process.calls:
+            self.process.calls.remove(self)
+
+
+class Client:
+    """Somebody outside, with a random stream of its own."""
+
+    def __init__(self, cluster: SimCluster, name: str) -> None:
+        self.cluster, self.name = cluster, name
+        self.world, self.history, self.door = cluster.world, cluster.history, cluster.door
+        self.random = random.Random(f"{cluster.seed} {name}")
+        self.stopped = False
+
+    def note(self, text: str, *ids: int) -> None:
+        self.history.note(self.world.now, self.name, text, frozenset(ids))

@@ -1,0 +1,217 @@
+"""Producers of the simulated world: they publish, ask again until they know, and cancel or reschedule some of it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from chaos.sim.door import Client, Reply, Request
+from chaos.sim.history import Message
+from hadelay.codec.meta import Meta, pack
+from hadelay.codec.publishcommand import KEEP, REJECT, REPLACE, Draft
+from hadelay.codec.tags import mask_of
+from hadelay.errors import HadelayError, NotFound
+from hadelay.server.api import Target
+
+if TYPE_CHECKING:
+    from chaos.sim.cluster import Process
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Messages that are published together, and whatever is drawn for them from then on."""
+
+    messages: list[Message]
+    random: random.Random
+    #: Published once more, although its answer came.
+    again: bool = False
+
+
+class Producer(Client):
+    """Publishes a few messages at a time with one key, and asks again, anywhere, until it knows."""
+
+    def start(self, until: float, interval_s: float) -> None:
+        self.until, self.interval_s = until, interval_s
+        self.published = 0
+        self._next()
+
+    def _next(self) -> None:
+        if self.world.now < self.until:
+            self.world.after(self.random.expovariate(1 / self.interval_s), self._publish)
+
+    def _publish(self) -> None:
+        if self.world.now >= self.until:
+            return
+        part = f"{self.name}.{self.published}"
+        self.published += 1
+        rng = random.Random(f"{self.cluster.seed} {part}")
+        batch = _Batch([self._message(rng) for _ in range(rng.choice((1, 1, 1, 2, 5, 12)))], rng)
+        if self.cluster.parts.take(part):
+            self._begin(batch)
+        else:
+            for message in batch.messages:  # they keep their numbers
+                message.refused = True
+        self._next()
+
+    def _begin(self, batch: _Batch) -> None:
+        for message in batch.messages:
+            message.key = b"k%d" % batch.messages[0].number
+            if message.on_conflict == REPLACE and message.client_key is not None:
+                self.history.replaced_keys.add((message.topic, message.client_key))
+        self._send(batch)
+
+    def _message(self, rng: random.Random) -> Message:
+        workload = self.cluster.workload
+        relative = rng.random() < 0.7
+        delay_ms = workload.delay_ms(rng)
+        # What absolute times mean to this client: the true time of day.
+        when_ms = delay_ms if relative else self.world.wall_ms() + delay_ms
+        padding = rng.choice((0, 20, 20, 200, 3000))
+        message = Message(
+            len(self.history.messages), rng.choice(workload.topics), b"", relative, when_ms, padding, self.world.now
+        )
+        if rng.random() < workload.keyed:
+            message.client_key = b"c%d" % rng.randrange(workload.keys)
+            message.on_conflict = rng.choice((KEEP, REPLACE, REPLACE, REJECT))
+            if message.on_conflict == REPLACE:
+                message.max_wait_ms = rng.choice((0, 0, 400, 2000))
+        if rng.random() < workload.tagged:
+            message.tags = tuple(rng.sample(workload.tags, rng.randint(1, 2)))
+        if rng.random() < workload.ttls:
+            message.ttl_ms = rng.choice((300, 1500, 6000))
+        self.history.messages.append(message)
+        return message
+
+    def _send(self, batch: _Batch) -> None:
+        if batch.again and self.history.slept:
+            return  # its key may be forgotten by now
+        process, messages = self.cluster.any_process(batch.random), batch.messages
+        if process is None:
+            self._again(batch)
+            return
+        drafts = [
+            Draft(
+                m.topic, m.when_ms, m.relative, mask_of(m.tags), m.ttl_ms, pack(Meta(tags=list(m.tags))), m.body, None,
+                m.client_key, m.on_conflict, m.max_wait_ms,
+            )
+            for m in messages
+        ]  # fmt: skip
+        key = messages[0].key
+
+        def replied(receipts: Any, error: HadelayError | None) -> None:
+            if error is not None:
+                self.history.count(f"publish {error.type}")
+                self.note(f"publish {messages[0].number}+{len(messages)} at {process.name}: {error.type}: {error}")
+                self._again(batch)
+                return
+            self._stored(process, batch, receipts)
+
+        self.door.call(process, lambda node, done: process.service.publish(drafts, key, done), replied)
+
+    def _again(self, batch: _Batch) -> None:
+        if not self.stopped:
+            self.world.after(batch.random.uniform(0.02, 0.6), self._send, batch)
+
+    def _stored(self, process: Process, batch: _Batch, receipts: Any) -> None:
+        rng, workload = batch.random, self.cluster.workload
+        self.history.count("published", len(batch.messages))
+        for n, message in enumerate(batch.messages):
+            if n in receipts.problems:
+                message.refused = True
+                self.note(f"message {message.number} refused: {receipts.problems[n]}")
+                continue
+            if n in receipts.duplicates:
+                self.history.count("duplicate receipt")
+            if batch.again:
+                self.history.count("checked I8 duplicate, told")
+                if message.id is not None and message.id != receipts.ids[n]:
+                    self.history.second_ids.append((message.number, message.id, receipts.ids[n]))
+                continue
+            message.id, message.deliver_at_ms = receipts.ids[n], receipts.deliver_at_ms[n]
+            message.stored = self.world.now
+            self.note(
+                f"message {message.number} stored via {process.name} as {message.id:x}, due {message.deliver_at_ms}",
+                message.id,
+            )
+            if n in receipts.replaced:
+                self.history.count("replaced")
+                message.replaces = receipts.replaced[n]
+                for other in self.history.messages:
+                    if other.id == receipts.replaced[n] and other.cancelled is None:
+                        other.cancelled = other.cancel_invoked = self.world.now
+            chance = rng.random()
+            by_key = message.client_key is not None and rng.random() < 0.5
+            later_s = rng.uniform(0.0, workload.longest_ms / 1000)
+            if chance < workload.cancels:
+                self.world.after(later_s, self._cancel, message, by_key, rng)
+            elif chance < workload.cancels + workload.reschedules and n not in receipts.duplicates:
+                self.world.after(later_s, self._reschedule, message, by_key, rng, 0)
+        if not batch.again and rng.random() < workload.repeated:
+            batch.again = True
+            self.world.after(rng.uniform(0.0, 3.0), self._send, batch)
+
+    def _change(self, process: Process, message: Message, request: Request, what: str, then: Reply) -> None:
+        """Ask for a cancel or a reschedule; then(result, error) unless an answer says in which state the message is."""
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            said = result if isinstance(result, str) else "done" if error is None else error.extra.get("outcome", "")
+            if outcome := "NOT_FOUND" if isinstance(error, NotFound) else said.upper():
+                self.note(f"{what} of message {message.number}: {outcome}", message.id or 0)
+                self.history.count(what)
+                self.history.count(f"{what.split()[0]} {outcome}")
+            if error is None or not outcome:
+                then(result, error)
+
+        self.door.ask(process, request, replied)
+
+    def _cancel(self, message: Message, by_key: bool, rng: random.Random) -> None:
+        """By key it means whichever message has that key by then: nothing is known of this one."""
+        process = self.cluster.any_process(rng)
+        if process is None or self.stopped:
+            return
+        if message.client_key is not None:
+            self.history.replaced_keys.add((message.topic, message.client_key))
+        if not by_key:
+            message.cancel_invoked = self.world.now if message.cancel_invoked is None else message.cancel_invoked
+        target = _target(message, by_key)
+
+        def replied(outcome: Any, error: HadelayError | None) -> None:
+            if error is not None:
+                self.world.after(rng.uniform(0.05, 0.5), self._cancel, message, by_key, rng)
+                return
+            if outcome == "cancelled" and not by_key and message.cancelled is None:
+                message.cancelled = self.world.now
+
+        what = f"cancel by {'key' if by_key else 'id'}"
+        self._change(process, message, lambda service: service.cancel(target), what, replied)
+
+    def _reschedule(self, message: Message, by_key: bool, rng: random.Random, tries: int) -> None:
+        """To some time soon, or now."""
+        process = self.cluster.any_process(rng)
+        if process is None or self.stopped:
+            return
+        when_ms = rng.choice((0, 5, 700, 3000))
+        if by_key:
+            self.history.moved_keys.add((message.topic, message.client_key))
+        else:
+            message.rescheduled = True
+        target = _target(message, by_key)
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            if error is not None:
+                message.unsure = True
+                if tries < 5:
+                    self.world.after(rng.uniform(0.05, 0.5), self._reschedule, message, by_key, rng, tries + 1)
+                return
+            for other in self.history.messages:
+                if other.id == result[0]:
+                    other.deliver_at_ms = result[1]
+
+        what = f"reschedule by {'key' if by_key else 'id'}"
+        self._change(process, message, lambda service: service.reschedule(target, when_ms, True), what, replied)
+
+
+def _target(message: Message, by_key: bool) -> Target:
+    assert message.id is not None
+    return (message.topic, message.client_key or b"") if by_key else message.id

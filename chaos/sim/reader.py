@@ -1,0 +1,66 @@
+"""A reader of the simulated world."""
+
+from __future__ import annotations
+
+from chaos.sim.door import Client
+from chaos.sim.history import Violation
+from hadelay.errors import HadelayError, NotFound
+from hadelay.ledger import listing
+from hadelay.model import State
+from hadelay.server.api import ListWish
+from hadelay.server.service import NodeService
+
+
+class Reader(Client):
+    """Asks any node what became of a message, and pages through a topic: what was answered before it asked is there."""
+
+    def start(self) -> None:
+        self.stopped = not self.cluster.parts.take(self.name)
+        self._next()
+
+    def _next(self) -> None:
+        if not self.stopped:
+            self.world.after(self.random.expovariate(1 / 0.6), self._read)
+
+    def _read(self) -> None:
+        known = [m for m in self.history.messages[-60:] if m.id is not None]
+        process = self.cluster.any_process(self.random)
+        self._next()
+        if process is None or not known or self.stopped:
+            return
+        message = self.random.choice(known)
+        number = message.id or 0
+        listed = self.random.choice((None, *State))
+
+        async def read(service: NodeService) -> bool:
+            if listed is not None:
+                await self._page(service, message.topic, listed)
+            try:
+                await service.describe(number, body=False, stale=False)
+            except NotFound:
+                return False
+            return True
+
+        def replied(found: bool | None, error: HadelayError | None) -> None:
+            if error is not None:
+                self.history.count(f"read {error.type}")
+                return
+            self.history.count("checked stale read")
+            # After hours what ended may be gone.
+            if not found and not self.history.slept and not self.history.meant("purge", message, number):
+                text = f"{process.name} knows nothing of message {message.number}, which was answered as stored before"
+                self.cluster.violate(Violation("stale read", text, frozenset({number})))
+
+        self.door.ask(process, read, replied)
+
+    async def _page(self, service: NodeService, topic: str, listed: State) -> None:
+        """All pages: each begins behind the one before, and has no message twice."""
+        after: listing.Key | None = listing.FIRST
+        while after is not None:
+            wish = ListWish(frozenset({listed}), 0, 1 << 52, (), after, 7)
+            page = await service.list_messages(topic, wish, stale=False)
+            ids = {message.id for message in page.messages}
+            assert len(ids) == len(page.messages), page
+            assert page.after is None or page.after > after, page
+            self.history.count("listed", len(ids))
+            after = page.after
