@@ -12,8 +12,8 @@ INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 .PHONY: help setup demo test spark-cluster check format bench chaos soak overload sim lock docs clean
 
 help:
-	@echo 'make demo    three nodes, producers, consumers; the leader is killed; a table says what became of the messages'
-	@echo 'make test    everything that is tested'
+	@echo 'make demo    three nodes, producers, consumers; the leader is killed; a table counts what was lost, doubled, early, late'
+	@echo 'make test    all tests'
 	@echo 'make check   format, lint, types'
 	@echo 'make spark-cluster   the pipeline on a Spark cluster of a master and two workers on this machine'
 	@echo 'make bench   the numbers, beside those of others (bench/README.md); ROWS="single batch" for some of them'

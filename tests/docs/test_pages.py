@@ -21,7 +21,7 @@ from hadelay.settings.load import load
 from tests.cli.support import Dev, cluster, environment
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "bench/README.md", *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), ROOT / "bench/README.md", *ROOT.glob("docs/**/*.md")])
 #: Their console blocks need clusters of their own: test_operations.py.
 OPERATIONS = {ROOT / f"docs/howto/{page}.md" for page in ("disaster-recovery", "upgrade", "members")}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Commits after this one follow these rules; older commits may not.
+#: Commits after this one follow CONTRIBUTING.md; older commits may not.
 FIRST_CHECKED = "6e6694681e76"
 LONGEST_SUBJECT = 72
 FOLDERS = ("src/hadelay", "chaos", "tests", "docs", "bench", "cluster", "tools")
@@ -23,7 +23,7 @@ LOST_SECTION = re.compile(r"architecture(?:\.md)? ?§|(?:\(|# -- |\bis )rows? \d
 
 def texts() -> list[Path]:
     pages = [path for folder in FOLDERS for kind in ("py", "md") for path in (ROOT / folder).rglob(f"*.{kind}")]
-    return [path for path in (*pages, ROOT / "README.md") if path != Path(__file__)]
+    return [path for path in (*pages, ROOT / "README.md", ROOT / "CONTRIBUTING.md") if path != Path(__file__)]
 
 
 def find(pattern: re.Pattern[str]) -> list[tuple[str, str]]:
