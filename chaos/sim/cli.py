@@ -47,16 +47,19 @@ class Wish:
     raft: bool = False
 
     def run(self, seed: int) -> Report:
-        with broken(self.mutation) if self.mutation else nullcontext() as bug:
-            if self.raft or (bug is not None and bug.raft):
-                return raftsim.run_seed(seed, bug.faults if bug is not None and bug.raft else None)
-            families = bug.families if bug is not None else {**FAMILIES, self.fault: 1.0} if self.fault else None
-            sync = bug.sync if bug is not None else ""
-            report = run_seed(seed, families, self.only, sync)
-            if self.shrink and report.failure:
-                report = shrink(report, lambda parts: _run_again(seed, families, parts, sync))
-        gc.collect()
-        return report
+        try:
+            with broken(self.mutation) if self.mutation else nullcontext() as bug:
+                if self.raft or (bug is not None and bug.raft):
+                    return raftsim.run_seed(seed, bug.faults if bug is not None and bug.raft else None)
+                families = bug.families if bug is not None else {**FAMILIES, self.fault: 1.0} if self.fault else None
+                sync = bug.sync if bug is not None else ""
+                report = run_seed(seed, families, self.only, sync)
+                if self.shrink and report.failure:
+                    report = shrink(report, lambda parts: _run_again(seed, families, parts, sync))
+                return report
+        finally:
+            # The collector is off while a seed runs (_quiet).
+            gc.collect()
 
     def replay(self, seed: int | str, parts: Sequence[str] | None = None) -> str:
         """The command that runs it again. parts: of a run from which others were left out."""
