@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from hadelay.ledger import topics
+from hadelay.ledger import topicchanges
 from hadelay.version import FEATURE_LEVEL
 
 settings.register_profile("repeatable", derandomize=True, database=None, print_blob=True)
@@ -36,7 +36,7 @@ def pytest_collection_finish() -> None:
 def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Topics made by this process have the defaults of the first feature level: a test of something else need not wait
     for a backoff. tests/ledger/test_defaults.py tests the defaults."""
-    monkeypatch.setattr(topics, "RETRY_DEFAULTS", FEATURE_LEVEL + 1)
+    monkeypatch.setattr(topicchanges, "RETRY_DEFAULTS", FEATURE_LEVEL + 1)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 from chaos.sim.door import Client, Reply, Request
 from chaos.sim.history import Order
 from hadelay.errors import HadelayError, NoLeader
-from hadelay.ledger.topics import DEAD, READY, SCHEDULED
+from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
 from hadelay.rights import Token
 from hadelay.server.service import NodeService
 

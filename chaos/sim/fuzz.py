@@ -33,7 +33,7 @@ from hadelay.codec.commands import (
 )
 from hadelay.codec.publishcommand import KEEP, REJECT, REPLACE, Draft
 from hadelay.errors import is_disk_full
-from hadelay.ledger.topics import DEAD, READY, SCHEDULED
+from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
 from hadelay.model import DEAD_HOURS, HOUR_MS
 from hadelay.rights import SCOPES, Rights
 from hadelay.server.api import Delivery, Poll, SettleKind
@@ -207,11 +207,11 @@ class FuzzClient(Client):
 def _look(node: Any) -> list[int]:
     """What only readers ask: who may do what, when how much is due, and what a file holds. And a sound entry is mended.
     Returns the hours that there are."""
-    for token in node.state.tokens.values():
-        rights = Rights(token.scopes if token.holds(node.state.now_ms) else ())
+    for token in node.ledger.tokens.values():
+        rights = Rights(token.scopes if token.holds(node.ledger.now_ms) else ())
         assert not rights.may("admin", None) or all(rights.may(scope, "side") for scope in SCOPES)
         rights.may("publish", "aside")
-    now_ms = node.state.now_ms
+    now_ms = node.ledger.now_ms
     for topic in (None, "side", "orders"):
         counting = DueCounts(node).count(topic, now_ms - HOUR_MS, now_ms + 3 * HOUR_MS, 60_000)
         assert all(count > 0 for count in whole(counting)[1])

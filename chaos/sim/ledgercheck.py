@@ -13,39 +13,39 @@ from hadelay.ledger.transitions import FLAG_KEYED, FLAG_TTL, PLACE, PLACE_KEY, P
 from hadelay.model import DEAD_HOURS, NEVER_MS, Event
 
 if TYPE_CHECKING:
-    from hadelay.ledger.state import DelayState
+    from hadelay.ledger.state import Ledger
 
 
-def check(state: DelayState) -> None:
+def check(ledger: Ledger) -> None:
     """AssertionError, with what is wrong, unless everything adds up."""
-    _check_grants(state)
-    hours = {hour: state.store.entries(hour, slice(0, state.store.count(hour))) for hour in state.store.hours()}
+    _check_grants(ledger)
+    hours = {hour: ledger.store.entries(hour, slice(0, ledger.store.count(hour))) for hour in ledger.store.hours()}
     alive = {hour: rows for hour, rows in hours.items() if hour < DEAD_HOURS}
     #: Per topic: open entries, their bytes, and those of them that no topic owes any more.
-    counted = np.zeros((3, len(state.topics.all)), np.int64)
+    counted = np.zeros((3, len(ledger.topics.all)), np.int64)
     for hour, rows in alive.items():
-        _check_hour(state, hour, rows, counted)
-    for topic, (opened, size, doomed) in zip(state.topics.all, counted.T.tolist(), strict=True):
+        _check_hour(ledger, hour, rows, counted)
+    for topic, (opened, size, tombstoned) in zip(ledger.topics.all, counted.T.tolist(), strict=True):
         name = f"topic {topic.name}"
         assert topic.open == opened, f"{name}: open {topic.open}, {opened}"
         assert topic.bytes == size, f"{name}: {topic.bytes} ≠ {size} bytes"
-        assert topic.doomed == doomed, f"{name}: doomed {topic.doomed}"
+        assert topic.tombstoned == tombstoned, f"{name}: tombstoned {topic.tombstoned}"
         redriven = topic.settled[Event.REDRIVEN]
         ended = sum(topic.settled) - topic.settled[Event.MOVED] - 2 * redriven
         assert topic.published == topic.open + ended, f"{name}: published {topic.published} ≠ {topic.open} + {ended}"
-        assert topic.generation == state.topics.generations[topic.number], f"{name}: generation"
-        assert topic.floor == state.topics.floors[topic.number] <= topic.generation, f"{name}: floor"
-        chores = bool(topic.doomed or topic.marks or topic.redrive)
-        assert chores == (topic.number in state.topics.chores), f"{name}: chores"
+        assert topic.generation == ledger.topics.generations[topic.number], f"{name}: generation"
+        assert topic.floor == ledger.topics.floors[topic.number] <= topic.generation, f"{name}: floor"
+        with_work = bool(topic.tombstoned or topic.marks or topic.redrive)
+        assert with_work == (topic.number in ledger.topics.with_work), f"{name}: with_work"
         assert topic.alerted <= topic.settled[Event.DEAD], f"{name}: alerted"
-    _check_dead(state, {hour: rows for hour, rows in hours.items() if hour not in alive})
-    _check_ttl(state, alive)
+    _check_dead(ledger, {hour: rows for hour, rows in hours.items() if hour not in alive})
+    _check_ttl(ledger, alive)
 
 
-def _check_grants(state: DelayState) -> None:
+def _check_grants(ledger: Ledger) -> None:
     leased: dict[int, list[int]] = {}
-    by_topic = [0] * len(state.topics.all)
-    for key, grant in state.grants.items():
+    by_topic = [0] * len(ledger.topics.all)
+    for key, grant in ledger.grants.items():
         held = grant.rows[grant.rows["open"] == 1]
         assert grant.key == key, f"grant {key} says it is {grant.key}"
         assert grant.left == len(held) > 0, f"grant {key}: {grant.left} left of {len(held)}"
@@ -54,21 +54,21 @@ def _check_grants(state: DelayState) -> None:
             by_topic[row["topic"]] += 1
     for hour, indexes in leased.items():
         assert len(set(indexes)) == len(indexes), f"hour {hour}: leased twice"
-    for hour, hour_state in state.hours.items():
+    for hour, hour_state in ledger.hours.items():
         assert hour_state.leased == bitmap(np.array(leased.pop(hour, []), np.uint32)), f"hour {hour}: leased"
     assert not leased, f"leased in hours nothing is known of: {sorted(leased)}"
-    for topic in state.topics.all:
+    for topic in ledger.topics.all:
         assert topic.leased == by_topic[topic.number], f"topic {topic.name}: leased {topic.leased}"
-    for consumer, requests in state.requests.items():
+    for consumer, requests in ledger.requests.items():
         for request_id, key in requests.items():
-            assert key in state.grants, f"{consumer}/{request_id!r} outlived its grant"
+            assert key in ledger.grants, f"{consumer}/{request_id!r} outlived its grant"
 
 
-def _check_hour(state: DelayState, hour: int, rows: np.ndarray, counted: np.ndarray) -> None:
+def _check_hour(ledger: Ledger, hour: int, rows: np.ndarray, counted: np.ndarray) -> None:
     count = len(rows)
     is_open = np.ones(count, bool)
     waiting = np.ones(count, bool)
-    if hour_state := state.hours.get(hour):
+    if hour_state := ledger.hours.get(hour):
         settled, leased = indexes_of(hour_state.settled), indexes_of(hour_state.leased)
         assert not hour_state.settled.intersect(hour_state.leased), f"hour {hour}: settled and leased"
         assert not count or not len(settled) or settled[-1] < count, f"hour {hour}: settled beyond its end"
@@ -77,20 +77,20 @@ def _check_hour(state: DelayState, hour: int, rows: np.ndarray, counted: np.ndar
         is_open[settled] = False
         waiting = is_open.copy()
         waiting[leased] = False
-        _check_seconds(state, hour, rows[is_open])
-    assert state.open_entries(hour) == np.count_nonzero(is_open), f"hour {hour}: open"
+        _check_seconds(ledger, hour, rows[is_open])
+    assert ledger.open_entries(hour) == np.count_nonzero(is_open), f"hour {hour}: open"
     topics, width = rows["topic"][is_open], counted.shape[1]
     counted[0] += np.bincount(topics, minlength=width)
     counted[1] += np.bincount(topics, rows["size"][is_open], width).astype(np.int64)
     keyed = np.count_nonzero(rows["flags"][hour_state.retire_at if hour_state else 0 :] & FLAG_KEYED)
     assert keyed == (hour_state.keyed if hour_state else 0), f"hour {hour}: {keyed} have a key"
-    doomed = waiting & ~state.topics.alive(rows)
-    counted[2] += np.bincount(rows["topic"][doomed], minlength=width)
+    tombstoned = waiting & ~ledger.topics.alive(rows)
+    counted[2] += np.bincount(rows["topic"][tombstoned], minlength=width)
 
 
-def _check_seconds(state: DelayState, hour: int, open_rows: np.ndarray) -> None:
-    seconds = state.hours[hour].open_seconds
-    if hour > state.now_hour:
+def _check_seconds(ledger: Ledger, hour: int, open_rows: np.ndarray) -> None:
+    seconds = ledger.hours[hour].open_seconds
+    if hour > ledger.now_hour:
         assert seconds is None, f"hour {hour}: counted by second before it began"
     elif seconds is None:
         assert not len(open_rows), f"hour {hour}: not counted by second, {len(open_rows)} open"
@@ -98,39 +98,39 @@ def _check_seconds(state: DelayState, hour: int, open_rows: np.ndarray) -> None:
         assert (seconds == np.bincount(open_rows["second"], minlength=SECONDS_PER_HOUR)).all(), f"hour {hour}: seconds"
 
 
-def _check_dead(state: DelayState, hours: dict[int, np.ndarray]) -> None:
+def _check_dead(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:
     """Every dead letter has its row, its place and its count; nothing else has."""
     letters = {}
     for hour, rows in hours.items():
-        hour_state = state.hours.get(hour)
+        hour_state = ledger.hours.get(hour)
         for row in rows:
             if hour_state is None or row["index"] not in hour_state.settled:
                 topic, died_ms, first_id = int(row["topic"]), int(row["deliver_at_ms"]), int(row["first_id"])
                 letters[dead.key(topic, died_ms, first_id)] = (hour, int(row["index"]))
-    known = state.tables.range(dead.DEAD, b"", None, 1 << 30)
+    known = ledger.tables.range(dead.DEAD, b"", None, 1 << 30)
     assert [key for key, _ in known] == sorted(letters), "table dead"
-    counts = [0] * len(state.topics.all)
+    counts = [0] * len(ledger.topics.all)
     for key, place in letters.items():
         topic, died_ms, first_id = dead.KEY.unpack(key)
-        stored = state.tables.get(PLACE, PLACE_KEY.pack(first_id))
+        stored = ledger.tables.get(PLACE, PLACE_KEY.pack(first_id))
         assert stored is not None, f"dead letter {first_id:x} has no place"
         assert PLACE_VALUE.unpack_from(stored) == place, f"dead letter {first_id:x}: place"
-        counts[topic] += died_ms > state.topics[topic].dead_mark_ms
-    for found in state.topics.all:
+        counts[topic] += died_ms > ledger.topics[topic].dead_mark_ms
+    for found in ledger.topics.all:
         assert found.dead == counts[found.number], f"topic {found.name}: dead {found.dead} ≠ {counts[found.number]}"
 
 
-def _check_ttl(state: DelayState, hours: dict[int, np.ndarray]) -> None:
+def _check_ttl(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:
     """What is open and has a TTL is looked at in time, when it is over or after its lease."""
-    filed = [ttl.KEY.unpack(key) for key, _ in state.tables.range(ttl.TTL, b"", None, 1 << 30)]
+    filed = [ttl.KEY.unpack(key) for key, _ in ledger.tables.range(ttl.TTL, b"", None, 1 << 30)]
     looked_at = {first_id: at_ms for at_ms, first_id in sorted(filed, reverse=True)}
     for hour, rows in hours.items():
         for row in rows[rows["flags"] & FLAG_TTL != 0]:
-            ended, leased = state.fate(hour, int(row["index"]))
-            if ended is not None or not state.topics.owed(row.reshape(1))[0]:
+            ended, leased = ledger.outcome_of(hour, int(row["index"]))
+            if ended is not None or not ledger.topics.owed(row.reshape(1))[0]:
                 continue
             first_id = int(row["first_id"])
-            expire_ms = ttl.expire_ms(state, first_id)
+            expire_ms = ttl.expire_ms(ledger, first_id)
             assert expire_ms < NEVER_MS, f"{first_id:x} has a TTL, but nobody knows which"
             assert looked_at.get(first_id, NEVER_MS) <= (NEVER_MS - 1 if leased else expire_ms), (
                 f"{first_id:x} expires unseen"

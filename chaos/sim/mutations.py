@@ -22,12 +22,12 @@ from chaos.sim import promises
 from chaos.sim.disk import SimDisk, SimFile
 from hadelay.codec.commands import Command, decode, decode_entry, encode_entry
 from hadelay.codec.results import GrantResult, LeaseOutcome, LeaseResult
-from hadelay.handout import owed
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.filters import Filter
-from hadelay.ledger import idempotency, keys, leases, lookup, publish, ttl
+from hadelay.ledger import idempotency, keys, leases, lookup, publish, ttl, views
+from hadelay.ledger.apply import _APPLY
+from hadelay.ledger.hourstate import groups
 from hadelay.ledger.keys import Decision
-from hadelay.ledger.state import _APPLY
 from hadelay.ledger.topics import Topics
 from hadelay.ledger.transitions import settle
 from hadelay.model import Event
@@ -232,11 +232,11 @@ def _short_leases() -> Bug:
     """Leases end half a second before the time that consumers are told."""
     grant = _APPLY[Command.GRANT]
 
-    def shorter(state: Any, command: Any) -> Any:
-        known = set(state.grants)
-        result = grant(state, command)
-        for key in state.grants.keys() - known:
-            state.grants[key].rows["until_ms"] -= 500
+    def shorter(ledger: Any, command: Any) -> Any:
+        known = set(ledger.grants)
+        result = grant(ledger, command)
+        for key in ledger.grants.keys() - known:
+            ledger.grants[key].rows["until_ms"] -= 500
         return result
 
     add = Expiry.add
@@ -295,10 +295,10 @@ def _other_results() -> Bug:
     """What a node answers depends on its name."""
     grant = _APPLY[Command.GRANT]
 
-    def other(state: Any, command: Any) -> Any:
-        result = grant(state, command)
+    def other(ledger: Any, command: Any) -> Any:
+        result = grant(ledger, command)
         if isinstance(result, GrantResult):
-            result.until_ms += id(state) % 97
+            result.until_ms += id(ledger) % 97
         return result
 
     return [patch.dict(_APPLY, {Command.GRANT: other})]
@@ -427,8 +427,8 @@ def _reused_attempt() -> Bug:
     """What returns to waiting keeps its attempt number."""
     lease = leases._lease
 
-    def again(state: Any, hour: int, rows: Any, *more: Any) -> None:
-        lease(state, hour, rows, *more)
+    def again(ledger: Any, hour: int, rows: Any, *more: Any) -> None:
+        lease(ledger, hour, rows, *more)
         rows["attempt"] = 1
 
     return [patch.object(leases, "_lease", again)]
@@ -438,12 +438,12 @@ def _dropped_ack() -> Bug:
     """An ack is answered and, for some messages, the lease runs on."""
     settle = vars(leases)["settle"]
 
-    def forget(state: Any, hour: int, rows: Any, event: Any, **more: Any) -> None:
+    def forget(ledger: Any, hour: int, rows: Any, event: Any, **more: Any) -> None:
         if int(rows["index"][0]) % 7:
-            settle(state, hour, rows, event, **more)
+            settle(ledger, hour, rows, event, **more)
         else:
-            state.hour_state(hour).leased -= BitMap(rows["index"])
-            state.listener.on_filed(hour, state.store.entries(hour, rows["index"]))
+            ledger.hour_state(hour).leased -= BitMap(rows["index"])
+            ledger.listener.on_filed(hour, ledger.store.entries(hour, rows["index"]))
 
     return [patch.object(leases, "settle", forget)]
 
@@ -452,11 +452,11 @@ def _dropped_message() -> Bug:
     """What is acknowledged is stored, but for some it is over at once."""
     filed = vars(publish)["filed"]
 
-    def drop(state: Any, hours: Any, rows: Any) -> None:
-        filed(state, hours, rows)
+    def drop(ledger: Any, hours: Any, rows: Any) -> None:
+        filed(ledger, hours, rows)
         lost = rows["index"] % 29 == 28
-        for hour, where in leases.groups(np.broadcast_to(hours, len(rows))[lost]):
-            settle(state, hour, rows[lost][where], Event.CANCELLED, leased=False)
+        for hour, where in groups(np.broadcast_to(hours, len(rows))[lost]):
+            settle(ledger, hour, rows[lost][where], Event.CANCELLED, leased=False)
 
     return [patch.object(publish, "filed", drop)]
 
@@ -474,12 +474,12 @@ def _one_attempt_more() -> Bug:
 def _no_ttl() -> Bug:
     """What is over is handed out all the same."""
 
-    def never(state: Any, rows: Any, now_ms: int) -> Any:
+    def never(ledger: Any, rows: Any, now_ms: int) -> Any:
         return np.zeros(len(rows), np.bool_)
 
     return [
         patch.object(leases, "expired", never),
-        patch.object(owed, "expired", never),
+        patch.object(views, "expired", never),
         patch.object(ttl, "_expire", lambda *_: 0),
     ]
 
@@ -499,9 +499,9 @@ def _miscounted() -> Bug:
     """A batch counts as one message more."""
     count = publish._count
 
-    def more(state: Any, command: Any, numbers: Any, take: Any) -> None:
-        count(state, command, numbers, take)
-        state.topics[int(numbers[0])].published += int(len(take) > 4)
+    def more(ledger: Any, command: Any, numbers: Any, take: Any) -> None:
+        count(ledger, command, numbers, take)
+        ledger.topics[int(numbers[0])].published += int(len(take) > 4)
 
     return [patch.object(publish, "_count", more)]
 
@@ -558,8 +558,8 @@ def _local_apply() -> Bug:
     resolve = publish._resolve
     processes: dict[int, int] = {}
 
-    def rounded(state: Any, *rest: Any) -> Any:
-        return resolve(state, *rest) + (processes.setdefault(id(state), len(processes)) + hash("late")) % 50
+    def rounded(ledger: Any, *rest: Any) -> Any:
+        return resolve(ledger, *rest) + (processes.setdefault(id(ledger), len(processes)) + hash("late")) % 50
 
     return [patch.object(publish, "_resolve", rounded)]
 
@@ -590,10 +590,10 @@ def _error_in_apply() -> Bug:
     """Filing a message ends in an error of the disk that no disk had."""
     filed = vars(publish)["filed"]
 
-    def fail(state: Any, hours: Any, rows: Any) -> None:
+    def fail(ledger: Any, hours: Any, rows: Any) -> None:
         if (rows["index"] % 97 == 96).any():
             raise FileNotFoundError(errno.ENOENT, "no such file", "hours/1")
-        filed(state, hours, rows)
+        filed(ledger, hours, rows)
 
     return [patch.object(publish, "filed", fail)]
 
@@ -687,16 +687,16 @@ def _short_window() -> Bug:
     """Idempotency keys live for a sixtieth of their time."""
     turn = idempotency.turn
 
-    def early(state: Any) -> None:
-        window_ms = state.settings.idempotency_window_ms
-        settings, state.settings = (
-            state.settings,
-            dataclasses.replace(state.settings, idempotency_window_ms=window_ms // 60),
+    def early(ledger: Any) -> None:
+        window_ms = ledger.settings.idempotency_window_ms
+        settings, ledger.settings = (
+            ledger.settings,
+            dataclasses.replace(ledger.settings, idempotency_window_ms=window_ms // 60),
         )
         try:
-            turn(state)
+            turn(ledger)
         finally:
-            state.settings = settings
+            ledger.settings = settings
 
     return [patch.object(idempotency, "turn", early)]
 
@@ -710,9 +710,9 @@ def _silent_expiry() -> Bug:
     """What is given back behind its TTL is over, and nobody writes that down."""
 
     def quiet(giving: Any, hour: int, held: Any, previous: Any, event: Event) -> None:
-        state = giving.state
+        ledger = giving.ledger
         if event is Event.TTL_EXPIRED:
-            state.hour_state(hour).leased -= BitMap(held["index"])
+            ledger.hour_state(hour).leased -= BitMap(held["index"])
         else:
             end(giving, hour, held, previous, event)
 
@@ -799,7 +799,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "ignored_purge": Mutation(
         "a purged message is still owed", ("I3",), (),
-        _instead((Topics, "end", lambda topics, topic: topics.note_chores(topic))),
+        _instead((Topics, "end", lambda topics, topic: topics.note_work(topic))),
     ),
     "one_attempt_more": Mutation("max_attempts allows one attempt more", ("attempts",), (), _one_attempt_more),
     "no_ttl": Mutation("what is past its TTL is handed out", ("TTL",), ("kill", "pause"), _no_ttl),
@@ -811,7 +811,7 @@ MUTATIONS: dict[str, Mutation] = {
     "keys_ahead": Mutation("the key index is ahead of the checkpoint", ("I12", "I1 "), ("kill",), _keys_ahead),
     "blind_key": Mutation(
         "two messages of one client key are pending", ("one per key",), (),
-        _instead((keys, "_pending", lambda state, message_id: (None, False))),
+        _instead((keys, "_pending", lambda ledger, message_id: (None, False))),
     ),
     "wrong_local_index": Mutation(
         "after a restart a second's chain ends too early", ("I12", "I15", "forgotten"), ("kill", "stop"),

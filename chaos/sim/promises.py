@@ -22,10 +22,12 @@ from chaos.sim.door import whole
 from chaos.sim.fuzz import TOPICS
 from chaos.sim.history import HandOut, Message, Violation, number_of
 from hadelay.codec.publishcommand import KEEP
+from hadelay.ledger import checkpoint
+from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import KEY, KEYOF
-from hadelay.ledger.lookup import Place, locate, state_of
-from hadelay.ledger.state import DelayState
-from hadelay.ledger.topics import DEAD, READY, SCHEDULED
+from hadelay.ledger.lookup import EntryRef, find_entry, state_of
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
 from hadelay.ledger.transitions import FLAG_KEYED, PLACE_KEY
 from hadelay.model import DEAD_HOURS, Event, State
 from hadelay.server.metrics import NodeMetrics
@@ -94,7 +96,7 @@ def lost(cluster: SimCluster) -> Iterator[Violation]:
 _WAITING = (State.SCHEDULED, State.READY, State.LEASED)
 
 
-def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str, place: Place | None) -> bool:
+def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str, place: EntryRef | None) -> bool:
     """Whether its clients asked for that, as far as they know."""
     history, workload = cluster.history, cluster.workload
     purged = 0
@@ -417,12 +419,15 @@ def in_time(cluster: SimCluster) -> Iterator[Violation]:
         over_ms = None if message.id is None else _over_ms(cluster, message, message.id)
         place, state = _where(nodes[0], message.id or 0) if over_ms is not None else (None, "")
         if over_ms is not None and place is not None and state == State.EXPIRED:
-            behind_ms = nodes[0].state.now_ms - over_ms
+            behind_ms = nodes[0].ledger.now_ms - over_ms
             history.count("checked TTL, written", behind_ms > _EXPIRES_MS)
-            if behind_ms > _EXPIRES_MS and nodes[0].state.fate(place.hour, int(place.rows["index"][0]))[0] is None:
+            if (
+                behind_ms > _EXPIRES_MS
+                and nodes[0].ledger.outcome_of(place.hour, int(place.rows["index"][0]))[0] is None
+            ):
                 text = f"{message.id:x} is over for {behind_ms} ms, and nobody wrote that down"
                 yield Violation("TTL, written", text, _ids(message))
-            description = nodes[0].state.describe(message.id or 0)
+            description = describe(nodes[0].ledger, message.id or 0)
             ended = description.history[-1:] if description is not None else []
             for end in ended if ended and ended[0].event is Event.TTL_EXPIRED else ():
                 history.count("checked TTL, ended")
@@ -464,13 +469,13 @@ def debounced(cluster: SimCluster) -> Iterator[Violation]:
 
 
 def _published_ms(node: Node, message_id: int) -> int | None:
-    description = node.state.describe(message_id)
+    description = describe(node.ledger, message_id)
     return None if description is None else description.published_at_ms
 
 
 def _redriven_ms(node: Node, message_id: int) -> int:
     """0: never."""
-    description = node.state.describe(message_id)
+    description = describe(node.ledger, message_id)
     history = description.history if description is not None else []
     return max((one.at_ms for one in history if one.event is Event.REDRIVEN), default=0)
 
@@ -492,7 +497,7 @@ def honest(cluster: SimCluster) -> Iterator[Violation]:
     for node in cluster.nodes():
         values = measured(node)
         messages, settled = values["messages"], values["settled_messages_total"]
-        aside = [topic for topic in node.state.topics.all if topic.name in TOPICS]
+        aside = [topic for topic in node.ledger.topics.all if topic.name in TOPICS]
         published, done = sum(t.published for t in aside), sum(t.settled[Event.ACKED] for t in aside)
         bounds = {
             "published": (values["published_messages_total"] - published, stored, len(history.messages)),
@@ -524,15 +529,15 @@ def diverged(cluster: SimCluster) -> Iterator[Violation]:
 
 
 def fingerprint(node: Node) -> dict[str, Any]:
-    return {"applied index": node.raft.applied_index, **state_parts(node.state, node.storage)}
+    return {"applied index": node.raft.applied_index, **state_parts(node.ledger, node.storage)}
 
 
-def state_parts(state: DelayState, storage: Storage) -> dict[str, Any]:
+def state_parts(ledger: Ledger, storage: Storage) -> dict[str, Any]:
     """Everything that has to be equal, by part: what the node would tell `check replicas`, and what its readers see."""
-    main, per_hour = state.dump(everything=True)
+    main, per_hour = checkpoint.dump(ledger, everything=True)
     hours = storage.hours
     parts: dict[str, Any] = {
-        "chain": state.chain,
+        "chain": ledger.chain,
         "state": zlib.crc32(main),
         "file checksums": hours.checksums(),
         "tables": zlib.crc32(repr(_tables(storage)).encode()),
@@ -554,7 +559,7 @@ def conserved(cluster: SimCluster) -> Iterator[Violation]:
     for node in cluster.nodes():
         cluster.history.count("checked I2 conservation")
         try:
-            ledgercheck.check(node.state)
+            ledgercheck.check(node.ledger)
         except AssertionError as error:
             yield Violation("I2 conservation", f"{node.name}: {error}", who=node.name)
 
@@ -575,17 +580,17 @@ def one_per_key(cluster: SimCluster) -> Iterator[Violation]:
     orders = cluster.history.orders
     redrives = [order for order in orders if order.kind == "redrive" and order.invoked < cluster.switched]
     for node in cluster.nodes():
-        state = node.state
-        for hour in (hour for hour in state.store.hours() if hour < DEAD_HOURS):
-            rows = state.store.entries(hour, slice(0, state.store.count(hour)))
-            rows = rows[(rows["flags"] & FLAG_KEYED != 0) & state.topics.alive(rows)]
+        ledger = node.ledger
+        for hour in (hour for hour in ledger.store.hours() if hour < DEAD_HOURS):
+            rows = ledger.store.entries(hour, slice(0, ledger.store.count(hour)))
+            rows = rows[(rows["flags"] & FLAG_KEYED != 0) & ledger.topics.alive(rows)]
             for topic, first_id, index in rows[["topic", "first_id", "index"]].tolist():
-                if state.fate(hour, index)[0] is None:
-                    mine = (order for order in redrives if order.topic == state.topics[topic].name)
+                if ledger.outcome_of(hour, index)[0] is None:
+                    mine = (order for order in redrives if order.topic == ledger.topics[topic].name)
                     if any(order.ids is None or first_id in order.ids for order in mine):
                         continue
                     cluster.history.count("checked one per key")
-                    found = _found_by_key_of(state, first_id)
+                    found = _found_by_key_of(ledger, first_id)
                     if found != first_id:
                         text = f"{first_id:x} is pending and its key finds {found:x}"
                         yield Violation("one per key", text, frozenset({first_id, found}), node.name)
@@ -608,7 +613,7 @@ def converged(cluster: SimCluster, drained: bool, seconds: float) -> Iterator[Vi
 def unsettled(cluster: SimCluster) -> list[Message]:
     """Messages that are due and not known to be over."""
     done = {h.id for h in cluster.history.hand_outs if h.acked is not None}
-    now_ms = max((node.state.now_ms for node in cluster.nodes()), default=0)
+    now_ms = max((node.ledger.now_ms for node in cluster.nodes()), default=0)
     return [
         m
         for m in cluster.history.messages
@@ -628,21 +633,21 @@ def _settled(cluster: SimCluster, message: Message) -> bool:
         return False
     state = _where(leader, message.id)[1]
     if state == State.DEAD and message.client_key:
-        other = _found_by_key_of(leader.state, message.id)
+        other = _found_by_key_of(leader.ledger, message.id)
         return other != message.id and _where(leader, other)[1] == State.SCHEDULED
     return state not in (*_WAITING, State.DEAD)
 
 
-def _found_by_key_of(state: DelayState, first_id: int) -> int:
+def _found_by_key_of(ledger: Ledger, first_id: int) -> int:
     """The message that the client key of this one finds; 0 if none."""
-    key = state.tables.get(KEYOF, PLACE_KEY.pack(first_id)) or b""
-    return int.from_bytes((state.tables.get(KEY, key) or bytes(8))[:8], "little")
+    key = ledger.tables.get(KEYOF, PLACE_KEY.pack(first_id)) or b""
+    return int.from_bytes((ledger.tables.get(KEY, key) or bytes(8))[:8], "little")
 
 
-def _where(node: Node, message_id: int) -> tuple[Place | None, str]:
+def _where(node: Node, message_id: int) -> tuple[EntryRef | None, str]:
     """Its entry and its state; `gone` when nothing is known of it."""
-    place = locate(node.state, message_id)
-    return place, "gone" if place is None else state_of(node.state, place, node.state.now_ms)
+    place = find_entry(node.ledger, message_id)
+    return place, "gone" if place is None else state_of(node.ledger, place, node.ledger.now_ms)
 
 
 def _ids(message: Message) -> frozenset[int]:

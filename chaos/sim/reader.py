@@ -5,8 +5,7 @@ from __future__ import annotations
 from chaos.sim.door import Client
 from chaos.sim.history import Violation
 from hadelay.errors import HadelayError, NotFound
-from hadelay.ledger import listing
-from hadelay.model import State
+from hadelay.model import FIRST, Key, State
 from hadelay.server.api import ListWish
 from hadelay.server.service import NodeService
 
@@ -55,7 +54,7 @@ class Reader(Client):
 
     async def _page(self, service: NodeService, topic: str, listed: State) -> None:
         """All pages: each begins behind the one before, and has no message twice."""
-        after: listing.Key | None = listing.FIRST
+        after: Key | None = FIRST
         while after is not None:
             wish = ListWish(frozenset({listed}), 0, 1 << 52, (), after, 7)
             page = await service.list_messages(topic, wish, stale=False)

@@ -140,7 +140,7 @@ def drive(cluster: SimCluster, nemesis: Nemesis, shape: Shape) -> Report:
             cluster.count_node(machine.process)
         cluster.history.count("a sync failed", machine.disk.failed_syncs)
         cluster.history.count("a disk was full", machine.disk.was_full)
-    for topic in cluster.nodes()[0].state.topics.all if cluster.nodes() else ():
+    for topic in cluster.nodes()[0].ledger.topics.all if cluster.nodes() else ():
         cluster.history.count("died", topic.settled[Event.DEAD])
         cluster.history.count("redriven", topic.settled[Event.REDRIVEN])
         cluster.history.count("expired", topic.settled[Event.TTL_EXPIRED])

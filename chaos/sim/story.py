@@ -8,8 +8,9 @@ import numpy as np
 
 from chaos.sim.cluster import SimCluster
 from chaos.sim.history import Violation
-from hadelay.codec.commands import Cancel, Command, Grant, Leases, decode, decode_entry
+from hadelay.codec.commands import Cancel, Command, Grant, SettleLeases, decode, decode_entry
 from hadelay.codec.wire import Malformed
+from hadelay.ledger.lookup import find_entry
 from hadelay.model import unpack_id
 
 _LINES = 70
@@ -33,7 +34,7 @@ def _entries(cluster: SimCluster, ids: frozenset[int]) -> Iterator[tuple[float, 
     """Committed commands that name one of these messages: by id, by where it is, or by a grant that held it."""
     places = {unpack_id(i)[1:] for i in ids}
     for node in cluster.nodes()[:1]:
-        places |= {place for i in ids if (place := node.state.find(i)) is not None}
+        places |= {(ref.hour, ref.index) for i in ids if (ref := find_entry(node.ledger, i)) is not None}
     grants: set[tuple[int, int]] = set()
     for index, (at, node_name, entry) in sorted(cluster.entries.items()):
         term = cluster.applied[index][0]
@@ -55,7 +56,7 @@ def _about(
         if any(place in places for place in zip(command.hours.tolist(), command.indexes.tolist(), strict=True)):
             grants.add((command.term, command.seq))
             return f"{command.term}.{command.seq} to {command.consumer} for {command.lease_ms} ms"
-    elif isinstance(command, Leases):
+    elif isinstance(command, SettleLeases):
         rows = [row for row in command.rows.tolist() if (row[3], row[4]) in places]
         if rows:
             return f"{rows} {command.value_ms}"

@@ -144,6 +144,10 @@ class DiskFull(HadelayError):
     type, title, http_status, retryable = "disk-full", "Disk full", 507, True
 
 
+#: What a user does about a data directory whose files do not verify.
+WAY_OUT = "move the node's directories away and start it again: it will fetch everything from the others"
+
+
 def is_disk_full(error: BaseException | None) -> bool:
     """It takes no more: all of it is used, or all that this user may have."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -7,6 +7,7 @@ place where the message was first filed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
 
@@ -40,6 +41,10 @@ class Event(IntEnum):
     REDRIVEN = 9
 
 
+#: Events after which the message is filed elsewhere: `other_hour` and `consumer` of the event say where.
+MOVES = (Event.MOVED, Event.DEAD, Event.REDRIVEN)
+
+
 class State(StrEnum):
     """Where a message is in its life, as the API names it."""
 
@@ -50,6 +55,53 @@ class State(StrEnum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     DEAD = "dead"
+
+
+#: States of a message that is still to be acked.
+PENDING = frozenset((State.SCHEDULED, State.READY, State.LEASED))
+
+#: Place of a message in a listing: (due_ms, id). A page holds the messages behind a key.
+Key = tuple[int, int]
+FIRST: Key = (-1, 0)
+
+
+@dataclass(slots=True)
+class HistoryEvent:
+    event: Event
+    at_ms: int
+    attempt: int
+    consumer: str | None
+    node: str | None
+    #: Reason that the consumer gave for a failed attempt.
+    reason: str | None = None
+    #: Of an event that filed the message anew (MOVES): the hours that the message left and went to.
+    from_hour: int | None = None
+    to_hour: int | None = None
+    #: Of LEASED: due time of this attempt. The message's own deliver_at is that of its latest attempt.
+    due_ms: int | None = None
+
+
+@dataclass(slots=True)
+class Description:
+    """One message with its history."""
+
+    id: int
+    topic: str
+    state: State
+    deliver_at_ms: int
+    published_at_ms: int
+    #: Hand-outs so far.
+    attempt: int
+    #: The msgpack map of the record.
+    meta: bytes
+    #: Bytes of the body.
+    size: int
+    history: list[HistoryEvent]
+    #: None unless the body was asked for.
+    body: bytes | None = None
+    #: Hour and number of the message's present entry.
+    hour: int = 0
+    index: int = 0
 
 
 def pack_id(group: int, hour: int, index: int) -> int:

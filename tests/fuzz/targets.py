@@ -41,8 +41,9 @@ from hadelay.http import listing, options, publish, routes, types, values
 from hadelay.http.batches import slices
 from hadelay.http.routes import decoded
 from hadelay.ledger import checkpoint
+from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.hourstate import HourState
-from hadelay.ledger.state import DelayState
+from hadelay.ledger.state import Ledger
 from hadelay.members import Member
 from hadelay.model import DEAD_HOURS, Event, encode_id, hour_name
 from hadelay.platform.tls import Certificates
@@ -86,10 +87,10 @@ def world() -> World:
 def entry(data: bytes) -> None:
     """A committed entry is applied, whatever is in it: refusals are answers, and the state stays consistent."""
     made = world()
-    results = made.state.apply(len(made.entries) + 1, made.term, data)
+    results = apply_entry(made.ledger, len(made.entries) + 1, made.term, data)
     assert isinstance(results, list)
-    ledgercheck.check(made.state)
-    made.state.dump(everything=True)
+    ledgercheck.check(made.ledger)
+    checkpoint.dump(made.ledger, everything=True)
 
 
 def entries() -> list[bytes]:
@@ -388,17 +389,17 @@ def archives() -> list[bytes]:
 def state(data: bytes) -> None:
     """A checkpoint's blob of everything, or of one hour."""
     made = _made()
-    loaded = DelayState(0, made.store, made.tables, made.names)
+    loaded = Ledger(0, made.store, made.tables, made.names)
     if data[:1] == b"\1":
-        loaded.load(_dumped()[0], {START_HOUR: data[1:]})
+        checkpoint.load(loaded, _dumped()[0], {START_HOUR: data[1:]})
     else:
-        loaded.load(data[1:], {})
+        checkpoint.load(loaded, data[1:], {})
 
 
 def states() -> list[bytes]:
     made = _made()
     main, hours = _dumped()
-    empty = DelayState(0, made.store, made.tables, made.names)
+    empty = Ledger(0, made.store, made.tables, made.names)
     return [
         b"\0" + main, b"\0" + checkpoint.dump_main(empty), b"\1" + checkpoint.dump_hour(HourState()),
         *(b"\1" + blob for blob in hours.values()),
@@ -410,7 +411,7 @@ _made = cache(world)
 
 @cache
 def _dumped() -> tuple[bytes, dict[int, bytes]]:
-    return _made().state.dump(everything=True)
+    return checkpoint.dump(_made().ledger, everything=True)
 
 
 def heads_file(data: bytes) -> None:

@@ -12,8 +12,10 @@ import time
 
 from hadelay.codec.commands import Command
 from hadelay.handout import scans
+from hadelay.ledger.apply import apply_entry
 from hadelay.platform.disk import RealDisk
 from hadelay.storage.hours import HourStore
+from tests.handout import desk as desk_module
 from tests.handout.desk import START_HOUR, START_MS, Desk
 
 _spent: dict[str, float] = {}
@@ -46,8 +48,7 @@ def one_second(count: int, size: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         desk = new_desk(directory)
         desk.publish_many(count, at=30_000, spread_ms=1_000)
-        apply = desk.state.apply
-        desk.state.apply = timed("apply", apply)  # type: ignore[method-assign]
+        desk_module.apply_entry = timed("apply", apply_entry)
         _spent.clear()
         start = time.perf_counter()
         desk.run_to(29_900)
@@ -71,8 +72,7 @@ def steady(rate: int, seconds: int) -> None:
         desk.publish_many(rate * seconds, at=12_000, spread_ms=seconds * 1000)
         for _ in range(8):
             desk.consume(ack=False)
-        apply = desk.state.apply
-        desk.state.apply = timed("apply", apply)  # type: ignore[method-assign]
+        desk_module.apply_entry = timed("apply", apply_entry)
         _spent.clear()
         start = time.perf_counter()
         desk.run_to(12_000 + seconds * 1000 + 100)
@@ -90,7 +90,7 @@ def filed_near(count: int) -> None:
         desk = new_desk(directory)
         desk.publish("first")
         desk.run(1)
-        core = desk.state.listener
+        core = desk.ledger.listener
         core.on_filed = timed("on_filed", core.on_filed)  # type: ignore[method-assign]
         _spent.clear()
         for batch in range(count // 1000):

@@ -21,7 +21,8 @@ from hadelay.codec.tags import mask_of
 from hadelay.errors import HadelayError
 from hadelay.handout.dispatcher import Delivery, Dispatcher, Offer, Poll
 from hadelay.handout.filters import filter_of
-from hadelay.ledger.state import DelayState
+from hadelay.ledger.apply import apply_entry
+from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.dispatcher import LeaderDispatcher
@@ -64,8 +65,8 @@ class Desk:
         self.world = SimWorld(1, epoch_ms=START_MS + start_ms)
         self.runtime = SimRuntime(self.world, "n1")
         self.store = store if store is not None else MemoryHours()
-        self.state = DelayState(0, self.store, MemoryTables(), MemoryNames())
-        self.state.level = FEATURE_LEVEL
+        self.ledger = Ledger(0, self.store, MemoryTables(), MemoryNames())
+        self.ledger.level = FEATURE_LEVEL
         dispatch = DispatchConfig(sync=sync, ready_window=window, preload_ms=preload_ms, sweep_ms=sweep_ms)  # type: ignore[arg-type]
         self.config = Config(dispatch=dispatch, retention=retention or RetentionConfig())
         self.commit_ms = commit_ms
@@ -109,7 +110,7 @@ class Desk:
         start_ms = START_MS + int(self.now) - clock_behind_ms
         self.clock.observe_wall("n1", start_ms, self.runtime.monotonic(), now_ms=start_ms)
         self.dispatcher = LeaderDispatcher(
-            state=self.state,
+            ledger=self.ledger,
             runtime=self.runtime,
             clock=self.clock,
             propose=self.propose,
@@ -171,10 +172,10 @@ class Desk:
     def _commit(self, stamp: int, command: bytes, done: Done | None) -> Any:
         self.index += 1
         self.log.append((self.now, Command(command[0])))
-        (result,) = self.state.apply(self.index, self.term, encode_entry(stamp, [command]))
-        self.clock.raise_floor(self.state.now_ms)
+        (result,) = apply_entry(self.ledger, self.index, self.term, encode_entry(stamp, [command]))
+        self.clock.raise_floor(self.ledger.now_ms)
         if self.checking:
-            ledgercheck.check(self.state)
+            ledgercheck.check(self.ledger)
         if done is not None:
             done(result, None)
         return result

@@ -264,5 +264,5 @@ def test_topics_take_turns_when_only_one_poll_comes_at_a_time() -> None:
         answer = desk.answer(poll)
         assert answer is not None
         assert answer.delivery is not None
-        served.append(sorted({desk.state.topics[n].name for n in answer.delivery.rows["topic"].tolist()}))
+        served.append(sorted({desk.ledger.topics[n].name for n in answer.delivery.rows["topic"].tolist()}))
     assert served == [["a"], ["b"], ["c"]] * 2

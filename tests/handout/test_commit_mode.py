@@ -10,7 +10,7 @@ from hadelay.codec.commands import MAX_SEQ, Command, encode_audited, encode_purg
 from hadelay.codec.results import LeaseOutcome
 from hadelay.errors import Conflict, LimitReached, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.handout import ready
-from hadelay.ledger.topics import READY, SCHEDULED
+from hadelay.ledger.topicchanges import READY, SCHEDULED
 from tests.handout.desk import Desk
 
 
@@ -132,7 +132,7 @@ def test_a_hang_up_after_the_proposal_does_not_release_it(desk: Desk) -> None:
     desk.unstick()
     desk.run(4_000)
     assert desk.received == []
-    assert len(desk.state.grants) == 1
+    assert len(desk.ledger.grants) == 1
     desk.run(1_500)
     assert desk.answer(other).delivery.attempts[0] == 2  # type: ignore[union-attr]
 
@@ -224,7 +224,7 @@ def test_the_same_request_while_its_grant_is_on_its_way(desk: Desk) -> None:
     assert isinstance(desk.answer(first).error, Conflict)  # type: ignore[union-attr]
     assert isinstance(desk.answer(second).error, Conflict)  # type: ignore[union-attr]
     assert desk.answer(third).names == ["a", "b"]  # type: ignore[union-attr]
-    assert len(desk.state.grants) == 1
+    assert len(desk.ledger.grants) == 1
 
 
 @pytest.mark.parametrize("sync", ["commit", "interval"])
@@ -333,7 +333,7 @@ def test_the_cursor_is_proposed_while_it_changes_and_then_no_more(desk: Desk) ->
     for n in range(100):
         desk.publish(f"m{n}", at=2_000 + n * 10)
     desk.run_to(2_550)
-    assert abs(desk.state.cursor[2] - 52) <= 5
+    assert abs(desk.ledger.cursor[2] - 52) <= 5
     hour, second, local = desk.dispatcher.cursor()
     assert second == 2
     assert local in (55, 56)
@@ -341,7 +341,7 @@ def test_the_cursor_is_proposed_while_it_changes_and_then_no_more(desk: Desk) ->
     sent = [at for at, kind in desk.log if kind == Command.CURSOR]
     assert all(b - a >= 49 for a, b in pairwise(sent))
     assert 18 <= len(sent) <= 22
-    assert desk.state.cursor == (hour, 2, 100)
+    assert desk.ledger.cursor == (hour, 2, 100)
     written = desk.index
     desk.run(9 * 60_000)
     assert desk.index == written
@@ -390,10 +390,10 @@ def test_only_what_the_cluster_took_counts_as_its_delay(desk: Desk) -> None:
 
 def test_ready_is_what_is_due_and_not_leased(desk: Desk) -> None:
     desk.publish("a", "b", "c", delay=100)
-    due_ms = desk.state.now_ms + 100
+    due_ms = desk.ledger.now_ms + 100
     desk.publish("d", delay=60_000)
     desk.run(200)
-    number = desk.state.topic("t").number  # type: ignore[union-attr]
+    number = desk.ledger.topic("t").number  # type: ignore[union-attr]
     assert desk.dispatcher.ready_counts()[number] == (3, due_ms)
     desk.poll(max=1)
     desk.run(10)
@@ -408,13 +408,13 @@ def test_the_oldest_of_many_topics(desk: Desk) -> None:
     due = {}
     for n, topic in enumerate("tuv"):
         desk.publish(f"{topic}1", topic=topic, delay=100 + n)
-        due[topic] = desk.state.now_ms + 1_000 + n
+        due[topic] = desk.ledger.now_ms + 1_000 + n
         desk.publish(f"{topic}2", topic=topic, delay=1_000 + n)
     desk.run(2_000)
     first = desk.dispatcher.ready_counts()
     # The first one of two topics is gone, and still stands in the window.
     desk.cancel("t1", "v1")
-    numbers = {topic: desk.state.topic(topic).number for topic in "tuv"}  # type: ignore[union-attr]
+    numbers = {topic: desk.ledger.topic(topic).number for topic in "tuv"}  # type: ignore[union-attr]
     counts = desk.dispatcher.ready_counts()
     assert counts[numbers["t"]] == (1, due["t"])
     assert counts[numbers["u"]] == (2, first[numbers["u"]][1]) == (2, due["u"] - 900)
@@ -475,9 +475,9 @@ def test_a_grant_that_is_committed_after_it_was_given_up_runs_out(desk: Desk) ->
     done(None, OutcomeUnknown("no majority in time"))
     desk.stuck = False
     desk._commit(stamp, command, None)
-    assert len(desk.state.grants) == 1
+    assert len(desk.ledger.grants) == 1
     desk.run(2_000)
-    assert not desk.state.grants
+    assert not desk.ledger.grants
     assert Command.EXPIRE in desk.kinds()
     assert isinstance(desk.answer(poll).error, OutcomeUnknown)
 
@@ -497,7 +497,7 @@ def test_a_lease_that_is_renewed_while_it_is_held_back_does_not_end_before_it_is
     desk.publish("a", at=2_000)
     gone = desk.poll(consumer="x", request=b"1", lease=10)
     desk.run_to(1_960)
-    assert desk.state.grants
+    assert desk.ledger.grants
     desk.dispatcher.cancel_poll(gone)
     again = desk.poll(consumer="x", request=b"1", lease=10)
     desk.poll()
@@ -514,7 +514,7 @@ def test_a_leader_that_slept_over_a_lease_renews_it_before_it_answers(desk: Desk
     desk.publish("a", at=2_000)
     poll = desk.poll(lease=1_000)
     desk.run_to(1_990)
-    assert desk.state.grants
+    assert desk.ledger.grants
     desk.runtime.pause()
     desk.run_to(5_000)
     desk.runtime.resume()

@@ -9,7 +9,8 @@ import pytest
 
 from hadelay.codec import commands
 from hadelay.codec.commands import Command
-from hadelay.ledger.topics import READY, SCHEDULED
+from hadelay.ledger.describe import describe
+from hadelay.ledger.topicchanges import READY, SCHEDULED
 from hadelay.model import DEAD_HOURS, Event
 from hadelay.settings.node import RetentionConfig
 from tests.handout.desk import START_HOUR, Desk
@@ -18,7 +19,7 @@ S, M, H = 1_000, 60_000, 3_600_000
 
 
 def ready(desk: Desk, topic: str = "t") -> int:
-    return desk.core.ready_counts[desk.state.topic(topic).number]  # type: ignore[union-attr]
+    return desk.core.ready_counts[desk.ledger.topic(topic).number]  # type: ignore[union-attr]
 
 
 def nothing_forgotten(desk: Desk) -> None:
@@ -40,7 +41,7 @@ def test_retries_come_back_when_their_backoff_says_and_end_as_dead_letters() -> 
         times.append(received.at)
         desk.nack(received)
     assert [round(at / S) for at in times] == [5, 15, 75]
-    topic = desk.state.topic("t")
+    topic = desk.ledger.topic("t")
     assert topic is not None
     assert (topic.dead, topic.open, topic.settled[Event.DEAD]) == (1, 0, 1)
     assert desk.store.hours()[-1] > DEAD_HOURS
@@ -59,7 +60,7 @@ def test_what_expires_is_settled_by_itself_at_its_time_and_nobody_gets_it() -> N
     desk.run_to(31 * S)
     assert ready(desk) == 0
     assert desk.kinds().count(Command.TTL_EXPIRE) == 1
-    assert desk.state.topic("t").settled[Event.TTL_EXPIRED] == 3  # type: ignore[union-attr]
+    assert desk.ledger.topic("t").settled[Event.TTL_EXPIRED] == 3  # type: ignore[union-attr]
     desk.consume()
     desk.run(10 * S)
     assert desk.delivered() == []
@@ -81,7 +82,7 @@ def test_nothing_is_written_for_a_ttl_that_was_not_needed() -> None:
     desk.publish_many(1_000, at=desk.now)
     desk.run(30 * S)
     assert desk.kinds().count(Command.TTL_EXPIRE) == 2
-    assert len(desk.state.tables.range(b"ttl")) == len(desk.state.tables.range(b"ttlof")) == 3
+    assert len(desk.ledger.tables.range(b"ttl")) == len(desk.ledger.tables.range(b"ttlof")) == 3
 
 
 def test_what_was_offered_when_it_expired_is_not_granted_and_not_offered_again() -> None:
@@ -110,7 +111,7 @@ def test_a_new_leader_expires_what_the_old_one_did_not() -> None:
     desk.run_to(20 * S)
     desk.new_leader()
     desk.run_to(25 * S)
-    assert desk.state.topic("t").settled[Event.TTL_EXPIRED] == 3_000  # type: ignore[union-attr]
+    assert desk.ledger.topic("t").settled[Event.TTL_EXPIRED] == 3_000  # type: ignore[union-attr]
     assert ready(desk) == 0
     nothing_forgotten(desk)
 
@@ -126,7 +127,7 @@ def test_a_lease_that_outlives_the_ttl_wins_and_then_it_is_over() -> None:
     assert received is not None
     desk.ack(received, "a")
     desk.run_to(5 * M)
-    topic = desk.state.topic("t")
+    topic = desk.ledger.topic("t")
     assert topic is not None
     assert (topic.settled[Event.ACKED], topic.settled[Event.TTL_EXPIRED], topic.open) == (1, 1, 0)
     nothing_forgotten(desk)
@@ -144,7 +145,7 @@ def test_what_is_given_back_just_before_its_ttl_is_over_is_written_down_too() ->
     assert received is not None
     desk.ask(commands.encode_nack("n1", received.leases(), -1), lambda result, error: None)
     desk.run_to(7 * S)
-    topic = desk.state.topic("t")
+    topic = desk.ledger.topic("t")
     assert topic is not None
     assert (topic.settled[Event.TTL_EXPIRED], topic.open) == (1, 0)
     nothing_forgotten(desk)
@@ -169,7 +170,7 @@ def test_a_purge_takes_what_was_there_and_leaves_what_comes(states: int) -> None
     desk.run_to(30 * S)
     kept += ["new, soon"] + ([] if states & SCHEDULED else ["soon"])
     assert sorted(desk.delivered()) == sorted(kept)
-    assert desk.state.topic("t").open == (not states & SCHEDULED)  # type: ignore[union-attr]
+    assert desk.ledger.topic("t").open == (not states & SCHEDULED)  # type: ignore[union-attr]
     assert ready(desk) == 0
     nothing_forgotten(desk)
 
@@ -182,7 +183,7 @@ def test_dead_letters_are_redriven_at_their_rate_by_whoever_leads() -> None:
     poll = desk.poll(max=100)
     desk.until(lambda: desk.answer(poll) is not None)
     desk.nack(desk.answer(poll))  # type: ignore[arg-type]
-    topic = desk.state.topic("t")
+    topic = desk.ledger.topic("t")
     assert topic is not None
     assert topic.dead == 40
     start = desk.now
@@ -214,7 +215,7 @@ def test_a_redrive_without_a_rate_is_quick_and_may_be_stopped() -> None:
         poll = desk.poll(max=1_000)
         desk.until(lambda poll=poll: desk.answer(poll) is not None)  # type: ignore[misc]
         desk.nack(desk.answer(poll))  # type: ignore[arg-type]
-    topic = desk.state.topic("t")
+    topic = desk.ledger.topic("t")
     assert topic is not None
     assert topic.dead == 3_000
     desk.do(commands.encode_redrive("n1", "t", [], all=True))
@@ -252,8 +253,8 @@ def test_a_dead_hour_is_dropped_when_it_is_over() -> None:
     desk.nack(desk.answer(poll))  # type: ignore[arg-type]
     desk.run_to(2 * H + 30 * M)
     assert DEAD_HOURS + START_HOUR + 2 in desk.store.hours()
-    assert desk.state.describe(desk.id_of("a")) is not None
+    assert describe(desk.ledger, desk.id_of("a")) is not None
     desk.run_to(3 * H + M)
     assert DEAD_HOURS + START_HOUR + 2 not in desk.store.hours()
-    assert desk.state.describe(desk.id_of("a")) is None
-    assert desk.state.topic("t").dead == 0  # type: ignore[union-attr]
+    assert describe(desk.ledger, desk.id_of("a")) is None
+    assert desk.ledger.topic("t").dead == 0  # type: ignore[union-attr]

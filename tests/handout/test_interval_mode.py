@@ -30,7 +30,7 @@ def test_handed_out_at_once(desk: Desk) -> None:
     assert Command.GRANT not in desk.kinds()
     desk.run(60)
     assert desk.kinds().count(Command.GRANT) == 1
-    assert len(desk.state.grants) == 1
+    assert len(desk.ledger.grants) == 1
     assert desk.ack(answer) == [LeaseOutcome.DONE]
 
 
@@ -42,7 +42,7 @@ def test_the_attempt_it_was_told_is_the_one_that_is_recorded(desk: Desk) -> None
     desk.poll()
     desk.run(60)
     assert desk.received[1].delivery.attempts[0] == 2  # type: ignore[union-attr]
-    (grant,) = desk.state.grants.values()
+    (grant,) = desk.ledger.grants.values()
     assert grant.rows["attempt"][0] == 2
     assert grant.key == (desk.received[1].delivery.term, desk.received[1].delivery.seq)  # type: ignore[union-attr]
 
@@ -91,7 +91,7 @@ def test_a_proposal_that_failed_is_made_again(desk: Desk) -> None:
     assert desk.answer(poll).names == ["a"]  # type: ignore[union-attr]
     desk.refuse_with = None
     desk.run(60)
-    assert len(desk.state.grants) == 1
+    assert len(desk.ledger.grants) == 1
 
 
 def test_the_same_request_before_its_commit(desk: Desk) -> None:

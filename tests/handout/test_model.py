@@ -54,7 +54,7 @@ class Dispatching(RuleBasedStateMachine):
             name = f"m{self.counter}"
             self.tags[name] = tags
             self.desk.publish(name, topic=topic, delay=delay, tags=tags)
-            self.due[name] = self.desk.state.now_ms - START_MS + delay
+            self.due[name] = self.desk.ledger.now_ms - START_MS + delay
 
     @rule(
         topics=st.lists(st.sampled_from(TOPICS), min_size=1, max_size=3, unique=True),
@@ -216,8 +216,8 @@ class Dispatching(RuleBasedStateMachine):
         self.desk.run(3_600_000)
         came = set(self.desk.delivered())
         assert self.due.keys() - self.over <= came
-        assert not self.desk.state.grants
-        assert sum(topic.pending for topic in self.desk.state.topics.all) == 0
+        assert not self.desk.ledger.grants
+        assert sum(topic.pending for topic in self.desk.ledger.topics.all) == 0
         assert self.desk.dispatcher.ready_counts() == {}
         assert self.desk.dispatcher.sweeper_found == 0
 

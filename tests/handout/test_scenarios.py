@@ -157,17 +157,18 @@ class Player:
         desk.dispatcher.resume()
 
     def do_cursor(self, desk: Desk, names: list[str], options: dict[str, str]) -> list[str]:
-        hour, second, local = desk.state.cursor
+        hour, second, local = desk.ledger.cursor
         return [f"hour {hour - START_HOUR}, second {second}, localIndex {local}" if hour else "none"]
 
     def do_ready(self, desk: Desk, names: list[str], options: dict[str, str]) -> list[str]:
         counts = desk.dispatcher.ready_counts().items()
-        return [f"{desk.state.topics[number].name}: {count}" for number, (count, _) in counts] or ["none"]
+        return [f"{desk.ledger.topics[number].name}: {count}" for number, (count, _) in counts] or ["none"]
 
     def do_forget(self, desk: Desk, names: list[str], options: dict[str, str]) -> None:
         """As a bug would: the windows of this topic."""
         ready = desk.core.ready
-        for window in ready.queue(next(n for n, t in enumerate(desk.state.topics.all) if t.name == names[0])).windows():
+        topic = desk.ledger.known_topic(names[0])
+        for window in ready.queue(topic.number).windows():  # type: ignore[union-attr]
             ready.size -= len(window.places)
             window.places.clear()
 

@@ -140,7 +140,7 @@ def test_the_cursor_is_no_permission() -> None:
     desk.publish("late", at=2_900)
     desk.publish("early", at=2_100)
     desk.run_to(2_500)
-    assert desk.state.cursor == (START_HOUR, 2, 1)
+    assert desk.ledger.cursor == (START_HOUR, 2, 1)
     fallen(desk)
     desk.run_to(2_600)
     desk.new_leader()
@@ -192,7 +192,7 @@ def test_a_planned_transfer_leaves_neither_gap_nor_duplicate() -> None:
     desk.run(300)
     assert held[0] < 2_003 + 15
     before = desk.delivered()
-    assert desk.state.cursor == desk.dispatcher.cursor()
+    assert desk.ledger.cursor == desk.dispatcher.cursor()
     assert not [at for at, kind in desk.log if kind == Command.GRANT and at > held[0]]
     fallen(desk)
     desk.new_leader()
@@ -243,7 +243,7 @@ def test_many_take_overs_lose_and_repeat_nothing() -> None:
     desk.consume()
     desk.run_to(20_000)
     came += desk.delivered()
-    held = [desk.name_of(int(i)) for g in desk.state.grants.values() for i in _ids(desk, g)]
+    held = [desk.name_of(int(i)) for g in desk.ledger.grants.values() for i in _ids(desk, g)]
     # What was granted while nobody was there to be told comes after its lease; nothing comes twice before.
     assert len(came) == len(set(came))
     assert sorted(set(came) | set(held)) == sorted(names)

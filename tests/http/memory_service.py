@@ -18,8 +18,7 @@ from hadelay.codec import meta
 from hadelay.codec.leasetokens import decode_leases, encode_leases
 from hadelay.codec.publishcommand import KEEP, REJECT, Draft
 from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound
-from hadelay.ledger.describe import Description, Happened
-from hadelay.model import HOUR_MS, Event, State, encode_id, pack_id
+from hadelay.model import HOUR_MS, Description, Event, HistoryEvent, State, encode_id, pack_id
 from hadelay.rights import AuditEntry, Token
 from hadelay.server.api import (
     Actor,
@@ -62,7 +61,7 @@ class Stored:
     attempt: int = 0
     lease: str = ""
     until_ms: int = 0
-    history: list[Happened] = field(default_factory=list)
+    history: list[HistoryEvent] = field(default_factory=list)
 
 
 class MemoryService:
@@ -236,7 +235,7 @@ class MemoryService:
             if m.state == "scheduled" and m.deliver_at_ms <= now and m.draft.topic in poll.topics:
                 m.state, m.attempt, m.until_ms = "leased", m.attempt + 1, now + lease_ms
                 m.lease = encode_leases(0, 1, next(self._seq), [0], [m.id >> 32], [m.id & 0xFFFFFFFF])[0]
-                m.history.append(Happened(Event.LEASED, now, m.attempt, poll.consumer, self.node))
+                m.history.append(HistoryEvent(Event.LEASED, now, m.attempt, poll.consumer, self.node))
                 self.leases[m.lease] = m.id, m.attempt
                 draft, late = m.draft, now - m.deliver_at_ms
                 messages.append(
@@ -355,7 +354,7 @@ class MemoryService:
             message = await self.describe(m.id, body=body, stale=stale)
             views.append(
                 DeadLetterView(
-                    message, m.deliver_at_ms, [Happened(Event.NACKED, 1_795_197_600_000, 1, None, None, "no")]
+                    message, m.deliver_at_ms, [HistoryEvent(Event.NACKED, 1_795_197_600_000, 1, None, None, "no")]
                 )
             )
         more = len(letters) > limit

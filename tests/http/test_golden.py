@@ -22,8 +22,7 @@ import pytest
 from hadelay import errors
 from hadelay.errors import HadelayError
 from hadelay.http.app import ROUTES, HttpServer
-from hadelay.ledger.describe import Description, Happened
-from hadelay.model import HOUR_MS, Event, encode_id
+from hadelay.model import HOUR_MS, Description, Event, HistoryEvent, encode_id
 from hadelay.server.api import Leader, Target, TopicView
 from hadelay.settings.node import HttpConfig
 from tests import scenarios
@@ -51,14 +50,14 @@ class GoldenService(MemoryService):
         if found.topic == "traced":
             at, hour = START_MS, START_MS // HOUR_MS
             found.history = [
-                Happened(Event.LEASED, at + 1, 1, "c1", "n1", due_ms=at),
-                Happened(Event.NACKED, at + 2, 1, "c1", "n1", reason="no stock"),
-                Happened(Event.LEASED, at + 3, 2, "c1", "n2"),
-                Happened(Event.LEASE_EXPIRED, at + 4, 2, None, None),
-                Happened(Event.MOVED, at + 5, 2, None, "n1", from_hour=hour, to_hour=hour + 1),
-                Happened(Event.DEAD, at + 6, 2, None, None),
-                Happened(Event.REDRIVEN, at + 7, 2, None, "n1"),
-                Happened(Event.CANCELLED, at + 8, 2, None, "n1"),
+                HistoryEvent(Event.LEASED, at + 1, 1, "c1", "n1", due_ms=at),
+                HistoryEvent(Event.NACKED, at + 2, 1, "c1", "n1", reason="no stock"),
+                HistoryEvent(Event.LEASED, at + 3, 2, "c1", "n2"),
+                HistoryEvent(Event.LEASE_EXPIRED, at + 4, 2, None, None),
+                HistoryEvent(Event.MOVED, at + 5, 2, None, "n1", from_hour=hour, to_hour=hour + 1),
+                HistoryEvent(Event.DEAD, at + 6, 2, None, None),
+                HistoryEvent(Event.REDRIVEN, at + 7, 2, None, "n1"),
+                HistoryEvent(Event.CANCELLED, at + 8, 2, None, "n1"),
             ]
         return found
 

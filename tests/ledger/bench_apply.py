@@ -16,7 +16,10 @@ import numpy as np
 
 from hadelay.codec import commands
 from hadelay.codec.commands import Grant, encode_entry
-from hadelay.ledger.state import DelayState
+from hadelay.ledger import checkpoint
+from hadelay.ledger.apply import apply_entry
+from hadelay.ledger.describe import describe
+from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS, pack_id
 from hadelay.platform.disk import RealDisk
 from hadelay.storage.hours import HourStore
@@ -26,12 +29,12 @@ from tests.memory import MemoryNames, MemoryTables
 
 class Bench:
     def __init__(self, directory: str) -> None:
-        self.state = DelayState(0, HourStore(RealDisk(), directory, 0), MemoryTables(), MemoryNames())
+        self.ledger = Ledger(0, HourStore(RealDisk(), directory, 0), MemoryTables(), MemoryNames())
         self.index = 0
 
     def apply(self, encoded: bytes, now: int = 0) -> Any:
         self.index += 1
-        return self.state.apply(self.index, 1, encode_entry(START_MS + now, [encoded]))[0]
+        return apply_entry(self.ledger, self.index, 1, encode_entry(START_MS + now, [encoded]))[0]
 
     def measure(self, what: str, encoded: Iterable[bytes], now: int = 0) -> None:
         took = []
@@ -79,7 +82,7 @@ def speed(bench: Bench) -> None:
     bench.measure("CANCEL 1", cancels)
     start = time.perf_counter()
     for n in range(100):
-        bench.state.describe(pack_id(0, START_HOUR, 97 * n))
+        describe(bench.ledger, pack_id(0, START_HOUR, 97 * n))
     print(f"{'GET of what was settled':34} {(time.perf_counter() - start) * 1e4:8.0f} µs")
 
 
@@ -95,12 +98,12 @@ def memory(bench: Bench, millions: float) -> None:
     for run in range(int(millions * 1000)):
         bench.apply(publish(1000, run, b"", span // 1000, span))
         if run % 100 == 99:
-            while not bench.state.store.write_some():  # type: ignore[attr-defined]
+            while not bench.ledger.store.write_some():  # type: ignore[attr-defined]
                 pass
-            bench.state.store.sample()  # type: ignore[attr-defined]
+            bench.ledger.store.sample()  # type: ignore[attr-defined]
         if run == 9:
             before = anonymous_mb()
-    main, hours = bench.state.dump()
+    main, hours = checkpoint.dump(bench.ledger)
     print(f"{millions} M pending: RssAnon {anonymous_mb():.0f} MB, {before:.0f} MB at 10 thousand")
     print(f"state: {len(main)} bytes, {sum(map(len, hours.values()))} in {len(hours)} hours")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hadelay.codec import commands
 from hadelay.codec.results import Done, Refused
-from hadelay.ledger import access
+from hadelay.ledger import access, checkpoint
 from hadelay.rights import MAX_AUDIT, SCOPES, AuditEntry, Rights, covers
 from tests.ledger.world import START_MS, World, draft
 
@@ -52,20 +52,20 @@ def create(world: World, number: int = 1, name: str = "shop", lifetime_ms: int |
 
 def test_tokens_come_hold_and_go() -> None:
     world = World()
-    before = world.state.tokens
+    before = world.ledger.tokens
     assert create(world, 1 << 250, lifetime_ms=5_000) == Done()
     assert before == {}, "whoever looks at the old ones goes on looking at the old ones"
     assert create(world, 1 << 250).code == "token_exists"
     assert create(world, 1 << 251, "shop") == Done(), "a name is not unique: that is how a token is rotated"
-    (first, second) = world.state.tokens.values()
+    (first, second) = world.ledger.tokens.values()
     assert (first.id, first.expires_at_ms) == ("040000000000", START_MS + 5_000)
     assert (first.holds(START_MS + 4_999), first.holds(START_MS + 5_000)) == (True, False)
     assert second.holds(1 << 60)
     world.restart()
-    assert list(world.state.tokens.values()) == [first, second]
+    assert list(world.ledger.tokens.values()) == [first, second]
     assert world.one(commands.encode_token_revoke(first.id)) == Done()
     assert world.one(commands.encode_token_revoke(first.id)).code == "no_token"
-    assert list(world.state.tokens) == [second.id]
+    assert list(world.ledger.tokens) == [second.id]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_is_no_token(changes: dict[int, Any], words: str) -> None:
     refused = world.one(commands.encode_token_create(*fields))
     assert isinstance(refused, Refused)
     assert words in refused.detail
-    assert not world.state.tokens
+    assert not world.ledger.tokens
     body = commands.msgpack.packb(fields[:3])
     assert world.one(commands._frame(commands.Command.TOKEN_CREATE, body)).code == "bad_token"
 
@@ -99,7 +99,7 @@ def test_tokens_are_bounded_and_expired_ones_make_room(monkeypatch: pytest.Monke
     assert create(world, 4 << 240).code == "too_many_tokens"
     world.now = 1_000
     assert create(world, 4 << 240) == Done()
-    assert len(world.state.tokens) == 3
+    assert len(world.ledger.tokens) == 3
 
 
 def audited(world: World, command: bytes, action: str = "topic.delete", target: str = "t") -> Any:
@@ -120,9 +120,9 @@ def test_the_trail_says_what_was_done_and_what_was_refused() -> None:
         AuditEntry(2, START_MS + 7, "n1", "0f", "ops", "topic.delete", "t", "done"),
         AuditEntry(3, START_MS + 7, "n1", "0f", "ops", "cluster.transfer", "n2", "done"),
     ]
-    assert list(world.state.audit.entries) == expected
+    assert list(world.ledger.audit.entries) == expected
     world.restart()
-    assert list(world.state.audit.entries) == expected
+    assert list(world.ledger.audit.entries) == expected
 
 
 def test_the_trail_is_bounded_and_its_numbers_go_on() -> None:
@@ -130,20 +130,20 @@ def test_the_trail_is_bounded_and_its_numbers_go_on() -> None:
     for _ in range(MAX_AUDIT + 5):
         audited(world, commands.encode_noop())
     world.restart()
-    numbers = [entry.number for entry in world.state.audit.entries]
+    numbers = [entry.number for entry in world.ledger.audit.entries]
     assert numbers == list(range(6, MAX_AUDIT + 6))
 
 
 def test_texts_that_are_too_long_are_cut() -> None:
     world = World()
     assert audited(world, commands.encode_noop(), target="é" * 300) == Done(False)
-    (entry,) = world.state.audit.entries
+    (entry,) = world.ledger.audit.entries
     assert entry.target == "é" * 127
 
 
 def test_without_tokens_the_checkpoint_is_what_it_was() -> None:
     world = World()
     world.publish(draft("t"))
-    main, _ = world.state.dump()
+    main, _ = checkpoint.dump(world.ledger)
     assert b"tokens" not in main
     assert b"audit" not in main

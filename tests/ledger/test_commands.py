@@ -21,6 +21,7 @@ from hadelay.codec.leasetokens import encode_leases
 from hadelay.codec.publishcommand import REPLACE, hash_key
 from hadelay.codec.results import Done, Refused
 from hadelay.errors import FatalError
+from hadelay.ledger.apply import apply_entry
 from hadelay.members import Member
 from hadelay.model import DEAD_HOURS, pack_id
 from tests.ledger.world import START_HOUR, START_MS, World, draft, leases
@@ -143,25 +144,25 @@ def test_apply_survives_any_entry(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(0, 3))):
         entry[data.draw(st.integers(2, len(entry) - 1))] = data.draw(st.integers(0, 255))
     with suppress(FatalError):  # a byte that made it a command of a newer version
-        world.state.apply(9, 1, bytes(entry))
-    ledgercheck.check(world.state)
+        apply_entry(world.ledger, 9, 1, bytes(entry))
+    ledgercheck.check(world.ledger)
 
 
 def test_unknown_commands_and_broken_entries_are_refused() -> None:
     world = World()
     (result,) = world.apply(b"\xfe\x00\x00\x00\x00")
     assert result == Refused("malformed", "no command has the number 254")
-    (result,) = world.state.apply(2, 1, b"\x01\x01\xff")
+    (result,) = apply_entry(world.ledger, 2, 1, b"\x01\x01\xff")
     assert result.code == "malformed"
-    assert world.state.applied == 2
+    assert world.ledger.applied == 2
 
 
 def test_what_only_a_newer_version_understands_stops_the_node() -> None:
     world = World()
     with pytest.raises(FatalError, match="version 2"):
-        world.state.apply(1, 1, b"\x02" + encode_entry(0, [])[1:])
+        apply_entry(world.ledger, 1, 1, b"\x02" + encode_entry(0, [])[1:])
     with pytest.raises(FatalError, match="feature level 9"):
-        world.state.apply(1, 1, encode_entry(0, [], level=9))
+        apply_entry(world.ledger, 1, 1, encode_entry(0, [], level=9))
     with pytest.raises(FatalError, match="feature level 9"):
         world.one(commands.encode_feature(9))
 
@@ -170,15 +171,15 @@ def test_small_commands() -> None:
     world = World()
     assert world.one(commands.encode_cursor(5, 1, 0)) == Done(True)
     assert world.one(commands.encode_cursor(5, 0, 9)) == Done(False)
-    assert world.state.cursor == (5, 1, 0)
+    assert world.ledger.cursor == (5, 1, 0)
     assert world.one(commands.encode_incarnation("n1", 3)) == Done(True)
     assert world.one(commands.encode_incarnation("n1", 2)) == Done(False)
-    assert world.state.incarnations == {"n1": 3}
+    assert world.ledger.incarnations == {"n1": 3}
     assert world.one(commands.encode_feature(1)) == Done(False)
     assert world.one(commands.encode_settings({"max_topics": 1})) == Done(True)
     assert world.publish(draft("a"), draft("b")).codes.tolist() == [0, 5]
     world.restart()
-    assert world.state.settings.max_topics == 1
+    assert world.ledger.settings.max_topics == 1
 
 
 def spec_examples() -> dict[str, str]:

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from hadelay.codec import commands
 from hadelay.codec.publishcommand import Draft, hash_client_key
 from hadelay.codec.results import LeaseOutcome, Outcome, Refused, RowCode
+from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import find_key
-from hadelay.ledger.topics import DEAD, MAX_MARKS, READY, SCHEDULED
+from hadelay.ledger.topicchanges import DEAD, MAX_MARKS, READY, SCHEDULED
 from hadelay.model import DEAD_HOURS, State
 from hadelay.settings.cluster import Settings
 from tests.ledger.world import START_MS, World, draft, leases
@@ -49,7 +50,7 @@ def test_a_key_given_after_a_purge_is_found(states: int) -> None:
     world = failing_once()
     purge(world, states)
     (message_id,) = world.ids(keyed())
-    assert find_key(world.state, "t", hash_client_key(b"k")) == message_id
+    assert find_key(world.ledger, "t", hash_client_key(b"k")) == message_id
 
 
 def test_a_key_holds_over_a_purge_that_does_not_mean_its_message() -> None:
@@ -147,7 +148,7 @@ def test_topics_are_bounded_and_those_that_are_there_go_on() -> None:
     made = world.publish(draft("c"), draft("a"))
     assert made.codes.tolist() == [RowCode.TOO_MANY_TOPICS, RowCode.OK]
     refused: Any = world.one(commands.encode_topic_put("c", {}))
-    assert (refused.code, [topic.name for topic in world.state.topics]) == ("too_many_topics", ["a", "b"])
+    assert (refused.code, [topic.name for topic in world.ledger.topics]) == ("too_many_topics", ["a", "b"])
 
 
 def test_what_a_partial_purge_means_is_cancelled_before_it_is_swept() -> None:
@@ -181,9 +182,9 @@ def test_a_redrive_waits_for_its_rate_and_says_so() -> None:
     dies(world)
     dies(world)
     redrive(world, 0.1)
-    before = world.topic().redrive.waits(world.state.now_ms)
+    before = world.topic().redrive.waits(world.ledger.now_ms)
     world.one(commands.encode_redrive_some("t"))
-    after = [world.topic().redrive.waits(world.state.now_ms + ms) for ms in (0, 9_999, 10_000)]
+    after = [world.topic().redrive.waits(world.ledger.now_ms + ms) for ms in (0, 9_999, 10_000)]
     assert (before, after) == (False, [True, True, False])
 
 
@@ -200,7 +201,7 @@ def test_a_grant_looks_ahead_as_far_as_it_says_and_never_further_than_100_ms() -
     assert not granted(1, 89, soon)
     assert not granted(2, 65_535, later)
     assert granted(3, 90, soon)
-    described = world.state.describe(soon)
+    described = describe(world.ledger, soon)
     assert described.state is State.LEASED
     assert [e.at_ms for e in described.history] == [described.deliver_at_ms]
     world.now += 1
@@ -217,7 +218,7 @@ def test_what_comes_back_before_its_time_is_due_at_its_time() -> None:
     world.extend(leases((1, 1, 0, hour, index)), 10)
     world.now += 10
     assert world.expire((1, 1)).returned == 1
-    described = world.state.describe(soon)
+    described = describe(world.ledger, soon)
     assert described is not None
     assert (described.state, described.deliver_at_ms) == (State.SCHEDULED, START_MS + 90)
 
@@ -232,7 +233,7 @@ def test_what_was_in_hands_when_it_was_rescheduled_is_handed_out_as_another_atte
     assert not world.one(commands.encode_grant(late)).granted.any()
     world.now += 2_000
     world.lease(message_id)
-    assert world.state.describe(message_id).attempt == 2
+    assert describe(world.ledger, message_id).attempt == 2
 
 
 def died_of_the_second(**config: object) -> tuple[World, int, np.ndarray]:

@@ -11,8 +11,10 @@ import pytest
 
 from hadelay.codec import commands
 from hadelay.codec.results import Done, Refused
+from hadelay.ledger import checkpoint
 from hadelay.ledger.backoff import waits_ms
-from hadelay.ledger.state import DelayState
+from hadelay.ledger.describe import describe
+from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS, State
 from hadelay.settings.topic import DEFAULTS_OF, NEWEST_DEFAULTS, WEBHOOK_FLOOR_MS, Exponential
 from hadelay.version import FIRST_LEVEL, RETRY_DEFAULTS, WEBHOOK_FLOOR
@@ -35,7 +37,7 @@ def put(world: World, topic: str = "t", **config: Any) -> Any:
 def fail(world: World, message_id: int, delay_ms: int = -1) -> int | None:
     """Lease and nack it; the wait until it is due again in ms, None once it is dead."""
     world.nack(world.lease(message_id), delay_ms)
-    seen = world.state.describe(message_id)
+    seen = describe(world.ledger, message_id)
     assert seen is not None
     if seen.state is State.DEAD:
         return None
@@ -110,7 +112,7 @@ def test_other_defaults_are_refused(value: object) -> None:
 @pytest.mark.parametrize("value", [1, 3, None])
 def test_below_the_level_the_setting_is_refused_as_one_that_nobody_knows(value: object) -> None:
     world = World(level=RETRY_DEFAULTS - 1)
-    before = world.state.dump(everything=True)
+    before = checkpoint.dump(world.ledger, everything=True)
     refused = put(world, defaults=value)
     assert isinstance(refused, Refused)
     assert refused.code == "bad_config"
@@ -118,7 +120,7 @@ def test_below_the_level_the_setting_is_refused_as_one_that_nobody_knows(value: 
     unknown = World(level=RETRY_DEFAULTS - 1)
     put(unknown, unheard_of=1)
     assert before is not None
-    assert unknown.state.topics.all == world.state.topics.all == []
+    assert unknown.ledger.topics.all == world.ledger.topics.all == []
 
 
 def test_the_jitter_of_a_backoff_of_ones_own_goes_by_the_topics_defaults() -> None:
@@ -146,7 +148,7 @@ def test_a_webhook_is_not_called_again_within_a_second_even_when_told_to(level: 
     result = world.grant(message_id, lease_ms=10)
     world.now += 10
     world.expire((result.term, result.seq))
-    seen = world.state.describe(message_id)
+    seen = describe(world.ledger, message_id)
     assert seen is not None
     assert seen.deliver_at_ms - START_MS - world.now == least
 
@@ -167,8 +169,8 @@ def _some_of_everything(world: World) -> int:
     world.now += 2 * HOUR_MS
     world.one(commands.encode_redrive("n1", "a", [ids[1]]))
     world.ack(world.lease(ids[1], ids[3]))
-    main, hours = world.state.dump(everything=True)
-    assert isinstance(world.state, DelayState)
+    main, hours = checkpoint.dump(world.ledger, everything=True)
+    assert isinstance(world.ledger, Ledger)
     files = [
         [hour, world.store.entries(hour, slice(0, world.store.count(hour))).tobytes(),
          world.store.events(hour, slice(0, world.store.event_count(hour))).tobytes()]

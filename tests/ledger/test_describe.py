@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from hadelay.ledger import describe
+from hadelay.ledger.describe import describe
 from hadelay.model import HOUR_MS
 from tests.ledger.world import START_HOUR, START_MS, World, draft
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 65_536])
 def test_every_event_is_found(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(describe, "_CHUNK", chunk)
+    monkeypatch.setattr("hadelay.ledger.describe._CHUNK", chunk)
     world, chance = World(), random.Random(chunk)
     world.checking = False
     ids = world.ids(*(draft(in_ms=n * 40) for n in range(60)))
@@ -26,7 +26,7 @@ def test_every_event_is_found(chunk: int, monkeypatch: pytest.MonkeyPatch) -> No
             world.lease(message)
             expected[message].append("leased")
         elif state == "leased":
-            key = next(k for k, g in world.state.grants.items() if world.place(message)[1] in g.rows["index"])
+            key = next(k for k, g in world.ledger.grants.items() if world.place(message)[1] in g.rows["index"])
             leases = world.held(*key)
             if chance.random() < 0.5:
                 world.ack(leases)
@@ -38,7 +38,7 @@ def test_every_event_is_found(chunk: int, monkeypatch: pytest.MonkeyPatch) -> No
             world.cancel(message)
             expected[message].append("cancelled")
     for message in ids:
-        found = world.state.describe(message)
+        found = describe(world.ledger, message)
         assert found is not None
         assert [event.event.name.lower() for event in found.history] == expected[message]
 
@@ -47,7 +47,7 @@ def test_a_history_says_why_and_where_to() -> None:
     world = World()
     [message] = world.ids(draft())
     world.nack(world.lease(message), 2 * HOUR_MS, reason="HTTP 503")
-    found = world.state.describe(message)
+    found = describe(world.ledger, message)
     assert found is not None
     leased, nacked, moved = found.history
     assert (leased.reason, nacked.reason) == (None, "HTTP 503")
@@ -66,7 +66,7 @@ def test_a_history_keeps_when_each_attempt_was_due() -> None:
     second_due_ms = START_MS + world.now + 5_000
     world.now += 5_020
     world.ack(world.lease(message_id))
-    found = world.state.describe(message_id)
+    found = describe(world.ledger, message_id)
     assert found is not None
     assert found.deliver_at_ms == second_due_ms
     leased = [(one.at_ms - one.due_ms, one.due_ms) for one in found.history if one.due_ms is not None]

@@ -15,7 +15,10 @@ from msgspec.structs import replace
 
 from chaos.sim import ledgercheck
 from hadelay.codec import commands
-from hadelay.ledger.state import DelayState
+from hadelay.ledger import checkpoint
+from hadelay.ledger.apply import apply_entry
+from hadelay.ledger.lookup import find_entry
+from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS, hour_name
 from hadelay.platform.disk import RealDisk
 from hadelay.storage.hours import HourStore
@@ -38,7 +41,7 @@ def long_log(seed: int, steps: int = 250) -> list[bytes]:
         drafts = [draft(t, rng.choice(delays), b"x" * rng.randint(0, 300)) for t in topics]
         drafts[0] = replace(drafts[0], idem=b"%d" % (step // 2))
         known += [i for i in world.ids(*drafts) if i]
-        due = [i for i in rng.sample(known, min(len(known), 30)) if world.state.find(i)]
+        due = [i for i in rng.sample(known, min(len(known), 30)) if find_entry(world.ledger, i)]
         if due:
             consumer, request = rng.choice(["c1", "c2", "c3"]), b"%d" % (step % 7)
             result = world.grant(*due, lease_ms=rng.choice([1_000, HOUR_MS]), consumer=consumer, request_id=request)
@@ -46,12 +49,12 @@ def long_log(seed: int, steps: int = 250) -> list[bytes]:
                 rows = world.held(result.term, result.seq)
                 world.ack(rows[::2])
                 world.nack(rows[1::4], rng.choice([-1, 5_000, HOUR_MS]))
-        world.expire(*world.state.grants)
+        world.expire(*world.ledger.grants)
         world.cancel(*rng.choices(known, k=3))
         if step % 50 == 49:
             world.one(commands.encode_topic_delete("mail", True))
         world.one(commands.encode_sweep(50))
-        hour = world.state.now_hour - 2
+        hour = world.ledger.now_hour - 2
         world.apply(commands.encode_carry(hour, 20), commands.encode_retire(hour, 20))
         world.one(commands.encode_cursor(hour, step % 3600, step))
     return world.entries
@@ -62,25 +65,25 @@ def replayed(entries: list[bytes], directory: Path, *, far_buffer_bytes: int, ev
     directory.mkdir(parents=True)
     store = HourStore(RealDisk(), str(directory), 0, far_buffer_bytes=far_buffer_bytes)
     tables, names = MemoryTables(), MemoryNames()
-    state = DelayState(0, store, tables, names)
-    state.level = FEATURE_LEVEL
+    ledger = Ledger(0, store, tables, names)
+    ledger.level = FEATURE_LEVEL
     hours: dict[int, bytes] = {}
     for index, entry in enumerate(entries, 1):
-        state.apply(index, 1, entry)
+        apply_entry(ledger, index, 1, entry)
         if index % every == 0:
-            main, changed = state.dump()
+            main, changed = checkpoint.dump(ledger)
             hours |= changed
-            state = DelayState(0, store, tables, names)
-            state.load(main, hours)
-    ledgercheck.check(state)
-    main, blobs = state.dump(everything=True)
+            ledger = Ledger(0, store, tables, names)
+            checkpoint.load(ledger, main, hours)
+    ledgercheck.check(ledger)
+    main, blobs = checkpoint.dump(ledger, everything=True)
     digests = {name: f"{size} {crc}" for name, (size, crc) in store.checksums().items()}
     digests |= {f"state {hour_name(hour)}": hashlib.sha256(blob).hexdigest() for hour, blob in blobs.items()}
     digests |= {
         f"table {t!r}": hashlib.sha256(repr(sorted(r.items())).encode()).hexdigest() for t, r in tables.rows.items()
     }
     digests["state"] = hashlib.sha256(main).hexdigest()
-    digests["chain"] = str(state.chain)
+    digests["chain"] = str(ledger.chain)
     store.close()
     return digests
 
@@ -99,7 +102,7 @@ def test_files_are_those_of_the_model(tmp_path: Path) -> None:
     world = World()
     world.checking = False
     for index, entry in enumerate(entries, 1):
-        world.state.apply(index, 1, entry)
+        apply_entry(world.ledger, index, 1, entry)
     replayed(entries, tmp_path / "a", far_buffer_bytes=64 << 20, every=10**9)
     for hour in world.store.hours():
         name = hour_name(hour)

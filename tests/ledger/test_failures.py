@@ -16,9 +16,10 @@ import pytest
 from msgspec.structs import replace
 
 from hadelay.codec import commands
+from hadelay.codec.formats import REASON
 from hadelay.codec.results import LeaseOutcome, RedriveOutcome, RedriveResult
-from hadelay.ledger import dead, topics
-from hadelay.ledger.ports import REASON
+from hadelay.ledger import dead, topicchanges
+from hadelay.ledger.describe import describe
 from hadelay.ledger.transitions import failures_of
 from hadelay.model import DEAD_HOURS, NONE32, Event
 from tests.ledger.test_scenarios import START_HOUR, Player, clock, ms_of
@@ -26,7 +27,7 @@ from tests.ledger.world import World, draft
 from tests.scenarios import check
 
 FILES = sorted((Path(__file__).parent / "failures").glob("*.txt"))
-_STATES = {"scheduled": topics.SCHEDULED, "ready": topics.READY, "dead": topics.DEAD}
+_STATES = {"scheduled": topicchanges.SCHEDULED, "ready": topicchanges.READY, "dead": topicchanges.DEAD}
 
 
 class FailuresPlayer(Player):
@@ -47,15 +48,15 @@ class FailuresPlayer(Player):
         return self._settle(names, "nacked", lambda rows: self.world.nack(rows, delay, reason))
 
     def do_dead(self, names: list[str], options: dict[str, str]) -> list[str]:
-        state = self.world.state
-        topic = state.topic(names[0])
+        ledger = self.world.ledger
+        topic = ledger.topic(names[0])
         assert topic is not None
         said = [f"{topic.dead} kept, {topic.settled[Event.DEAD]} died"]
-        for at, first_id in dead.listing(state, topic, b"", 100):
+        for at, first_id in dead.listing(ledger, topic, b"", 100):
             died_ms = int.from_bytes(at[:8], "big")
             said.append(f"{self.called(first_id)}: died {clock(died_ms)}")
-            for at_ms, event, attempt, number in failures_of(state, first_id):
-                reason = "" if number == NONE32 else f": {state.names.name(REASON, number)}"
+            for at_ms, event, attempt, number in failures_of(ledger, first_id):
+                reason = "" if number == NONE32 else f": {ledger.names.name(REASON, number)}"
                 said.append(f"  {attempt}. {clock(at_ms)} {event.name.lower()}{reason}")
         return said
 
@@ -119,7 +120,7 @@ def test_a_nack_of_more_than_one_apply_may_copy_is_answered_in_parts() -> None:
         parts.append(int(np.count_nonzero(outcomes == LeaseOutcome.DONE)))
         leases = leases[outcomes == LeaseOutcome.AGAIN]
     assert parts == [3] * 13 + [1]
-    assert {world.state.describe(i).attempt for i in large} == {1}  # type: ignore[union-attr]
+    assert {describe(world.ledger, i).attempt for i in large} == {1}  # type: ignore[union-attr]
 
 
 def test_many_small_messages_are_nacked_in_parts_too() -> None:

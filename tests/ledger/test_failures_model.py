@@ -11,7 +11,10 @@ from msgspec.structs import replace
 
 from hadelay.codec import commands
 from hadelay.codec.publishcommand import REPLACE
-from hadelay.ledger.state import DelayState
+from hadelay.ledger import checkpoint
+from hadelay.ledger.apply import apply_entry
+from hadelay.ledger.describe import describe
+from hadelay.ledger.state import Ledger
 from hadelay.model import Event, State
 from hadelay.version import FEATURE_LEVEL
 from tests.ledger.world import START_HOUR, World, draft
@@ -87,7 +90,7 @@ class Life:
         elif what == "nack" and self.leases:
             world.nack(self.leases[args[0] % len(self.leases)], args[1], "why")
         elif what == "expire":
-            world.expire(*world.state.grants)
+            world.expire(*world.ledger.grants)
         elif what == "wait":
             world.now += args[0]
             one(commands.encode_noop())
@@ -95,7 +98,7 @@ class Life:
             one(commands.encode_ttl_expire(args[0]))
         elif what == "redrive":
             dead = [
-                i for i in self.ids if (d := world.state.describe(i)) and d.state is State.DEAD and d.topic == args[0]
+                i for i in self.ids if (d := describe(world.ledger, i)) and d.state is State.DEAD and d.topic == args[0]
             ]
             one(commands.encode_redrive("n1", args[0], self.some(args[1]) + dead[:2]))
         elif what == "redrive all":
@@ -129,7 +132,7 @@ class Life:
     def look(self) -> None:
         """What is over stays over; only what is dead may come back."""
         for message_id in self.ids:
-            found = self.world.state.describe(message_id)
+            found = describe(self.world.ledger, message_id)
             if found is None:
                 self.gone.add(message_id)
                 continue
@@ -152,14 +155,14 @@ def test_everything_adds_up_and_replicas_are_equal(steps: list[tuple[Any, ...]])
         life.look()
     world = life.world
     store, tables, names = MemoryHours(), MemoryTables(), MemoryNames()
-    replica = DelayState(0, store, tables, names)
+    replica = Ledger(0, store, tables, names)
     replica.level = FEATURE_LEVEL
     for n, entry in enumerate(world.entries):
-        replica.apply(n + 1, world.term, entry)
-        dumped = replica.dump(everything=True)
-        replica = DelayState(0, store, tables, names)
-        replica.load(*dumped)
-    assert replica.dump(everything=True) == world.state.dump(everything=True)
+        apply_entry(replica, n + 1, world.term, entry)
+        dumped = checkpoint.dump(replica, everything=True)
+        replica = Ledger(0, store, tables, names)
+        checkpoint.load(replica, *dumped)
+    assert checkpoint.dump(replica, everything=True) == checkpoint.dump(world.ledger, everything=True)
     assert store.bytes_of() == world.store.bytes_of()
     assert {name: rows for name, rows in tables.rows.items() if rows} == {
         name: rows for name, rows in world.tables.rows.items() if rows

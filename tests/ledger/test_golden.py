@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from hadelay.codec import commands
-from hadelay.ledger.state import DelayState
+from hadelay.ledger import checkpoint
+from hadelay.ledger.apply import apply_entry
+from hadelay.ledger.state import Ledger
 from hadelay.members import Member
 from hadelay.model import HOUR_MS, hour_name
 from tests import scenarios
@@ -61,15 +63,15 @@ def history() -> World:
 
 def text_of(entries: list[bytes]) -> str:
     """Replayed, as a replica that was given the entries alone."""
-    state = DelayState(0, MemoryHours(0), MemoryTables(), MemoryNames())
-    state.level = LEVEL
+    ledger = Ledger(0, MemoryHours(0), MemoryTables(), MemoryNames())
+    ledger.level = LEVEL
     for index, entry in enumerate(entries, 1):
-        state.apply(index, 1, entry)
-    main, hours = state.dump()
-    again = DelayState(0, state.store, state.tables, state.names)
-    again.load(main, hours)
-    assert again.dump(everything=True) == state.dump(everything=True)
-    canonical = state.dump(everything=True)
+        apply_entry(ledger, index, 1, entry)
+    main, hours = checkpoint.dump(ledger)
+    again = Ledger(0, ledger.store, ledger.tables, ledger.names)
+    checkpoint.load(again, main, hours)
+    assert checkpoint.dump(again, everything=True) == checkpoint.dump(ledger, everything=True)
+    canonical = checkpoint.dump(ledger, everything=True)
     lines = [f"entry {entry.hex()}" for entry in entries]
     lines += [f"main {_shown(main)}", *(f"hour {hour_name(hour)} {_shown(blob)}" for hour, blob in hours.items())]
     lines += [f"canonical {hour_name(h)} {_shown(blob)}" for h, blob in canonical[1].items() if blob != hours[h]]

@@ -11,9 +11,11 @@ from hadelay.codec import commands
 from hadelay.codec.commands import Command, encode_entry
 from hadelay.codec.results import Done, LeaseOutcome, Outcome, RedriveOutcome, Refused
 from hadelay.errors import FatalError
-from hadelay.ledger import changes, checkpoint, dead, state, topics
-from hadelay.ledger.state import DelayState
-from hadelay.ledger.topics import READY, SCHEDULED
+from hadelay.ledger import apply, changes, checkpoint, dead, topicchanges
+from hadelay.ledger.apply import apply_entry
+from hadelay.ledger.describe import describe
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.topicchanges import READY, SCHEDULED
 from hadelay.ledger.transitions import MAX_EXCUSED, failures_of
 from hadelay.settings import topic
 from hadelay.version import (
@@ -35,7 +37,7 @@ NEXT = FEATURE_LEVEL + 1
 def newer(monkeypatch: pytest.MonkeyPatch) -> None:
     """This program brings PURGE, with a level of its own."""
     monkeypatch.setitem(commands.LEVEL_OF, Command.PURGE, NEXT)
-    monkeypatch.setattr(state, "FEATURE_LEVEL", NEXT)
+    monkeypatch.setattr(apply, "FEATURE_LEVEL", NEXT)
 
 
 def purge(world: World) -> object:
@@ -46,18 +48,18 @@ def purge(world: World) -> object:
 def test_a_new_command_waits_for_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(level=FIRST_LEVEL)
     (message_id,) = world.ids(draft(in_ms=60_000))
-    before = world.state.dump(everything=True)
+    before = checkpoint.dump(world.ledger, everything=True)
     refused = purge(world)
     assert isinstance(refused, Refused)
     assert (refused.code, world.states(message_id)) == ("needs_upgrade", ["scheduled"])
     # Just what a program does that has never heard of it.
     old = World(level=FIRST_LEVEL)
     old.ids(draft(in_ms=60_000))
-    assert old.state.dump(everything=True) == before
+    assert checkpoint.dump(old.ledger, everything=True) == before
     with monkeypatch.context() as patch:
         patch.delitem(commands._DECODERS, Command.PURGE)
         assert isinstance(purge(old), Refused)
-    assert old.state.dump(everything=True) == world.state.dump(everything=True)
+    assert checkpoint.dump(old.ledger, everything=True) == checkpoint.dump(world.ledger, everything=True)
     assert world.one(commands.encode_feature(NEXT)) == Done(True)
     assert world.one(commands.encode_feature(NEXT)) == Done(False)
     assert not isinstance(purge(world), Refused)
@@ -68,21 +70,21 @@ def test_a_new_command_waits_for_the_switch(monkeypatch: pytest.MonkeyPatch) -> 
 def test_after_the_switch_a_program_that_lacks_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.one(commands.encode_feature(NEXT))
-    world.state.apply(2, 1, encode_entry(START_MS, [commands.encode_noop()], level=NEXT))
-    blobs = world.state.dump(everything=True)
-    monkeypatch.setattr(state, "FEATURE_LEVEL", FEATURE_LEVEL)
+    apply_entry(world.ledger, 2, 1, encode_entry(START_MS, [commands.encode_noop()], level=NEXT))
+    blobs = checkpoint.dump(world.ledger, everything=True)
+    monkeypatch.setattr(apply, "FEATURE_LEVEL", FEATURE_LEVEL)
     with pytest.raises(FatalError, match="upgrade it"):
         World().one(commands.encode_feature(NEXT))
     with pytest.raises(FatalError, match=f"feature level {NEXT}"):
-        World().state.apply(1, 1, encode_entry(START_MS, [], level=NEXT))
+        apply_entry(World().ledger, 1, 1, encode_entry(START_MS, [], level=NEXT))
     monkeypatch.setattr(checkpoint, "FEATURE_LEVEL", FEATURE_LEVEL)
     with pytest.raises(FatalError, match=f"level {NEXT}"):
-        DelayState(0, world.store, world.tables, world.names).load(*blobs)
+        checkpoint.load(Ledger(0, world.store, world.tables, world.names), *blobs)
 
 
 def test_a_new_cluster_begins_with_the_first() -> None:
     world = World()
-    assert DelayState(0, world.store, world.tables, world.names).level == FIRST_LEVEL
+    assert Ledger(0, world.store, world.tables, world.names).level == FIRST_LEVEL
 
 
 def dead_pair(level: int) -> tuple[World, list[int]]:
@@ -139,7 +141,7 @@ def test_a_command_that_names_messages_works_off_so_many(level: int, monkeypatch
 
 @pytest.mark.parametrize("level", [BOUNDED - 1, BOUNDED])
 def test_purges_are_bounded_by_all_nodes_alike(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics, "MAX_MARKS", 1)
+    monkeypatch.setattr(topicchanges, "MAX_MARKS", 1)
     world = World(level=level)
     world.one(commands.encode_topic_put("t", {}))
     purge(world)
@@ -173,7 +175,7 @@ def test_versions_of_python_agree_about_a_url(
         monkeypatch.setattr(topic, "urlsplit", split)
         worlds.append(World(level=PLAIN_URLS))
         worlds[-1].one(commands.encode_topic_put("t", {part: {"url": url}}))
-    assert len({world.state.dump(everything=True)[0] for world in worlds}) == 1
+    assert len({checkpoint.dump(world.ledger, everything=True)[0] for world in worlds}) == 1
     assert bool(worlds[0].topic()) is plain
 
 
@@ -186,7 +188,7 @@ def test_what_nobody_tried_does_not_count(level: int) -> None:
     (message_id,) = world.ids(draft())
     for attempt in range(1, 6):
         leases = world.lease(message_id)
-        assert world.state.grants[world.term, world.seq].rows["attempt"].tolist() == [attempt]
+        assert world.ledger.grants[world.term, world.seq].rows["attempt"].tolist() == [attempt]
         assert world.nack(leases, commands.uncounted(0)) == [LeaseOutcome.DONE]
         if level < UNCOUNTED:
             world.now += 1_000
@@ -197,16 +199,16 @@ def test_what_nobody_tried_does_not_count(level: int) -> None:
     if level < UNCOUNTED:
         assert world.states(message_id) == ["dead"]
         return
-    assert failures_of(world.state, message_id) == []
+    assert failures_of(world.ledger, message_id) == []
     world.nack(world.lease(message_id))
-    assert due_ms(world, message_id) == world.state.now_ms + 1_000
+    assert due_ms(world, message_id) == world.ledger.now_ms + 1_000
     world.now += 1_000
     world.nack(world.lease(message_id), commands.uncounted(7_000))
-    assert due_ms(world, message_id) == world.state.now_ms + 7_000
+    assert due_ms(world, message_id) == world.ledger.now_ms + 7_000
     world.now += 7_000
     world.nack(world.lease(message_id))
     assert world.states(message_id) == ["dead"]
-    assert len(failures_of(world.state, message_id)) == 2
+    assert len(failures_of(world.ledger, message_id)) == 2
     world.one(commands.encode_redrive("n1", "t", [message_id]))
     for _ in range(2):
         assert world.states(message_id) == ["ready"]
@@ -224,12 +226,12 @@ def test_uncounted_attempts_are_bounded() -> None:
     assert world.states(message_id) == ["ready"]
     world.nack(world.lease(message_id), commands.uncounted(0))
     assert world.states(message_id) == ["dead"]
-    assert len(failures_of(world.state, message_id)) == 3
+    assert len(failures_of(world.ledger, message_id)) == 3
     assert isinstance(world.nack(world.lease(*world.ids(draft())), commands.uncounted(1 << 60)), Refused)
 
 
 def due_ms(world: World, message_id: int) -> int:
-    found = world.state.describe(message_id, world.state.now_ms)
+    found = describe(world.ledger, message_id, world.ledger.now_ms)
     assert found is not None
     return found.deliver_at_ms
 

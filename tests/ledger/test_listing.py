@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from hadelay.codec import commands
 from hadelay.codec.leasetokens import LEASE
-from hadelay.ledger import listing, topics
-from hadelay.ledger.listing import FIRST, PENDING, Key, Page, Wish
-from hadelay.model import HOUR_MS, State
+from hadelay.ledger import listing, topicchanges
+from hadelay.ledger.describe import describe
+from hadelay.ledger.listing import MessageQuery, Page
+from hadelay.model import FIRST, HOUR_MS, PENDING, Key, State
 from tests.ledger.world import START_MS, World, draft
 
 ALL = frozenset(State)
@@ -31,32 +32,32 @@ def drain(pages: Any) -> Page:
             return end.value
 
 
-def wish(world: World, states: frozenset[State] = PENDING, *, topic: str = "t", **rest: Any) -> Wish:
+def query(world: World, states: frozenset[State] = PENDING, *, topic: str = "t", **rest: Any) -> MessageQuery:
     fields = {"from_ms": 0, "to_ms": FOREVER, "tag_mask": 0, "after": FIRST, "limit": 10} | rest
-    return Wish(world.topic(topic).number, states, **fields)
+    return MessageQuery(world.topic(topic).number, states, **fields)
 
 
-def pages(world: World, question: Wish, budget: int = listing.BUDGET) -> Iterator[Page]:
+def pages(world: World, question: MessageQuery, budget: int = listing.BUDGET) -> Iterator[Page]:
     after: Key | None = question.after
     while after is not None:
-        page = drain(listing.listing(world.state, question._replace(after=after), START_MS + world.now, budget))
+        page = drain(listing.listing(world.ledger, question._replace(after=after), START_MS + world.now, budget))
         yield page
         assert page.after is None or page.after > after, "a cursor always leads on"
         after = page.after
 
 
-def listed(world: World, question: Wish, budget: int = listing.BUDGET) -> list[tuple[int, State]]:
+def listed(world: World, question: MessageQuery, budget: int = listing.BUDGET) -> list[tuple[int, State]]:
     found = []
     for page in pages(world, question, budget):
         found += zip(page.rows["first_id"].tolist(), page.states, strict=True)
     return found
 
 
-def naive(world: World, question: Wish, ids: list[int]) -> list[tuple[int, State]]:
-    name = world.state.topics[question.topic].name
+def naive(world: World, question: MessageQuery, ids: list[int]) -> list[tuple[int, State]]:
+    name = world.ledger.topics[question.topic].name
     found = []
     for message_id in ids:
-        view = world.state.describe(message_id, START_MS + world.now)
+        view = describe(world.ledger, message_id, START_MS + world.now)
         if view is None or view.topic != name or view.state not in question.states:
             continue
         row = world.store.entries(view.hour, np.array([view.index]))[0]
@@ -83,7 +84,7 @@ def test_few_far_hours_are_looked_at_in_one_slice(world: World, monkeypatch: pyt
 
     monkeypatch.setattr(world.store, "heads", counted)
     monkeypatch.setattr(world.store, "mapped", lambda hour: False)
-    for _ in listing.listing(world.state, wish(world, limit=100), START_MS + world.now):
+    for _ in listing.listing(world.ledger, query(world, limit=100), START_MS + world.now):
         most, looked = max(most, looked), 0
     assert 0 < max(most, looked) <= 8
 
@@ -93,7 +94,7 @@ def test_few_far_hours_are_looked_at_in_one_slice(world: World, monkeypatch: pyt
 
 def test_due_order_and_the_id_within_a_millisecond(world: World) -> None:
     late, first, second = world.ids(draft(in_ms=5_000), draft(in_ms=1_000), draft(in_ms=1_000))
-    assert [i for i, _ in listed(world, wish(world))] == [first, second, late]
+    assert [i for i, _ in listed(world, query(world))] == [first, second, late]
 
 
 def test_pending_is_what_is_asked_for_by_default(world: World) -> None:
@@ -101,8 +102,8 @@ def test_pending_is_what_is_asked_for_by_default(world: World) -> None:
     leases = world.lease(held, done)
     world.cancel(gone)
     world.ack(leases[1:])
-    assert listed(world, wish(world)) == [(now, "ready"), (held, "leased"), (later, "scheduled")]
-    assert listed(world, wish(world, frozenset((State.ACKED, State.CANCELLED)))) == [
+    assert listed(world, query(world)) == [(now, "ready"), (held, "leased"), (later, "scheduled")]
+    assert listed(world, query(world, frozenset((State.ACKED, State.CANCELLED)))) == [
         (gone, "cancelled"),
         (done, "acked"),
     ]
@@ -114,20 +115,20 @@ def test_one_state_alone(world: World, state: State) -> None:
     world.cancel(*ids[::7])
     leases = world.lease(*[i for i in ids[::3] if world.states(i) == ["ready"]])
     world.ack(leases[::2])
-    question = wish(world, frozenset((state,)))
+    question = query(world, frozenset((state,)))
     assert listed(world, question) == naive(world, question, ids)
 
 
 def test_a_range_takes_its_start_and_leaves_its_end(world: World) -> None:
     ids = world.ids(*(draft(in_ms=n * 1_000) for n in range(5)))
-    question = wish(world, from_ms=START_MS + 1_000, to_ms=START_MS + 3_000)
+    question = query(world, from_ms=START_MS + 1_000, to_ms=START_MS + 3_000)
     assert [i for i, _ in listed(world, question)] == ids[1:3]
 
 
 def test_a_returned_message_stands_where_it_is_due_now(world: World) -> None:
     a, b = world.ids(draft(), draft(in_ms=60_000))
     world.nack(world.lease(a), 2 * HOUR_MS)
-    assert listed(world, wish(world)) == [(b, "scheduled"), (a, "scheduled")]
+    assert listed(world, query(world)) == [(b, "scheduled"), (a, "scheduled")]
 
 
 def test_what_was_carried_stands_where_it_was_carried_to(world: World) -> None:
@@ -137,15 +138,15 @@ def test_what_was_carried_stands_where_it_was_carried_to(world: World) -> None:
     (b,) = world.ids(draft())
     world.one(commands.encode_carry(hour))
     assert world.place(a)[0] == hour + 3
-    assert listed(world, wish(world)) == [(a, "ready"), (b, "ready")]
+    assert listed(world, query(world)) == [(a, "ready"), (b, "ready")]
 
 
 def test_a_deleted_topic_leaves_cancelled_messages(world: World) -> None:
     old = world.ids(draft(), draft(in_ms=HOUR_MS))
     world.one(commands.encode_topic_delete("t", True))
     (new,) = world.ids(draft())
-    assert listed(world, wish(world)) == [(new, "ready")]
-    question = wish(world, frozenset((State.CANCELLED,)))
+    assert listed(world, query(world)) == [(new, "ready")]
+    question = query(world, frozenset((State.CANCELLED,)))
     assert listed(world, question) == [(i, "cancelled") for i in old]
     world.one(commands.encode_sweep())
     assert listed(world, question) == [(i, "cancelled") for i in old]
@@ -155,13 +156,13 @@ def test_tags_are_matched_by_all_their_bits(world: World) -> None:
     both, one, _ = world.ids(
         replace(draft(), tag_mask=0b11), replace(draft(), tag_mask=0b01), replace(draft(), tag_mask=0)
     )
-    assert [i for i, _ in listed(world, wish(world, tag_mask=0b01))] == [both, one]
-    assert [i for i, _ in listed(world, wish(world, tag_mask=0b11))] == [both]
+    assert [i for i, _ in listed(world, query(world, tag_mask=0b01))] == [both, one]
+    assert [i for i, _ in listed(world, query(world, tag_mask=0b11))] == [both]
 
 
 def test_a_page_that_took_too_long_is_short_and_goes_on(world: World) -> None:
     ids = world.ids(*(draft("other" if n % 50 else "t", n * HOUR_MS // 20) for n in range(200)))
-    question = wish(world, limit=100)
+    question = query(world, limit=100)
     found = list(pages(world, question, budget=1))
     assert len(found) > 5
     assert [i for page in found for i in page.rows["first_id"].tolist()] == ids[::50]
@@ -169,7 +170,7 @@ def test_a_page_that_took_too_long_is_short_and_goes_on(world: World) -> None:
 
 def test_a_cursor_survives_that_its_message_is_settled(world: World) -> None:
     ids = world.ids(*(draft(in_ms=n * 10) for n in range(40)))
-    question = wish(world, limit=5)
+    question = query(world, limit=5)
     seen: list[int] = []
     for page in pages(world, question):
         here = page.rows["first_id"].tolist()
@@ -183,19 +184,19 @@ def test_what_is_past_its_ttl_is_expired_before_anybody_writes_it_down(world: Wo
     old, new = world.ids(draft(), draft(in_ms=60_000))
     world.now = 6_000
     world.one(commands.encode_noop())
-    assert listed(world, wish(world)) == [(new, "scheduled")]
-    assert listed(world, wish(world, frozenset((State.EXPIRED,)))) == [(old, "expired")]
+    assert listed(world, query(world)) == [(new, "scheduled")]
+    assert listed(world, query(world, frozenset((State.EXPIRED,)))) == [(old, "expired")]
 
 
 def test_dead_letters_come_last_until_they_are_purged(world: World) -> None:
     world.one(commands.encode_topic_put("t", {"max_attempts": 1}))
     dying, well = world.ids(draft(), draft(in_ms=60_000))
     world.nack(world.lease(dying), reason="no such account")
-    everything = wish(world, ALL)
+    everything = query(world, ALL)
     assert listed(world, everything) == [(well, "scheduled"), (dying, "dead")]
-    assert listed(world, wish(world, frozenset((State.DEAD,)), limit=1)) == [(dying, "dead")]
-    assert listed(world, wish(world)) == [(well, "scheduled")]
-    world.one(commands.encode_purge("t", topics.DEAD))
+    assert listed(world, query(world, frozenset((State.DEAD,)), limit=1)) == [(dying, "dead")]
+    assert listed(world, query(world)) == [(well, "scheduled")]
+    world.one(commands.encode_purge("t", topicchanges.DEAD))
     assert listed(world, everything) == [(well, "scheduled")]
 
 
@@ -265,7 +266,7 @@ class ListingAgainstSorting(RuleBasedStateMachine):
         self, states: frozenset[State], limit: int, budget: int, window: tuple[int, int], meanwhile: list[Any]
     ) -> None:
         world = self.world
-        question = wish(world, states, limit=limit, from_ms=window[0], to_ms=window[1])
+        question = query(world, states, limit=limit, from_ms=window[0], to_ms=window[1])
         before = naive(world, question, self.ids)
         costs = listing._SLICE, listing._STEP_COST
         listing._SLICE, listing._STEP_COST = self.costs
@@ -274,7 +275,7 @@ class ListingAgainstSorting(RuleBasedStateMachine):
         after: Key | None = FIRST
         try:
             while after is not None:
-                pages = listing.listing(world.state, question._replace(after=after), START_MS + world.now, budget)
+                pages = listing.listing(world.ledger, question._replace(after=after), START_MS + world.now, budget)
                 while True:
                     try:
                         next(pages)

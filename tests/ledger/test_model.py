@@ -15,6 +15,7 @@ from hadelay.codec import commands
 from hadelay.codec.commands import Grant
 from hadelay.codec.publishcommand import KEEP, REJECT, REPLACE, hash_client_key
 from hadelay.codec.results import CancelOutcome, LeaseOutcome, Outcome, Progress, RowCode
+from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import find_key
 from hadelay.model import HOUR_MS
 from hadelay.settings.cluster import Settings
@@ -347,7 +348,7 @@ class StateAgainstModel(RuleBasedStateMachine):
     @rule(wait_ms=st.sampled_from([0, 0, 500, 10_000]))
     def expire(self, wait_ms: int) -> None:
         self.clock(wait_ms)
-        keys = list(self.world.state.grants)
+        keys = list(self.world.ledger.grants)
         result = self.world.expire(*keys)
         over = [m for m in self.model.messages if m.state == "leased" and m.until <= self.time]
         assert result.returned == len(over)
@@ -429,9 +430,9 @@ class StateAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def same(self) -> None:
-        assert self.world.state.now_ms in (0, START_MS + self.time)
+        assert self.world.ledger.now_ms in (0, START_MS + self.time)
         for m in self.model.messages:
-            found = self.world.state.describe(m.id)
+            found = describe(self.world.ledger, m.id)
             if m.state == "gone":
                 assert found is None
                 continue
@@ -452,7 +453,7 @@ class StateAgainstModel(RuleBasedStateMachine):
                 assert topic.leased == sum(m.state == "leased" for m in mine)
                 assert topic.published == len(mine)
         for (topic_name, key), (m, _) in self.model.clients.items():
-            found_id = find_key(self.world.state, topic_name, hash_client_key(key))
+            found_id = find_key(self.world.ledger, topic_name, hash_client_key(key))
             assert found_id == (None if m.state == "gone" else m.id)
         assert all(hour >= START_HOUR for hour in self.world.store.hours())
 

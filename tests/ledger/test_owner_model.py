@@ -18,7 +18,9 @@ from hadelay.codec import commands
 from hadelay.codec.commands import Draft
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import CancelOutcome, LeaseOutcome, Outcome, RedriveOutcome, RowCode
-from hadelay.ledger import dead, topics
+from hadelay.ledger import checkpoint, dead, topicchanges
+from hadelay.ledger.apply import apply_entry
+from hadelay.ledger.describe import describe
 from hadelay.model import HOUR_MS
 from hadelay.settings.cluster import Settings
 from tests.ledger.world import START_MS, World
@@ -87,7 +89,7 @@ class Owner(RuleBasedStateMachine):
     def one(self, encoded: bytes) -> Any:
         result = self.world.one(encoded)
         index = len(self.world.entries)
-        self.replica.state.apply(index, self.world.term, self.world.entries[-1])
+        apply_entry(self.replica.ledger, index, self.world.term, self.world.entries[-1])
         return result
 
     def some(self, numbers: list[int]) -> list[Message]:
@@ -263,7 +265,7 @@ class Owner(RuleBasedStateMachine):
     @rule()
     def expire(self) -> None:
         over = [m for m in self.messages if m.state == "leased" and m.until <= self.now]
-        assert self.one(commands.encode_expire(list(self.world.state.grants))).returned == len(over)
+        assert self.one(commands.encode_expire(list(self.world.ledger.grants))).returned == len(over)
         for m in over:
             self.failed(m, -1, ran_out=True)
 
@@ -315,7 +317,7 @@ class Owner(RuleBasedStateMachine):
             return
         self.one(commands.encode_redrive("n1", name, [], all=True))
         by_id = {m.id: m for m in self.messages}
-        letters = [by_id[i] for _, i in dead.listing(self.world.state, self.world.topic(name), b"", 1_000)]
+        letters = [by_id[i] for _, i in dead.listing(self.world.ledger, self.world.topic(name), b"", 1_000)]
         assert {m.id for m in letters} == {m.id for m in self.messages if m.topic == name and m.state == "dead"}
         # It ends in a later ms: in this one letters may still die.
         while self.one(commands.encode_redrive_some(name, limit)).count:
@@ -336,22 +338,22 @@ class Owner(RuleBasedStateMachine):
         m.expiry = self.now + m.ttl if m.ttl else NEVER
         return True
 
-    @rule(name=names, states=st.sampled_from([topics.SCHEDULED, topics.READY, topics.DEAD, 3, 7]))
+    @rule(name=names, states=st.sampled_from([topicchanges.SCHEDULED, topicchanges.READY, topicchanges.DEAD, 3, 7]))
     def purge(self, name: str, states: int) -> None:
         result = self.one(commands.encode_purge(name, states))
         if name not in self.topics:
             assert result.code == "no_topic"
             return
-        bits = {"scheduled": topics.SCHEDULED, "ready": topics.READY, "dead": topics.DEAD}
+        bits = {"scheduled": topicchanges.SCHEDULED, "ready": topicchanges.READY, "dead": topicchanges.DEAD}
         for m in self.messages:
             # What is past its TTL and not written down as expired yet is purged like what is ready.
             late = m.state == "waiting" and m.phase(self.now) == "expired"
-            bit = topics.READY if late else bits.get(m.phase(self.now), 0)
+            bit = topicchanges.READY if late else bits.get(m.phase(self.now), 0)
             if m.topic == name and states & bit:
                 m.state = "gone" if m.state == "dead" else "cancelled"
             if m.topic == name and m.state == "leased" and states & 3 == 3:
                 m.doomed = True
-        if states & 3 in (topics.SCHEDULED, topics.READY):
+        if states & 3 in (topicchanges.SCHEDULED, topicchanges.READY):
             self.sweep(1000)  # a purge of one of the two is carried out by it
 
     @rule(limit=st.sampled_from([1, 1000]))
@@ -365,9 +367,9 @@ class Owner(RuleBasedStateMachine):
 
     @invariant()
     def same(self) -> None:
-        state = self.world.state
+        ledger = self.world.ledger
         for m in self.messages:
-            found = state.describe(m.id)
+            found = describe(ledger, m.id)
             phase = m.phase(self.now)
             if phase == "gone":
                 assert found is None
@@ -385,8 +387,8 @@ class Owner(RuleBasedStateMachine):
     @precondition(lambda self: self.messages)
     @rule()
     def replicas_are_equal(self) -> None:
-        mine, other = self.world.state, self.replica.state
-        assert mine.dump(everything=True) == other.dump(everything=True)
+        mine, other = self.world.ledger, self.replica.ledger
+        assert checkpoint.dump(mine, everything=True) == checkpoint.dump(other, everything=True)
         assert mine.store.hours() == other.store.hours()
         for hour in mine.store.hours():
             every = slice(0, mine.store.count(hour))

@@ -7,19 +7,20 @@ from msgspec.structs import replace
 from hadelay.codec import commands
 from hadelay.codec.publishcommand import hash_client_key
 from hadelay.codec.results import CancelOutcome
+from hadelay.ledger import checkpoint
 from hadelay.ledger.checkpoint import for_new_cluster
 from hadelay.ledger.keys import KEY, KEYOF, find_key
-from hadelay.ledger.state import DelayState
+from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import PLACE
 from hadelay.model import HOUR_MS, unpack_id
 from tests.ledger.world import START_HOUR, World, draft
 
 
 def restored(world: World, group: int = 1) -> World:
-    main, hours = world.state.dump(everything=True)
+    main, hours = checkpoint.dump(world.ledger, everything=True)
     world.store.group = group
-    world.state = DelayState(group, world.store, world.tables, world.names)
-    world.state.load(for_new_cluster(main, group), hours)
+    world.ledger = Ledger(group, world.store, world.tables, world.names)
+    checkpoint.load(world.ledger, for_new_cluster(main, group), hours)
     return world
 
 
@@ -31,7 +32,7 @@ def test_old_ids_stay_and_new_ones_are_others() -> None:
     world.nack(world.lease(comes_back), delay_ms=0)
     leased = world.lease(moves, lease_ms=1_000)
     restored(world)
-    assert world.state.incarnations == {}
+    assert world.ledger.incarnations == {}
     assert world.states(waits, moves, comes_back, acked) == ["ready", "leased", "ready", "acked"]
     # The lost cluster gave out the next place, too; here it is another message's, under another id.
     lost = world.ids(draft())[0] & ~(0xFF << 56)
@@ -70,4 +71,4 @@ def test_an_hour_of_two_groups_retires_and_leaves_nothing() -> None:
         world.apply(commands.encode_retire(hour))
     assert list(world.store.hours()) == []
     assert [world.tables.range(table) for table in (PLACE, KEY, KEYOF)] == [[], [], []]
-    assert find_key(world.state, "t", hash_client_key(b"1")) is None
+    assert find_key(world.ledger, "t", hash_client_key(b"1")) is None

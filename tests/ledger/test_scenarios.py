@@ -28,10 +28,11 @@ from hadelay.codec import commands
 from hadelay.codec.publishcommand import hash_client_key
 from hadelay.codec.results import CancelOutcome, LeaseOutcome, Outcome, Progress, Refused, RowCode
 from hadelay.codec.tags import mask_of
+from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import find_key
-from hadelay.ledger.listing import FIRST, PENDING, Page, Wish, listing
-from hadelay.ledger.state import DelayState
-from hadelay.model import DEAD_HOURS, HOUR_MS, State
+from hadelay.ledger.listing import MessageQuery, Page, listing
+from hadelay.ledger.state import Ledger
+from hadelay.model import DEAD_HOURS, FIRST, HOUR_MS, PENDING, State
 from tests.ledger.world import START_HOUR, START_MS, World, draft, leases
 from tests.scenarios import check
 
@@ -67,8 +68,8 @@ def hour_text(hour: int) -> str:
     return f"hour {hour - START_HOUR:+}" if hour < DEAD_HOURS else f"dead hour {hour - DEAD_HOURS - START_HOUR:+}"
 
 
-def _page(state: DelayState, wish: Wish, now_ms: int) -> Page:
-    steps = listing(state, wish, now_ms)
+def _page(ledger: Ledger, query: MessageQuery, now_ms: int) -> Page:
+    steps = listing(ledger, query, now_ms)
     while True:
         try:
             next(steps)
@@ -217,7 +218,7 @@ class Player:
         return said
 
     def do_client(self, names: list[str], options: dict[str, str]) -> str:
-        found = find_key(self.world.state, options.get("topic", "t"), hash_client_key(names[0].encode()))
+        found = find_key(self.world.ledger, options.get("topic", "t"), hash_client_key(names[0].encode()))
         return "none" if found is None else self.called(found)
 
     def do_tables(self, names: list[str], options: dict[str, str]) -> str:
@@ -227,7 +228,7 @@ class Player:
     def do_get(self, names: list[str], options: dict[str, str]) -> list[str]:
         said = []
         for name in names:
-            found = self.world.state.describe(self.names[name], START_MS + self.world.now)
+            found = describe(self.world.ledger, self.names[name], START_MS + self.world.now)
             if found is None:
                 said.append(f"{name}: gone")
                 continue
@@ -243,18 +244,18 @@ class Player:
 
     def do_list(self, names: list[str], options: dict[str, str]) -> list[str]:
         """In due order, page after page, as a client asks for it."""
-        topic = self.world.state.topic(names[0])
+        topic = self.world.ledger.topic(names[0])
         assert topic is not None
         wanted = options.get("state", "pending")
         states = PENDING if wanted == "pending" else frozenset(map(State, wanted.split(",")))
         start, end = (START_MS + clock_of(options[at]) if at in options else None for at in ("from", "to"))
-        wish = Wish(
+        query = MessageQuery(
             topic.number, states, start or 0, end or 1 << 50, mask_of([options["tag"]]) if "tag" in options else 0,
             FIRST, int(options.get("limit", 100)),
         )  # fmt: skip
         said, after = [], FIRST
         while after is not None:
-            page = _page(self.world.state, wish._replace(after=after), START_MS + self.world.now)
+            page = _page(self.world.ledger, query._replace(after=after), START_MS + self.world.now)
             rows = zip(page.rows["first_id"].tolist(), page.rows["deliver_at_ms"].tolist(), page.states, strict=True)
             listed = ", ".join(f"{self.called(i)} {state} {clock(at_ms)}" for i, at_ms, state in rows)
             said.append(listed or "nothing")
@@ -262,11 +263,11 @@ class Player:
         return said
 
     def do_topic(self, names: list[str], options: dict[str, str]) -> str:
-        topic = self.world.state.topic(names[0])
+        topic = self.world.ledger.topic(names[0])
         if topic is None:
             return "none"
         text = f"waiting {topic.waiting}, leased {topic.leased}, published {topic.published}, config {topic.config}"
-        return text + (f", doomed {topic.doomed}" if topic.doomed else "")
+        return text + (f", doomed {topic.tombstoned}" if topic.tombstoned else "")
 
     def do_put(self, names: list[str], options: dict[str, str]) -> str:
         config: dict[str, Any] = {}
@@ -298,12 +299,12 @@ class Player:
     def do_hours(self, names: list[str], options: dict[str, str]) -> list[str]:
         said = []
         for hour in self.world.store.hours():
-            state = self.world.state.hours.get(hour)
+            state = self.world.ledger.hours.get(hour)
             ended = {e.name.lower(): len(b) for e, b in sorted(state.others.items())} if state else {}
             acked = len(state.settled) - sum(ended.values()) if state else 0
             parts = [f"{n} {what}" for what, n in ({"acked": acked} | ended).items() if n]
             still = np.flatnonzero(state.open_seconds) if state and state.open_seconds is not None else ()
-            entries, still_open = self.world.store.count(hour), self.world.state.open_entries(hour)
+            entries, still_open = self.world.store.count(hour), self.world.ledger.open_entries(hour)
             text = f"{hour_text(hour)}: {entries} entries, {still_open} open"
             text += "".join(f", {part}" for part in parts)
             said.append(text + (f"; oldest open second {still[0]}" if len(still) else ""))

@@ -11,6 +11,8 @@ from hadelay.codec import commands
 from hadelay.codec.formats import MAX_NACK_DELAY_MS, handout_delay_ms
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import LeaseOutcome, Refused
+from hadelay.ledger import checkpoint
+from hadelay.ledger.describe import describe
 from hadelay.model import NONE32, Event
 from hadelay.version import SETTLE_LEVEL
 from tests.ledger.world import START_HOUR, World, draft
@@ -27,7 +29,7 @@ def delays(world: World) -> list[tuple[str, int]]:
 
 
 def reasons(world: World, message_id: int) -> list[str | None]:
-    found = world.state.describe(message_id)
+    found = describe(world.ledger, message_id)
     assert found is not None
     return [event.reason for event in found.history if event.event is Event.NACKED]
 
@@ -74,11 +76,11 @@ def test_of_leases_that_are_lost_it_says_nothing() -> None:
 def test_below_its_level_it_is_refused_and_leaves_no_trace() -> None:
     world = World(level=SETTLE_LEVEL - 1)
     held = world.lease(*world.ids(draft()))
-    before = world.state.dump(everything=True)
+    before = checkpoint.dump(world.ledger, everything=True)
     refused = settle(world, commands.encode_ack("n1", held), 5)
     assert isinstance(refused, Refused)
     assert refused.code == "needs_upgrade"
-    after = world.state.dump(everything=True)
+    after = checkpoint.dump(world.ledger, everything=True)
     assert [len(after[0]), after[1]] == [len(before[0]), before[1]]
 
 

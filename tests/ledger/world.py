@@ -11,7 +11,11 @@ from hadelay.codec import commands
 from hadelay.codec.commands import Draft, Grant, encode_entry
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import Refused, Result
-from hadelay.ledger.state import DelayState
+from hadelay.ledger import checkpoint
+from hadelay.ledger.apply import apply_entry
+from hadelay.ledger.describe import describe
+from hadelay.ledger.lookup import find_entry
+from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS, unpack_id
 from hadelay.settings.cluster import Settings
 from hadelay.version import FEATURE_LEVEL
@@ -38,8 +42,8 @@ def leases(*rows: tuple[int, int, int, int, int]) -> np.ndarray:
 class World:
     def __init__(self, settings: Settings | None = None, group: int = 0, level: int = FEATURE_LEVEL) -> None:
         self.store, self.tables, self.names = MemoryHours(group), MemoryTables(), MemoryNames()
-        self.state = DelayState(group, self.store, self.tables, self.names, settings)
-        self.state.level = level
+        self.ledger = Ledger(group, self.store, self.tables, self.names, settings)
+        self.ledger.level = level
         self.now = 0  # ms since START_MS
         self.term = 1
         self.seq = 0
@@ -49,9 +53,9 @@ class World:
     def apply(self, *encoded: bytes) -> list[Result]:
         """One entry, at the present time and term."""
         self.entries.append(encode_entry(START_MS + self.now, encoded))
-        results = self.state.apply(len(self.entries), self.term, self.entries[-1])
+        results = apply_entry(self.ledger, len(self.entries), self.term, self.entries[-1])
         if self.checking:
-            ledgercheck.check(self.state)
+            ledgercheck.check(self.ledger)
         return results
 
     def one(self, encoded: bytes) -> Any:
@@ -66,7 +70,8 @@ class World:
 
     def place(self, message_id: int) -> tuple[int, int]:
         """Where it is; for what never was, where its id says."""
-        return self.state.find(message_id) or unpack_id(message_id)[1:]
+        entry = find_entry(self.ledger, message_id)
+        return (entry.hour, entry.index) if entry else unpack_id(message_id)[1:]
 
     def grant(
         self, *ids: int, lease_ms: int = 30_000, consumer: str = "c", request_id: bytes = b"", seq: int | None = None
@@ -80,7 +85,7 @@ class World:
 
     def held(self, term: int, seq: int) -> np.ndarray:
         """The leases of a grant, all positions."""
-        rows = self.state.grants[term, seq].rows
+        rows = self.ledger.grants[term, seq].rows
         out = np.zeros(len(rows), LEASE)
         out["term"], out["seq"], out["pos"] = term, seq, np.arange(len(rows))
         out["hour"], out["index"] = rows["hour"], rows["index"]
@@ -109,16 +114,16 @@ class World:
         return self.one(commands.encode_cancel("n1", ids)).outcomes.tolist()
 
     def states(self, *ids: int) -> list[str]:
-        found = [self.state.describe(i, START_MS + self.now) for i in ids]
+        found = [describe(self.ledger, i, START_MS + self.now) for i in ids]
         return [str(d.state) if d else "gone" for d in found]
 
     def topic(self, name: str = "t") -> Any:
-        return self.state.topic(name)
+        return self.ledger.topic(name)
 
     def restart(self) -> None:
         """Checkpoint and start again from it; nothing may be different."""
-        before = self.state.dump(everything=True)
-        self.state = DelayState(self.state.group, self.store, self.tables, self.names)
-        self.state.load(*before)
-        assert self.state.dump(everything=True) == before
-        ledgercheck.check(self.state)
+        before = checkpoint.dump(self.ledger, everything=True)
+        self.ledger = Ledger(self.ledger.group, self.store, self.tables, self.names)
+        checkpoint.load(self.ledger, *before)
+        assert checkpoint.dump(self.ledger, everything=True) == before
+        ledgercheck.check(self.ledger)

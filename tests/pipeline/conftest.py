@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hadelay.ledger import topics
+from hadelay.ledger import topicchanges
 from hadelay.version import FEATURE_LEVEL
 
 pytest.importorskip("pyarrow", reason="the pipeline is an extra, and pyarrow is not installed")
@@ -36,5 +36,5 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def plain_topics() -> Iterator[None]:
     """As tests.conftest.retries_at_once, for worlds that several tests share."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topics, "RETRY_DEFAULTS", FEATURE_LEVEL + 1)
+        patch.setattr(topicchanges, "RETRY_DEFAULTS", FEATURE_LEVEL + 1)
         yield

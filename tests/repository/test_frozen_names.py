@@ -20,8 +20,8 @@ from hadelay.errors import HadelayError
 from hadelay.ledger import access, checkpoint
 from hadelay.ledger.chain import Damage
 from hadelay.ledger.grants import HELD, HeldGrant
-from hadelay.ledger.state import DelayState
-from hadelay.ledger.topics import Mark, RedriveJob, Topic
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.topics import PurgeMark, RedriveJob, Topic
 from hadelay.members import Member
 from hadelay.pipeline import archive, audit, forecast, lateness, load, publish, reconcile, replay, tail
 from hadelay.rights import AuditEntry, Token
@@ -108,34 +108,34 @@ def test_these_operations_are_asked_of_other_nodes() -> None:
 # ---- checkpoints
 
 
-def state_of_everything() -> DelayState:
+def state_of_everything() -> Ledger:
     """One of each that a main blob can hold, with values that show which is which."""
-    state = World().state
-    state.now_ms, state.applied, state.term, state.chain, state.level = 1, 2, 3, 4, 5
-    state.key_epoch, state.key_epoch_ends_ms, state.key_count, state.key_count_before = 6, 7, 8, 9
-    state.keys_dropped_early = 10
-    state.cursor, state.sweep = (11, 12, 13), (14, 15)
-    state.topics.add(
+    ledger = World().ledger
+    ledger.now_ms, ledger.applied, ledger.term, ledger.chain, ledger.level = 1, 2, 3, 4, 5
+    ledger.key_epoch, ledger.key_epoch_ends_ms, ledger.key_count, ledger.key_count_before = 6, 7, 8, 9
+    ledger.keys_dropped_early = 10
+    ledger.cursor, ledger.sweep = (11, 12, 13), (14, 15)
+    ledger.topics.add(
         Topic(
             number=0, name="orders", exists=False, generation=20, lives=31, floor=32, config={"lease_ms": 9},
-            open=21, leased=22, doomed=23, published=24, bytes=25, spent_ns=26, dead=27, dead_mark_ms=33,
+            open=21, leased=22, tombstoned=23, published=24, bytes=25, spent_ns=26, dead=27, dead_mark_ms=33,
             redrive=RedriveJob(upto_ms=41, rate=2.5, start_ms=42, count=43, after=(44, 45)), alerted=34,
-            marks=[Mark(generation=51, at_ms=52, ready=True)], settled=[28, 29],
+            marks=[PurgeMark(generation=51, at_ms=52, ready=True)], settled=[28, 29],
         )
     )  # fmt: skip
     grant = HeldGrant(61, 62, "c", 63, b"request", 64, np.zeros(1, HELD), 1)
-    state.grants[grant.key] = grant
-    state.requests = {"c": {b"request": (61, 62)}}
-    state.incarnations = {"n2": 2, "n1": 1}
-    state.members_index = 71
-    state.members = (Member(name="n1", address="h:1", voter=False, joined=True),)
+    ledger.grants[grant.key] = grant
+    ledger.requests = {"c": {b"request": (61, 62)}}
+    ledger.incarnations = {"n2": 2, "n1": 1}
+    ledger.members_index = 71
+    ledger.members = (Member(name="n1", address="h:1", voter=False, joined=True),)
     token = Token(name="t", hash=b"\xab" * 32, scopes=("read", "admin"), created_at_ms=81, expires_at_ms=82)
-    state.tokens = {token.id: token}
+    ledger.tokens = {token.id: token}
     entry = AuditEntry(
         number=1, at_ms=91, node="n1", token_id="i", token="t", action="a", target="o", outcome="done"
     )  # fmt: skip
-    state.audit = access.Audit(1, [entry])
-    return state
+    ledger.audit = access.Audit(1, [entry])
+    return ledger
 
 
 def test_the_main_blob_has_these_keys_and_positions() -> None:
@@ -181,8 +181,8 @@ def test_a_main_blob_is_read_into_the_same_places() -> None:
     before = state_of_everything()
     before.level = 1
     blob = checkpoint.dump_main(before)
-    after = DelayState(0, MemoryHours(0), MemoryTables(), MemoryNames())
-    after.load(blob, {})
+    after = Ledger(0, MemoryHours(0), MemoryTables(), MemoryNames())
+    checkpoint.load(after, blob, {})
     assert checkpoint.dump_main(after) == blob
     assert (after.topics[0].redrive, after.topics[0].marks) == (before.topics[0].redrive, before.topics[0].marks)
     assert (after.members, after.tokens, after.cursor) == (before.members, before.tokens, before.cursor)

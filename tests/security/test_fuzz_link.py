@@ -201,4 +201,4 @@ def test_a_member_that_sends_nonsense_ends_nobody(seed: int, monkeypatch: pytest
             cluster.world.run_for(0.2)
     wrong = [v for v in cluster.violations if not any(words in str(v) for words in ON_PURPOSE)]
     assert not wrong, wrong
-    assert {topic.name for node in cluster.nodes() for topic in node.state.topics.all} == {"orders"}
+    assert {topic.name for node in cluster.nodes() for topic in node.ledger.topics.all} == {"orders"}

@@ -186,7 +186,7 @@ def test_a_receive_that_is_sent_away_says_whether_something_may_have_been_grante
 def test_what_a_leader_alone_may_ask_for_is_not_taken_from_a_follower() -> None:
     cluster, leader = led(3)
     follower = next(node for node in cluster.nodes() if node is not leader)
-    level, before = leader.state.level, dict(leader.state.incarnations)
+    level, before = leader.ledger.level, dict(leader.ledger.incarnations)
     feature, joined = encode_feature(200), encode_incarnation("n9", 7)
     audited = encode_audited("n9", "", "", "", "", feature)
     answers: Answers = []
@@ -198,15 +198,15 @@ def test_what_a_leader_alone_may_ask_for_is_not_taken_from_a_follower() -> None:
     assert error is None
     assert [isinstance(result, Refused) for result in results] == [True, True, True, False]
     assert cluster.leader() is leader
-    assert (leader.state.level, leader.state.incarnations) == (level, before)
+    assert (leader.ledger.level, leader.ledger.incarnations) == (level, before)
 
 
 def test_a_leader_that_falls_leaves_no_settings_of_its_own_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     _, leader = led(4)
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(leader.batcher, "propose", lambda command, done, term=0: asked.append((command[0], term)))
-    leader.state.settings = Settings(max_delay_ms=5)
-    leader.state.level = 0
+    leader.ledger.settings = Settings(max_delay_ms=5)
+    leader.ledger.level = 0
     leader._agree_on_settings()
     leader._clock_changed()
     assert asked == [(Command.SETTINGS, leader.leading), (Command.FEATURE, leader.leading)]

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from chaos.sim.disk import SimDisk
 from hadelay.codec import commands
-from hadelay.ledger.state import DelayState
+from hadelay.ledger.apply import apply_entry
+from hadelay.ledger.describe import describe
+from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS
 from hadelay.server import counting
 from hadelay.server.counting import DueCounts
@@ -71,7 +73,7 @@ def naive(
     unit = 1_000 if topic is None else 60_000
     found: Counter[int] = Counter()
     for message_id in ids:
-        view = world.state.describe(message_id, START_MS + world.now)
+        view = describe(world.ledger, message_id, START_MS + world.now)
         if view is not None and view.state in ("scheduled", "ready", "leased") and topic in (None, view.topic):
             second = int(world.store.entries(view.hour, np.array([view.index]))["second"][0])
             at = view.hour * HOUR_MS + second * 1_000
@@ -101,7 +103,7 @@ def test_counts_are_those_of_the_open_messages(
     steps: list[Any], few: int, fold: int, forget: int, start: int, hours: int
 ) -> None:
     world = World()
-    counts = DueCounts(SimpleNamespace(state=world.state, storage=SimpleNamespace(hours=Hours(world))))  # type: ignore[arg-type]
+    counts = DueCounts(SimpleNamespace(ledger=world.ledger, storage=SimpleNamespace(hours=Hours(world))))  # type: ignore[arg-type]
     ids = world.ids(draft(), draft("u", 90_000))
     before = counting._SLICE, counting._FOLD, counting._FORGET
     counting._SLICE, counting._FOLD, counting._FORGET = few, fold, forget
@@ -135,24 +137,24 @@ def test_what_is_settled_is_looked_up_once() -> None:
         read.append(len(indexes))
         return entries(hour, indexes)
 
-    counts = DueCounts(SimpleNamespace(state=world.state, storage=SimpleNamespace(hours=hours)))  # type: ignore[arg-type]
+    counts = DueCounts(SimpleNamespace(ledger=world.ledger, storage=SimpleNamespace(hours=hours)))  # type: ignore[arg-type]
     ids = world.ids(*(draft(in_ms=HOUR_MS + n) for n in range(10)))
     world.cancel(*ids[:4])
-    world.state.store = SimpleNamespace(entries=noted, count=world.store.count)  # type: ignore[assignment]
+    world.ledger.store = SimpleNamespace(entries=noted, count=world.store.count)  # type: ignore[assignment]
     assert due(world, counts, None, HOUR_MS) == [(START_MS + HOUR_MS, 6)]
     assert read == [4]
     assert due(world, counts, "t", HOUR_MS) == [(START_MS + HOUR_MS, 6)]
     assert read == [4]
-    world.state.store, noting = world.store, world.state.store
+    world.ledger.store, noting = world.store, world.ledger.store
     world.cancel(ids[5])  # apply tells
-    world.state.store = noting
+    world.ledger.store = noting
     assert due(world, counts, "t", HOUR_MS) == [(START_MS + HOUR_MS, 5)]
     assert read == [4]
 
 
 def test_what_is_forgotten_while_another_hour_is_looked_up_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    counts = DueCounts(SimpleNamespace(state=world.state, storage=SimpleNamespace(hours=Hours(world))))  # type: ignore[arg-type]
+    counts = DueCounts(SimpleNamespace(ledger=world.ledger, storage=SimpleNamespace(hours=Hours(world))))  # type: ignore[arg-type]
     ids = world.ids(*(draft(in_ms=hour * HOUR_MS + n) for hour in (1, 2) for n in range(10)))
     world.cancel(ids[0], ids[10])
     monkeypatch.setattr(counting, "_SMALL", 1)
@@ -171,15 +173,15 @@ class Filed:
         disk = SimDisk(random.Random(1))
         disk.makedirs("/hours")
         self.store = HourStore(disk, "/hours", 0, far_buffer_bytes=1 << 12)
-        self.state = DelayState(0, self.store, MemoryTables(), MemoryNames())
-        self.state.level = world.state.level
+        self.ledger = Ledger(0, self.store, MemoryTables(), MemoryNames())
+        self.ledger.level = world.ledger.level
         self.world, self.applied = world, 0
-        self.counts = DueCounts(SimpleNamespace(state=self.state, storage=SimpleNamespace(hours=self.store)))  # type: ignore[arg-type]
+        self.counts = DueCounts(SimpleNamespace(ledger=self.ledger, storage=SimpleNamespace(hours=self.store)))  # type: ignore[arg-type]
 
     def catch_up(self) -> None:
         for entry in self.world.entries[self.applied :]:
             self.applied += 1
-            self.state.apply(self.applied, self.world.term, entry)
+            apply_entry(self.ledger, self.applied, self.world.term, entry)
 
     def do(self, what: str, numbers: list[int]) -> None:
         """What a checkpoint, a reader, or an hour that is full does."""

@@ -41,7 +41,7 @@ def test_long_leases_that_ended_with_an_ack_are_forgotten_at_once() -> None:
         received = desk.answer(poll)
         assert received is not None
         desk.ack(received)
-    assert not desk.state.grants
+    assert not desk.ledger.grants
     term = desk.dispatcher._term
     assert term is not None
     assert len(term.expiry) < 1_500
@@ -52,16 +52,16 @@ def test_however_many_large_messages_run_out_at_once_an_entry_copies_a_bounded_p
     world.checking = False
     for _ in range(40):
         world.publish(draft(body=bytes(1 << 20)))
-    hour = world.state.now_hour
+    hour = world.ledger.now_hour
     for index in range(40):
         world.one(grant(index, hour))
     world.now += 2 * HOUR_MS
     passes = 0
-    while world.state.grants:
-        result = world.one(commands.encode_expire(list(world.state.grants)))
+    while world.ledger.grants:
+        result = world.one(commands.encode_expire(list(world.ledger.grants)))
         assert result.returned <= 4
         passes += 1
-    assert world.store.count(world.state.now_hour) == 40
+    assert world.store.count(world.ledger.now_hour) == 40
     assert passes == 14
 
 
@@ -77,7 +77,7 @@ def test_one_entry_holds_one_expire_however_many_leases_run_out_at_once() -> Non
     for _ in range(1_500):
         desk.poll(max=1, lease=30_000)
     desk.run_to(5_000)
-    assert len(desk.state.grants) == 1_500
+    assert len(desk.ledger.grants) == 1_500
     under_way, most = 0, 0
     propose = desk.dispatcher.propose
 
@@ -100,5 +100,5 @@ def test_one_entry_holds_one_expire_however_many_leases_run_out_at_once() -> Non
     assert term is not None
     term.expiry._propose = counted
     desk.run_to(40_000)
-    assert not desk.state.grants
+    assert not desk.ledger.grants
     assert most == 1

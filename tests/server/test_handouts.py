@@ -25,10 +25,10 @@ def test_a_settlement_says_what_is_known_of_its_leases() -> None:
     world, handouts = World(), Handouts()
     held = world.lease(*world.ids(*[draft()] * 3))
     key = int(held["term"][0]), int(held["seq"][0])
-    assert handouts.settling(world.state, commands.encode_ack("n1", held)) == commands.encode_ack("n1", held)
-    handouts.answered(world.state, key, np.array([0, 2]), START_MS, START_MS + 250)
-    handouts.answered(world.state, key, np.array([2]), START_MS, START_MS + 19_700)
-    command = handouts.settling(world.state, commands.encode_ack("n1", held))
+    assert handouts.settling(world.ledger, commands.encode_ack("n1", held)) == commands.encode_ack("n1", held)
+    handouts.answered(world.ledger, key, np.array([0, 2]), START_MS, START_MS + 250)
+    handouts.answered(world.ledger, key, np.array([2]), START_MS, START_MS + 19_700)
+    command = handouts.settling(world.ledger, commands.encode_ack("n1", held))
     assert command[0] == Command.SETTLE
     world.one(command)
     (hour,) = world.store.hours()
@@ -46,15 +46,15 @@ def test_below_the_level_commands_stay_as_they_are() -> None:
     world, handouts = World(level=SETTLE_LEVEL - 1), Handouts()
     held = world.lease(*world.ids(draft()))
     key = int(held["term"][0]), int(held["seq"][0])
-    handouts.answered(world.state, key, np.array([0]), START_MS, START_MS + 5)
+    handouts.answered(world.ledger, key, np.array([0]), START_MS, START_MS + 5)
     for command in (commands.encode_ack("n1", held), commands.encode_nack("n1", held, 5, "why")):
-        assert handouts.settling(world.state, command) == command
+        assert handouts.settling(world.ledger, command) == command
 
 
 def test_grants_that_are_over_are_forgotten() -> None:
     world, handouts = World(), Handouts()
     for seq in range(1, 5_000):
-        handouts.answered(world.state, (1, seq), np.array([0]), START_MS, START_MS)
+        handouts.answered(world.ledger, (1, seq), np.array([0]), START_MS, START_MS)
     assert len(handouts._at) <= 1_025
 
 
@@ -82,7 +82,7 @@ def test_an_ack_through_any_node_carries_it_and_every_replica_has_it() -> None:
     assert done == [None, None]
     for node in nodes:
         (hour,) = {int(hour) for hour in delivery.hours}
-        events = node.state.store.events(hour, slice(0, node.state.store.event_count(hour)))
+        events = node.ledger.store.events(hour, slice(0, node.ledger.store.event_count(hour)))
         delays = handout_delay_ms(events[events["event"] == Event.ACKED])
         assert len(delays) == 2
         assert (delays >= 300).all(), node.name

@@ -12,7 +12,9 @@ from hadelay.codec.commands import Draft, encode_cancel
 from hadelay.codec.formats import INDEX, INDEX_SIZE
 from hadelay.errors import DamagedFile, HadelayError
 from hadelay.ledger import listing
-from hadelay.model import unpack_id
+from hadelay.ledger.describe import describe
+from hadelay.ledger.lookup import find_entry
+from hadelay.model import FIRST, PENDING, unpack_id
 from hadelay.raft.ports import FOUNDING
 from hadelay.settings.node import Config
 
@@ -62,7 +64,7 @@ def test_a_wiped_node_that_is_told_to_found_a_cluster_does_not_vote_for_one_that
     cluster.start(leader.name)
     cluster.world.run_for(5.0)
     wait_for_leader(cluster)
-    assert [node.name for node in cluster.nodes() if node.state.find(kept) is None] == []
+    assert [node.name for node in cluster.nodes() if find_entry(node.ledger, kept) is None] == []
     assert not cluster.violations
     publish(cluster, b"and on it goes")
 
@@ -101,12 +103,12 @@ def test_a_node_that_meets_damage_while_it_applies_begins_anew_from_the_others()
     cluster.world.run_for(20.0)
     healed = next(node for node in cluster.nodes() if node.name == rotten.name)
     assert healed is not rotten
-    assert healed.state.incarnations[rotten.name] > FOUNDING
+    assert healed.ledger.incarnations[rotten.name] > FOUNDING
     wait_for_leader(cluster)
     publish(cluster, b"and on it goes")
     cluster.world.run_for(2.0)
-    assert len({node.state.chain for node in cluster.nodes()}) == 1
-    assert {str(node.state.describe(message_id).state) for node in cluster.nodes()} == {"cancelled"}
+    assert len({node.ledger.chain for node in cluster.nodes()}) == 1
+    assert {str(describe(node.ledger, message_id).state) for node in cluster.nodes()} == {"cancelled"}
     # The simulator knows nothing of our flip: it sees a node end itself, and come back without its term.
     expected = ("DamagedFile", "went back", "and its disk says", f"{rotten.name} had entry")
     assert [str(v) for v in cluster.violations if not any(word in str(v) for word in expected)] == []
@@ -125,9 +127,9 @@ def test_a_listing_says_where_an_index_entry_is_damaged_that_names_another_place
     hours.lengths(hour)  # it is written by now, or the next line would hit nothing
     own_number = INDEX.fields["index"][1]
     cluster.machines[leader.name].disk.flip_bit(f"{hours.path(hour)}.idx", index * INDEX_SIZE + own_number + 3, 7)
-    topic = leader.state.topic("orders")
+    topic = leader.ledger.topic("orders")
     assert topic is not None
-    wish = listing.Wish(topic.number, listing.PENDING, 0, 1 << 52, 0, listing.FIRST, 10)
+    query = listing.MessageQuery(topic.number, PENDING, 0, 1 << 52, 0, FIRST, 10)
     with pytest.raises(DamagedFile) as raised:
-        whole(listing.listing(leader.state, wish, leader.state.now_ms))
+        whole(listing.listing(leader.ledger, query, leader.ledger.now_ms))
     assert (raised.value.path, raised.value.offset) == (f"{hours.path(hour)}.idx", index * INDEX_SIZE)

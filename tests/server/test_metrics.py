@@ -144,7 +144,7 @@ class Crowd:
         leader = cluster.leader()
         assert leader is not None
         self.node = leader
-        all_topics = leader.state.topics
+        all_topics = leader.ledger.topics
         for number in range(topics):
             topic = Topic(number, f"topic-{number}", published=number % 10, open=number % 10, bytes=100)
             topic.settled[Event.ACKED] = 1
@@ -177,7 +177,7 @@ def test_who_is_shown_stays_until_it_is_deleted() -> None:
     crowd = Crowd(100, 3)
     before = names(crowd.series(), "topic_published_messages_total")
     assert before == {"topic-9", "topic-19", "topic-29"}
-    topics = crowd.node.state.topics
+    topics = crowd.node.ledger.topics
     topics[50].published = 1_000_000
     assert names(crowd.series(), "topic_published_messages_total") == before
     topics[19].exists = False

@@ -16,7 +16,9 @@ from chaos.sim.tables import SimBackend
 from hadelay.codec import commands as c
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.publishcommand import KEEP, REJECT, REPLACE
-from hadelay.ledger.state import DelayState
+from hadelay.ledger import checkpoint
+from hadelay.ledger.apply import apply_entry
+from hadelay.ledger.state import Ledger
 from hadelay.model import DEAD_HOURS
 from hadelay.storage.identity import Identity
 from hadelay.storage.store import Storage
@@ -37,7 +39,7 @@ class Entries:
         self.seq = 0
         self.leases: list[tuple[int, ...]] = []
 
-    def next(self, state: DelayState) -> bytes:
+    def next(self, ledger: Ledger) -> bytes:
         """Made from what the uninterrupted state looks like."""
         rng = self.random
         self.now += rng.choice((0, 1, 30, 400, 400, 3000, 3000, 20_000, 900_000 if rng.random() < 0.2 else 0))
@@ -51,14 +53,14 @@ class Entries:
             self._cancel,
             self._reschedule,
             self._other,
-            self._upkeep,
+            self._maintenance,
         ]
-        made = [m for kind in rng.sample(kinds, rng.randint(1, 3)) for m in [kind(state)] if m]
+        made = [m for kind in rng.sample(kinds, rng.randint(1, 3)) for m in [kind(ledger)] if m]
         entry = c.encode_entry(self.now, made or [c.encode_noop()])
         self.log.append(entry)
         return entry
 
-    def _publish(self, state: DelayState) -> bytes:
+    def _publish(self, ledger: Ledger) -> bytes:
         rng = self.random
         drafts = []
         for _ in range(rng.choice((1, 2, 10, 60))):
@@ -89,26 +91,26 @@ class Entries:
             return None, 0, 0
         return b"c%d" % rng.randrange(40), rng.choice((KEEP, REPLACE, REPLACE, REJECT)), rng.choice((0, 5000))
 
-    def _reschedule(self, state: DelayState) -> bytes | None:
+    def _reschedule(self, ledger: Ledger) -> bytes | None:
         rng = self.random
-        hours = state.store.hours()
+        hours = ledger.store.hours()
         if not hours:
             return None
         hour = rng.choice(hours)
-        ids = [hour << 32 | rng.randrange(state.store.count(hour) + 2) for _ in range(rng.randint(0, 5))]
+        ids = [hour << 32 | rng.randrange(ledger.store.count(hour) + 2) for _ in range(rng.randint(0, 5))]
         keys = [(rng.choice(("a", "b", "none")), b"c%d" % rng.randrange(40)) for _ in range(rng.randint(0, 3))]
         if rng.random() < 0.2:
             return c.encode_cancel("n2", ids, keys)
         when_ms = rng.choice((0, 10, 3000, 5 * HOUR, 800 * 24 * HOUR))
         return c.encode_reschedule("n1", when_ms, True, ids, keys)
 
-    def _grant(self, state: DelayState) -> bytes | None:
+    def _grant(self, ledger: Ledger) -> bytes | None:
         rng = self.random
-        hours = [h for h in state.store.hours() if state.store.count(h)]
+        hours = [h for h in ledger.store.hours() if ledger.store.count(h)]
         if not hours:
             return None
         hour = rng.choice(hours[:3])
-        count = state.store.count(hour)
+        count = ledger.store.count(hour)
         indexes = sorted(rng.sample(range(count), min(count, rng.randint(1, 20))))
         self.seq += 1
         rows = np.array(indexes, np.uint32)
@@ -127,7 +129,7 @@ class Entries:
             )
         )
 
-    def _settle(self, state: DelayState) -> bytes | None:
+    def _settle(self, ledger: Ledger) -> bytes | None:
         rng = self.random
         if not self.leases:
             return None
@@ -139,24 +141,24 @@ class Entries:
             return c.encode_nack("n2", rows, rng.choice((-1, 0, 500, 3 * HOUR)))
         if kind < 0.8:
             return c.encode_extend("n1", rows, 5000)
-        return c.encode_expire(sorted(state.grants)[: rng.randint(1, 10)])
+        return c.encode_expire(sorted(ledger.grants)[: rng.randint(1, 10)])
 
-    def _cancel(self, state: DelayState) -> bytes | None:
+    def _cancel(self, ledger: Ledger) -> bytes | None:
         rng = self.random
-        hours = state.store.hours()
+        hours = ledger.store.hours()
         if not hours:
             return None
         hour = rng.choice(hours)
         return c.encode_cancel(
-            "n1", [hour << 32 | rng.randrange(state.store.count(hour) + 2) for _ in range(rng.randint(1, 8))]
+            "n1", [hour << 32 | rng.randrange(ledger.store.count(hour) + 2) for _ in range(rng.randint(1, 8))]
         )
 
-    def _upkeep(self, state: DelayState) -> bytes:
+    def _maintenance(self, ledger: Ledger) -> bytes:
         """What ends by itself, dies, is purged and comes back."""
         rng = self.random
         topic = rng.choice(("a", "b", "ccc"))
-        dead = [h for h in state.store.hours() if h >= DEAD_HOURS] or [0]
-        ids = [row for h in dead if h for row in state.store.entries(h, slice(None))["first_id"].tolist()]
+        dead = [h for h in ledger.store.hours() if h >= DEAD_HOURS] or [0]
+        ids = [row for h in dead if h for row in ledger.store.entries(h, slice(None))["first_id"].tolist()]
         limits = {"max_attempts": rng.randrange(1, 3), "dead_retention_ms": HOUR, "backoff": [rng.randrange(5000)]}
         return rng.choice((
             c.encode_topic_put("b", limits | {"dead_letter": rng.choice(("keep", "ccc"))}),
@@ -172,9 +174,9 @@ class Entries:
             c.encode_alerted(topic, rng.randrange(20)),
         ))  # fmt: skip
 
-    def _other(self, state: DelayState) -> bytes:
+    def _other(self, ledger: Ledger) -> bytes:
         rng = self.random
-        hours = [h for h in state.store.hours() if h < self.now // HOUR] or [0]
+        hours = [h for h in ledger.store.hours() if h < self.now // HOUR] or [0]
         return rng.choice((
             c.encode_topic_put("a", {"lease_ms": rng.randrange(1, 5000)}),
             c.encode_topic_delete(rng.choice(("b", "ccc")), True),
@@ -209,9 +211,9 @@ class Replica:
             self.disk, "/data/g0", self.runtime, Identity("c", 0, "n1", 1),
             backend=lambda path: SimBackend(self.disk, path), far_buffer_bytes=20_000,
         )  # fmt: skip
-        self.state = DelayState(0, self.storage.hours, self.storage.tables, self.storage.names)
+        self.ledger = Ledger(0, self.storage.hours, self.storage.tables, self.storage.names)
         if self.storage.core_blob:
-            self.state.load(self.storage.core_blob, self.storage.hour_blobs())
+            checkpoint.load(self.ledger, self.storage.core_blob, self.storage.hour_blobs())
         self.next = max(2, self.storage.applied_index + 1)
         self.ready = True
 
@@ -222,7 +224,7 @@ class Replica:
 
     def _apply_all(self) -> None:
         while self.next < len(self.entries.log):
-            self.state.apply(self.next, 1, self.entries.log[self.next])
+            apply_entry(self.ledger, self.next, 1, self.entries.log[self.next])
             self.next += 1
 
     def checkpoint(self) -> None:
@@ -230,7 +232,7 @@ class Replica:
 
     def _checkpoint(self) -> None:
         if not self.storage.checkpointing and self.next > 2:
-            blob, hours = self.state.dump()
+            blob, hours = checkpoint.dump(self.ledger)
             self.storage.checkpoint(self.next - 1, 1, blob, hours, self._done)
 
     def _done(self, error: BaseException | None) -> None:
@@ -245,7 +247,7 @@ def run(seed: int, steps: int = 150, *, explain: bool = False) -> str:
     lives = 1
     try:
         for step in range(steps):  # noqa: B007 (told on failure)
-            entries.next(steady.state)
+            entries.next(steady.ledger)
             steady.catch_up()
             if mortal.ready and not mortal.dead:
                 mortal.catch_up()
@@ -283,8 +285,8 @@ def compare(one: Replica, two: Replica) -> None:
     two.disk.crash_in = two.disk.fail_syncs = 0
     if two.dead or not two.ready or two.next != one.next:
         return
-    a, b = state_parts(one.state, one.storage), state_parts(two.state, two.storage)
-    ledgercheck.check(one.state)
+    a, b = state_parts(one.ledger, one.storage), state_parts(two.ledger, two.storage)
+    ledgercheck.check(one.ledger)
     for part in {**a, **b}:
         assert a.get(part) == b.get(part), f"{part} differs: {a.get(part)!r:.300} {b.get(part)!r:.300}"
 

@@ -168,7 +168,7 @@ def test_before_every_node_knows_how_nothing_changes(monkeypatch: pytest.MonkeyP
     town.world.run_for(4.0)
     assert "needs every node, upgraded" in str(town.change("add", "n4"))
     town.converge()
-    assert {node.state.level for node in town.nodes()} == {1}
+    assert {node.ledger.level for node in town.nodes()} == {1}
 
 
 @pytest.mark.parametrize("crash", ["leader", "joiner", "everything", "wipe"])

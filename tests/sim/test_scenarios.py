@@ -24,6 +24,8 @@ from hadelay.codec.commands import Command, Draft, decode_entry, encode_cancel, 
 from hadelay.codec.results import CancelOutcome
 from hadelay.errors import OutcomeUnknown
 from hadelay.handout.dispatcher import Poll
+from hadelay.ledger.describe import describe
+from hadelay.ledger.lookup import find_entry
 from hadelay.model import hour_name, unpack_id
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
@@ -90,7 +92,7 @@ class Scene(SimCluster):
         return [int(row["first_id"]) for row in delivery.rows]
 
     def state(self, message_id: int) -> str:
-        return str(self.nodes()[0].state.describe(message_id).state)
+        return str(describe(self.nodes()[0].ledger, message_id).state)
 
     def cut_off(self, *names: str) -> None:
         for a in names:
@@ -429,8 +431,8 @@ def test_two_groups_share_a_process():
     world.run_for(1.0)
     assert {group: i >> 56 for group, i in ids.items()} == {0: 0, 1: 1}
     for (group, _), node in nodes.items():
-        assert node.state.describe(ids[group]) is not None
-        assert node.state.describe(ids[1 - group]) is None
+        assert describe(node.ledger, ids[group]) is not None
+        assert describe(node.ledger, ids[1 - group]) is None
 
 
 def test_the_checks_run_on_a_quiet_cluster():
@@ -515,7 +517,7 @@ def test_a_key_is_never_ahead_of_the_checkpoint_that_it_belongs_to() -> None:
         name, keys = scene.others[0], [b"k%d" % n for n in range(6)]
         ids = [scene.publish(HOUR_S * 1000, key) for key in keys[:3]]
         node = scene.on(name)
-        scene.until(lambda node=node, ids=ids: all(node.state.find(i) for i in ids))
+        scene.until(lambda node=node, ids=ids: all(find_entry(node.ledger, i) for i in ids))
         scene.machines[name].disk.crash_in = steps
         node.runtime.call_soon(node.checkpoints.begin)
         ids += [scene.publish(HOUR_S * 1000, key) for key in keys[3:]]
@@ -554,7 +556,7 @@ def test_a_crash_at_any_step_of_an_hours_retirement() -> None:
         kept = scene.publish(9 * HOUR_S * 1000)
         scene.ask(encode_cancel("n1", old))
         scene.sleep(4 * HOUR_S)
-        scene.until(lambda scene=scene, hour=hour: all(hour in node.state.retired for node in scene.nodes()), 60.0)
+        scene.until(lambda scene=scene, hour=hour: all(hour in node.ledger.retired for node in scene.nodes()), 60.0)
         name = scene.others[0]
         scene.machines[name].disk.crash_in = steps
         node = scene.on(name)
@@ -567,7 +569,7 @@ def test_a_crash_at_any_step_of_an_hours_retirement() -> None:
         scene.publish()
         scene.world.run_for(1.0)
         assert scene.state(kept) == "scheduled"
-        assert [node.state.describe(i) for i in old] == [None] * 3
+        assert [describe(node.ledger, i) for i in old] == [None] * 3
         assert [path for path in disk.copy() if hour_name(hour) in path] == []
 
 

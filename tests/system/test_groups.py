@@ -103,7 +103,7 @@ async def test_two_groups_in_one_process(tmp_path: Path) -> None:
             assert {unpack_id(i)[0] for i in expected} == {group}
             got = await receive(leaders[group], "orders", len(expected))
             assert sorted(message.id for message in got) == sorted(expected)
-        assert leaders[0].state.topic("only") is None
+        assert leaders[0].ledger.topic("only") is None
         # A leader of one steps down; the other's does not notice.
         term = leaders[7].raft.term
         leaders[0].stop()

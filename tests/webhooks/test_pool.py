@@ -11,7 +11,7 @@ import pytest
 from chaos.sim.cluster import SimCluster
 from chaos.sim.file import SimFile
 from hadelay.codec.commands import encode_purge, encode_topic_delete
-from hadelay.ledger.topics import READY, SCHEDULED
+from hadelay.ledger.topicchanges import READY, SCHEDULED
 from hadelay.server.webhooks import pool
 from hadelay.settings.node import Config, WebhooksConfig
 from tests.webhooks.world import Call, World
@@ -135,7 +135,7 @@ def test_a_pause_ends_calls_and_a_resume_goes_on_with_them() -> None:
     calls = len(world.calls)
     world.run(60)
     assert len(world.calls) == calls
-    topic = world.settle().state.topic("t")
+    topic = world.settle().ledger.topic("t")
     assert topic is not None
     assert (topic.leased, topic.dead) == (2, 2)
     world.put("t", paused=None)

@@ -101,7 +101,7 @@ class Player:
         return [f"{name}: {self.world.state(self.ids[name])}" for name in names]
 
     def do_topic_state(self, names: list[str], options: dict[str, str]) -> list[str]:
-        topic = self.world.settle().state.topic(names[0])
+        topic = self.world.settle().ledger.topic(names[0])
         assert topic is not None
         paused = f", paused: {topic.settings.paused_reason}" if topic.settings.paused else ""
         return [f"{names[0]}: {topic.waiting} wait, {topic.leased} leased, {topic.dead} dead{paused}"]

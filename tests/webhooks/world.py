@@ -100,7 +100,7 @@ class World:
 
     def state(self, message_id: int) -> str:
         node = self.settle()
-        found = describe(node.state, message_id, node.clock.read(node.runtime.monotonic()))
+        found = describe(node.ledger, message_id, node.clock.read(node.runtime.monotonic()))
         return "gone" if found is None else found.state.name.lower()
 
 

@@ -129,7 +129,7 @@ class Grant(NamedTuple):
     ahead_ms: int = 0
 
 
-class Leases(NamedTuple):
+class SettleLeases(NamedTuple):
     """ACK, NACK (`value_ms`: delay, −1 for the topic's own) and EXTEND (`value_ms`: the new lease)."""
 
     node: str
@@ -145,7 +145,7 @@ class Settle(NamedTuple):
     """An ACK or NACK with what else is known of these leases."""
 
     kind: int
-    leases: Leases
+    leases: SettleLeases
 
 
 class Redrive(NamedTuple):
@@ -443,7 +443,7 @@ def encode_noop() -> bytes:
 
 
 def decode(kind: int, body: memoryview) -> Any:
-    """The command's own type: Publish, Grant, Leases, … or a tuple. Raises Malformed, also for an unknown kind."""
+    """The command's type: Publish, Grant, SettleLeases, … or a tuple. Raises Malformed, also for an unknown kind."""
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise Malformed(f"no command has the number {kind}")
@@ -473,12 +473,12 @@ def _decode_grant(reader: Reader) -> Grant:
     )
 
 
-def _decode_leases(reader: Reader) -> Leases:
+def _decode_leases(reader: Reader) -> SettleLeases:
     node, count, value_ms = reader.unpack(_LEASES)
-    return Leases(reader.text(node), value_ms, reader.array(LEASE, count))
+    return SettleLeases(reader.text(node), value_ms, reader.array(LEASE, count))
 
 
-def _decode_nack(reader: Reader) -> Leases:
+def _decode_nack(reader: Reader) -> SettleLeases:
     leases = _decode_leases(reader)
     if reader.at == len(reader.view):
         return leases
@@ -492,7 +492,7 @@ def _decode_settle(reader: Reader) -> Settle:
     kind, size = reader.unpack(_COMMAND)
     if kind not in (Command.ACK, Command.NACK):
         raise Malformed("a settlement is an ACK or a NACK")
-    leases: Leases = decode(kind, reader.take(size))
+    leases: SettleLeases = decode(kind, reader.take(size))
     section, size = reader.unpack(_COMMAND)
     if section != _DELAYS or size != len(leases.rows) * _U32.itemsize:
         raise Malformed("a settlement has one section, of a delay per lease")

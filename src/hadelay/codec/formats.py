@@ -98,9 +98,10 @@ RECORD_CRC_AT = 44
 RECORD_MAGIC = 0x4448  # "HD"
 RECORD_VERSION = 1
 
-#: One entry of `names`; `size` bytes of UTF-8 follow.
+#: One entry of `names`; `size` bytes of UTF-8 follow. The kinds of names; REASON: why an attempt failed.
 NAME = np.dtype([("kind", "u1"), ("pad", "u1"), ("size", "<u2"), ("number", "<u4"), ("crc", "<u4")])
 NAME_SIZE = 12
+TOPIC, CONSUMER, NODE, REASON = 1, 2, 3, 4
 
 #: Head of `hours/<hour>.heads`; 3600 HEAD and `counters` COUNTER follow. A cache: derived from .idx, and checked.
 HEADS = np.dtype(

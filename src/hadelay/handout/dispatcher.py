@@ -32,13 +32,13 @@ from hadelay.handout.wheel import HourWheel, Second, SecondWheel
 from hadelay.ledger.chain import NO_SECOND, ChainWalk, Damage
 from hadelay.ledger.hourstate import bitmap, indexes_of
 from hadelay.ledger.ports import Listener
-from hadelay.ledger.topics import by_topic, known_topic
+from hadelay.ledger.topics import by_topic
 from hadelay.model import DEAD_HOURS, HOUR_MS, NEVER_MS, NONE32, Event
 
 if TYPE_CHECKING:
     from hadelay.ledger.grants import HeldGrant
-    from hadelay.ledger.state import DelayState
     from hadelay.ledger.topics import Topic
+    from hadelay.ledger.views import HandoutView
 
 #: Upper bounds of hadelay_delivery_lateness_seconds, in ms.
 LATENESS_BUCKETS_MS = (
@@ -60,7 +60,7 @@ class Dispatcher(Listener):
 
     def __init__(
         self,
-        state: DelayState,
+        view: HandoutView,
         *,
         preload_ms: int = 10_000,
         window: int = 65_536,
@@ -76,9 +76,9 @@ class Dispatcher(Listener):
         whoever proposed that still waits for it. watch: a topic was made, changed or deleted, or messages of it died.
         on_ttl: core.ports.Listener. on_open: the chains of that hour are walked from now on. on_load: these INDEX rows
         of the hour were loaded, so that long before their second begins."""
-        self.state, self.store, self.preload_ms = state, state.store, preload_ms
-        self.owed = Owed(state)
-        self.ready = Ready(window, lambda number: state.topics[number], self._number_of, self.owed.look, self._tags)
+        self.view, self.store, self.preload_ms = view, view.store, preload_ms
+        self.owed = Owed(view)
+        self.ready = Ready(window, view.topic, view.topic_number, self.owed.look, self._tags)
         self.backlog = Backlog(self.owed, self.ready, self._damaged)
         self.backlog.on_found = self._count_ready
         self.owed.on_spoiled = self._spoiled
@@ -115,7 +115,7 @@ class Dispatcher(Listener):
         """Take over at cluster time now_ms, on committed state only. Clock alignment (S2): if the previous leader's
         tick is ahead of the clock, wait until they meet; if it is behind, what fell due meanwhile is looked for from
         the oldest owed second on, in order, while the wheel starts at the present."""
-        hour, second, local = self.state.cursor
+        hour, second, local = self.view.cursor
         self.reached = (hour * SECONDS_PER_HOUR + second, local)
         self.resume_ms = self.reached[0] * 1000
         self.tick_ms = now_ms
@@ -126,7 +126,7 @@ class Dispatcher(Listener):
                 self._open(known, at % SECONDS_PER_HOUR)
             elif at // SECONDS_PER_HOUR < known < DEAD_HOURS:
                 self._hours.add(known)
-        for held in self.state.grants.values():
+        for held in self.view.held_grants():
             self._note_leased(held)
         self.backlog.start(at, now_ms)
 
@@ -222,7 +222,7 @@ class Dispatcher(Listener):
         second, walk = self._loading[0]
         rows = walk.step(limit)
         if len(rows):
-            owed = rows[self.owed.mask(walk.hour, rows)]
+            owed = rows[self.view.owed(walk.hour, rows)]
             second.add(owed)
             self._on_load(walk.hour, owed, second.start_ms - self.tick_ms)
         if walk.done:
@@ -362,7 +362,7 @@ class Dispatcher(Listener):
         # It was waiting: cancelled, expired, or carried away. In a window it stays until it is looked at.
         rows = self.store.entries(hour, indexes, verify=False)
         due = rows["deliver_at_ms"] <= self.tick_ms
-        self.ready_counts.subtract(rows["topic"][due & self.state.topics.alive(rows)].tolist())
+        self.ready_counts.subtract(rows["topic"][due & self.view.alive(rows)].tolist())
         if hour in self._wheels and not due.all():
             gone = self._gone.setdefault(hour, BitMap())
             gone |= bitmap(indexes)
@@ -439,10 +439,6 @@ class Dispatcher(Listener):
                 owed[mine] = self.owed.look(hour, offer.indexes[mine])[1]
             self.ready.unused(offer, ~granted)
             self.ready.settle(offer, owed)
-
-    def _number_of(self, name: str) -> int | None:
-        topic = known_topic(self.state, name)
-        return None if topic is None else topic.number
 
     def _tags(self, hour: int, row: np.void) -> list[str] | None:
         """Of the record. Damaged ones are reported, and come again when they are mended."""

@@ -114,12 +114,12 @@ class Backlog:
             self._cost = max(len(rows), _SECOND_COST)
             if len(rows):
                 rows = rows[rows["deliver_at_ms"] <= self.tick_ms]
-            yield rows[self.owed.mask(hour, rows)] if len(rows) else rows
+            yield rows[self.owed.view.owed(hour, rows)] if len(rows) else rows
         if walk.damage is not None:
             self._on_damage(walk.damage)
 
     def _catching_up(self) -> Iterator[int]:
-        while (second := self.owed.next_second(self._catch_up, self.tick_ms)) is not None:
+        while (second := self.owed.view.next_second(self._catch_up, self.tick_ms)) is not None:
             if second >= self._catch_up_end:
                 break
             self._catch_up = second
@@ -177,9 +177,9 @@ class Backlog:
     def _next_scannable(self, second: int) -> int | None:
         """The next second at or after this one that has something owed and is not the catching up's business, which
         adds what it finds by itself."""
-        found = self.owed.next_second(second, self.tick_ms)
+        found = self.owed.view.next_second(second, self.tick_ms)
         if found is not None and self._catch_up <= found < self._catch_up_end:
-            found = self.owed.next_second(self._catch_up_end, self.tick_ms)
+            found = self.owed.view.next_second(self._catch_up_end, self.tick_ms)
         return found if found is not None and found * 1000 <= self.tick_ms else None
 
     def _recovering(self, second: int) -> Iterator[int]:
@@ -212,7 +212,7 @@ class Backlog:
                 if spent >= SLICE:
                     yield spent
                     # The others had their turn: some may have been taken.
-                    spent, owed = _SECOND_COST, self.owed.mask(hour, rows)
+                    spent, owed = _SECOND_COST, self.owed.view.owed(hour, rows)
                 spent += _WINDOW_COST + len(window.places) // _PLACES_PER_ROW
                 if window.closed or (window.mark is not None and window.mark <= second):
                     continue

@@ -9,8 +9,7 @@ from hadelay.http import types
 from hadelay.http.messages import message_out
 from hadelay.http.routes import Call, Routes
 from hadelay.http.values import check_limit, format_instant, parse_id
-from hadelay.ledger.describe import Happened
-from hadelay.model import MAX_RATE, encode_id
+from hadelay.model import MAX_RATE, HistoryEvent, encode_id
 from hadelay.server.api import DeadLetterView
 
 routes = Routes()
@@ -58,7 +57,7 @@ def _letter(view: DeadLetterView) -> types.DeadLetter:
     )  # fmt: skip
 
 
-def _failure(e: Happened) -> types.Failure:
+def _failure(e: HistoryEvent) -> types.Failure:
     return types.Failure(e.event.name.lower(), format_instant(e.at_ms), e.attempt, e.reason)  # type: ignore[arg-type]
 
 

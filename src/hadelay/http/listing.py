@@ -16,8 +16,7 @@ from hadelay.http.messages import message_out
 from hadelay.http.options import check_tags
 from hadelay.http.routes import Call, Routes
 from hadelay.http.values import LARGEST_MS, check_limit, suggest
-from hadelay.ledger.listing import FIRST, PENDING, Key
-from hadelay.model import State
+from hadelay.model import FIRST, PENDING, Key, State
 from hadelay.server.api import ListWish
 
 routes = Routes()

@@ -12,8 +12,7 @@ from hadelay.http import types
 from hadelay.http.options import when
 from hadelay.http.routes import Answer, Call, Routes
 from hadelay.http.values import check_topic, format_instant, parse_id
-from hadelay.ledger.describe import Description, Happened
-from hadelay.model import encode_id, hour_name
+from hadelay.model import Description, HistoryEvent, encode_id, hour_name
 from hadelay.server.api import Target
 
 routes = Routes()
@@ -75,7 +74,7 @@ def message_out(view: Description) -> types.Message:
     return message
 
 
-def _event(e: Happened) -> types.History:
+def _event(e: HistoryEvent) -> types.History:
     shown = types.History(
         e.event.name.lower(), format_instant(e.at_ms), e.attempt, e.consumer, e.node, e.reason or UNSET,  # type: ignore[arg-type]
         *(UNSET if hour is None else hour_name(hour) for hour in (e.from_hour, e.to_hour)),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hadelay.codec.commands import Audited
 from hadelay.codec.results import Done, Refused, Result
+from hadelay.ledger.state import Ledger
 from hadelay.rights import (
     HASH_BYTES,
     MAX_LIFETIME_MS,
@@ -18,27 +19,24 @@ from hadelay.rights import (
     problem_of_scope,
 )
 
-if TYPE_CHECKING:
-    from hadelay.ledger.state import DelayState
 
-
-def apply_token_create(state: DelayState, command: Any) -> Done | Refused:
+def apply_token_create(ledger: Ledger, command: Any) -> Done | Refused:
     """`command`: what msgpack had in it, [name, hash, scopes, lifetime_ms or nil]."""
     wrong = _problem(command)
     if wrong:
         return Refused("bad_token", wrong)
     name, digest, scopes, lifetime_ms = command
-    now_ms = state.now_ms
+    now_ms = ledger.now_ms
     token = Token(name, digest, tuple(scopes), now_ms, None if lifetime_ms is None else now_ms + lifetime_ms)
-    if token.id in state.tokens:
+    if token.id in ledger.tokens:
         return Refused("token_exists", "there is a token with that hash, or one that begins alike: make another")
-    kept = state.tokens
+    kept = ledger.tokens
     if len(kept) >= MAX_TOKENS:
         kept = {token_id: other for token_id, other in kept.items() if other.holds(now_ms)}
     if len(kept) >= MAX_TOKENS:
         return Refused("too_many_tokens", f"there are {len(kept)} tokens: revoke those that nobody uses")
     # A new dict: who remembers what the old one said sees that it is another.
-    state.tokens = {**kept, token.id: token}
+    ledger.tokens = {**kept, token.id: token}
     return Done()
 
 
@@ -61,17 +59,17 @@ def _problem(command: Any) -> str:
     return ""
 
 
-def apply_token_revoke(state: DelayState, token_id: str) -> Done | Refused:
-    if token_id not in state.tokens:
+def apply_token_revoke(ledger: Ledger, token_id: str) -> Done | Refused:
+    if token_id not in ledger.tokens:
         return Refused("no_token", f"there is no token {token_id!r}: it was revoked before, or never was")
-    state.tokens = {other: token for other, token in state.tokens.items() if other != token_id}
+    ledger.tokens = {other: token for other, token in ledger.tokens.items() if other != token_id}
     return Done()
 
 
-def note(state: DelayState, command: Audited, result: Result) -> Result:
+def note(ledger: Ledger, command: Audited, result: Result) -> Result:
     outcome = result.code if isinstance(result, Refused) else "done"
-    state.audit.add(
-        state.now_ms, command.node, command.token_id, command.token, command.action, command.target, outcome
+    ledger.audit.add(
+        ledger.now_ms, command.node, command.token_id, command.token, command.action, command.target, outcome
     )
     return result
 
@@ -79,21 +77,21 @@ def note(state: DelayState, command: Audited, result: Result) -> Result:
 # ---- checkpoints
 
 
-def dump(state: DelayState) -> dict[str, Any]:
+def dump(ledger: Ledger) -> dict[str, Any]:
     """What goes into the main blob; nothing while there is nothing."""
     found: dict[str, Any] = {}
-    if state.tokens:
-        found["tokens"] = [list(token) for token in state.tokens.values()]
-    if state.audit.count:
+    if ledger.tokens:
+        found["tokens"] = [list(token) for token in ledger.tokens.values()]
+    if ledger.audit.count:
         entries = [
-            [e.at_ms, e.node, e.token_id, e.token, e.action, e.target, e.outcome] for e in state.audit.entries
+            [e.at_ms, e.node, e.token_id, e.token, e.action, e.target, e.outcome] for e in ledger.audit.entries
         ]  # fmt: skip
-        found["audit"] = [state.audit.count, entries]
+        found["audit"] = [ledger.audit.count, entries]
     return found
 
 
-def load(state: DelayState, whole: dict[str, Any]) -> None:
+def load(ledger: Ledger, whole: dict[str, Any]) -> None:
     tokens = [Token(name, digest, tuple(scopes), *times) for name, digest, scopes, *times in whole.get("tokens", ())]
-    state.tokens = {token.id: token for token in tokens}
+    ledger.tokens = {token.id: token for token in tokens}
     count, entries = whole.get("audit", (0, ()))
-    state.audit = Audit(count, (AuditEntry(n, *e) for n, e in enumerate(entries, count - len(entries) + 1)))
+    ledger.audit = Audit(count, (AuditEntry(n, *e) for n, e in enumerate(entries, count - len(entries) + 1)))

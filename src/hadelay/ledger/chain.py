@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hadelay.codec.formats import INDEX, INDEX_SIZE, SECONDS_PER_HOUR
 from hadelay.codec.linking import INDEX_CRC
-from hadelay.ledger.ports import HourStore
+from hadelay.ledger.ports import HourReader
 from hadelay.model import NONE32
 
 #: Of an hour that is not mapped, a walk reads so many entries around the one it is at, and goes in shorter slices:
@@ -45,7 +45,7 @@ class ChainWalk:
     """One second, newest entry first, in slices that the caller sizes. Where it starts is the loading offset of S1:
     what is filed after the walk was made is not part of it, and comes from apply."""
 
-    def __init__(self, store: HourStore, hour: int, second: int) -> None:
+    def __init__(self, store: HourReader, hour: int, second: int) -> None:
         assert 0 <= second < SECONDS_PER_HOUR
         heads = store.heads(hour)
         self.store, self.hour, self.second = store, hour, second

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from hadelay.codec.commands import Cancel, Reschedule, Targets
+from hadelay.codec.formats import NODE
 from hadelay.codec.results import CancelOutcome, CancelResult, Outcome, RescheduleResult
 from hadelay.ledger import ttl
 from hadelay.ledger.keys import find_key
-from hadelay.ledger.lookup import Place, cancel_entries, locate, state_of
-from hadelay.ledger.ports import NODE
+from hadelay.ledger.lookup import EntryRef, cancel_entries, find_entry, state_of
+from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_LEASE_EXPIRED, FLAG_WAS_DUE, move
 from hadelay.model import NONE32, State
 from hadelay.version import BOUNDED, MARKS_WAS_DUE
-
-if TYPE_CHECKING:
-    from hadelay.codec.commands import Cancel, Reschedule, Targets
-    from hadelay.ledger.state import DelayState
 
 #: What one RESCHEDULE looks at, and moves before it stops: some milliseconds.
 MAX_TARGETS = 1_000
@@ -33,49 +29,49 @@ _OUTCOMES = {
 }
 
 
-def _ids(state: DelayState, targets: Targets) -> list[int | None]:
-    return [*targets.ids.tolist(), *(find_key(state, topic, digest) for topic, digest in targets.keys)]
+def _ids(ledger: Ledger, targets: Targets) -> list[int | None]:
+    return [*targets.ids.tolist(), *(find_key(ledger, topic, digest) for topic, digest in targets.keys)]
 
 
-def _waiting(state: DelayState, message_id: int | None) -> tuple[Place | None, Outcome]:
+def _waiting(ledger: Ledger, message_id: int | None) -> tuple[EntryRef | None, Outcome]:
     """(where it is, DONE) of a message that waits; otherwise why it does not."""
-    place = None if message_id is None else locate(state, message_id)
+    place = None if message_id is None else find_entry(ledger, message_id)
     if place is None:
         return None, Outcome.NOT_FOUND
-    return place, _OUTCOMES.get(state_of(state, place, state.now_ms), Outcome.DONE)
+    return place, _OUTCOMES.get(state_of(ledger, place, ledger.now_ms), Outcome.DONE)
 
 
-def apply_cancel(state: DelayState, command: Cancel) -> CancelResult:
-    node = state.number_of(NODE, command.node)
+def apply_cancel(ledger: Ledger, command: Cancel) -> CancelResult:
+    node = ledger.number_of(NODE, command.node)
     outcomes = []
-    for message_id in _ids(state, command.targets):
-        place, outcome = _waiting(state, message_id)
+    for message_id in _ids(ledger, command.targets):
+        place, outcome = _waiting(ledger, message_id)
         if outcome is Outcome.DONE:
             assert place is not None
-            cancel_entries(state, place.hour, place.rows, node)
+            cancel_entries(ledger, place.hour, place.rows, node)
         # Cancelled before, or with its topic: again is as good as once.
         outcomes.append(CancelOutcome.CANCELLED if outcome is Outcome.CANCELLED else CancelOutcome(outcome))
     return CancelResult(np.array(outcomes, np.uint8))
 
 
-def apply_reschedule(state: DelayState, command: Reschedule) -> RescheduleResult:
+def apply_reschedule(ledger: Ledger, command: Reschedule) -> RescheduleResult:
     """The id stays, and so does the attempt. What is due stays where it stands if it is to be due now, or later than
     it was asked for: so a command that comes twice does no harm."""
-    node = state.number_of(NODE, command.node)
-    ids = _ids(state, command.targets)
+    node = ledger.number_of(NODE, command.node)
+    ids = _ids(ledger, command.targets)
     result = RescheduleResult(
         np.zeros(len(ids), np.uint8), np.array([i or 0 for i in ids], np.uint64), np.zeros(len(ids), np.int64)
     )
-    now_ms = state.now_ms
+    now_ms = ledger.now_ms
     delay_ms = max(command.when_ms if command.relative else command.when_ms - now_ms, 0)
-    bounded = state.level >= BOUNDED
+    bounded = ledger.level >= BOUNDED
     room = MAX_MOVED_BYTES
     for n, message_id in enumerate(ids):
         if bounded and (n >= MAX_TARGETS or room <= 0):
             result.outcomes[n] = Outcome.AGAIN
             continue
-        place, outcome = _waiting(state, message_id)
-        if outcome is Outcome.DONE and delay_ms > state.settings.max_delay_ms:
+        place, outcome = _waiting(ledger, message_id)
+        if outcome is Outcome.DONE and delay_ms > ledger.settings.max_delay_ms:
             outcome = Outcome.TOO_FAR
         if outcome is Outcome.DONE:
             assert place is not None
@@ -84,13 +80,13 @@ def apply_reschedule(state: DelayState, command: Reschedule) -> RescheduleResult
             if deliver_at_ms != before_ms:
                 # An ack of the attempt that ran out still counts.
                 flags = int(place.rows["flags"][0]) & FLAG_LEASE_EXPIRED
-                if before_ms <= now_ms + _NEARLY_MS and state.level >= MARKS_WAS_DUE:
+                if before_ms <= now_ms + _NEARLY_MS and ledger.level >= MARKS_WAS_DUE:
                     flags |= FLAG_WAS_DUE
                 move(
-                    state, place.hour, place.rows, deliver_at_ms=deliver_at_ms, attempts=0, flags=flags,
+                    ledger, place.hour, place.rows, deliver_at_ms=deliver_at_ms, attempts=0, flags=flags,
                     previous=NONE32, node=node, leased=False,
                 )  # fmt: skip
-                ttl.begin_again(state, place.rows, deliver_at_ms)
+                ttl.begin_again(ledger, place.rows, deliver_at_ms)
                 room -= int(place.rows["size"][0])
             result.deliver_at_ms[n] = deliver_at_ms
         result.outcomes[n] = outcome

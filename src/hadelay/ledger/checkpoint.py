@@ -7,28 +7,24 @@ canonical form. What can be derived (leased bitmaps, generations) is not written
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 import numpy as np
 from pyroaring import BitMap
 
-from hadelay.errors import FatalError, HadelayError
+from hadelay.errors import WAY_OUT, FatalError, HadelayError
 from hadelay.ledger import access
 from hadelay.ledger.grants import HELD, HeldGrant
-from hadelay.ledger.hourstate import HourState, bitmap
-from hadelay.ledger.leases import groups
-from hadelay.ledger.topics import Mark, RedriveJob, Topic, Topics
+from hadelay.ledger.hourstate import HourState, bitmap, groups
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.topics import PurgeMark, RedriveJob, Topic, Topics
 from hadelay.members import Member
 from hadelay.model import Event
 from hadelay.settings.cluster import Settings
 from hadelay.version import FEATURE_LEVEL
 
-if TYPE_CHECKING:
-    from hadelay.ledger.state import DelayState
-
 VERSION = 1
-WAY_OUT = "move the node's directories away and start it again: it will fetch everything from the others"
 #: Plain numbers of the main blob: key → attribute of the state. The keys never change.
 _NUMBERS = {
     "now_ms": "now_ms",
@@ -44,30 +40,42 @@ _NUMBERS = {
 }
 #: Attributes in the order in which they are written; the order never changes. New ones go to the end of the row.
 _TOPIC = (
-    "number", "name", "exists", "generation", "config", "open", "leased", "doomed", "published", "bytes", "spent_ns",
-    "dead", "settled", "lives", "floor", "dead_mark_ms", "alerted",
+    "number", "name", "exists", "generation", "config", "open", "leased", "tombstoned", "published", "bytes",
+    "spent_ns", "dead", "settled", "lives", "floor", "dead_mark_ms", "alerted",
 )  # fmt: skip
 _REDRIVE_JOB = ("upto_ms", "rate", "start_ms", "count", "after")
 _MARK = ("generation", "at_ms", "ready")
 
 
-def dump_main(state: DelayState) -> bytes:
+def dump(ledger: Ledger, *, everything: bool = False) -> tuple[bytes, dict[int, bytes]]:
+    """(main blob, blob per hour changed since the last dump; b"" for an hour to forget).
+
+    everything: all hours, and equal bytes for equal ledgers, for comparing replicas.
+    """
+    touched = set(ledger.hours) if everything else ledger.touched
+    hours = {h: dump_hour(ledger.hours[h], canonical=everything) if h in ledger.hours else b"" for h in sorted(touched)}
+    if not everything:
+        ledger.touched = set()
+    return dump_main(ledger), hours
+
+
+def dump_main(ledger: Ledger) -> bytes:
     return _packed(
         {
             "version": VERSION,
-            **{key: getattr(state, name) for key, name in _NUMBERS.items()},
-            "group": state.group,
-            "cursor": state.cursor,
-            "sweep": state.sweep,
-            "named": sorted(state.named.items()),
-            "settings": state.settings.to_map(),
-            "topics": [_dump_topic(topic) for topic in state.topics.all],
-            "grants": [_dump_grant(grant) for grant in state.grants.values()],
-            "requests": [[consumer, list(map(list, r.items()))] for consumer, r in state.requests.items()],
-            "incarnations": sorted(state.incarnations.items()),
-            "retired": _dump_bits(state.retired, True),
-            **access.dump(state),
-            **({"members": [state.members_index, *state.members]} if state.members else {}),
+            **{key: getattr(ledger, name) for key, name in _NUMBERS.items()},
+            "group": ledger.group,
+            "cursor": ledger.cursor,
+            "sweep": ledger.sweep,
+            "named": sorted(ledger.named.items()),
+            "settings": ledger.settings.to_map(),
+            "topics": [_dump_topic(topic) for topic in ledger.topics.all],
+            "grants": [_dump_grant(grant) for grant in ledger.grants.values()],
+            "requests": [[consumer, list(map(list, r.items()))] for consumer, r in ledger.requests.items()],
+            "incarnations": sorted(ledger.incarnations.items()),
+            "retired": _dump_bits(ledger.retired, True),
+            **access.dump(ledger),
+            **({"members": [ledger.members_index, *ledger.members]} if ledger.members else {}),
         }
     )
 
@@ -119,7 +127,7 @@ def _load_topic(values: list[Any]) -> Topic:
         topic.redrive = RedriveJob(**dict(zip(_REDRIVE_JOB, job, strict=True)))
         died_ms, first_id = topic.redrive.after
         topic.redrive.after = (died_ms, first_id)
-    topic.marks = [Mark(**dict(zip(_MARK, mark, strict=True))) for mark in marks]
+    topic.marks = [PurgeMark(**dict(zip(_MARK, mark, strict=True))) for mark in marks]
     return topic
 
 
@@ -130,11 +138,12 @@ def _dump_grant(grant: HeldGrant) -> list[Any]:
     ]  # fmt: skip
 
 
-def load(state: DelayState, main: bytes, hours: dict[int, bytes]) -> None:
-    """Fill a new state. FatalError when a blob is another version's, or none: its checksum held, so no accident.
-    OSError: the disk, when hours are looked at."""
+def load(ledger: Ledger, main: bytes, hours: dict[int, bytes]) -> None:
+    """Fill a new ledger whose store, tables and names are those of the same applied index. FatalError when a blob is
+    another version's, or none: its checksum held, so no accident. OSError: the disk, when hours are looked at."""
     try:
-        _fill(state, _whole(main), hours)
+        _fill(ledger, _whole(main), hours)
+        ledger.touched = set()
     except (HadelayError, OSError):
         raise
     except Exception as error:  # numbers, bitmaps, arrays: each decoder has errors of its own
@@ -153,35 +162,35 @@ def _whole(main: bytes) -> dict[str, Any]:
     return whole
 
 
-def _fill(state: DelayState, whole: dict[str, Any], hours: dict[int, bytes]) -> None:
-    if whole["version"] != VERSION or whole["level"] > FEATURE_LEVEL or whole["group"] != state.group:
+def _fill(ledger: Ledger, whole: dict[str, Any], hours: dict[int, bytes]) -> None:
+    if whole["version"] != VERSION or whole["level"] > FEATURE_LEVEL or whole["group"] != ledger.group:
         raise FatalError(
             f"the checkpoint has version {whole['version']}, level {whole['level']} and group {whole['group']}; "
             f"this program reads version {VERSION} and level {FEATURE_LEVEL} at most, and the node is of group "
-            f"{state.group}: use a newer hadelay, or the data directory of this node"
+            f"{ledger.group}: use a newer hadelay, or the data directory of this node"
         )
     for key, name in _NUMBERS.items():
-        setattr(state, name, whole[key])
-    state.cursor, state.sweep = tuple(whole["cursor"]), tuple(whole["sweep"])
-    state.named = dict(whole["named"])
-    state.settings = Settings.from_map(whole["settings"])
-    state.topics = Topics()
+        setattr(ledger, name, whole[key])
+    ledger.cursor, ledger.sweep = tuple(whole["cursor"]), tuple(whole["sweep"])
+    ledger.named = dict(whole["named"])
+    ledger.settings = Settings.from_map(whole["settings"])
+    ledger.topics = Topics()
     for values in whole["topics"]:
-        state.topics.add(_load_topic(values))
-    state.incarnations = dict(whole["incarnations"])
-    state.members_index, *members = whole.get("members", [0])
-    state.members = tuple(Member(*member) for member in members)
-    access.load(state, whole)
-    state.retired = BitMap.deserialize(whole["retired"])
-    state.ttl_from = b""
-    state.hours = {hour: _load_hour(blob) for hour, blob in sorted(hours.items()) if blob}
-    state.grants = {grant.key: grant for grant in map(_load_grant, whole["grants"])}
-    state.requests = {consumer: {rid: tuple(key) for rid, key in items} for consumer, items in whole["requests"]}
-    for grant in state.grants.values():
+        ledger.topics.add(_load_topic(values))
+    ledger.incarnations = dict(whole["incarnations"])
+    ledger.members_index, *members = whole.get("members", [0])
+    ledger.members = tuple(Member(*member) for member in members)
+    access.load(ledger, whole)
+    ledger.retired = BitMap.deserialize(whole["retired"])
+    ledger.ttl_from = b""
+    ledger.hours = {hour: _load_hour(blob) for hour, blob in sorted(hours.items()) if blob}
+    ledger.grants = {grant.key: grant for grant in map(_load_grant, whole["grants"])}
+    ledger.requests = {consumer: {rid: tuple(key) for rid, key in items} for consumer, items in whole["requests"]}
+    for grant in ledger.grants.values():
         held = grant.rows[grant.rows["open"] == 1]
         for hour, where in groups(held["hour"]):
-            state.hours.setdefault(hour, HourState()).leased |= bitmap(held["index"][where])
-    state.store.set_clock(state.now_hour)
+            ledger.hours.setdefault(hour, HourState()).leased |= bitmap(held["index"][where])
+    ledger.store.set_clock(ledger.now_hour)
 
 
 def for_new_cluster(main: bytes, group: int) -> bytes:

@@ -18,19 +18,20 @@ Purging is a watermark: what died at or before `topic.dead_mark_ms` is gone. Wha
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.formats import INDEX
+from hadelay.codec.commands import Redrive, Slice
+from hadelay.codec.formats import INDEX, NODE
 from hadelay.codec.results import Progress, RedriveOutcome, RedriveResult, Refused
 from hadelay.ledger import ttl
 from hadelay.ledger.hourstate import bitmap, indexes_of
 from hadelay.ledger.keys import forget_key, forget_keys, take_again
-from hadelay.ledger.lookup import locate, locate_all, state_of
-from hadelay.ledger.ports import NODE
-from hadelay.ledger.topics import RedriveJob, by_topic, topic_for
+from hadelay.ledger.lookup import find_entries, find_entry, state_of
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.topicchanges import topic_or_new
+from hadelay.ledger.topics import RedriveJob, Topic, by_topic
 from hadelay.ledger.transitions import (
     FLAG_KEYED,
     FLAG_ROUTED,
@@ -44,11 +45,6 @@ from hadelay.ledger.transitions import (
 )
 from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event, State
 from hadelay.version import BOUNDED, ONE_PER_KEY
-
-if TYPE_CHECKING:
-    from hadelay.codec.commands import Redrive, Slice
-    from hadelay.ledger.state import DelayState
-    from hadelay.ledger.topics import Topic
 
 DEAD = b"dead"
 KEY = struct.Struct(">IQQ")
@@ -65,22 +61,22 @@ def key(topic: int, died_at_ms: int, first_id: int) -> bytes:
 
 
 def die(
-    state: DelayState, hour: int, rows: NDArray[np.void], previous: NDArray[np.uint32], node: int, failure: Failure
+    ledger: Ledger, hour: int, rows: NDArray[np.void], previous: NDArray[np.uint32], node: int, failure: Failure
 ) -> None:
     """These leased INDEX rows had their last attempt."""
     for number, _ in by_topic(rows["topic"]):
         mine = rows["topic"] == number
-        topic = state.topics[number]
+        topic = ledger.topics[number]
         routed = mine & (rows["flags"] & FLAG_ROUTED == 0)
-        to = topic_for(state, topic.settings.dead_letter, create=True) if _routes(topic) and routed.any() else None
+        to = topic_or_new(ledger, topic.settings.dead_letter) if _routes(topic) and routed.any() else None
         if to is None:
             routed[:] = False
         else:
-            _route(state, hour, rows[routed], to, previous[routed], node, failure)
+            _route(ledger, hour, rows[routed], to, previous[routed], node, failure)
         kept = mine & ~routed
         if kept.any():
-            _keep(state, hour, rows[kept], topic, previous[kept], node, failure)
-        state.listener.on_dead(topic)
+            _keep(ledger, hour, rows[kept], topic, previous[kept], node, failure)
+        ledger.listener.on_dead(topic)
 
 
 def _routes(topic: Topic) -> bool:
@@ -88,11 +84,11 @@ def _routes(topic: Topic) -> bool:
 
 
 def _keep(
-    state: DelayState, hour: int, rows: NDArray[np.void], topic: Topic, previous: NDArray[np.uint32], node: int,
+    ledger: Ledger, hour: int, rows: NDArray[np.void], topic: Topic, previous: NDArray[np.uint32], node: int,
     failure: Failure,
 ) -> None:  # fmt: skip
     # Later than what was purged, and than what is being redriven.
-    died_ms = max(state.now_ms, topic.dead_mark_ms + 1, topic.redrive.upto_ms + 1 if topic.redrive else 0)
+    died_ms = max(ledger.now_ms, topic.dead_mark_ms + 1, topic.redrive.upto_ms + 1 if topic.redrive else 0)
     until_ms = died_ms + topic.settings.dead_retention_ms
     new = rows.copy()
     new["deliver_at_ms"] = died_ms
@@ -101,40 +97,40 @@ def _keep(
     new["flags"] &= FLAGS_OF_MESSAGE
     hours = np.full(len(rows), DEAD_HOURS + until_ms // HOUR_MS)
     file_anew(
-        state, hour, rows, hours, new, Event.DEAD,
+        ledger, hour, rows, hours, new, Event.DEAD,
         attempts=rows["attempt"] + 1, previous=previous, node=node, leased=True, failure=failure,
     )  # fmt: skip
     topic.dead += len(rows)
     for first_id in rows["first_id"].tolist():
-        state.tables.put(DEAD, key(topic.number, died_ms, first_id), b"")
+        ledger.tables.put(DEAD, key(topic.number, died_ms, first_id), b"")
 
 
 def _route(
-    state: DelayState, hour: int, rows: NDArray[np.void], to: Topic, previous: NDArray[np.uint32], node: int,
+    ledger: Ledger, hour: int, rows: NDArray[np.void], to: Topic, previous: NDArray[np.uint32], node: int,
     failure: Failure,
 ) -> None:  # fmt: skip
-    new = _due_now(state, rows)
+    new = _due_now(ledger, rows)
     new["topic"], new["generation"] = to.number, to.generation
     # Its key was one of the topic it leaves.
     for first_id in rows["first_id"][rows["flags"] & FLAG_KEYED != 0].tolist():
-        forget_key(state, first_id)
+        forget_key(ledger, first_id)
     new["flags"] = new["flags"] & ~np.uint16(FLAG_KEYED) | FLAG_ROUTED
-    hours = np.full(len(rows), state.now_hour)
+    hours = np.full(len(rows), ledger.now_hour)
     file_anew(
-        state, hour, rows, hours, new, Event.DEAD,
+        ledger, hour, rows, hours, new, Event.DEAD,
         attempts=rows["attempt"] + 1, previous=previous, node=node, leased=True, failure=failure,
     )  # fmt: skip
     to.open += len(new)
     to.bytes += int(new["size"].sum(dtype=np.int64))
     to.published += len(new)
-    ttl.begin_again(state, new, state.now_ms)
-    filed(state, state.now_hour, new)
+    ttl.begin_again(ledger, new, ledger.now_ms)
+    filed(ledger, ledger.now_hour, new)
 
 
-def _due_now(state: DelayState, rows: NDArray[np.void]) -> NDArray[np.void]:
+def _due_now(ledger: Ledger, rows: NDArray[np.void]) -> NDArray[np.void]:
     new = rows.copy()
-    new["deliver_at_ms"] = state.now_ms
-    new["second"] = state.now_ms % HOUR_MS // 1000
+    new["deliver_at_ms"] = ledger.now_ms
+    new["second"] = ledger.now_ms % HOUR_MS // 1000
     new["attempt"] = 0
     new["flags"] &= FLAGS_OF_MESSAGE
     return new
@@ -143,20 +139,20 @@ def _due_now(state: DelayState, rows: NDArray[np.void]) -> NDArray[np.void]:
 # ---- coming back
 
 
-def apply_redrive(state: DelayState, command: Redrive) -> RedriveResult | Progress | Refused:
+def apply_redrive(ledger: Ledger, command: Redrive) -> RedriveResult | Progress | Refused:
     """Of these ids: at once, an outcome each. Of a whole topic: begin it, and REDRIVE_SOME goes on."""
-    topic = topic_for(state, command.topic, create=False)
+    topic = ledger.topic(command.topic)
     if topic is None:
         return Refused("no_topic", f"there is no topic {command.topic!r}")
-    node = state.number_of(NODE, command.node)
+    node = ledger.number_of(NODE, command.node)
     if command.all:
         purged = (topic.dead_mark_ms + 1, 0)
-        topic.redrive = RedriveJob(topic.last_death_ms(state.now_ms), command.rate, state.now_ms, after=purged)
-        state.topics.note_chores(topic)
-        state.listener.on_topic(topic)
+        topic.redrive = RedriveJob(topic.last_death_ms(ledger.now_ms), command.rate, ledger.now_ms, after=purged)
+        ledger.topics.note_work(topic)
+        ledger.listener.on_topic(topic)
         return Progress(not topic.dead, topic.dead)
-    now = len(command.ids) if state.level < BOUNDED else MAX_SLICE
-    places = [locate(state, first_id) for first_id in command.ids[:now].tolist()]
+    now = len(command.ids) if ledger.level < BOUNDED else MAX_SLICE
+    places = [find_entry(ledger, first_id) for first_id in command.ids[:now].tolist()]
     outcomes = np.full(len(command.ids), RedriveOutcome.NOT_FOUND, np.uint8)
     outcomes[now:] = RedriveOutcome.AGAIN
     room = REDRIVE_BYTES
@@ -165,7 +161,7 @@ def apply_redrive(state: DelayState, command: Redrive) -> RedriveResult | Progre
     for at, place in enumerate(places):
         if place is None or int(place.rows["topic"][0]) != topic.number:
             continue
-        found = state_of(state, place, state.now_ms)
+        found = state_of(ledger, place, ledger.now_ms)
         if found is not State.DEAD:
             outcomes[at] = _REFUSED[found]
             continue
@@ -173,14 +169,14 @@ def apply_redrive(state: DelayState, command: Redrive) -> RedriveResult | Progre
         if room < 0 and chosen:
             outcomes[at] = RedriveOutcome.AGAIN
             continue
-        if not _may_come(state, place.rows[0], coming):
+        if not _may_come(ledger, place.rows[0], coming):
             outcomes[at] = RedriveOutcome.KEY_TAKEN
             continue
         chosen.setdefault(place.hour, set()).add(place.index)
         outcomes[at] = RedriveOutcome.REDRIVEN
     for hour, indexes in chosen.items():
-        rows = state.store.entries(hour, np.array(sorted(indexes), np.uint32))
-        _redrive(state, topic, hour, rows, node)
+        rows = ledger.store.entries(hour, np.array(sorted(indexes), np.uint32))
+        _redrive(ledger, topic, hour, rows, node)
     return RedriveResult(outcomes)
 
 
@@ -194,115 +190,115 @@ _REFUSED = {
 }
 
 
-def _may_come(state: DelayState, row: np.void, coming: set[int]) -> bool:
+def _may_come(ledger: Ledger, row: np.void, coming: set[int]) -> bool:
     """This letter is redriven, and is one of `coming`; or its client key is another message's by now."""
     first_id = int(row["first_id"])
-    keyed = int(row["flags"]) & FLAG_KEYED and state.level >= ONE_PER_KEY
-    if keyed and not take_again(state, first_id, coming):
+    keyed = int(row["flags"]) & FLAG_KEYED and ledger.level >= ONE_PER_KEY
+    if keyed and not take_again(ledger, first_id, coming):
         return False
     coming.add(first_id)
     return True
 
 
-def apply_redrive_some(state: DelayState, command: tuple[str, int]) -> Progress | Refused:
+def apply_redrive_some(ledger: Ledger, command: tuple[str, int]) -> Progress | Refused:
     """The next slice of a topic's redrive, at most as many as its rate allows by now, in the order of their deaths."""
     name, limit = command
-    topic = topic_for(state, name, create=False)
+    topic = ledger.topic(name)
     if topic is None:
         return Refused("no_topic", f"there is no topic {name!r}")
     job = topic.redrive
     if job is None:
         return Progress(True, 0)
-    limit = min(max(limit, 1), MAX_SLICE, job.allowed(state.now_ms))
+    limit = min(max(limit, 1), MAX_SLICE, job.allowed(ledger.now_ms))
     if not limit:
         return Progress(False, 0)
-    found = state.tables.range(DEAD, key(topic.number, *job.after), key(topic.number, job.upto_ms + 1, 0), limit)
+    found = ledger.tables.range(DEAD, key(topic.number, *job.after), key(topic.number, job.upto_ms + 1, 0), limit)
     letters = [KEY.unpack(at)[1:] for at, _ in found]
-    hours, indexes = locate_all(state, [first_id for _, first_id in letters])
+    hours, indexes = find_entries(ledger, [first_id for _, first_id in letters])
     rows = np.zeros(len(letters), INDEX)
     for hour in np.unique(hours).tolist():
-        rows[hours == hour] = state.store.entries(hour, indexes[hours == hour].astype(np.uint32))
+        rows[hours == hour] = ledger.store.entries(hour, indexes[hours == hour].astype(np.uint32))
     count = fitting(rows["size"], REDRIVE_BYTES)
     coming: set[int] = set()
-    free = np.fromiter((_may_come(state, row, coming) for row in rows[:count]), np.bool_, count)
+    free = np.fromiter((_may_come(ledger, row, coming) for row in rows[:count]), np.bool_, count)
     for hour in np.unique(hours[:count][free]).tolist():
-        _redrive(state, topic, hour, rows[:count][free & (hours[:count] == hour)], state.no_node)
+        _redrive(ledger, topic, hour, rows[:count][free & (hours[:count] == hour)], ledger.no_node)
     job.count += count
     if count:
         died_ms, first_id = letters[count - 1]
         job.after = (died_ms, first_id + 1)
     # In the ms in which it began letters may still die behind it: until that is over, a purge has to know of it.
-    if count == len(found) < limit and state.now_ms > job.upto_ms:
+    if count == len(found) < limit and ledger.now_ms > job.upto_ms:
         topic.redrive = None
-        state.topics.note_chores(topic)
+        ledger.topics.note_work(topic)
     return Progress(topic.redrive is None, count)
 
 
-def _redrive(state: DelayState, topic: Topic, hour: int, rows: NDArray[np.void], node: int) -> None:
-    new = _due_now(state, rows)
+def _redrive(ledger: Ledger, topic: Topic, hour: int, rows: NDArray[np.void], node: int) -> None:
+    new = _due_now(ledger, rows)
     new["generation"] = topic.generation
-    hours = np.full(len(rows), state.now_hour)
+    hours = np.full(len(rows), ledger.now_hour)
     for died_ms, first_id in zip(rows["deliver_at_ms"].tolist(), rows["first_id"].tolist(), strict=True):
-        state.tables.delete(DEAD, key(topic.number, died_ms, first_id))
+        ledger.tables.delete(DEAD, key(topic.number, died_ms, first_id))
     file_anew(
-        state, hour, rows, hours, new, Event.REDRIVEN,
+        ledger, hour, rows, hours, new, Event.REDRIVEN,
         attempts=rows["attempt"], previous=NONE32, node=node, leased=False,
     )  # fmt: skip
     topic.open += len(new)
     topic.bytes += int(new["size"].sum(dtype=np.int64))
-    ttl.begin_again(state, new, state.now_ms)
-    filed(state, state.now_hour, new)
+    ttl.begin_again(ledger, new, ledger.now_ms)
+    filed(ledger, ledger.now_hour, new)
 
 
 # ---- going
 
 
-def apply_drop_dead(state: DelayState, command: Slice) -> Progress | Refused:
+def apply_drop_dead(ledger: Ledger, command: Slice) -> Progress | Refused:
     """Drop a dead hour that is over: its letters are forgotten in slices, then its files go."""
     hour = command.hour
     if hour < DEAD_HOURS:
         return Refused("not_dead", f"hour {hour} is not an hour of dead letters")
-    count = state.store.count(hour)
-    if hour in state.retired or not count:
+    count = ledger.store.count(hour)
+    if hour in ledger.retired or not count:
         return Progress(True, 0)
-    if hour - DEAD_HOURS >= state.now_hour:
+    if hour - DEAD_HOURS >= ledger.now_hour:
         return Refused("hour_running", f"the retention of hour {hour - DEAD_HOURS} is not over")
-    hour_state = state.hour_state(hour)
+    hour_state = ledger.hour_state(hour)
     start = hour_state.retire_at
     end = min(start + min(max(command.limit, 1), MAX_SLICE), count)
-    rows = state.store.entries(hour, slice(start, end))
+    rows = ledger.store.entries(hour, slice(start, end))
     gone = hour_state.settled & bitmap(np.arange(start, end, dtype=np.uint32))
     rows = rows[~np.isin(rows["index"], indexes_of(gone))] if gone else rows
     if len(rows):
-        _forget(state, hour, rows)
+        _forget(ledger, hour, rows)
     hour_state.retire_at = end
-    if end < count and state.open_entries(hour):
+    if end < count and ledger.open_entries(hour):
         return Progress(False, len(rows))
-    state.store.retire(hour)
-    state.retired.add(hour)
-    state.forget_hour(hour)
+    ledger.store.retire(hour)
+    ledger.retired.add(hour)
+    ledger.forget_hour(hour)
     return Progress(True, len(rows))
 
 
-def _forget(state: DelayState, hour: int, rows: NDArray[np.void]) -> None:
+def _forget(ledger: Ledger, hour: int, rows: NDArray[np.void]) -> None:
     """These dead letters of one hour are no more: nobody will find them."""
-    forget_keys(state, hour, rows)
+    forget_keys(ledger, hour, rows)
     for number, died_ms, first_id in zip(
         rows["topic"].tolist(), rows["deliver_at_ms"].tolist(), rows["first_id"].tolist(), strict=True
     ):
-        topic = state.topics[number]
+        topic = ledger.topics[number]
         if died_ms > topic.dead_mark_ms:
             topic.dead -= 1
-        state.tables.delete(DEAD, key(number, died_ms, first_id))
-        state.tables.delete(PLACE, PLACE_KEY.pack(first_id))
-    ttl.forget(state, rows["first_id"].tolist())
-    state.hour_state(hour).settle(bitmap(rows["index"]), Event.CANCELLED)
+        ledger.tables.delete(DEAD, key(number, died_ms, first_id))
+        ledger.tables.delete(PLACE, PLACE_KEY.pack(first_id))
+    ttl.forget(ledger, rows["first_id"].tolist())
+    ledger.hour_state(hour).settle(bitmap(rows["index"]), Event.CANCELLED)
 
 
-def apply_alerted(state: DelayState, command: tuple[str, int]) -> Progress | Refused:
+def apply_alerted(ledger: Ledger, command: tuple[str, int]) -> Progress | Refused:
     """Somebody was told of the topic's first `count` deaths."""
     name, count = command
-    topic = topic_for(state, name, create=False)
+    topic = ledger.topic(name)
     if topic is None:
         return Refused("no_topic", f"there is no topic {name!r}")
     told = min(count, topic.settled[Event.DEAD]) - topic.alerted
@@ -313,8 +309,8 @@ def apply_alerted(state: DelayState, command: tuple[str, int]) -> Progress | Ref
 # ---- reading
 
 
-def listing(state: DelayState, topic: Topic, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+def listing(ledger: Ledger, topic: Topic, after: bytes, limit: int) -> list[tuple[bytes, int]]:
     """(cursor, first id) of the topic's dead letters, in the order of their deaths, behind the cursor (b"" first)."""
     start = max(key(topic.number, topic.dead_mark_ms + 1, 0), KEY.pack(topic.number, 0, 0)[:4] + after + b"\0")
-    found = state.tables.range(DEAD, start, KEY.pack(topic.number + 1, 0, 0), limit)
+    found = ledger.tables.range(DEAD, start, KEY.pack(topic.number + 1, 0, 0), limit)
     return [(at[4:], KEY.unpack(at)[2]) for at, _ in found]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,18 @@ def bitmap(indexes: NDArray[np.uint32]) -> BitMap:
 
 def indexes_of(bits: BitMap) -> NDArray[np.uint32]:
     return np.frombuffer(bits.to_array(), np.uint32)
+
+
+def groups(column: NDArray[Any]) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
+    """(value, where) of each distinct value; one slice over everything when there is only one, as usual."""
+    if not len(column):
+        return
+    first = column[0]
+    if len(column) == 1 or (column == first).all():
+        yield int(first), slice(None)
+        return
+    for value in sorted(set(column.tolist())):
+        yield value, (column == value).nonzero()[0]
 
 
 class HourState:

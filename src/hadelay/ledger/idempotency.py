@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +16,7 @@ from numpy.typing import NDArray
 from hadelay.codec.publishcommand import Draft, hash_client_key, hash_key
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.ledger.keys import find_key
-
-if TYPE_CHECKING:
-    from hadelay.ledger.state import DelayState
+from hadelay.ledger.state import Ledger
 
 #: fingerprint, rows; then ids u8[], deliver_at_ms i8[], codes u1[], and if there were client keys others u8[]
 _HEAD = struct.Struct("<QI")
@@ -30,26 +27,26 @@ def table(epoch: int) -> bytes:
     return b"idem:%d" % epoch
 
 
-def turn(state: DelayState) -> None:
+def turn(ledger: Ledger) -> None:
     """Begin a new epoch when the window is over, or when the running table is full."""
-    settings = state.settings
-    over = state.now_ms >= state.key_epoch_ends_ms
-    if not over and state.key_count < settings.idempotency_max_keys // 2:
+    settings = ledger.settings
+    over = ledger.now_ms >= ledger.key_epoch_ends_ms
+    if not over and ledger.key_count < settings.idempotency_max_keys // 2:
         return
     if not over:
-        state.keys_dropped_early += state.key_count_before
-    long_ago = state.now_ms >= state.key_epoch_ends_ms + settings.idempotency_window_ms
-    if long_ago and state.key_count:
-        state.tables.drop_table(table(state.key_epoch))
-        state.key_count = 0
-    if state.key_count_before:
-        state.tables.drop_table(table(state.key_epoch - 1))
-    state.key_epoch += 1
-    state.key_count_before, state.key_count = state.key_count, 0
-    state.key_epoch_ends_ms = state.now_ms + settings.idempotency_window_ms
+        ledger.keys_dropped_early += ledger.key_count_before
+    long_ago = ledger.now_ms >= ledger.key_epoch_ends_ms + settings.idempotency_window_ms
+    if long_ago and ledger.key_count:
+        ledger.tables.drop_table(table(ledger.key_epoch))
+        ledger.key_count = 0
+    if ledger.key_count_before:
+        ledger.tables.drop_table(table(ledger.key_epoch - 1))
+    ledger.key_epoch += 1
+    ledger.key_count_before, ledger.key_count = ledger.key_count, 0
+    ledger.key_epoch_ends_ms = ledger.now_ms + settings.idempotency_window_ms
 
 
-def repeat(state: DelayState, keys: NDArray[np.void], result: PublishResult) -> tuple[list[int], NDArray[np.bool_]]:
+def repeat(ledger: Ledger, keys: NDArray[np.void], result: PublishResult) -> tuple[list[int], NDArray[np.bool_]]:
     """Answer the rows of keys that were seen before. Returns the keys that are new, and the rows still to be filed.
 
     A key that comes twice within one command counts as seen the second time: `remember` copies it from the first.
@@ -57,16 +54,16 @@ def repeat(state: DelayState, keys: NDArray[np.void], result: PublishResult) -> 
     new: list[int] = []
     here: set[bytes] = set()
     to_file = bytearray(b"\1" * len(result.ids))
-    get = state.tables.get
-    running, before = table(state.key_epoch), table(state.key_epoch - 1)
+    get = ledger.tables.get
+    running, before = table(ledger.key_epoch), table(ledger.key_epoch - 1)
     firsts, counts, prints, digests = _columns(keys)
     # The key of a whole request before those of its rows: if it was seen, they do not matter any more.
     for at in sorted(range(len(counts)), key=lambda at: -counts[at]):
         first, count, digest = firsts[at], counts[at], digests[at]
         if not count or not to_file[first]:
             continue
-        stored = get(running, digest) if state.key_count else None
-        if stored is None and state.key_count_before:
+        stored = get(running, digest) if ledger.key_count else None
+        if stored is None and ledger.key_count_before:
             stored = get(before, digest)
         if stored is None:
             new.append(at)
@@ -79,23 +76,23 @@ def repeat(state: DelayState, keys: NDArray[np.void], result: PublishResult) -> 
     return new, np.frombuffer(to_file, bool)
 
 
-def is_known(state: DelayState, drafts: Sequence[Draft], request_key: bytes | None) -> bool:
+def is_known(ledger: Ledger, drafts: Sequence[Draft], request_key: bytes | None) -> bool:
     """A publish of these would be answered by one before it, of the same Idempotency-Key, or by the message of one of
     its client keys, as far as this node knows."""
     rows = [draft.idem for draft in drafts if draft.idem is not None]
     # A batch too large for one entry has a key per part; a single row has the request's (server/batcher.py).
     requests = [] if request_key is None else [request_key, b"0:" + request_key]
     digests = [hash_key(b"row", key) for key in [*rows, *requests[:1]]] + [hash_key(b"request", k) for k in requests]
-    epochs = (state.key_epoch, state.key_epoch - 1)
-    if any(state.tables.get(table(epoch), digest) is not None for digest in digests for epoch in epochs):
+    epochs = (ledger.key_epoch, ledger.key_epoch - 1)
+    if any(ledger.tables.get(table(epoch), digest) is not None for digest in digests for epoch in epochs):
         return True
     keys = ((draft.topic, hash_client_key(draft.key)) for draft in drafts if draft.key is not None)
-    return any(find_key(state, topic, digest) is not None for topic, digest in keys)
+    return any(find_key(ledger, topic, digest) is not None for topic, digest in keys)
 
 
-def remember(state: DelayState, keys: NDArray[np.void], new: list[int], result: PublishResult) -> None:
+def remember(ledger: Ledger, keys: NDArray[np.void], new: list[int], result: PublishResult) -> None:
     """Keep the answers of the keys that `repeat` found to be new."""
-    running = table(state.key_epoch)
+    running = table(ledger.key_epoch)
     firsts, counts, prints, digests = _columns(keys)
     ids, deliver_at_ms, codes = result.ids.tolist(), result.deliver_at_ms.tolist(), result.codes.tolist()
     here: dict[bytes, bytes] = {}
@@ -118,8 +115,8 @@ def remember(state: DelayState, keys: NDArray[np.void], new: list[int], result: 
         here[digest] = value
         if not refused:
             # What was refused altogether may be tried again, and is refused again for as long as it has to be.
-            state.tables.put(running, digest, value)
-            state.key_count += 1
+            ledger.tables.put(running, digest, value)
+            ledger.key_count += 1
 
 
 def _columns(keys: NDArray[np.void]) -> tuple[list[int], list[int], list[int], list[bytes]]:

@@ -13,34 +13,29 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection
 from itertools import repeat
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.codec.formats import NODE
 from hadelay.codec.publishcommand import KEEP, REJECT, Publish
 from hadelay.codec.results import PublishResult, RowCode
-from hadelay.ledger.lookup import Place, cancel_entries, locate, state_of
-from hadelay.ledger.ports import NODE
-from hadelay.ledger.topics import known_topic
+from hadelay.ledger.lookup import EntryRef, cancel_entries, find_entry, state_of
+from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_KEYED, PLACE, PLACE_KEY, PLACE_VALUE
-from hadelay.model import State
-
-if TYPE_CHECKING:
-    from hadelay.ledger.state import DelayState
+from hadelay.model import PENDING, State
 
 KEY, KEYOF = b"key", b"keyof"
 _SCOPE = struct.Struct(">IH")
 _VALUE = struct.Struct("<Qq")
-_PENDING = frozenset((State.SCHEDULED, State.READY, State.LEASED))
 
 
-def find_key(state: DelayState, topic: str, digest: bytes) -> int | None:
+def find_key(ledger: Ledger, topic: str, digest: bytes) -> int | None:
     """Id of the message published last under the key that `digest` stands for (drafts.hash_client_key)."""
-    found = known_topic(state, topic)
+    found = ledger.known_topic(topic)
     if found is None:
         return None
-    stored = state.tables.get(KEY, _SCOPE.pack(found.number, found.lives) + digest)
+    stored = ledger.tables.get(KEY, _SCOPE.pack(found.number, found.lives) + digest)
     return None if stored is None else int(_VALUE.unpack(stored)[0])
 
 
@@ -51,11 +46,11 @@ class Decision:
     """
 
     def __init__(
-        self, state: DelayState, command: Publish, topics: NDArray[np.uint32], deliver_at_ms: NDArray[np.int64],
+        self, ledger: Ledger, command: Publish, topics: NDArray[np.uint32], deliver_at_ms: NDArray[np.int64],
         take: NDArray[np.bool_], result: PublishResult,
     ) -> None:  # fmt: skip
         """Takes out of `take` what is answered by another message, and pulls deliver_at_ms in to max_wait."""
-        self.state, self.node, self.take, self.result = state, command.node, take, result
+        self.ledger, self.node, self.take, self.result = ledger, command.node, take, result
         #: What is filed last under each key of `key`: its row.
         self._last: dict[bytes, int] = {}
         #: (row, key), in order.
@@ -70,12 +65,12 @@ class Decision:
         at = rows["row"]
         numbers = topics[command.rows["topic"][at]]
         scopes = np.zeros(len(rows), [("topic", ">u4"), ("lives", ">u2"), ("hash", "V16")])
-        every = state.topics.all
+        every = ledger.topics.all
         lives = np.array([every[n].lives if n < len(every) else 0 for n in topics.tolist()], np.uint16)
         scopes["topic"], scopes["lives"], scopes["hash"] = numbers, lives[command.rows["topic"][at]], rows["hash"]
         raw, size = scopes.tobytes(), scopes.itemsize
         keys = [raw[n : n + size] for n in range(0, len(raw), size)]
-        stored = state.tables.get_many(KEY, keys)
+        stored = ledger.tables.get_many(KEY, keys)
         if not any(stored) and len(set(keys)) == len(keys):
             self._filed = list(zip(at.tolist(), keys, strict=True))  # all are new: nothing to decide
         else:
@@ -87,19 +82,19 @@ class Decision:
         if any(waits):
             for row, max_wait_ms in zip(at.tolist(), waits, strict=True):
                 if max_wait_ms > 0 and take[row]:
-                    latest = max(self._starts.get(row, state.now_ms) + max_wait_ms, state.now_ms)
+                    latest = max(self._starts.get(row, ledger.now_ms) + max_wait_ms, ledger.now_ms)
                     deliver_at_ms[row] = min(deliver_at_ms[row], latest)
 
     def _decide(self, row: int, key: bytes, stored: bytes | None, mode: int) -> None:
         earlier = self._last.get(key)
         if stored is not None or earlier is not None:
-            place, leased, start = None, False, self.state.now_ms
+            place, leased, start = None, False, self.ledger.now_ms
             if earlier is not None:
                 start = self._starts.get(earlier, start)
             else:
                 assert stored is not None
                 first_id, since = _VALUE.unpack(stored)
-                place, leased = _pending(self.state, first_id)
+                place, leased = _pending(self.ledger, first_id)
                 start = start if place is None else since
             if earlier is not None or place is not None:
                 if mode == KEEP:
@@ -113,7 +108,7 @@ class Decision:
         self._last[key] = row
         self._filed.append((row, key))
 
-    def _answer(self, row: int, earlier: int | None, place: Place | None) -> None:
+    def _answer(self, row: int, earlier: int | None, place: EntryRef | None) -> None:
         """By the message that is there."""
         self.take[row] = False
         if earlier is not None:
@@ -124,7 +119,7 @@ class Decision:
         self.result.deliver_at_ms[row] = place.rows["deliver_at_ms"][0]
         self.result.duplicate[row] = True
 
-    def _refuse(self, row: int, earlier: int | None, place: Place | None, code: RowCode) -> None:
+    def _refuse(self, row: int, earlier: int | None, place: EntryRef | None, code: RowCode) -> None:
         self.take[row] = False
         self.result.codes[row] = code
         if earlier is not None:
@@ -143,7 +138,7 @@ class Decision:
 
     def finish(self) -> None:
         """The rows of `take` are filed: answer for the others, cancel what was replaced, and keep the keys."""
-        take, result, state = self.take.tolist(), self.result, self.state
+        take, result, ledger = self.take.tolist(), self.result, self.ledger
         for row, earlier in self._same:
             if not take[earlier]:
                 result.codes[row] = result.codes[earlier]
@@ -152,71 +147,71 @@ class Decision:
             else:
                 result.ids[row], result.deliver_at_ms[row] = result.ids[earlier], result.deliver_at_ms[earlier]
                 result.duplicate[row] = True
-        over: list[Place] = []
+        over: list[EntryRef] = []
         for row, before, first_id in self._replaced:
             if take[row] and (before is None or take[before]):
                 old = first_id if before is None else int(result.ids[before])
-                place = locate(state, old)
+                place = find_entry(ledger, old)
                 assert place is not None, "it was pending when this was decided"
                 self._note(row, old)
                 over.append(place)
         if over:
-            node = state.number_of(NODE, self.node)
+            node = ledger.number_of(NODE, self.node)
             for hour in dict.fromkeys(place.hour for place in over):
                 rows = np.concatenate([place.rows for place in over if place.hour == hour])
-                cancel_entries(state, hour, rows, node)
+                cancel_entries(ledger, hour, rows, node)
         every = result.ids.tolist()
         filed = [one for one in self._filed if take[one[0]]]
         ids, keys = [every[row] for row, _ in filed], [key for _, key in filed]
-        starts = [self._starts.get(row, state.now_ms) for row, _ in filed] if self._starts else repeat(state.now_ms)
+        starts = [self._starts.get(row, ledger.now_ms) for row, _ in filed] if self._starts else repeat(ledger.now_ms)
         # A key that is there twice: the later one counts.
-        state.tables.put_many(KEY, dict(zip(keys, map(_VALUE.pack, ids, starts), strict=True)))
-        state.tables.put_many(KEYOF, dict(zip(map(PLACE_KEY.pack, ids), keys, strict=True)))
+        ledger.tables.put_many(KEY, dict(zip(keys, map(_VALUE.pack, ids, starts), strict=True)))
+        ledger.tables.put_many(KEYOF, dict(zip(map(PLACE_KEY.pack, ids), keys, strict=True)))
 
 
-def _pending(state: DelayState, message_id: int) -> tuple[Place | None, bool]:
+def _pending(ledger: Ledger, message_id: int) -> tuple[EntryRef | None, bool]:
     """(where it is, if it is pending; whether it is leased)"""
-    place = locate(state, message_id)
-    phase = None if place is None else state_of(state, place, state.now_ms)
-    return (place if phase in _PENDING else None), phase is State.LEASED
+    place = find_entry(ledger, message_id)
+    phase = None if place is None else state_of(ledger, place, ledger.now_ms)
+    return (place if phase in PENDING else None), phase is State.LEASED
 
 
-def take_again(state: DelayState, first_id: int, with_it: Collection[int]) -> bool:
+def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
     """A dead letter comes back: it has its client key again. False if another message with that key is pending, or is
     `with_it`: comes back by the same command."""
-    key = state.tables.get(KEYOF, PLACE_KEY.pack(first_id))
+    key = ledger.tables.get(KEYOF, PLACE_KEY.pack(first_id))
     if key is None:
         return True
-    stored = state.tables.get(KEY, key)
+    stored = ledger.tables.get(KEY, key)
     other = first_id if stored is None else int(_VALUE.unpack(stored)[0])
-    if other != first_id and (other in with_it or _pending(state, other)[0] is not None):
+    if other != first_id and (other in with_it or _pending(ledger, other)[0] is not None):
         return False
-    state.tables.put(KEY, key, _VALUE.pack(first_id, state.now_ms))
+    ledger.tables.put(KEY, key, _VALUE.pack(first_id, ledger.now_ms))
     return True
 
 
-def _id_of(place: Place | None) -> int:
+def _id_of(place: EntryRef | None) -> int:
     return 0 if place is None else int(place.rows["first_id"][0])
 
 
-def forget_keys(state: DelayState, hour: int, rows: NDArray[np.void]) -> int:
+def forget_keys(ledger: Ledger, hour: int, rows: NDArray[np.void]) -> int:
     """The hour of these INDEX rows goes. Forget the keys of messages whose last entry is among them; returns how many
     rows have the flag. Before their places are forgotten."""
     keyed = rows[rows["flags"] & FLAG_KEYED != 0]
     for first_id, index in zip(keyed["first_id"].tolist(), keyed["index"].tolist(), strict=True):
-        place = state.tables.get(PLACE, PLACE_KEY.pack(first_id))
+        place = ledger.tables.get(PLACE, PLACE_KEY.pack(first_id))
         if place is None or place.startswith(PLACE_VALUE.pack(hour, index)):  # else it went on from here
-            forget_key(state, first_id)
+            forget_key(ledger, first_id)
     return len(keyed)
 
 
-def forget_key(state: DelayState, first_id: int) -> None:
+def forget_key(ledger: Ledger, first_id: int) -> None:
     """Nobody finds this message by its key any more."""
     message = PLACE_KEY.pack(first_id)
-    key = state.tables.get(KEYOF, message)
+    key = ledger.tables.get(KEYOF, message)
     if key is None:
         return
-    state.tables.delete(KEYOF, message)
-    stored = state.tables.get(KEY, key)
+    ledger.tables.delete(KEYOF, message)
+    stored = ledger.tables.get(KEY, key)
     if stored is not None and _VALUE.unpack(stored)[0] == first_id:
-        state.tables.delete(KEY, key)
+        ledger.tables.delete(KEY, key)

@@ -7,21 +7,21 @@ filed anew. So an entry is leased at most once, and "not leased since" is "this 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.commands import MAX_AHEAD_MS, uncounted
-from hadelay.codec.formats import INDEX, MAX_NACK_DELAY_MS, NO_REASON, REASON_BITS
+from hadelay.codec.commands import MAX_AHEAD_MS, Grant, SettleLeases, uncounted
+from hadelay.codec.formats import CONSUMER, INDEX, MAX_NACK_DELAY_MS, NO_REASON, NODE, REASON, REASON_BITS
 from hadelay.codec.results import ExpireResult, GrantResult, LeaseOutcome, LeaseResult, Refused
 from hadelay.ledger import ttl
 from hadelay.ledger.backoff import waits_ms
 from hadelay.ledger.dead import die
 from hadelay.ledger.grants import HELD, HeldGrant
-from hadelay.ledger.hourstate import bitmap, indexes_of
-from hadelay.ledger.lookup import expired, locate
-from hadelay.ledger.ports import CONSUMER, NODE, REASON
+from hadelay.ledger.hourstate import bitmap, groups, indexes_of
+from hadelay.ledger.lookup import expired, find_entry
+from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import by_topic
 from hadelay.ledger.transitions import (
     FLAG_LEASE_EXPIRED,
@@ -38,122 +38,106 @@ from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event
 from hadelay.settings.topic import WEBHOOK_FLOOR_MS
 from hadelay.version import ACK_OF_THIS_LIFE, UNCOUNTED, WEBHOOK_FLOOR
 
-if TYPE_CHECKING:
-    from hadelay.codec.commands import Grant, Leases
-    from hadelay.ledger.state import DelayState
-
 #: EXPIRE and NACK copy at most this many bytes into other hours in one apply, each message counting as some more; the
 #: rest stays held until the next.
 MOVE_BYTES = 4 << 20
 _MOVE_COST = 2_048
 
 
-def groups(column: NDArray[Any]) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
-    """(value, where) of each distinct value; one slice over everything when there is only one, as usual."""
-    if not len(column):
-        return
-    first = column[0]
-    if len(column) == 1 or (column == first).all():
-        yield int(first), slice(None)
-        return
-    for value in sorted(set(column.tolist())):
-        yield value, (column == value).nonzero()[0]
-
-
 # ---- GRANT
 
 
-def apply_grant(state: DelayState, command: Grant) -> GrantResult | Refused:
+def apply_grant(ledger: Ledger, command: Grant) -> GrantResult | Refused:
     count = len(command.hours)
     result = GrantResult(command.term, command.seq, np.zeros(count, bool), np.zeros(count, np.uint16), 0)
-    held = state.held_by(command.consumer, command.request_id)
+    held = ledger.held_by(command.consumer, command.request_id)
     if held is not None:
         result.existing = held.key
         return result
-    if (command.term, command.seq) in state.grants:
+    if (command.term, command.seq) in ledger.grants:
         return Refused("grant_exists", f"{command.term}/{command.seq} was granted before")
-    due_ms = state.now_ms + min(command.ahead_ms, MAX_AHEAD_MS)
-    result.until_ms = due_ms + min(max(command.lease_ms, 1), state.settings.max_lease_ms)
-    consumer = state.number_of(CONSUMER, command.consumer)
-    node = state.number_of(NODE, command.node)
+    due_ms = ledger.now_ms + min(command.ahead_ms, MAX_AHEAD_MS)
+    result.until_ms = due_ms + min(max(command.lease_ms, 1), ledger.settings.max_lease_ms)
+    consumer = ledger.number_of(CONSUMER, command.consumer)
+    node = ledger.number_of(NODE, command.node)
     rows = np.zeros(count, HELD)
     rows["hour"], rows["index"], rows["until_ms"] = command.hours, command.indexes, result.until_ms
     for hour, where in groups(command.hours):
         part = rows[where]
-        _lease(state, hour, part, consumer, node, command.handed, due_ms)
+        _lease(ledger, hour, part, consumer, node, command.handed, due_ms)
         rows[where] = part
     result.granted = rows["open"] == 1
     if command.handed and not result.granted.all():
-        _count_handed(state, rows[~result.granted], node)
+        _count_handed(ledger, rows[~result.granted], node)
     result.attempts = rows["attempt"]
     left = int(np.count_nonzero(result.granted))
     if left:
         grant = HeldGrant(
-            command.term, command.seq, command.consumer, consumer, command.request_id, state.now_ms, rows, left
+            command.term, command.seq, command.consumer, consumer, command.request_id, ledger.now_ms, rows, left
         )
-        state.grants[grant.key] = grant
-        _remember_request(state, grant)
-        state.listener.on_granted(grant)
+        ledger.grants[grant.key] = grant
+        _remember_request(ledger, grant)
+        ledger.listener.on_granted(grant)
     return result
 
 
 def _lease(
-    state: DelayState, hour: int, rows: NDArray[np.void], consumer: int, node: int, handed: bool, due_ms: int
+    ledger: Ledger, hour: int, rows: NDArray[np.void], consumer: int, node: int, handed: bool, due_ms: int
 ) -> None:
     """Lease those of these rows that may be; fills everything but hour, index and until_ms, `open` included."""
-    inside = rows["index"] < (state.store.count(hour) if hour < DEAD_HOURS else 0)
+    inside = rows["index"] < (ledger.store.count(hour) if hour < DEAD_HOURS else 0)
     if not inside.all():
         some = rows[inside]
         if len(some):
-            _lease(state, hour, some, consumer, node, handed, due_ms)
+            _lease(ledger, hour, some, consumer, node, handed, due_ms)
             rows[inside] = some
         return
-    entries = state.store.entries(hour, rows["index"])
+    entries = ledger.store.entries(hour, rows["index"])
     rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
     rows["size"] = entries["size"]
     # A grant only gives out what is due, or will be before its answer leaves (server/ahead.py): never early, whatever
     # the leader believed.
-    free = (entries["deliver_at_ms"] <= due_ms) & state.topics.owed(entries)
+    free = (entries["deliver_at_ms"] <= due_ms) & ledger.topics.owed(entries)
     bits = bitmap(rows["index"])
     if len(bits) != len(rows):
         first = np.zeros(len(rows), bool)
         first[np.unique(rows["index"], return_index=True)[1]] = True
         free &= first
-    hour_state = state.hour_state(hour)
+    hour_state = ledger.hour_state(hour)
     if hour_state.settled.intersect(bits) or hour_state.leased.intersect(bits):
         free &= ~np.isin(rows["index"], indexes_of((hour_state.settled | hour_state.leased) & bits))
     if not handed:
-        free &= ~expired(state, entries, state.now_ms)
-        _hold_back(state, rows["topic"], free)
+        free &= ~expired(ledger, entries, ledger.now_ms)
+        _hold_back(ledger, rows["topic"], free)
     if free.all():
-        _lease_free(state, hour, rows, consumer, node)
+        _lease_free(ledger, hour, rows, consumer, node)
     elif free.any():
         some = rows[free]
-        _lease_free(state, hour, some, consumer, node)
+        _lease_free(ledger, hour, some, consumer, node)
         rows[free] = some
 
 
-def _count_handed(state: DelayState, rows: NDArray[np.void], node: int) -> None:
+def _count_handed(ledger: Ledger, rows: NDArray[np.void], node: int) -> None:
     """Interval mode: these were in a consumer's hands when a reschedule came first in the log. It holds, but what it
     filed counts the attempt, so that the next hand-out is another one and says so."""
     for hour, index in zip(rows["hour"].tolist(), rows["index"].tolist(), strict=True):
-        if hour >= DEAD_HOURS or state.fate(hour, index)[0] is not Event.MOVED:
+        if hour >= DEAD_HOURS or ledger.outcome_of(hour, index)[0] is not Event.MOVED:
             continue
-        entry = state.store.entries(hour, slice(index, index + 1))
-        place = locate(state, int(entry["first_id"][0]))
-        if place is None or place.hour >= DEAD_HOURS or state.fate(place.hour, place.index) != (None, False):
+        entry = ledger.store.entries(hour, slice(index, index + 1))
+        place = find_entry(ledger, int(entry["first_id"][0]))
+        if place is None or place.hour >= DEAD_HOURS or ledger.outcome_of(place.hour, place.index) != (None, False):
             continue
-        if place.rows["attempt"][0] == entry["attempt"][0] and state.topics.owed(place.rows)[0]:
+        if place.rows["attempt"][0] == entry["attempt"][0] and ledger.topics.owed(place.rows)[0]:
             move(
-                state, place.hour, place.rows, deliver_at_ms=place.rows["deliver_at_ms"], attempts=1,
+                ledger, place.hour, place.rows, deliver_at_ms=place.rows["deliver_at_ms"], attempts=1,
                 flags=0, previous=NONE32, node=node, leased=False,
             )  # fmt: skip
 
 
-def _hold_back(state: DelayState, topics: NDArray[np.uint32], free: NDArray[np.bool_]) -> None:
+def _hold_back(ledger: Ledger, topics: NDArray[np.uint32], free: NDArray[np.bool_]) -> None:
     """Nothing of a paused topic, and no more at once than its concurrency: decided here, they hold over a failover."""
     for number, _ in by_topic(topics):
-        topic = state.topics[number]
+        topic = ledger.topics[number]
         if topic.settings.paused:
             free[topics == number] = False
         elif topic.settings.concurrency is not None:
@@ -161,37 +145,37 @@ def _hold_back(state: DelayState, topics: NDArray[np.uint32], free: NDArray[np.b
             free[mine[max(0, topic.settings.concurrency - topic.leased) :]] = False
 
 
-def _lease_free(state: DelayState, hour: int, rows: NDArray[np.void], consumer: int, node: int) -> None:
+def _lease_free(ledger: Ledger, hour: int, rows: NDArray[np.void], consumer: int, node: int) -> None:
     rows["open"] = 1
     rows["event"] = log_events(
-        state, hour, rows, Event.LEASED, attempts=rows["attempt"], previous=NONE32, consumer=consumer, node=node
+        ledger, hour, rows, Event.LEASED, attempts=rows["attempt"], previous=NONE32, consumer=consumer, node=node
     )
-    state.hour_state(hour).leased |= bitmap(rows["index"])
+    ledger.hour_state(hour).leased |= bitmap(rows["index"])
     for number, count in by_topic(rows["topic"]):
-        state.topics[number].leased += count
+        ledger.topics[number].leased += count
 
 
-def _remember_request(state: DelayState, grant: HeldGrant) -> None:
+def _remember_request(ledger: Ledger, grant: HeldGrant) -> None:
     if not grant.request_id:
         return
-    requests = state.requests.setdefault(grant.consumer, {})
+    requests = ledger.requests.setdefault(grant.consumer, {})
     requests.pop(grant.request_id, None)
-    while len(requests) >= state.settings.requests_per_consumer:
+    while len(requests) >= ledger.settings.requests_per_consumer:
         del requests[next(iter(requests))]
     requests[grant.request_id] = grant.key
 
 
-def _let_go(state: DelayState, grant: HeldGrant, positions: NDArray[np.intp]) -> None:
+def _let_go(ledger: Ledger, grant: HeldGrant, positions: NDArray[np.intp]) -> None:
     """These positions are settled; a grant of which nothing is left is forgotten, with its request."""
     grant.close(positions)
     if grant.left:
         return
-    del state.grants[grant.key]
-    requests = state.requests.get(grant.consumer)
+    del ledger.grants[grant.key]
+    requests = ledger.requests.get(grant.consumer)
     if requests is not None and requests.get(grant.request_id) == grant.key:
         del requests[grant.request_id]
         if not requests:
-            del state.requests[grant.consumer]
+            del ledger.requests[grant.consumer]
 
 
 # ---- ACK, NACK, EXTEND
@@ -204,11 +188,11 @@ def _by_grant(leases: NDArray[np.void]) -> Iterator[tuple[tuple[int, int], slice
 
 
 def _held(
-    state: DelayState, command: Leases, outcomes: NDArray[np.uint8]
+    ledger: Ledger, command: SettleLeases, outcomes: NDArray[np.uint8]
 ) -> Iterator[tuple[HeldGrant, NDArray[np.intp], slice | NDArray[np.intp]]]:
     """(grant, its positions, where they are named) of what the command names and is held; its outcome is DONE."""
     for key, where in _by_grant(command.rows):
-        grant = state.grants.get(key)
+        grant = ledger.grants.get(key)
         if grant is None:
             continue
         positions, held = grant.take(command.rows[where])
@@ -220,10 +204,10 @@ def _held(
             yield grant, positions, where
 
 
-def apply_ack(state: DelayState, command: Leases) -> LeaseResult:
+def apply_ack(ledger: Ledger, command: SettleLeases) -> LeaseResult:
     outcomes = np.full(len(command.rows), LeaseOutcome.LEASE_LOST, np.uint8)
-    node = state.number_of(NODE, command.node)
-    held = list(_held(state, command, outcomes))
+    node = ledger.number_of(NODE, command.node)
+    held = list(_held(ledger, command, outcomes))
     if held:
         rows = _joined([grant.rows[positions] for grant, positions, _ in held])
         delays = _delays(command, held)
@@ -231,20 +215,20 @@ def apply_ack(state: DelayState, command: Leases) -> LeaseResult:
         for hour, where in groups(rows["hour"]):
             part = rows[where]
             log_events(
-                state, hour, part, Event.ACKED,
+                ledger, hour, part, Event.ACKED,
                 attempts=part["attempt"], previous=part["event"], consumer=consumers[where], node=node,
                 other_hour=delays[where],
             )  # fmt: skip
-            settle(state, hour, part, Event.ACKED, leased=True)
+            settle(ledger, hour, part, Event.ACKED, leased=True)
         for grant, positions, _ in held:
-            _let_go(state, grant, positions)
+            _let_go(ledger, grant, positions)
     for at in np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist():
-        outcomes[at] = _late_ack(state, command.rows[at], node)
+        outcomes[at] = _late_ack(ledger, command.rows[at], node)
     return LeaseResult(outcomes)
 
 
 def _delays(
-    command: Leases, held: list[tuple[HeldGrant, NDArray[np.intp], slice | NDArray[np.intp]]]
+    command: SettleLeases, held: list[tuple[HeldGrant, NDArray[np.intp], slice | NDArray[np.intp]]]
 ) -> NDArray[np.int64]:
     """Per held lease, in their order: its hand-out delay in ms, NONE32 where the command does not say."""
     said = np.full(len(command.rows), NONE32) if command.delays is None else command.delays.astype(np.int64)
@@ -255,90 +239,90 @@ def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _late_ack(state: DelayState, lease: np.void, node: int) -> LeaseOutcome:
+def _late_ack(ledger: Ledger, lease: np.void, node: int) -> LeaseOutcome:
     """An ack that names no lease we hold. It counts until its attempt is superseded, that is, leased again.
 
     Two kinds are honest: the lease ran out and the message waits again; or an earlier leader handed the message out
     and fell before the grant was replicated (interval mode), so that it is as if it had never been leased.
     """
     hour, index = int(lease["hour"]), int(lease["index"])
-    if hour >= DEAD_HOURS or index >= state.store.count(hour):
+    if hour >= DEAD_HOURS or index >= ledger.store.count(hour):
         return LeaseOutcome.LEASE_LOST
-    ended, is_leased = state.fate(hour, index)
+    ended, is_leased = ledger.outcome_of(hour, index)
     if ended is Event.ACKED:
         return LeaseOutcome.ALREADY_ACKED
     if is_leased or ended not in (None, Event.MOVED):
         return LeaseOutcome.LEASE_LOST
-    leased = state.store.entries(hour, slice(index, index + 1))
-    place = locate(state, int(leased["first_id"][0]))
+    leased = ledger.store.entries(hour, slice(index, index + 1))
+    place = find_entry(ledger, int(leased["first_id"][0]))
     if place is None:
         return LeaseOutcome.LEASE_LOST
-    ended, is_leased = state.fate(place.hour, place.index)
+    ended, is_leased = ledger.outcome_of(place.hour, place.index)
     attempts = int(place.rows["attempt"][0]) - int(leased["attempt"][0])
     ran_out = attempts == 1 and bool(int(place.rows["flags"][0]) & FLAG_LEASE_EXPIRED)
     unseen = (
         attempts == 0
-        and int(lease["term"]) < state.term
-        and (int(lease["term"]), int(lease["seq"])) not in state.grants
-        and int(place.rows["deliver_at_ms"][0]) <= state.now_ms
+        and int(lease["term"]) < ledger.term
+        and (int(lease["term"]), int(lease["seq"])) not in ledger.grants
+        and int(place.rows["deliver_at_ms"][0]) <= ledger.now_ms
     )
-    if not (ran_out or unseen) or _failed_since(state, leased) > int(ran_out):
+    if not (ran_out or unseen) or _failed_since(ledger, leased) > int(ran_out):
         return LeaseOutcome.LEASE_LOST
-    now_at = state.hour_state(place.hour)
+    now_at = ledger.hour_state(place.hour)
     if place.index in now_at.late:
         return LeaseOutcome.ALREADY_ACKED
-    if ended is not None or is_leased or not state.topics.owed(place.rows)[0]:
+    if ended is not None or is_leased or not ledger.topics.owed(place.rows)[0]:
         return LeaseOutcome.LEASE_LOST
     now_at.late.add(place.index)
     log_events(
-        state, place.hour, place.rows, Event.ACKED,
+        ledger, place.hour, place.rows, Event.ACKED,
         attempts=leased["attempt"] + 1, previous=NONE32, consumer=NONE32, node=node,
     )  # fmt: skip
-    settle(state, place.hour, place.rows, Event.ACKED, leased=False)
+    settle(ledger, place.hour, place.rows, Event.ACKED, leased=False)
     return LeaseOutcome.DONE
 
 
-def _failed_since(state: DelayState, entry: NDArray[np.void]) -> int:
+def _failed_since(ledger: Ledger, entry: NDArray[np.void]) -> int:
     """How many attempts of this entry's message have failed since it was due, its own included. The difference of two
     attempts does not tell, once the message died in between: then they are counted from 0 again."""
-    if state.level < ACK_OF_THIS_LIFE:
+    if ledger.level < ACK_OF_THIS_LIFE:
         return 0
     due_ms = int(entry["deliver_at_ms"][0])
-    return sum(at_ms > due_ms for at_ms, *_ in failures_of(state, int(entry["first_id"][0])))
+    return sum(at_ms > due_ms for at_ms, *_ in failures_of(ledger, int(entry["first_id"][0])))
 
 
-def apply_nack(state: DelayState, command: Leases) -> LeaseResult | Refused:
+def apply_nack(ledger: Ledger, command: SettleLeases) -> LeaseResult | Refused:
     delay_ms, counts = command.value_ms, True
-    if delay_ms < -1 and state.level >= UNCOUNTED:
+    if delay_ms < -1 and ledger.level >= UNCOUNTED:
         delay_ms, counts = uncounted(delay_ms), False
-    if delay_ms > state.settings.max_delay_ms:
-        return Refused("too_far", f"a delay is at most {state.settings.max_delay_ms} ms")
+    if delay_ms > ledger.settings.max_delay_ms:
+        return Refused("too_far", f"a delay is at most {ledger.settings.max_delay_ms} ms")
     outcomes = np.full(len(command.rows), LeaseOutcome.LEASE_LOST, np.uint8)
-    failure = Failure(Event.NACKED, state.number_of(REASON, command.reason) if command.reason else NONE32)
-    giving = _GivingBack(state, failure, delay_ms, state.number_of(NODE, command.node), counts=counts)
-    for grant, positions, where in _held(state, command, outcomes):
+    failure = Failure(Event.NACKED, ledger.number_of(REASON, command.reason) if command.reason else NONE32)
+    giving = _GivingBack(ledger, failure, delay_ms, ledger.number_of(NODE, command.node), counts=counts)
+    for grant, positions, where in _held(ledger, command, outcomes):
         delays = None if command.delays is None else command.delays[where]
         done = giving.back(grant, positions, delays)
         if done < len(positions):
             outcomes[np.arange(len(outcomes))[where][done:]] = LeaseOutcome.AGAIN
-    _note_acked(state, command, outcomes)
+    _note_acked(ledger, command, outcomes)
     return LeaseResult(outcomes)
 
 
-def _note_acked(state: DelayState, command: Leases, outcomes: NDArray[np.uint8]) -> None:
+def _note_acked(ledger: Ledger, command: SettleLeases, outcomes: NDArray[np.uint8]) -> None:
     for at in np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist():
         lease = command.rows[at]
-        if state.fate(int(lease["hour"]), int(lease["index"]))[0] is Event.ACKED:
+        if ledger.outcome_of(int(lease["hour"]), int(lease["index"]))[0] is Event.ACKED:
             outcomes[at] = LeaseOutcome.ALREADY_ACKED
 
 
 class _GivingBack:
     """Attempts that end without an ack, in one apply: each message waits again, or dies, or is over anyway."""
 
-    def __init__(self, state: DelayState, failure: Failure, delay_ms: int, node: int, *, counts: bool = True) -> None:
+    def __init__(self, ledger: Ledger, failure: Failure, delay_ms: int, node: int, *, counts: bool = True) -> None:
         """delay_ms: of a nack; negative for what the topic's backoff says. counts: false when nobody tried them."""
         self.counts = counts
-        self.state, self.failure, self.delay_ms, self.node = state, failure, delay_ms, node
+        self.ledger, self.failure, self.delay_ms, self.node = ledger, failure, delay_ms, node
         self.room = MOVE_BYTES
 
     def back(self, grant: HeldGrant, positions: NDArray[np.intp], delays: NDArray[np.uint32] | None = None) -> int:
@@ -349,9 +333,9 @@ class _GivingBack:
         held = grant.rows[positions]
         entries = np.zeros(len(held), INDEX)
         for hour, where in groups(held["hour"]):
-            entries[where] = self.state.store.entries(hour, held["index"][where])
+            entries[where] = self.ledger.store.entries(hour, held["index"][where])
         due_ms = self._due_ms(held, entries)
-        copied = np.maximum(due_ms, self.state.now_ms) // HOUR_MS != held["hour"]
+        copied = np.maximum(due_ms, self.ledger.now_ms) // HOUR_MS != held["hour"]
         costs = np.where(copied, entries["size"].astype(np.int64), 0) + _MOVE_COST
         count = fitting(costs, self.room, at_least=self.room == MOVE_BYTES)
         self.room = self.room - int(costs[:count].sum()) if count == len(costs) else 0
@@ -361,19 +345,19 @@ class _GivingBack:
         notes = self._notes(count, delays)
         for hour, where in groups(held["hour"]):
             self._one_hour(hour, held[where], entries[where], due_ms[where], grant.consumer_number, notes[where])
-        _let_go(self.state, grant, positions)
+        _let_go(self.ledger, grant, positions)
         return count
 
     def _due_ms(self, held: NDArray[np.void], entries: NDArray[np.void]) -> NDArray[np.int64]:
-        state = self.state
-        due_ms = np.full(len(held), state.now_ms + max(self.delay_ms, 0))
+        ledger = self.ledger
+        due_ms = np.full(len(held), ledger.now_ms + max(self.delay_ms, 0))
         for number, where in groups(held["topic"]):
-            settings = state.topics[number].settings
+            settings = ledger.topics[number].settings
             if self.delay_ms < 0 and settings.backoff:
                 waits = waits_ms(settings.backoff, _tries(held[where], entries[where]), entries["first_id"][where])
-                due_ms[where] += np.minimum(waits, state.settings.max_delay_ms)
-            if settings.webhook is not None and state.level >= WEBHOOK_FLOOR:
-                due_ms[where] = np.maximum(due_ms[where], state.now_ms + WEBHOOK_FLOOR_MS)
+                due_ms[where] += np.minimum(waits, ledger.settings.max_delay_ms)
+            if settings.webhook is not None and ledger.level >= WEBHOOK_FLOOR:
+                due_ms[where] = np.maximum(due_ms[where], ledger.now_ms + WEBHOOK_FLOOR_MS)
         # Leased ahead of its time: coming back makes nothing due before it.
         later: NDArray[np.int64] = np.maximum(due_ms, entries["deliver_at_ms"])
         return later
@@ -393,14 +377,14 @@ class _GivingBack:
         self, hour: int, held: NDArray[np.void], entries: NDArray[np.void], due_ms: NDArray[np.int64], consumer: int,
         notes: NDArray[np.int64],
     ) -> None:  # fmt: skip
-        state, failure = self.state, self.failure
+        ledger, failure = self.ledger, self.failure
         events = log_events(
-            state, hour, held, failure.event,
+            ledger, hour, held, failure.event,
             attempts=held["attempt"], previous=held["event"], consumer=consumer, node=self.node,
             other_hour=notes,
         )  # fmt: skip
-        gone = ~state.topics.alive(entries)
-        over = ~gone & expired(state, entries, state.now_ms)
+        gone = ~ledger.topics.alive(entries)
+        over = ~gone & expired(ledger, entries, ledger.now_ms)
         # Once an entry can count no more of those that do not, every attempt counts.
         counted = (excused(entries) == MAX_EXCUSED) | self.counts
         dying = ~gone & ~over & (_tries(held, entries) >= self._limits(held)) & counted
@@ -409,31 +393,31 @@ class _GivingBack:
         if over.any():
             self._end(hour, held[over], events[over], Event.TTL_EXPIRED)
         if dying.any():
-            die(state, hour, entries[dying], events[dying], self.node, failure)
+            die(ledger, hour, entries[dying], events[dying], self.node, failure)
         again = ~(gone | over | dying)
         flags = FLAG_LEASE_EXPIRED if failure.event is Event.LEASE_EXPIRED else 0
         for excuse, some in enumerate((again & counted, again & ~counted)):
             if some.any():
                 move(
-                    state, hour, entries[some], deliver_at_ms=due_ms[some], attempts=1, flags=flags,
+                    ledger, hour, entries[some], deliver_at_ms=due_ms[some], attempts=1, flags=flags,
                     previous=events[some], node=self.node, leased=True,
                     failure=None if excuse else failure, excuse=excuse,
                 )  # fmt: skip
-                ttl.wait_again(state, entries[some])
+                ttl.wait_again(ledger, entries[some])
 
     def _limits(self, held: NDArray[np.void]) -> NDArray[np.int64]:
         limits = np.full(len(held), 1 << 30)
         for number, where in groups(held["topic"]):
-            if most := self.state.topics[number].settings.max_attempts:
+            if most := self.ledger.topics[number].settings.max_attempts:
                 limits[where] = most
         return limits
 
     def _end(self, hour: int, held: NDArray[np.void], previous: NDArray[np.uint32], event: Event) -> None:
         log_events(
-            self.state, hour, held, event,
+            self.ledger, hour, held, event,
             attempts=held["attempt"], previous=previous, consumer=NONE32, node=self.node,
         )  # fmt: skip
-        settle(self.state, hour, held, event, leased=True)
+        settle(self.ledger, hour, held, event, leased=True)
 
 
 def _tries(held: NDArray[np.void], entries: NDArray[np.void]) -> NDArray[np.uint16]:
@@ -442,28 +426,28 @@ def _tries(held: NDArray[np.void], entries: NDArray[np.void]) -> NDArray[np.uint
     return tries
 
 
-def apply_extend(state: DelayState, command: Leases) -> LeaseResult:
+def apply_extend(ledger: Ledger, command: SettleLeases) -> LeaseResult:
     outcomes = np.full(len(command.rows), LeaseOutcome.LEASE_LOST, np.uint8)
-    until_ms = state.now_ms + min(max(command.value_ms, 1), state.settings.max_lease_ms)
-    for grant, positions, _ in _held(state, command, outcomes):
+    until_ms = ledger.now_ms + min(max(command.value_ms, 1), ledger.settings.max_lease_ms)
+    for grant, positions, _ in _held(ledger, command, outcomes):
         grant.rows["until_ms"][positions] = until_ms
-        state.listener.on_extended(grant)
-    _note_acked(state, command, outcomes)
+        ledger.listener.on_extended(grant)
+    _note_acked(ledger, command, outcomes)
     return LeaseResult(outcomes, until_ms)
 
 
 # ---- EXPIRE
 
 
-def apply_expire(state: DelayState, command: list[tuple[int, int]]) -> ExpireResult:
+def apply_expire(ledger: Ledger, command: list[tuple[int, int]]) -> ExpireResult:
     """Return every position whose time is over by state.now, whoever thought so and when."""
     result = ExpireResult(0, [])
-    giving = _GivingBack(state, Failure(Event.LEASE_EXPIRED, NONE32), -1, state.no_node)
+    giving = _GivingBack(ledger, Failure(Event.LEASE_EXPIRED, NONE32), -1, ledger.no_node)
     for key in command:
-        grant = state.grants.get(key)
+        grant = ledger.grants.get(key)
         if grant is None:
             continue
-        over = np.flatnonzero((grant.rows["open"] == 1) & (grant.rows["until_ms"] <= state.now_ms))
+        over = np.flatnonzero((grant.rows["open"] == 1) & (grant.rows["until_ms"] <= ledger.now_ms))
         if len(over):
             result.returned += giving.back(grant, over)
         if grant.left:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,13 +32,8 @@ from hadelay.ledger import ttl
 from hadelay.ledger.chain import ChainWalk
 from hadelay.ledger.hourstate import bitmap, indexes_of
 from hadelay.ledger.lookup import expired
-from hadelay.model import DEAD_HOURS, HOUR_MS, Event, State
-
-if TYPE_CHECKING:
-    from hadelay.ledger.state import DelayState
-
-#: What a message's owner still waits for.
-PENDING = frozenset((State.SCHEDULED, State.READY, State.LEASED))
+from hadelay.ledger.state import Ledger
+from hadelay.model import DEAD_HOURS, HOUR_MS, PENDING, Event, Key, State
 
 #: The unit of cost is an entry of a pass, some 20 ns. A page goes on for at most this many, and to the end of the hour.
 BUDGET = 3_000_000
@@ -62,9 +57,6 @@ _ELSEWHERE = len(_STATES)
 _ENDED = {Event.TTL_EXPIRED: State.EXPIRED, Event.CANCELLED: State.CANCELLED}
 _IN_DEAD_HOURS = frozenset((State.DEAD,))
 
-#: (due_ms, id): a page holds what comes behind it.
-Key = tuple[int, int]
-FIRST: Key = (-1, 0)
 _LAST_ID = (1 << 64) - 1
 
 
@@ -73,7 +65,7 @@ def _first_ms(after: Key) -> int:
     return after[0] + (after[1] == _LAST_ID)
 
 
-class Wish(NamedTuple):
+class MessageQuery(NamedTuple):
     topic: int
     states: frozenset[State]
     #: due in [from_ms, to_ms)
@@ -96,7 +88,7 @@ class Page(NamedTuple):
 
 
 class _Found:
-    """What fits the wish so far: the first `limit`, one more to know that there is more, and what came since."""
+    """What fits the query so far: the first `limit`, one more to know that there is more, and what came since."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.size = limit, 0
@@ -140,16 +132,16 @@ class _Found:
         return Page(due, hours, rows, [_STATES[code] for code in codes.tolist()], reached)
 
 
-def listing(state: DelayState, wish: Wish, now_ms: int, budget: int = BUDGET) -> Generator[None, None, Page]:
+def listing(ledger: Ledger, query: MessageQuery, now_ms: int, budget: int = BUDGET) -> Generator[None, None, Page]:
     """The next page. now_ms: cluster time of the question. DamagedFile when an entry that fits does not verify.
 
     Each message is shown as it was at some moment between the first slice and the last.
     """
-    found, spent, slice_spent = _Found(wish.limit), 0, 0
-    after = max(wish.after, (wish.from_ms - 1, _LAST_ID))
-    look = _Look(state, wish, now_ms, found)
+    found, spent, slice_spent = _Found(query.limit), 0, 0
+    after = max(query.after, (query.from_ms - 1, _LAST_ID))
+    look = _Look(ledger, query, now_ms, found)
     for hour in look.hours(after):
-        slice_spent += 0 if state.store.mapped(hour) else _FAR_HOUR
+        slice_spent += 0 if ledger.store.mapped(hour) else _FAR_HOUR
         for cost, reached in look.hour(hour, after):
             spent += cost
             slice_spent += cost
@@ -164,19 +156,19 @@ def listing(state: DelayState, wish: Wish, now_ms: int, budget: int = BUDGET) ->
 
 
 class _Look:
-    def __init__(self, state: DelayState, wish: Wish, now_ms: int, found: _Found) -> None:
-        self.state, self.wish, self.now_ms, self.found = state, wish, now_ms, found
-        self.store = state.store
+    def __init__(self, ledger: Ledger, query: MessageQuery, now_ms: int, found: _Found) -> None:
+        self.ledger, self.query, self.now_ms, self.found = ledger, query, now_ms, found
+        self.store = ledger.store
         self.wanted = np.zeros(len(_STATES) + 1, np.bool_)
-        self.wanted[[_CODE[s] for s in wish.states]] = True
-        self.to_ms = min(wish.to_ms, now_ms + 1) if wish.states == {State.READY} else wish.to_ms
+        self.wanted[[_CODE[s] for s in query.states]] = True
+        self.to_ms = min(query.to_ms, now_ms + 1) if query.states == {State.READY} else query.to_ms
         #: Some that wait are cancelled with their topic, or past their TTL, and no bitmap knows yet.
-        self.unswept_wanted = State.CANCELLED in wish.states and state.topics[wish.topic].doomed > 0
-        self.unswept_wanted |= State.EXPIRED in wish.states and bool(ttl.due(state, now_ms, b"", 1))
+        self.unswept_wanted = State.CANCELLED in query.states and ledger.topics[query.topic].tombstoned > 0
+        self.unswept_wanted |= State.EXPIRED in query.states and bool(ttl.due(ledger, now_ms, b"", 1))
 
     def hours(self, after: Key) -> Iterator[int]:
         first, last = _first_ms(after) // HOUR_MS, min((self.to_ms - 1) // HOUR_MS, DEAD_HOURS - 1)
-        if self.wish.states & _IN_DEAD_HOURS:
+        if self.query.states & _IN_DEAD_HOURS:
             return (h for h in self.store.hours() if h >= first and (h <= last or h >= DEAD_HOURS))
         return (h for h in self.store.hours() if first <= h <= last)
 
@@ -203,8 +195,8 @@ class _Look:
     def _walk(self, hour: int, worth: int, after: Key, step: int) -> Iterator[tuple[int, Key | None]]:
         """Second by second, until the hour ends or that has cost more than it is worth: as much as a pass."""
         start_ms = hour * HOUR_MS
-        used, hour_state = self.store.heads(hour).count, self.state.hours.get(hour)
-        if self.wish.states <= PENDING and hour_state is not None and hour_state.open_seconds is not None:
+        used, hour_state = self.store.heads(hour).count, self.ledger.hours.get(hour)
+        if self.query.states <= PENDING and hour_state is not None and hour_state.open_seconds is not None:
             used = hour_state.open_seconds
         first, last = max(0, (_first_ms(after) - start_ms) // 1000), SECONDS_PER_HOUR
         if hour < DEAD_HOURS:
@@ -254,10 +246,10 @@ class _Look:
     ) -> int:
         """Keep those of `rows` that fit; how many were looked at. Columns first: most rows are not worth a copy.
         where: the indexes of rows that are not verified yet, by their positions; a damaged row cannot tell its own."""
-        wish = self.wish
-        fits = rows["topic"] == wish.topic
-        if wish.tag_mask:
-            mask = np.uint64(wish.tag_mask)
+        query = self.query
+        fits = rows["topic"] == query.topic
+        if query.tag_mask:
+            mask = np.uint64(query.tag_mask)
             fits &= rows["tag_mask"] & mask == mask
         at = np.flatnonzero(fits)
         if not len(at):
@@ -266,11 +258,11 @@ class _Look:
         key = due = np.maximum(due, filed)
         if hour >= DEAD_HOURS:
             key, due = filed, rows["deliver_at_ms"][at]
-        fits = (due >= wish.from_ms) & (due < self.to_ms) & (key >= after[0]) & (key <= self.found.bound_ms)
+        fits = (due >= query.from_ms) & (due < self.to_ms) & (key >= after[0]) & (key <= self.found.bound_ms)
         at, key = at[fits], key[fits]
         some = rows.take(at)
         fits = (key > after[0]) | (some["first_id"] > np.uint64(after[1]))
-        codes = states_of(self.state, hour, some, self.now_ms)
+        codes = states_of(self.ledger, hour, some, self.now_ms)
         fits &= self.wanted[codes]
         at, some, key, codes = at[fits], some[fits], key[fits], codes[fits]
         if where is not None and len(some) and len(bad := INDEX_CRC.bad(some)):
@@ -280,7 +272,7 @@ class _Look:
 
     def _bits(self, hour: int) -> list[BitMap] | None:
         """Bitmaps that have all entries in the states asked for, and some more; None: no bitmap says."""
-        hour_state, states = self.state.hours.get(hour), self.wish.states
+        hour_state, states = self.ledger.hours.get(hour), self.query.states
         waiting = _IN_DEAD_HOURS if hour >= DEAD_HOURS else PENDING
         open_wanted = bool(states & waiting) or self.unswept_wanted
         if hour_state is None:
@@ -296,17 +288,17 @@ class _Look:
         return bits
 
 
-def states_of(state: DelayState, hour: int, rows: NDArray[np.void], now_ms: int) -> NDArray[np.uint8]:
+def states_of(ledger: Ledger, hour: int, rows: NDArray[np.void], now_ms: int) -> NDArray[np.uint8]:
     """places.state_of for many INDEX rows of one hour, as places in `tuple(State)`; one more for what has moved on."""
     codes = np.where(rows["deliver_at_ms"] <= now_ms, _CODE[State.READY], _CODE[State.SCHEDULED]).astype(np.uint8)
-    codes[~state.topics.owed(rows)] = _CODE[State.CANCELLED]
-    ended = np.flatnonzero(expired(state, rows, now_ms) & (codes == _CODE[State.READY]))
+    codes[~ledger.topics.owed(rows)] = _CODE[State.CANCELLED]
+    ended = np.flatnonzero(expired(ledger, rows, now_ms) & (codes == _CODE[State.READY]))
     codes[ended] = _CODE[State.EXPIRED]
     if hour >= DEAD_HOURS:
         # deliver_at_ms of a dead letter is when it died: purged ones are gone.
-        marks = np.array([state.topics[number].dead_mark_ms for number in rows["topic"].tolist()])
+        marks = np.array([ledger.topics[number].dead_mark_ms for number in rows["topic"].tolist()])
         codes[:] = np.where(rows["deliver_at_ms"] > marks, _CODE[State.DEAD], _ELSEWHERE)
-    hour_state = state.hours.get(hour)
+    hour_state = ledger.hours.get(hour)
     if hour_state is None:
         return codes
     indexes = rows["index"]

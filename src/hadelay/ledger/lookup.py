@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_TTL, PLACE, PLACE_KEY, PLACE_VALUE, log_events, settle
 from hadelay.model import DEAD_HOURS, NONE32, Event, State, unpack_id
 
-if TYPE_CHECKING:
-    from hadelay.ledger.state import DelayState
-
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EntryRef:
     hour: int
     index: int
     #: INDEX, one row
@@ -37,46 +34,40 @@ ENDED = {
 }
 
 
-def find(state: DelayState, message_id: int) -> tuple[int, int] | None:
-    """(hour, globalIndex) of the message's present entry; None if it never was, or its hour is retired."""
-    place = locate(state, message_id)
-    return (place.hour, place.index) if place else None
-
-
-def locate(state: DelayState, message_id: int) -> Place | None:
+def find_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
     # Of any group: what was restored keeps its ids, and the entry says its own (ADR 141).
     _, hour, index = unpack_id(message_id)
-    if index >= state.store.count(hour) or _went_on(state, hour, index):
-        stored = state.tables.get(PLACE, PLACE_KEY.pack(message_id))
+    if index >= ledger.store.count(hour) or _went_on(ledger, hour, index):
+        stored = ledger.tables.get(PLACE, PLACE_KEY.pack(message_id))
         if stored is None:
             return None
         hour, index = PLACE_VALUE.unpack_from(stored)
-        if index >= state.store.count(hour):
+        if index >= ledger.store.count(hour):
             return None
-    rows = state.store.entries(hour, slice(index, index + 1))
+    rows = ledger.store.entries(hour, slice(index, index + 1))
     # The place of a returned entry is not an id: ids are where a message was filed first.
     if int(rows["first_id"][0]) != message_id:
         return None
     # deliver_at_ms of a dead letter is when it died.
-    purged = hour >= DEAD_HOURS and rows["deliver_at_ms"][0] <= state.topics[int(rows["topic"][0])].dead_mark_ms
-    return None if purged else Place(hour, index, rows)
+    purged = hour >= DEAD_HOURS and rows["deliver_at_ms"][0] <= ledger.topics[int(rows["topic"][0])].dead_mark_ms
+    return None if purged else EntryRef(hour, index, rows)
 
 
-def _went_on(state: DelayState, hour: int, index: int) -> bool:
+def _went_on(ledger: Ledger, hour: int, index: int) -> bool:
     """The message filed here first is elsewhere."""
-    hour_state = state.hours.get(hour)
+    hour_state = ledger.hours.get(hour)
     if hour_state is None:
         return False
     return any(index in bits for event, bits in hour_state.others.items() if event in (Event.MOVED, Event.DEAD))
 
 
-def locate_all(state: DelayState, ids: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def find_entries(ledger: Ledger, ids: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(hours, globalIndexes) of messages that exist or did; hour -1 for those that are gone. Reads no entry."""
     found = np.full((2, len(ids)), -1, np.int64)
     for at, message_id in enumerate(ids):
         _, hour, index = unpack_id(message_id)
-        if index >= state.store.count(hour) or _went_on(state, hour, index):
-            stored = state.tables.get(PLACE, PLACE_KEY.pack(message_id))
+        if index >= ledger.store.count(hour) or _went_on(ledger, hour, index):
+            stored = ledger.tables.get(PLACE, PLACE_KEY.pack(message_id))
             if stored is None:
                 continue
             hour, index = PLACE_VALUE.unpack_from(stored)
@@ -84,33 +75,33 @@ def locate_all(state: DelayState, ids: list[int]) -> tuple[NDArray[np.int64], ND
     return found[0], found[1]
 
 
-def state_of(state: DelayState, place: Place, now_ms: int) -> State:
+def state_of(ledger: Ledger, place: EntryRef, now_ms: int) -> State:
     if place.hour >= DEAD_HOURS:
         return State.DEAD
-    ended, leased = state.fate(place.hour, place.index)
+    ended, leased = ledger.outcome_of(place.hour, place.index)
     if ended is not None:
         return ENDED[ended]
     if leased:
         return State.LEASED
-    if not state.topics.owed(place.rows)[0]:
+    if not ledger.topics.owed(place.rows)[0]:
         return State.CANCELLED
     if int(place.rows["deliver_at_ms"][0]) > now_ms:
         return State.SCHEDULED
-    return State.EXPIRED if expired(state, place.rows, now_ms)[0] else State.READY
+    return State.EXPIRED if expired(ledger, place.rows, now_ms)[0] else State.READY
 
 
-def expired(state: DelayState, rows: NDArray[np.void], now_ms: int) -> NDArray[np.bool_]:
+def expired(ledger: Ledger, rows: NDArray[np.void], now_ms: int) -> NDArray[np.bool_]:
     """Which of these open messages (INDEX rows) have a TTL that is over by now_ms (ledger/ttl.py)."""
     over = np.zeros(len(rows), np.bool_)
     for at in np.flatnonzero(rows["flags"] & FLAG_TTL).tolist():
-        stored = state.tables.get(TTL_OF, TTL_OF_KEY.pack(int(rows["first_id"][at])))
+        stored = ledger.tables.get(TTL_OF, TTL_OF_KEY.pack(int(rows["first_id"][at])))
         over[at] = stored is not None and TTL_OF_VALUE.unpack(stored)[0] <= now_ms
     return over
 
 
-def cancel_entries(state: DelayState, hour: int, rows: NDArray[np.void], node: int) -> None:
+def cancel_entries(ledger: Ledger, hour: int, rows: NDArray[np.void], node: int) -> None:
     """End waiting entries: they have no event yet."""
     log_events(
-        state, hour, rows, Event.CANCELLED, attempts=rows["attempt"], previous=NONE32, consumer=NONE32, node=node
+        ledger, hour, rows, Event.CANCELLED, attempts=rows["attempt"], previous=NONE32, consumer=NONE32, node=node
     )
-    settle(state, hour, rows, Event.CANCELLED, leased=False)
+    settle(ledger, hour, rows, Event.CANCELLED, leased=False)

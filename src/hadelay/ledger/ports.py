@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.codec.linking import Heads
+from hadelay.ledger.grants import HeldGrant
+from hadelay.ledger.topics import Topic
 from hadelay.model import Event
 
-if TYPE_CHECKING:
-    from hadelay.codec.linking import Heads
-    from hadelay.ledger.grants import HeldGrant
-    from hadelay.ledger.topics import Topic
 
-#: Kinds of `Names`. REASON: why an attempt failed.
-TOPIC, CONSUMER, NODE, REASON = 1, 2, 3, 4
-
-
-class HourStore(Protocol):
-    """The part of storage.hours.HourStore that the core uses; its docstrings are there."""
+class HourReader(Protocol):
+    """The reads of storage.hours.HourStore that the ledger uses; the docstrings are there."""
 
     def count(self, hour: int) -> int: ...
 
     def counts(self, hours: NDArray[np.int64]) -> NDArray[np.uint32]: ...
 
     def hours(self) -> list[int]: ...
-
-    def append(
-        self,
-        hours: int | NDArray[np.int64],
-        rows: NDArray[np.void],
-        blob: bytearray,
-        headers: NDArray[np.void] | None = None,
-    ) -> NDArray[np.uint32]: ...
-
-    def append_again(self, hour: int, rows: NDArray[np.void]) -> int: ...
 
     def entries(self, hour: int, indexes: NDArray[np.integer] | slice, *, verify: bool = True) -> NDArray[np.void]: ...
 
@@ -50,8 +35,6 @@ class HourStore(Protocol):
 
     def record(self, hour: int, offset: int, size: int, *, verify: bool = False) -> bytes: ...
 
-    def append_events(self, hour: int, rows: NDArray[np.void]) -> int: ...
-
     def events(
         self, hour: int, numbers: NDArray[np.integer] | slice = ..., *, verify: bool = True
     ) -> NDArray[np.void]: ...
@@ -59,6 +42,22 @@ class HourStore(Protocol):
     def event_count(self, hour: int) -> int: ...
 
     def sums(self, hour: int) -> tuple[int, int, int, tuple[int, int, int]] | None: ...
+
+
+class HourStore(HourReader, Protocol):
+    """The writes, for apply alone."""
+
+    def append(
+        self,
+        hours: int | NDArray[np.int64],
+        rows: NDArray[np.void],
+        blob: bytearray,
+        headers: NDArray[np.void] | None = None,
+    ) -> NDArray[np.uint32]: ...
+
+    def append_again(self, hour: int, rows: NDArray[np.void]) -> int: ...
+
+    def append_events(self, hour: int, rows: NDArray[np.void]) -> int: ...
 
     def set_clock(self, now_hour: int) -> None: ...
 
@@ -112,7 +111,7 @@ class Listener:
         """These entries are over: ACKED, TTL_EXPIRED, CANCELLED, MOVED or DEAD."""
 
     def on_topic(self, topic: Topic) -> None:
-        """Made, changed or deleted (`topic.exists`), or has something for the janitor (Topics.chores)."""
+        """Made, changed or deleted (`topic.exists`), or has something for the janitor (Topics.with_work)."""
 
     def on_purged(self, topic: Topic) -> None:
         """Whatever waits in it, of a generation before topic.floor, is cancelled: `on_settled` names it later."""

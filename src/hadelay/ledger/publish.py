@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,55 +11,54 @@ from hadelay.codec.results import PublishResult, RowCode
 from hadelay.ledger import idempotency, ttl
 from hadelay.ledger.keys import Decision
 from hadelay.ledger.quotas import refuse_beyond_quotas
-from hadelay.ledger.topics import by_topic, known_topic, topic_for
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.topicchanges import topic_or_new
+from hadelay.ledger.topics import by_topic
 from hadelay.ledger.transitions import FLAG_CALLBACK, FLAG_KEYED, FLAG_TTL, filed
 from hadelay.model import HOUR_MS, NONE32
 
-if TYPE_CHECKING:
-    from hadelay.ledger.state import DelayState
 
-
-def apply_publish(state: DelayState, command: Publish) -> PublishResult:
+def apply_publish(ledger: Ledger, command: Publish) -> PublishResult:
     rows = command.rows
     count = len(rows)
     result = PublishResult(
         np.zeros(count, np.uint64), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.zeros(count, bool)
     )
-    idempotency.turn(state)
+    idempotency.turn(ledger)
     new_keys: list[int] = []
     take = np.ones(count, bool)
     if len(command.keys):
-        new_keys, take = idempotency.repeat(state, command.keys, result)
-    deliver_at_ms = _resolve(state, rows, result.codes, take)
+        new_keys, take = idempotency.repeat(ledger, command.keys, result)
+    deliver_at_ms = _resolve(ledger, rows, result.codes, take)
     take &= result.codes == RowCode.OK
     if (callbacks := rows["flags"] & CALLBACK != 0).any():
-        _refuse_callbacks(state, command, callbacks, result.codes, take)
-    topics = _topics(state, command, result.codes, take)
-    keys = Decision(state, command, topics, deliver_at_ms, take, result) if len(command.client_keys) else None
+        _refuse_callbacks(ledger, command, callbacks, result.codes, take)
+    topics = _topics(ledger, command, result.codes, take)
+    keys = Decision(ledger, command, topics, deliver_at_ms, take, result) if len(command.client_keys) else None
     hours = deliver_at_ms // HOUR_MS
-    _refuse_full_hours(state, hours, result.codes, take)
-    refuse_beyond_quotas(state, command, topics, keys, result.codes, take)
-    _count(state, command, topics, take)
+    _refuse_full_hours(ledger, hours, result.codes, take)
+    refuse_beyond_quotas(ledger, command, topics, keys, result.codes, take)
+    _count(ledger, command, topics, take)
     if take.all():
-        _file(state, command, slice(None), deliver_at_ms, hours, topics, result)
+        _file(ledger, command, slice(None), deliver_at_ms, hours, topics, result)
     elif take.any():
-        _file(state, command, take, deliver_at_ms, hours, topics, result)
+        _file(ledger, command, take, deliver_at_ms, hours, topics, result)
     if keys is not None:
         keys.finish()
     if new_keys:
-        idempotency.remember(state, command.keys, new_keys, result)
+        idempotency.remember(ledger, command.keys, new_keys, result)
     return result
 
 
 def _resolve(
-    state: DelayState, rows: NDArray[np.void], codes: NDArray[np.uint8], take: NDArray[np.bool_]
+    ledger: Ledger, rows: NDArray[np.void], codes: NDArray[np.uint8], take: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
     """deliver_at of each row: past is now, and too far is refused. Delays first, since a sum could overflow."""
-    now_ms = state.now_ms
+    now_ms = ledger.now_ms
     when = rows["when_ms"]
     relative = rows["flags"] & RELATIVE != 0
     delay = np.maximum(np.where(relative, when, np.maximum(when, now_ms) - now_ms), 0)
-    too_far = delay > state.settings.max_delay_ms
+    too_far = delay > ledger.settings.max_delay_ms
     if too_far.any():
         codes[too_far & take] = RowCode.TOO_FAR
         delay[too_far] = 0
@@ -69,11 +66,11 @@ def _resolve(
 
 
 def _refuse_callbacks(
-    state: DelayState, command: Publish, callbacks: NDArray[np.bool_], codes: NDArray[np.uint8], take: NDArray[np.bool_]
+    ledger: Ledger, command: Publish, callbacks: NDArray[np.bool_], codes: NDArray[np.uint8], take: NDArray[np.bool_]
 ) -> None:
     """Only a topic that pushes, and says so, takes messages with a webhook URL of their own."""
     for at, name in enumerate(command.topics):
-        topic = topic_for(state, name, create=False)
+        topic = ledger.topic(name)
         webhook = topic.settings.webhook if topic is not None else None
         if webhook is None or not webhook.allow_per_message:
             wrong = take & callbacks & (command.rows["topic"] == at)
@@ -82,12 +79,12 @@ def _refuse_callbacks(
 
 
 def _refuse_full_hours(
-    state: DelayState, hours: NDArray[np.int64], codes: NDArray[np.uint8], take: NDArray[np.bool_]
+    ledger: Ledger, hours: NDArray[np.int64], codes: NDArray[np.uint8], take: NDArray[np.bool_]
 ) -> None:
     # As if the whole batch went into each of its hours: close to the limit is soon enough.
     if len(hours) > 1 and (hours != hours[0]).any():
-        full = state.store.counts(hours).astype(np.int64) + len(hours) >= NONE32
-    elif state.store.count(int(hours[0])) + len(hours) >= NONE32:
+        full = ledger.store.counts(hours).astype(np.int64) + len(hours) >= NONE32
+    elif ledger.store.count(int(hours[0])) + len(hours) >= NONE32:
         full = np.ones(len(hours), bool)
     else:
         return
@@ -96,9 +93,7 @@ def _refuse_full_hours(
         take &= ~full
 
 
-def _topics(
-    state: DelayState, command: Publish, codes: NDArray[np.uint8], take: NDArray[np.bool_]
-) -> NDArray[np.uint32]:
+def _topics(ledger: Ledger, command: Publish, codes: NDArray[np.uint8], take: NDArray[np.bool_]) -> NDArray[np.uint32]:
     """Number of each of the command's topics, made if need be; rows of one that cannot be are refused."""
     numbers = np.zeros(len(command.topics), np.uint32)
     local = command.rows["topic"]
@@ -106,9 +101,9 @@ def _topics(
     for at, name in enumerate(command.topics):
         if not used[at]:
             continue
-        topic = topic_for(state, name, create=state.settings.auto_create_topics)
+        topic = topic_or_new(ledger, name) if ledger.settings.auto_create_topics else ledger.topic(name)
         if topic is None:
-            crowded = state.settings.auto_create_topics and known_topic(state, name) is None
+            crowded = ledger.settings.auto_create_topics and ledger.known_topic(name) is None
             codes[take & (local == at)] = RowCode.TOO_MANY_TOPICS if crowded else RowCode.NO_TOPIC
             take &= local != at
             continue
@@ -116,19 +111,19 @@ def _topics(
     return numbers
 
 
-def _count(state: DelayState, command: Publish, numbers: NDArray[np.uint32], take: NDArray[np.bool_]) -> None:
+def _count(ledger: Ledger, command: Publish, numbers: NDArray[np.uint32], take: NDArray[np.bool_]) -> None:
     local, width = command.rows["topic"][take], len(command.topics)
     counts, sizes = np.bincount(local, minlength=width), np.bincount(local, command.sizes[take], minlength=width)
     for number, count, size in zip(numbers.tolist(), counts.tolist(), sizes.tolist(), strict=True):
         if count:
-            topic = state.topics[number]
+            topic = ledger.topics[number]
             topic.open += count
             topic.published += count
             topic.bytes += int(size)
 
 
 def _file(
-    state: DelayState,
+    ledger: Ledger,
     command: Publish,
     take: slice | NDArray[np.bool_],
     deliver_at_ms: NDArray[np.int64],
@@ -141,7 +136,7 @@ def _file(
     headers = np.zeros(len(rows), RECORD)
     headers["meta_size"], headers["body_size"] = rows["meta_size"], rows["body_size"]
     headers["topic"] = numbers
-    headers["published_at_ms"] = state.now_ms
+    headers["published_at_ms"] = ledger.now_ms
     headers["deliver_at_ms"] = deliver
     headers["payload_crc"] = rows["payload_crc"]
     entries = np.zeros(len(rows), INDEX)
@@ -152,16 +147,16 @@ def _file(
     entries["topic"] = numbers
     # deliver_at is never before now here, so it is filed under its own second.
     entries["second"] = deliver // 1000 % 3600
-    entries["generation"] = state.topics.generations[numbers]
+    entries["generation"] = ledger.topics.generations[numbers]
     one = int(hours[0])
     into: int | NDArray[np.int64] = one if len(hours) == 1 or (hours == one).all() else hours
-    limited = _with_ttl(state, rows, entries)
-    state.store.append(into, entries, _records(command, take), headers)
+    limited = _with_ttl(ledger, rows, entries)
+    ledger.store.append(into, entries, _records(command, take), headers)
     for at, ttl_ms in limited:
-        ttl.begin(state, int(entries["first_id"][at]), int(deliver[at]), ttl_ms)
+        ttl.begin(ledger, int(entries["first_id"][at]), int(deliver[at]), ttl_ms)
     result.ids[take] = entries["first_id"]
     result.deliver_at_ms[take] = deliver
-    filed(state, into, entries)
+    filed(ledger, into, entries)
 
 
 def _flags(command: Publish) -> NDArray[np.uint16]:
@@ -172,15 +167,15 @@ def _flags(command: Publish) -> NDArray[np.uint16]:
     return flags
 
 
-def _with_ttl(state: DelayState, rows: NDArray[np.void], entries: NDArray[np.void]) -> list[tuple[int, int]]:
+def _with_ttl(ledger: Ledger, rows: NDArray[np.void], entries: NDArray[np.void]) -> list[tuple[int, int]]:
     """(row, TTL) of those that have one, of their own or their topic's; sets their flag."""
     ttl_ms = rows["ttl_ms"].copy()
     for number, _ in by_topic(entries["topic"]):
-        if default := state.topics[number].settings.ttl_ms:
+        if default := ledger.topics[number].settings.ttl_ms:
             ttl_ms[(entries["topic"] == number) & (ttl_ms <= 0)] = default
     limited = np.flatnonzero(ttl_ms > 0)
     entries["flags"][limited] |= FLAG_TTL
-    return [(at, min(int(ttl_ms[at]), state.settings.max_delay_ms)) for at in limited.tolist()]
+    return [(at, min(int(ttl_ms[at]), ledger.settings.max_delay_ms)) for at in limited.tolist()]
 
 
 def _records(command: Publish, take: slice | NDArray[np.bool_]) -> bytearray:

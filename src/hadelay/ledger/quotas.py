@@ -4,20 +4,16 @@ that the limit is the cluster's: the same on every node, through whichever node 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.codec.publishcommand import Publish
 from hadelay.codec.results import RowCode
 from hadelay.ledger.flow import PLENTY, publish_bucket
+from hadelay.ledger.keys import Decision
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.topics import Topic
 from hadelay.settings.topic import TopicSettings
-
-if TYPE_CHECKING:
-    from hadelay.codec.publishcommand import Publish
-    from hadelay.ledger.keys import Decision
-    from hadelay.ledger.state import DelayState
-    from hadelay.ledger.topics import Topic
 
 #: More than there can be.
 _NO_BOUND = 1 << 62
@@ -29,7 +25,7 @@ def has_quota(settings: TopicSettings) -> bool:
 
 
 def refuse_beyond_quotas(
-    state: DelayState, command: Publish, numbers: NDArray[np.uint32], keys: Decision | None, codes: NDArray[np.uint8],
+    ledger: Ledger, command: Publish, numbers: NDArray[np.uint32], keys: Decision | None, codes: NDArray[np.uint8],
     take: NDArray[np.bool_],
 ) -> None:  # fmt: skip
     """Take rows that their topics have no room for out of `take`. One that is refused takes no room from the next.
@@ -38,22 +34,22 @@ def refuse_beyond_quotas(
     client key was refused, the topic's later ones with keys are too: they may build on it.
     """
     for at, number in enumerate(numbers.tolist()):
-        if number >= len(state.topics.all) or not has_quota(state.topics[number].settings):
+        if number >= len(ledger.topics.all) or not has_quota(ledger.topics[number].settings):
             continue
         mine = np.flatnonzero(take & (command.rows["topic"] == at))
         if not len(mine):
             continue
         keyed, replacing = set(command.client_keys["row"].tolist()), keys.replacing() if keys is not None else set()
         rows = [(row in keyed, row in replacing) for row in mine.tolist()]
-        refused = _judge(state, state.topics[number], command.sizes[mine].tolist(), rows)
+        refused = _judge(ledger, ledger.topics[number], command.sizes[mine].tolist(), rows)
         codes[mine] = refused
         take[mine] = np.array(refused) == RowCode.OK
 
 
-def _judge(state: DelayState, topic: Topic, sizes: list[int], rows: list[tuple[bool, bool]]) -> list[RowCode]:
+def _judge(ledger: Ledger, topic: Topic, sizes: list[int], rows: list[tuple[bool, bool]]) -> list[RowCode]:
     settings, verdicts, key_refused = topic.settings, [], RowCode.OK
     bucket = None if settings.publish_rate is None else publish_bucket(settings.publish_rate, topic.spent_ns)
-    tokens = PLENTY if bucket is None else bucket.available(state.now_ms)
+    tokens = PLENTY if bucket is None else bucket.available(ledger.now_ms)
     messages = _NO_BOUND if settings.max_messages is None else settings.max_messages - topic.pending
     room = _NO_BOUND if settings.max_bytes is None else settings.max_bytes - topic.bytes
     for size, (keyed, replacing) in zip(sizes, rows, strict=True):
@@ -72,7 +68,7 @@ def _judge(state: DelayState, topic: Topic, sizes: list[int], rows: list[tuple[b
             key_refused = verdict
         verdicts.append(verdict)
     if bucket is not None:
-        bucket.take(verdicts.count(RowCode.OK), state.now_ms)
+        bucket.take(verdicts.count(RowCode.OK), ledger.now_ms)
         topic.spent_ns = bucket.spent_ns
     return verdicts
 

@@ -15,18 +15,16 @@ hour, and the bitmaps of HourState say what stands there.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.formats import DISPATCH
 from hadelay.ledger.hourstate import bitmap
+from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import by_topic, by_topic_bytes
-from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event
-
-if TYPE_CHECKING:
-    from hadelay.ledger.state import DelayState
+from hadelay.model import DEAD_HOURS, HOUR_MS, MOVES, NONE32, Event
 
 #: INDEX.flags: the attempt before this entry ended because its lease ran out, so its ack still counts until the
 #: message is leased again.
@@ -54,10 +52,6 @@ FAILURE = struct.Struct("<qIHBx")
 MAX_FAILURES = 16
 
 
-#: Events after which the message is filed elsewhere: `other_hour` and `consumer` say where.
-MOVES = (Event.MOVED, Event.DEAD, Event.REDRIVEN)
-
-
 class Failure(NamedTuple):
     """Why an attempt ended without an ack: what is kept of it besides its time and number."""
 
@@ -67,7 +61,7 @@ class Failure(NamedTuple):
 
 
 def log_events(
-    state: DelayState, hour: int, rows: NDArray[np.void], event: Event, *, attempts: NDArray[np.uint16],
+    ledger: Ledger, hour: int, rows: NDArray[np.void], event: Event, *, attempts: NDArray[np.uint16],
     previous: NDArray[np.uint32] | int, consumer: NDArray[np.uint32] | int, node: int,
     other_hour: NDArray[np.int64] | int = NONE32,
 ) -> NDArray[np.uint32]:  # fmt: skip
@@ -81,32 +75,32 @@ def log_events(
     events["previous"] = previous
     events["other_hour"] = other_hour
     events["consumer"] = consumer
-    events["at_ms"] = state.now_ms
+    events["at_ms"] = ledger.now_ms
     events["attempt"] = attempts
     events["event"] = event
     events["node"] = node
-    first = state.store.append_events(hour, events)
+    first = ledger.store.append_events(hour, events)
     return np.arange(first, first + len(rows), dtype=np.uint32)
 
 
-def settle(state: DelayState, hour: int, rows: NDArray[np.void], event: Event, *, leased: bool) -> None:
+def settle(ledger: Ledger, hour: int, rows: NDArray[np.void], event: Event, *, leased: bool) -> None:
     """These open entries (INDEX or HELD rows of one hour) are over. `leased`: all of them were, else none. In a dead
     hour: these letters are redriven."""
     bits = bitmap(rows["index"])
-    hour_state = state.hour_state(hour)
+    hour_state = ledger.hour_state(hour)
     hour_state.settle(bits, event)
     if leased:
         hour_state.leased -= bits
     hour_state.drop_seconds(rows["second"])
-    if hour < state.now_hour and not state.open_entries(hour):
+    if hour < ledger.now_hour and not ledger.open_entries(hour):
         hour_state.open_seconds = None
     ends_here = event not in MOVES
     if ends_here:
-        hour_state.settled_at_ms = state.now_ms
+        hour_state.settled_at_ms = ledger.now_ms
     for number, count, size in by_topic_bytes(rows):
         if ends_here:
             hour_state.topics.add(number)
-        topic = state.topics[number]
+        topic = ledger.topics[number]
         topic.settled[event] += count
         if hour >= DEAD_HOURS:
             topic.dead -= count
@@ -116,28 +110,28 @@ def settle(state: DelayState, hour: int, rows: NDArray[np.void], event: Event, *
         if leased:
             topic.leased -= count
     if hour < DEAD_HOURS:
-        state.listener.on_settled(hour, rows["index"], event)
-        if state.on_settled is not None:
-            state.on_settled(hour, rows)
+        ledger.listener.on_settled(hour, rows["index"], event)
+        if ledger.on_settled is not None:
+            ledger.on_settled(hour, rows)
 
 
-def filed(state: DelayState, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
+def filed(ledger: Ledger, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
     """Entries were appended: count them where counts are kept, and tell the leader."""
     if isinstance(hours, int):
-        if hours == state.now_hour:
-            state.hour_state(hours).add_seconds(rows["second"])
+        if hours == ledger.now_hour:
+            ledger.hour_state(hours).add_seconds(rows["second"])
     else:
-        running = hours == state.now_hour
+        running = hours == ledger.now_hour
         if running.any():
-            state.hour_state(state.now_hour).add_seconds(rows["second"][running])
+            ledger.hour_state(ledger.now_hour).add_seconds(rows["second"][running])
     keyed = rows["flags"] & FLAG_KEYED != 0
     if keyed.any():
         if isinstance(hours, int):
-            state.hour_state(hours).keyed += int(np.count_nonzero(keyed))
+            ledger.hour_state(hours).keyed += int(np.count_nonzero(keyed))
         else:
             for hour, count in by_topic(hours[keyed]):
-                state.hour_state(hour).keyed += count
-    state.listener.on_filed(hours, rows)
+                ledger.hour_state(hour).keyed += count
+    ledger.listener.on_filed(hours, rows)
 
 
 def excused(rows: NDArray[np.void]) -> NDArray[np.uint16]:
@@ -147,7 +141,7 @@ def excused(rows: NDArray[np.void]) -> NDArray[np.uint16]:
 
 
 def move(
-    state: DelayState, hour: int, rows: NDArray[np.void], *, deliver_at_ms: NDArray[np.int64] | int, attempts: int,
+    ledger: Ledger, hour: int, rows: NDArray[np.void], *, deliver_at_ms: NDArray[np.int64] | int, attempts: int,
     flags: NDArray[np.uint16] | int, previous: NDArray[np.uint32] | int, node: int, leased: bool,
     failure: Failure | None = None, again: bool = True, excuse: int = 0,
 ) -> None:  # fmt: skip
@@ -165,47 +159,47 @@ def move(
     new["flags"] = rows["flags"] & FLAGS_OF_MESSAGE | flags
     new["flags"] |= (excused(rows) + np.uint16(excuse)) << np.uint16(EXCUSED_AT)
     if again:
-        new["generation"] = state.topics.generations[rows["topic"]]
-    filing_ms = np.maximum(new["deliver_at_ms"], state.now_ms)
+        new["generation"] = ledger.topics.generations[rows["topic"]]
+    filing_ms = np.maximum(new["deliver_at_ms"], ledger.now_ms)
     hours: NDArray[np.int64] = filing_ms // HOUR_MS
     new["second"] = filing_ms % HOUR_MS // 1000
     file_anew(
-        state, hour, rows, hours, new, Event.MOVED,
+        ledger, hour, rows, hours, new, Event.MOVED,
         attempts=new["attempt"], previous=previous, node=node, leased=leased, failure=failure,
     )  # fmt: skip
-    filed(state, hours, new)
+    filed(ledger, hours, new)
 
 
 def file_anew(
-    state: DelayState, hour: int, rows: NDArray[np.void], hours: NDArray[np.int64], new: NDArray[np.void], event: Event,
+    ledger: Ledger, hour: int, rows: NDArray[np.void], hours: NDArray[np.int64], new: NDArray[np.void], event: Event,
     *, attempts: NDArray[np.uint16], previous: NDArray[np.uint32] | int, node: int, leased: bool,
     failure: Failure | None = None,
 ) -> None:  # fmt: skip
     """Append `new` to `hours` in the place of the open `rows`, which end with `event`. For whoever files it in an hour
     that runs: call `filed` then."""
-    _append_moved(state, hour, hours, new)
+    _append_moved(ledger, hour, hours, new)
     log_events(
-        state, hour, rows, event,
+        ledger, hour, rows, event,
         attempts=attempts, previous=previous, consumer=new["index"], node=node, other_hour=hours,
     )  # fmt: skip
-    settle(state, hour, rows, event, leased=leased)
-    put = state.tables.put
-    tails = _failures(state, hour, rows, attempts, failure)
+    settle(ledger, hour, rows, event, leased=leased)
+    put = ledger.tables.put
+    tails = _failures(ledger, hour, rows, attempts, failure)
     for first_id, to, index, tail in zip(
         new["first_id"].tolist(), hours.tolist(), new["index"].tolist(), tails, strict=True
     ):
         put(PLACE, PLACE_KEY.pack(first_id), PLACE_VALUE.pack(to, index) + tail)
     for to, count in by_topic(hours.astype(np.uint32)):
-        state.hour_state(to).returned += count
+        ledger.hour_state(to).returned += count
 
 
 def _failures(
-    state: DelayState, hour: int, rows: NDArray[np.void], attempts: NDArray[np.uint16], failure: Failure | None
+    ledger: Ledger, hour: int, rows: NDArray[np.void], attempts: NDArray[np.uint16], failure: Failure | None
 ) -> list[bytes]:
     """What is kept of each message's failures, the latest included."""
     own = rows["index"].astype(np.uint64) | np.uint64(hour << 32)
     first = rows["first_id"] & np.uint64((1 << 56) - 1) == own
-    get = state.tables.get
+    get = ledger.tables.get
     tails = [
         b"" if at_home else (get(PLACE, PLACE_KEY.pack(first_id)) or b"")[PLACE_VALUE.size :]
         for first_id, at_home in zip(rows["first_id"].tolist(), first.tolist(), strict=True)
@@ -213,16 +207,16 @@ def _failures(
     if failure is None:
         return tails
     room = (MAX_FAILURES - 1) * FAILURE.size
-    pack, now_ms = FAILURE.pack, state.now_ms
+    pack, now_ms = FAILURE.pack, ledger.now_ms
     return [
         tail[-room:] + pack(now_ms, failure.reason, attempt, failure.event)
         for tail, attempt in zip(tails, attempts.tolist(), strict=True)
     ]
 
 
-def failures_of(state: DelayState, first_id: int) -> list[tuple[int, Event, int, int]]:
+def failures_of(ledger: Ledger, first_id: int) -> list[tuple[int, Event, int, int]]:
     """(at_ms, event, attempt, reason) of the message's last failed attempts, the first one first."""
-    stored = state.tables.get(PLACE, PLACE_KEY.pack(first_id)) or b""
+    stored = ledger.tables.get(PLACE, PLACE_KEY.pack(first_id)) or b""
     return [
         (at_ms, Event(event), attempt, reason)
         for at_ms, reason, attempt, event in FAILURE.iter_unpack(stored[PLACE_VALUE.size :])
@@ -235,18 +229,18 @@ def fitting(costs: NDArray[np.integer], room: int, *, at_least: bool = True) -> 
     return max(fits, 1) if at_least and len(costs) else fits
 
 
-def _append_moved(state: DelayState, hour: int, hours: NDArray[np.int64], new: NDArray[np.void]) -> None:
+def _append_moved(ledger: Ledger, hour: int, hours: NDArray[np.int64], new: NDArray[np.void]) -> None:
     within = hours == hour
     if within.all():
-        state.store.append_again(hour, new)
+        ledger.store.append_again(hour, new)
     elif not within.any():
         records = [
-            state.store.record(hour, offset, size, verify=True)
+            ledger.store.record(hour, offset, size, verify=True)
             for offset, size in zip(new["offset"].tolist(), new["size"].tolist(), strict=True)
         ]
-        state.store.append(hours, new, bytearray(b"".join(records)))
+        ledger.store.append(hours, new, bytearray(b"".join(records)))
     else:
         for part in (within, ~within):
             some = new[part]
-            _append_moved(state, hour, hours[part], some)
+            _append_moved(ledger, hour, hours[part], some)
             new[part] = some

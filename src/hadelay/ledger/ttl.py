@@ -14,19 +14,16 @@ comes. So INDEX.flags says TTL ⇔ `ttlof` knows the message, as long as it is o
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.codec.commands import Slice
 from hadelay.codec.results import Progress
-from hadelay.ledger.lookup import TTL_OF, TTL_OF_KEY, TTL_OF_VALUE, locate_all
+from hadelay.ledger.lookup import TTL_OF, TTL_OF_KEY, TTL_OF_VALUE, find_entries
+from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_TTL, log_events, settle
 from hadelay.model import DEAD_HOURS, NEVER_MS, NONE32, Event
-
-if TYPE_CHECKING:
-    from hadelay.codec.commands import Slice
-    from hadelay.ledger.state import DelayState
 
 TTL = b"ttl"
 KEY = struct.Struct(">QQ")
@@ -35,17 +32,17 @@ KEY = struct.Struct(">QQ")
 MAX_SLICE = 1_000
 
 
-def begin(state: DelayState, first_id: int, due_ms: int, ttl_ms: int) -> None:
+def begin(ledger: Ledger, first_id: int, due_ms: int, ttl_ms: int) -> None:
     """This message expires ttl_ms after due_ms. Whatever held before is forgotten."""
-    before = state.tables.get(TTL_OF, TTL_OF_KEY.pack(first_id))
+    before = ledger.tables.get(TTL_OF, TTL_OF_KEY.pack(first_id))
     if before is not None:
-        state.tables.delete(TTL, KEY.pack(TTL_OF_VALUE.unpack(before)[0], first_id))
+        ledger.tables.delete(TTL, KEY.pack(TTL_OF_VALUE.unpack(before)[0], first_id))
     expire_ms = due_ms + ttl_ms
-    state.tables.put(TTL_OF, TTL_OF_KEY.pack(first_id), TTL_OF_VALUE.pack(expire_ms, ttl_ms))
-    _look_at(state, expire_ms, first_id)
+    ledger.tables.put(TTL_OF, TTL_OF_KEY.pack(first_id), TTL_OF_VALUE.pack(expire_ms, ttl_ms))
+    _look_at(ledger, expire_ms, first_id)
 
 
-def begin_again(state: DelayState, rows: NDArray[np.void], due_ms: int | NDArray[np.int64]) -> None:
+def begin_again(ledger: Ledger, rows: NDArray[np.void], due_ms: int | NDArray[np.int64]) -> None:
     """The owner chose a new due time for these messages (INDEX rows), or they start anew: the TTL counts from there."""
     limited = np.flatnonzero(rows["flags"] & FLAG_TTL)
     if not len(limited):
@@ -53,82 +50,82 @@ def begin_again(state: DelayState, rows: NDArray[np.void], due_ms: int | NDArray
     dues = np.broadcast_to(due_ms, len(rows))
     for at in limited.tolist():
         first_id = int(rows["first_id"][at])
-        stored = state.tables.get(TTL_OF, TTL_OF_KEY.pack(first_id))
+        stored = ledger.tables.get(TTL_OF, TTL_OF_KEY.pack(first_id))
         if stored is not None:
-            begin(state, first_id, int(dues[at]), TTL_OF_VALUE.unpack(stored)[1])
+            begin(ledger, first_id, int(dues[at]), TTL_OF_VALUE.unpack(stored)[1])
 
 
-def wait_again(state: DelayState, rows: NDArray[np.void]) -> None:
+def wait_again(ledger: Ledger, rows: NDArray[np.void]) -> None:
     """A lease of these messages (INDEX rows) ended. Who looks for what is over may have passed them just before, as
     leased: the end was on its way."""
     for first_id in rows["first_id"][rows["flags"] & FLAG_TTL != 0].tolist():
-        state.listener.on_ttl(expire_ms(state, first_id))
+        ledger.listener.on_ttl(expire_ms(ledger, first_id))
 
 
-def forget(state: DelayState, first_ids: list[int]) -> None:
+def forget(ledger: Ledger, first_ids: list[int]) -> None:
     """These messages are gone."""
     for first_id in first_ids:
-        stored = state.tables.get(TTL_OF, TTL_OF_KEY.pack(first_id))
+        stored = ledger.tables.get(TTL_OF, TTL_OF_KEY.pack(first_id))
         if stored is not None:
-            state.tables.delete(TTL, KEY.pack(TTL_OF_VALUE.unpack(stored)[0], first_id))
-            state.tables.delete(TTL_OF, TTL_OF_KEY.pack(first_id))
+            ledger.tables.delete(TTL, KEY.pack(TTL_OF_VALUE.unpack(stored)[0], first_id))
+            ledger.tables.delete(TTL_OF, TTL_OF_KEY.pack(first_id))
 
 
-def expire_ms(state: DelayState, first_id: int) -> int:
+def expire_ms(ledger: Ledger, first_id: int) -> int:
     """When it expires, NEVER_MS if it does not."""
-    stored = state.tables.get(TTL_OF, TTL_OF_KEY.pack(first_id))
+    stored = ledger.tables.get(TTL_OF, TTL_OF_KEY.pack(first_id))
     return TTL_OF_VALUE.unpack(stored)[0] if stored is not None else NEVER_MS
 
 
-def first_ms(state: DelayState, start: bytes = b"") -> int:
+def first_ms(ledger: Ledger, start: bytes = b"") -> int:
     """When the first row from `start` on has to be looked at, NEVER_MS if there is none."""
-    found = state.tables.range(TTL, start, None, 1)
+    found = ledger.tables.range(TTL, start, None, 1)
     return KEY.unpack(found[0][0])[0] if found else NEVER_MS
 
 
-def due(state: DelayState, now_ms: int, start: bytes, limit: int) -> list[bytes]:
+def due(ledger: Ledger, now_ms: int, start: bytes, limit: int) -> list[bytes]:
     """Keys of the rows from `start` on whose time has come."""
-    return [key for key, _ in state.tables.range(TTL, start, KEY.pack(now_ms + 1, 0), limit)]
+    return [key for key, _ in ledger.tables.range(TTL, start, KEY.pack(now_ms + 1, 0), limit)]
 
 
-def ends_something(state: DelayState, keys: list[bytes]) -> bool:
+def ends_something(ledger: Ledger, keys: list[bytes]) -> bool:
     """One of these messages waits. What is over, or leased, gives TTL_EXPIRE nothing to write down."""
-    hours, indexes = locate_all(state, [KEY.unpack(key)[1] for key in keys])
+    hours, indexes = find_entries(ledger, [KEY.unpack(key)[1] for key in keys])
     for hour in np.unique(hours[(hours >= 0) & (hours < DEAD_HOURS)]).tolist():
-        hour_state = state.hours.get(hour)
+        hour_state = ledger.hours.get(hour)
         mine = indexes[hours == hour].tolist()
         if hour_state is None or any(i not in hour_state.settled and i not in hour_state.leased for i in mine):
             return True
     return False
 
 
-def apply_ttl_expire(state: DelayState, command: Slice) -> Progress:
+def apply_ttl_expire(ledger: Ledger, command: Slice) -> Progress:
     """End what waits and is over by state.now; drop the rows of what ended otherwise."""
     limit = min(max(command.limit, 1), MAX_SLICE)
     ids = []
     # Rows are only ever put behind now: before what was done there is none.
-    keys = due(state, state.now_ms, state.ttl_from, limit)
+    keys = due(ledger, ledger.now_ms, ledger.ttl_from, limit)
     for key in keys:
-        state.tables.delete(TTL, key)
+        ledger.tables.delete(TTL, key)
         first_id = KEY.unpack(key)[1]
         # Later: it was leased when it expired, was looked at again in vain, and died; and was redriven since.
-        if expire_ms(state, first_id) <= state.now_ms:
+        if expire_ms(ledger, first_id) <= ledger.now_ms:
             ids.append(first_id)
-    ended = _expire(state, ids)
+    ended = _expire(ledger, ids)
     if keys:
-        state.ttl_from = keys[-1] + b"\0"
+        ledger.ttl_from = keys[-1] + b"\0"
     return Progress(len(keys) < limit, ended)
 
 
-def _expire(state: DelayState, ids: list[int]) -> int:
-    hours, indexes = locate_all(state, ids)
+def _expire(ledger: Ledger, ids: list[int]) -> int:
+    hours, indexes = find_entries(ledger, ids)
     first_ids = np.array(ids, np.uint64)
     over_already: list[int] = first_ids[hours < 0].tolist()
     ended = 0
     for hour in np.unique(hours[(hours >= 0) & (hours < DEAD_HOURS)]).tolist():
         where = hours == hour
-        rows = state.store.entries(hour, indexes[where].astype(np.uint32))
-        hour_state = state.hour_state(hour)
+        rows = ledger.store.entries(hour, indexes[where].astype(np.uint32))
+        hour_state = ledger.hour_state(hour)
         settled, leased = (
             np.array([i in bits for i in rows["index"].tolist()], np.bool_)
             for bits in (hour_state.settled, hour_state.leased)
@@ -136,26 +133,26 @@ def _expire(state: DelayState, ids: list[int]) -> int:
         over_already += rows["first_id"][settled].tolist()
         for first_id in rows["first_id"][leased].tolist():
             # The lease wins. When it ends, whoever ends it sees that the time is over.
-            _look_at(state, state.now_ms + state.settings.max_lease_ms, first_id)
+            _look_at(ledger, ledger.now_ms + ledger.settings.max_lease_ms, first_id)
         # What went with its topic is cancelled: SWEEP writes it down.
-        waiting = rows[~settled & ~leased & state.topics.owed(rows)]
+        waiting = rows[~settled & ~leased & ledger.topics.owed(rows)]
         if len(waiting):
-            end_waiting(state, hour, waiting)
+            end_waiting(ledger, hour, waiting)
             ended += len(waiting)
         over_already += rows["first_id"][~settled & ~leased].tolist()
     for first_id in over_already:
-        state.tables.delete(TTL_OF, TTL_OF_KEY.pack(first_id))
+        ledger.tables.delete(TTL_OF, TTL_OF_KEY.pack(first_id))
     return ended
 
 
-def end_waiting(state: DelayState, hour: int, rows: NDArray[np.void]) -> None:
+def end_waiting(ledger: Ledger, hour: int, rows: NDArray[np.void]) -> None:
     log_events(
-        state, hour, rows, Event.TTL_EXPIRED,
-        attempts=rows["attempt"], previous=NONE32, consumer=NONE32, node=state.no_node,
+        ledger, hour, rows, Event.TTL_EXPIRED,
+        attempts=rows["attempt"], previous=NONE32, consumer=NONE32, node=ledger.no_node,
     )  # fmt: skip
-    settle(state, hour, rows, Event.TTL_EXPIRED, leased=False)
+    settle(ledger, hour, rows, Event.TTL_EXPIRED, leased=False)
 
 
-def _look_at(state: DelayState, at_ms: int, first_id: int) -> None:
-    state.tables.put(TTL, KEY.pack(at_ms, first_id), b"")
-    state.listener.on_ttl(at_ms)
+def _look_at(ledger: Ledger, at_ms: int, first_id: int) -> None:
+    ledger.tables.put(TTL, KEY.pack(at_ms, first_id), b"")
+    ledger.listener.on_ttl(at_ms)

@@ -18,9 +18,7 @@ from msgspec import Struct
 from hadelay.codec.publishcommand import Draft
 from hadelay.errors import HadelayError
 from hadelay.http import types
-from hadelay.ledger.describe import Description, Happened
-from hadelay.ledger.listing import Key
-from hadelay.model import State
+from hadelay.model import Description, HistoryEvent, Key, State
 from hadelay.rights import AuditEntry, Token
 from hadelay.storage.manifest import SnapshotFile
 
@@ -114,7 +112,7 @@ class DeadLetterView(Struct):
     message: Description
     died_at_ms: int
     #: The last attempts that ended without an ack (nacked, lease_expired), the first of them first.
-    errors: list[Happened]
+    errors: list[HistoryEvent]
 
 
 class DeadPage(Struct):

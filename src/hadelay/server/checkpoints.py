@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hadelay.ledger import checkpoint
 from hadelay.server.api import Histogram
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Checkpoints:
             return
         self.bytes_since = 0
         began = self._last = node.runtime.monotonic()
-        blob, hours = node.state.dump()
+        blob, hours = checkpoint.dump(node.ledger)
         index, term = node.raft.applied_index, node.raft.applied_term
 
         def done(error: BaseException | None) -> None:

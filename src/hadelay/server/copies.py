@@ -54,8 +54,8 @@ class Copies:
             node.runtime.call_later(_PATIENCE_S, self._look)
         identity = node.storage.identity
         return SnapshotView(
-            name, identity.cluster_id, identity.group, manifest.index, manifest.term, node.state.level,
-            node.state.now_ms, manifest.files,
+            name, identity.cluster_id, identity.group, manifest.index, manifest.term, node.ledger.level,
+            node.ledger.now_ms, manifest.files,
         )  # fmt: skip
 
     def length(self, name: str, file: str) -> int:

@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from hadelay.codec.formats import SECONDS_PER_HOUR
+from hadelay.codec.formats import SECONDS_PER_HOUR, TOPIC
 from hadelay.ledger.hourstate import bitmap, indexes_of
-from hadelay.ledger.ports import TOPIC
 from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32
 from hadelay.storage.heads import count_topics, no_counters
 
 if TYPE_CHECKING:
-    from hadelay.ledger.state import DelayState
+    from hadelay.ledger.state import Ledger
     from hadelay.server.node import Node
 
 #: Settled entries looked up in one go, and hours counted in one go: some milliseconds.
@@ -68,7 +67,7 @@ class DueCounts:
         self._node = node
         self._settled: OrderedDict[int, _Settled] = OrderedDict()
         #: Who tells; another one after a snapshot.
-        self._state: DelayState | None = None
+        self._ledger: Ledger | None = None
         #: Settled since its hour was complete, and not counted there yet: _TOLD rows, the first `_n`.
         self._told = np.empty(_FORGET, _TOLD)
         self._n = 0
@@ -79,13 +78,13 @@ class DueCounts:
     def count(self, topic: str | None, from_ms: int, to_ms: int, step_ms: int) -> Generator[None, None, Counts]:
         """The non-empty buckets of [from_ms, to_ms), ascending; yields after a slice. A topic that is not there has
         none. step_ms: of whole seconds; for a topic, of whole minutes."""
-        state, store = self._node.state, self._node.storage.hours
+        ledger, store = self._node.ledger, self._node.storage.hours
         number = None
         self._listen()
         if topic is not None:
-            if state.topic(topic) is None:
+            if ledger.topic(topic) is None:
                 return [], []
-            number = state.names.number(TOPIC, topic)
+            number = ledger.names.number(TOPIC, topic)
         buckets = np.zeros(-(-(to_ms - from_ms) // step_ms), np.int64)
         if self._n >= _FOLD and not self._folding:
             yield from self._fold()
@@ -94,7 +93,7 @@ class DueCounts:
         for start in range(0, len(hours), _HOURS):
             if start:
                 yield
-            some = [hour for hour in hours[start : start + _HOURS] if state.open_entries(hour)]
+            some = [hour for hour in hours[start : start + _HOURS] if ledger.open_entries(hour)]
             settled: dict[int, _Settled] = {}
             # Again, should what was told of one have been forgotten while another one was looked up.
             while not settled or not all(known.complete for known in settled.values()):
@@ -151,17 +150,17 @@ class DueCounts:
 
     def _running(self, hour: int) -> NDArray[np.int64] | None:
         """Open entries before each second, as apply counts them from the time the hour begins; None for the others."""
-        hour_state = self._node.state.hours.get(hour)
+        hour_state = self._node.ledger.hours.get(hour)
         seconds = hour_state.open_seconds if hour_state is not None else None
         return None if seconds is None else _sums(seconds)
 
     def _listen(self) -> None:
-        if self._state is self._node.state:
+        if self._ledger is self._node.ledger:
             return
         self._settled.clear()
         self._forget()
-        self._state = self._node.state
-        self._state.on_settled = self._tell
+        self._ledger = self._node.ledger
+        self._ledger.on_settled = self._tell
 
     def _tell(self, hour: int, rows: NDArray[np.void]) -> None:
         """Apply: these are settled now."""
@@ -203,7 +202,7 @@ class DueCounts:
 
     def _settle(self, hour: int) -> Generator[None, None, _Settled]:
         """What is settled of the hour, but for what apply told since."""
-        state = self._node.state
+        ledger = self._node.ledger
         known = self._settled.get(hour)
         if known is None:
             known = self._settled[hour] = _Settled()
@@ -215,13 +214,13 @@ class DueCounts:
             hours[hours == oldest] = _COUNTED
         while not known.complete:
             # Anew after each slice: another question may have counted meanwhile.
-            hour_state = state.hours.get(hour)
-            new = hour_state.settled - known.counted if hour_state is not None and state.store.count(hour) else None
+            hour_state = ledger.hours.get(hour)
+            new = hour_state.settled - known.counted if hour_state is not None and ledger.store.count(hour) else None
             if not new:
                 known.complete = True
                 break
             some = new[:_SLICE] if len(new) > _SLICE else new
-            known.add(state.store.entries(hour, indexes_of(some)), some)
+            known.add(ledger.store.entries(hour, indexes_of(some)), some)
             if self._enough(len(some)):
                 yield
         return known

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from hadelay.codec.formats import REASON
 from hadelay.ledger import dead
-from hadelay.ledger.describe import Happened, described
-from hadelay.ledger.lookup import locate
-from hadelay.ledger.ports import REASON
+from hadelay.ledger.describe import described
+from hadelay.ledger.lookup import find_entry
 from hadelay.ledger.topics import Topic
 from hadelay.ledger.transitions import failures_of
-from hadelay.model import DEAD_HOURS, NONE32, State
+from hadelay.model import DEAD_HOURS, NONE32, HistoryEvent, State
 from hadelay.server.api import DeadLetterView, DeadPage
 from hadelay.server.records import read_mended
 
@@ -25,7 +25,7 @@ _TURN = 50
 
 async def dead_page(node: Node, topic: Topic, after: bytes, limit: int, body: bool) -> DeadPage:
     letters: list[DeadLetterView] = []
-    found, room = dead.listing(node.state, topic, after, limit), _PAGE_BYTES
+    found, room = dead.listing(node.ledger, topic, after, limit), _PAGE_BYTES
     for n, (at, first_id) in enumerate(found):
         if n % _TURN == _TURN - 1:
             await asyncio.sleep(0)
@@ -40,14 +40,14 @@ async def dead_page(node: Node, topic: Topic, after: bytes, limit: int, body: bo
 
 def _letter(node: Node, first_id: int, body: bool) -> DeadLetterView | None:
     """None: redriven or gone since the list was made."""
-    state = node.state
-    place = locate(state, first_id)
+    ledger = node.ledger
+    place = find_entry(ledger, first_id)
     if place is None or place.hour < DEAD_HOURS:
         return None
     row = place.rows[0]
-    message = described(state, place.hour, row, State.DEAD, int(row["attempt"]), [], body=body)
+    message = described(ledger, place.hour, row, State.DEAD, int(row["attempt"]), [], body=body)
     errors = [
-        Happened(event, at_ms, attempt, None, None, None if reason == NONE32 else state.names.name(REASON, reason))
-        for at_ms, event, attempt, reason in failures_of(state, first_id)
+        HistoryEvent(event, at_ms, attempt, None, None, None if reason == NONE32 else ledger.names.name(REASON, reason))
+        for at_ms, event, attempt, reason in failures_of(ledger, first_id)
     ]
     return DeadLetterView(message, int(row["deliver_at_ms"]), errors)

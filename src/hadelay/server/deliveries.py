@@ -15,7 +15,7 @@ from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import GrantResult
 from hadelay.handout.dispatcher import LATENESS_BUCKETS_MS, Delivery, Offer
 from hadelay.ledger.grants import HeldGrant
-from hadelay.ledger.ports import HourStore
+from hadelay.ledger.ports import HourReader
 from hadelay.ledger.topics import by_topic
 from hadelay.ledger.transitions import FLAG_WAS_DUE
 from hadelay.server.api import Histogram
@@ -64,7 +64,7 @@ def first_time(term: int, offer: Offer, result: GrantResult, suspect_ms: int, no
     )
 
 
-def again(grant: HeldGrant, store: HourStore) -> tuple[Delivery, NDArray[np.void]]:
+def again(grant: HeldGrant, store: HourReader) -> tuple[Delivery, NDArray[np.void]]:
     """What is still held of a grant, and the LEASE rows that name it."""
     positions = np.flatnonzero(grant.rows["open"] == 1)
     held = grant.rows[positions]

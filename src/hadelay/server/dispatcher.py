@@ -30,8 +30,9 @@ from hadelay.ledger.chain import Damage
 from hadelay.ledger.flow import is_limited
 from hadelay.ledger.grants import HeldGrant
 from hadelay.ledger.ports import Listener
-from hadelay.ledger.state import DelayState
+from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import Topic, by_topic
+from hadelay.ledger.views import HandoutView, MaintenanceView
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Done, Propose
 from hadelay.server.ahead import HeldBack, Lead
@@ -116,7 +117,7 @@ class LeaderDispatcher:
     def __init__(
         self,
         *,
-        state: DelayState,
+        ledger: Ledger,
         runtime: Runtime,
         clock: ClusterClock,
         propose: Propose,
@@ -129,7 +130,7 @@ class LeaderDispatcher:
         """propose: the batcher's. on_damage(hour, index, what): a chain is broken at that entry; after the repair
         call `repaired(hour)`. surely_leads: no other node can be leading yet (interval mode hands out on that).
         watch: as core.dispatch's; while this node leads."""
-        self.state, self.runtime, self.clock = state, runtime, clock
+        self.ledger, self.runtime, self.clock = ledger, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
         self.surely_leads, self.watch, self._read_ahead = surely_leads, watch, read_ahead
         self.interval = config.dispatch.sync == "interval"
@@ -157,7 +158,7 @@ class LeaderDispatcher:
         now, dispatch = self._now(), self.config.dispatch
         self.askers = Askers()
         core = Dispatcher(
-            self.state,
+            HandoutView(self.ledger),
             preload_ms=dispatch.preload_ms,
             window=dispatch.ready_window,
             wake=self._turn_soon,
@@ -169,19 +170,21 @@ class LeaderDispatcher:
             on_load=self._loaded,
         )
         core.start(now)
-        self.state.listener = core
+        self.ledger.listener = core
         self._term = _Term(
             term,
             core,
             Polls(core.ready, self.runtime.monotonic),
             CursorKeeper(core, self.runtime, self.propose, self.interval_s, self._cursor_settled),
-            Expiry(self.state, self.runtime, self.clock, self.propose, now + self.config.limits.max_clock_skew_ms),
+            Expiry(self.ledger, self.runtime, self.clock, self.propose, now + self.config.limits.max_clock_skew_ms),
             HeldBack(self.runtime, self.clock),
         )
         # What the leader before still hands out while it may believe in itself was due by then.
         self._term.suspect_ms = now + self.config.raft.election_min_ms if self.interval else 0
-        self._ttl = TtlExpiry(self.state, self.runtime, self.clock, self._propose_behind)
-        self._janitor = Janitor(self.state, self.runtime, self._now, self._propose_behind, self.config.retention)
+        self._ttl = TtlExpiry(self.ledger, self.runtime, self.clock, self._propose_behind)
+        self._janitor = Janitor(
+            MaintenanceView(self.ledger), self.runtime, self._now, self._propose_behind, self.config.retention
+        )
         self._arm_sweeper()
         self._turn_soon()
 
@@ -190,7 +193,7 @@ class LeaderDispatcher:
         term, self._term = self._term, None
         if term is None:
             return
-        self.state.listener = Listener()
+        self.ledger.listener = Listener()
         self.handouts.forget()
         term.expiry.stop()
         term.cursor.stop()
@@ -279,7 +282,7 @@ class LeaderDispatcher:
                 term.polls.succeed(offer.poll, poll)
                 self.flush()
                 return True
-        held = self.state.held_by(poll.consumer, poll.request_id)
+        held = self.ledger.held_by(poll.consumer, poll.request_id)
         if held is not None:
             self._hand_out_again(term, poll, held.key)
         return held is not None
@@ -379,7 +382,7 @@ class LeaderDispatcher:
         nothing of this one: an entry is leased once."""
         while True:
             term.seq = term.seq % MAX_SEQ + 1
-            if term.seq not in term.offers and (term.number, term.seq) not in self.state.grants:
+            if term.seq not in term.offers and (term.number, term.seq) not in self.ledger.grants:
                 return term.seq
 
     def _grant(self, term: _Term, offer: Offer, ahead_ms: int) -> bytes:
@@ -436,7 +439,7 @@ class LeaderDispatcher:
             self.handed_out += len(delivery.indexes)
             self.lateness.count(delivery)
             waited_ms = poll.wait_ms - 1000 * (poll.deadline - self.runtime.monotonic())
-            self.delays.count(delivery, waited_ms, lambda number: is_limited(self.state.topics[number].settings))
+            self.delays.count(delivery, waited_ms, lambda number: is_limited(self.ledger.topics[number].settings))
         self._answer(term, poll, delivery)
 
     def _answer(self, term: _Term, poll: Poll, delivery: Delivery) -> None:
@@ -453,17 +456,17 @@ class LeaderDispatcher:
     def _hand_out_again(self, term: _Term, poll: Poll, key: tuple[int, int]) -> None:
         """A grant that is held already: its leases are extended, which also proves that this node still leads, and
         what is left of it is answered."""
-        grant = self.state.grants.get(key)
+        grant = self.ledger.grants.get(key)
         if grant is None or poll.phase == DONE:
             self._wait_on(term, poll)
             return
         held = by_topic(grant.rows["topic"][grant.rows["open"] == 1])
-        if not {self.state.topics[number].name for number, _ in held} <= set(poll.topics):
+        if not {self.ledger.topics[number].name for number, _ in held} <= set(poll.topics):
             term.polls.answer(poll, None, Conflict(_OTHER_TOPICS))
             return
         poll.phase = PROPOSED
         try:
-            delivery, leases = again(grant, self.state.store)
+            delivery, leases = again(grant, self.ledger.store)
         except DamagedFile as damage:
             term.polls.answer(poll, None, damage)
             return
@@ -536,11 +539,11 @@ class LeaderDispatcher:
     def answered(self, term: int, seq: int, positions: NDArray[np.integer], due_ms: int) -> None:
         """These positions of a grant were handed to their consumer, now. due_ms: when the last of them was due."""
         if self._term is not None and self._term.number == term:
-            self.handouts.answered(self.state, (term, seq), positions, due_ms, self._now())
+            self.handouts.answered(self.ledger, (term, seq), positions, due_ms, self._now())
 
     def settling(self, command: bytes) -> bytes:
         """The command, with what this leader knows of the leases that it settles."""
-        return self.handouts.settling(self.state, command) if self._term is not None else command
+        return self.handouts.settling(self.ledger, command) if self._term is not None else command
 
     def before_settlement(self) -> None:
         """Call before proposing any ack, nack, extend or cancel: in interval mode hand-outs go first."""
@@ -652,7 +655,7 @@ class LeaderDispatcher:
 
     def cursor(self) -> tuple[int, int, int]:
         """(hour tick, second tick, localIndex): of the wheels here, or as replicated."""
-        return self._term.core.cursor if self._term is not None else self.state.cursor
+        return self._term.core.cursor if self._term is not None else self.ledger.cursor
 
     def throttled(self) -> dict[str, int]:
         """How often a topic with a message for somebody was stopped, by the limit's name; `filters`: polls refused."""

@@ -18,7 +18,7 @@ from hadelay.codec.commands import encode_expire, encode_ttl_expire
 from hadelay.codec.results import ExpireResult, Progress
 from hadelay.errors import HadelayError
 from hadelay.ledger import ttl
-from hadelay.ledger.state import DelayState
+from hadelay.ledger.state import Ledger
 from hadelay.model import NEVER_MS
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Propose
@@ -39,20 +39,20 @@ class Expiry:
 
     def __init__(
         self,
-        state: DelayState,
+        ledger: Ledger,
         runtime: Runtime,
         clock: ClusterClock,
         propose: Propose,
         not_before_ms: int,
     ) -> None:
-        self._state, self._runtime, self._clock, self._propose = state, runtime, clock, propose
+        self._ledger, self._runtime, self._clock, self._propose = ledger, runtime, clock, propose
         self._not_before_ms = not_before_ms
         self._heap: list[tuple[int, Key]] = []
         self._alarm = Alarm(runtime, self._ring)
         self._stopped = False
         #: One EXPIRE at a time: several in one entry would copy as many times what one may.
         self._proposed = False
-        self._take_over(iter(list(state.grants)))
+        self._take_over(iter(list(ledger.grants)))
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -63,8 +63,8 @@ class Expiry:
 
     def add(self, until_ms: int, key: Key) -> None:
         heapq.heappush(self._heap, (until_ms, key))
-        if len(self._heap) > 2 * len(self._state.grants) + _STALE:
-            first = {key: until for until, key in sorted(self._heap, reverse=True) if key in self._state.grants}
+        if len(self._heap) > 2 * len(self._ledger.grants) + _STALE:
+            first = {key: until for until, key in sorted(self._heap, reverse=True) if key in self._ledger.grants}
             self._heap = sorted((until, key) for key, until in first.items())
         self._arm()
 
@@ -80,7 +80,7 @@ class Expiry:
         self._runtime.call_soon(self._take_over, keys)
 
     def _again(self, key: Key, not_before_ms: int = 0) -> None:
-        grant = self._state.grants.get(key)
+        grant = self._ledger.grants.get(key)
         if grant is not None:
             self.add(max(grant.next_until_ms(), not_before_ms), key)
 
@@ -95,7 +95,7 @@ class Expiry:
         over: list[Key] = []
         while self._heap and self._heap[0][0] <= now >= self._not_before_ms and len(over) < _BATCH:
             key = heapq.heappop(self._heap)[1]
-            grant = self._state.grants.get(key)
+            grant = self._ledger.grants.get(key)
             if grant is None:
                 continue
             until_ms = grant.next_until_ms()
@@ -133,19 +133,19 @@ class TtlExpiry:
 
     def __init__(
         self,
-        state: DelayState,
+        ledger: Ledger,
         runtime: Runtime,
         clock: ClusterClock,
         propose: Propose,
     ) -> None:
-        self._state, self._runtime, self._clock, self._propose = state, runtime, clock, propose
+        self._ledger, self._runtime, self._clock, self._propose = ledger, runtime, clock, propose
         self._alarm = Alarm(runtime, self._look)
         self._stopped = False
         #: Rows before this one were looked at: nothing of them waits.
         self._start = b""
         self._silent = 0
         self._rest_until_ms = 0
-        self._look_at(ttl.first_ms(state))
+        self._look_at(ttl.first_ms(ledger))
 
     def stop(self) -> None:
         self._stopped = True
@@ -166,21 +166,21 @@ class TtlExpiry:
 
     def _look(self) -> None:
         now = self._now()
-        keys = ttl.due(self._state, now, self._start, _ROWS)
+        keys = ttl.due(self._ledger, now, self._start, _ROWS)
         self._silent += len(keys)
         if keys:
             self._rest_until_ms = now + _PAUSE_MS
-        if self._silent >= _SILENT_ROWS or ttl.ends_something(self._state, keys):
+        if self._silent >= _SILENT_ROWS or ttl.ends_something(self._ledger, keys):
             self._propose(encode_ttl_expire(), self._ended)
             return
         if keys:
             self._start = keys[-1] + b"\0"
-        self._look_at(now if len(keys) == _ROWS else ttl.first_ms(self._state, self._start))
+        self._look_at(now if len(keys) == _ROWS else ttl.first_ms(self._ledger, self._start))
 
     def _ended(self, result: Any, error: HadelayError | None) -> None:
         if self._stopped:
             return
-        self._start, self._silent = self._state.ttl_from, 0
+        self._start, self._silent = self._ledger.ttl_from, 0
         # A slice after a slice as long as there is more: a backlog goes as fast as the log takes it.
         if error is None and isinstance(result, Progress) and not result.done:
             self._rest_until_ms = 0

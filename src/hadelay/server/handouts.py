@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.commands import encode_settle, leases_in
-from hadelay.ledger.state import DelayState
+from hadelay.ledger.state import Ledger
 from hadelay.model import NONE32
 from hadelay.server.api import Histogram
 from hadelay.version import SETTLE_LEVEL
@@ -34,7 +34,7 @@ class Handouts:
         self._at.clear()
 
     def answered(
-        self, state: DelayState, key: tuple[int, int], positions: NDArray[np.integer], due_ms: int, now_ms: int
+        self, ledger: Ledger, key: tuple[int, int], positions: NDArray[np.integer], due_ms: int, now_ms: int
     ) -> None:
         """These positions of the grant `key` were handed to its consumer. due_ms: when the last of them was due."""
         size = int(positions.max()) + 1
@@ -44,18 +44,18 @@ class Handouts:
             if known is not None:
                 self._at[key][: len(known)] = known
         self._at[key][positions] = now_ms
-        grant = state.grants.get(key)
+        grant = ledger.grants.get(key)
         if grant is not None:
             # What was granted ahead of its time was held back until it was due.
             waited_ms = max(0, now_ms - max(grant.granted_at_ms, due_ms))
             for _ in range(len(positions)):
                 self.delays.observe(waited_ms / 1000)
-        if len(self._at) > 2 * len(state.grants) + _SPARE:
-            self._at = {key: at for key, at in self._at.items() if key in state.grants}
+        if len(self._at) > 2 * len(ledger.grants) + _SPARE:
+            self._at = {key: at for key, at in self._at.items() if key in ledger.grants}
 
-    def settling(self, state: DelayState, command: bytes) -> bytes:
+    def settling(self, ledger: Ledger, command: bytes) -> bytes:
         """An ACK or NACK as a SETTLE with what is known of its leases; every other command as it is."""
-        if state.level < SETTLE_LEVEL or not self._at:
+        if ledger.level < SETTLE_LEVEL or not self._at:
             return command
         leases = leases_in(command)
         if leases is None or not len(leases):
@@ -63,7 +63,7 @@ class Handouts:
         delays = np.full(len(leases), NONE32, np.uint32)
         terms, seqs, positions = leases["term"].tolist(), leases["seq"].tolist(), leases["pos"].tolist()
         for n, key in enumerate(zip(terms, seqs, strict=True)):
-            at, grant = self._at.get(key), state.grants.get(key)
+            at, grant = self._at.get(key), ledger.grants.get(key)
             if at is not None and positions[n] < len(at) and at[positions[n]]:
                 # Interval mode hands out first: the grant may not be applied yet.
                 delay_ms = 0 if grant is None else int(at[positions[n]]) - grant.granted_at_ms

@@ -14,7 +14,7 @@ from typing import Any
 from hadelay.codec.commands import encode_carry, encode_drop_dead, encode_redrive_some, encode_retire, encode_sweep
 from hadelay.codec.results import Progress
 from hadelay.errors import HadelayError
-from hadelay.ledger.state import DelayState
+from hadelay.ledger.views import MaintenanceView
 from hadelay.model import DEAD_HOURS, HOUR_MS
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Propose
@@ -37,13 +37,13 @@ class Janitor:
 
     def __init__(
         self,
-        state: DelayState,
+        view: MaintenanceView,
         runtime: Runtime,
         now_ms: Callable[[], int],
         propose: Propose,
         retention: RetentionConfig,
     ) -> None:
-        self._state, self._runtime, self._now_ms, self._propose = state, runtime, now_ms, propose
+        self._view, self._runtime, self._now_ms, self._propose = view, runtime, now_ms, propose
         self._retention = retention
         self._stopped = False
         #: Waiting for the next look, and not for an answer.
@@ -64,7 +64,7 @@ class Janitor:
 
     def watch(self) -> None:
         """Something was applied: it may have brought work. Costs nothing."""
-        if self._idle and self._state.topics.chores:
+        if self._idle and self._view.topics_with_work():
             self._rest(0.0)
 
     def _rest(self, seconds: float = _LOOK_S) -> None:
@@ -78,8 +78,8 @@ class Janitor:
         command = self._next()
         if command is None:
             # A redrive that is left waits for its rate.
-            topics = self._state.topics
-            self._rest(_RATE_PAUSE_S if any(topics[n].redrive is not None for n in topics.chores) else _LOOK_S)
+            redrives = any(topic.redrive is not None for topic in self._view.topics_with_work())
+            self._rest(_RATE_PAUSE_S if redrives else _LOOK_S)
         else:
             self._propose(command, self._worked)
 
@@ -92,7 +92,7 @@ class Janitor:
         if (redrive := self._redrive()) is not None:
             return redrive
         # And so do sweeps and hours: each purge makes a sweep begin anew, so it may never end.
-        sweeps = self._state.topics.to_sweep()
+        sweeps = self._view.must_sweep()
         self._swept = sweeps and not self._swept
         command = encode_sweep() if self._swept else self._next_hour()
         if command is None and sweeps:
@@ -106,11 +106,9 @@ class Janitor:
 
     def _redrive(self) -> bytes | None:
         """The next topic that redrives, None when each had its turn."""
-        topics = self._state.topics
-        for number in sorted(topics.chores):
-            topic = topics[number]
-            if number > self._last_topic and topic.redrive is not None and not topic.redrive.waits(self._now_ms()):
-                self._last_topic = number
+        for topic in self._view.topics_with_work():
+            if topic.number > self._last_topic and topic.redrive and not topic.redrive.waits(self._now_ms()):
+                self._last_topic = topic.number
                 self._pause_s = _PAUSE_S if topic.redrive.rate is None else _RATE_PAUSE_S
                 return encode_redrive_some(topic.name)
         return None
@@ -119,17 +117,17 @@ class Janitor:
         now = self._now_ms()
         running = now // HOUR_MS
         command = None
-        for hour in self._state.store.hours():
+        for hour in self._view.hours():
             if hour >= DEAD_HOURS + running:
                 break
             if hour >= DEAD_HOURS:
                 command = encode_drop_dead(hour)
             elif hour > running - _HOURS_PAST:
                 continue
-            elif not self._state.open_entries(hour):
-                if self._is_over(hour, now) and self._is_archived(hour):
+            elif not self._view.open_entries(hour):
+                if now >= self._view.kept_until_ms(hour, self._retention.settled_ms) and self._is_archived(hour):
                     command = encode_retire(hour)
-            elif now - (hour + 1) * HOUR_MS >= self._retention.carry_ms and self._can_carry(hour):
+            elif now - (hour + 1) * HOUR_MS >= self._retention.carry_ms and self._view.can_roll_forward(hour):
                 command = encode_carry(hour)
             if command is not None:
                 break
@@ -141,28 +139,9 @@ class Janitor:
         """Or need not be."""
         if self._gate is None:
             return True
-        sums = self._state.store.sums(hour)
+        sums = self._view.sums(hour)
         return sums is not None and self._gate.holds(hour, Source(*sums))
 
     def _archived(self) -> None:
         if self._idle:
             self._rest(0.0)
-
-    def _is_over(self, hour: int, now_ms: int) -> bool:
-        """The longest retention of the topics that settled something in it is over."""
-        last_ms = (hour + 1) * HOUR_MS
-        kept_ms = 0
-        if (hour_state := self._state.hours.get(hour)) is not None:
-            last_ms = max(last_ms, hour_state.settled_at_ms)
-            topics = self._state.topics
-            kept_ms = max((self.kept_ms(topics[number].config) for number in hour_state.topics), default=0)
-        return now_ms >= last_ms + kept_ms
-
-    def kept_ms(self, config: dict[str, Any]) -> int:
-        kept: int = config.get("retention_ms", self._retention.settled_ms)
-        return kept
-
-    def _can_carry(self, hour: int) -> bool:
-        """There are entries that CARRY has not looked at. What is open besides is leased, and moves by itself."""
-        hour_state = self._state.hours.get(hour)
-        return hour_state is None or hour_state.carried < self._state.store.count(hour)

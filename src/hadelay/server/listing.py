@@ -9,10 +9,10 @@ import numpy as np
 
 from hadelay.codec import meta
 from hadelay.codec.tags import mask_of
-from hadelay.ledger.describe import Description, described, over
-from hadelay.ledger.listing import Wish, listing
+from hadelay.ledger.describe import described, over
+from hadelay.ledger.listing import MessageQuery, listing
 from hadelay.ledger.topics import Topic
-from hadelay.model import State
+from hadelay.model import Description, State
 from hadelay.server.api import ListWish, MessagePage
 from hadelay.server.records import LISTS, places_of, read_in_slices, read_mended, read_off_loop
 
@@ -28,9 +28,10 @@ _SETTLED = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 async def page_of(node: Node, topic: Topic, asked: ListWish) -> MessagePage:
     """May be short, even empty, while there is more: whoever asks goes on behind `after` until it is None."""
-    wish = Wish(topic.number, asked.states, asked.from_ms, asked.to_ms, mask_of(asked.tags), asked.after, asked.limit)
+    mask = mask_of(asked.tags)
+    query = MessageQuery(topic.number, asked.states, asked.from_ms, asked.to_ms, mask, asked.after, asked.limit)
     now_ms = node.clock.read(node.runtime.monotonic())
-    page = await read_in_slices(node, lambda: listing(node.state, wish, now_ms))
+    page = await read_in_slices(node, lambda: listing(node.ledger, query, now_ms))
     messages: list[Description] = []
     wanted, turn, total = set(asked.tags), 0, 0
     fits = int(np.searchsorted(page.rows["size"].cumsum(dtype=np.int64), _PAGE_BYTES))
@@ -58,11 +59,11 @@ def _message(node: Node, topic: Topic, hour: int, row: np.void, state: State) ->
     store, index = node.storage.hours, int(row["index"])
     if not store.count(hour):
         return None
-    if state in _SETTLED and over(node.state, topic, hour, index, node.clock.read(node.runtime.monotonic())):
+    if state in _SETTLED and over(node.ledger, topic, hour, index, node.clock.read(node.runtime.monotonic())):
         return None
     # The attempt that ended it, or is under way, is not in the entry yet.
     attempt = int(row["attempt"])
     if state in (State.LEASED, State.ACKED):
-        hour_state = node.state.hours.get(hour)
+        hour_state = node.ledger.hours.get(hour)
         attempt += hour_state is None or index not in hour_state.late
-    return described(node.state, hour, row, state, attempt, [], body=False)
+    return described(node.ledger, hour, row, state, attempt, [], body=False)

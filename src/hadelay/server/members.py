@@ -66,7 +66,7 @@ class Changes:
         error = node.raft.membership.refusal(members)
         if error is not None:
             done(None, error)
-        elif node.state.level < MEMBERS_LEVEL:
+        elif node.ledger.level < MEMBERS_LEVEL:
             self._switch(op, name, address, done)
         else:
             node.raft.membership.propose(members, lambda result, error: done(None, error))
@@ -82,7 +82,7 @@ class Changes:
             return
 
         def switched(result: Any, error: HadelayError | None) -> None:
-            if error is None and node.state.level < MEMBERS_LEVEL:
+            if error is None and node.ledger.level < MEMBERS_LEVEL:
                 error = Conflict("the feature level was not switched on")
             if error is not None:
                 done(None, error)

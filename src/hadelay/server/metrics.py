@@ -110,7 +110,7 @@ class NodeMetrics:
 
     def _totals(self) -> Generator[None, None, tuple[_Topics, dict[int, tuple[int, int]]]]:
         """And what is ready of each topic that has something ready."""
-        node, topics, shown, found = self._node, self._node.state.topics.all, self._shown, _Topics()
+        node, topics, shown, found = self._node, self._node.ledger.topics.all, self._shown, _Topics()
         monotonic = node.runtime.monotonic
         most = node.config.limits.metrics_topics if node.leading else 0
         room, ready = most - len(shown), dict[int, tuple[int, int]]()
@@ -150,7 +150,7 @@ class NodeMetrics:
             few = numbers[start : start + _FEW]
             recent = lateness.recent(node.clock.read(monotonic()), few)
             for number in few:
-                topic, at = node.state.topics[number], ready.get(number, (0, 0))
+                topic, at = node.ledger.topics[number], ready.get(number, (0, 0))
                 one, name = _Topics(), topic.name
                 one.add(topic, *at)
                 if others:
@@ -238,7 +238,7 @@ def _of_server(node: Node) -> dict[str, Values]:
         "damaged_links_total": dispatcher.damaged_links,
         "tag_checks_total": checked,
         "tag_false_positives_total": in_vain,
-        "idempotency_keys_dropped_early_total": node.state.keys_dropped_early,
+        "idempotency_keys_dropped_early_total": node.ledger.keys_dropped_early,
         "commit_duration_seconds": batcher.commits,
         "batches_total": batcher.batches,
         "queue_length": _by({

@@ -28,9 +28,11 @@ from hadelay.codec.formats import INDEX_SIZE
 from hadelay.codec.publishcommand import Draft
 from hadelay.codec.results import Refused
 from hadelay.errors import Conflict, DamagedFile, DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.ledger import checkpoint
+from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.idempotency import is_known
 from hadelay.ledger.quotas import retry_after_ms
-from hadelay.ledger.state import DelayState
+from hadelay.ledger.state import Ledger
 from hadelay.members import Member, Members
 from hadelay.platform.disk import Disk, Lock
 from hadelay.platform.network import Network
@@ -86,7 +88,7 @@ class Node:
         self.clock = ClusterClock(
             self.name,
             config.members,
-            floor_ms=self.state.now_ms,
+            floor_ms=self.ledger.now_ms,
             skew_ms=config.limits.max_clock_skew_ms,
         )
         #: The term this node leads and may propose in: cluster time is known, and everything before it is applied.
@@ -129,7 +131,7 @@ class Node:
             leaderless_wait_s=config.http.no_leader_wait_ms / 1000,
             commit_timeout_s=config.limits.commit_timeout_ms / 1000,
             retry_after_ms=self._retry_after_ms,
-            is_known=lambda drafts, request_key: is_known(self.state, drafts, request_key),
+            is_known=lambda drafts, request_key: is_known(self.ledger, drafts, request_key),
         )
         self.push = Push(self)
         self._make_dispatcher()
@@ -138,7 +140,7 @@ class Node:
         self.checkpoints = Checkpoints(self)
 
     def __repr__(self) -> str:
-        return f"<Node {self.name} {'leads' if self.leading else 'follows'} term {self.raft.term} {self.state!r}>"
+        return f"<Node {self.name} {'leads' if self.leading else 'follows'} term {self.raft.term} {self.ledger!r}>"
 
     def start(self) -> None:
         self.raft.start()
@@ -168,7 +170,7 @@ class Node:
         return f"no space is left for new messages at {where}: free some there, or consume; consuming goes on"
 
     def _retry_after_ms(self, topic: str) -> int:
-        return retry_after_ms(self.state.topic(topic), self.clock.read(self.runtime.monotonic()))
+        return retry_after_ms(self.ledger.topic(topic), self.clock.read(self.runtime.monotonic()))
 
     def propose(self, command: bytes, done: Done) -> None:
         """Ack, nack, extend, cancel and the topics' commands, on any node. In interval mode hand-outs go first."""
@@ -239,22 +241,22 @@ class Node:
 
     def apply(self, index: int, term: int, command: bytes) -> Any:
         try:
-            results = self.state.apply(index, term, command)
+            results = apply_entry(self.ledger, index, term, command)
         except DamagedFile as damage:
             # Half an entry may be applied by now, and a replay would meet the same bytes again: the next start begins
             # anew, from the other nodes.
             note_damage(self.disk, self.storage.directory, str(damage))
             raise
-        self.clock.raise_floor(self.state.now_ms)
-        if self.state.level > self.storage.identity.feature_level:
+        self.clock.raise_floor(self.ledger.now_ms)
+        if self.ledger.level > self.storage.identity.feature_level:
             # An older program refuses the directory in words from now on.
-            self.storage.set_identity(feature_level=self.state.level)
+            self.storage.set_identity(feature_level=self.ledger.level)
         self.checkpoints.applied(len(command))
         return results
 
     def on_leader(self, term: int) -> None:
         self._elected = term
-        self.clock.lead(self.state.now_ms, self.runtime.monotonic())
+        self.clock.lead(self.ledger.now_ms, self.runtime.monotonic())
         self.peers.tell()  # so the others keep to its clock at once
         self._clock_changed()
 
@@ -266,20 +268,20 @@ class Node:
         self.batcher.kick()
 
     def incarnation(self, node: str) -> int | None:
-        return self.state.incarnations.get(node)
+        return self.ledger.incarnations.get(node)
 
     def incarnation_command(self, node: str, incarnation: int) -> bytes:
         return encode_entry(self.clock.read(self.runtime.monotonic()), [encode_incarnation(node, incarnation)])
 
     def members(self) -> tuple[int, Members]:
-        return self.state.members_index, self.state.members
+        return self.ledger.members_index, self.ledger.members
 
     def members_in(self, command: bytes) -> Members | None:
         return members_in(command)
 
     def members_command(self, members: Members) -> bytes:
         now_ms = self.clock.read(self.runtime.monotonic())
-        return encode_entry(now_ms, [encode_members(members)], self.state.level)
+        return encode_entry(now_ms, [encode_members(members)], self.ledger.level)
 
     def on_members(self) -> None:
         membership = self.raft.membership
@@ -326,13 +328,13 @@ class Node:
 
     def _load(self, storage: Storage) -> None:
         self.storage = storage
-        self.state = DelayState(self.config.cluster.group, storage.hours, storage.tables, storage.names)
+        self.ledger = Ledger(self.config.cluster.group, storage.hours, storage.tables, storage.names)
         if storage.core_blob:
-            self.state.load(storage.core_blob, storage.hour_blobs())
+            checkpoint.load(self.ledger, storage.core_blob, storage.hour_blobs())
 
     def _make_dispatcher(self) -> None:
         self.dispatcher = LeaderDispatcher(
-            state=self.state,
+            ledger=self.ledger,
             runtime=self.runtime,
             clock=self.clock,
             propose=self._propose_as_leader,
@@ -381,7 +383,7 @@ class Node:
             self.raft.fatal(error)
             return
         self._make_dispatcher()
-        self.clock.raise_floor(self.state.now_ms)
+        self.clock.raise_floor(self.ledger.now_ms)
 
     def _me(self) -> Peer:
         return local_peer(
@@ -403,7 +405,7 @@ class Node:
             self._agree_on_level()
 
     def _agree_on_level(self) -> None:
-        if (level := self.peers.common_level()) > self.state.level:
+        if (level := self.peers.common_level()) > self.ledger.level:
             self.batcher.propose(encode_feature(level), _ignore, self.leading)
 
     def _say_what_clocks_do(self) -> None:
@@ -428,7 +430,7 @@ class Node:
             "auto_create_topics": limits.auto_create_topics,
             "max_lease_ms": self.config.http.max_lease_ms,
         }
-        if not wanted.items() <= self.state.settings.to_map().items():
+        if not wanted.items() <= self.ledger.settings.to_map().items():
             self.batcher.propose(encode_settings(wanted), _ignore, self.leading)
 
     def _on_submit(self, peer: str, commands: Any, reply: Reply) -> None:
@@ -523,7 +525,7 @@ class _Outlet:
         node = self.node
         if node.leading:
             now_ms = node.clock.read(node.runtime.monotonic())
-            node.raft.propose(encode_entry(now_ms, commands, node.state.level), done)
+            node.raft.propose(encode_entry(now_ms, commands, node.ledger.level), done)
             return
         leader = node.raft.leader
         if leader is None:

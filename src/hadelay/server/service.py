@@ -49,11 +49,12 @@ from hadelay.handout.dispatcher import WAITING
 from hadelay.handout.dispatcher import Delivery as Handed
 from hadelay.handout.dispatcher import Poll as CorePoll
 from hadelay.handout.filters import filter_of
-from hadelay.ledger import topics
-from hadelay.ledger.describe import Description
+from hadelay.ledger import topicchanges
+from hadelay.ledger.describe import describe
+from hadelay.ledger.hourstate import groups
 from hadelay.ledger.keys import find_key
-from hadelay.ledger.leases import groups
-from hadelay.ledger.topics import Topic, known_topic
+from hadelay.ledger.topics import Topic
+from hadelay.model import Description
 from hadelay.rights import AuditEntry, Token
 from hadelay.server import views
 from hadelay.server.api import (
@@ -136,11 +137,11 @@ class NodeService:
 
     @property
     def tokens(self) -> Mapping[str, Token]:
-        return self._node.state.tokens
+        return self._node.ledger.tokens
 
     def now_ms(self) -> int:
         node = self._node
-        return node.clock.read(node.runtime.monotonic()) if node.clock.ready else node.state.now_ms
+        return node.clock.read(node.runtime.monotonic()) if node.clock.ready else node.ledger.now_ms
 
     async def list_tokens(self) -> list[Token]:
         await self._confirm(False)
@@ -163,20 +164,20 @@ class NodeService:
 
     async def audit(self, after: int, limit: int) -> list[AuditEntry]:
         await self._confirm(False)
-        return [entry for entry in self._node.state.audit.entries if entry.number > after][:limit]
+        return [entry for entry in self._node.ledger.audit.entries if entry.number > after][:limit]
 
     async def topics_of_leases(self, leases: list[str]) -> set[str]:
         rows, fine = decode_leases(self._node.config.cluster.group, leases)
         # What was granted just now may not be applied here yet.
         await self._confirm(False)
-        state, rows = self._node.state, rows[fine]
+        ledger, rows = self._node.ledger, rows[fine]
         numbers: set[int] = set()
         for hour, where in groups(rows["hour"]):
             indexes = rows["index"][where]
-            indexes = indexes[indexes < state.store.count(hour)]
+            indexes = indexes[indexes < ledger.store.count(hour)]
             if len(indexes):
-                numbers.update(state.store.entries(hour, indexes)["topic"].tolist())
-        return {state.topics[number].name for number in numbers}
+                numbers.update(ledger.store.entries(hour, indexes)["topic"].tolist())
+        return {ledger.topics[number].name for number in numbers}
 
     # publishing and settling
 
@@ -204,7 +205,7 @@ class NodeService:
         node = self._node
         if not count:
             value_ms = value_ms or 0
-            value_ms = commands.uncounted(value_ms) if node.state.level >= UNCOUNTED else value_ms
+            value_ms = commands.uncounted(value_ms) if node.ledger.level >= UNCOUNTED else value_ms
         rows, fine = decode_leases(node.config.cluster.group, leases)
         outcomes = ["lease_lost"] * len(leases)
         if not fine.any():
@@ -258,7 +259,7 @@ class NodeService:
         return result.count
 
     async def purge(self, topic: str, states: list[str]) -> None:
-        bits = {"scheduled": topics.SCHEDULED, "ready": topics.READY, "dead": topics.DEAD}
+        bits = {"scheduled": topicchanges.SCHEDULED, "ready": topicchanges.READY, "dead": topicchanges.DEAD}
         command = commands.encode_purge(topic, sum(bits[state] for state in set(states)))
         await self._propose(command, "topic.purge", f"{topic}: {' '.join(states)}")
 
@@ -290,7 +291,7 @@ class NodeService:
         if poll.consumer == CONSUMER:
             raise BadRequest(f"consumer: {poll.consumer} is the cluster's own name for who pushes: take another")
         for name in poll.topics:
-            if (topic := node.state.topic(name)) is not None and topic.settings.webhook is not None:
+            if (topic := node.ledger.topic(name)) is not None and topic.settings.webhook is not None:
                 raise Conflict(f"{name} has a webhook: its messages are pushed there, and cannot be received")
         future: asyncio.Future[Handed] = asyncio.get_running_loop().create_future()
         waiting = CorePoll(
@@ -316,7 +317,7 @@ class NodeService:
     def _lease(self, poll: Poll) -> int:
         if poll.lease_ms is not None:
             return poll.lease_ms
-        topics = [self._node.state.topic(name) for name in poll.topics]
+        topics = [self._node.ledger.topic(name) for name in poll.topics]
         leases = [topic.settings.lease_ms for topic in topics if topic is not None and topic.settings.lease_ms]
         return min(leases, default=self._node.config.http.default_lease_ms)
 
@@ -330,7 +331,7 @@ class NodeService:
         rows = handed.rows
         bodies = await read_records(node, handed.hours, rows)
         # The lease has run on while the disk was read.
-        now, topics = max(handed.now_ms, node.clock.read(node.runtime.monotonic())), node.state.topics.all
+        now, topics = max(handed.now_ms, node.clock.read(node.runtime.monotonic())), node.ledger.topics.all
         columns = zip(
             rows["first_id"].tolist(),
             tokens,
@@ -360,13 +361,13 @@ class NodeService:
             raise _not_found(target)
         node = self._node
         now_ms = node.clock.read(node.runtime.monotonic())
-        view = await read_mended(node, lambda: node.state.describe(message_id, now_ms, body=body))
+        view = await read_mended(node, lambda: describe(node.ledger, message_id, now_ms, body=body))
         if view is None:
             raise _not_found(target)
         return view
 
     def _find_key(self, topic: str, key: bytes) -> int | None:
-        return find_key(self._node.state, topic, hash_client_key(key))
+        return find_key(self._node.ledger, topic, hash_client_key(key))
 
     async def list_messages(self, topic: str, wish: ListWish, *, stale: bool) -> MessagePage:
         await self._confirm(stale)
@@ -392,14 +393,14 @@ class NodeService:
         return None if found is None else [(str(name), int(at_ms)) for name, at_ms in found]
 
     def _topic(self, name: str) -> Topic:
-        topic = self._node.state.topic(name)
+        topic = self._node.ledger.topic(name)
         if topic is None:
             raise NotFound(f"there is no topic {name!r}; it appears with its first message, or PUT it")
         return topic
 
     async def list_topics(self, *, stale: bool) -> list[TopicView]:
         await self._confirm(stale)
-        ready, known, found = await self._ready(stale), self._node.state.topics.all, list[TopicView]()
+        ready, known, found = await self._ready(stale), self._node.ledger.topics.all, list[TopicView]()
         for first in range(0, len(known), _TOPICS_AT_ONCE):
             few = known[first : first + _TOPICS_AT_ONCE]
             found += [views.topic(self._node, topic, ready) for topic in few if topic.exists]
@@ -412,9 +413,9 @@ class NodeService:
         if config.get("dispatch_sync") not in (None, sync):
             # Accepting what is not done would promise the topic's owner the wrong thing after a crash.
             raise Impossible(f"dispatch_sync is one for all topics so far, here {sync!r}: set dispatch.sync")
-        if has_masked_headers(config) and self._node.state.level < MASKED_OF_ORIGIN:
+        if has_masked_headers(config) and self._node.ledger.level < MASKED_OF_ORIGIN:
             raise Conflict("webhook: headers as GET shows them: not before every node is upgraded (feature_level)")
-        if "defaults" in config and self._node.state.level < RETRY_DEFAULTS:
+        if "defaults" in config and self._node.ledger.level < RETRY_DEFAULTS:
             raise Conflict("defaults: not before every node is upgraded (feature_level)")
         await self._propose(commands.encode_topic_put(name, config), *_put_in_words(name, config))
         with _once_begun():
@@ -426,7 +427,7 @@ class NodeService:
         except NotFound:
             # Again after success is as good as once: the answer to the first may have been lost.
             await self._confirm(False)
-            if known_topic(self._node.state, name) is None:
+            if self._node.ledger.known_topic(name) is None:
                 raise
 
     async def due(

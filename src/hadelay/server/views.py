@@ -53,7 +53,7 @@ def topic(node: Node, found: Topic, reports: Reports) -> TopicView:
 
 
 def cluster(node: Node) -> ClusterView:
-    hour, second, local = node.state.cursor
+    hour, second, local = node.ledger.cursor
     leader = node.raft.leader
     skews = node.clock.skews(node.runtime.monotonic())
     members = []
@@ -83,7 +83,7 @@ def cluster(node: Node) -> ClusterView:
         node.clock.read(node.runtime.monotonic()),
         DispatchView(hour, second, local, node.config.dispatch.sync),
         members,
-        node.state.level,
+        node.ledger.level,
     )
 
 
@@ -93,7 +93,7 @@ def hours(node: Node) -> HoursView:
     found, rows = store.rows()
     numbers = found.tolist()
     mapped = {hour for hour in numbers if store.mapped(hour)}
-    return HoursView(node.raft.applied_index, _hours(numbers, rows, mapped, node.state.now_hour))
+    return HoursView(node.raft.applied_index, _hours(numbers, rows, mapped, node.ledger.now_hour))
 
 
 def _hours(numbers: list[int], rows: NDArray[np.void], mapped: set[int], running: int) -> Iterator[HourView]:

@@ -30,8 +30,7 @@ from hadelay.codec.formats import (
 from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.codec.records import check_record, decode_record
 from hadelay.errors import BadRequest, DamagedFile
-from hadelay.ledger.transitions import MOVES
-from hadelay.model import NONE32, Event, encode_id, hour_from_name, hour_name
+from hadelay.model import MOVES, NONE32, Event, encode_id, hour_from_name, hour_name
 from hadelay.platform.disk import Disk, File, ReadOnlyDisk
 from hadelay.storage.heads import decode_heads
 from hadelay.storage.identity import decode_identity

@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hadelay.codec.checksums import crc32c
-from hadelay.errors import DamagedFile, is_disk_full
-from hadelay.ledger.checkpoint import WAY_OUT
+from hadelay.errors import WAY_OUT, DamagedFile, is_disk_full
 from hadelay.model import hour_name
 from hadelay.platform.disk import PRIVATE
 from hadelay.storage.tables import CHECKPOINT, HOUR_STATES, HOURS, ROW, Put, hour_rows, scan_all

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hadelay.codec.checksums import crc32c
-from hadelay.codec.formats import NAME, NAME_SIZE
+from hadelay.codec.formats import CONSUMER, NAME, NAME_SIZE, NODE, REASON, TOPIC
 from hadelay.errors import DamagedFile
-from hadelay.ledger.ports import CONSUMER, NODE, REASON, TOPIC
 from hadelay.platform.disk import Disk, read_file
 
 KINDS = {TOPIC: "topic", CONSUMER: "consumer", NODE: "node", REASON: "reason"}

@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.errors import DamagedFile
-from hadelay.ledger.checkpoint import WAY_OUT
+from hadelay.errors import WAY_OUT, DamagedFile
 from hadelay.model import hour_from_name
 from hadelay.platform.disk import Disk
 from hadelay.storage.hours import file_checksums

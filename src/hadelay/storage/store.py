@@ -16,8 +16,7 @@ from typing import Any
 import msgpack
 
 from hadelay.codec.formats import FORMAT_VERSION, HOUR_ROW
-from hadelay.errors import DamagedFile, FatalError, HadelayError
-from hadelay.ledger.checkpoint import WAY_OUT
+from hadelay.errors import WAY_OUT, DamagedFile, FatalError, HadelayError
 from hadelay.platform.disk import Disk
 from hadelay.platform.runtime import Runtime
 from hadelay.storage.exports import Exports

@@ -67,14 +67,14 @@ class Alerts:
         self._term = self.node.leading
         self._watches.clear()
         self._since = self._now()
-        for topic in self.node.state.topics.all:
+        for topic in self.node.ledger.topics.all:
             if untold(topic):
                 self._watches[topic.number] = _Watch(None)
                 self.on_topic(topic)
 
     def _now(self) -> bytes:
         """The cursor behind everything that has died by now."""
-        return struct.pack(">QQ", self.node.state.now_ms, (1 << 64) - 1)
+        return struct.pack(">QQ", self.node.ledger.now_ms, (1 << 64) - 1)
 
     def on_follower(self) -> None:
         self._term = 0
@@ -133,11 +133,11 @@ class Alerts:
     def _letters(self, topic: Topic, watch: _Watch, count: int) -> list[tuple[bytes, int]]:
         """(cursor, id) of the first of them, as far as they are known and still kept."""
         if watch.cursor is not None:
-            return listing(self.node.state, topic, watch.cursor, MOST_IDS)
+            return listing(self.node.ledger, topic, watch.cursor, MOST_IDS)
         told = max(topic.dead - count, 0)
         if told > _COUNT_OFF:
             return []
-        return listing(self.node.state, topic, b"", told + MOST_IDS)[told:]
+        return listing(self.node.ledger, topic, b"", told + MOST_IDS)[told:]
 
     def _told(self, term: int, topic: Topic, watch: _Watch, upto: int, cursor: bytes, answer: Answer) -> None:
         if term != self._term:

@@ -171,7 +171,7 @@ class Pool:
 
     def on_leader(self) -> None:
         self._leading = True
-        for topic in self.node.state.topics.all:
+        for topic in self.node.ledger.topics.all:
             self.on_topic(topic)
 
     def on_follower(self) -> None:
@@ -186,7 +186,7 @@ class Pool:
                 if not self._leading:
                     return
                 feed = self.feeds[topic.number] = Feed(topic)
-            feed.set(topic.settings, self.config.topic_calls, self.node.state.settings.max_lease_ms)
+            feed.set(topic.settings, self.config.topic_calls, self.node.ledger.settings.max_lease_ms)
             feed.removed = False
             self._run(feed)
             self._fetch(feed)
@@ -239,7 +239,7 @@ class Pool:
     def _run(self, feed: Feed) -> None:
         """Begin as many of its calls as may be; of many some now, and the others soon; none of a topic that is paused,
         and none about what was purged before it was called about."""
-        topic = self.node.state.topics[feed.number]
+        topic = self.node.ledger.topics[feed.number]
         if topic.floor != feed.floor:
             feed.floor = topic.floor
             while feed.queue:
@@ -383,7 +383,7 @@ class Pool:
         if answer.status == 410 and url == feed.webhook.url:
             self._disable(feed)
         if answer.reason:
-            longest = self.node.state.settings.max_delay_ms
+            longest = self.node.ledger.settings.max_delay_ms
             delay_ms = -1 if answer.retry_after_ms is None else min(answer.retry_after_ms, longest)
             self._settle(job, (delay_ms, answer.reason))
         else:
@@ -424,7 +424,7 @@ class Pool:
     def _disable(self, feed: Feed) -> None:
         """410: the receiver wants no more of this. The messages stay, and what was fetched goes back uncalled;
         `:resume` calls again."""
-        topic = self.node.state.topics[feed.number]
+        topic = self.node.ledger.topics[feed.number]
         webhook = topic.settings.webhook
         if topic.exists and not topic.settings.paused and webhook is not None and webhook.url == feed.webhook.url:
             log.warning("webhook_disabled", topic=feed.name, url=webhook.url)

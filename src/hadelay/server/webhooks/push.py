@@ -25,7 +25,7 @@ class Push:
 
     def __init__(self, node: Node) -> None:
         self._runtime = node.runtime
-        self._topics: Callable[[], list[Topic]] = lambda: node.state.topics.all
+        self._topics: Callable[[], list[Topic]] = lambda: node.ledger.topics.all
         self.guard = Guard(node.config.webhooks.allow)
         self.pool, self.alerts = Pool(node), Alerts(node)
         self._changed: dict[int, Topic] = {}

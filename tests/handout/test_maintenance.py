@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hadelay.codec.commands import Command, encode_purge, encode_topic_delete
-from hadelay.ledger.topics import READY, SCHEDULED
+from hadelay.ledger.topicchanges import READY, SCHEDULED
 from hadelay.model import HOUR_MS
 from hadelay.settings.node import RetentionConfig
 from tests.handout.desk import START_HOUR, Desk
@@ -20,7 +20,7 @@ def test_what_nobody_consumes_is_carried_to_the_running_hour() -> None:
     assert Command.CARRY not in desk.kinds()
     desk.run_to(25 * HOUR_MS + 60_000)
     assert Command.CARRY in desk.kinds()
-    assert desk.state.open_entries(START_HOUR) == 0
+    assert desk.ledger.open_entries(START_HOUR) == 0
     assert desk.dispatcher.ready_counts()[0][0] == 5
     assert desk.dispatcher.sweeper_found == 0
     carried = desk.kinds().count(Command.CARRY)
@@ -75,8 +75,8 @@ def test_what_a_deleted_topic_left_is_settled() -> None:
     desk.publish("a", "b", at=50_000)
     desk.do(encode_topic_delete("t", force=True))
     desk.run_to(40_000)
-    assert not desk.state.topics.to_sweep()
-    assert desk.state.open_entries(START_HOUR) == 0
+    assert not desk.ledger.topics.to_sweep()
+    assert desk.ledger.open_entries(START_HOUR) == 0
 
 
 def test_a_retired_hour_in_a_window_is_no_trouble() -> None:
@@ -104,5 +104,5 @@ def test_hours_go_while_somebody_purges_again_and_again() -> None:
         desk.publish("b", topic="purged", at=60 * HOUR_MS)
         desk.do(encode_purge("purged", SCHEDULED | READY))
         desk.run(300)
-    assert desk.state.topics.to_sweep()
+    assert desk.ledger.topics.to_sweep()
     assert START_HOUR not in desk.store.hours()

@@ -1,0 +1,178 @@
+"""The one entry into the state machine: a committed log entry, command by command. ledger/state.py has the laws."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from google_crc32c import extend as crc32c_extend
+
+from hadelay.codec.commands import (
+    ENTRY_VERSION,
+    LEVEL_OF,
+    Audited,
+    Command,
+    Settle,
+    decode,
+    decode_entry,
+    is_change_of_members,
+)
+from hadelay.codec.formats import SECONDS_PER_HOUR
+from hadelay.codec.results import Done, Refused, Result
+from hadelay.codec.wire import Malformed
+from hadelay.errors import FatalError
+from hadelay.ledger import access, changes, dead, leases, maintenance, publish, topicchanges, ttl
+from hadelay.ledger.hourstate import indexes_of
+from hadelay.ledger.state import Ledger
+from hadelay.members import JOINED, Members
+from hadelay.model import DEAD_HOURS, HOUR_MS
+from hadelay.settings.cluster import Settings
+from hadelay.version import FEATURE_LEVEL, FIRST_LEVEL
+
+_LINK = struct.Struct("<QQI")
+_MAX_NOW_MS = (DEAD_HOURS - 1) * HOUR_MS
+#: Entries of which `_begin_hour` reads the seconds at a time.
+_CHUNK = 65_536
+
+
+def apply_entry(ledger: Ledger, index: int, term: int, entry: bytes | memoryview) -> list[Result]:
+    """One committed entry: a result per command, in order. Raises FatalError and DamagedFile only (law 3)."""
+    if len(entry) and entry[0] > ENTRY_VERSION:
+        raise FatalError(f"entry {index} has version {entry[0]}, this code reads {ENTRY_VERSION}: upgrade it")
+    ledger.applied, ledger.term = index, term
+    ledger.chain = crc32c_extend(crc32c_extend(ledger.chain, _LINK.pack(index, term, len(entry))), bytes(entry))
+    try:
+        level, now_ms, commands = decode_entry(entry)
+    except Malformed as error:
+        return [Refused("malformed", str(error))]
+    if level > FEATURE_LEVEL:
+        raise FatalError(f"entry {index} needs feature level {level}, this code has {FEATURE_LEVEL}: upgrade it")
+    if ledger.now_ms < now_ms < _MAX_NOW_MS:
+        _advance(ledger, now_ms)
+    ledger.changes_members = is_change_of_members(commands)
+    return [_apply_command(ledger, kind, body) for kind, body in commands]
+
+
+def _apply_command(ledger: Ledger, kind: int, body: memoryview) -> Result:
+    if LEVEL_OF.get(kind, FIRST_LEVEL) > ledger.level:
+        return Refused("needs_upgrade", "not before every node is upgraded (feature_level of GET /v1/cluster)")
+    try:
+        command = decode(kind, body)
+    except Malformed as error:
+        return Refused("malformed", str(error))
+    return _APPLY[kind](ledger, command)
+
+
+def _advance(ledger: Ledger, now_ms: int) -> None:
+    """Time goes forwards only: a new leader's clock may be behind the old one's."""
+    before = ledger.now_hour
+    ledger.now_ms = now_ms
+    if ledger.now_hour != before:
+        ledger.store.set_clock(ledger.now_hour)
+        for hour in ledger.store.hours():
+            if before < hour <= ledger.now_hour and ledger.open_entries(hour):
+                _begin_hour(ledger, hour)
+
+
+def _begin_hour(ledger: Ledger, hour: int) -> None:
+    """From now on the hour's open entries are counted by second."""
+    hour_state = ledger.hour_state(hour)
+    seconds = ledger.store.heads(hour).count.astype(np.uint32)
+    settled = indexes_of(hour_state.settled)
+    for at in range(0, len(settled), _CHUNK):
+        rows = ledger.store.entries(hour, settled[at : at + _CHUNK])
+        seconds -= np.bincount(rows["second"], minlength=SECONDS_PER_HOUR).astype(np.uint32)
+    hour_state.open_seconds = seconds
+
+
+def _apply_noop(ledger: Ledger, command: None) -> Done:
+    return Done(False)
+
+
+def _apply_cursor(ledger: Ledger, command: tuple[int, int, int]) -> Done:
+    changed = tuple(command) > ledger.cursor
+    if changed:
+        ledger.cursor = (command[0], command[1], command[2])
+    return Done(changed)
+
+
+def _apply_feature(ledger: Ledger, level: int) -> Done | Refused:
+    if level > FEATURE_LEVEL:
+        raise FatalError(f"the cluster switched to feature level {level}, this code has {FEATURE_LEVEL}: upgrade it")
+    changed = level > ledger.level
+    ledger.level = max(ledger.level, level)
+    return Done(changed)
+
+
+def _apply_incarnation(ledger: Ledger, command: tuple[str, int]) -> Done:
+    node, incarnation = command
+    changed = incarnation > ledger.incarnations.get(node, -1)
+    if changed:
+        ledger.incarnations[node] = incarnation
+    return Done(changed)
+
+
+def _apply_members(ledger: Ledger, command: Members) -> Done | Refused:
+    if not ledger.changes_members:
+        # In force it was only if the log shows it at a glance (commands.members_in).
+        return Refused("malformed", "a change of the members is the only command of its entry")
+    ledger.members, ledger.members_index = command, ledger.applied
+    for member in command:
+        if member.joined:
+            ledger.incarnations.setdefault(member.name, JOINED)
+    return Done(True)
+
+
+def _apply_settings(ledger: Ledger, command: Any) -> Done | Refused:
+    try:
+        settings = Settings.from_map(command)
+    except ValueError as error:
+        return Refused("bad_config", str(error))
+    changed = settings != ledger.settings
+    ledger.settings = settings
+    return Done(changed)
+
+
+def _apply_audited(ledger: Ledger, command: Audited) -> Result:
+    if command.kind == Command.AUDITED:
+        return Refused("malformed", "what is audited is not audited again")
+    return access.note(ledger, command, _apply_command(ledger, command.kind, command.body))
+
+
+def _apply_settle(ledger: Ledger, command: Settle) -> Result:
+    return (leases.apply_ack if command.kind == Command.ACK else leases.apply_nack)(ledger, command.leases)
+
+
+_APPLY: dict[int, Callable[[Ledger, Any], Result]] = {
+    Command.NOOP: _apply_noop,
+    Command.PUBLISH: publish.apply_publish,
+    Command.GRANT: leases.apply_grant,
+    Command.ACK: leases.apply_ack,
+    Command.NACK: leases.apply_nack,
+    Command.EXTEND: leases.apply_extend,
+    Command.EXPIRE: leases.apply_expire,
+    Command.CANCEL: changes.apply_cancel,
+    Command.RESCHEDULE: changes.apply_reschedule,
+    Command.CURSOR: _apply_cursor,
+    Command.TOPIC_PUT: topicchanges.apply_put,
+    Command.TOPIC_DELETE: topicchanges.apply_delete,
+    Command.SWEEP: maintenance.apply_sweep,
+    Command.CARRY: maintenance.apply_carry,
+    Command.RETIRE: maintenance.apply_retire,
+    Command.FEATURE: _apply_feature,
+    Command.INCARNATION: _apply_incarnation,
+    Command.SETTINGS: _apply_settings,
+    Command.REDRIVE: dead.apply_redrive,
+    Command.TTL_EXPIRE: ttl.apply_ttl_expire,
+    Command.PURGE: topicchanges.apply_purge,
+    Command.DROP_DEAD: dead.apply_drop_dead,
+    Command.REDRIVE_SOME: dead.apply_redrive_some,
+    Command.ALERTED: dead.apply_alerted,
+    Command.TOKEN_CREATE: access.apply_token_create,
+    Command.TOKEN_REVOKE: access.apply_token_revoke,
+    Command.AUDITED: _apply_audited,
+    Command.MEMBERS: _apply_members,
+    Command.SETTLE: _apply_settle,
+}

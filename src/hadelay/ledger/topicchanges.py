@@ -1,0 +1,117 @@
+"""Making, changing, deleting and purging topics. A deletion or purge changes a number: ledger/topics.py says how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hadelay.codec.formats import TOPIC
+from hadelay.codec.results import Done, Refused
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.topics import PurgeMark, Topic
+from hadelay.settings.topic import NEWEST_DEFAULTS, disputed_url, merged, problem, unmasked, with_defaults
+from hadelay.version import BOUNDED, MASKED_HEADERS, MASKED_OF_ORIGIN, PLAIN_URLS, RETRY_DEFAULTS
+
+MAX_GENERATION = 0xFFFF
+#: Limit of a topic's partial purges that SWEEP has not finished: each look at a waiting message asks all of them.
+MAX_MARKS = 100
+#: What PURGE may name, as bits.
+SCHEDULED, READY, DEAD = 1, 2, 4
+
+
+def topic_or_new(ledger: Ledger, name: str) -> Topic | None:
+    """The existing topic of that name, made now if there is none. None: there are max_topics topics already."""
+    topic = ledger.known_topic(name)
+    if topic is not None and topic.exists:
+        return topic
+    if topic is None:
+        if len(ledger.topics.all) >= ledger.settings.max_topics:
+            return None
+        topic = Topic(ledger.names.register(TOPIC, name), name)
+        ledger.topics.add(topic)
+    topic.exists = True
+    if ledger.level >= RETRY_DEFAULTS:
+        topic.configure({"defaults": NEWEST_DEFAULTS})
+    ledger.listener.on_topic(topic)
+    return topic
+
+
+def apply_put(ledger: Ledger, command: tuple[str, Any]) -> Done | Refused:
+    name, config = command
+    wrong = problem(config, ledger.settings)
+    if not wrong:
+        config, wrong = with_defaults(config, ledger.level)
+    if not wrong and ledger.level >= MASKED_HEADERS:
+        before = ledger.topic(name)
+        known = {} if before is None else before.config
+        config, wrong = unmasked(known, config, any_origin=ledger.level < MASKED_OF_ORIGIN)
+    if not wrong and ledger.level >= PLAIN_URLS:
+        wrong = disputed_url(config)
+    if not wrong and config.get("dead_letter") == name:
+        wrong = f"dead_letter: {name} would get its own dead letters back, for ever; name another topic, or keep"
+    if wrong:
+        return Refused("bad_config", wrong)
+    topic = topic_or_new(ledger, name)
+    if topic is None:
+        return Refused("too_many_topics", f"there are {len(ledger.topics.all)} topics already")
+    after = merged(topic.config, config)
+    changed = after != topic.config
+    topic.configure(after)
+    ledger.listener.on_topic(topic)
+    return Done(changed)
+
+
+def apply_delete(ledger: Ledger, command: tuple[str, bool]) -> Done | Refused:
+    name, force = command
+    topic = ledger.topic(name)
+    if topic is None:
+        return Refused("no_topic", f"there is no topic {name!r}")
+    if topic.pending and not force:
+        return Refused("topic_not_empty", f"{topic.pending} messages of {name!r} are pending")
+    if topic.generation == MAX_GENERATION:
+        return Refused("too_many_generations", f"{name!r} was deleted {MAX_GENERATION} times: use another name")
+    begin_generation(ledger, topic)
+    topic.lives += 1
+    ledger.topics.end(topic)
+    ledger.topics.end_dead(topic, ledger.now_ms)
+    topic.exists = False
+    topic.configure({})
+    ledger.listener.on_purged(topic)
+    ledger.listener.on_topic(topic)
+    return Done()
+
+
+def begin_generation(ledger: Ledger, topic: Topic) -> None:
+    topic.generation += 1
+    ledger.topics.generations[topic.number] = topic.generation
+    ledger.sweep = (0, 0)
+
+
+def apply_purge(ledger: Ledger, command: tuple[str, int]) -> Done | Refused:
+    """Cancel what a topic holds in these states (bits) and was published before. O(1): ADR 78."""
+    name, states = command
+    topic = ledger.topic(name)
+    if topic is None:
+        return Refused("no_topic", f"there is no topic {name!r}")
+    waiting = states & (SCHEDULED | READY)
+    bounded = ledger.level >= BOUNDED
+    if bounded and not topic.pending:
+        waiting = 0  # it changes nothing: spare the generation
+    if bounded and waiting == SCHEDULED and len(topic.marks) >= MAX_MARKS:
+        return Refused("too_many_marks", f"{MAX_MARKS} purges of {name!r} are still being written down: try later")
+    if waiting and topic.generation == MAX_GENERATION:
+        return Refused("too_many_generations", f"{name!r} was purged {MAX_GENERATION} times: use another name")
+    if waiting:
+        begin_generation(ledger, topic)
+    if waiting == SCHEDULED | READY:
+        ledger.topics.end(topic)
+        ledger.listener.on_purged(topic)
+    elif waiting:
+        if bounded and waiting == READY:
+            # What those before it mean, it means too.
+            topic.marks = [mark for mark in topic.marks if not mark.ready]
+        topic.marks.append(PurgeMark(topic.generation, ledger.now_ms, waiting == READY))
+        ledger.topics.note_work(topic)
+    if states & DEAD:
+        ledger.topics.end_dead(topic, ledger.now_ms)
+    ledger.listener.on_topic(topic)
+    return Done()
