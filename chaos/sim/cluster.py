@@ -465,7 +465,7 @@ class SimCluster:
         if process.node is not None:
             self.history.count("snapshot installed", process.node.raft.stats.snapshots_installed)
             self.history.count("checkpoint", process.node.checkpoints.count)
-            self.history.count("rot was mended", process.node.mender.repaired if self.rotten else 0)
+            self.history.count("rot was mended", process.node.repairer.repaired if self.rotten else 0)
 
     def nodes(self) -> list[Node]:
         return [m.process.node for m in self.machines.values() if m.process is not None and m.process.node is not None]
@@ -494,7 +494,8 @@ class SimCluster:
 
     def _observe(self, process: Process, node: Node) -> None:
         """Every apply of every node goes through here."""
-        apply = node.apply
+        machine = node.raft.machine
+        apply = machine.apply
 
         def observed(index: int, term: int, command: bytes) -> Any:
             results = apply(index, term, command)
@@ -513,7 +514,7 @@ class SimCluster:
                 self._committed(index, term, command, results, node)
             return results
 
-        node.apply = observed  # type: ignore[method-assign]
+        machine.apply = observed  # type: ignore[method-assign]
         propose = node.raft.propose
 
         def proposed(command: bytes, done: Any) -> None:

@@ -52,6 +52,7 @@ from hadelay.server.batcher import Batcher
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.dispatcher import LeaderDispatcher
 from hadelay.server.expiry import Expiry
+from hadelay.server.leadership import Leadership
 from hadelay.server.node import Node
 from hadelay.storage.heads import HeadsCache
 from hadelay.storage.tables import Tables
@@ -200,10 +201,10 @@ def _dispatch_before_commit() -> Bug:
 def _unfenced_grant() -> Bug:
     """What a leader did not get into the log goes to the next one."""
 
-    def anyhow(node: Node, command: bytes, done: Any) -> None:
-        node.batcher.propose(command, done)
+    def anyhow(leadership: Leadership, command: bytes, done: Any) -> None:
+        leadership._group_commit.propose(command, done)
 
-    return [patch.object(Node, "_propose_as_leader", anyhow)]
+    return [patch.object(Leadership, "propose", anyhow)]
 
 
 def _five_ms_early() -> Bug:

@@ -97,8 +97,8 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
     network = AsyncioNetwork.from_config(config, runtime)
     backend = partial(LmdbBackend, map_bytes=config.storage.map_bytes)
     node = open_node(config, RealDisk(), network, runtime, fatal, backend=backend)
-    sender = Sender(node.push.guard, config.webhooks.user_agent)
-    node.push.call_by(sender)
+    sender = Sender(node.webhooks.guard, config.webhooks.user_agent)
+    node.webhooks.call_by(sender)
     service = NodeService(node)
     http = HttpServer(service, config.http, config.limits.max_delay_ms, config.security, sockets=sockets)
     http.metrics.certificates = [tls for tls in (network.tls, http.tls) if tls is not None]
@@ -173,7 +173,7 @@ async def _ready(node: Node, ending: asyncio.Event) -> None:
             say_at += _REMIND_S
             why = [check.detail for check in ready_checks(node) if not check.ok]
             log.warning("not_ready", why=why or ["it is catching up"])
-        if node.serves():
+        if node.leadership.serves():
             caught_up: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             node.raft.read_index(lambda error, asked=caught_up: asked.set_result(error is None))  # type: ignore[misc]
             if await caught_up:
@@ -184,14 +184,14 @@ async def _ready(node: Node, ending: asyncio.Event) -> None:
 async def _hand_over(node: Node) -> None:
     if not node.leading or node.raft.alone:
         return
-    await _within(_HAND_OVER_S, lambda over: node.transfer(None, lambda error: over()), "hand_over_failed")
+    await _within(_HAND_OVER_S, lambda over: node.leadership.transfer(None, lambda error: over()), "hand_over_failed")
 
 
 async def _calls_over(node: Node) -> None:
     """Webhook calls under way end, and what came of them is told to whoever leads now. Those that have not ended are
     made again when their leases have run out."""
     for _ in range(int(_CALLS_S / _LOOK_S)):
-        if not node.push.busy:
+        if not node.webhooks.busy:
             return
         await asyncio.sleep(_LOOK_S)
     log.warning("calls_unfinished", after_s=_CALLS_S)

@@ -131,8 +131,6 @@ CIRCLES = [
     "http.listing http.messages http.openapi http.options http.publish http.routes http.tokens",
     "raft.admission raft.apply raft.election raft.follower raft.leader raft.library raft.membership raft.node "
     "raft.reads raft.snapshot",
-    "server.checkpoints server.members server.mending server.node server.records server.webhooks.alerts "
-    "server.webhooks.pool server.webhooks.push",
     "client.aio client.consumer",
     "pipeline.exact pipeline.reconcile",
 ]

@@ -14,21 +14,23 @@ NAMES = ["n1", "n2", "n3"]
 def test_nodes_that_apply_the_same_checkpoint_apart() -> None:
     """ADR 182. Else none is left to commit quickly."""
 
-    def begins_at(name: str, config: list[str]) -> int:
+    def begins_at(name: str, config_names: list[str]) -> int:
         """Bytes of entries that make this node checkpoint."""
         storage = SimpleNamespace(
             hours=SimpleNamespace(far_bytes=0), tables=SimpleNamespace(overlay_bytes=0), checkpointing=False
         )
         begun: list[bool] = []
-        node: Any = SimpleNamespace(
-            name=name, storage=storage, stopped=False,
-            config=SimpleNamespace(
-                members=config, storage=SimpleNamespace(checkpoint_bytes=64 << 20, far_buffer_bytes=32 << 20)
-            ),
-            runtime=SimpleNamespace(monotonic=lambda: 0.0),
-            raft=SimpleNamespace(call_soon=lambda *_: begun.append(True)),
+        config: Any = SimpleNamespace(
+            node=SimpleNamespace(data_dir="/data"), journal_dir="/data", members=config_names,
+            storage=SimpleNamespace(checkpoint_bytes=64 << 20, far_buffer_bytes=32 << 20),
         )  # fmt: skip
-        checkpoints = Checkpoints(node)
+        raft: Any = SimpleNamespace(
+            name=name, stopped=False, runtime=SimpleNamespace(monotonic=lambda: 0.0),
+            call_soon=lambda *_: begun.append(True),
+        )  # fmt: skip
+        replica: Any = SimpleNamespace(storage=storage)
+        nobody: Any = None
+        checkpoints = Checkpoints(config, nobody, replica, raft, nobody, nobody)
         checkpoints._look_for_space = lambda: None  # type: ignore[method-assign]
         applied = 0
         while not begun:

@@ -19,7 +19,7 @@ from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import INDEX, RECORD, RECORD_SIZE
 from hadelay.platform.disk import RealDisk
 from hadelay.platform.runtime import AsyncioRuntime
-from hadelay.server import readahead, records
+from hadelay.server import readahead, reading
 from hadelay.storage.identity import Identity
 from hadelay.storage.store import Storage
 
@@ -46,12 +46,14 @@ def a_disk(tmp_path: Path) -> None:
 
 
 class Rig:
-    """What `read_records` knows of a node, over a real disk whose cache can be dropped."""
+    """A reader over a real disk whose cache can be dropped."""
 
     def __init__(self, directory: Path, hour: int) -> None:
         self.disk, self.runtime = RealDisk(), AsyncioRuntime(asyncio.get_running_loop())
         self.storage = Storage(self.disk, str(directory), self.runtime, Identity("c", 0, "n1"))
-        self.node: Any = SimpleNamespace(storage=self.storage, runtime=self.runtime, records_read=Counter())
+        replica: Any = SimpleNamespace(storage=self.storage)
+        nobody: Any = None
+        self.reader = reading.Reader(replica, self.runtime, nobody)
         self.hours = np.full(COUNT, hour)
         rows, headers = np.zeros(ALL, INDEX), np.zeros(ALL, RECORD)
         rows["deliver_at_ms"], rows["size"] = hour * 3_600_000, RECORD_SIZE + BODY
@@ -72,7 +74,7 @@ class Rig:
         self.runtime.close()
 
     async def read(self) -> list[bytes]:
-        return await records.read_records(self.node, self.hours, self.rows)
+        return await self.reader.records(self.hours, self.rows)
 
 
 @pytest.fixture(params=[HOUR, HOUR - 5], ids=["mapped", "far"])
@@ -98,17 +100,17 @@ async def test_the_loop_does_not_wait_for_the_disk(tmp_path: Path, hour: int, mo
     assert on_loop["does not"] <= COUNT / 2, "what the loop looked at in one slice"
     assert waits() - before < 20, "the loop waited for the disk"
     assert [len(record) for record in found] == [RECORD_SIZE + BODY] * COUNT
-    assert rig.node.records_read["disk"] > COUNT / 2
-    rig.node.records_read.clear()
+    assert rig.reader.counts["disk"] > COUNT / 2
+    rig.reader.counts.clear()
     assert await rig.read() == found
-    assert rig.node.records_read == {"memory": COUNT}, "they are in memory now, and no thread is asked"
+    assert rig.reader.counts == {"memory": COUNT}, "they are in memory now, and no thread is asked"
     rig.close()
 
 
 async def test_a_list_does_not_hold_up_hand_outs(tmp_path: Path, hour: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a list reads is up to a page of 16 MiB, and leases run while a hand-out is read."""
     rig, go_on, lists = Rig(tmp_path, hour), threading.Event(), list[str]()
-    read = records._read_file
+    read = reading._read_file
 
     def held_up(*asked: Any) -> None:
         if not lists:
@@ -116,14 +118,14 @@ async def test_a_list_does_not_hold_up_hand_outs(tmp_path: Path, hour: int, monk
             go_on.wait(20)
         read(*asked)
 
-    monkeypatch.setattr(records, "_read_file", held_up)
+    monkeypatch.setattr(reading, "_read_file", held_up)
     rig.drop()
-    places = records.places_of(rig.hours, rig.rows)
-    listing = asyncio.create_task(records.read_off_loop(rig.node, places[:500], records.LISTS))
+    extents = reading.extents_of(rig.hours, rig.rows)
+    listing = asyncio.create_task(rig.reader.read_off_loop(extents[:500], reading.LISTS))
     async with asyncio.timeout(10):
         while not lists:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        assert None not in await records.read_off_loop(rig.node, places[500:])
+        assert None not in await rig.reader.read_off_loop(extents[500:])
     assert not listing.done()
     go_on.set()
     assert None not in await listing
@@ -136,13 +138,13 @@ async def test_what_falls_due_soon_is_in_memory(tmp_path: Path, hour: int) -> No
     ahead = readahead.ReadAhead(rig.disk, rig.runtime, rig.storage.hours.path)
     ahead.records(hour, rig.rows, readahead.AHEAD_S)
     await asyncio.sleep(0)
-    places = records.places_of(rig.hours, rig.rows)
+    extents = reading.extents_of(rig.hours, rig.rows)
     async with asyncio.timeout(20):
-        while None in records.read_cached(rig.node, places):  # noqa: ASYNC110
+        while None in rig.reader._cached(extents):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-    rig.node.records_read.clear()
+    rig.reader.counts.clear()
     await rig.read()
-    assert rig.node.records_read == {"memory": COUNT}
+    assert rig.reader.counts == {"memory": COUNT}
     rig.close()
 
 

@@ -60,14 +60,13 @@ class Now:
 
 
 class Fake:
-    """What `Copies` knows of a node, over real storage."""
+    """The replica and the checkpoints of a node, over real storage."""
 
     def __init__(self) -> None:
         self.runtime, self.disk = Now(), SimDisk(random.Random(1))
         self.disk.makedirs("/")
-        self.raft = SimpleNamespace(applied_index=0)
-        self.state = SimpleNamespace(level=1, now_ms=0)
-        self.stopped, self.checkpoints = False, self
+        self.raft: Any = SimpleNamespace(applied_index=0, stopped=False, runtime=self.runtime)
+        self.ledger = SimpleNamespace(level=1, now_ms=0)
         self.bytes_since = 0
         self.storage = self.opened()
 
@@ -98,9 +97,14 @@ def node() -> Fake:
     return node
 
 
+def copies_of(node: Fake) -> Copies:
+    replica: Any = node
+    return Copies(replica, node.raft, replica)
+
+
 @pytest.fixture
 def copies(node: Fake) -> Copies:
-    return Copies(node)  # type: ignore[arg-type]
+    return copies_of(node)
 
 
 async def test_it_holds_everything_that_was_applied(node: Fake, copies: Copies) -> None:
@@ -119,7 +123,7 @@ async def test_it_holds_everything_that_was_applied(node: Fake, copies: Copies) 
 async def test_a_cluster_that_nobody_published_to_can_be_copied() -> None:
     empty = Fake()
     empty.raft.applied_index = 2
-    view = await Copies(empty).open()  # type: ignore[arg-type]
+    view = await copies_of(empty).open()  # type: ignore[arg-type]
     assert (view.index, [file.name for file in view.files]) == (2, ["state-2"])
 
 
@@ -195,7 +199,7 @@ async def test_whoever_waits_for_a_copy_of_a_node_that_stops_is_told(node: Fake,
     node.begin = lambda: None  # type: ignore[method-assign]
     opening = asyncio.create_task(copies.open())
     await asyncio.sleep(0)
-    node.stopped = True
+    node.raft.stopped = True
     with pytest.raises(Overloaded, match="stops"):
         await asyncio.wait_for(opening, 5)
 

@@ -78,8 +78,8 @@ def test_a_second_transfer_is_refused_and_the_first_is_answered() -> None:
     cluster.world.run_until(cluster.world.now + 1.0, stop=lambda: bool(term.offers))
     first: list[HadelayError | None] = []
     second: list[HadelayError | None] = []
-    leader.transfer(None, first.append)
-    leader.transfer(None, second.append)
+    leader.leadership.transfer(None, first.append)
+    leader.leadership.transfer(None, second.append)
     assert [type(error) for error in second] == [Overloaded]
     cluster.world.run_for(2.0)
     assert first == [None]
@@ -207,8 +207,8 @@ def test_a_leader_that_falls_leaves_no_settings_of_its_own_to_the_next(monkeypat
     monkeypatch.setattr(leader.batcher, "propose", lambda command, done, term=0: asked.append((command[0], term)))
     leader.ledger.settings = Settings(max_delay_ms=5)
     leader.ledger.level = 0
-    leader._agree_on_settings()
-    leader._clock_changed()
+    leader.leadership.agree_on_settings()
+    leader.leadership.clock_changed()
     assert asked == [(Command.SETTINGS, leader.leading), (Command.FEATURE, leader.leading)]
 
 

@@ -75,7 +75,7 @@ def test_it_ends_when_it_cannot_open_the_snapshot_that_it_has_switched_to() -> N
     node = start(disk, fatal.append)
     node.storage.close()
     disk.bad_paths.add(f"{node.storage.directory}/identity")
-    node._installed()
+    node.raft.machine.installed()
     assert isinstance(fatal[0], OSError)
 
 
@@ -86,10 +86,10 @@ def test_what_is_mended_when_a_snapshot_has_been_switched_to_is_the_new_file(mon
     hour = 490_000
     node.storage.hours.append(*messages(hour, sizes=[10]))
     asked = list[Callable[[bytes | None], None]]()
-    monkeypatch.setattr(node.mender, "mend", lambda *place: asked.append(place[-1]))
+    monkeypatch.setattr(node.repairer, "repair", lambda *place: asked.append(place[-1]))
     node._damaged(hour, 0, "a chain that is broken")
     node.storage.close()
-    node._installed()
+    node.raft.machine.installed()
     asked[0](b"the entry")
     assert fatal == []
     assert node.storage.hours.count(hour) == 0

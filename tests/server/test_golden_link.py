@@ -69,7 +69,7 @@ async def asked(cluster: SimCluster, node: Node) -> dict[str, bytes]:
     node.link._send = record
     node.propose(encode_noop(), lambda result, error: None)
     cluster.world.run_for(1.0)
-    node.mender.mend(498_666, ".idx", 64, 128, lambda data: None)
+    node.repairer.repair(498_666, ".idx", 64, 128, lambda data: None)
     await until("ready", service.get_topic("orders", stale=False))
     await until("consumers", service.get_topic("orders", stale=False))
     await until("members", service.add_member("n4", "h.example:9"))

@@ -99,11 +99,11 @@ async def test_a_lease_that_ran_while_the_disk_was_read_is_shorter_by_that(monke
     publish(cluster, leader, ["orders"])
     handed = receive(cluster, leader, "orders", 1)
 
-    async def slowly(node: Any, hours: Any, rows: Any) -> list[bytes]:
+    async def slowly(hours: Any, rows: Any) -> list[bytes]:
         cluster.world.run_for(3.0)
-        return [node.storage.hours.record(int(hours[0]), int(rows["offset"][0]), int(rows["size"][0]), verify=True)]
+        return [leader.storage.hours.record(int(hours[0]), int(rows["offset"][0]), int(rows["size"][0]), verify=True)]
 
-    monkeypatch.setattr(service, "read_records", slowly)
+    monkeypatch.setattr(leader.reader, "records", slowly)
     delivery = await service.NodeService(leader)._delivery(handed)
     granted_ms = int(handed.until_ms[0]) - handed.now_ms
     assert delivery.lease_left_ms <= granted_ms - 3_000

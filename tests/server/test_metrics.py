@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -229,8 +228,8 @@ def test_a_histogram_that_grows_while_it_is_written_adds_up() -> None:
 
 
 def test_webhook_outcomes_are_few() -> None:
-    node = SimpleNamespace(name="n1", runtime=None, config=Config(), propose=None)
-    pool = Pool(node)  # type: ignore[arg-type]
+    nobody: Any = None
+    pool = Pool(Config(), nobody, nobody, nobody, nobody, dispatcher=nobody, reader=nobody)
     for number in range(100):
         pool._count(Answer(0, f"certificate {number} is wrong", None, 0.1))
     assert len(pool.outcomes) <= 33

@@ -25,7 +25,7 @@ class Town(Scene):
         assert process is not None
 
         def call(node: Any, done: Any) -> None:
-            node.changes.anywhere(op, name, address or f"{name}:1", done)
+            node.member_changes.anywhere(op, name, address or f"{name}:1", done)
 
         self.door.call(process, call, lambda result, error: answers.append(error))
         self.until(lambda: bool(answers))
@@ -62,7 +62,7 @@ class Town(Scene):
         if name == self.first:
             leader = self.leader()
             assert leader is not None
-            leader.transfer(None, lambda error: None)
+            leader.leadership.transfer(None, lambda error: None)
             self.until(lambda: self.leader() is not None and self.first != name)
         self.must("remove", name)
         self.retire(name)
@@ -134,7 +134,7 @@ def test_a_voter_counts_for_a_removal_only_once_it_has_an_entry_of_this_leader()
     old, new, gone, *cut = town.first, *town.others
     town.net.cuts |= {pair for one in cut for other in (old, new, gone) for pair in ((one, other), (other, one))}
     answers: list[HadelayError | None] = []
-    town.on(old).transfer(new, lambda error: None)
+    town.on(old).leadership.transfer(new, lambda error: None)
     town.until(lambda: town.on(new).raft.is_leader and town.on(new).leading)
     town.on(new).changes.change("remove", gone, "", lambda result, error: answers.append(error))
     assert [type(error) for error in answers] == [Overloaded]
@@ -322,7 +322,7 @@ def test_a_leader_that_a_node_has_never_heard_of_is_followed():
     town.until(lambda: town.leader() is not None and "n4" in town.voters(), 30)
     leader = town.leader()
     assert leader is not None
-    leader.transfer("n4", lambda error: None)
+    leader.leadership.transfer("n4", lambda error: None)
     town.until(lambda: town.leader() is not None and town.first == "n4")
     town.publish()
     assert "n4" not in town.on(late).raft.peers
@@ -458,7 +458,7 @@ def lost_by_two_lists_at_once() -> None:
     leader = town.leader()
     assert leader is not None
     if leader.name != "n1":
-        leader.transfer("n1", lambda error: None)
+        leader.leadership.transfer("n1", lambda error: None)
         town.until(lambda: town.leader() is not None and town.first == "n1")
     town.join("n5")
     town.must("add", "n5")
@@ -515,7 +515,7 @@ def test_a_drained_node_does_not_lead_while_another_can():
     town = Town()
     first, town_ids = town.first, [town.publish()]
     answers: list[HadelayError | None] = []
-    town.on(first).drain(True, answers.append)
+    town.on(first).leadership.drain(True, answers.append)
     town.until(lambda: bool(answers) and town.leader() is not None)
     assert answers == [None]
     assert town.first != first
@@ -532,7 +532,7 @@ def test_a_drained_node_does_not_lead_while_another_can():
     town.kill(both[0])
     town.until(lambda: town.leader() is not None and town.first == both[1])
     town_ids.append(town.publish())
-    town.on(first).drain(False, answers.append)
+    town.on(first).leadership.drain(False, answers.append)
     assert not town.on(first).drained
     town.converge()
     assert sorted(town.receive()) == sorted(town_ids)

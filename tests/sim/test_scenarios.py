@@ -245,7 +245,7 @@ def test_who_was_told_to_take_over_may_do_so_late(goes_on: bool):
     told = scene.process(to)
     assert told is not None
     told.runtime.pause()
-    old.runtime.call_soon(old.transfer, to, over.append)
+    old.runtime.call_soon(old.leadership.transfer, to, over.append)
     scene.until(lambda: bool(over))
     assert "did not take over" in str(over[0])
     if goes_on:

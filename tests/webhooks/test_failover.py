@@ -31,7 +31,7 @@ def harm(world: World, rng: random.Random) -> None:
         process.runtime.pause()
         world.cluster.world.after(rng.uniform(0.5, 2.0), process.runtime.resume)
     elif kind == "transfer":
-        leader.transfer(None, lambda error: None)
+        leader.leadership.transfer(None, lambda error: None)
 
 
 def reason_to_call_again(before: Call, after: Call) -> bool:

@@ -12,7 +12,7 @@ from chaos.sim.cluster import SimCluster
 from chaos.sim.file import SimFile
 from hadelay.codec.commands import encode_purge, encode_topic_delete
 from hadelay.ledger.topicchanges import READY, SCHEDULED
-from hadelay.server.webhooks import pool
+from hadelay.server.reading import Reader
 from hadelay.settings.node import Config, WebhooksConfig
 from tests.webhooks.world import Call, World
 
@@ -92,7 +92,7 @@ def test_a_lease_lasts_until_its_turn_has_come() -> None:
     assert sorted(call.id for call in world.calls) == ids
     assert {call.attempt for call in world.calls} == {1}
     assert most_at_once(world.calls) == 1
-    assert world.settle().push.pool.reports.lost == 0
+    assert world.settle().webhooks.pool.reports.lost == 0
 
 
 def test_a_topic_that_is_deleted_is_called_no_more() -> None:
@@ -104,7 +104,7 @@ def test_a_topic_that_is_deleted_is_called_no_more() -> None:
     world.publish("t", b"x")
     world.run(2.0)
     assert len(world.calls) == 5
-    assert world.settle().push.pool.feeds == {}
+    assert world.settle().webhooks.pool.queues == {}
     hook(world, "t")
     world.until(lambda: len(world.calls) == 6)
 
@@ -118,7 +118,7 @@ def test_a_receiver_that_is_gone_is_left_alone() -> None:
     ids = world.publish("t", *[b"x"] * 120)
     world.run(1)
     assert len(world.calls) < 50
-    assert world.settle().push.pool.busy is False
+    assert world.settle().webhooks.pool.busy is False
     world.script["http://t/"] = ["200"]
     world.put("t", paused=None, paused_reason=None)
     world.until(lambda: all(world.state(one) == "acked" for one in ids))
@@ -165,9 +165,9 @@ def test_what_was_purged_is_not_called_about(delete: bool) -> None:
 
 def test_records_that_come_from_the_disk_keep_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """One call at a time: whatever has to be read first is called first, and nothing else is read meanwhile."""
-    cached, fetched, reading, most = SimFile.pread_cached, pool.fetch, 0, 0
+    cached, fetched, reading, most = SimFile.pread_cached, Reader._fetch, 0, 0
 
-    def fetch(node: Any, places: Any, found: Any, done: Callable[[], None]) -> None:
+    def fetch(reader: Reader, extents: Any, found: Any, done: Callable[[], None], lane: str) -> None:
         nonlocal reading, most
         reading += 1
         most = max(most, reading)
@@ -177,9 +177,9 @@ def test_records_that_come_from_the_disk_keep_their_turn(monkeypatch: pytest.Mon
             reading -= 1
             done()
 
-        fetched(node, places, found, over)
+        fetched(reader, extents, found, over, lane)
 
-    monkeypatch.setattr(pool, "fetch", fetch)
+    monkeypatch.setattr(Reader, "_fetch", fetch)
     monkeypatch.setattr(SimFile, "pread_cached", lambda *a: None if a[2] // 100 % 3 else cached(*a))
     world = World(Limited(1, topic_calls=1))
     hook(world, "t")
@@ -192,8 +192,8 @@ def test_records_that_come_from_the_disk_keep_their_turn(monkeypatch: pytest.Mon
 def test_a_message_purged_while_its_record_is_read_is_not_called_about(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimFile, "pread_cached", lambda *a: None)
     waiting: list[Callable[[], None]] = []
-    fetched = pool.fetch
-    monkeypatch.setattr(pool, "fetch", lambda *a: fetched(*a[:-1], lambda: waiting.append(a[-1])))
+    fetched = Reader._fetch
+    monkeypatch.setattr(Reader, "_fetch", lambda *a: fetched(*a[:-2], lambda: waiting.append(a[-2]), a[-1]))
     world = World(Limited(1))
     hook(world, "t")
     world.publish("t", b"x")

@@ -114,7 +114,7 @@ class Player:
 
     def do_transfer(self, names: list[str], options: dict[str, str]) -> None:
         over: list[object] = []
-        self.world.settle().transfer(None, over.append)
+        self.world.settle().leadership.transfer(None, over.append)
         self.world.until(lambda: over)
         assert over == [None]
 

@@ -51,7 +51,7 @@ class World:
     alert_s: int = 60
 
     def __post_init__(self) -> None:
-        self.cluster.on_boot.append(lambda node: node.push.call_by(Caller(self, node)))
+        self.cluster.on_boot.append(lambda node: node.webhooks.call_by(Caller(self, node)))
         self.cluster.start_all()
         self.settle()
         self.began = self.cluster.world.now

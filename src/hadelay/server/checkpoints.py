@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from hadelay.ledger import checkpoint
+from hadelay.platform.disk import Disk
+from hadelay.raft.node import RaftNode
 from hadelay.server.api import Histogram
-
-if TYPE_CHECKING:
-    from hadelay.server.node import Node
+from hadelay.server.replica import Replica
+from hadelay.settings.node import Config
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +41,25 @@ ENDS = (
 class Checkpoints:
     """Starts a checkpoint when enough was applied, lies in memory, or time has passed with anything changed."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.config = node.config.storage
-        names = sorted({*node.config.members, node.name})
-        self._part = 1 - _APART * names.index(node.name) / len(names)
+    def __init__(
+        self,
+        config: Config,
+        disk: Disk,
+        replica: Replica,
+        raft: RaftNode,
+        on_space: Callable[[], None],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        """on_space: called when `has_space` has changed."""
+        self._disk, self._replica, self._raft, self._runtime = disk, replica, raft, raft.runtime
+        self._on_space, self._on_fatal = on_space, on_fatal
+        self._directories = config.node.data_dir, config.journal_dir
+        self.config = config.storage
+        names = sorted({*config.members, raft.name})
+        self._part = 1 - _APART * names.index(raft.name) / len(names)
         self.bytes_since = 0
         self._unchecked = 0
-        self._last = node.runtime.monotonic()
+        self._last = raft.runtime.monotonic()
         self._space, self._ends_soon = True, False
         #: Free on the fuller of both disks, as of the last look.
         self.free_bytes = 0
@@ -68,42 +79,41 @@ class Checkpoints:
         self._unchecked += size
         if self._unchecked >= _SPACE_BYTES:
             self._look_for_space()
-        storage, config = self.node.storage, self.config
+        storage, config = self._replica.storage, self.config
         waiting = max(storage.hours.far_bytes, storage.tables.overlay_bytes)
         filled = max(self.bytes_since / config.checkpoint_bytes, waiting / config.far_buffer_bytes)
         if filled >= self._part and not storage.checkpointing:
             # Not inside apply: the entry is not counted as applied yet.
-            self.node.raft.call_soon(self.begin)
+            self._raft.call_soon(self.begin)
 
     def begin(self, then: Callable[[], None] = lambda: None) -> None:
         """`then` is called when it is durable, or at once when there is nothing to do or one is under way."""
-        node, storage = self.node, self.node.storage
-        if node.stopped or storage.checkpointing or not self.bytes_since:
+        raft, storage = self._raft, self._replica.storage
+        if raft.stopped or storage.checkpointing or not self.bytes_since:
             then()
             return
         self.bytes_since = 0
-        began = self._last = node.runtime.monotonic()
-        blob, hours = checkpoint.dump(node.ledger)
-        index, term = node.raft.applied_index, node.raft.applied_term
+        began = self._last = self._runtime.monotonic()
+        blob, hours = checkpoint.dump(self._replica.ledger)
+        index, term = raft.applied_index, raft.applied_term
 
         def done(error: BaseException | None) -> None:
-            if node.stopped:
+            if raft.stopped:
                 return
             if error is not None:
-                node.on_fatal(error)
+                self._on_fatal(error)
                 return
             self.count += 1
-            self.finished = node.runtime.monotonic()
+            self.finished = self._runtime.monotonic()
             self.durations.observe(self.finished - began)
-            node.raft.compact(index)
+            raft.compact(index)
             then()
 
         storage.checkpoint(index, term, blob, hours, done)
 
     def _look_for_space(self) -> None:
-        node = self.node
         self._unchecked = 0
-        self.free_bytes = min(node.disk.free(d)[0] for d in (node.config.node.data_dir, node.config.journal_dir))
+        self.free_bytes = min(self._disk.free(directory)[0] for directory in self._directories)
         if self._space != (self.free_bytes >= self.config.min_free_bytes):
             self._space = not self._space
             log.log(
@@ -112,17 +122,16 @@ class Checkpoints:
                 extra={"free_bytes": self.free_bytes, "min_free_bytes": self.config.min_free_bytes}
                 | ({} if self._space else {"next": _REFUSES}),
             )
-            node.peers.tell()
+            self._on_space()
         if self._ends_soon != (self.free_bytes < self.config.min_free_bytes // _LAST_PART):
             self._ends_soon = not self._ends_soon
             if self._ends_soon:
                 log.error("space_nearly_gone", extra={"free_bytes": self.free_bytes, "next": ENDS})
 
     def _tick(self) -> None:
-        node = self.node
-        if node.stopped:
+        if self._raft.stopped:
             return
         self._look_for_space()
-        if node.runtime.monotonic() - self._last >= self.config.checkpoint_interval_ms / 1000 * self._part:
+        if self._runtime.monotonic() - self._last >= self.config.checkpoint_interval_ms / 1000 * self._part:
             self.begin()
-        node.raft.call_later(_TICK_S, self._tick)
+        self._raft.call_later(_TICK_S, self._tick)

@@ -7,16 +7,15 @@ those of hours that are retired meanwhile; so it ends when it is released, or wh
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from hadelay.errors import NotFound, Overloaded
+from hadelay.raft.node import RaftNode
 from hadelay.server.api import SnapshotView, answered
+from hadelay.server.checkpoints import Checkpoints
+from hadelay.server.replica import Replica
 from hadelay.storage.handles import files_closed
 from hadelay.storage.manifest import Manifest
 from hadelay.storage.store import Storage
-
-if TYPE_CHECKING:
-    from hadelay.server.node import Node
 
 #: A copy that nobody has read from for so long is over.
 _PATIENCE_S = 60.0
@@ -32,30 +31,31 @@ class _Copy:
 
 
 class Copies:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, replica: Replica, raft: RaftNode, checkpoints: Checkpoints) -> None:
+        self._replica, self._raft, self._checkpoints, self._runtime = replica, raft, checkpoints, raft.runtime
         self._open: dict[str, _Copy] = {}
         self._looking = False
 
     async def open(self) -> SnapshotView:
         """A checkpoint of everything that is applied here now, or of more."""
-        node = self._node
-        if sum(copy.storage is node.storage for copy in self._open.values()) >= _MOST:
+        runtime = self._runtime
+        if sum(copy.storage is self._replica.storage for copy in self._open.values()) >= _MOST:
             raise Overloaded("others copy this node's files already: ask another node, or later", retry_after_ms=5_000)
         await self._checkpoint()
-        while (manifest := node.storage.manifest()) is None:
+        while (manifest := self._replica.storage.manifest()) is None:
             await self._wait()
-            if (failure := node.storage.exports.failure) is not None:
+            if (failure := self._replica.storage.exports.failure) is not None:
                 raise Overloaded(f"this node could not export its tables: {failure}: ask another", retry_after_ms=5_000)
-        name = f"{manifest.index}-{node.runtime.random.getrandbits(32):08x}"
-        self._open[name] = _Copy(node.storage, manifest, node.runtime.monotonic())
+        name = f"{manifest.index}-{runtime.random.getrandbits(32):08x}"
+        ledger, storage = self._replica.ledger, self._replica.storage
+        self._open[name] = _Copy(storage, manifest, runtime.monotonic())
         if not self._looking:
             self._looking = True
-            node.runtime.call_later(_PATIENCE_S, self._look)
-        identity = node.storage.identity
+            runtime.call_later(_PATIENCE_S, self._look)
+        identity = storage.identity
         return SnapshotView(
-            name, identity.cluster_id, identity.group, manifest.index, manifest.term, node.ledger.level,
-            node.ledger.now_ms, manifest.files,
+            name, identity.cluster_id, identity.group, manifest.index, manifest.term, ledger.level, ledger.now_ms,
+            manifest.files,
         )  # fmt: skip
 
     def length(self, name: str, file: str) -> int:
@@ -67,7 +67,7 @@ class Copies:
     async def read(self, name: str, file: str, offset: int, size: int) -> bytes:
         """In a thread: the disk may have to look for it."""
         copy = self._copy(name)
-        runtime = self._node.runtime
+        runtime = self._runtime
         try:
             data: bytes = await answered(
                 lambda done: runtime.in_thread("copies", lambda: copy.storage.exports.read(file, offset, size), done)
@@ -80,39 +80,39 @@ class Copies:
     def release(self, name: str) -> None:
         copy = self._open.pop(name, None)
         # A node that installed another's snapshot meanwhile has other files now.
-        if copy is not None and copy.storage is self._node.storage:
+        if copy is not None and copy.storage is self._replica.storage:
             copy.storage.exports.release(copy.manifest)
 
     async def _checkpoint(self) -> None:
-        node, checkpoints = self._node, self._node.checkpoints
-        wanted = node.raft.applied_index
-        if not node.storage.applied_index:
+        replica, checkpoints = self._replica, self._checkpoints
+        wanted = self._raft.applied_index
+        if not replica.storage.applied_index:
             checkpoints.bytes_since += 1  # the first one, although nothing may have been published yet
         # What is left once nothing is to be written are entries that change nothing. The storage may become another
         # one, with what a snapshot brought.
-        while node.storage.checkpointing or (node.storage.applied_index < wanted and checkpoints.bytes_since):
+        while replica.storage.checkpointing or (replica.storage.applied_index < wanted and checkpoints.bytes_since):
             checkpoints.begin()
             await self._wait()
 
     async def _wait(self) -> None:
         await asyncio.sleep(_LOOK_S)
-        if self._node.stopped:
+        if self._raft.stopped:
             raise files_closed()
 
     def _copy(self, name: str) -> _Copy:
         copy = self._open.get(name)
-        if copy is None or copy.storage is not self._node.storage:
+        if copy is None or copy.storage is not self._replica.storage:
             raise _gone()
-        copy.heard = self._node.runtime.monotonic()
+        copy.heard = self._runtime.monotonic()
         return copy
 
     def _look(self) -> None:
-        now = self._node.runtime.monotonic()
+        now = self._runtime.monotonic()
         for name in [name for name, copy in self._open.items() if now - copy.heard >= _PATIENCE_S]:
             self.release(name)
-        self._looking = bool(self._open) and not self._node.stopped
+        self._looking = bool(self._open) and not self._raft.stopped
         if self._looking:
-            self._node.runtime.call_later(_PATIENCE_S / 4, self._look)
+            self._runtime.call_later(_PATIENCE_S / 4, self._look)
 
 
 def _gone() -> NotFound:

@@ -13,7 +13,6 @@ from hadelay.ledger.topics import Topic
 from hadelay.ledger.transitions import failures_of
 from hadelay.model import DEAD_HOURS, NONE32, HistoryEvent, State
 from hadelay.server.api import DeadLetterView, DeadPage
-from hadelay.server.records import read_mended
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
@@ -29,7 +28,7 @@ async def dead_page(node: Node, topic: Topic, after: bytes, limit: int, body: bo
     for n, (at, first_id) in enumerate(found):
         if n % _TURN == _TURN - 1:
             await asyncio.sleep(0)
-        letter = await read_mended(node, lambda first_id=first_id: _letter(node, first_id, body))  # type: ignore[misc]
+        letter = await node.reader.repaired(lambda first_id=first_id: _letter(node, first_id, body))  # type: ignore[misc]
         if letter is not None:
             letters.append(letter)
             room -= letter.message.size if body else 0

@@ -14,7 +14,7 @@ from hadelay.ledger.listing import MessageQuery, listing
 from hadelay.ledger.topics import Topic
 from hadelay.model import Description, State
 from hadelay.server.api import ListWish, MessagePage
-from hadelay.server.records import LISTS, places_of, read_in_slices, read_mended, read_off_loop
+from hadelay.server.reading import LISTS, extents_of
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
@@ -31,11 +31,11 @@ async def page_of(node: Node, topic: Topic, asked: ListWish) -> MessagePage:
     mask = mask_of(asked.tags)
     query = MessageQuery(topic.number, asked.states, asked.from_ms, asked.to_ms, mask, asked.after, asked.limit)
     now_ms = node.clock.read(node.runtime.monotonic())
-    page = await read_in_slices(node, lambda: listing(node.ledger, query, now_ms))
+    page = await node.reader.in_slices(lambda: listing(node.ledger, query, now_ms))
     messages: list[Description] = []
     wanted, turn, total = set(asked.tags), 0, 0
     fits = int(np.searchsorted(page.rows["size"].cumsum(dtype=np.int64), _PAGE_BYTES))
-    await read_off_loop(node, places_of(page.hours[:fits], page.rows[:fits]), LISTS)
+    await node.reader.read_off_loop(extents_of(page.hours[:fits], page.rows[:fits]), LISTS)
     for n, (hour, state) in enumerate(zip(page.hours.tolist(), page.states, strict=True)):
         row = page.rows[n]
         size = int(row["size"])
@@ -47,7 +47,7 @@ async def page_of(node: Node, topic: Topic, asked: ListWish) -> MessagePage:
         if turn > _TURN_BYTES:
             turn = 0
             await asyncio.sleep(0)
-        found = await read_mended(node, lambda h=hour, r=row, s=state: _message(node, topic, h, r, s))  # type: ignore[misc]
+        found = await node.reader.repaired(lambda h=hour, r=row, s=state: _message(node, topic, h, r, s))  # type: ignore[misc]
         # The mask says "perhaps" (codec/tags.py); the record knows.
         if found is not None and (not wanted or wanted <= set(meta.unpack(found.meta).tags)):
             messages.append(found)

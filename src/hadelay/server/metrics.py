@@ -95,7 +95,7 @@ class NodeMetrics:
         self._shown: dict[int, None] = {}
 
     def collect(self) -> Generator[None, None, Measured]:
-        """Yields after each slice; server.records.read_in_slices drives it."""
+        """Yields after each slice; server.reading.Reader.in_slices drives it."""
         totals, ready = yield from self._totals()
         values = _of_topics(totals) | _of_raft(self._node) | _of_server(self._node)
         if self._node.leading:
@@ -219,7 +219,7 @@ def _of_raft(node: Node) -> dict[str, Values]:
 
 
 def _of_server(node: Node) -> dict[str, Values]:
-    dispatcher, batcher, storage, calls = node.dispatcher, node.batcher, node.storage, node.push.pool
+    dispatcher, batcher, storage, calls = node.dispatcher, node.batcher, node.storage, node.webhooks.pool
     checkpoints, now = node.checkpoints, node.runtime.monotonic()
     limited = Counter(dispatcher.throttled()) + batcher.refused
     checked, in_vain = dispatcher.tag_checks()
@@ -254,7 +254,7 @@ def _of_server(node: Node) -> dict[str, Values]:
         "checkpoint_duration_seconds": checkpoints.durations,
         "checkpoint_age_seconds": now - checkpoints.finished,
         "checkpoint_replay_bytes": checkpoints.bytes_since,
-        "records_read_total": _by({source: node.records_read[source] for source in ("memory", "disk")}),
+        "records_read_total": _by({source: node.reader.counts[source] for source in ("memory", "disk")}),
         "hour_files": hours,
         "hour_bytes": _by(dict(zip(("log", "idx", "dsp"), sizes, strict=True))),
         "disk_free_bytes": checkpoints.free_bytes,
@@ -265,8 +265,8 @@ def _of_server(node: Node) -> dict[str, Values]:
         "webhook_call_duration_seconds": calls.durations,
         "webhook_calls_in_flight": calls.in_flight,
         "webhook_leases_lost_total": calls.reports.lost,
-        "alerts_sent_total": node.push.alerts.sent,
-        "alerts_failed_total": node.push.alerts.failed,
+        "alerts_sent_total": node.webhooks.alerts.sent,
+        "alerts_failed_total": node.webhooks.alerts.failed,
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ anywhere is known to be old.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,7 +22,8 @@ from msgspec import Struct
 from hadelay.platform.runtime import Runtime
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.link import Link, Reply
-from hadelay.version import VERSION
+
+log = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
 #: Until the cluster agrees on a time there is nothing else to do.
@@ -33,6 +35,9 @@ _DRIFTED_S = 0.01
 #: A round trip that took longer says nothing of a wall clock: it may be off by half of it.
 _OLD_S = 10.0
 
+
+#: Least pause between two log lines about the clocks, in seconds; a node that starts has heard of the others by then.
+_ALARMS_S = 5.0
 
 #: What `_send` sends: wall clock, cluster time, mine, yours, address, version, level, applied index, has space.
 _NOTE = tuple[int, int | None, float, float | None, str, str, int, int, bool]
@@ -69,6 +74,9 @@ class Peers:
         self.full: list[str] = []
         #: Each linked peer's monotonic clock less this one, by its last note; behind by the time that note took.
         self._ahead: dict[str, float] = {}
+        #: The clock alarms logged last, and when.
+        self._alarms: list[str] = []
+        self._alarms_logged = runtime.monotonic()
         link.handlers["hello"] = self._hear
 
     def start(self) -> None:
@@ -108,8 +116,15 @@ class Peers:
 
     def _tell(self) -> None:
         self.tell()
-        self.changed()
+        self._changed()
         self.runtime.call_later(_INTERVAL_S if self.clock.ready else _IMPATIENT_S, self._tell)
+
+    def no_space(self) -> str:
+        """Why the leader refuses publishes; empty while every live node has space."""
+        if not self.full:
+            return ""
+        where = ", ".join(self.full)
+        return f"no space is left for new messages at {where}: free some there, or consume; consuming goes on"
 
     def _look_for_space(self) -> None:
         self.full = [name for name, peer in self.peers.items() if not peer.has_space and self.live(name)]
@@ -143,8 +158,20 @@ class Peers:
             self.clock.observe_wall(name, wall_ms, mono, now_ms, max(0.0, mono - yours))
         if now_ms is None and self.clock.ready:
             self._send(name)  # it waits for nothing else
+        self._changed()
+
+    def _changed(self) -> None:
+        self._log_alarms()
         self.changed()
 
-
-def local_peer(name: str, http: str, feature_level: int, applied_index: int, has_space: bool) -> Peer:
-    return Peer(name, http, VERSION, feature_level, applied_index, has_space)
+    def _log_alarms(self) -> None:
+        """A line when they change, and not one a second when a clock is just about too far off."""
+        alarms, mono = sorted(self.clock.alarms), self.runtime.monotonic()
+        if alarms == self._alarms or mono < self._alarms_logged + _ALARMS_S:
+            return
+        skews = {name: round(ms) for name, ms in sorted(self.clock.skews(mono).items())}
+        if alarms:
+            log.warning("clock_alarm", extra={"alarms": alarms, "skews_ms": skews})
+        else:
+            log.info("clock_fine", extra={"skews_ms": skews})
+        self._alarms, self._alarms_logged = alarms, mono

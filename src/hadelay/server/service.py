@@ -88,10 +88,10 @@ from hadelay.server.copies import Copies
 from hadelay.server.counting import DueCounts
 from hadelay.server.dead import dead_page
 from hadelay.server.listing import page_of
-from hadelay.server.members import LEADS
+from hadelay.server.memberchanges import LEADS
 from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node
-from hadelay.server.records import read_in_slices, read_mended, read_records, split_record
+from hadelay.server.reading import split_record
 from hadelay.server.webhooks.checks import check_settings
 from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.settings.topic import has_masked_headers
@@ -115,7 +115,7 @@ class NodeService:
         self._node = node
         self._due = DueCounts(node)
         self._metrics = NodeMetrics(node)
-        self._copies = Copies(node)
+        self._copies = Copies(node.replica, node.raft, node.checkpoints)
         self.node = node.name
         self._actor = Actor()
         self.knows_tokens = False
@@ -185,7 +185,7 @@ class NodeService:
         if (gone := self._drained()) is not None:
             done(None, gone)
             return
-        guard = self._node.push.guard
+        guard = self._node.webhooks.guard
         refused: dict[int, HadelayError] = {
             n: Impossible(f"callback: {problem}")
             for n, draft in enumerate(drafts)
@@ -329,7 +329,7 @@ class NodeService:
             node.config.cluster.group, handed.term, handed.seq, handed.positions, handed.hours, handed.indexes
         )
         rows = handed.rows
-        bodies = await read_records(node, handed.hours, rows)
+        bodies = await node.reader.records(handed.hours, rows)
         # The lease has run on while the disk was read.
         now, topics = max(handed.now_ms, node.clock.read(node.runtime.monotonic())), node.ledger.topics.all
         columns = zip(
@@ -361,7 +361,7 @@ class NodeService:
             raise _not_found(target)
         node = self._node
         now_ms = node.clock.read(node.runtime.monotonic())
-        view = await read_mended(node, lambda: describe(node.ledger, message_id, now_ms, body=body))
+        view = await node.reader.repaired(lambda: describe(node.ledger, message_id, now_ms, body=body))
         if view is None:
             raise _not_found(target)
         return view
@@ -408,7 +408,7 @@ class NodeService:
         return found
 
     async def put_topic(self, name: str, config: dict[str, Any]) -> TopicView:
-        await check_settings(self._node.push.guard, config)
+        await check_settings(self._node.webhooks.guard, config)
         sync = self._node.config.dispatch.sync
         if config.get("dispatch_sync") not in (None, sync):
             # Accepting what is not done would promise the topic's owner the wrong thing after a crash.
@@ -436,7 +436,7 @@ class NodeService:
         await self._confirm(stale)
         if topic is not None:
             self._topic(topic)
-        return await read_in_slices(self._node, lambda: self._due.count(topic, from_ms, to_ms, step_ms))
+        return await self._node.reader.in_slices(lambda: self._due.count(topic, from_ms, to_ms, step_ms))
 
     # the cluster
 
@@ -474,7 +474,7 @@ class NodeService:
         if to == node.raft.leader and to is not None:
             return to
         await self._propose(commands.encode_noop(), "cluster.transfer", to or "")
-        await answered(lambda done: node.transfer_anywhere(to, done))
+        await answered(lambda done: node.leadership.transfer_anywhere(to, done))
         with _once_begun():
             return (await self._find_leader()).name
 
@@ -485,12 +485,16 @@ class NodeService:
             raise NotFound(f"there is no node {node!r}; there are {', '.join(names)}")
         await self._propose(commands.encode_noop(), "cluster.undrain" if undo else "cluster.drain", node)
         if node == mine.name:
-            await answered(lambda done: mine.drain(not undo, done))
+            await answered(lambda done: mine.leadership.drain(not undo, done))
         else:
             await answered(lambda done: mine.link.call(node, "drain", not undo, _CHANGE_S, done))
 
     def _drained(self) -> Overloaded | None:
-        return Overloaded(f"{self.node} is drained: ask another node", retry_after_ms=0) if self._node.drained else None
+        return (
+            Overloaded(f"{self.node} is drained: ask another node", retry_after_ms=0)
+            if self._node.leadership.drained
+            else None
+        )
 
     async def add_member(self, name: str, raft: str) -> None:
         await self._propose(commands.encode_noop(), "members.add", f"{name} {raft}")
@@ -506,7 +510,7 @@ class NodeService:
         deadline = node.runtime.monotonic() + _CHANGE_S
         while True:
             try:
-                await answered(lambda done: node.changes.anywhere(op, name, raft, done))
+                await answered(lambda done: node.member_changes.anywhere(op, name, raft, done))
                 return
             except HadelayError as error:
                 passes = error.retryable and error.outcome_known
@@ -514,7 +518,7 @@ class NodeService:
                     raise
                 if error.outcome == LEADS:
                     try:
-                        await answered(lambda done: node.transfer_anywhere(None, done))
+                        await answered(lambda done: node.leadership.transfer_anywhere(None, done))
                     except HadelayError as failed:
                         log.warning("transfer_failed", error=str(failed))
             await asyncio.sleep(0.1)
@@ -567,7 +571,7 @@ class NodeService:
         return QuorumView(without, left, len(membership.voters), membership.majority)
 
     async def metrics(self) -> Measured:
-        return await read_in_slices(self._node, self._metrics.collect)
+        return await self._node.reader.in_slices(self._metrics.collect)
 
     # inside
 

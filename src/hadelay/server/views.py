@@ -137,7 +137,7 @@ def ready_checks(node: Node) -> list[Check]:
     ]
     if node.raft.gives_way:
         undo = "hadelay cluster drain --undo brings it back into traffic"
-        checks.append(("drained", not node.drained, f"it leads all the same; {undo}", undo))
+        checks.append(("drained", not node.leadership.drained, f"it leads all the same; {undo}", undo))
     return [Check(name, ok, stands if ok else wrong) for name, ok, stands, wrong in checks]
 
 

@@ -8,9 +8,10 @@ last one, and names the first hundred; the next call for the topic waits for ale
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import structlog
@@ -19,14 +20,15 @@ from hadelay.codec.commands import encode_alerted
 from hadelay.errors import HadelayError
 from hadelay.http.values import format_instant
 from hadelay.ledger.dead import KEY, listing
+from hadelay.ledger.topics import Topic
 from hadelay.model import Event, encode_id
+from hadelay.platform.runtime import Runtime
+from hadelay.raft.ports import Propose
+from hadelay.server.replica import Replica
 from hadelay.server.webhooks.call import Answer, Caller, Request
 from hadelay.server.webhooks.headers import alert_headers
 from hadelay.server.webhooks.signing import key_of
-
-if TYPE_CHECKING:
-    from hadelay.ledger.topics import Topic
-    from hadelay.server.node import Node
+from hadelay.settings.node import Config
 
 #: Ids in one call.
 MOST_IDS = 100
@@ -54,8 +56,13 @@ class _Watch:
 
 
 class Alerts:
-    def __init__(self, node: Node) -> None:
-        self.node, self.runtime, self.config = node, node.runtime, node.config.webhooks
+    """One per node. propose: of a command of any node."""
+
+    def __init__(
+        self, config: Config, runtime: Runtime, replica: Replica, now_ms: Callable[[], int], propose: Propose
+    ) -> None:
+        self.runtime, self.config, self._cluster_id = runtime, config.webhooks, config.cluster.id
+        self._replica, self._now_ms, self._propose = replica, now_ms, propose
         self.caller: Caller | None = None
         self.sent = self.failed = 0
         self._term = 0
@@ -63,18 +70,18 @@ class Alerts:
         #: Deaths of topics without a watch are later than this.
         self._since = b""
 
-    def on_leader(self) -> None:
-        self._term = self.node.leading
+    def on_leader(self, term: int) -> None:
+        self._term = term
         self._watches.clear()
         self._since = self._now()
-        for topic in self.node.ledger.topics.all:
+        for topic in self._replica.ledger.topics.all:
             if untold(topic):
                 self._watches[topic.number] = _Watch(None)
                 self.on_topic(topic)
 
     def _now(self) -> bytes:
         """The cursor behind everything that has died by now."""
-        return struct.pack(">QQ", self.node.ledger.now_ms, (1 << 64) - 1)
+        return struct.pack(">QQ", self._replica.ledger.now_ms, (1 << 64) - 1)
 
     def on_follower(self) -> None:
         self._term = 0
@@ -109,7 +116,7 @@ class Alerts:
         letters = self._letters(topic, watch, count)
         upto = topic.settled[Event.DEAD]
         ids = [encode_id(first_id) for _, first_id in letters]
-        now_ms = self.node.clock.read(self.runtime.monotonic())
+        now_ms = self._now_ms()
         body = msgspec.json.encode(
             {
                 "topic": topic.name,
@@ -117,12 +124,12 @@ class Alerts:
                 "ids": ids,
                 "dead": topic.dead,
                 "first_died_at": format_instant(KEY.unpack(b"\0\0\0\0" + letters[0][0])[1]) if letters else None,
-                "cluster_id": self.node.config.cluster.id,
+                "cluster_id": self._cluster_id,
             }
         )
         headers = alert_headers(
             f"dead-{topic.name}-{topic.generation}-{topic.alerted}-{upto}",
-            f"/{self.node.config.cluster.id}/topics/{topic.name}",
+            f"/{self._cluster_id}/topics/{topic.name}",
             now_ms, [key_of(secret)] if secret else [], body,
         )  # fmt: skip
         assert self.caller is not None
@@ -133,11 +140,11 @@ class Alerts:
     def _letters(self, topic: Topic, watch: _Watch, count: int) -> list[tuple[bytes, int]]:
         """(cursor, id) of the first of them, as far as they are known and still kept."""
         if watch.cursor is not None:
-            return listing(self.node.ledger, topic, watch.cursor, MOST_IDS)
+            return listing(self._replica.ledger, topic, watch.cursor, MOST_IDS)
         told = max(topic.dead - count, 0)
         if told > _COUNT_OFF:
             return []
-        return listing(self.node.ledger, topic, b"", told + MOST_IDS)[told:]
+        return listing(self._replica.ledger, topic, b"", told + MOST_IDS)[told:]
 
     def _told(self, term: int, topic: Topic, watch: _Watch, upto: int, cursor: bytes, answer: Answer) -> None:
         if term != self._term:
@@ -158,7 +165,7 @@ class Alerts:
                 watch.cursor = cursor
             self._again(topic, watch, interval_s)
 
-        self.node.propose(encode_alerted(topic.name, upto), recorded)
+        self._propose(encode_alerted(topic.name, upto), recorded)
 
     def _again(self, topic: Topic, watch: _Watch, wait_s: float) -> None:
         watch.scheduled = False

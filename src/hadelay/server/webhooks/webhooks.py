@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import structlog
 
+from hadelay.ledger.topics import Topic
 from hadelay.model import Event
+from hadelay.platform.runtime import Runtime
+from hadelay.raft.ports import Propose
+from hadelay.server.dispatcher import LeaderDispatcher
+from hadelay.server.reading import Reader
+from hadelay.server.replica import Replica
 from hadelay.server.webhooks.alerts import Alerts
 from hadelay.server.webhooks.call import Caller
 from hadelay.server.webhooks.guard import Guard
 from hadelay.server.webhooks.pool import Pool
-
-if TYPE_CHECKING:
-    from hadelay.ledger.topics import Topic
-    from hadelay.server.node import Node
+from hadelay.settings.node import Config
 
 log = structlog.get_logger("hadelay")
 
 
-class Push:
+class Webhooks:
     """Does nothing before it has somebody to make the calls: a node in the simulator has nobody."""
 
-    def __init__(self, node: Node) -> None:
-        self._runtime = node.runtime
-        self._topics: Callable[[], list[Topic]] = lambda: node.ledger.topics.all
-        self.guard = Guard(node.config.webhooks.allow)
-        self.pool, self.alerts = Pool(node), Alerts(node)
+    def __init__(
+        self,
+        config: Config,
+        runtime: Runtime,
+        replica: Replica,
+        now_ms: Callable[[], int],
+        propose: Propose,
+        *,
+        dispatcher: LeaderDispatcher,
+        reader: Reader,
+    ) -> None:
+        """now_ms: cluster time, Unix ms."""
+        self._runtime, self._replica = runtime, replica
+        self.guard = Guard(config.webhooks.allow)
+        self.pool = Pool(config, runtime, replica, now_ms, propose, dispatcher=dispatcher, reader=reader)
+        self.alerts = Alerts(config, runtime, replica, now_ms, propose)
         self._changed: dict[int, Topic] = {}
         #: Numbers of topics in which messages have died.
         self._died: set[int] = set()
@@ -36,12 +49,12 @@ class Push:
         """Before the node is started."""
         self.pool.caller = self.alerts.caller = caller
 
-    def on_leader(self) -> None:
+    def on_leader(self, term: int) -> None:
         """Once the dispatcher works."""
-        self._died = {topic.number for topic in self._topics() if topic.settled[Event.DEAD]}
+        self._died = {topic.number for topic in self._replica.ledger.topics.all if topic.settled[Event.DEAD]}
         if self.pool.caller is not None:
-            self.pool.on_leader()
-            self.alerts.on_leader()
+            self.pool.on_leader(term)
+            self.alerts.on_leader(term)
 
     def on_follower(self) -> None:
         self.pool.on_follower()

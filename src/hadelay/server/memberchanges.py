@@ -8,43 +8,46 @@ others are there.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hadelay.codec.commands import encode_feature
 from hadelay.errors import BadRequest, Conflict, HadelayError, LimitReached, NoLeader, NotFound
 from hadelay.members import MAX_MEMBERS, Member, Members
+from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import Done
-from hadelay.server.link import Reply
+from hadelay.server.leadership import Leadership
+from hadelay.server.link import Link, Reply
+from hadelay.server.peers import Peers
+from hadelay.server.replica import Replica
 from hadelay.settings.node import is_loopback, split_address
 from hadelay.version import MEMBERS_LEVEL
-
-if TYPE_CHECKING:
-    from hadelay.server.node import Node
 
 #: One of dots alone could not stand in a path, by which it is removed.
 _NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9._-]{1,64}")
 _ADDRESS = re.compile(r"[!-~]{1,255}")
 _UNSPECIFIED = ("0.0.0.0", "::")
-#: A change asked of another node: as long as a commit may take.
+#: Timeout of a member change forwarded to another node, in seconds; equals the commit timeout.
 _CHANGE_S = 10.0
 
 #: `outcome` of a refusal: another node has to lead first.
 LEADS = "leads"
 
 
-class Changes:
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        node.link.handlers["members"] = self._on_change
+class MemberChanges:
+    """One per node."""
+
+    def __init__(self, raft: RaftNode, replica: Replica, link: Link, peers: Peers, leadership: Leadership) -> None:
+        self._raft, self._replica, self._link, self._peers = raft, replica, link, peers
+        self._leadership = leadership
+        link.handlers["members"] = self._on_change
 
     def anywhere(self, op: str, name: str, address: str, done: Done) -> None:
         """`change`, asked of whoever leads."""
-        node = self.node
-        leader = node.raft.leader
-        if node.leading or leader is None or leader == node.name:
+        leader = self._raft.leader
+        if self._leadership.leading or leader is None or leader == self._raft.name:
             self.change(op, name, address, done)
         else:
-            node.link.call(leader, "members", [op, name, address], _CHANGE_S, done)
+            self._link.call(leader, "members", [op, name, address], _CHANGE_S, done)
 
     def _on_change(self, peer: str, payload: Any, reply: Reply) -> None:
         op, name, address = payload
@@ -54,8 +57,7 @@ class Changes:
 
     def change(self, op: str, name: str, address: str, done: Done) -> None:
         """`add` name at address, or `remove` it. done(None, None) once that is committed. Leader only."""
-        node = self.node
-        if not node.leading:
+        if not self._leadership.leading:
             done(None, NoLeader("this node does not lead", retry_after_ms=50))
             return
         try:
@@ -63,36 +65,35 @@ class Changes:
         except HadelayError as refused:
             done(None, refused)
             return
-        error = node.raft.membership.refusal(members)
+        error = self._raft.membership.refusal(members)
         if error is not None:
             done(None, error)
-        elif node.ledger.level < MEMBERS_LEVEL:
+        elif self._replica.ledger.level < MEMBERS_LEVEL:
             self._switch(op, name, address, done)
         else:
-            node.raft.membership.propose(members, lambda result, error: done(None, error))
+            self._raft.membership.propose(members, lambda result, error: done(None, error))
 
     def _switch(self, op: str, name: str, address: str, done: Done) -> None:
         """The first change brings the feature level that every node needs to know."""
-        node = self.node
-        if node.peers.common_level() < MEMBERS_LEVEL:
-            old = [peer for peer in node.peers.peers.values() if not node.peers.live(peer.name)]
-            old = old or [p for p in node.peers.peers.values() if p.feature_level < MEMBERS_LEVEL]
+        if self._peers.common_level() < MEMBERS_LEVEL:
+            old = [peer for peer in self._peers.peers.values() if not self._peers.live(peer.name)]
+            old = old or [p for p in self._peers.peers.values() if p.feature_level < MEMBERS_LEVEL]
             text = f"the first change of the members needs every node, upgraded: {old[0].name} is not, or not there"
             done(None, Conflict(text))
             return
 
         def switched(result: Any, error: HadelayError | None) -> None:
-            if error is None and node.ledger.level < MEMBERS_LEVEL:
+            if error is None and self._replica.ledger.level < MEMBERS_LEVEL:
                 error = Conflict("the feature level was not switched on")
             if error is not None:
                 done(None, error)
             else:
                 self.change(op, name, address, done)
 
-        node.batcher.propose(encode_feature(MEMBERS_LEVEL), switched, node.leading)
+        self._leadership.propose(encode_feature(MEMBERS_LEVEL), switched)
 
     def _settled(self) -> Members:
-        members = self.node.raft.membership.members
+        members = self._raft.membership.members
         for member in members:
             if not member.voter:
                 raise Conflict(f"{member.name} is still filling itself: wait until it votes, or remove it")
@@ -107,12 +108,12 @@ class Changes:
             raise BadRequest(f"raft: {error}") from None
         if not port or host in _UNSPECIFIED or not _ADDRESS.fullmatch(address):
             raise BadRequest(f"raft: {address!r} is no address that others can reach")
-        for member in self.node.raft.membership.members:
+        for member in self._raft.membership.members:
             if member.name == name:
                 raise Conflict(f"{name} is a member already, at {member.address}")
             if member.address == address:
                 raise Conflict(f"{address} is the address of {member.name}")
-            if member.name == self.node.name and self._unreachable(member.address, address):
+            if member.name == self._raft.name and self._unreachable(member.address, address):
                 raise Conflict(
                     f"{name} could not reach {member.name} at {member.address}: restart {member.name} with an address "
                     "that others can reach under raft.listen and [raft.peers]"
@@ -127,8 +128,7 @@ class Changes:
         return split_address(mine)[0] in _UNSPECIFIED or (is_loopback(mine) and not is_loopback(theirs))
 
     def _removed(self, name: str) -> Members:
-        node, membership = self.node, self.node.raft.membership
-        members = membership.members
+        members = self._raft.membership.members
         found = next((member for member in members if member.name == name), None)
         if found is None:
             raise NotFound(f"there is no node {name!r}; there are {', '.join(member.name for member in members)}")
@@ -140,13 +140,13 @@ class Changes:
         if not left:
             raise Conflict(f"{name} is the only voter; removing it would stop the cluster")
         needed = len(left) // 2 + 1
-        there = [other for other in left if other == node.name or node.raft.leader_role.hears(other)]
+        there = [other for other in left if other == self._raft.name or self._raft.leader_role.hears(other)]
         if len(there) < needed:
             away = ", ".join(sorted({*left} - {*there}))
             raise Conflict(
                 f"removing {name} would stop the cluster: of {', '.join(left)} at least {needed} must answer and vote, "
                 f"and only {len(there)} can; bring {away} back first, or remove a node that is gone for good"
             )
-        if name == node.name:
+        if name == self._raft.name:
             raise Conflict(f"{name} leads: leadership has to be handed over first", outcome=LEADS)
         return rest

@@ -1,0 +1,202 @@
+"""When this node leads: its terms, planned transfers, drains, and what a leader agrees on with the other nodes."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any, Protocol
+
+from hadelay.codec.commands import encode_feature, encode_settings
+from hadelay.errors import Conflict, HadelayError, NoLeader, Overloaded
+from hadelay.platform.runtime import Runtime
+from hadelay.raft.node import RaftNode
+from hadelay.raft.ports import Done, Finished
+from hadelay.server.batcher import Batcher
+from hadelay.server.clustertime import ClusterClock
+from hadelay.server.dispatcher import LeaderDispatcher
+from hadelay.server.link import Link, Reply
+from hadelay.server.peers import Peers
+from hadelay.server.replica import Replica
+from hadelay.settings.node import Config
+
+log = logging.getLogger(__name__)
+
+#: Timeout of a planned transfer asked of another node, in seconds: longer than one takes, whether it works or not.
+_TRANSFER_S = 5.0
+_NOT_LEADING = "this node does not lead (any more)"
+
+
+class Part(Protocol):
+    """Something that works only while this node leads."""
+
+    def on_leader(self, term: int) -> None: ...
+
+    def on_follower(self) -> None: ...
+
+
+class Leadership:
+    """One per node."""
+
+    def __init__(
+        self,
+        config: Config,
+        runtime: Runtime,
+        replica: Replica,
+        clock: ClusterClock,
+        raft: RaftNode,
+        *,
+        link: Link,
+        peers: Peers,
+        group_commit: Batcher,
+        dispatcher: LeaderDispatcher,
+    ) -> None:
+        self._config, self._runtime, self._replica, self._clock, self._raft = config, runtime, replica, clock, raft
+        self._link, self._peers, self._group_commit, self.dispatcher = link, peers, group_commit, dispatcher
+        #: The term this node leads and may propose in: cluster time is known, and everything before it is applied.
+        self.leading = 0
+        self._elected = 0
+        self._transferring = False
+        #: In the order of `on_leader`; `on_follower` comes in the reverse order.
+        self.parts: list[Part] = [dispatcher]
+        link.handlers |= {
+            "ready": self._on_ready, "consumers": self._on_consumers,
+            "transfer": lambda peer, to, reply: self.transfer(to, partial(reply, None)),
+            "drain": lambda peer, drained, reply: self.drain(bool(drained), partial(reply, None)),
+        }  # fmt: skip
+
+    def serves(self) -> bool:
+        """A leader is known, and what was committed before this node started is applied here."""
+        leads = bool(self.leading)
+        follows = self._raft.leader not in (None, self._raft.name) and self._clock.ready
+        return (leads or follows) and self._raft.applied_index >= self._raft.commit_index
+
+    def propose(self, command: bytes, done: Done) -> None:
+        """A command of this leader. One of a term that is over must not reach the next leader: nobody waits for it."""
+        if self.leading:
+            self._group_commit.propose(command, done, self.leading)
+        else:
+            self._runtime.call_soon(done, None, NoLeader(_NOT_LEADING))
+
+    # terms
+
+    def on_leader(self, term: int) -> None:
+        self._elected = term
+        self._clock.lead(self._replica.ledger.now_ms, self._runtime.monotonic())
+        self._peers.tell()  # so the others keep to its clock at once
+        self.clock_changed()
+
+    def on_follower(self) -> None:
+        self._elected = self.leading = 0
+        self._clock.follow(self._runtime.monotonic())
+        self.stop()
+        self._group_commit.kick()
+
+    def stop(self) -> None:
+        for part in reversed(self.parts):
+            part.on_follower()
+
+    def clock_changed(self) -> None:
+        """Elected, and cluster time is known: now this node leads. Until then it proposes nothing of its own."""
+        if self._elected and not self.leading and self._clock.ready:
+            self.leading = self._elected
+            self.agree_on_settings()
+            self._agree_on_level()
+            for part in self.parts:
+                part.on_leader(self.leading)
+            self._group_commit.kick()
+        elif self.leading:
+            self.dispatcher.clock_changed()
+            self._agree_on_level()
+
+    def leader_seen(self) -> None:
+        """There is a sign of a leader, perhaps of a new one: send what waits."""
+        self._group_commit.kick()
+
+    def _agree_on_level(self) -> None:
+        if (level := self._peers.common_level()) > self._replica.ledger.level:
+            self.propose(encode_feature(level), _ignore)
+
+    def agree_on_settings(self) -> None:
+        """What apply decides by must be the same everywhere, whatever each node's file says: the leader's counts."""
+        limits = self._config.limits
+        wanted = {
+            "max_delay_ms": limits.max_delay_ms,
+            "idempotency_window_ms": limits.idempotency_window_ms,
+            "idempotency_max_keys": limits.idempotency_keys,
+            "auto_create_topics": limits.auto_create_topics,
+            "max_lease_ms": self._config.http.max_lease_ms,
+        }
+        if not wanted.items() <= self._replica.ledger.settings.to_map().items():
+            self.propose(encode_settings(wanted), _ignore)
+
+    # planned transfers and drains
+
+    def transfer(self, to: str | None, done: Finished) -> None:
+        """A planned hand-over: hand out nothing more, commit the dispatch state, then let go. Leader only."""
+        if not self.leading:
+            done(NoLeader("this node does not lead"))
+            return
+        if self._transferring:
+            done(Overloaded("a transfer is already under way", retry_after_ms=1_000))
+            return
+        self._transferring = True
+
+        def held() -> None:
+            self._group_commit.hold(True)
+            self._raft.transfer(to, over)
+
+        def over(error: HadelayError | None) -> None:
+            self._transferring = False
+            self._group_commit.hold(False)
+            if self.leading:
+                self.dispatcher.resume()
+            done(error)
+
+        self.dispatcher.hold(held)
+
+    def transfer_anywhere(self, to: str | None, done: Finished) -> None:
+        """`transfer`, asked of whoever leads."""
+        leader = self._raft.leader
+        if self.leading or leader is None or leader == self._raft.name:
+            self.transfer(to, done)
+        else:
+            self._link.call(leader, "transfer", to, _TRANSFER_S, lambda _, error: done(error))
+
+    @property
+    def drained(self) -> bool:
+        """This node takes no publishes and no polls, unless it has to lead after all."""
+        return self._raft.gives_way and not self.leading
+
+    def drain(self, drained: bool, done: Finished) -> None:
+        """Hand over, and take nothing new; or end that. A restart ends a drain, too."""
+        raft = self._raft
+        if drained and raft.alone:
+            done(Conflict(f"{raft.name} is the only voter; draining it would stop the cluster"))
+            return
+        log.info("drained" if drained else "undrained")
+        raft.gives_way = drained
+
+        def handed_over(error: HadelayError | None) -> None:
+            if error is not None:
+                raft.gives_way = False
+            done(error)
+
+        if drained and self.leading:
+            self.transfer(None, handed_over)
+        else:
+            done(None)
+
+    # what only the leader knows
+
+    def _on_ready(self, peer: str, payload: Any, reply: Reply) -> None:
+        if self.leading:
+            reply(self.dispatcher.topic_reports(), None)
+        else:
+            reply(None, NoLeader(_NOT_LEADING, retry_after_ms=50))
+
+    def _on_consumers(self, peer: str, topic: Any, reply: Reply) -> None:
+        reply(self.dispatcher.askers.of(str(topic)) if self.leading else None, None)
+
+
+def _ignore(result: Any, error: HadelayError | None) -> None:
+    """A leader that fails here is none any more; the next one proposes the command again."""
