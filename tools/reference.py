@@ -105,9 +105,9 @@ def cli_page() -> str:
     text += ["Results go to stdout, everything else to stderr; `-o json` (or `HADELAY_OUTPUT`) prints JSON.", ""]
     text += ["Exit codes:", ""]
     text += ["```text", *(line.strip() for line in codes.splitlines()), "```", "", errors, ""]
-    app = build()
     for command in COMMANDS:
-        text += [f"## hadelay {command.path}", "", "```text", *_help(app, command.path.split()), "```", ""]
+        words = command.path.split()
+        text += [f"## hadelay {command.path}", "", "```text", *_help(build(words), words), "```", ""]
     return "\n".join(text)
 
 

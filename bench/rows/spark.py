@@ -125,7 +125,7 @@ def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def _hour(setup: Setup, spark: Any, data: Path, listed: Any) -> Row:
     from hadelay.pipeline import archive
-    from hadelay.pipeline.archive import ArchiveOptions
+    from hadelay.pipeline.jobs import ArchiveOptions
     from hadelay.pipeline.schema import Options
 
     row = Row(
@@ -199,10 +199,12 @@ def _exact(data: Path, listed: Any, setup: Setup, spark: Any) -> Row:
 
 def _judged(spark: Any, data: Path, listed: Any, engine: str) -> Any:
     from hadelay.pipeline import reconcile
-    from hadelay.pipeline.reconcile import ReconcileOptions
+    from hadelay.pipeline.jobs import ReconcileOptions
     from hadelay.pipeline.schema import Options
+    from tests.pipeline import exact_oracle
 
-    return reconcile.run(spark, ReconcileOptions(Options(path=str(data), listing=listed.encode()), engine))
+    run = exact_oracle.run if engine == "exact" else reconcile.run
+    return run(spark, ReconcileOptions(Options(path=str(data), listing=listed.encode())))
 
 
 def _one(frame: Any, expression: str) -> Any:

@@ -358,14 +358,14 @@ _BACKED_UP = (("state-5", b"state"), ("names", b"names"))
 def archive(data: bytes) -> None:
     """A manifest of an archived hour, and what is made of it."""
     from hadelay.pipeline import archived
-    from hadelay.pipeline.places import Place
+    from hadelay.pipeline.locations import Location
     from hadelay.storage import manifests
 
     name = hour_name(START_HOUR)
     path = _files() / "archive" / "_manifest" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    place = Place(str(path.parent.parent))
+    place = Location(str(path.parent.parent))
     manifests.source_of(archived.read_manifest(place, START_HOUR))
     for kind in ("messages", "events"):
         for part in archived.parts(place.where, START_HOUR, kind):

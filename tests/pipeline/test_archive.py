@@ -16,8 +16,7 @@ from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.model import hour_from_name, hour_name
 from hadelay.pipeline import archive, audit
-from hadelay.pipeline.archive import ArchiveOptions, Summary
-from hadelay.pipeline.audit import AuditOptions
+from hadelay.pipeline.jobs import ArchiveOptions, AuditOptions, JobSummary
 from hadelay.storage import manifests
 from hadelay.storage.manifests import Directory
 from tests.ledger.world import World
@@ -38,7 +37,7 @@ def settled(directory: Path) -> World:
     return world
 
 
-def run(world: World, directory: Path, spark: Any = None, **source: Any) -> Summary:
+def run(world: World, directory: Path, spark: Any = None, **source: Any) -> JobSummary:
     return archive.run(spark, ArchiveOptions(options(world, directory, **source), str(directory / "out")))
 
 

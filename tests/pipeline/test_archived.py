@@ -18,11 +18,8 @@ from hadelay.codec import commands
 from hadelay.codec.checksums import crc32c
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.pipeline import archive, audit, lateness, load, reconcile
-from hadelay.pipeline.archive import ArchiveOptions
-from hadelay.pipeline.audit import AuditOptions
-from hadelay.pipeline.reconcile import ReconcileOptions
+from hadelay.pipeline.jobs import ArchiveOptions, AuditOptions, JobOptions, ReconcileOptions
 from hadelay.pipeline.schema import Options
-from hadelay.pipeline.timing import JobOptions
 from tests.ledger.world import World
 from tests.pipeline.support import HOUR, MINUTE, SECOND, message, options, write
 from tests.pipeline.test_reconcile import offending

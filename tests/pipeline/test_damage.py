@@ -19,11 +19,11 @@ from hadelay.codec.formats import DISPATCH_SIZE, HOUR_ROW, INDEX_SIZE, NAME_SIZE
 from hadelay.errors import DamagedFile, HadelayError
 from hadelay.model import hour_from_name
 from hadelay.pipeline import reconcile
-from hadelay.pipeline.reconcile import ReconcileOptions
+from hadelay.pipeline.jobs import ReconcileOptions
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.tables import CHECKPOINT, HOURS, ROW
 from tests.ledger.world import World
-from tests.pipeline import test_archived
+from tests.pipeline import exact_oracle, test_archived
 from tests.pipeline.support import options, write
 
 NAME, OTHER = "2026112018", "2026112020"
@@ -247,9 +247,9 @@ def test_what_is_damaged_is_named(
     assert re.match(rf"hadelay: {directory}/{re.escape(defect.named)}, offset {offset}: ", said), said
     if defect.named.startswith("hours/"):
         assert f"hour {Path(defect.named).stem}" in said
-    given = ReconcileOptions(options(sound[0], directory), "exact")
+    given = ReconcileOptions(options(sound[0], directory))
     with pytest.raises(DamagedFile, match=re.escape(said.removeprefix("hadelay: ").strip())):
-        reconcile.run(None, given)  # before it asks anything of Spark
+        exact_oracle.run(None, given)  # before it asks anything of Spark
 
 
 @pytest.fixture(scope="module")
@@ -308,9 +308,9 @@ def test_what_is_damaged_in_an_archive_is_named(
         named = str(path.parent)  # of what is not there, the directory is named
     assert said.startswith(f"hadelay: {named}"), said
     assert NAME in said or file == CATALOGUE
-    given = ReconcileOptions(options(world, tmp_path), "exact", archive=f"{tmp_path}/archive")
+    given = ReconcileOptions(options(world, tmp_path), archive=f"{tmp_path}/archive")
     with pytest.raises(HadelayError, match=re.escape(said.removeprefix("hadelay: ").strip())):
-        reconcile.run(None, given)
+        exact_oracle.run(None, given)
 
 
 @pytest.mark.parametrize("file", [IDX, DSP, LOG, "names"])

@@ -16,10 +16,8 @@ from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
 from hadelay.errors import DamagedFile
 from hadelay.model import hour_from_name, hour_name
 from hadelay.pipeline import archive, lateness, reconcile, stores
-from hadelay.pipeline.archive import ArchiveOptions
-from hadelay.pipeline.reconcile import ReconcileOptions
+from hadelay.pipeline.jobs import ArchiveOptions, JobOptions, ReconcileOptions
 from hadelay.pipeline.schema import parse_options
-from hadelay.pipeline.timing import JobOptions
 from tests.ledger.world import World
 from tests.pipeline.support import at_random, options, write
 from tests.pipeline.test_batches import read

@@ -19,12 +19,12 @@ import pytest
 
 from hadelay import Client, Put
 from hadelay.pipeline import archive, replay
-from hadelay.pipeline.archive import ArchiveOptions
-from hadelay.pipeline.reconcile import ReconcileOptions, Summary, run
-from hadelay.pipeline.replay import ReplayOptions
+from hadelay.pipeline.jobs import ArchiveOptions, JobSummary, ReconcileOptions, ReplayOptions
+from hadelay.pipeline.reconcile import run
 from hadelay.pipeline.schema import hour_int, parse_options
 from hadelay.pipeline.stores import open_store
 from tests.cli.support import Dev, cluster, environment
+from tests.pipeline import exact_oracle
 from tests.pipeline.test_batches import read
 from tests.system.cluster import until
 
@@ -32,8 +32,9 @@ COUNT = 300
 HOUR_S = 3600
 
 
-def judge(spark: Any = None, engine: str = "fast", out: str = "", archive: str = "", **where: str) -> Summary:
-    return run(spark, ReconcileOptions(parse_options(where), engine, out=out, archive=archive))
+def judge(spark: Any = None, engine: str = "fast", out: str = "", archive: str = "", **where: str) -> JobSummary:
+    chosen = exact_oracle.run if engine == "exact" else run
+    return chosen(spark, ReconcileOptions(parse_options(where), out=out, archive=archive))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ import pytest
 
 from hadelay import Client
 from hadelay.errors import BadRequest
-from hadelay.pipeline.replay import ReplayOptions, run
+from hadelay.pipeline.jobs import ReplayOptions
+from hadelay.pipeline.replay import run
 from tests.cli.support import cluster
 
 

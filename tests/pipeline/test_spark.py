@@ -15,13 +15,12 @@ from hadelay import Client
 from hadelay.codec.formats import INDEX_SIZE
 from hadelay.errors import DamagedFile
 from hadelay.pipeline import forecast, lateness, load, reconcile, schedule, session
-from hadelay.pipeline.forecast import ForecastOptions
+from hadelay.pipeline.jobs import ForecastOptions, JobOptions, ReconcileOptions
 from hadelay.pipeline.schedule import ScheduleOptions
 from hadelay.pipeline.schema import WriteOptions
-from hadelay.pipeline.timing import JobOptions
 from tests.cli.support import Dev, cluster, hadelay
 from tests.ledger.world import World
-from tests.pipeline import test_archive, test_archived, test_reconcile
+from tests.pipeline import exact_oracle, test_archive, test_archived, test_reconcile
 from tests.pipeline.support import at_random, one_of_each, options, write
 from tests.pipeline.test_batches import NAME, read
 from tests.pipeline.test_reconcile import check_one_of_each, judge
@@ -139,7 +138,7 @@ def test_tasks_archive_what_one_process_does(spark: Any, tmp_path: Path, rows: i
     found = []
     for name, runner in (("here", None), ("spark", spark)):
         world = test_archive.settled(tmp_path / name)
-        assert test_archive.run(world, tmp_path / name, runner, splitRows=str(rows)).archived == 1
+        assert test_archive.run(world, tmp_path / name, runner, splitRows=str(rows)).hours[0]["status"] == "archived"
         found.append(test_archive.contents(tmp_path / name))
     assert found[0] == found[1]
 
@@ -149,8 +148,8 @@ def test_sql_reads_live_and_archived_hours_as_one(spark: Any, tmp_path: Path) ->
     before = test_reconcile.judge(world, tmp_path, spark, "exact")
     named = test_reconcile.offending(tmp_path)
     given = test_archived.delete_first(world, tmp_path)
-    for engine in ("exact", "fast"):
-        summary = reconcile.run(spark, reconcile.ReconcileOptions(given, engine, **test_archived.where(tmp_path)))
+    for run in (exact_oracle.run, reconcile.run):
+        summary = run(spark, ReconcileOptions(given, **test_archived.where(tmp_path)))
         assert summary.table == before.table
         assert test_reconcile.offending(tmp_path) == named
 
@@ -186,11 +185,11 @@ def test_engines_agree_about_a_copy_with_damaged_rows(spark: Any, tmp_path: Path
     path = write(world, tmp_path) / "hours" / f"{NAME}.idx"
     data = path.read_bytes()
     path.write_bytes(data[: 3 * INDEX_SIZE] + data[4 * INDEX_SIZE :])
-    for engine in ("fast", "exact"):
+    for run in (reconcile.run, exact_oracle.run):
         for check in (True, False):
-            given = reconcile.ReconcileOptions(options(world, tmp_path), engine, check=check)
+            given = ReconcileOptions(options(world, tmp_path), check=check)
             with pytest.raises(Exception, match="entry 4 stands here") as caught:
-                reconcile.run(spark, given)
+                run(spark, given)
             assert f"{NAME}.idx, offset {3 * INDEX_SIZE}: hour {NAME}, entry 3" in str(session.plain(caught.value))
     told = [judge(world, tmp_path, spark, engine, onTorn="skip", verify="true") for engine in ("fast", "exact")]
     assert told[0].table == told[1].table

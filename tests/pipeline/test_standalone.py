@@ -20,7 +20,7 @@ import pytest
 from chaos.freeports import free_ports
 from hadelay import Client
 from hadelay.pipeline import reconcile, session
-from hadelay.pipeline.reconcile import ReconcileOptions
+from hadelay.pipeline.jobs import ReconcileOptions
 from hadelay.pipeline.schema import parse_options
 from tests.cli.support import cluster, environment
 from tests.pipeline import test_archive
@@ -52,7 +52,7 @@ def script(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-class Place:
+class Location:
     """A directory to work in, and how commands of the page run in it."""
 
     def __init__(self, directory: Path) -> None:
@@ -112,9 +112,9 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Location]:
     """With a master and two workers."""
-    found = Place(tmp_path_factory.mktemp("standalone"))
+    found = Location(tmp_path_factory.mktemp("standalone"))
     master, worker = commands("Standalone")[:2]
     with contextlib.ExitStack() as running:
         for command in (master, worker, worker):
@@ -127,7 +127,7 @@ def told(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
 
 
-def test_the_page_runs_on_two_workers_that_have_nothing_else(place: Place, tmp_path: Path) -> None:
+def test_the_page_runs_on_two_workers_that_have_nothing_else(location: Location, tmp_path: Path) -> None:
     pack, job, wheel, rename = commands("What to ship")
     archive, schedule, reconciled = commands("Standalone")[2:]
     packed = told(place.run(pack))

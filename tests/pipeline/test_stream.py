@@ -11,12 +11,12 @@ import pytest
 
 from hadelay.errors import BadRequest, ConfigError, NotFound
 from hadelay.model import hour_from_name
-from hadelay.pipeline import exact, schedule, stream, tail
+from hadelay.pipeline import schedule, stream, tail
 from hadelay.pipeline.hourfiles import HourFiles, Listing
-from hadelay.pipeline.reconcile import ReconcileOptions
+from hadelay.pipeline.jobs import JobSummary, ReconcileOptions, TailOptions
 from hadelay.pipeline.schedule import ScheduleOptions
 from hadelay.pipeline.schema import WriteOptions, parse_options
-from hadelay.pipeline.tail import TailOptions
+from tests.pipeline import exact_oracle
 from tests.pipeline.support import at_random, message, options, write
 from tests.pipeline.test_batches import read
 
@@ -95,12 +95,12 @@ def test_the_tail_is_every_row_once_also_after_a_restart(spark: Any, tmp_path: P
     world.ids(*[message("new", world.now + n, b"%d" % n) for n in range(5)])
     seen: list[int] = []
 
-    def until_it_came(summary: tail.Summary) -> bool:
+    def until_it_came(summary: JobSummary) -> bool:
         seen.append(summary.rows)
         return True
 
     write(world, source)
-    tail.run(spark, TailOptions(given, str(out), every_s=0.1), until_it_came)
+    tail.run(spark, TailOptions(given, str(out), every=0.1), until_it_came)
     assert seen == [5]
     assert rows_of(spark, out) == sorted((row["hour"], row["entry"]) for row in read(given))
     found = spark.read.parquet(str(out)).where("topic = 'new'").collect()
@@ -121,7 +121,7 @@ def test_what_only_spark_reads_and_writes_has_to_be_known_to_spark(spark: Any, t
         with pytest.raises(ConfigError, match=f"FILE {said}"):
             schedule.run(spark, ScheduleOptions(one_key, uri))
     with pytest.raises(ConfigError, match=f"--archive s3://bucket/a: {known} s3://"):
-        exact.run(spark, None, None, None, ReconcileOptions(given, "exact", archive="s3://bucket/a"))  # type: ignore[arg-type]
+        exact_oracle.judge(spark, None, None, None, ReconcileOptions(given, archive="s3://bucket/a"))  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match=r"takes the options behind the \? from its own configuration"):
         tail.run(spark, TailOptions(given, f"file://{tmp_path}/out?x=1"))
     tail.run(spark, TailOptions(given, f"file://{tmp_path}/out"))

@@ -14,8 +14,8 @@ import pytest
 from hadelay.codec import commands
 from hadelay.errors import BadRequest
 from hadelay.pipeline import forecast, lateness, load, timing
-from hadelay.pipeline.forecast import ForecastOptions, drain, jitter
-from hadelay.pipeline.timing import JobOptions
+from hadelay.pipeline.forecast import drain, jitter
+from hadelay.pipeline.jobs import ForecastOptions, JobOptions
 from tests.cli.support import hadelay
 from tests.ledger.world import START_HOUR, START_MS, World
 from tests.pipeline.support import HOUR, MINUTE, SECOND, at_random, message, options, write

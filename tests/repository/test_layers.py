@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
 EXCEPTIONS = {
     "http": {"server.api"},
     "platform": {"settings.node"},
-    "server": {"http.types", "http.values", "pipeline.places"},
+    "server": {"http.types", "http.values", "pipeline.locations"},
 }
 IO = {
     "asyncio",
@@ -132,7 +132,6 @@ CIRCLES = [
     "raft.admission raft.apply raft.election raft.follower raft.leader raft.library raft.membership raft.node "
     "raft.reads raft.snapshot",
     "client.aio client.consumer",
-    "pipeline.exact pipeline.reconcile",
 ]
 #: Packages of which each imports the other. This list may only get shorter.
 TWO_WAY = {("http", "server")}

@@ -22,7 +22,7 @@ DAY = 86_400_000
 
 
 class Bucket:
-    """A Place in memory, with a clock of its own."""
+    """A Location in memory, with a clock of its own."""
 
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, int]] = {}

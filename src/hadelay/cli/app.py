@@ -161,7 +161,8 @@ GROUPS = {
 }
 
 
-def build() -> App:
+def build(typed: Sequence[str] = ()) -> App:
+    """typed: words of the command line. Help for one command is its docstring, in lists of commands it is a line."""
     # A flag is true by being there: no --no-… twins, and a list takes one value per flag.
     default = Parameter(negative="", consume_multiple=False)
     app = App(
@@ -181,7 +182,8 @@ def build() -> App:
         groups[above].command(groups[path])
     for path, where, text in COMMANDS:
         above, _, name = path.rpartition(" ")
-        groups[above].command(where, name=name, help=text)
+        chosen = list(typed[: len(path.split())]) == path.split()
+        groups[above].command(where, name=name, help=None if chosen else text)
     for path, new in ALIASES.items():
         app.command(next(command.where for command in COMMANDS if command.path == new), name=path, show=False)
     return app
@@ -201,7 +203,7 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 
 def run(argv: Sequence[str]) -> int:
     """The exit code of one command line."""
-    app = build()
+    app = build(argv)
     call: Callable[..., Any] = app
     as_json = wants_json(argv)
     try:

@@ -34,10 +34,10 @@ def archive_at(where: str) -> Archive:
     if "://" not in where:
         return Archive(Directory(RealDisk(private=True), os.path.abspath(where)))
     try:
-        from hadelay.pipeline.places import Place
+        from hadelay.pipeline.locations import Location
     except ImportError:
         raise ConfigError(f"{where}: an object store is reached by pyarrow: pip install pyarrow") from None
-    return Archive(Objects(Place(where)))
+    return Archive(Objects(Location(where)))
 
 
 def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote = Remote()) -> None:

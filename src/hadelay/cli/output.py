@@ -6,17 +6,20 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from functools import partial
+from inspect import Parameter as Argument
+from inspect import Signature, signature
 from itertools import zip_longest
 from textwrap import wrap
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from cyclopts import Parameter
 
 from hadelay.errors import BadRequest, HadelayError
 
+R = TypeVar("R")
 Format = Literal["table", "json"]
 #: Where the nodes of `hadelay dev`, and of the files in cluster/, serve on this machine.
 LOCAL_SERVERS = "http://127.0.0.1:8400,http://127.0.0.1:8401,http://127.0.0.1:8402"
@@ -56,6 +59,38 @@ class Remote(Printing):
 
     def addresses(self) -> list[str]:
         return [url.strip().rstrip("/") for url in self.servers.split(",") if url.strip()]
+
+
+class Option(NamedTuple):
+    """An option of a command that is declared elsewhere. default: dataclasses.MISSING if there has to be a value."""
+
+    name: str
+    kind: Any
+    default: Any
+    help: str
+
+
+def takes(options: Iterable[Option], help: str = "") -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Decorate a command that has **given: it takes these options in it. help: for a command without a docstring."""
+
+    def decorate(command: Callable[..., R]) -> Callable[..., R]:
+        own = [one for one in signature(command, eval_str=True).parameters.values() if one.kind is not one.VAR_KEYWORD]
+        made = [
+            Argument(
+                option.name, Argument.KEYWORD_ONLY,
+                default=Argument.empty if option.default is MISSING else option.default,
+                annotation=Annotated[option.kind, Parameter(help=option.help)],
+            )
+            for option in options
+        ]  # fmt: skip
+        first = sum(one.kind is one.POSITIONAL_ONLY for one in own)
+        found = [*own[:first], *made, *own[first:]]
+        command.__signature__ = Signature(found)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in found}
+        command.__doc__ = command.__doc__ or help
+        return command
+
+    return decorate
 
 
 def emit_json(value: Any) -> None:

@@ -11,23 +11,25 @@ import re
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hadelay.codec.checksums import crc32c
-from hadelay.errors import BadRequest, DamagedFile, NotFound
+from hadelay.errors import DamagedFile, NotFound
 from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
 from hadelay.pipeline import batches
 from hadelay.pipeline.archived import LOST, is_whole
-from hadelay.pipeline.check import check, crc_of
-from hadelay.pipeline.examine import log_bytes, says_all
+from hadelay.pipeline.arrow import Split
+from hadelay.pipeline.check import check, crc_of, log_bytes, says_all
 from hadelay.pipeline.hourfiles import WAY_OUT, HourFiles, Listing, Store
+from hadelay.pipeline.jobs import ArchiveOptions, JobSummary
 from hadelay.pipeline.lease import Busy, Lease, lease
-from hadelay.pipeline.places import Place, absolute
+from hadelay.pipeline.locations import Location, absolute
 from hadelay.pipeline.schema import KINDS, Options, hour_number
 from hadelay.pipeline.session import plain
 from hadelay.pipeline.stores import listing, open_store
@@ -48,46 +50,14 @@ _FEW_VALUES = [*sorted(batches.CODED), "tags.list.element", "meta.key_value.key"
 _NUMBERS = ("INT", "BIGINT", "TIMESTAMP")
 
 
-@dataclass(frozen=True)
-class ArchiveOptions:
-    source: Options
-    #: Directory that every task can write to, or a URI of pyarrow.fs.
-    out: str
-    #: zstd level.
-    level: int = 3
-    #: Make a catalogue of the manifests that are there, where the catalogue was lost.
-    new_catalogue: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.out:
-            raise BadRequest("archive: out has to say where to")
-
-
-@dataclass
-class Summary:
-    as_of_ms: int
-    #: Per hour: hour, status (archived; unchanged; open; damaged; or busy: another run writes it), detail, messages,
-    #: events, bytes.
-    hours: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def archived(self) -> int:
-        return sum(hour["status"] in ("archived", "unchanged") for hour in self.hours)
-
-    @property
-    def busy(self) -> int:
-        return sum(hour["status"] == "busy" for hour in self.hours)
-
-
-def run(spark: Any, options: ArchiveOptions, progress: Progress = silent) -> Summary:
-    """spark: a session, or None to do it in this process; only then progress is told, in hours. DamagedFile, at the
-    end, when hours cannot be archived: all other hours are then."""
+def run(spark: Any, options: ArchiveOptions, progress: Progress = silent) -> JobSummary:
+    """DamagedFile, at the end, when hours cannot be archived: all other hours are then."""
     options = replace(options, out=absolute(options.out))
     store = open_store(options.source)
     found = listing(store, options.source)
     asked = [files for files in found.hours if files.hour < DEAD_HOURS and options.source.takes(files.hour)]
     over = [files for files in asked if (files.hour + 1) * HOUR_MS <= found.as_of_ms]
-    out = Place(options.out)
+    out = Location(options.out)
     out.make("_manifest")  # without any in it, it is still an archive
     out.make("_catalogue")
     _catalogue(out, set(), options.new_catalogue)
@@ -100,17 +70,21 @@ def run(spark: Any, options: ArchiveOptions, progress: Progress = silent) -> Sum
     with ThreadPoolExecutor(_HOURS_AT_ONCE) as pool:
         wide = [files for files, is_large in zip(over, large, strict=True) if is_large]
         hours += pool.map(partial(work, spark=spark), wide)
-    summary = Summary(found.as_of_ms, sorted(hours, key=lambda hour: hour["hour"]))
-    done = {hour_number(hour["hour"]) for hour in summary.hours if hour["status"] in ("archived", "unchanged")}
+    hours.sort(key=lambda hour: hour["hour"])
+    done = {hour_number(hour["hour"]) for hour in hours if hour["status"] in ("archived", "unchanged")}
     _catalogue(out, done, anew=False)
-    if damaged := [hour["detail"] for hour in summary.hours if hour["status"] == "damaged"]:
+    if damaged := [hour["detail"] for hour in hours if hour["status"] == "damaged"]:
         path, offset, what = _DAMAGE.fullmatch(damaged[0]).groups()  # type: ignore[union-attr]
         others = f"; {len(damaged) - 1} more hours are damaged" if len(damaged) > 1 else ""
         raise DamagedFile(path, int(offset), f"{what}; this hour is not archived{others}")
-    return summary
+    said = [f"{len(done):,} of {len(hours):,} hours that are over are archived"]
+    if busy := sum(hour["status"] == "busy" for hour in hours):
+        said.append(f"another run writes {busy:,} of them: run it again when that one has ended")
+    summary = JobSummary("archive", as_of_ms=found.as_of_ms, hours=hours)
+    return summary.show(hours, "hour status messages events bytes detail", *said, failed=busy > 0)
 
 
-def _catalogue(out: Place, done: set[int], anew: bool) -> None:
+def _catalogue(out: Location, done: set[int], anew: bool) -> None:
     """Write a catalogue with the hours that were done, and those whose manifest is in none: of a run that was
     interrupted, or of a version without catalogues. anew: also where the catalogue is missing."""
     there, known = manifests.manifest_hours(out), manifests.load_catalogue(out)
@@ -162,7 +136,7 @@ def archive_hour(
 
 
 def _archive_hour(store: Store, options: ArchiveOptions, run: str, files: HourFiles, spark: Any) -> dict[str, Any]:
-    out, known = Place(options.out), _known(Place(options.out), files.hour)
+    out, known = Location(options.out), _known(Location(options.out), files.hour)
     if files.crcs is not None and _is_archived(out, known, Source(*files[1:5])):
         return _unchanged(known)
     source = _checked(store, options.source, files, spark)
@@ -179,7 +153,7 @@ def _archive_hour(store: Store, options: ArchiveOptions, run: str, files: HourFi
 def _write_hour(
     store: Store, options: ArchiveOptions, files: HourFiles, source: Source, spark: Any, held: Lease
 ) -> dict[str, Any]:  # fmt: skip
-    out, kinds = Place(options.out), ("messages", "events")
+    out, kinds = Location(options.out), ("messages", "events")
     splits = [(kind, split) for kind in kinds for split in _splits(kind, files, options.source)]
     for kind in kinds:
         out.make(f"{kind}/hour={hour_name(files.hour)}")
@@ -194,7 +168,7 @@ def _write_hour(
     return {"status": "archived", "bytes": sum(part["bytes"] for part in parts)}
 
 
-def _known(out: Place, hour: int) -> Manifest | None:
+def _known(out: Location, hour: int) -> Manifest | None:
     """The hour's manifest, if there is one that proves what it says."""
     try:
         found = manifests.decode_manifest(out.load(manifests.manifest_name(hour)))
@@ -203,7 +177,7 @@ def _known(out: Place, hour: int) -> Manifest | None:
     return found if found["version"] == manifests.VERSION else None
 
 
-def _is_archived(out: Place, known: Manifest | None, source: Source) -> bool:
+def _is_archived(out: Location, known: Manifest | None, source: Source) -> bool:
     return known is not None and manifests.source_of(known) == source and all(is_whole(out, p) for p in known["files"])
 
 
@@ -215,9 +189,9 @@ def _unchanged(known: Manifest | None) -> dict[str, Any]:
 def _not_settled(store: Store, options: Options, files: HourFiles) -> int:
     """How many entries."""
     whole = replace(options, kind="messages", columns="state", body=False, topics="")
-    waiting = batches.Filter("state", "in", ("scheduled", "ready", "leased"))
-    split = batches.Split(files, 0, files.entries, 0)
-    return sum(part.num_rows for part in batches.read(store, whole, ["state"], split, [waiting]))
+    states = batches.read(store, whole, ["state"], Split(files, 0, files.entries, 0))
+    waiting = pa.array(("scheduled", "ready", "leased"))
+    return sum(pc.sum(pc.is_in(part.column("state"), waiting)).as_py() for part in states)
 
 
 def _checked(store: Store, options: Options, files: HourFiles, spark: Any) -> Source | int:
@@ -238,15 +212,15 @@ def _checked(store: Store, options: Options, files: HourFiles, spark: Any) -> So
     return Source(files.entries, files.events, files.log_bytes, (log, idx, dsp))
 
 
-def _splits(kind: str, files: HourFiles, options: Options) -> list[batches.Split]:
+def _splits(kind: str, files: HourFiles, options: Options) -> list[Split]:
     return batches.splits(Listing([files], 0), replace(options, kind=kind, columns="", body=False))
 
 
-def _write(store: Store, options: ArchiveOptions, what: tuple[str, batches.Split]) -> Part:
+def _write(store: Store, options: ArchiveOptions, what: tuple[str, Split]) -> Part:
     kind, split = what
     columns = [name for name in KINDS[kind] if name not in ("hour", "dead")]
     source = replace(options.source, kind=kind, columns="", topics="", verify=False, on_torn="fail")
-    out, schema = Place(options.out), batches.schema(kind, columns, as_codes=True)
+    out, schema = Location(options.out), batches.schema(kind, columns, as_codes=True)
     encodings = {name: "DELTA_BINARY_PACKED" for name in columns if KINDS[kind][name].type in _NUMBERS}
     path = f"{kind}/hour={hour_name(split.files.hour)}/part-{split.start:010}-{split.stop:010}.parquet"
     waiting: list[pa.RecordBatch] = []
@@ -271,7 +245,7 @@ def _write(store: Store, options: ArchiveOptions, what: tuple[str, batches.Split
     return part
 
 
-def _has_names(store: Store, split: batches.Split, batch: pa.RecordBatch) -> None:
+def _has_names(store: Store, split: Split, batch: pa.RecordBatch) -> None:
     for name in ("topic", "event", "id"):
         if name in batch.schema.names and (missing := batch.column(name).null_count):
             raise DamagedFile(

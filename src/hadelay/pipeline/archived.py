@@ -24,7 +24,7 @@ from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.model import NONE32, Event, hour_name
 from hadelay.pipeline.hourfiles import Bytes, HourFiles, Listing, Names, Rows, Store
-from hadelay.pipeline.places import Place, absolute
+from hadelay.pipeline.locations import Location, absolute
 from hadelay.pipeline.schema import Options, hour_number
 from hadelay.pipeline.stores import open_store
 from hadelay.storage import manifests
@@ -64,7 +64,7 @@ def file_crc(file: Any) -> int:
     return crc
 
 
-def is_whole(archive: Place, part: Part) -> bool:
+def is_whole(archive: Location, part: Part) -> bool:
     """The file is there, has as many rows as it should, and the bytes it was written with. OSError from the store."""
     try:
         with archive.open(part["path"]) as file:
@@ -75,7 +75,7 @@ def is_whole(archive: Place, part: Part) -> bool:
         return False
 
 
-def read_manifest(archive: Place, hour: int, catalogue: Catalogue | None = None) -> Manifest:
+def read_manifest(archive: Location, hour: int, catalogue: Catalogue | None = None) -> Manifest:
     """NotFound when there is none that can be read, DamagedFile when the catalogue names another."""
     name = manifests.manifest_name(hour)
     try:
@@ -92,7 +92,7 @@ def read_manifest(archive: Place, hour: int, catalogue: Catalogue | None = None)
 
 def parts(archive: str, hour: int, kind: str) -> list[Part]:
     """What the manifest says of the hour's files of that kind, in the order of their rows."""
-    return manifests.of_kind(read_manifest(Place(archive), hour), kind)
+    return manifests.of_kind(read_manifest(Location(archive), hour), kind)
 
 
 @dataclass(frozen=True)
@@ -115,22 +115,22 @@ class WithArchive:
     def list(self) -> Listing:
         found = self.store.list()
         live = {files.hour for files in found.hours}
-        place = Place(self.archive)
-        hours, catalogue = manifests.manifest_hours(place) - live, manifests.load_catalogue(place)
+        location = Location(self.archive)
+        hours, catalogue = manifests.manifest_hours(location) - live, manifests.load_catalogue(location)
         if not self.skip_torn and (lost := sorted(catalogue.hours.keys() - hours - live)):
             shown = ", ".join(map(hour_name, lost[:5])) + (", …" if len(lost) > 5 else "")
             raise NotFound(
-                f"{place.path('_manifest')}: the catalogue names {len(lost)} hours without a manifest: {shown}. "
+                f"{location.path('_manifest')}: the catalogue names {len(lost)} hours without a manifest: {shown}. "
                 "Restore them; `hadelay pipeline archive --audit` says what is left; onTorn=skip leaves these hours out"
             )
         with ThreadPoolExecutor(_READERS) as pool:
-            found_there = pool.map(lambda hour: self._files(place, hour, catalogue), sorted(hours))
+            found_there = pool.map(lambda hour: self._files(location, hour, catalogue), sorted(hours))
             return found._replace(hours=sorted([*found.hours, *found_there]))
 
-    def _files(self, place: Place, hour: int, catalogue: Catalogue) -> HourFiles:
-        manifest = read_manifest(place, hour, catalogue)
+    def _files(self, location: Location, hour: int, catalogue: Catalogue) -> HourFiles:
+        manifest = read_manifest(location, hour, catalogue)
         if manifest["version"] > 1 and not catalogue.names:
-            raise NotFound(f"{place.path('_catalogue')}: {LOST}")
+            raise NotFound(f"{location.path('_catalogue')}: {LOST}")
         entries, events = manifests.rows(manifest, "messages"), manifests.rows(manifest, "events")
         return HourFiles(hour, entries, events, 0, archived=True)
 
@@ -140,7 +140,7 @@ class WithArchive:
     def where(self, files: HourFiles, suffix: str) -> str:
         if not files.archived:
             return self.store.where(files, suffix)
-        return Place(self.archive).path(f"{KIND[suffix]}/hour={hour_name(files.hour)}")
+        return Location(self.archive).path(f"{KIND[suffix]}/hour={hour_name(files.hour)}")
 
     def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
         if not files.archived:
@@ -153,17 +153,17 @@ class WithArchive:
         for part in parts(self.archive, files.hour, KIND[suffix]):
             first, last = max(start - at, 0), min(stop - at, part["rows"])
             if first < last:
-                place = Place(self.archive)
-                path = place.path(part["path"])
-                if self.verify and not is_whole(place, part):
+                location = Location(self.archive)
+                path = location.path(part["path"])
+                if self.verify and not is_whole(location, part):
                     raise DamagedFile(path, 0, f"hour {hour_name(files.hour)}: it is not as its manifest says")
                 try:
-                    with place.open(part["path"]) as file:
+                    with location.open(part["path"]) as file:
                         parquet = pq.ParquetFile(file)
                         columns = [name for name in _COLUMNS[suffix] if name in parquet.schema_arrow.names]
                         table = parquet.read(columns=columns).slice(first, last - first)
                 except (OSError, pa.ArrowInvalid) as error:
-                    place.size(part["path"])
+                    location.size(part["path"])
                     raise DamagedFile(path, 0, f"hour {hour_name(files.hour)}: {error}") from None
                 into = found[at + first - start : at + last - start]
                 (self._index if suffix == "idx" else _dispatch)(table, into)

@@ -1,4 +1,5 @@
-"""Are the files of hours those that were written? Asked before a job judges, counts or copies them.
+"""Are the files of hours those that were written, and is all there that they refer to? Asked before a job judges,
+counts or copies them.
 
 A file whose checksum the listing knows is read once and compared with that: this covers every entry, event and body.
 Where it differs, and in copies without a checkpoint, which know none, each row and record is looked at, so that what is
@@ -7,21 +8,22 @@ named is the damaged place and not the first that noticed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hadelay.codec.checksums import crc32c
-from hadelay.codec.formats import NAME_SIZE
+from hadelay.codec.formats import NAME_SIZE, nack_reason
 from hadelay.errors import DamagedFile
-from hadelay.model import hour_name
+from hadelay.model import NONE32, Event, hour_name
 from hadelay.pipeline.archived import KIND, WithArchive, read_manifest
 from hadelay.pipeline.audit import of_part
-from hadelay.pipeline.hourfiles import WAY_OUT, HourFiles, Names, Store, flaw_of, rows
-from hadelay.pipeline.places import Place
+from hadelay.pipeline.hourfiles import ROW, WAY_OUT, HourFiles, Names, Rows, Store, flaw_of, rows
+from hadelay.pipeline.locations import Location
 from hadelay.pipeline.schema import Options
 from hadelay.pipeline.tasks import Progress, each, silent
 from hadelay.storage import manifests
@@ -29,7 +31,8 @@ from hadelay.storage import manifests
 #: In this order: the entries say where records are.
 SUFFIXES = ("idx", "dsp", "log")
 _CHUNK = 8 << 20
-_ROWS = 1 << 20
+_ROWS = 1 << 17
+_NO_NODE = 0xFF
 
 
 class Found(NamedTuple):
@@ -69,8 +72,8 @@ def _check_file(store: Store, names: Names, asked: tuple[HourFiles, str]) -> Fou
     try:
         found = check_file(store, files, suffix)
         if found is None and files.crcs is None and suffix == "idx":
-            found = _without_name(store, names, files)
-    except DamagedFile as error:  # it is shorter than the listing says
+            says_all(store, files, names, "idx")  # a copy without a checkpoint, whose `names` may have lost their end
+    except DamagedFile as error:  # shorter than the listing says, or without a name
         what = str(error).partition(": ")[2]
         return Found(error.path, error.offset, what, error.size)
     return found
@@ -95,11 +98,11 @@ def _check_archived(store: Store, files: HourFiles, suffix: str) -> Found | None
     if suffix not in KIND:
         return None
     assert isinstance(store, WithArchive)
-    place = Place(store.archive)
-    manifest, at = read_manifest(place, files.hour), 0
+    location = Location(store.archive)
+    manifest, at = read_manifest(location, files.hour), 0
     for part in manifests.of_kind(manifest, KIND[suffix]):
-        if problems := of_part(place, part, KIND[suffix], at, files.entries):
-            where = place.path(part["path"])
+        if problems := of_part(location, part, KIND[suffix], at, files.entries):
+            where = location.path(part["path"])
             what = problems[0].removeprefix(where).lstrip(": ")
             way_out = "restore the file, or leave the hour out with onTorn=skip"
             return Found(where, 0, f"hour {hour_name(files.hour)}: the file {what}; {way_out}", 0)
@@ -116,13 +119,64 @@ def crc_of(store: Store, files: HourFiles, suffix: str) -> int:
     return crc
 
 
-def _without_name(store: Store, names: Names, files: HourFiles) -> Found | None:
-    """An entry of a topic that `names` does not have: of a copy without a checkpoint, whose end may be missing."""
+# ---- what rows refer to
+
+
+class _Lack(NamedTuple):
+    """bad: rows that lack something. said: of one of them. names: it is a name."""
+
+    bad: npt.NDArray[np.bool_]
+    said: Callable[[Any], str]
+    names: bool = True
+
+
+def says_all(store: Store, files: HourFiles, names: Names, suffix: str) -> None:
+    """DamagedFile for the first entry (idx) or event (dsp) that refers to what is not there."""
+    count = files.entries if suffix == "idx" else files.events
+    for at in range(0, count, _ROWS):
+        found = rows(store, files, suffix, at, min(at + _ROWS, count))
+        for lack in _of_index(found, names) if suffix == "idx" else _of_events(files, found, names):
+            if lack.bad.any():
+                n = int(lack.bad.argmax())
+                raise _damage(store, files, names, suffix, at + n, lack.said(found[n]), of_names=lack.names)
+
+
+def _damage(
+    store: Store, files: HourFiles, names: Names, suffix: str, number: int, said: str, *, of_names: bool
+) -> DamagedFile:  # fmt: skip
+    hour, row = f"hour {hour_name(files.hour)}", f"{ROW[suffix][2]} {number}"
+    if of_names:
+        end = sum(NAME_SIZE + len(name.encode()) for known in astuple(names) for name in known)
+        what = f"the file ends here, and {row} of {hour} is of {said}; {WAY_OUT}"
+        return DamagedFile(store.where(files, "names"), end, what)
+    size = ROW[suffix][0].itemsize
+    return DamagedFile(store.where(files, suffix), number * size, f"{hour}, {row}: {said}", size=size)
+
+
+def _of_index(found: Rows, names: Names) -> list[_Lack]:
+    return [_Lack(found["topic"] >= len(names.topics), lambda row: f"topic number {row['topic']}")]
+
+
+def _of_events(files: HourFiles, found: Rows, names: Names) -> list[_Lack]:
+    kinds, moved = found["event"], found["event"] >= Event.MOVED
+    consumers = ~moved & (found["consumer"] != NONE32) & (found["consumer"] >= len(names.consumers))
+    reason = nack_reason(found["other_hour"])
+    reasons = (kinds == Event.NACKED) & (reason != NONE32) & (reason >= len(names.reasons))
+    nodes = (found["node"] != _NO_NODE) & (found["node"] >= len(names.nodes))
+    unknown = (kinds == 0) | (kinds > max(Event))
+    return [
+        _Lack(unknown, lambda row: f"there is no event of kind {row['event']}", names=False),
+        _Lack(found["index"] >= files.entries, lambda row: f"entry {row['index']} is not in the index", names=False),
+        _Lack(consumers, lambda row: f"consumer number {row['consumer']}"),
+        _Lack(nodes, lambda row: f"node number {row['node']}"),
+        _Lack(reasons, lambda row: f"reason number {nack_reason(row['other_hour'])}"),
+    ]
+
+
+def log_bytes(store: Store, files: HourFiles) -> int:
+    """Where the last record ends: a .log that no checkpoint measures may end in zeroes."""
+    end = 0
     for at in range(0, files.entries, _ROWS):
-        topics = rows(store, files, "idx", at, min(at + _ROWS, files.entries))["topic"]
-        if len(bad := np.flatnonzero(topics >= len(names.topics))):
-            number, topic = at + int(bad[0]), int(topics[bad[0]])
-            end = sum(NAME_SIZE + len(name.encode()) for known in astuple(names) for name in known)
-            what = f"the file ends here, and entry {number} of hour {hour_name(files.hour)} is of topic number {topic}"
-            return Found(store.where(files, "names"), end, f"{what}; {WAY_OUT}", 0)
-    return None
+        found = rows(store, files, "idx", at, min(at + _ROWS, files.entries))
+        end = max(end, int((found["offset"] + found["size"]).max()))
+    return end

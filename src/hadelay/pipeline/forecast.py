@@ -7,17 +7,16 @@ that would do without lateness: each message due up to so much later, at random,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.errors import BadRequest
 from hadelay.pipeline import load, page, timing
-from hadelay.pipeline.hourfiles import Rows
+from hadelay.pipeline.hourfiles import Names, Rows
+from hadelay.pipeline.jobs import ForecastOptions, JobSummary
 from hadelay.pipeline.schema import hour_int
-from hadelay.pipeline.timing import JobOptions
+from hadelay.pipeline.tasks import Progress, silent
 
 Counts = npt.NDArray[np.int64]
 #: Hot seconds that are named, the hottest first.
@@ -27,42 +26,6 @@ _MAX_JITTER_S = 3600
 _NEAR_S = 600
 
 
-@dataclass(frozen=True)
-class ForecastOptions(JobOptions):
-    #: Messages per second that consumers, or the cluster, can take.
-    threshold: int = 5_000
-    #: How far to look ahead.
-    hours: int = 24
-
-    def __post_init__(self) -> None:
-        if self.threshold < 1 or not 1 <= self.hours <= 24 * 31:
-            raise BadRequest("forecast: threshold is at least 1, hours 1 to 744")
-
-
-@dataclass
-class Summary:
-    as_of_ms: int
-    threshold: int
-    #: Due within the hours looked at; and due before as_of and not handed out.
-    coming: int
-    overdue: int
-    hot_seconds: int
-    #: The hottest: second (UTC), messages, topics (name → messages, the largest three).
-    hot: list[dict[str, Any]] = field(default_factory=list)
-    #: Per hour: messages, peak, peak_at, hot_seconds.
-    table: list[dict[str, Any]] = field(default_factory=list)
-    #: At `threshold` per second: the most that waits, the longest wait in seconds, and when nothing waits any more
-    #: (UTC, none if not within the hours looked at).
-    backlog: int = 0
-    wait_s: float = 0.0
-    clear_at: str | None = None
-    #: Seconds; 0: none is needed; none: no jitter up to an hour does it.
-    jitter_s: int | None = 0
-    #: Messages per second at which what is overdue can come without making anything else late; none: nothing is.
-    catch_up_rate: int | None = None
-    advice: list[str] = field(default_factory=list)
-
-
 class Drain(NamedTuple):
     backlog: int
     wait_s: float
@@ -70,37 +33,42 @@ class Drain(NamedTuple):
     clear: int | None
 
 
-def run(spark: Any, options: ForecastOptions) -> Summary:
-    """spark: a session, or None to do it in this process."""
+def run(spark: Any, options: ForecastOptions, progress: Progress = silent) -> JobSummary:
     # Hours that are over may still owe something: that comes at once.
-    as_of_ms, parts, names = timing.over_hours(spark, options, timing.per_second, options.hours)
+    as_of_ms, parts, names = timing.over_hours(spark, options, timing.per_second, progress, options.hours)
     now = -(-as_of_ms // 1000)
-    found = timing.merged(parts, options.wanted(names))
+    found = timing.merged(parts, timing.wanted(options, names))
     found = found[(found["waiting"] > 0) & (found["second"] < now + options.hours * 3600)]
     overdue = int(found["waiting"][found["second"] < now].sum())
     found = found[found["second"] >= now]
     whole = timing.summed(found, ("second",))
     counts = load.dense(whole, "waiting", now, now + options.hours * 3600 - 1)
     hot = np.flatnonzero(counts > options.threshold)
-    summary = Summary(as_of_ms, options.threshold, int(counts.sum()), overdue, len(hot))
+    drained = drain(counts, options.threshold, overdue)
+    room = options.threshold - float(counts[:_NEAR_S].mean())
+    clear_at = None if drained.clear is None else timing.instant(now + drained.clear)
+    table = _hours(whole, options.threshold)
+    summary = JobSummary(
+        "forecast", as_of_ms=as_of_ms, threshold=options.threshold, coming=int(counts.sum()), overdue=overdue,
+        hot_seconds=len(hot), hot=_hottest(found, names, counts, hot, now), table=table, backlog=drained.backlog,
+        wait_s=round(drained.wait_s, 1), clear_at=clear_at,
+        jitter_s=jitter(counts, options.threshold), catch_up_rate=max(0, int(room)) if overdue else None, advice=[],
+    )  # fmt: skip
+    summary["advice"] = _advice(summary)
+    summary.write(options.out, options.out and report(summary, counts, now))
+    columns, failed = "hour messages peak peak_at hot_seconds", options.fail and len(hot) > 0
+    return summary.show(table, columns, *summary.advice, failed=failed)
+
+
+def _hottest(found: Rows, names: Names, counts: Counts, hot: npt.NDArray[np.intp], now: int) -> list[dict[str, Any]]:
+    """second (UTC), messages, topics (name → messages, the largest three). hot: seconds from `now` on."""
+    told = []
     for at in hot[np.argsort(-counts[hot], kind="stable")][:_NAMED].tolist():
         some = found[found["second"] == now + at]
         some = some[np.argsort(-some["waiting"], kind="stable")][:3]
         topics = dict(zip(timing.topic_names(names, some["topic"]), some["waiting"].tolist(), strict=True))
-        told = {"second": timing.instant(now + at), "messages": int(counts[at]), "topics": topics}
-        summary.hot.append(told)
-    summary.table = _hours(whole, options.threshold)
-    drained = drain(counts, options.threshold, overdue)
-    summary.backlog, summary.wait_s = drained.backlog, round(drained.wait_s, 1)
-    summary.clear_at = None if drained.clear is None else timing.instant(now + drained.clear)
-    summary.jitter_s = jitter(counts, options.threshold)
-    if overdue:
-        room = options.threshold - float(counts[:_NEAR_S].mean())
-        summary.catch_up_rate = max(0, int(room))
-    summary.advice = _advice(summary)
-    if options.out:
-        timing.write_summary(options.out, summary, report(summary, counts, now))
-    return summary
+        told.append({"second": timing.instant(now + at), "messages": int(counts[at]), "topics": topics})
+    return told
 
 
 def _hours(whole: Rows, threshold: int) -> list[dict[str, Any]]:
@@ -109,16 +77,9 @@ def _hours(whole: Rows, threshold: int) -> list[dict[str, Any]]:
     for hour in np.unique(hours).tolist():
         some = whole[hours == hour]
         at = int(some["waiting"].argmax())
-        told: dict[str, Any] = {
-            "hour": hour_int(hour),
-            "messages": int(some["waiting"].sum()),
-            "peak": int(some["waiting"][at]),
-        }
-        told |= {
-            "peak_at": timing.instant(int(some["second"][at])),
-            "hot_seconds": int((some["waiting"] > threshold).sum()),
-        }
-        found.append(told)
+        told: dict[str, Any] = {"hour": hour_int(hour), "messages": int(some["waiting"].sum())}
+        told |= {"peak": int(some["waiting"][at]), "peak_at": timing.instant(int(some["second"][at]))}
+        found.append(told | {"hot_seconds": int((some["waiting"] > threshold).sum())})
     return found
 
 
@@ -158,7 +119,7 @@ def jitter(counts: Counts, threshold: int) -> int | None:
     return high
 
 
-def _advice(summary: Summary) -> list[str]:
+def _advice(summary: JobSummary) -> list[str]:
     said = []
     rate = f"{summary.threshold:,} per second"
     if not summary.hot_seconds:
@@ -191,7 +152,7 @@ def _advice(summary: Summary) -> list[str]:
     return said
 
 
-def report(summary: Summary, counts: Counts, first: int) -> str:
+def report(summary: JobSummary, counts: Counts, first: int) -> str:
     lead = " ".join(summary.advice)
     rows = [row | {"topics": ", ".join(f"{n or '?'} {c:,}" for n, c in row["topics"].items())} for row in summary.hot]
     parts = [

@@ -8,44 +8,28 @@ message is handed out when the leader has written the answer to its consumer. Wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from hadelay.pipeline import page, timing
 from hadelay.pipeline.hourfiles import Rows
+from hadelay.pipeline.jobs import JobOptions, JobSummary
 from hadelay.pipeline.schema import hour_int
-from hadelay.pipeline.timing import JobOptions
+from hadelay.pipeline.tasks import Progress, silent
 
 _QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999}
 #: Of the report: how many were handed out within so many ms.
 _WITHIN = (10, 20, 50, 100, 200, 500, 1_000, 5_000, 60_000)
 
 
-@dataclass
-class Summary:
-    as_of_ms: int
-    handed_out: int
-    #: Due before as_of and never handed out: in no percentile, however late they will be.
-    overdue: int
-    #: Of handed_out, counted by their grants: when their consumers were answered is not known.
-    not_measured: int
-    #: Of everything: p50_ms, p90_ms, p99_ms, p999_ms, max_ms. To the millisecond below 1,024, at most 0.8 % too high
-    #: above; max_ms is exact. Empty where nothing was handed out.
-    overall: dict[str, int] = field(default_factory=dict)
-    #: The same per hour in which messages were due, and topic; topic none: all topics.
-    table: list[dict[str, Any]] = field(default_factory=list)
-
-
-def run(spark: Any, options: JobOptions) -> Summary:
-    """spark: a session, or None to do it in this process."""
-    as_of_ms, parts, names = timing.over_hours(spark, options, timing.late)
+def run(spark: Any, options: JobOptions, progress: Progress = silent) -> JobSummary:
+    as_of_ms, parts, names = timing.over_hours(spark, options, timing.late, progress)
     found = np.concatenate([np.zeros(0, timing.LATE), *(rows for rows, _, _ in parts)])
-    if (wanted := options.wanted(names)) is not None:
+    if (wanted := timing.wanted(options, names)) is not None:
         found = found[np.isin(found["topic"], np.flatnonzero(wanted))]
-    summary = Summary(as_of_ms, int(found["count"].sum()), sum(one[1] for one in parts), sum(one[2] for one in parts))
-    summary.overall = _spread(found)
+    overdue, not_measured = sum(one[1] for one in parts), sum(one[2] for one in parts)
+    table: list[dict[str, Any]] = []
     for hour in np.unique(found["hour"]).tolist():
         of_hour = found[found["hour"] == hour]
         topics = np.unique(of_hour["topic"])
@@ -55,10 +39,15 @@ def run(spark: Any, options: JobOptions) -> Summary:
         ]
         for topic, some in rows:
             told = {"hour": hour_int(hour), "topic": topic, "count": int(some["count"].sum())}
-            summary.table.append(told | _spread(some))
-    if options.out:
-        timing.write_summary(options.out, summary, report(summary, found))
-    return summary
+            table.append(told | _spread(some))
+    summary = JobSummary(
+        "lateness", as_of_ms=as_of_ms, handed_out=int(found["count"].sum()), overdue=overdue,
+        not_measured=not_measured, overall=_spread(found), table=table,
+    )  # fmt: skip
+    summary.write(options.out, options.out and report(summary, found))
+    waits = f"; {overdue:,} are overdue and were not" if overdue else ""
+    said = f"{summary.handed_out:,} messages were handed out{waits}"
+    return summary.show(table, "hour topic count p50_ms p90_ms p99_ms p999_ms max_ms", said)
 
 
 def _spread(found: Rows) -> dict[str, int]:
@@ -75,7 +64,7 @@ def within(found: Rows, ms: Sequence[int]) -> list[float]:
     return [round(100 * int(found["count"][late <= limit].sum()) / total, 3) for limit in ms]
 
 
-def report(summary: Summary, found: Rows) -> str:
+def report(summary: JobSummary, found: Rows) -> str:
     if not summary.overall:
         return page.page("Lateness", "Nothing was handed out in these hours.", [])
     said = summary.overall

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from hadelay.model import hour_name
-from hadelay.pipeline.places import Place
+from hadelay.pipeline.locations import Location
 
 #: Seconds between two renewals; and after which a lease that was not renewed counts no more.
 _RENEW_S, _ENDS_S = 20.0, 120.0
@@ -32,8 +32,8 @@ class Busy(Exception):
 
 
 class Lease:
-    def __init__(self, place: Place, name: str) -> None:
-        self._place, self._name = place, name
+    def __init__(self, location: Location, name: str) -> None:
+        self._location, self._name = location, name
         self._since = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} UTC"
         self._ended = threading.Event()
         self.renew()
@@ -41,7 +41,7 @@ class Lease:
     def renew(self) -> None:
         began = time.monotonic()
         said = {"host": socket.gethostname(), "pid": os.getpid(), "since": self._since}
-        self._place.write(self._name, json.dumps(said).encode())
+        self._location.write(self._name, json.dumps(said).encode())
         self._renewed = began
 
     def check(self) -> None:
@@ -58,18 +58,18 @@ class Lease:
     def give_back(self) -> None:
         self._ended.set()
         with suppress(OSError):  # it ends by itself
-            self._place.remove(self._name)
+            self._location.remove(self._name)
 
 
 @contextmanager
-def lease(place: Place, hour: int, run: str) -> Iterator[Lease]:
+def lease(location: Location, hour: int, run: str) -> Iterator[Lease]:
     """Tasks of the same run share the hour: they write the same. Busy when another run has it; OSError."""
-    place.make("_lease")
+    location.make("_lease")
     for attempt in range(_ATTEMPTS):
         name = f"_lease/{hour_name(hour)}.{run}.{uuid.uuid4().hex[:8]}"
-        mine = Lease(place, name)
+        mine = Lease(location, name)
         try:
-            other, is_new = _other(place, hour, run, name)
+            other, is_new = _other(location, hour, run, name)
         except BaseException:
             mine.give_back()
             raise
@@ -88,21 +88,21 @@ def lease(place: Place, hour: int, run: str) -> Iterator[Lease]:
         renewing.join()
 
 
-def _other(place: Place, hour: int, run: str, name: str) -> tuple[str, bool]:
+def _other(location: Location, hour: int, run: str, name: str) -> tuple[str, bool]:
     """(whose lease stands in the way, in words, "" for nobody's; whether it may have come at the same time)."""
-    now_ms = place.modified_ms(name)
-    for there in place.list("_lease") or ():
+    now_ms = location.modified_ms(name)
+    for there in location.list("_lease") or ():
         if not there.startswith(f"{hour_name(hour)}.") or there.startswith(f"{hour_name(hour)}.{run}."):
             continue
         try:
-            age_ms = now_ms - place.modified_ms(f"_lease/{there}")
+            age_ms = now_ms - location.modified_ms(f"_lease/{there}")
             if age_ms > _ENDS_S * 1000:
-                place.remove(f"_lease/{there}")
+                location.remove(f"_lease/{there}")
                 continue
         except FileNotFoundError:
             continue
         try:
-            said = json.loads(place.load(f"_lease/{there}"))
+            said = json.loads(location.load(f"_lease/{there}"))
             who = f"process {said['pid']} of {said['host']}, since {said['since']}"
         except (OSError, ValueError, KeyError, TypeError):
             who = there  # it is only words

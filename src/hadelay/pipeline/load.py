@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,42 +9,34 @@ import numpy.typing as npt
 
 from hadelay.pipeline import page, timing
 from hadelay.pipeline.hourfiles import Names, Rows
+from hadelay.pipeline.jobs import JobOptions, JobSummary
 from hadelay.pipeline.schema import hour_int
-from hadelay.pipeline.timing import JobOptions
+from hadelay.pipeline.tasks import Progress, silent
 
 _COUNTS = ("due", "handed_out", "acked")
 
 
-@dataclass
-class Summary:
-    as_of_ms: int
-    due: int
-    handed_out: int
-    acked: int
-    #: Per hour in which it happened, and topic (none: all topics): due, handed_out, acked; peak_due and
-    #: peak_handed_out, the most in one second, and when that was (UTC).
-    table: list[dict[str, Any]] = field(default_factory=list)
-
-
-def run(spark: Any, options: JobOptions) -> Summary:
-    """spark: a session, or None to do it in this process. With `out` also writes seconds.parquet."""
-    as_of_ms, parts, names = timing.over_hours(spark, options, timing.per_second)
-    found = timing.merged(parts, options.wanted(names))
+def run(spark: Any, options: JobOptions, progress: Progress = silent) -> JobSummary:
+    """With `out` also writes seconds.parquet."""
+    as_of_ms, parts, names = timing.over_hours(spark, options, timing.per_second, progress)
+    found = timing.merged(parts, timing.wanted(options, names))
     due, handed_out, acked = (int(found[name].sum()) for name in _COUNTS)
     whole = timing.summed(found, ("second",))
-    summary = Summary(as_of_ms, due, handed_out, acked)
+    table: list[dict[str, Any]] = []
     hours = found["second"] // 3600
     for hour in np.unique(hours).tolist():
         of_hour = found[hours == hour]
-        summary.table.append({"hour": hour_int(hour), "topic": None} | _counts(whole[whole["second"] // 3600 == hour]))
+        table.append({"hour": hour_int(hour), "topic": None} | _counts(whole[whole["second"] // 3600 == hour]))
         topics = np.unique(of_hour["topic"])
         for name, topic in zip(timing.topic_names(names, topics), topics, strict=True):
             told = {"hour": hour_int(hour), "topic": name}
-            summary.table.append(told | _counts(of_hour[of_hour["topic"] == topic]))
+            table.append(told | _counts(of_hour[of_hour["topic"] == topic]))
+    summary = JobSummary("load", as_of_ms=as_of_ms, due=due, handed_out=handed_out, acked=acked, table=table)
     if options.out:
         _write_seconds(options.out, found, names)
-        timing.write_summary(options.out, summary, report(summary, whole))
-    return summary
+        summary.write(options.out, report(summary, whole))
+    said = f"{due:,} messages fell due, {handed_out:,} were handed out, {acked:,} acked"
+    return summary.show(table, "hour topic due handed_out acked peak_due peak_due_at", said)
 
 
 def _counts(seconds: Rows) -> dict[str, Any]:
@@ -62,14 +53,14 @@ def _write_seconds(out: str, found: Rows, names: Names) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from hadelay.pipeline.batches import instants, named
-    from hadelay.pipeline.places import Place, absolute
+    from hadelay.pipeline.arrow import instants, named
+    from hadelay.pipeline.locations import Location, absolute
 
     columns = {"second": instants(found["second"] * 1000), "topic": named(names.topics, found["topic"])}
     columns |= {name: pa.array(found[name]) for name in _COUNTS}
-    place = Place(absolute(out))
-    place.make("")
-    with place.create("seconds.parquet") as file:
+    location = Location(absolute(out))
+    location.make("")
+    with location.create("seconds.parquet") as file:
         pq.write_table(pa.table(columns), file, compression="zstd")
 
 
@@ -81,7 +72,7 @@ def dense(whole: Rows, name: str, first: int, last: int) -> npt.NDArray[np.int64
     return found
 
 
-def report(summary: Summary, whole: Rows) -> str:
+def report(summary: JobSummary, whole: Rows) -> str:
     if not len(whole):
         return page.page("Load", "Nothing fell due in these hours.", [])
     first, last = int(whole["second"][0]), int(whole["second"][-1])

@@ -15,7 +15,7 @@ from hadelay.errors import ConfigError
 from hadelay.storage.backup import FILE
 
 if TYPE_CHECKING:
-    from hadelay.pipeline.places import Place
+    from hadelay.pipeline.locations import Location
 
 PART = 8 << 20
 #: What no backup needs may be one that is under way, until it is so old.
@@ -27,21 +27,21 @@ class Objects:
 
     format, part = 2, PART
 
-    def __init__(self, place: Place) -> None:
-        self._place, self.where = place, place.path("").rstrip("/")
+    def __init__(self, location: Location) -> None:
+        self._location, self.where = location, location.path("").rstrip("/")
         #: name → (bytes, modified at), as last listed, and with what was written since.
         self._there: dict[str, tuple[int, int]] | None = None
         #: The part that was read last: (name, its bytes).
         self._last = ("", b"")
 
     def prepare(self) -> None:
-        self._there = self._place.walk()
+        self._there = self._location.walk()
 
     def manifests(self) -> list[str]:
         return sorted(name for name in self._listed() if "/" not in name)
 
     def load(self, name: str) -> bytes:
-        with self._place.open(name) as file:
+        with self._location.open(name) as file:
             return bytes(file.read())
 
     def size(self, name: str, length: int) -> int:
@@ -69,7 +69,7 @@ class Objects:
             data = bytearray()
             while start + len(data) < end:
                 data += read(start + len(data), end - start - len(data))
-            self._place.put(part, bytes(data))
+            self._location.put(part, bytes(data))
             listed[part] = end - start, 0
 
     def put(self, name: str, data: bytes, lengths: dict[str, int]) -> None:
@@ -79,12 +79,12 @@ class Objects:
             raise ConfigError(
                 f"{self.where}: parts of {gone[0]} were removed meanwhile: one backup at a time; run it again"
             )
-        with self._place.create(name) as file:
+        with self._location.create(name) as file:
             file.write(data)
         self.prepare()
 
     def remove(self, name: str) -> None:
-        self._place.remove(name)
+        self._location.remove(name)
         self._listed().pop(name, None)
 
     def keep(self, backups: list[dict[str, int]]) -> None:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from hadelay.client import Client, ClusterInfo, MessageInfo, Put, PutResult, Receipt
 from hadelay.errors import HadelayError
-from hadelay.pipeline.places import Place, absolute
+from hadelay.pipeline.locations import Location, absolute
 from hadelay.pipeline.schema import PUBLISHED, WriteOptions, check_published
 
 #: Rows that are Python objects at once; the client sends them a thousand at a time.
@@ -65,7 +65,7 @@ class Published:
         self.aside += other.aside
 
     def refusal(self) -> str:
-        """What to tell if there is no place to put rows aside."""
+        """What to tell if rows cannot be put aside."""
         reason, count = next(iter(self.reasons.items()))
         return (
             f"{self.rejected:,} of {self.rows:,} rows were rejected, {count:,} of them: {reason}; the others are "
@@ -98,27 +98,27 @@ def _send(batch: pa.RecordBatch, options: WriteOptions, client: Sender, aside: _
     done, rejected = Published(rows=batch.num_rows), dict[int, str]()
     since, unclear = _cluster_time(client), set[str]()
     left: list[tuple[int, Put]] = []
-    for place, put in enumerate(messages(batch, options)):
+    for row, put in enumerate(messages(batch, options)):
         if isinstance(put, Put):
-            left.append((place, put))
+            left.append((row, put))
         else:
-            rejected[place] = put
+            rejected[row] = put
     deadline, pause_s = time.monotonic() + options.timeout, _FIRST_PAUSE_S
     while left:
         results = client.put_many([put for _, put in left], timeout=options.timeout)
         again: list[tuple[int, Put]] = []
         wait_s = pause_s
-        for (place, put), result in zip(left, results, strict=True):
+        for (row, put), result in zip(left, results, strict=True):
             if isinstance(result, Receipt):
                 if result.duplicate and result.resent:
                     unclear.add(result.id)
                 done.duplicates += result.duplicate
                 done.published += not result.duplicate
             elif result.retryable and time.monotonic() < deadline:
-                again.append((place, put))
+                again.append((row, put))
                 wait_s = max(wait_s, (result.retry_after_ms or 0) / 1000)
             else:
-                rejected[place] = str(result)
+                rejected[row] = str(result)
         left = again
         if left:
             time.sleep(wait_s)
@@ -128,9 +128,9 @@ def _send(batch: pa.RecordBatch, options: WriteOptions, client: Sender, aside: _
         done.published, done.duplicates = done.published + len(found), done.duplicates - len(found)
         ours |= found
     if rejected:
-        places = sorted(rejected)
-        done.rejected, done.reasons = len(places), dict(Counter(rejected.values()))
-        aside.put(batch.take(pa.array(places)), [rejected[place] for place in places])
+        rows = sorted(rejected)
+        done.rejected, done.reasons = len(rows), dict(Counter(rejected.values()))
+        aside.put(batch.take(pa.array(rows)), [rejected[row] for row in rows])
     return done
 
 
@@ -215,18 +215,18 @@ class _Aside:
     """Rejected rows with their reasons, in DIR/NAME.parquet, which is there when it is whole. DIR may be a URI."""
 
     def __init__(self, directory: str, name: str) -> None:
-        self.place, self.name = (Place(absolute(directory)) if directory else None), f"{name}.parquet"
+        self.location, self.name = (Location(absolute(directory)) if directory else None), f"{name}.parquet"
         self.file = ExitStack()
         self.writer: pq.ParquetWriter | None = None
         self.written: list[str] = []
 
     def put(self, rows: pa.RecordBatch, reasons: list[str]) -> None:
-        if self.place is None:
+        if self.location is None:
             return
         table = pa.Table.from_batches([rows]).append_column("reason", pa.array(reasons, pa.string()))
         if self.writer is None:
-            self.place.make("")
-            file = self.file.enter_context(self.place.create(self.name))
+            self.location.make("")
+            file = self.file.enter_context(self.location.create(self.name))
             self.writer = pq.ParquetWriter(file, table.schema, compression="zstd")
         self.writer.write_table(table)
 
@@ -234,11 +234,11 @@ class _Aside:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if self.writer is None or self.place is None:
+        if self.writer is None or self.location is None:
             return
         if kind is None:
             self.writer.close()
-            self.written = [self.place.path(self.name)]
+            self.written = [self.location.path(self.name)]
         else:
             with suppress(OSError):
                 self.writer.close()

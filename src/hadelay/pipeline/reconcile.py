@@ -2,7 +2,7 @@
 
 Facts are taken per entry, in numpy, an hour or a part of one at a time: its status, how often it was handed out,
 whether too early, how late. A message that never moved is judged on the spot; the entries of the others, which are few,
-are put together afterwards. `exact.py` does the same in SQL, and has to agree.
+are put together afterwards. tests/pipeline/exact_oracle.py does the same in SQL, and has to agree.
 
 A grant may be committed up to 100 ms before its messages are due, and is held back until they are (ADR 0092): a
 hand-out's time is the later one of its event's and of deliver_at.
@@ -10,10 +10,8 @@ hand-out's time is the later one of its event's and of deliver_at.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -22,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hadelay.codec.formats import handout_delay_ms
-from hadelay.errors import BadRequest
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event
 from hadelay.pipeline import tasks
 from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.check import SUFFIXES, check
 from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, usable
-from hadelay.pipeline.schema import Options, hour_int
+from hadelay.pipeline.jobs import VERDICTS, JobSummary, ReconcileOptions
+from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.stores import listing as list_hours
 
 T = TypeVar("T")
@@ -36,10 +34,6 @@ R = TypeVar("R")
 
 #: Worst last: a message with several entries has the status of its worst.
 MOVED, GONE, ACKED, CANCELLED, EXPIRED, DEAD, PENDING, UNACKED, LOST = range(9)
-#: orphan is not a message's: an event of an entry that is not there.
-VERDICTS = tuple(
-    "ok pending undelivered duplicate early late orphan unacked cancelled expired dead gone".split()  # noqa: SIM905
-)
 OK, UNDELIVERED, DUPLICATE, EARLY, LATE, ORPHAN = map(
     VERDICTS.index, ("ok", "undelivered", "duplicate", "early", "late", "orphan")
 )
@@ -78,45 +72,6 @@ FACTS = np.dtype(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ReconcileOptions:
-    source: Options
-    #: fast: numpy, an hour or a part of one per task. exact: one SQL query over everything. They agree; the second is
-    #: there to prove it.
-    engine: str = "fast"
-    #: Handed out later than this after deliver_at is late.
-    late_ms: int = 1_000
-    #: What is overdue for less is pending, not undelivered.
-    grace_ms: int = 60_000
-    #: Directory for summary.json and offending.parquet.
-    out: str = ""
-    #: Directory that `archive` wrote: hours that are deleted are read from there.
-    archive: str = ""
-    #: Compare every file with its checksum before its hour is judged.
-    check: bool = True
-    #: Verdicts that make the run a failure.
-    fail_on: tuple[str, ...] = ("undelivered", "orphan", "early")
-
-    def __post_init__(self) -> None:
-        if self.engine not in ("fast", "exact"):
-            raise BadRequest(f"engine is fast or exact, not {self.engine!r}")
-        if unknown := set(self.fail_on) - set(VERDICTS):
-            raise BadRequest(f"fail_on: {', '.join(sorted(unknown))}: no such verdict; there are {', '.join(VERDICTS)}")
-
-
-@dataclass
-class Summary:
-    as_of_ms: int
-    engine: str
-    hours: int
-    messages: int
-    verdicts: dict[str, int]
-    #: hour, topic, verdict, count: hour is the one a message was first filed in.
-    table: list[dict[str, Any]] = field(default_factory=list)
-    offending: int = 0
-    failed: bool = False
-
-
 class Rule(NamedTuple):
     as_of_ms: int
     late_ms: int
@@ -136,20 +91,11 @@ class Judged(NamedTuple):
     moving: Rows
 
 
-def run(
-    spark: Any, options: ReconcileOptions, progress: tasks.Progress = tasks.silent
-) -> Summary:  # fmt: skip
-    """spark: a session, or None to do it in this process (engine fast). progress(done, total): files and hours, in this
-    process only; more hours may follow where messages were moved to."""
+def run(spark: Any, options: ReconcileOptions, progress: tasks.Progress = tasks.silent) -> JobSummary:
+    """progress is told of files and hours; more hours may follow where messages were moved to."""
     store = open_hours(options.source, options.archive)
     listing = list_hours(store, options.source)
     rule = rule_of(listing, options)
-    if options.engine == "exact":
-        from hadelay.pipeline import exact
-
-        if options.check:
-            check(spark, store, listing.hours, options.source)
-        return exact.run(spark, store, listing, rule, options)
     counts: Counter[tuple[int, int, int]] = Counter()
     kept, moved = [], 0
     for results, told in _follow(spark, store, listing, rule, options, progress):
@@ -351,9 +297,9 @@ def conclude(moving: Rows, listed: frozenset[int], rule: Rule) -> Judged:
     """Judge messages by all their entries, which lead from one to the next."""
     if not len(moving):
         return Judged(moving, Counter(), moving)
-    place = moving["hour"].astype(np.uint64) << np.uint64(32) | moving["entry"]
+    own = moving["hour"].astype(np.uint64) << np.uint64(32) | moving["entry"]
     target = moving["to_hour"].astype(np.uint64) << np.uint64(32) | moving["to_entry"]
-    broken = np.flatnonzero((moving["status"] == MOVED) & ~np.isin(target, place))
+    broken = np.flatnonzero((moving["status"] == MOVED) & ~np.isin(target, own))
     for hour in np.unique(moving["to_hour"][broken]).tolist():
         # An hour goes when all in it is settled, and never before its time.
         away = hour not in listed and retired_by(hour) <= rule.as_of_ms
@@ -398,7 +344,7 @@ def _count(
 def summarise(
     counts: Counter[tuple[int, int, int]], offending: Iterable[Rows], names: Names, listing: Listing, rule: Rule,
     options: ReconcileOptions,
-) -> Summary:  # fmt: skip
+) -> JobSummary:  # fmt: skip
     """counts: of (home hour, topic number, verdict); topic -1: not known. offending: FACTS, some at a time; not asked
     for unless they are to be written."""
     topics = dict(enumerate(names.topics))
@@ -407,36 +353,39 @@ def summarise(
         for (hour, topic, verdict), count in sorted(counts.items())
     ]
     totals = {name: sum(row["count"] for row in table if row["verdict"] == name) for name in VERDICTS}
-    hours = len(listing.hours if rule.homes is None else rule.homes)
-    summary = Summary(
-        listing.as_of_ms, options.engine, hours, sum(totals.values()) - totals["orphan"], totals, table,
-        sum(totals[VERDICTS[verdict]] for verdict in OFFENDING), any(totals[name] for name in options.fail_on),
+    hours, messages = len(listing.hours if rule.homes is None else rule.homes), sum(totals.values()) - totals["orphan"]
+    summary = JobSummary(
+        "reconcile", as_of_ms=listing.as_of_ms, engine="fast", hours=hours, messages=messages, verdicts=totals,
+        table=table, offending=sum(totals[VERDICTS[verdict]] for verdict in OFFENDING),
+        failed=any(totals[name] for name in options.failing),
     )  # fmt: skip
     if options.out:
-        _write(summary, offending, topics, options.out)
-    return summary
+        _write_offending(offending, topics, options.out)
+        summary.write(options.out)
+    told = ", ".join(f"{count:,} {name}" for name, count in totals.items() if count) or "nothing to judge"
+    said = f"{messages:,} messages of {hours:,} hours: {told}"
+    return summary.show(table, "hour topic verdict count", said, failed=summary["failed"])
 
 
-def _write(summary: Summary, offending: Iterable[Rows], topics: dict[int, str], out: str) -> None:
+def _write_offending(offending: Iterable[Rows], topics: dict[int, str], out: str) -> None:
     import pyarrow.parquet as pq
 
-    from hadelay.pipeline.places import Place, absolute
+    from hadelay.pipeline.locations import Location, absolute
 
-    place = Place(absolute(out))
-    place.make("")
+    location = Location(absolute(out))
+    location.make("")
     none = _shown(np.zeros(0, FACTS), topics)
-    with place.create("offending.parquet") as file, pq.ParquetWriter(file, none.schema, compression="zstd") as writer:
+    with location.create("offending.parquet") as file, pq.ParquetWriter(file, none.schema, compression="zstd") as to:
         for found in offending:
             if len(found):
-                writer.write_table(_shown(found, topics))
-    place.write("summary.json", json.dumps(asdict(summary), indent=1).encode())
+                to.write_table(_shown(found, topics))
 
 
 def _shown(offending: Rows, topics: dict[int, str]) -> Any:
     """As an Arrow table."""
     import pyarrow as pa
 
-    from hadelay.pipeline.batches import ids, instants, named, without
+    from hadelay.pipeline.arrow import ids, instants, named, without
 
     orphan = offending["verdict"] == ORPHAN
     hours, inverse = np.unique(offending["hour"], return_inverse=True)

@@ -10,105 +10,58 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from hadelay.client import Client, DeadLetter
-from hadelay.errors import BadRequest
+from hadelay.pipeline.jobs import JobSummary, ReplayOptions
+from hadelay.pipeline.tasks import Progress, silent
 
 _AT_ONCE = 1_000
 
 
-@dataclass(frozen=True)
-class ReplayOptions:
-    #: URLs of nodes, separated by commas.
-    endpoint: str
-    topic: str
-    token: str = ""
-    #: Regular expression, found in the reason of the last failure; lease_expired is the reason of a lease that ran out.
-    reason: str = ""
-    #: RFC 3339: died in [from, to).
-    died_from: str = ""
-    died_to: str = ""
-    #: All of these, separated by commas.
-    tags: str = ""
-    #: At most so many; 0: all that fit.
-    limit: int = 0
-    #: Per second; 0: as fast as it goes.
-    rate: float = 0.0
-    #: Say how many fit, and redrive none.
-    dry_run: bool = False
+def _fits(options: ReplayOptions) -> Callable[[DeadLetter], bool]:
+    reason, tags = re.compile(options.reason), {tag.strip() for tag in options.tags.split(",") if tag.strip()}
+    first, last = options.died()
 
-    def __post_init__(self) -> None:
-        try:
-            re.compile(self.reason)
-        except re.error as error:
-            raise BadRequest(f"reason: {self.reason!r} is no regular expression: {error}") from None
-        for name in ("died_from", "died_to"):
-            _instant(name, getattr(self, name))
-        if self.limit < 0 or self.rate < 0:
-            raise BadRequest("replay: limit and rate are 0 or more")
+    def fits(letter: DeadLetter) -> bool:
+        failure = letter.errors[-1] if letter.errors else None
+        why = (failure.reason or failure.event) if failure else ""
+        return bool(
+            (first is None or letter.died_at >= first)
+            and (last is None or letter.died_at < last)
+            and tags <= set(letter.tags)
+            and reason.search(why)
+        )
 
-    def fits(self) -> Callable[[DeadLetter], bool]:
-        reason, tags = re.compile(self.reason), {tag.strip() for tag in self.tags.split(",") if tag.strip()}
-        first, last = _instant("died_from", self.died_from), _instant("died_to", self.died_to)
-
-        def fits(letter: DeadLetter) -> bool:
-            failure = letter.errors[-1] if letter.errors else None
-            why = (failure.reason or failure.event) if failure else ""
-            return bool(
-                (first is None or letter.died_at >= first)
-                and (last is None or letter.died_at < last)
-                and tags <= set(letter.tags)
-                and reason.search(why)
-            )
-
-        return fits
+    return fits
 
 
-def _instant(name: str, text: str) -> datetime | None:
-    try:
-        at = datetime.fromisoformat(text) if text else None
-    except ValueError:
-        at = None
-    if text and (at is None or at.tzinfo is None):
-        raise BadRequest(f"{name}: {text!r} is no time with a zone, such as 2026-11-20T18:00:00Z")
-    return at
-
-
-@dataclass
-class Summary:
-    looked_at: int = 0
-    fit: int = 0
-    #: What became of those that fit: redriven, or what the letter is instead.
-    outcomes: dict[str, int] = field(default_factory=dict)
-
-
-def run(spark: Any, options: ReplayOptions, progress: Callable[[Summary], None] = lambda _: None) -> Summary:
-    """spark: is not used; every job takes one."""
-    summary = Summary()
+def run(spark: Any, options: ReplayOptions, progress: Progress = silent) -> JobSummary:
+    """spark: is not used; every job takes one. progress is told of letters that fit. outcomes: how many letters were
+    redriven, or are something else by now."""
+    summary = JobSummary("replay", looked_at=0, fit=0, outcomes={})
     with Client(options.endpoint, options.token or None) as client:
         for ids in _chosen(client, options, summary):
             began = time.monotonic()
             found = Counter(found.outcome for found in client.redrive(options.topic, ids))
-            summary.outcomes = dict(found + Counter(summary.outcomes))
-            progress(summary)
+            summary["outcomes"] = dict(found + Counter(summary.outcomes))
+            progress(sum(summary.outcomes.values()), summary.fit)
             if options.rate:
                 time.sleep(max(0.0, len(ids) / options.rate - (time.monotonic() - began)))
+    summary.failed = not options.dry_run and summary.outcomes.get("redriven", 0) != summary.fit
     return summary
 
 
-def _chosen(client: Client, options: ReplayOptions, summary: Summary) -> Iterator[list[str]]:
+def _chosen(client: Client, options: ReplayOptions, summary: JobSummary) -> Iterator[list[str]]:
     """Ids to redrive at once."""
-    fits, ids = options.fits(), list[str]()
+    fits, ids = _fits(options), list[str]()
     most = min(_AT_ONCE, max(1, int(options.rate))) if options.rate else _AT_ONCE
     # What is redriven leaves the list, and what is after the cursor stays: none is left out.
     for letter in client.dead(options.topic):
-        summary.looked_at += 1
+        summary["looked_at"] += 1
         if not fits(letter):
             continue
-        summary.fit += 1
+        summary["fit"] += 1
         ids.append(letter.id)
         if len(ids) == most or summary.fit == options.limit:
             if not options.dry_run:

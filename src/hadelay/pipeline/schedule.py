@@ -20,7 +20,7 @@ import pyarrow.dataset
 
 from hadelay import uris
 from hadelay.errors import BadRequest, NotFound
-from hadelay.pipeline.places import check_spark, filesystem
+from hadelay.pipeline.locations import check_spark, filesystem
 from hadelay.pipeline.publish import Published, publish
 from hadelay.pipeline.schema import PUBLISHED, WriteOptions, given
 from hadelay.pipeline.tasks import cores

@@ -45,8 +45,9 @@ from pyspark.sql.types import (
 
 from hadelay.errors import BadRequest
 from hadelay.pipeline import batches, stream
+from hadelay.pipeline.arrow import Split
 from hadelay.pipeline.hourfiles import Listing
-from hadelay.pipeline.places import absolute
+from hadelay.pipeline.locations import absolute
 from hadelay.pipeline.schema import (
     KINDS,
     Options,
@@ -186,7 +187,7 @@ def _finish(messages: list[WriterCommitMessage | None], options: WriteOptions) -
 
 
 class _Part(InputPartition):
-    def __init__(self, split: batches.Split) -> None:
+    def __init__(self, split: Split) -> None:
         self.split = split
 
 

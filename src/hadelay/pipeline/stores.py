@@ -36,7 +36,7 @@ from hadelay.pipeline.hourfiles import (
     flaw_of,
     names_of,
 )
-from hadelay.pipeline.places import Place, absolute
+from hadelay.pipeline.locations import Location, absolute
 from hadelay.pipeline.schema import Options
 from hadelay.storage.lmdbtables import Checkpoint, read_checkpoint
 
@@ -60,16 +60,16 @@ def listing(store: Store, options: Options) -> Listing:
 
 def _group_directory(path: str) -> str:
     path = absolute(path.rstrip("/"))
-    place = Place(path)
-    if (names := place.list("")) is None:
+    location = Location(path)
+    if (names := location.list("")) is None:
         raise NotFound(f"{path}: no such directory")
-    if place.list("hours") is not None:
+    if location.list("hours") is not None:
         return path
-    groups = [name for name in names if place.list(f"{name}/hours") is not None]
+    groups = [name for name in names if location.list(f"{name}/hours") is not None]
     if len(groups) == 1:
-        return place.below(groups[0])
+        return location.below(groups[0])
     if groups:
-        raise BadRequest(f"{path} has several groups: name one of {', '.join(map(place.below, groups))}")
+        raise BadRequest(f"{path} has several groups: name one of {', '.join(map(location.below, groups))}")
     raise NotFound(f"{path}: no directory hours/ in it, so it is not the data directory of a node or group")
 
 
@@ -86,8 +86,8 @@ class LocalStore:
     max_gap: int = 1 << 62  # nothing is read that is not touched: files are mapped
 
     @property
-    def _place(self) -> Place:
-        return Place(self.directory)
+    def _location(self) -> Location:
+        return Location(self.directory)
 
     def list(self) -> Listing:
         tables = f"{self.directory}/state.mdb"
@@ -113,7 +113,7 @@ class LocalStore:
         raise DamagedFile(tables, 0, "a checkpoint is taken each time it is read: copy the directory, or use endpoint")
 
     def _all_of_them(self) -> Listing:
-        stems = {name.rpartition(".") for name in self._place.list("hours") or ()}
+        stems = {name.rpartition(".") for name in self._location.list("hours") or ()}
         hours = sorted({hour_from_name(stem) for stem, _, suffix in stems if suffix in ("idx", "log", "dsp")})
         return Listing([self._unpromised(hour) for hour in hours], _now_ms())
 
@@ -121,10 +121,10 @@ class LocalStore:
         """The hours that the tables in this file name. DamagedFile when they name none, and there are some."""
         found = read_checkpoint(tables)
         if found.row is None or not len(found.hours):
-            stems = [name for name in self._place.list("hours") or () if name.endswith(".idx")]
+            stems = [name for name in self._location.list("hours") or () if name.endswith(".idx")]
             if stems and not (found.row and found.row["index"] == 0):
                 raise DamagedFile(
-                    self._place.path("state.mdb"), 0,
+                    self._location.path("state.mdb"), 0,
                     f"it names no hour, and hours/ has {len(stems)}: start the node once, or use endpoint",
                 )  # fmt: skip
         return found
@@ -136,7 +136,7 @@ class LocalStore:
 
     def _check_names(self, length: int, crc: int) -> None:
         """DamagedFile unless `names` begins with so many bytes of that checksum."""
-        path, data = self._place.path("names"), self._names_bytes()[:length]
+        path, data = self._location.path("names"), self._names_bytes()[:length]
         if crc32c(data) == crc and len(data) == length:
             return
         names_of(data, path)
@@ -144,16 +144,16 @@ class LocalStore:
             what = f"the file ends here; the checkpoint knows {length} bytes; {WAY_OUT}"
             raise DamagedFile(path, len(data), what)
         what = "every name verifies, and their checksum is another one than the checkpoint's"
-        raise DamagedFile(self._place.path("state.mdb"), 0, f"{what}: it is of another directory; {WAY_OUT}")
+        raise DamagedFile(self._location.path("state.mdb"), 0, f"{what}: it is of another directory; {WAY_OUT}")
 
     def where(self, files: HourFiles, suffix: str) -> str:
-        return self._place.path(suffix) if suffix in ("names", "state.mdb") else self._path(files.hour, suffix)
+        return self._location.path(suffix) if suffix in ("names", "state.mdb") else self._path(files.hour, suffix)
 
     def _path(self, hour: int, suffix: str) -> str:
-        return self._place.path(f"hours/{hour_name(hour)}.{suffix}")
+        return self._location.path(f"hours/{hour_name(hour)}.{suffix}")
 
     def _size(self, hour: int, suffix: str) -> int:
-        return self._place.size(f"hours/{hour_name(hour)}.{suffix}") or 0
+        return self._location.size(f"hours/{hour_name(hour)}.{suffix}") or 0
 
     def _promised(self, hour: int, row: np.void) -> HourFiles:
         crcs = (int(row["log_crc"]), int(row["idx_crc"]), int(row["dsp_crc"]))
@@ -215,12 +215,12 @@ class LocalStore:
     def names(self) -> Names:
         """DamagedFile for one that cannot be read, unless a checkpoint says how much of the file counts: its end may be
         in the making then."""
-        tolerant = self.skip_torn or self._place.size("state.mdb") is not None
-        return names_of(self._names_bytes(), self._place.path("names"), tolerant=tolerant)
+        tolerant = self.skip_torn or self._location.size("state.mdb") is not None
+        return names_of(self._names_bytes(), self._location.path("names"), tolerant=tolerant)
 
     def _names_bytes(self) -> bytes:
         try:
-            with self._place.open("names") as file:
+            with self._location.open("names") as file:
                 data: bytes = file.read()
                 return data
         except FileNotFoundError:
@@ -243,22 +243,22 @@ class FileStore(LocalStore):
     max_gap: int = 1 << 20
 
     def list(self) -> Listing:
-        if self._place.size("state.mdb") is None:
+        if self._location.size("state.mdb") is None:
             return self._all_of_them()
         with tempfile.TemporaryDirectory() as directory:
             tables = f"{directory}/state.mdb"
-            with self._place.open("state.mdb") as source, open(tables, "wb") as copy:
+            with self._location.open("state.mdb") as source, open(tables, "wb") as copy:
                 while data := source.read(_CHUNK):
                     copy.write(data)
             found = self._checkpoint(tables)
-        return Listing([*self._files(found)], self._place.modified_ms("state.mdb"))
+        return Listing([*self._files(found)], self._location.modified_ms("state.mdb"))
 
     def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
         if start >= stop:
             return np.zeros(0, np.uint8)
         path = self.where(files, suffix)
         try:
-            with self._place.open(f"hours/{hour_name(files.hour)}.{suffix}") as file:
+            with self._location.open(f"hours/{hour_name(files.hour)}.{suffix}") as file:
                 file.seek(start)
                 data = file.read(stop - start)
         except FileNotFoundError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from hadelay.model import hour_from_name, hour_name
-from hadelay.pipeline.batches import Split
+from hadelay.pipeline.arrow import Split
 from hadelay.pipeline.hourfiles import HourFiles, Listing
 from hadelay.pipeline.schema import Options
 

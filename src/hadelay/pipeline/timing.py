@@ -6,9 +6,7 @@ to a later hour, retried or redriven is counted where it then was. Dead hours ho
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -23,9 +21,9 @@ from hadelay.model import DEAD_HOURS, HOUR_MS, Event
 from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.check import check
 from hadelay.pipeline.hourfiles import HourFiles, Names, Rows, Store, rows
-from hadelay.pipeline.schema import Options
+from hadelay.pipeline.jobs import JobOptions
 from hadelay.pipeline.stores import listing
-from hadelay.pipeline.tasks import each
+from hadelay.pipeline.tasks import Progress, each
 
 R = TypeVar("R")
 
@@ -42,26 +40,6 @@ LATE = np.dtype([("topic", "<u4"), ("hour", "<u4"), ("code", "<u4"), ("count", "
 _CODE_BITS, _HOUR_BITS = 14, 24
 
 
-@dataclass(frozen=True)
-class JobOptions:
-    """Of lateness, load and forecast."""
-
-    source: Options
-    #: Directory for summary.json, report.html and what else the job writes.
-    out: str = ""
-    #: Directory that `archive` wrote: hours that are deleted are read from there.
-    archive: str = ""
-    #: Compare the files that are read with their checksums first.
-    check: bool = True
-
-    def wanted(self, names: Names) -> npt.NDArray[np.bool_] | None:
-        """Which topic numbers are asked for; None: all."""
-        if not self.source.topics:
-            return None
-        topics = {name.strip() for name in self.source.topics.split(",")}
-        return np.array([name in topics for name in names.topics], np.bool_)
-
-
 class Entries(NamedTuple):
     """Of one hour, per entry. last: the largest event, which is the last; 0 for none. handed_out_ms: when the answer to
     the consumer was written, or where that is not known (`measured`) when it was granted; -1 for never."""
@@ -74,9 +52,15 @@ class Entries(NamedTuple):
     measured: npt.NDArray[np.bool_]
 
 
+def wanted(options: JobOptions, names: Names) -> npt.NDArray[np.bool_] | None:
+    """Which topic numbers are asked for; None: all."""
+    topics = {name.strip() for name in options.source.topics.split(",")}
+    return np.array([name in topics for name in names.topics], np.bool_) if options.source.topics else None
+
+
 def over_hours(
-    spark: Any, options: JobOptions, work: Callable[..., R], hours: int = DEAD_HOURS
-) -> tuple[int, list[R], Names]:
+    spark: Any, options: JobOptions, work: Callable[..., R], progress: Progress, hours: int = DEAD_HOURS
+) -> tuple[int, list[R], Names]:  # fmt: skip
     """(as_of_ms, work(store, verify, as_of_ms, files) of each hour that the options take, names). hours: those that
     begin later than so many hours from now are left out."""
     store, source = open_hours(options.source, options.archive), options.source
@@ -85,7 +69,8 @@ def over_hours(
     asked = [files for files in found.hours if files.hour < until and source.takes(files.hour)]
     if options.check:
         check(spark, store, asked, source, ("idx", "dsp"))
-    return found.as_of_ms, each(spark, partial(work, store, source.verify, found.as_of_ms), asked), store.names()
+    results = each(spark, partial(work, store, source.verify, found.as_of_ms), asked, progress)
+    return found.as_of_ms, results, store.names()
 
 
 def entries(store: Store, verify: bool, files: HourFiles) -> Entries:
@@ -150,7 +135,7 @@ def _counted(name: str, topic: npt.NDArray[np.uint32], at_ms: npt.NDArray[np.int
 
 
 def merged(parts: Sequence[Rows], wanted: npt.NDArray[np.bool_] | None = None) -> Rows:
-    """SECONDS with one row per topic and second, in the order of seconds. wanted: of `JobOptions.wanted`."""
+    """SECONDS with one row per topic and second, in the order of seconds. wanted: of `wanted`."""
     found = np.concatenate([np.zeros(0, SECONDS), *parts])
     if wanted is not None:
         found = found[np.isin(found["topic"], np.flatnonzero(wanted))]
@@ -183,12 +168,12 @@ def late(store: Store, verify: bool, as_of_ms: int, files: HourFiles) -> tuple[R
     out = found.handed_out_ms >= 0
     overdue = int(np.count_nonzero((found.last == 0) & (found.due_ms <= as_of_ms)))
     late_ms = found.handed_out_ms[out] - found.due_ms[out]
-    place = found.topic[out].astype(np.int64) << _HOUR_BITS | found.due_ms[out] // HOUR_MS
-    return _late_rows(place, late_ms), overdue, int(np.count_nonzero(out & ~found.measured))
+    key = found.topic[out].astype(np.int64) << _HOUR_BITS | found.due_ms[out] // HOUR_MS
+    return _late_rows(key, late_ms), overdue, int(np.count_nonzero(out & ~found.measured))
 
 
-def _late_rows(place: npt.NDArray[np.int64], late_ms: npt.NDArray[np.int64]) -> Rows:
-    keys, inverse, counts = np.unique(place << _CODE_BITS | encode(late_ms), return_inverse=True, return_counts=True)
+def _late_rows(key: npt.NDArray[np.int64], late_ms: npt.NDArray[np.int64]) -> Rows:
+    keys, inverse, counts = np.unique(key << _CODE_BITS | encode(late_ms), return_inverse=True, return_counts=True)
     found = np.zeros(len(keys), LATE)
     found["topic"], found["hour"] = keys >> (_CODE_BITS + _HOUR_BITS), keys >> _CODE_BITS & ((1 << _HOUR_BITS) - 1)
     found["code"], found["count"] = keys & ((1 << _CODE_BITS) - 1), counts
@@ -215,16 +200,6 @@ def quantiles(found: Rows, at: Sequence[float]) -> list[int]:
 
 def instant(second: int) -> str:
     return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%d %H:%M:%S}"
-
-
-def write_summary(out: str, summary: Any, report: str) -> None:
-    """summary.json and report.html in a directory or at a URI, each whole or not at all."""
-    from hadelay.pipeline.places import Place, absolute
-
-    place = Place(absolute(out))
-    place.make("")
-    place.write("summary.json", json.dumps(asdict(summary), indent=1).encode())
-    place.write("report.html", report.encode())
 
 
 def topic_names(names: Names, numbers: npt.NDArray[np.integer]) -> list[str | None]:

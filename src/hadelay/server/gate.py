@@ -82,6 +82,6 @@ def open_archive(where: str) -> Files:
     where = where.removeprefix("file://")
     if "://" not in where:
         return Directory(where)
-    from hadelay.pipeline.places import Place
+    from hadelay.pipeline.locations import Location
 
-    return Place(where)
+    return Location(where)

@@ -20,11 +20,9 @@ import pytest
 from hadelay.cli.app import run as cli
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.pipeline import archive, audit, reconcile, schedule
-from hadelay.pipeline.archive import ArchiveOptions
-from hadelay.pipeline.audit import AuditOptions
-from hadelay.pipeline.places import Place
+from hadelay.pipeline.jobs import ArchiveOptions, AuditOptions, ReconcileOptions
+from hadelay.pipeline.locations import Location
 from hadelay.pipeline.publish import _Aside
-from hadelay.pipeline.reconcile import ReconcileOptions
 from hadelay.pipeline.schedule import ScheduleOptions
 from hadelay.pipeline.schema import Options, WriteOptions, parse_options
 from hadelay.settings.node import Config, RetentionConfig, problems
@@ -254,7 +252,7 @@ def test_of_two_archives_at_once_one_writes_the_hour(
     )
     found = audit.run(None, AuditOptions(anywhere))
     assert [(hour["status"], hour["messages"]) for hour in found.hours] == [("ok", 10)]
-    assert Place(anywhere).list("_lease") == []
+    assert Location(anywhere).list("_lease") == []
 
 
 def test_runs_that_begin_together_share_the_hours(tmp_path: Path, anywhere: str) -> None:
@@ -268,7 +266,7 @@ def test_runs_that_begin_together_share_the_hours(tmp_path: Path, anywhere: str)
     archive.run(None, runs[0])  # what each of them left to the others
     audited = audit.run(None, AuditOptions(anywhere))
     assert ([hour["status"] for hour in audited.hours], audited.failed) == (["ok", "ok"], False)
-    assert len(Place(anywhere).list("_catalogue") or ()) == 1
+    assert len(Location(anywhere).list("_catalogue") or ()) == 1
 
 
 def test_a_lease_that_nobody_renews_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

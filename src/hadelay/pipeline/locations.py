@@ -43,7 +43,7 @@ def absolute(where: str) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A directory, by path or URI. Names are relative, separated by slashes."""
 
     where: str

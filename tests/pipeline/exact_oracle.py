@@ -1,4 +1,4 @@
-"""`reconcile` as one SQL query over all messages and events: slower, and simple enough to be believed."""
+"""`reconcile` as one SQL query over all messages and events: slower than the job, and simple enough to be believed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import numpy as np
 
 from hadelay.model import DEAD_HOURS, NONE32, decode_id
 from hadelay.pipeline import reconcile as fast
-from hadelay.pipeline.archived import parts
+from hadelay.pipeline.archived import open_hours, parts
+from hadelay.pipeline.check import check
 from hadelay.pipeline.hourfiles import Listing, Rows, Store
-from hadelay.pipeline.places import absolute, check_spark
-from hadelay.pipeline.reconcile import FACTS, VERDICTS, ReconcileOptions, Rule, Summary
+from hadelay.pipeline.jobs import VERDICTS, JobSummary, ReconcileOptions
+from hadelay.pipeline.locations import absolute, check_spark
+from hadelay.pipeline.reconcile import FACTS, Rule
 from hadelay.pipeline.schema import Options, hour_int, hour_number
+from hadelay.pipeline.stores import listing as list_hours
 from hadelay.pipeline.tasks import no_connect
 
 #: Offending rows that are Python objects at once.
@@ -97,7 +100,16 @@ SELECT ehour, edead, eentry, NULL, NULL, 'orphan', NULL, 0, -1 FROM orphans {onl
 """
 
 
-def run(spark: Any, store: Store, listing: Listing, rule: Rule, options: ReconcileOptions) -> Summary:
+def run(spark: Any, options: ReconcileOptions) -> JobSummary:
+    """As `reconcile.run`. Damage is named before Spark is asked for anything."""
+    store = open_hours(options.source, options.archive)
+    listing = list_hours(store, options.source)
+    if options.check:
+        check(spark, store, listing.hours, options.source)
+    return judge(spark, store, listing, fast.rule_of(listing, options), options)
+
+
+def judge(spark: Any, store: Store, listing: Listing, rule: Rule, options: ReconcileOptions) -> JobSummary:
     """Both tables are read from the one listing: what is filed meanwhile is in neither."""
     no_connect(spark)
     archive = absolute(options.archive)
