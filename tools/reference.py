@@ -21,6 +21,7 @@ from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.pipeline import schema
 from hadelay.server.families import FAMILIES, OTHER
 from hadelay.settings.node import Config
+from hadelay.settings.topic import DEFAULTS_OF, NEWEST_DEFAULTS, SETTINGS, shown_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "reference"
@@ -97,6 +98,18 @@ def config_page() -> str:
             text.append(f"| `{leaf.name}` | `{_default(leaf.name, value)}` | {docs[leaf.name]} |")
         text.append("")
     return "\n".join(text)
+
+
+def topics_page() -> str:
+    text = [HEAD, "# Settings of a topic", ""]
+    text += ["Set by [`PUT /v1/topics/{topic}`](http.md#topics), `put_topic` of a client, `hadelay topic set`.", ""]
+    text += ["| Setting | When it is not set | |", "|---|---|---|"]
+    newest = DEFAULTS_OF[NEWEST_DEFAULTS]
+    for name, setting in SETTINGS.items():
+        value = getattr(newest, name)
+        default = "" if value in (None, "") or name == "backoff" else f"`{_default(name, value)}`"
+        text.append(f"| `{shown_name(name)}` | {default} | {setting.help} |")
+    return "\n".join([*text, ""])
 
 
 def cli_page() -> str:
@@ -189,6 +202,7 @@ def decisions_page() -> str:
 def main() -> None:
     PAGES.mkdir(parents=True, exist_ok=True)
     (PAGES / "config.md").write_text(config_page())
+    (PAGES / "topics.md").write_text(topics_page())
     (PAGES / "cli.md").write_text(cli_page())
     (PAGES / "pipeline.md").write_text(pipeline_page())
     (PAGES / "metrics.md").write_text(metrics_page())

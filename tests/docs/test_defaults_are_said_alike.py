@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hadelay.cli.topic import set_
 from hadelay.client import types as client
 from hadelay.http import openapi
 from hadelay.http.app import ROUTES
-from hadelay.settings.topic import DEFAULTS_OF, NEWEST_DEFAULTS, WEBHOOK_FLOOR_MS, Exponential
+from hadelay.settings.topic import DEFAULTS_OF, NEWEST_DEFAULTS, SETTINGS, WEBHOOK_FLOOR_MS, Exponential
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULTS = DEFAULTS_OF[NEWEST_DEFAULTS]
@@ -30,7 +29,7 @@ TEXTS = {
 }  # fmt: skip
 TEXTS |= {
     "OpenAPI": " ".join(openapi.document(ROUTES.all).decode().replace("\\n", " ").split()),
-    "hadelay topic set --help": " ".join((set_.__doc__ or "").split()),
+    "hadelay topic set --help": " ".join(known.help for known in SETTINGS.values()),
     "the client's source": " ".join(Path(client.__file__).read_text().replace("#:", "").split()),
 }
 

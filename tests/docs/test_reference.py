@@ -9,6 +9,10 @@ def test_config_page_is_up_to_date() -> None:
     assert (reference.PAGES / "config.md").read_text() == reference.config_page()
 
 
+def test_page_of_topic_settings_is_up_to_date() -> None:
+    assert (reference.PAGES / "topics.md").read_text() == reference.topics_page()
+
+
 def test_command_line_page_is_up_to_date() -> None:
     assert (reference.PAGES / "cli.md").read_text() == reference.cli_page()
 

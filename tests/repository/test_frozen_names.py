@@ -221,13 +221,13 @@ def test_the_identity_file_has_these_keys() -> None:
 
 
 def test_topic_settings_have_these_keys() -> None:
-    assert list(topic.CHECKS) == [
+    assert list(topic.SETTINGS) == [
         "lease_ms", "max_attempts", "backoff", "dead_letter", "dead_retention_ms", "rate", "publish_rate",
         "catch_up_rate", "concurrency", "max_messages", "max_bytes", "ttl_ms", "retention_ms", "webhook", "alert",
         "paused", "paused_reason", "dispatch_sync", "defaults",
     ]  # fmt: skip
-    assert list(topic._WEBHOOK) == ["url", "secrets", "timeout_ms", "headers", "allow_per_message"]
-    assert list(topic._ALERT) == ["url", "secret"]
+    assert list(topic.WEBHOOK) == ["url", "secrets", "timeout_ms", "headers", "allow_per_message"]
+    assert list(topic.ALERT) == ["url", "secret"]
     backoff = {"min_ms": 1, "max_ms": 2, "factor": 2.0, "jitter": 0.5}
     webhook = {"url": "http://h", "secrets": ["x" * 16], "timeout_ms": 100, "headers": {}, "allow_per_message": True}
     config = {"backoff": backoff, "webhook": webhook, "alert": {"url": "http://h", "secret": "x" * 16}}

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from hadelay.cli.output import Remote, Several, Stale, Topic, Yes, confirm, show, span
+from hadelay.cli.output import Option, Remote, Several, Stale, Topic, Yes, confirm, show, span, takes
 from hadelay.cli.remote import call
 from hadelay.errors import BadRequest, Conflict, NotFound
 from hadelay.paths import segment
-from hadelay.settings.topic import DEFAULTS_OF, NEWEST_DEFAULTS, Exponential, TopicSettings
+from hadelay.settings.topic import DEFAULTS_OF, NEWEST_DEFAULTS, SETTINGS, Exponential, TopicSettings, shown_name
 from hadelay.version import FIRST_LEVEL
 
 _COLUMNS = ("topic", "scheduled", "ready", "leased", "dead", "overdue", "late_p99_ms", "bytes", "state")
@@ -96,80 +97,28 @@ def get(topic: Topic, /, *, remote: Remote = Remote()) -> None:
     show(call(remote, "GET", f"/v1/topics/{segment(topic)}", needs="scheduled"), remote)
 
 
-#: What is not text.
-_NUMBERS: dict[str, Callable[[str], int | float]] = {
-    "max_attempts": int, "defaults": int, "concurrency": int, "max_messages": int, "max_bytes": int,
-    "rate": float, "publish_rate": float, "catch_up_rate": float, "factor": float, "jitter": float,
-}  # fmt: skip
+#: Settings that have commands or options of their own.
+_OTHERS = ("webhook", "alert", "paused", "paused_reason")
+_DEFAULT = "default"
 
 
+@takes(
+    Option(shown_name(name), str | None, None, known.help) for name, known in SETTINGS.items() if name not in _OTHERS
+)
 def set_(
-    topic: str,
-    /,
-    *,
-    lease: str | None = None,
-    max_attempts: str | None = None,
-    backoff: str | None = None,
-    dead_letter: str | None = None,
-    dead_retention: str | None = None,
-    rate: str | None = None,
-    publish_rate: str | None = None,
-    catch_up_rate: str | None = None,
-    concurrency: str | None = None,
-    max_messages: str | None = None,
-    max_bytes: str | None = None,
-    ttl: str | None = None,
-    retention: str | None = None,
-    dispatch_sync: str | None = None,
-    defaults: str | None = None,
-    webhook: str | None = None,
-    webhook_secret: Several = (),
-    webhook_timeout: str | None = None,
-    webhook_header: Several = (),
+    topic: str, /, *,
+    webhook: Annotated[str | None, Parameter(help=SETTINGS["webhook"].help)] = None,
+    webhook_secret: Several = (), webhook_timeout: str | None = None, webhook_header: Several = (),
     allow_per_message: bool = False,
-    alert: str | None = None,
-    alert_secret: str | None = None,
-    remote: Remote = Remote(),
-) -> None:
+    alert: Annotated[str | None, Parameter(help=SETTINGS["alert"].help)] = None,
+    alert_secret: str | None = None, remote: Remote = Remote(), **given: str | None,
+) -> None:  # fmt: skip
     """Create a topic, or change the settings named; the word `default` takes one back.
 
     Parameters
     ----------
     topic
         A-Z a-z 0-9 . _ - and at most 128 of them.
-    lease
-        How long a consumer holds a message when it does not say: 30s, 5m.
-    max_attempts
-        Attempts before a message is a dead letter; 0 for no limit. Topics made at feature level 3 or later: 84.
-    backoff
-        Waits before retry 1, 2, …: 1s,10s,5m, the last repeats. Or exponential: min=1s,max=1h,factor=2,jitter=0.1,
-        which topics made at feature level 3 or later have: with 84 attempts that is 72 hours at least.
-    dead_letter
-        keep, or the topic where dead messages go.
-    dead_retention
-        How long dead letters are kept.
-    rate
-        Messages handed out per second.
-    publish_rate
-        Messages published per second.
-    catch_up_rate
-        Messages per second of what fell due in an outage or a pause.
-    concurrency
-        Messages leased at once.
-    max_messages
-        Pending messages.
-    max_bytes
-        Bytes of pending messages.
-    ttl
-        Messages expire this long after they were due.
-    retention
-        How long a settled message can still be asked for.
-    dispatch_sync
-        commit or interval.
-    defaults
-        Feature level whose defaults the topic has: 3, or 1 for topics from before. See `hadelay topic defaults`.
-    webhook
-        The URL that messages are pushed to. Settings of a webhook are set together.
     webhook_secret
         Signs them: whsec_…. May be repeated, the newest first. Without it those set before stay.
     webhook_timeout
@@ -178,17 +127,9 @@ def set_(
         NAME=VALUE that is sent too. May be repeated.
     allow_per_message
         Messages may name a webhook URL of their own.
-    alert
-        URL to notify when messages become dead letters.
     alert_secret
         Signs them. Without it the one set before stays.
     """
-    given = {
-        "lease": lease, "max_attempts": max_attempts, "backoff": backoff, "dead_letter": dead_letter,
-        "dead_retention": dead_retention, "rate": rate, "publish_rate": publish_rate, "catch_up_rate": catch_up_rate,
-        "concurrency": concurrency, "max_messages": max_messages, "max_bytes": max_bytes, "ttl": ttl,
-        "retention": retention, "dispatch_sync": dispatch_sync, "defaults": defaults,
-    }  # fmt: skip
     wish: dict[str, Any] = {name: _setting(name, text) for name, text in given.items() if text is not None}
     hook: dict[str, Any] = {
         "secrets": list(webhook_secret), "timeout": webhook_timeout, "headers": dict(_pairs(webhook_header)),
@@ -203,9 +144,6 @@ def set_(
     show(call(remote, "PUT", f"/v1/topics/{segment(topic)}", wish, needs="scheduled"), remote)
 
 
-_DEFAULT = "default"
-
-
 def _setting(name: str, text: str) -> Any:
     if text == _DEFAULT:
         return None
@@ -213,10 +151,17 @@ def _setting(name: str, text: str) -> Any:
         return {part: _setting(part, value) for part, value in _pairs(text.split(","))}
     if name == "backoff":
         return text.split(",")
+    kind = _NUMBERS.get(name, "")
     try:
-        return _NUMBERS.get(name, str)(text)
+        return float(text) if "float" in kind else int(text) if "int" in kind else text
     except ValueError:
         raise BadRequest(f"--{name.replace('_', '-')} {text}: expected a number, or {_DEFAULT}") from None
+
+
+#: What is not text in the API, with its type.
+_NUMBERS = {
+    field.name: str(field.type) for field in (*fields(TopicSettings), *fields(Exponential)) if field.name[-3:] != "_ms"
+}
 
 
 def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -10,11 +10,11 @@ import msgspec
 from hadelay.errors import BadRequest
 from hadelay.http import types
 from hadelay.http.values import format_duration, parse_duration
-from hadelay.settings.topic import MAX_BACKOFF_STEPS, mask_header, mask_secret
+from hadelay.settings.topic import MAX_BACKOFF_STEPS, SETTINGS, WEBHOOK, mask_header, mask_secret
 from hadelay.version import FIRST_LEVEL
 
-#: Settings that are durations: `lease` here, `lease_ms` where they are kept.
-_DURATIONS = frozenset(("lease", "dead_retention", "ttl", "retention", "timeout", "min", "max"))
+#: Names under which settings and their parts are kept: of durations with `_ms`.
+_KEPT = {*SETTINGS, *WEBHOOK, "min_ms", "max_ms"}
 
 
 def settings_in(body: types.PutTopic) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def _in(value: Any) -> Any:
         return value
     named = {name: getattr(value, name) for name in value.__struct_fields__}
     return {
-        f"{name}_ms" if name in _DURATIONS else name: _in(one)
+        f"{name}_ms" if f"{name}_ms" in _KEPT else name: _in(one)
         for name, one in named.items()
         if one is not msgspec.UNSET
     }

@@ -8,7 +8,7 @@ from hadelay.codec.formats import TOPIC
 from hadelay.codec.results import Done, Refused
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import PurgeMark, Topic
-from hadelay.settings.topic import NEWEST_DEFAULTS, disputed_url, merged, problem, unmasked, with_defaults
+from hadelay.settings.topic import disputed_url, merged, newest_defaults, problem, unmasked, with_defaults
 from hadelay.version import BOUNDED, MASKED_HEADERS, MASKED_OF_ORIGIN, PLAIN_URLS, RETRY_DEFAULTS
 
 MAX_GENERATION = 0xFFFF
@@ -30,7 +30,7 @@ def topic_or_new(ledger: Ledger, name: str) -> Topic | None:
         ledger.topics.add(topic)
     topic.exists = True
     if ledger.level >= RETRY_DEFAULTS:
-        topic.configure({"defaults": NEWEST_DEFAULTS})
+        topic.configure({"defaults": newest_defaults(ledger.level)})
     ledger.listener.on_topic(topic)
     return topic
 

@@ -1,4 +1,5 @@
-"""What a topic's owner may set, and what holds where nothing is set. One table: names, checks and defaults.
+"""What a topic's owner may set, and what holds where nothing is set. One table, `TopicSettings`: HTTP, command line,
+reference and checks read it, and a test compares the client's typed dict with it.
 
 A topic's `config` is the map of what was set, replicated as it is (TOPIC_PUT); `TopicSettings` is that map over the
 defaults. Times are ms and rates are messages per second. Apply checks every value again, whoever checked before.
@@ -9,9 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from ipaddress import IPv6Address
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from hadelay.model import MAX_RATE
@@ -33,6 +34,10 @@ _ORIGIN = re.compile(r"(https?)://(\[[^\]/?#]*\]|[^:/?#]*)(?::([0-9]*))?", re.IG
 _PORTS = {"http": "80", "https": "443"}
 #: Set by the sender, or by HTTP itself.
 _OWN_HEADERS = re.compile(r"(webhook-|ce-)|(host|content-length|content-type|transfer-encoding|connection|te|upgrade)$")
+
+
+#: What is wrong with a value, in words that say what to write; empty if nothing is.
+Check = Callable[[Any, Settings], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,53 +68,243 @@ class Alert:
     secret: str = ""
 
 
+def _integer(least: int, most: int, what: str) -> Check:
+    def check(value: Any, settings: Settings) -> str:
+        fine = type(value) is int and least <= value <= most
+        return "" if fine else f"{what}, {least} to {most}, not {value!r}"
+
+    return check
+
+
+def _duration(least_ms: int, most: int | str) -> Check:
+    """most: ms, or the name of a limit of Settings."""
+
+    def check(value: Any, settings: Settings) -> str:
+        most_ms = most if isinstance(most, int) else getattr(settings, most)
+        fine = type(value) is int and least_ms <= value <= most_ms
+        return "" if fine else f"{value!r} ms; at least {least_ms} ms and at most {most_ms} ms"
+
+    return check
+
+
+def _rate(value: Any, settings: Settings) -> str:
+    if type(value) in (int, float) and math.isfinite(value) and 0 < value <= MAX_RATE:
+        return ""
+    return f"messages per second, more than 0 and at most {MAX_RATE}, not {value!r}; to stop a topic, pause it"
+
+
+def _flag(value: Any, settings: Settings) -> str:
+    return "" if type(value) is bool else f"true or false, not {value!r}"
+
+
+def _defaults(value: Any, settings: Settings) -> str:
+    if type(value) is int and value in DEFAULTS_OF:
+        return ""
+    return f"{' or '.join(map(str, DEFAULTS_OF))}, a feature level that changed the defaults of topics, not {value!r}"
+
+
+def _one_of(*words: str) -> Check:
+    return lambda value, settings: "" if value in words else f"{' or '.join(words)}, not {value!r}"
+
+
+def _reason(value: Any, settings: Settings) -> str:
+    return "" if isinstance(value, str) and len(value.encode()) <= 256 else "text of at most 256 bytes"
+
+
+def _dead_letter(value: Any, settings: Settings) -> str:
+    if isinstance(value, str) and _TOPIC_NAME.fullmatch(value):
+        return ""
+    return f'"keep", or the name of another topic (A-Z a-z 0-9 . _ -), not {value!r}'
+
+
+def _backoff(value: Any, settings: Settings) -> str:
+    longest = settings.max_delay_ms
+    if isinstance(value, list):
+        if not 0 < len(value) <= MAX_BACKOFF_STEPS:
+            return f"1 to {MAX_BACKOFF_STEPS} durations, the last one repeats"
+        fine = all(type(ms) is int and 0 <= ms <= longest for ms in value)
+        return "" if fine else f"each wait is at least 0 and at most {longest} ms"
+    if not isinstance(value, dict):
+        return "a list of durations, or {min, max, factor, jitter}"
+    if not {"min_ms", "max_ms"} <= value.keys() <= {"min_ms", "max_ms", "factor", "jitter"}:
+        return "min and max, and if you like factor and jitter"
+    least, most = value["min_ms"], value["max_ms"]
+    if not (type(least) is type(most) is int and 0 < least <= most <= longest):
+        return f"0 < min ≤ max ≤ {longest} ms, not {least!r} and {most!r}"
+    factor, jitter = value.get("factor", 2.0), value.get("jitter", 0.1)
+    if type(factor) not in (int, float) or not 1 <= factor <= 100:
+        return f"factor: 1 to 100, not {factor!r}"
+    if type(jitter) not in (int, float) or not 0 <= jitter <= 1:
+        return f"jitter: the part of a wait left to chance, 0 to 1, not {jitter!r}"
+    return ""
+
+
+#: In place of what is not shown.
+MASK = "****"
+
+
+def mask_secret(secret: str) -> str:
+    """Enough to tell which one it is, of no use to sign with."""
+    return f"{secret[:6] if secret.startswith('whsec_') else ''}{MASK}{secret[-4:]}"
+
+
+def mask_header(value: str) -> str:
+    """A header may be a secret, such as Authorization: of a long one enough to tell which one it is."""
+    return MASK + (value[-4:] if len(value) >= 16 else "")
+
+
+def _part(known: dict[str, Check]) -> Check:
+    def check(value: Any, settings: Settings) -> str:
+        if not isinstance(value, dict):
+            return f"a map of {', '.join(shown_name(name) for name in known)}"
+        if "url" not in value:
+            return "url is missing"
+        for name, one in value.items():
+            if name not in known:
+                return f"there is no {name!r} in it"
+            if wrong := known[name](one, settings):
+                return f"{shown_name(name)}: {wrong}"
+        return ""
+
+    return check
+
+
+def _secrets(value: Any, settings: Settings) -> str:
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_SECRETS:
+        return f"1 to {MAX_SECRETS} secrets, the newest first"
+    return next((wrong for secret in value if (wrong := _one_secret(secret, settings))), "")
+
+
+def _one_secret(value: Any, settings: Settings) -> str:
+    if isinstance(value, str) and MASK in value:
+        return "that is a secret as GET shows it: leave secrets out to keep them"
+    fine = isinstance(value, str) and 16 <= len(value) <= 256 and value.isascii() and value.isprintable()
+    return "" if fine else "a secret is 16 to 256 printable characters"
+
+
+def _headers(value: Any, settings: Settings) -> str:
+    if not isinstance(value, dict) or len(value) > MAX_HEADERS:
+        return f"at most {MAX_HEADERS} names with their values"
+    for name, text in value.items():
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+            return f"{name!r} is not a header's name"
+        if _OWN_HEADERS.match(name.lower()):
+            return f"{name} is set by hadelay itself"
+        if not isinstance(text, str) or len(text) > 1_024 or not text.isascii() or not (text.isprintable() or not text):
+            return f"{name}: at most 1024 printable ASCII characters"
+    return ""
+
+
+def _url(value: Any, settings: Settings) -> str:
+    return url_problem(value)
+
+
+WEBHOOK: dict[str, Check] = {
+    "url": _url,
+    "secrets": _secrets,
+    "timeout_ms": _duration(100, 600 * _SECOND),
+    "headers": _headers,
+    "allow_per_message": _flag,
+}
+ALERT: dict[str, Check] = {"url": _url, "secret": _one_secret}
+
+
+def url_problem(url: Any) -> str:
+    """Only its form: where it leads is checked by who connects."""
+    if not isinstance(url, str) or not 0 < len(url) <= MAX_URL or not url.isascii() or not url.isprintable():
+        return f"a URL is 1 to {MAX_URL} printable ASCII characters"
+    if " " in url:
+        return "a URL has no spaces: write %20"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        return f"not a URL: {error}"
+    if parts.scheme not in ("http", "https"):
+        return (
+            f"a URL begins with http:// or https://, not {parts.scheme[:20] + ':' if parts.scheme else 'without one'}"
+        )
+    if not host or port == 0:
+        return "the URL names no host to connect to"
+    if parts.username is not None or parts.password is not None:
+        return "a URL with a password in it ends up in logs: use `headers` instead"
+    if parts.fragment:
+        return "a URL with a fragment (#…): receivers never see it, leave it out"
+    return ""
+
+
+class Setting(NamedTuple):
+    #: What the setting does, for the command line and the reference.
+    help: str
+    check: Check
+
+
+def _set(default: Any, help: str, check: Check) -> Any:
+    return field(default=default, metadata={"setting": Setting(help, check)})
+
+
+_HELP_ATTEMPTS = (
+    "Attempts before a message is a dead letter; 0 for no limit. Topics made at feature level 3 or later: 84."
+)
+_HELP_BACKOFF = (
+    "Waits before retry 1, 2, …: 1s,10s,5m, the last repeats. Or exponential: min=1s,max=1h,factor=2,jitter=0.1, which "
+    "topics made at feature level 3 or later have: with 84 attempts that is 72 hours at least."
+)
+_HELP_DEFAULTS = "Feature level whose defaults the topic has: 3, or 1 for topics from before."
+_HELP_WEBHOOK = "The URL that messages are pushed to. Settings of a webhook are set together."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
-    #: None: the node's `http.default_lease`.
-    lease_ms: int | None = None
-    #: 0: no limit.
-    max_attempts: int = 0
-    #: Waits before retry 1, 2, …, the last repeats; empty: at once.
-    backoff: tuple[int, ...] | Exponential = ()
-    #: What becomes of a message after max_attempts: kept as a dead letter, or published to that topic.
-    dead_letter: str = "keep"
-    dead_retention_ms: int = 30 * _DAY
-    #: Hand-outs per second, None: no limit. `catch_up_rate` holds for what fell due while nobody could take it.
-    rate: float | None = None
-    publish_rate: float | None = None
-    catch_up_rate: float | None = None
-    #: Unacked at once, None: no limit.
-    concurrency: int | None = None
-    #: Pending messages, and bytes of their records; None: no limit.
-    max_messages: int | None = None
-    max_bytes: int | None = None
-    #: After due; None: messages do not expire by themselves.
-    ttl_ms: int | None = None
-    #: How long a settled message can still be asked for.
-    retention_ms: int = _DAY
-    webhook: Webhook | None = None
-    alert: Alert | None = None
-    paused: bool = False
-    paused_reason: str = ""
+    """The table. Fields are named as they are kept: in the API a duration's name has no `_ms`. None: no limit, unless
+    said otherwise."""
+
+    #: None: the node's `http.default_lease_ms`.
+    lease_ms: int | None = _set(
+        None, "How long a consumer holds a message when it does not say: 30s, 5m.", _duration(1, "max_lease_ms")
+    )
+    max_attempts: int = _set(0, _HELP_ATTEMPTS, _integer(0, 65_534, "hand-outs, 0 for no limit"))
+    #: Empty: at once.
+    backoff: tuple[int, ...] | Exponential = _set((), _HELP_BACKOFF, _backoff)
+    dead_letter: str = _set("keep", "keep, or the topic where dead messages go.", _dead_letter)
+    dead_retention_ms: int = _set(30 * _DAY, "How long dead letters are kept.", _duration(_HOUR, 3_650 * _DAY))
+    rate: float | None = _set(None, "Messages handed out per second.", _rate)
+    publish_rate: float | None = _set(None, "Messages published per second.", _rate)
+    catch_up_rate: float | None = _set(None, "Messages per second of what fell due in an outage or a pause.", _rate)
+    concurrency: int | None = _set(
+        None, "Messages leased at once.", _integer(1, 1_000_000, "unacked messages at once")
+    )  # fmt: skip
+    max_messages: int | None = _set(None, "Pending messages.", _integer(1, 2**53, "pending messages"))
+    max_bytes: int | None = _set(None, "Bytes of pending messages.", _integer(1, 2**53, "bytes of pending messages"))
+    #: None: messages do not expire by themselves.
+    ttl_ms: int | None = _set(None, "Messages expire this long after they were due.", _duration(1, "max_delay_ms"))
+    retention_ms: int = _set(_DAY, "How long a settled message can still be asked for.", _duration(0, 730 * _DAY))
+    webhook: Webhook | None = _set(None, _HELP_WEBHOOK, _part(WEBHOOK))
+    alert: Alert | None = _set(None, "URL to notify when messages become dead letters.", _part(ALERT))
+    paused: bool = _set(False, "Hand out nothing; publishing goes on.", _flag)
+    paused_reason: str = _set("", "Shown with the topic while it is paused.", _reason)
     #: None: the node's `dispatch.sync`.
-    dispatch_sync: str | None = None
-    #: The feature level whose defaults the topic has.
-    defaults: int = FIRST_LEVEL
+    dispatch_sync: str | None = _set(None, "commit or interval.", _one_of("commit", "interval"))
+    defaults: int = _set(FIRST_LEVEL, _HELP_DEFAULTS, _defaults)
 
 
+#: By the names under which they are kept.
+SETTINGS: dict[str, Setting] = {field.name: field.metadata["setting"] for field in fields(TopicSettings)}
 #: A receiver that is down for a weekend misses nothing: the 83 waits between 84 attempts add up to 72 hours at least.
 _RETRIES = TopicSettings(
     max_attempts=84, backoff=Exponential(_SECOND, _HOUR, factor=2.0, jitter=0.1, longer=True), defaults=RETRY_DEFAULTS
 )
 #: What holds where a topic's owner set nothing, by the feature level that was the cluster's when the topic was made.
 DEFAULTS_OF = {FIRST_LEVEL: TopicSettings(), RETRY_DEFAULTS: _RETRIES}
-#: The defaults of a new topic.
+#: The newest defaults that this program knows.
 NEWEST_DEFAULTS = max(DEFAULTS_OF)
 #: Shortest wait between two calls of a webhook about one message, whatever its topic or its receiver says.
 WEBHOOK_FLOOR_MS = _SECOND
 
-#: What is wrong with a value, in words that say what to write; empty if nothing is.
-Check = Callable[[Any, Settings], str]
+
+def shown_name(name: str) -> str:
+    """The name in the API of a setting, or of a part of one."""
+    return name.removesuffix("_ms")
 
 
 def problem(config: Any, settings: Settings) -> str:
@@ -117,11 +312,11 @@ def problem(config: Any, settings: Settings) -> str:
     if not isinstance(config, dict):
         return "the settings of a topic are a map"
     for name, value in config.items():
-        check = CHECKS.get(name)
-        if check is None:
+        known = SETTINGS.get(name)
+        if known is None:
             return f"a topic has no setting {name!r}"
-        if value is not None and (wrong := check(value, settings)):
-            return f"{_shown(name)}: {wrong}"
+        if value is not None and (wrong := known.check(value, settings)):
+            return f"{shown_name(name)}: {wrong}"
     return ""
 
 
@@ -195,31 +390,12 @@ def with_defaults(config: dict[str, Any], level: int) -> tuple[dict[str, Any], s
         return config, ""
     if level < RETRY_DEFAULTS:
         return config, "defaults: not before every node is upgraded (feature_level of GET /v1/cluster)"
-    return {**config, "defaults": NEWEST_DEFAULTS} if config["defaults"] is None else config, ""
+    return {**config, "defaults": newest_defaults(level)} if config["defaults"] is None else config, ""
 
 
-def url_problem(url: Any) -> str:
-    """Only its form: where it leads is checked by who connects."""
-    if not isinstance(url, str) or not 0 < len(url) <= MAX_URL or not url.isascii() or not url.isprintable():
-        return f"a URL is 1 to {MAX_URL} printable ASCII characters"
-    if " " in url:
-        return "a URL has no spaces: write %20"
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        return f"not a URL: {error}"
-    if parts.scheme not in ("http", "https"):
-        return (
-            f"a URL begins with http:// or https://, not {parts.scheme[:20] + ':' if parts.scheme else 'without one'}"
-        )
-    if not host or port == 0:
-        return "the URL names no host to connect to"
-    if parts.username is not None or parts.password is not None:
-        return "a URL with a password in it ends up in logs: use `headers` instead"
-    if parts.fragment:
-        return "a URL with a fragment (#…): receivers never see it, leave it out"
-    return ""
+def newest_defaults(level: int) -> int:
+    """Of a topic that is made in a cluster of this feature level."""
+    return max(brought for brought in DEFAULTS_OF if brought <= level)
 
 
 def disputed_url(config: dict[str, Any]) -> str:
@@ -241,167 +417,3 @@ def _is_plain(host: str) -> bool:
         return address is not None and IPv6Address(address[1]).version == 6
     except ValueError:
         return False
-
-
-def _shown(name: str) -> str:
-    return name.removesuffix("_ms")
-
-
-def _integer(least: int, most: int, what: str) -> Check:
-    def check(value: Any, settings: Settings) -> str:
-        fine = type(value) is int and least <= value <= most
-        return "" if fine else f"{what}, {least} to {most}, not {value!r}"
-
-    return check
-
-
-def _duration(least_ms: int, most: Callable[[Settings], int]) -> Check:
-    def check(value: Any, settings: Settings) -> str:
-        if type(value) is int and least_ms <= value <= most(settings):
-            return ""
-        return f"{value!r} ms; at least {least_ms} ms and at most {most(settings)} ms"
-
-    return check
-
-
-def _rate(value: Any, settings: Settings) -> str:
-    if type(value) in (int, float) and math.isfinite(value) and 0 < value <= MAX_RATE:
-        return ""
-    return f"messages per second, more than 0 and at most {MAX_RATE}, not {value!r}; to stop a topic, pause it"
-
-
-def _flag(value: Any, settings: Settings) -> str:
-    return "" if type(value) is bool else f"true or false, not {value!r}"
-
-
-def _defaults(value: Any, settings: Settings) -> str:
-    if type(value) is int and value in DEFAULTS_OF:
-        return ""
-    return f"{' or '.join(map(str, DEFAULTS_OF))}, a feature level that changed the defaults of topics, not {value!r}"
-
-
-def _one_of(*words: str) -> Check:
-    return lambda value, settings: "" if value in words else f"{' or '.join(words)}, not {value!r}"
-
-
-def _reason(value: Any, settings: Settings) -> str:
-    return "" if isinstance(value, str) and len(value.encode()) <= 256 else "text of at most 256 bytes"
-
-
-def _dead_letter(value: Any, settings: Settings) -> str:
-    if isinstance(value, str) and _TOPIC_NAME.fullmatch(value):
-        return ""
-    return f'"keep", or the name of another topic (A-Z a-z 0-9 . _ -), not {value!r}'
-
-
-def _backoff(value: Any, settings: Settings) -> str:
-    longest = settings.max_delay_ms
-    if isinstance(value, list):
-        if not 0 < len(value) <= MAX_BACKOFF_STEPS:
-            return f"1 to {MAX_BACKOFF_STEPS} durations, the last one repeats"
-        fine = all(type(ms) is int and 0 <= ms <= longest for ms in value)
-        return "" if fine else f"each wait is at least 0 and at most {longest} ms"
-    if not isinstance(value, dict):
-        return "a list of durations, or {min, max, factor, jitter}"
-    if not {"min_ms", "max_ms"} <= value.keys() <= {"min_ms", "max_ms", "factor", "jitter"}:
-        return "min and max, and if you like factor and jitter"
-    least, most = value["min_ms"], value["max_ms"]
-    if not (type(least) is type(most) is int and 0 < least <= most <= longest):
-        return f"0 < min ≤ max ≤ {longest} ms, not {least!r} and {most!r}"
-    factor, jitter = value.get("factor", 2.0), value.get("jitter", 0.1)
-    if type(factor) not in (int, float) or not 1 <= factor <= 100:
-        return f"factor: 1 to 100, not {factor!r}"
-    if type(jitter) not in (int, float) or not 0 <= jitter <= 1:
-        return f"jitter: the part of a wait left to chance, 0 to 1, not {jitter!r}"
-    return ""
-
-
-#: In place of what is not shown.
-MASK = "****"
-
-
-def mask_secret(secret: str) -> str:
-    """Enough to tell which one it is, of no use to sign with."""
-    return f"{secret[:6] if secret.startswith('whsec_') else ''}{MASK}{secret[-4:]}"
-
-
-def mask_header(value: str) -> str:
-    """A header may be a secret, such as Authorization: of a long one enough to tell which one it is."""
-    return MASK + (value[-4:] if len(value) >= 16 else "")
-
-
-def _part(value: Any, known: dict[str, Check], settings: Settings) -> str:
-    if not isinstance(value, dict):
-        return f"a map of {', '.join(_shown(name) for name in known)}"
-    if "url" not in value:
-        return "url is missing"
-    for name, one in value.items():
-        check = known.get(name)
-        if check is None:
-            return f"there is no {name!r} in it"
-        if wrong := check(one, settings):
-            return f"{_shown(name)}: {wrong}"
-    return ""
-
-
-def _secrets(value: Any, settings: Settings) -> str:
-    if not isinstance(value, list) or not 0 < len(value) <= MAX_SECRETS:
-        return f"1 to {MAX_SECRETS} secrets, the newest first"
-    return next((wrong for secret in value if (wrong := _one_secret(secret, settings))), "")
-
-
-def _one_secret(value: Any, settings: Settings) -> str:
-    if isinstance(value, str) and MASK in value:
-        return "that is a secret as GET shows it: leave secrets out to keep them"
-    fine = isinstance(value, str) and 16 <= len(value) <= 256 and value.isascii() and value.isprintable()
-    return "" if fine else "a secret is 16 to 256 printable characters"
-
-
-def _headers(value: Any, settings: Settings) -> str:
-    if not isinstance(value, dict) or len(value) > MAX_HEADERS:
-        return f"at most {MAX_HEADERS} names with their values"
-    for name, text in value.items():
-        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-            return f"{name!r} is not a header's name"
-        if _OWN_HEADERS.match(name.lower()):
-            return f"{name} is set by hadelay itself"
-        if not isinstance(text, str) or len(text) > 1_024 or not text.isascii() or not (text.isprintable() or not text):
-            return f"{name}: at most 1024 printable ASCII characters"
-    return ""
-
-
-def _url(value: Any, settings: Settings) -> str:
-    return url_problem(value)
-
-
-_WEBHOOK: dict[str, Check] = {
-    "url": _url,
-    "secrets": _secrets,
-    "timeout_ms": _duration(100, lambda settings: 600 * _SECOND),
-    "headers": _headers,
-    "allow_per_message": _flag,
-}
-_ALERT: dict[str, Check] = {"url": _url, "secret": _one_secret}
-
-CHECKS: dict[str, Check] = {
-    "lease_ms": _duration(1, lambda settings: settings.max_lease_ms),
-    "max_attempts": _integer(0, 65_534, "hand-outs, 0 for no limit"),
-    "backoff": _backoff,
-    "dead_letter": _dead_letter,
-    "dead_retention_ms": _duration(3_600_000, lambda settings: 10 * 365 * _DAY),
-    "rate": _rate,
-    "publish_rate": _rate,
-    "catch_up_rate": _rate,
-    "concurrency": _integer(1, 1_000_000, "unacked messages at once"),
-    "max_messages": _integer(1, 2**53, "pending messages"),
-    "max_bytes": _integer(1, 2**53, "bytes of pending messages"),
-    "ttl_ms": _duration(1, lambda settings: settings.max_delay_ms),
-    "retention_ms": _duration(0, lambda settings: 2 * 365 * _DAY),
-    "webhook": lambda value, settings: _part(value, _WEBHOOK, settings),
-    "alert": lambda value, settings: _part(value, _ALERT, settings),
-    "paused": _flag,
-    "paused_reason": _reason,
-    "dispatch_sync": _one_of("commit", "interval"),
-    "defaults": _defaults,
-}
-assert CHECKS.keys() == {field.name for field in fields(TopicSettings)}
