@@ -116,7 +116,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ), "Committed entries that a follower lacks, as the leader sees it; and that a node has yet to apply."),
         Panel("Round trip", "timeseries", "s", ((value("raft_peer_rtt_seconds"), "{{peer}}"),), "Leader to follower."),
         Panel("Clocks", "timeseries", "s", ((value("clock_skew_seconds"), "{{peer}}, seen by {{instance}}"),),
-              "Wall clock less cluster time. The alarm is at limits.max_clock_skew_ms, 0.25 s."),
+              "Wall clock less cluster time. The alarm is at 0.25 s."),
     ),
     "What do the machines do?": (
         Panel("Processor", "timeseries", "percentunit",

@@ -20,7 +20,7 @@ from hadelay.cli.app import COMMANDS, build
 from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.pipeline import schema
 from hadelay.server.families import FAMILIES, OTHER
-from hadelay.settings.node import Config
+from hadelay.settings.node import RETIRED, Config
 from hadelay.settings.topic import DEFAULTS_OF, NEWEST_DEFAULTS, SETTINGS, shown_name
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,6 +94,8 @@ def config_page() -> str:
         text += ["| Key | Default | |", "|---|---|---|"]
         docs = field_docs(section.type)
         for leaf in msgspec.structs.fields(section.type):
+            if f"{section.name}.{leaf.name}" in RETIRED:
+                continue
             value = getattr(getattr(default, section.name), leaf.name)
             text.append(f"| `{leaf.name}` | `{_default(leaf.name, value)}` | {docs[leaf.name]} |")
         text.append("")
@@ -175,7 +177,7 @@ def metrics_page() -> str:
         "shows moves to the next one with the lead: `sum` it. [What wakes somebody, and what to "
         "do](../howto/runbook.md).",
         "",
-        f"`limits.metrics_topics` topics ({shown}) have series of their own: those with the most messages when the "
+        f"{shown} topics have series of their own: those with the most messages when the "
         "node was first asked as the leader, then others as they come, each until it is deleted. What the others hold "
         f"is one topic in the gauges, `{OTHER}`, which no topic can be called; in the counters it is the total less "
         "the sum. So a million topic names cost a scrape no more than these.",

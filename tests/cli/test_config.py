@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from hadelay.errors import ConfigError
-from hadelay.settings.load import keys, load
-from hadelay.settings.node import Config, problems
+from hadelay.settings.load import load
+from hadelay.settings.node import RETIRED, Config, keys
+from hadelay.settings.rules import problems
 
 
 def complaint(tmp_path: Path, text: str, **environ: str) -> str:
@@ -150,17 +151,64 @@ def test_a_missing_file() -> None:
 
 
 def test_every_key_has_its_unit_or_needs_none() -> None:
-    plain = {"max_batch_items", "max_receive", "default_receive", "max_waiting", "max_tags", "group", "ready_window"}
-    plain |= {
-        "max_connections",
-        "max_connections_per_address",
-        "max_calls",
-        "host_calls",
-        "topic_calls",
-        "metrics_topics",
-    }
-    numbers = {key.partition(".")[2] for key, kind in keys().items() if kind is int}
-    assert {name for name in numbers if not name.endswith(("_ms", "_bytes"))} == plain | {"idempotency_keys"}
+    plain = {
+        "group", "max_connections", "max_connections_per_address", "max_calls", "topic_calls", "idempotency_keys"
+    }  # fmt: skip
+    numbers = {key.partition(".")[2] for key, kind in keys().items() if kind is int and key not in RETIRED}
+    assert {name for name in numbers if not name.endswith(("_ms", "_bytes"))} == plain
+
+
+def test_there_are_no_more_than_50_keys() -> None:
+    assert len(keys()) - len(RETIRED) <= 50
+
+
+#: A value of each retired key that 0.1.0 took.
+OF_BEFORE = {
+    "http.max_batch_items": 100_000, "http.max_receive": 10_000, "http.default_receive": 50, "http.max_wait_ms": 90_000,
+    "http.max_topic_bytes": 256, "http.max_key_bytes": 1_024, "http.max_meta_bytes": 0, "http.max_tags": 0,
+    "http.max_tag_bytes": 1_024, "http.max_reading_bytes": 1 << 20, "http.io_timeout_ms": 60_000,
+    "http.no_leader_wait_ms": 5_000, "http.max_waiting": 50, "raft.election_max_ms": 900, "raft.heartbeat_ms": 20,
+    "raft.max_entry_bytes": 4 << 20, "raft.max_inflight_bytes": 8 << 20, "raft.segment_bytes": 64 << 20,
+    "raft.max_sync_ms": 5_000, "dispatch.preload_ms": 20_000, "dispatch.ready_window": 1_000_000,
+    "dispatch.sweep_ms": 60_000, "limits.metrics_topics": 0, "limits.publish_queue_bytes": 1 << 30,
+    "limits.max_clock_skew_ms": 1_000, "storage.far_buffer_bytes": 1 << 20, "storage.checkpoint_bytes": 1 << 30,
+    "storage.checkpoint_interval_ms": 600_000, "webhooks.host_calls": 1_000, "webhooks.user_agent": "ours",
+}  # fmt: skip
+
+
+def test_every_retired_key_has_a_value_of_before() -> None:
+    assert OF_BEFORE.keys() == RETIRED
+
+
+@pytest.mark.parametrize("key", OF_BEFORE)
+@pytest.mark.parametrize("source", ["file", "environment", "flag"])
+def test_a_retired_key_is_honoured_with_a_warning(key: str, source: str, tmp_path: Path) -> None:
+    section, _, name = key.partition(".")
+    value, said = OF_BEFORE[key], list[str]()
+    path, environ, flags = None, dict[str, str](), list[str]()
+    if source == "file":
+        path = tmp_path / "n.toml"
+        path.write_text(f"[{section}]\n{name} = {value if isinstance(value, int) else repr(value)}\n")
+    elif source == "environment":
+        environ = {f"HADELAY_{section}__{name}".upper(): str(value)}
+    else:
+        flags = [f"{key}={value}"]
+    config = load(path and str(path), environ, flags, said.append)
+    assert getattr(getattr(config, section), name) == value
+    (warning,) = said
+    where = {"file": f"{path}:2", "environment": f"environment variable {next(iter(environ), '')}"}
+    assert warning.startswith(f"{where.get(source, f'--set {key}={value}')}: {key} is retired. Its value holds in")
+
+
+def test_nothing_is_said_of_other_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    load(overrides=["http.max_body_bytes=2MiB"])
+    assert capsys.readouterr().err == ""
+    load(overrides=["http.max_tags=3"])
+    assert capsys.readouterr().err.startswith("hadelay: --set http.max_tags=3: http.max_tags is retired.")
+
+
+def test_a_typo_is_not_led_to_a_retired_key(tmp_path: Path) -> None:
+    assert "max_tags" not in complaint(tmp_path, "[http]\nmax_tag = 3")
 
 
 def test_a_survivor_is_alone(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from hadelay.pipeline.locations import Location
 from hadelay.pipeline.publish import _Aside
 from hadelay.pipeline.schedule import ScheduleOptions
 from hadelay.pipeline.schema import Options, WriteOptions, parse_options
-from hadelay.settings.node import Config, RetentionConfig, problems
+from hadelay.settings.node import Config, RetentionConfig
+from hadelay.settings.rules import problems
 from tests.pipeline import test_archive, test_archived
 from tests.pipeline.support import at_random, options, write
 from tests.pipeline.test_batches import NAME, read

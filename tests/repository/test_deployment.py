@@ -15,7 +15,8 @@ from hadelay.cli.app import COMMANDS
 from hadelay.http.app import ROUTES
 from hadelay.server.descriptors import RESERVE, divide
 from hadelay.settings.load import load
-from hadelay.settings.node import Config, split_address
+from hadelay.settings.node import Config
+from hadelay.settings.rules import split_address
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "cluster"

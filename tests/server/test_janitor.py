@@ -14,7 +14,8 @@ import pytest
 from hadelay.codec.commands import encode_retire
 from hadelay.model import HOUR_MS, hour_name
 from hadelay.server.janitor import Janitor
-from hadelay.settings.node import DAY, Config, RetentionConfig, problems
+from hadelay.settings.node import DAY, Config, RetentionConfig
+from hadelay.settings.rules import problems
 from hadelay.storage import manifests
 from hadelay.storage.manifests import Catalogue, Directory, Part, Source
 from tests.s3 import serve

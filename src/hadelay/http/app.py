@@ -36,7 +36,8 @@ from hadelay.http.turns import Turns
 from hadelay.loglimit import LogLimit
 from hadelay.platform.tls import Certificates
 from hadelay.server.api import Granting, Leader, Service
-from hadelay.settings.node import HttpConfig, SecurityConfig, split_address
+from hadelay.settings.node import HttpConfig, SecurityConfig
+from hadelay.settings.rules import split_address
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -27,6 +27,10 @@ _MOVE: Any = {"returns": {200: types.Rescheduled}, "errors": (404, 409), "short"
 _OWN: Any = {"own_topics": True}
 
 
+#: Bytes of the longest key that 0.1.0 could be told to take: what is stored under one can be read and cancelled.
+_LONGEST_KEY = 1 << 10
+
+
 async def _changed(call: Call) -> Target:
     """What is to be changed: the topic of an id is looked up for tokens that may not publish to all of them."""
     target = _target(call)
@@ -41,8 +45,8 @@ def _target(call: Call) -> Target:
     if "id" in path:
         return parse_id(path["id"])
     key = path["key"].encode("utf-8", "surrogateescape")
-    if not 0 < len(key) <= limits.max_key_bytes:
-        raise BadRequest(f"key: 1 to {limits.max_key_bytes} bytes, not {len(key)}")
+    if not 0 < len(key) <= _LONGEST_KEY:
+        raise BadRequest(f"key: 1 to {_LONGEST_KEY} bytes, not {len(key)}")
     return check_topic(path["topic"], limits.max_topic_bytes), key
 
 

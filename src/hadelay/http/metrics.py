@@ -35,10 +35,8 @@ DENIED = Family(
     ("reason",),
 )  # fmt: skip
 CONNECTIONS = Family("hadelay_http_connections", "gauge", "Open connections of clients")
-RECEIVES = Family("hadelay_http_waiting_receives", "gauge", "Receives that wait on this node; http.max_waiting at most")
-READING = Family(
-    "hadelay_http_reading_bytes", "gauge", "Bodies on their way in, or not yet answered; http.max_reading_bytes at most"
-)
+RECEIVES = Family("hadelay_http_waiting_receives", "gauge", "Receives that wait on this node; 10,000 at most")
+READING = Family("hadelay_http_reading_bytes", "gauge", "Bodies on their way in, or not yet answered; 64 MiB at most")
 SLICE = Family(
     "hadelay_http_slice_max_bytes", "gauge",
     "Most work that a large request did in one turn of the loop: bytes, an item counting as 256; 262,144 at most",

@@ -337,7 +337,7 @@ class Service(Protocol):
         ...
 
     async def find_leader(self) -> Leader:
-        """At once when it is known; otherwise waits up to `http.no_leader_wait_ms`, then raises NoLeader."""
+        """At once when it is known; otherwise waits up to two seconds, then raises NoLeader."""
         ...
 
     async def receive(self, poll: Poll) -> Delivery:

@@ -83,7 +83,7 @@ FAMILIES: dict[str, Family] = {
         ("batches_total", "counter", (), "Batches of commands that left this node's queue"),
         ("queue_length", "gauge", ("queue",),
          "What waits: publishes and commands to leave this node, proposals for their commit, receives for a message, "
-         "ready_window places in memory, webhooks fetched messages for their call"),
+         "ready_window entries in memory, webhooks fetched messages for their call"),
         ("buffer_bytes", "gauge", ("buffer",),
          "Memory that grows with load, each up to a limit: publish_queue, replication (sent, not answered), "
          "far_hours and tables (until the next checkpoint)"),
@@ -106,7 +106,7 @@ FAMILIES: dict[str, Family] = {
         ("clock_ready", "gauge", (), "1: cluster time is known"),
         ("clock_alarms", "gauge", (), "What is wrong with the clocks: no majority agrees, or some are too far off"),
         ("clock_skew_seconds", "gauge", ("peer",),
-         "A node's wall clock less cluster time, this node's included; the alarm is at limits.max_clock_skew_ms"),
+         "A node's wall clock less cluster time, this node's included; the alarm is at 250 ms"),
         ("webhook_calls_total", "counter", ("outcome",),
          "Calls to webhooks by what came of them: 2xx, 5xx, timeout, …"),
         ("webhook_call_duration_seconds", "histogram", (), "From the beginning of a call to its answer"),

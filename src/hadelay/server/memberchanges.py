@@ -19,7 +19,7 @@ from hadelay.server.leadership import Leadership
 from hadelay.server.link import Link, Reply
 from hadelay.server.peers import Peers
 from hadelay.server.replica import Replica
-from hadelay.settings.node import is_loopback, split_address
+from hadelay.settings.rules import is_loopback, split_address
 from hadelay.version import MEMBERS_LEVEL
 
 #: One of dots alone could not stand in a path, by which it is removed.

@@ -1,7 +1,7 @@
 """What /metrics shows of a node, read when somebody scrapes; http/metrics.py writes it as Prometheus' text.
 
-Nothing is counted for it but plain ints. Sums over topics are made in slices of two milliseconds, and only
-`limits.metrics_topics` topics get series of their own: what a million topic names cost a scrape is bounded (ADR 130).
+Nothing is counted for it but plain ints. Sums over topics are made in slices of two milliseconds, and only the busiest
+topics get series of their own: what a million topic names cost a scrape is bounded (ADR 130).
 """
 
 from __future__ import annotations

@@ -186,8 +186,8 @@ def raft_config(config: Config) -> RaftConfig:
     raft = config.raft
     return RaftConfig(
         election_min_ms=raft.election_min_ms,
-        election_max_ms=raft.election_max_ms,
-        heartbeat_ms=raft.heartbeat_ms,
+        election_max_ms=raft.election_max_ms or 2 * raft.election_min_ms,
+        heartbeat_ms=raft.heartbeat_ms or raft.election_min_ms // 6,
         slow_sync_ms=raft.max_sync_ms,
         # A batch is closed once it is over max_entry_bytes: by one publish, at most as large again.
         max_entry_bytes=min(4 << 20, raft.segment_bytes // 4),

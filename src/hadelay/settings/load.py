@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import msgspec
 
 from hadelay.errors import ConfigError
-from hadelay.settings.node import Config, problems
+from hadelay.settings.node import RETIRED, Config, keys
+from hadelay.settings.rules import problems
 from hadelay.words import plain
 
 #: Variables of ours that are no keys: where clients and the command line find a cluster, who they are, how they print.
@@ -38,8 +40,12 @@ class Setting(NamedTuple):
     inner: Mapping[str, str] = {}
 
 
-def load(path: str | None = None, environ: Mapping[str, str] | None = None, overrides: Iterable[str] = ()) -> Config:
-    """The configuration of one node. Raises ConfigError that lists every problem, one per line."""
+def load(
+    path: str | None = None, environ: Mapping[str, str] | None = None, overrides: Iterable[str] = (),
+    warn: Callable[[str], object] = lambda text: print(f"hadelay: {text}", file=sys.stderr, flush=True),
+) -> Config:  # fmt: skip
+    """The configuration of one node. Raises ConfigError that lists every problem, one per line. warn: called for each
+    retired key, which still holds."""
     settings: dict[str, Setting] = {}
     if path is not None:
         settings |= _from_file(path)
@@ -50,16 +56,12 @@ def load(path: str | None = None, environ: Mapping[str, str] | None = None, over
         complaints += [f"{_origin(settings, key)}: {key}: {what}" for key, what in problems(found)]
     if complaints or found is None:
         raise ConfigError("\n".join(complaints))
+    for key in sorted(RETIRED & settings.keys()):
+        warn(
+            f"{settings[key].origin}: {key} is retired. Its value holds in this release; the next one refuses the key "
+            "and uses a constant. Remove it (docs/howto/upgrade.md)"
+        )
     return found
-
-
-def keys() -> dict[str, Any]:
-    """Every key and its type, `http.listen: str`. `raft.peers` is a table of its own."""
-    return {
-        f"{section.name}.{leaf.name}": leaf.type
-        for section in msgspec.structs.fields(Config)
-        for leaf in msgspec.structs.fields(section.type)
-    }
 
 
 def _origin(settings: Mapping[str, Setting], key: str) -> str:
@@ -207,8 +209,9 @@ def _in_unit(name: str, value: Any, kind: Any) -> Any:
 
 def _unknown(key: str, known: Mapping[str, Any]) -> str:
     name = key.rpartition(".")[2]
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
-    near = near or [k for k in known if k.endswith(f".{name}")]
+    listed = known.keys() - RETIRED
+    near = difflib.get_close_matches(key, sorted(listed), n=1, cutoff=0.75)
+    near = near or [k for k in known if k in listed and k.endswith(f".{name}")]
     sections = dict.fromkeys(k.partition(".")[0] for k in known)
     if near:
         return f"unknown key; did you mean {near[0]}?"

@@ -1,0 +1,176 @@
+"""What is wrong with the keys of a node, beyond their types."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from hadelay import uris
+from hadelay.settings.node import DAY, GIB, HOUR, KIB, MIB, Config, WebhooksConfig
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: key → smallest, largest value that makes sense; a key with a unit and no entry has to be positive.
+_RANGES: dict[str, tuple[int, int]] = {
+    "cluster.group": (0, 255),
+    "http.max_body_bytes": (1, 64 * MIB),
+    "http.max_batch_bytes": (1, 256 * MIB),
+    "http.max_batch_items": (1, 100_000),
+    "http.max_receive": (1, 10_000),
+    "http.max_connections_per_address": (0, 1 << 20),
+    "http.max_tags": (0, 64),
+    "http.max_meta_bytes": (0, 64 * KIB),
+    "http.max_key_bytes": (1, KIB),
+    "http.max_tag_bytes": (1, KIB),
+    "raft.max_entry_bytes": (4 * KIB, 4 * MIB),
+    "raft.segment_bytes": (8 * MIB, GIB),
+    "raft.heartbeat_ms": (0, 10_000),
+    "raft.election_max_ms": (0, 1 << 62),
+    "webhooks.max_calls": (1, 60_000),
+    "webhooks.topic_calls": (1, 10_000),
+    "limits.metrics_topics": (0, 100_000),
+    "limits.max_delay_ms": (1, 36_500 * DAY),
+    "dispatch.interval_ms": (1, 10_000),
+    "dispatch.ready_window": (1_000, 1_000_000),
+    "retention.settled_ms": (2 * HOUR, 3650 * DAY),
+    "retention.carry_ms": (2 * HOUR, 3650 * DAY),
+    "storage.min_free_bytes": (0, 1 << 50),
+}
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port`. Raises ValueError in words."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f'expected "host:port", such as "127.0.0.1:8400", not {address!r}')
+    return host, int(port)
+
+
+def is_loopback(address: str) -> bool:
+    host = split_address(address)[0]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def problems(config: Config) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong and what it should be) for everything that types alone do not catch."""
+    yield from _numbers(config)
+    for key, name in (("node.name", config.node.name), ("cluster.id", config.cluster.id)):
+        if not _NAME.fullmatch(name):
+            yield key, f"{name!r}: expected 1 to 64 of A-Z a-z 0-9 . _ -"
+    if not config.node.data_dir:
+        yield "node.data_dir", "must not be empty"
+    yield from _addresses(config)
+    yield from _certificates(config)
+    if not re.fullmatch(r"([0-9a-f]{64})?", config.security.bootstrap_token_hash):
+        yield "security.bootstrap_token_hash", "expected 64 hex digits: `hadelay token bootstrap` prints them"
+    yield from _webhooks(config.webhooks)
+    yield from _archive(config.retention.archive)
+    yield from _relations(config)
+
+
+def _numbers(config: Config) -> Iterator[tuple[str, str]]:
+    for section in config.__struct_fields__:
+        part = getattr(config, section)
+        for name in part.__struct_fields__:
+            value, key = getattr(part, name), f"{section}.{name}"
+            if isinstance(value, bool) or not isinstance(value, int):
+                continue
+            low, high = _RANGES.get(key, (1, 1 << 62))
+            if not low <= value <= high:
+                bound = f"at least {low:,}" if value < low else f"at most {high:,}"
+                yield key, f"is {value:,}; must be {bound}"
+
+
+def _addresses(config: Config) -> Iterator[tuple[str, str]]:
+    named = [("http.listen", config.http.listen), ("raft.listen", config.raft.listen)]
+    named += [(f"raft.peers.{name}", address) for name, address in config.raft.peers.items()]
+    for key, address in named:
+        try:
+            exposed = not is_loopback(address) and key.endswith(".listen")
+        except ValueError as error:
+            yield key, str(error)
+            continue
+        if exposed and not config.security.insecure and (missing := _unprotected(config, key)):
+            yield (
+                key,
+                (
+                    f"{address} can be reached from other machines, and nothing protects it: listen on 127.0.0.1, "
+                    f"set {missing}, or accept that with insecure = true under [security]"
+                ),
+            )
+    if config.http.advertise and not re.fullmatch(r"https?://[^/\s]+", config.http.advertise):
+        yield (
+            "http.advertise",
+            f"{config.http.advertise!r}: expected a URL without a path, such as http://10.0.0.1:8400",
+        )
+    for name in config.http.hosts:
+        if not re.fullmatch(r"[A-Za-z0-9_.*-]+", name):
+            yield "http.hosts", f'{name!r}: expected a name without a port, such as "queue.example.com" or "*.internal"'
+    peers = config.raft.peers
+    if peers and config.node.name not in peers:
+        yield "raft.peers", f"lists every member, but not this node ({config.node.name}): add it"
+    for name in peers:
+        if not _NAME.fullmatch(name):
+            yield f"raft.peers.{name}", "a node's name is 1 to 64 of A-Z a-z 0-9 . _ -"
+    if config.cluster.survivor and len(config.members) > 1:
+        yield "cluster.survivor", "goes on alone: --set raft.peers=NAME=HOST:PORT of this node, and of no other"
+    if len(set(peers.values())) < len(peers):
+        yield "raft.peers", "two members have the same address"
+
+
+def _unprotected(config: Config, key: str) -> str:
+    """What an address that others can reach still needs."""
+    if key == "raft.listen":
+        return "" if config.raft.tls_cert else "tls_cert, tls_key and tls_ca under [raft]"
+    needed = [] if config.http.tls_cert else ["tls_cert and tls_key under [http]"]
+    needed += [] if config.security.tokens else ["tokens = true under [security]"]
+    return ", ".join(needed)
+
+
+def _certificates(config: Config) -> Iterator[tuple[str, str]]:
+    for section, needed in (("http", ("tls_cert", "tls_key")), ("raft", ("tls_cert", "tls_key", "tls_ca"))):
+        part = getattr(config, section)
+        given = [name for name in needed if getattr(part, name)]
+        missing = [name for name in needed if name not in given]
+        if given and missing:
+            yield f"{section}.{given[0]}", f"goes with {' and '.join(missing)}"
+    if config.http.tls_cert and config.http.advertise.startswith("http:"):
+        yield "http.advertise", f"{config.http.advertise}: this node has a tls_cert, so it is https://…"
+
+
+def _webhooks(webhooks: WebhooksConfig) -> Iterator[tuple[str, str]]:
+    for network in webhooks.allow:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            yield "webhooks.allow", f'{error}: expected networks such as "10.0.0.0/8"'
+    if webhooks.alert_url and not re.fullmatch(r"https?://[^\s@/]+(/\S*)?", webhooks.alert_url):
+        yield "webhooks.alert_url", f"{webhooks.alert_url!r}: expected a URL such as https://alerts.example.com/hadelay"
+    if not webhooks.user_agent.isprintable() or not webhooks.user_agent.isascii():
+        yield "webhooks.user_agent", "is sent as a header: printable ASCII only"
+
+
+def _archive(where: str) -> Iterator[tuple[str, str]]:
+    if wrong := uris.problem(where):
+        yield "retention.archive", wrong
+    elif uris.is_uri(where) and not where.startswith("file://") and find_spec("pyarrow") is None:
+        yield "retention.archive", f"{where}: a node reads it with pyarrow: pip install 'hadelay[archive]'"
+
+
+def _relations(config: Config) -> Iterator[tuple[str, str]]:
+    raft, http = config.raft, config.http
+    if 0 < raft.election_max_ms < raft.election_min_ms * 5 // 4:
+        yield "raft.election_max_ms", f"is {raft.election_max_ms}; must be at least 1.25 × election_min_ms"
+    if raft.heartbeat_ms * 3 > raft.election_min_ms:
+        yield "raft.heartbeat_ms", f"is {raft.heartbeat_ms}; must be at most a third of election_min_ms"
+    if http.default_lease_ms > http.max_lease_ms:
+        yield "http.default_lease_ms", "is longer than max_lease_ms"
+    if http.default_receive > http.max_receive:
+        yield "http.default_receive", "is more than max_receive"
+    if http.max_batch_bytes < http.max_body_bytes:
+        yield "http.max_batch_bytes", "is smaller than max_body_bytes"
