@@ -73,11 +73,11 @@ STEPS = {
     "settle.ask": Step("server.outlet:Proposals.propose", "some"),
     # Dispatch.
     "dispatch.match": Step("handout.dispatcher:Dispatcher.match", "leader"),
-    "dispatch.grant": Step("server.dispatcher:LeaderDispatcher._grant", "leader"),
-    "dispatch.decided": Step("server.dispatcher:LeaderDispatcher._decided", "leader"),
-    "dispatch.hold": Step("server.ahead:HeldBack.until_due", "leader"),
-    "dispatch.answer": Step("server.polls:Polls.answer", "leader"),
-    "dispatch.cursor": Step("server.cursor:CursorKeeper.send", "leader"),
+    "dispatch.grant": Step("server.delivery.term:Term.grant", "leader"),
+    "dispatch.decided": Step("server.delivery.commit:CommitHandout._decided", "leader"),
+    "dispatch.hold": Step("server.delivery.deferred:DeferredDeliveries.until_due", "leader"),
+    "dispatch.answer": Step("server.delivery.polls:Polls.answer", "leader"),
+    "dispatch.cursor": Step("server.delivery.cursor:CursorKeeper.send", "leader"),
     "dispatch.expired": Step("server.expiry:Expiry._expired", "leader"),
     # Checkpoints and snapshots.
     "checkpoint.begin": Step("server.checkpoints:Checkpoints.begin"),

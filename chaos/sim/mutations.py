@@ -46,11 +46,14 @@ from hadelay.raft.node import RaftNode
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import FOUNDING
 from hadelay.raft.reads import Reads
-from hadelay.server import batcher, cursor, dispatcher
-from hadelay.server.ahead import HeldBack
+from hadelay.server import batcher
 from hadelay.server.batcher import Batcher
 from hadelay.server.clustertime import ClusterClock
-from hadelay.server.dispatcher import LeaderDispatcher
+from hadelay.server.delivery import cursor, interval
+from hadelay.server.delivery.deferred import DeferredDeliveries
+from hadelay.server.delivery.interval import IntervalHandout
+from hadelay.server.delivery.loop import DeliveryLoop
+from hadelay.server.delivery.term import Term
 from hadelay.server.expiry import Expiry
 from hadelay.server.leadership import Leadership
 from hadelay.server.node import Node
@@ -189,13 +192,11 @@ def _forgotten_vote() -> Bug:
 
 def _dispatch_before_commit() -> Bug:
     """Commit mode hands out like interval mode."""
-    become = LeaderDispatcher.on_leader
 
-    def at_once(dispatcher: LeaderDispatcher, term: int) -> None:
-        dispatcher.interval = True
-        become(dispatcher, term)
+    def at_once(loop: DeliveryLoop, term: Term) -> IntervalHandout:
+        return IntervalHandout(term, loop.config, loop.surely_leads)
 
-    return [patch.object(LeaderDispatcher, "on_leader", at_once)]
+    return [patch.object(DeliveryLoop, "_make_handout", at_once)]
 
 
 def _unfenced_grant() -> Bug:
@@ -249,13 +250,13 @@ def _short_leases() -> Bug:
 
 def _unmarked() -> Bug:
     """Interval mode: what may have been handed out before is not marked."""
-    first_time = vars(dispatcher)["first_time"]
+    first_time = vars(interval)["first_time"]
 
     def unmarked(*args: Any) -> Any:
         delivery = first_time(*args)
         return delivery._replace(redelivered=np.zeros(len(delivery.redelivered), np.bool_))
 
-    return [patch.object(dispatcher, "first_time", unmarked)]
+    return [patch.object(interval, "first_time", unmarked)]
 
 
 def _second_answer() -> Bug:
@@ -406,10 +407,10 @@ def _few_waiting() -> Bug:
 
 
 def _not_held_back() -> Bug:
-    def at_once(held: HeldBack, poll: Any, delivery: Any, release: Callable[[Any], None]) -> None:
+    def at_once(held: DeferredDeliveries, poll: Any, delivery: Any, release: Callable[[Any], None]) -> None:
         release(delivery._replace(now_ms=held._clock.read(held._runtime.monotonic())))
 
-    return [patch.object(HeldBack, "until_due", at_once)]
+    return [patch.object(DeferredDeliveries, "until_due", at_once)]
 
 
 def _wall_clock_stamps() -> Bug:
@@ -926,7 +927,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "kept_poll": Mutation(
         "the receive of a consumer that hung up goes on waiting", ("hang-ups",), (),
-        _instead((LeaderDispatcher, "cancel_poll", lambda dispatcher, poll: None)),
+        _instead((DeliveryLoop, "cancel_poll", lambda dispatcher, poll: None)),
     ),
     "lost_timer": Mutation(
         "no lease ever runs out", ("I15",), (), _instead((Expiry, "add", lambda expiry, until_ms, key: None))

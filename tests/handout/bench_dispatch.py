@@ -128,7 +128,7 @@ def take_over(count: int) -> None:
         slices = 0
         desk.run(2_000)
         core.advance(START_MS + int(desk.now))
-        while not core.backlog.sweep():
+        while not core.scans.sweep():
             slices += 1
         report(f"  one round of the sweeper ({slices} slices)", count, time.perf_counter() - start)
         assert desk.dispatcher.sweeper_found == 0

@@ -19,13 +19,15 @@ from hadelay.codec.meta import Meta, pack
 from hadelay.codec.results import Done as Result
 from hadelay.codec.tags import mask_of
 from hadelay.errors import HadelayError
-from hadelay.handout.dispatcher import Delivery, Dispatcher, Offer, Poll
+from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.filters import filter_of
+from hadelay.handout.matching import Offer
+from hadelay.handout.polls import Delivery, Poll
 from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS
 from hadelay.server.clustertime import ClusterClock
-from hadelay.server.dispatcher import LeaderDispatcher
+from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.settings.node import Config, DispatchConfig, RetentionConfig
 from hadelay.version import FEATURE_LEVEL
 from tests.memory import MemoryHours, MemoryNames, MemoryTables
@@ -109,7 +111,7 @@ class Desk:
         self.clock = ClusterClock("n1", ["n1"], floor_ms=0)
         start_ms = START_MS + int(self.now) - clock_behind_ms
         self.clock.observe_wall("n1", start_ms, self.runtime.monotonic(), now_ms=start_ms)
-        self.dispatcher = LeaderDispatcher(
+        self.dispatcher = DeliveryLoop(
             ledger=self.ledger,
             runtime=self.runtime,
             clock=self.clock,

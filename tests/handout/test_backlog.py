@@ -13,12 +13,14 @@ from tests.handout.desk import START_HOUR, Desk
 @pytest.fixture(params=[8_192, 64])
 def small_slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scans, "SLICE", request.param)
-    monkeypatch.setattr("hadelay.handout.dispatcher.SLICE", request.param)
+    monkeypatch.setattr("hadelay.handout.preload.SLICE", request.param)
 
 
 def window(desk: Desk) -> int:
     core = desk.core
-    return max((len(window.places) for topic in core.ready.by_number.values() for window in topic.windows()), default=0)
+    return max(
+        (len(window.entries) for topic in core.waiting.by_number.values() for window in topic.windows()), default=0
+    )
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -55,7 +57,7 @@ def test_a_window_that_runs_over_while_it_is_drained() -> None:
 
 @pytest.mark.usefixtures("small_slices")
 def test_one_second_with_more_than_fits_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hadelay.handout.dispatcher.PRELOAD_ROWS", 200)
+    monkeypatch.setattr("hadelay.handout.preload.PRELOAD_ROWS", 200)
     desk = Desk(window=100, checking=False)
     desk.lead()
     ids = desk.publish_many(1_500, at=15_000, spread_ms=900)
@@ -107,8 +109,8 @@ def test_the_sweeper_finds_what_a_bug_forgot(caplog: pytest.LogCaptureFixture) -
     desk.publish("a", "b", "c", at=1_000)
     desk.run_to(2_000)
     core = desk.core
-    core.ready.queue(0).any.now.places.clear()  # the bug
-    core.ready.size = 0
+    core.waiting.topic(0).any.now.entries.clear()  # the bug
+    core.windows.size = 0
     poll = desk.poll()
     desk.run_to(9_000)
     assert desk.answer(poll) is None
@@ -145,17 +147,17 @@ def test_many_topics_are_swept_in_slices_and_what_is_taken_meanwhile_is_not_forg
     desk.publish("later", topic="later", at=5_000)
     desk.run_to(6_000)
     core = desk.core
-    core.ready.queue(99).any.now.places.pop()  # a bug
-    core.ready.size -= 1
-    assert not core.backlog.sweep()
+    core.waiting.topic(99).any.now.entries.pop()  # a bug
+    core.windows.size -= 1
+    assert not core.scans.sweep()
     for topic in topics[50:]:
         desk.consume(topic, max=1)
     desk.run(1_000)
     steps = 1
-    while not core.backlog.sweep():
+    while not core.scans.sweep():
         steps += 1
     assert steps > 5
-    assert core.backlog.swept == 1
+    assert core.scans.swept == 1
 
 
 def test_an_hour_is_retired_while_the_sweeper_is_in_the_middle_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,10 +168,10 @@ def test_an_hour_is_retired_while_the_sweeper_is_in_the_middle_of_it(monkeypatch
     desk.publish(*names, at=1_000)
     desk.publish("later", at=3 * HOUR_MS)
     desk.run_to(3 * HOUR_MS + 1_000)
-    assert not desk.core.backlog.sweep()
+    assert not desk.core.scans.sweep()
     desk.cancel(*names)
     assert desk.do(encode_retire(START_HOUR)).done
-    while not desk.core.backlog.sweep():
+    while not desk.core.scans.sweep():
         pass
     assert desk.dispatcher.sweeper_found == 0
     assert desk.damage == []
@@ -232,8 +234,8 @@ def test_a_poll_of_several_topics_is_filled_from_all() -> None:
 
 
 def test_many_topics_share_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hadelay.handout.ready._TOTAL", 300)
-    monkeypatch.setattr("hadelay.handout.ready._SMALL_WINDOW", 20)
+    monkeypatch.setattr("hadelay.handout.windows._TOTAL", 300)
+    monkeypatch.setattr("hadelay.handout.windows._SMALL_WINDOW", 20)
     desk = Desk(window=100, checking=False)
     desk.lead()
     ids: list[int] = []
@@ -241,12 +243,12 @@ def test_many_topics_share_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> 
         ids += desk.publish_many(60, topic=f"t{topic}", at=1_000)
     desk.run_to(2_500)
     core = desk.core
-    assert core.ready.size <= 300 + 60
+    assert core.windows.size <= 300 + 60
     for topic in range(30):
         desk.consume(f"t{topic}", max=7)
     desk.run(3_000)
     assert len(set(desk.delivered())) == len(desk.delivered()) == len(ids)
-    assert core.ready.size == 0
+    assert core.windows.size == 0
 
 
 def test_topics_take_turns_when_only_one_poll_comes_at_a_time() -> None:

@@ -9,7 +9,6 @@ import pytest
 from hadelay.codec.commands import MAX_SEQ, Command, encode_audited, encode_purge, encode_topic_delete, encode_topic_put
 from hadelay.codec.results import LeaseOutcome
 from hadelay.errors import Conflict, LimitReached, NoLeader, OutcomeUnknown, Overloaded
-from hadelay.handout import ready
 from hadelay.ledger.topicchanges import READY, SCHEDULED
 from tests.handout.desk import Desk
 
@@ -460,8 +459,9 @@ def test_answered_polls_leave_no_deadlines_behind() -> None:
     desk.lead()
     for _ in range(5_000):
         desk.dispatcher.cancel_poll(desk.poll())
-    polls = desk.dispatcher._term.polls  # type: ignore[union-attr]
-    assert len(polls._deadlines) <= 1_100
+    deadlines = desk.core.waiting.deadlines
+    assert len(deadlines) == 0
+    assert len(deadlines._heap) <= 1_100
 
 
 def test_a_grant_that_is_committed_after_it_was_given_up_runs_out(desk: Desk) -> None:
@@ -584,8 +584,8 @@ def test_grants_go_on_when_a_long_term_has_used_up_their_numbers(desk: Desk) -> 
 
 
 def test_what_waiting_polls_name_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready, "MAX_NAMED", 10)
-    monkeypatch.setattr(ready, "MAX_UNKNOWN", 4)
+    monkeypatch.setattr("hadelay.handout.waiting.MAX_NAMED", 10)
+    monkeypatch.setattr("hadelay.handout.waiting.MAX_UNKNOWN", 4)
     desk.publish("a", "b", topic="t")
     desk.publish("c", topic="u")
     waiting = [desk.poll("x", "y", "z"), desk.poll("x", "y")]
@@ -602,6 +602,6 @@ def test_what_waiting_polls_name_is_bounded(desk: Desk, monkeypatch: pytest.Monk
     assert desk.answer(waiting[-1]) is None
     for poll in waiting:
         desk.dispatcher.cancel_poll(poll)
-    assert desk.core.ready.named == desk.core.ready.waiting == 0
-    assert not desk.core.ready.by_name.keys() - {"t", "u"}
+    assert desk.core.waiting.named == len(desk.core.waiting.queues) == 0
+    assert not desk.core.waiting.by_name.keys() - {"t", "u"}
     assert desk.answer(desk.poll("v", "w")) is None

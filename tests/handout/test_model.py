@@ -109,7 +109,7 @@ class Dispatching(RuleBasedStateMachine):
     @rule()
     def hang_up(self) -> None:
         core = self.desk.core
-        for poll in core.ready.polls()[:2]:
+        for poll in list(core.waiting.queues)[:2]:
             self.desk.dispatcher.cancel_poll(poll)
 
     @rule(lost=st.booleans(), down_ms=st.sampled_from([0, 30, 1_500]))
@@ -188,11 +188,11 @@ class Dispatching(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_what_is_counted(self) -> None:
-        ready = self.desk.core.ready
-        windows = [window for topic in ready.by_name.values() for window in topic.windows()]
-        assert ready.size == sum(len(window.places) for window in windows)
-        flying = sum(topic.flying for topic in ready.by_name.values())
-        assert flying == sum(len(offer.places) for offer in self.desk.offers())
+        core = self.desk.core
+        topics = core.waiting.by_name.values()
+        assert core.windows.size == sum(len(window.entries) for topic in topics for window in topic.windows())
+        in_flight = sum(topic.in_flight for topic in topics)
+        assert in_flight == sum(len(offer.entries) for offer in self.desk.offers())
 
     @invariant()
     def counts_are_right(self) -> None:

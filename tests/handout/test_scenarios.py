@@ -106,7 +106,7 @@ class Player:
         desk.put(names[0], **{name: json.loads(value) for name, value in options.items()})
 
     def do_limited(self, desk: Desk, names: list[str], options: dict[str, str]) -> list[str]:
-        counts = desk.core.ready.throttled
+        counts = desk.core.turns.throttled
         return [" ".join(f"{count}×{cause}" for cause, count in sorted(counts.items())) or "never"]
 
     def do_poll(self, desk: Desk, names: list[str], options: dict[str, str]) -> None:
@@ -166,11 +166,11 @@ class Player:
 
     def do_forget(self, desk: Desk, names: list[str], options: dict[str, str]) -> None:
         """As a bug would: the windows of this topic."""
-        ready = desk.core.ready
+        core = desk.core
         topic = desk.ledger.known_topic(names[0])
-        for window in ready.queue(topic.number).windows():  # type: ignore[union-attr]
-            ready.size -= len(window.places)
-            window.places.clear()
+        for window in core.waiting.topic(topic.number).windows():  # type: ignore[union-attr]
+            core.windows.size -= len(window.entries)
+            window.entries.clear()
 
     def do_swept(self, desk: Desk, names: list[str], options: dict[str, str]) -> list[str]:
         return [f"{desk.dispatcher.sweeper_found} forgotten"]

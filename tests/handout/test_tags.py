@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from hadelay.errors import DamagedFile, LimitReached
-from hadelay.handout import ready
 from hadelay.handout.filters import Filter
 from tests.handout.desk import START_HOUR, Desk
 
@@ -69,7 +68,7 @@ def test_a_line_goes_when_nobody_asks_any_more() -> None:
     desk.publish("x", tags=["b"])
     desk.poll(tags=["a"], wait=1_000)
     desk.run(2_000)
-    topic = desk.core.ready.queue(0)
+    topic = desk.core.waiting.topic(0)
     assert set(topic.filtered) == {Filter(["a"], [])}
     desk.poll(tags=["c"], wait=1_000)
     desk.run(30_000)
@@ -79,12 +78,12 @@ def test_a_line_goes_when_nobody_asks_any_more() -> None:
     desk.publish("z")
     desk.run(10)
     assert topic.plain
-    assert desk.core.ready.size == 3
+    assert desk.core.windows.size == 3
 
 
 def test_filters_have_a_limit_and_room_is_made_of_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready, "TOPIC_FILTERS", 3)
-    monkeypatch.setattr(ready, "MAX_FILTERS", 5)
+    monkeypatch.setattr("hadelay.handout.waiting.TOPIC_FILTERS", 3)
+    monkeypatch.setattr("hadelay.handout.waiting.MAX_FILTERS", 5)
     desk = Desk()
     desk.lead()
     desk.publish("a")
@@ -98,7 +97,7 @@ def test_filters_have_a_limit_and_room_is_made_of_idle_ones(monkeypatch: pytest.
     too_many = desk.poll("w", tags=["t0"])
     assert isinstance(desk.answer(too_many).error, LimitReached)  # type: ignore[union-attr]
     assert all(desk.answer(poll) is None for poll in others)
-    assert desk.core.ready.throttled["filters"] == 2
+    assert desk.core.turns.throttled["filters"] == 2
     desk.publish("b", tags=["t1"])
     desk.run(5)
     assert desk.answer(waiting[1]).names == ["b"]  # type: ignore[union-attr]
@@ -135,5 +134,5 @@ def test_only_those_that_match_pass_the_record() -> None:
     poll = desk.poll(tags=["tag-7-3"], max=100)
     desk.run(20)
     assert desk.answer(poll).names == ["m7"]  # type: ignore[union-attr]
-    core = desk.core.ready
-    assert core.checked == core.false_positives + 1
+    matcher = desk.core.matcher
+    assert matcher.checked == matcher.false_positives + 1

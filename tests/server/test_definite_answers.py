@@ -22,7 +22,7 @@ from hadelay.codec.commands import (
 from hadelay.codec.leasetokens import encode_leases
 from hadelay.codec.results import Done, LeaseOutcome, LeaseResult, RedriveOutcome, RedriveResult, Refused
 from hadelay.errors import BadRequest, DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
-from hadelay.handout.dispatcher import Poll
+from hadelay.handout.polls import Poll
 from hadelay.server.api import Granting
 from hadelay.server.api import Poll as Receive
 from hadelay.server.batcher import Batcher

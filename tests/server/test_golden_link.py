@@ -22,7 +22,7 @@ from hadelay.codec import results
 from hadelay.codec.commands import encode_noop
 from hadelay.errors import HadelayError
 from hadelay.server.askers import Askers
-from hadelay.server.dispatcher import LeaderDispatcher
+from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.link import CALL, Link
 from hadelay.server.node import Node
 from hadelay.server.peers import Peer, Peers
@@ -102,7 +102,7 @@ def reports() -> Any:
         lateness=SimpleNamespace(recent=lambda now: recent),
         _now=lambda: START_MS,
     )
-    return LeaderDispatcher.topic_reports(stub)
+    return DeliveryLoop.topic_reports(stub)
 
 
 def u(*values: int, kind: type = np.uint8) -> Any:

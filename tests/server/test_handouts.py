@@ -14,7 +14,7 @@ from hadelay.codec.formats import handout_delay_ms
 from hadelay.codec.leasetokens import LEASE
 from hadelay.model import Event
 from hadelay.server import service
-from hadelay.server.handouts import Handouts
+from hadelay.server.delivery.handouts import Handouts
 from hadelay.version import SETTLE_LEVEL
 from tests.ledger.world import START_MS, World, draft
 from tests.server.test_lost_disks import wait_for_leader

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hadelay.codec.formats import INDEX
-from hadelay.server.deliveries import RECENT_MINUTES, Lateness, empty
+from hadelay.server.delivery.deliveries import empty
+from hadelay.server.delivery.lateness import RECENT_MINUTES, Lateness
 
 NOW = 1_800_000_000_000
 

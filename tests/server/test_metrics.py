@@ -9,7 +9,7 @@ import pytest
 
 from chaos.sim.cluster import SimCluster
 from hadelay.codec.commands import Draft
-from hadelay.handout.dispatcher import Delivery, Poll
+from hadelay.handout.polls import Delivery, Poll
 from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.http.metrics import lines
 from hadelay.ledger.topics import Topic

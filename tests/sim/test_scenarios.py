@@ -23,7 +23,7 @@ from chaos.sim.tables import SimBackend
 from hadelay.codec.commands import Command, Draft, decode_entry, encode_cancel, encode_reschedule, encode_topic_put
 from hadelay.codec.results import CancelOutcome
 from hadelay.errors import OutcomeUnknown
-from hadelay.handout.dispatcher import Poll
+from hadelay.handout.polls import Poll
 from hadelay.ledger.describe import describe
 from hadelay.ledger.lookup import find_entry
 from hadelay.model import hour_name, unpack_id
@@ -496,7 +496,7 @@ def test_a_leader_that_slept_hands_out_nothing_of_what_others_had_meanwhile():
     got: list[tuple[Any, Any]] = []
     poll = Poll("early", b"r", ("orders",), 1, 700, 5000, lambda d, e: got.append((d, e)))
     leader.runtime.call_soon(leader.dispatcher.poll, poll)
-    scene.until(lambda: bool(leader.dispatcher._term.early))
+    scene.until(lambda: bool(leader.dispatcher._term.deferred))
     asleep.runtime.pause()
     scene.until(lambda: scene.leader() is not leader)
     received = scene.receive(4000)

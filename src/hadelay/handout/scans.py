@@ -8,19 +8,20 @@ that fall due now do not wait for the past.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.formats import SECONDS_PER_HOUR
-from hadelay.handout.lines import Window
+from hadelay.handout.inflight import InFlight
 from hadelay.handout.owed import Owed
-from hadelay.handout.ready import Ready
+from hadelay.handout.queues import Window, entries_of, split
+from hadelay.handout.waiting import Waiting
 from hadelay.handout.wheel import Second
+from hadelay.handout.windows import Windows
 from hadelay.ledger.chain import ChainWalk, Damage
 from hadelay.model import NONE32
 
@@ -28,8 +29,8 @@ from hadelay.model import NONE32
 SLICE = 8_192
 #: What a second costs at least, in rows.
 _SECOND_COST = 128
-#: What a look into a window costs, in rows; and so many places in it as much as one row.
-_WINDOW_COST, _PLACES_PER_ROW = 64, 8
+#: What a look into a window costs, in rows; and so many entries in it as much as one row.
+_WINDOW_COST, _ENTRIES_PER_ROW = 64, 8
 #: A take-over looks through so many rows before it goes on with the present, so that what fell due while nobody led
 #: comes in order; a longer past is looked through beside it.
 _HEAD_START = 8
@@ -37,18 +38,20 @@ _HEAD_START = 8
 _CATCH_UP_ROWS = 1 << 18
 
 
-class Backlog:
-    def __init__(self, owed: Owed, ready: Ready, on_damage: Callable[[Damage], None]) -> None:
-        self.owed, self.ready = owed, ready
+class Scans:
+    def __init__(
+        self, owed: Owed, windows: Windows, waiting: Waiting, in_flight: InFlight, counts: Counter[int],
+        on_damage: Callable[[Damage], None],
+    ) -> None:  # fmt: skip
+        """counts: of ready messages, by topic number; scans add to it what was not counted before."""
+        self._owed, self._windows, self._waiting, self._in_flight = owed, windows, waiting, in_flight
+        self._counts, self._on_damage = counts, on_damage
         #: All messages due by this time were made ready, or are covered by a mark.
         self.tick_ms = 0
         #: Seconds from here on belong to the wheel, which has not loaded them yet.
         self.wheel_second = 0
         #: Messages the sweeper found owed and forgotten: a bug if it is not 0.
         self.swept = 0
-        #: Told (topic, rows) when a scan finds messages that were not counted as ready before.
-        self.on_found: Callable[[int, int], None] = lambda topic, count: None
-        self._on_damage = on_damage
         self._jobs: deque[Iterator[int]] = deque()
         # Take-over: seconds in [_catch_up, _catch_up_end) are still to be looked through.
         self._catch_up = self._catch_up_end = 0
@@ -56,7 +59,7 @@ class Backlog:
         # What the slice that was looked at last has cost, in rows.
         self._cost = 0
         self._sweep: Iterator[int] | None = None
-        ready.on_low = self.rescan
+        windows.on_low = self.rescan
 
     def start(self, second: int, tick_ms: int) -> None:
         """Look through everything owed before `second`, where the wheel starts."""
@@ -86,13 +89,13 @@ class Backlog:
         self._head_start -= SLICE - left
 
     def rescan(self, window: Window) -> None:
-        """It has run low: find more from its mark."""
+        """The window has run low: find more, from its mark on."""
         window.scanning = True
         self._jobs.append(self._rescanning(window))
 
-    def recover(self, hour: int, second: int) -> None:
+    def recover(self, second: int) -> None:
         """The chain of a second that has passed was repaired: find what was out of reach."""
-        self._jobs.append(self._recovering(hour * SECONDS_PER_HOUR + second))
+        self._jobs.append(self._recovering(second))
 
     def sweep(self) -> bool:
         """One slice of looking for what is owed and forgotten; True when it is once round."""
@@ -108,18 +111,18 @@ class Backlog:
     def _owed_rows(self, second: int) -> Iterator[NDArray[np.void]]:
         """Rows of that second that are due, neither settled nor leased: a slice at a time."""
         hour, slot = divmod(second, SECONDS_PER_HOUR)
-        walk = ChainWalk(self.owed.store, hour, slot)
+        walk = ChainWalk(self._owed.store, hour, slot)
         while not walk.done:
             rows = walk.step(SLICE)
             self._cost = max(len(rows), _SECOND_COST)
             if len(rows):
                 rows = rows[rows["deliver_at_ms"] <= self.tick_ms]
-            yield rows[self.owed.view.owed(hour, rows)] if len(rows) else rows
+            yield rows[self._owed.view.owed(hour, rows)] if len(rows) else rows
         if walk.damage is not None:
             self._on_damage(walk.damage)
 
     def _catching_up(self) -> Iterator[int]:
-        while (second := self.owed.view.next_second(self._catch_up, self.tick_ms)) is not None:
+        while (second := self._owed.view.next_second(self._catch_up, self.tick_ms)) is not None:
             if second >= self._catch_up_end:
                 break
             self._catch_up = second
@@ -136,23 +139,23 @@ class Backlog:
         batch = found.take(self.tick_ms)
         if batch is None:
             return
-        for number, places in split(found.hour, batch.indexes, batch.topics):
-            self.on_found(number, len(places))
-            self.ready.add(number, found.second, places)
+        for number, entries in split(found.hour, batch.indexes, batch.topics):
+            self._counts[number] += len(entries)
+            self._windows.add(self._waiting.topic(number), found.second, entries)
         for number, count in found.overflow.items():
-            self.on_found(number, count)
-            self.ready.leave_out(self.ready.queue(number), found.second)
+            self._counts[number] += count
+            self._windows.leave_out(self._waiting.topic(number), found.second)
 
     def _rescanning(self, window: Window) -> Iterator[int]:
-        topic = window.line.topic
+        topic = window.queue.topic
         try:
-            while window.mark is not None and (room := self.ready.room(window)) > 0:
-                window.missed = None
-                second = self._next_scannable(max(window.mark, window.floor))
+            while window.rescan_from is not None and (room := self._windows.room(window)) > 0:
+                window.missed_since_scan = None
+                second = self._next_scannable(max(window.rescan_from, window.floor))
                 if second is None:
-                    window.mark = None
+                    window.rescan_from = None
                     break
-                window.mark = second
+                window.rescan_from = second
                 if second >= self.wheel_second:
                     # Until the wheel has loaded it: what waits there may be of earlier seconds than what ran.
                     yield SLICE
@@ -161,25 +164,26 @@ class Backlog:
                 for rows in self._owed_rows(second):
                     rows = rows[rows["topic"] == topic.number]
                     rows = rows[window.pick(rows)] if len(rows) else rows
-                    found.add(rows[self.ready.unheld(window, places_of(found.hour, rows["index"]))])
+                    found.add(rows[self._in_flight.missing(window, entries_of(found.hour, rows["index"]))])
                     yield self._cost
                 batch = found.take(self.tick_ms)
-                if window.mark is None:
+                if window.rescan_from is None:
                     break  # the topic was deleted meanwhile, or nobody asks for this any more
                 if batch is not None:
-                    self.ready.refill(window, places_of(found.hour, batch.indexes))
+                    self._windows.refill(window, entries_of(found.hour, batch.indexes))
                 if not found.overflow:
                     # Whatever else of this second falls due, or is filed under it, was reported as missed.
-                    window.mark = second + 1 if window.missed is None else min(window.missed, second + 1)
+                    missed = window.missed_since_scan
+                    window.rescan_from = second + 1 if missed is None else min(missed, second + 1)
         finally:
             window.scanning = False
 
     def _next_scannable(self, second: int) -> int | None:
         """The next second at or after this one that has something owed and is not the catching up's business, which
         adds what it finds by itself."""
-        found = self.owed.view.next_second(second, self.tick_ms)
+        found = self._owed.view.next_second(second, self.tick_ms)
         if found is not None and self._catch_up <= found < self._catch_up_end:
-            found = self.owed.view.next_second(self._catch_up_end, self.tick_ms)
+            found = self._owed.view.next_second(self._catch_up_end, self.tick_ms)
         return found if found is not None and found * 1000 <= self.tick_ms else None
 
     def _recovering(self, second: int) -> Iterator[int]:
@@ -208,41 +212,23 @@ class Backlog:
         edges = np.flatnonzero(np.diff(rows["topic"], prepend=NONE32, append=NONE32)).tolist()
         for first, end in pairwise(edges):
             number = int(rows["topic"][first])
-            for window in self.ready.queue(number).windows():
+            for window in self._waiting.topic(number).windows():
                 if spent >= SLICE:
                     yield spent
                     # The others had their turn: some may have been taken.
-                    spent, owed = _SECOND_COST, self.owed.view.owed(hour, rows)
-                spent += _WINDOW_COST + len(window.places) // _PLACES_PER_ROW
-                if window.closed or (window.mark is not None and window.mark <= second):
+                    spent, owed = _SECOND_COST, self._owed.view.owed(hour, rows)
+                spent += _WINDOW_COST + len(window.entries) // _ENTRIES_PER_ROW
+                if window.closed or (window.rescan_from is not None and window.rescan_from <= second):
                     continue
                 some = rows[first:end]
                 some = some.take(np.flatnonzero(owed[first:end] & window.pick(some)))
-                places = places_of(hour, some["index"])
-                wanted = window.line.filter
-                unheld = np.flatnonzero(self.ready.unheld(window, places)).tolist()
-                if lost := [places[n] for n in unheld if self.ready.passes(wanted, hour, some[n])]:
+                entries = entries_of(hour, some["index"])
+                wanted = window.queue.filter
+                missing = np.flatnonzero(self._in_flight.missing(window, entries)).tolist()
+                if lost := [entries[n] for n in missing if self._owed.passes(wanted, hour, some[n])]:
                     count += len(lost)
-                    self.ready.put(window, second, lost)
+                    self._windows.put(window, second, lost)
                     if wanted is None:
-                        self.on_found(number, len(lost))
+                        self._counts[number] += len(lost)
         yield spent
         return count
-
-
-def places_of(hour: int, indexes: NDArray[np.uint32]) -> list[int]:
-    places: Any = indexes.astype(np.int64) + (hour << 32)
-    return places.tolist()  # type: ignore[no-any-return]
-
-
-def split(hour: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> Iterator[tuple[int, list[int]]]:
-    """(topic, places) of each topic, in the order given."""
-    first = int(topics[0])
-    if len(topics) == 1 or (topics == first).all():
-        yield first, places_of(hour, indexes)
-        return
-    order = topics.argsort(kind="stable")
-    ordered = topics[order]
-    edges = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
-    for part in np.split(order, edges):
-        yield int(topics[part[0]]), places_of(hour, indexes[part])

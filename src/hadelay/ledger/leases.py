@@ -95,8 +95,8 @@ def _lease(
     entries = ledger.store.entries(hour, rows["index"])
     rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
     rows["size"] = entries["size"]
-    # A grant only gives out what is due, or will be before its answer leaves (server/ahead.py): never early, whatever
-    # the leader believed.
+    # A grant only gives out what is due, or will be before its answer leaves (server/delivery/deferred.py): never
+    # early, whatever the leader believed.
     free = (entries["deliver_at_ms"] <= due_ms) & ledger.topics.owed(entries)
     bits = bitmap(rows["index"])
     if len(bits) != len(rows):

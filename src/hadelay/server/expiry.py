@@ -129,7 +129,7 @@ _PAUSE_MS = 100
 
 
 class TtlExpiry:
-    """One per term. `filed` takes every time that apply tells of (core.ports.Listener.on_ttl)."""
+    """One per term. `filed` takes every time that apply tells of (ledger.ports.Listener.on_ttl)."""
 
     def __init__(
         self,

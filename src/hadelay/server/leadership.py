@@ -13,7 +13,7 @@ from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import Done, Finished
 from hadelay.server.batcher import Batcher
 from hadelay.server.clustertime import ClusterClock
-from hadelay.server.dispatcher import LeaderDispatcher
+from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.link import Link, Reply
 from hadelay.server.peers import Peers
 from hadelay.server.replica import Replica
@@ -48,7 +48,7 @@ class Leadership:
         link: Link,
         peers: Peers,
         group_commit: Batcher,
-        dispatcher: LeaderDispatcher,
+        dispatcher: DeliveryLoop,
     ) -> None:
         self._config, self._runtime, self._replica, self._clock, self._raft = config, runtime, replica, clock, raft
         self._link, self._peers, self._group_commit, self.dispatcher = link, peers, group_commit, dispatcher

@@ -25,7 +25,7 @@ from hadelay.server.api import PublishDone
 from hadelay.server.batcher import Batcher
 from hadelay.server.checkpoints import Checkpoints
 from hadelay.server.clustertime import ClusterClock
-from hadelay.server.dispatcher import LeaderDispatcher
+from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import Link
 from hadelay.server.machine import Machine
@@ -93,7 +93,7 @@ class Node:
         self.repairer = Repairer(self.name, self.replica, self.link, self.peers)
         self.reader = Reader(self.replica, runtime, self.repairer)
         self.batcher = self._make_batcher()
-        self.dispatcher = LeaderDispatcher(
+        self.dispatcher = DeliveryLoop(
             ledger=self.ledger,
             runtime=runtime,
             clock=self.clock,

@@ -45,10 +45,10 @@ from hadelay.errors import (
     Overloaded,
     shortened,
 )
-from hadelay.handout.dispatcher import WAITING
-from hadelay.handout.dispatcher import Delivery as Handed
-from hadelay.handout.dispatcher import Poll as CorePoll
 from hadelay.handout.filters import filter_of
+from hadelay.handout.polls import WAITING
+from hadelay.handout.polls import Delivery as Handed
+from hadelay.handout.polls import Poll as CorePoll
 from hadelay.ledger import topicchanges
 from hadelay.ledger.describe import describe
 from hadelay.ledger.hourstate import groups

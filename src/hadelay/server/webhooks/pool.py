@@ -27,14 +27,14 @@ from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.meta import unpack
 from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import HadelayError
-from hadelay.handout.lines import Delivery, Poll
+from hadelay.handout.polls import Delivery, Poll
 from hadelay.http.values import format_instant
 from hadelay.ledger.topics import Topic
 from hadelay.model import encode_id
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Propose
 from hadelay.server.api import Histogram
-from hadelay.server.dispatcher import LeaderDispatcher
+from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.reading import Extent, Reader, split_record
 from hadelay.server.replica import Replica
 from hadelay.server.webhooks.call import Answer, Caller, Request
@@ -70,7 +70,7 @@ class Pool:
         now_ms: Callable[[], int],
         propose: Propose,
         *,
-        dispatcher: LeaderDispatcher,
+        dispatcher: DeliveryLoop,
         reader: Reader,
     ) -> None:
         self._name, self._cluster_id, self.config = config.node.name, config.cluster.id, config.webhooks

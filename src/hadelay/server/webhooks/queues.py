@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hadelay.handout.lines import Delivery, Poll
+from hadelay.handout.polls import Delivery, Poll
 from hadelay.ledger.topics import Topic
 from hadelay.server.webhooks.reports import Lease
 from hadelay.server.webhooks.signing import key_of

@@ -10,7 +10,7 @@ from hadelay.ledger.topics import Topic
 from hadelay.model import Event
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Propose
-from hadelay.server.dispatcher import LeaderDispatcher
+from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.reading import Reader
 from hadelay.server.replica import Replica
 from hadelay.server.webhooks.alerts import Alerts
@@ -33,7 +33,7 @@ class Webhooks:
         now_ms: Callable[[], int],
         propose: Propose,
         *,
-        dispatcher: LeaderDispatcher,
+        dispatcher: DeliveryLoop,
         reader: Reader,
     ) -> None:
         """now_ms: cluster time, Unix ms."""

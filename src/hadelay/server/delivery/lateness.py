@@ -1,4 +1,4 @@
-"""Putting together what a consumer gets, and how late it was."""
+"""How late messages were handed out, and how much of that was the cluster's part."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.durations import decode, encode
-from hadelay.codec.formats import INDEX
-from hadelay.codec.leasetokens import LEASE
-from hadelay.codec.results import GrantResult
-from hadelay.handout.dispatcher import LATENESS_BUCKETS_MS, Delivery, Offer
-from hadelay.ledger.grants import HeldGrant
-from hadelay.ledger.ports import HourReader
+from hadelay.handout.polls import Delivery
 from hadelay.ledger.topics import by_topic
-from hadelay.ledger.transitions import FLAG_WAS_DUE
 from hadelay.server.api import Histogram
 
+#: Upper bounds of hadelay_delivery_lateness_seconds, in ms.
+LATENESS_BUCKETS_MS = (
+    1, 2, 5, 10, 15, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 120_000, 300_000, 600_000,
+    1_800_000, *(hours * 3_600_000 for hours in (1, 3, 6, 12, 24, 48, 96, 168)),
+)  # fmt: skip
 _BOUNDS = np.array(LATENESS_BUCKETS_MS)
 #: Upper bounds of hadelay_delivery_delay_seconds.
 _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
@@ -27,74 +26,6 @@ _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 RECENT_MINUTES = 5
 
 Counts = NDArray[np.int64]
-
-
-def empty(now_ms: int) -> Delivery:
-    """Nothing came in time."""
-    u4 = np.zeros(0, np.uint32)
-    return Delivery(
-        0, 0, np.zeros(0, np.uint16), u4, u4, np.zeros(0, np.uint16), np.zeros(0, INDEX), np.zeros(0, np.int64),
-        np.zeros(0, np.bool_), now_ms,
-    )  # fmt: skip
-
-
-def first_time(term: int, offer: Offer, result: GrantResult, suspect_ms: int, now_ms: int) -> Delivery:
-    """What apply granted of an offer. suspect_ms: whatever was due by then may have been handed out before, by a
-    leader that fell before it could say so (interval mode; else 0), as may what was due before it was rescheduled."""
-    granted = result.granted
-    if granted.all():
-        positions = np.arange(len(granted), dtype=np.uint16)
-        hours, indexes, rows, attempts = offer.hours, offer.indexes, offer.rows, result.attempts
-    else:
-        positions = np.flatnonzero(granted).astype(np.uint16)
-        hours, indexes, rows = offer.hours[granted], offer.indexes[granted], offer.rows[granted]
-        attempts = result.attempts[granted]
-    suspect = (rows["deliver_at_ms"] <= suspect_ms) | (rows["flags"] & FLAG_WAS_DUE != 0) & bool(suspect_ms)
-    return Delivery(
-        term,
-        offer.seq,
-        positions,
-        hours,
-        indexes,
-        attempts,
-        rows,
-        np.full(len(positions), result.until_ms, np.int64),
-        (attempts > 1) | suspect,
-        now_ms,
-    )
-
-
-def again(grant: HeldGrant, store: HourReader) -> tuple[Delivery, NDArray[np.void]]:
-    """What is still held of a grant, and the LEASE rows that name it."""
-    positions = np.flatnonzero(grant.rows["open"] == 1)
-    held = grant.rows[positions]
-    rows = np.zeros(len(held), INDEX)
-    for hour in np.unique(held["hour"]).tolist():
-        mine = held["hour"] == hour
-        rows[mine] = store.entries(hour, held["index"][mine])
-    leases = np.zeros(len(held), LEASE)
-    leases["term"], leases["seq"], leases["pos"] = grant.term, grant.seq, positions
-    leases["hour"], leases["index"] = held["hour"], held["index"]
-    delivery = Delivery(
-        grant.term,
-        grant.seq,
-        positions.astype(np.uint16),
-        held["hour"].copy(),
-        held["index"].copy(),
-        held["attempt"].copy(),
-        rows,
-        held["until_ms"].copy(),
-        np.ones(len(held), np.bool_),
-        0,
-    )
-    return delivery, leases
-
-
-def still_held(delivery: Delivery, held: NDArray[np.bool_], until_ms: int, now_ms: int) -> Delivery:
-    """Those of a delivery whose leases were extended."""
-    names = ("positions", "hours", "indexes", "attempts", "rows", "redelivered")
-    until = np.full(np.count_nonzero(held), until_ms, np.int64)
-    return delivery._replace(**{name: getattr(delivery, name)[held] for name in names}, until_ms=until, now_ms=now_ms)
 
 
 class Late(NamedTuple):

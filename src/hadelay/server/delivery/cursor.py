@@ -1,12 +1,13 @@
 """Replicating the tick of both wheels and the localIndex reached: every 50 ms while they change (S2).
 
-It mostly rides in the entry of the grants that made it change. In an idle cluster it does not change, and nothing is
-written.
+The cursor mostly rides in the entry of the grants that made it change. In an idle cluster it does not change, and
+nothing is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from hadelay.codec.commands import encode_cursor
 from hadelay.errors import HadelayError
@@ -20,12 +21,7 @@ class CursorKeeper:
     """One per term."""
 
     def __init__(
-        self,
-        core: Dispatcher,
-        runtime: Runtime,
-        propose: Propose,
-        interval_s: float,
-        settled: Callable[[], None],
+        self, core: Dispatcher, runtime: Runtime, propose: Propose, interval_s: float, settled: Callable[[], None]
     ) -> None:
         """settled: a proposal was committed, or failed."""
         self._core, self._runtime, self._propose, self._interval_s = core, runtime, propose, interval_s
@@ -33,11 +29,9 @@ class CursorKeeper:
         self._alarm = Alarm(runtime, self.send)
         self._sent = core.cursor
         self._sent_at = 0.0
-        self._stopped = False
         self.busy = False
 
     def stop(self) -> None:
-        self._stopped = True
         self._alarm.cancel()
 
     @property
@@ -45,7 +39,7 @@ class CursorKeeper:
         return self._core.cursor != self._sent
 
     def watch(self) -> None:
-        """Propose it now or soon, if it has changed."""
+        """Propose the cursor now or soon, if it has changed."""
         if self.busy or not self.changed:
             return
         at = self._sent_at + self._interval_s
@@ -55,17 +49,16 @@ class CursorKeeper:
             self._alarm.at(at)
 
     def send(self) -> None:
-        if self.busy or self._stopped:
+        if self.busy:
             return
         cursor = self._core.cursor
         self.busy = True
         self._sent_at = self._runtime.monotonic()
-        self._propose(encode_cursor(*cursor), lambda result, error: self._done(cursor, error))
 
-    def _done(self, cursor: tuple[int, int, int], error: HadelayError | None) -> None:
-        if self._stopped:
-            return
-        self.busy = False
-        if error is None:
-            self._sent = cursor
-        self._settled()
+        def done(_: Any, error: HadelayError | None) -> None:
+            self.busy = False
+            if error is None:
+                self._sent = cursor
+            self._settled()
+
+        self._propose(encode_cursor(*cursor), done)

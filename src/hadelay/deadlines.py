@@ -1,0 +1,60 @@
+"""Keys by the time at which each needs attention: leases, deferred deliveries, timeouts of polls, tokens of a rate."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+
+#: Limit of replaced and discarded items in the heap, beyond one for each live key.
+_SPARE = 1_024
+
+
+class Deadlines(Generic[K]):
+    """The owner chooses the clock. Equal times come out in the order of `set`. Replaced and discarded items are dropped
+    when they come up, and all at once when they outnumber the live ones."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, K]] = []
+        #: Each key's item in the heap, in the order of `set`.
+        self._live: dict[K, tuple[float, int, K]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._live)
+
+    def set(self, key: K, at: float) -> None:
+        """Give the key this time instead of the one that it had."""
+        known = self._live.pop(key, None)
+        if known is None or known[0] != at:
+            self._count += 1
+            known = at, self._count, key
+            heapq.heappush(self._heap, known)
+        self._live[key] = known
+        if len(self._heap) > 2 * len(self._live) + _SPARE:
+            self._heap = list(self._live.values())
+            heapq.heapify(self._heap)
+
+    def discard(self, key: K) -> None:
+        self._live.pop(key, None)
+
+    def due(self, now: float, limit: int | None = None) -> list[K]:
+        """Remove and return the keys whose time has come, the earliest first."""
+        found: list[K] = []
+        while (at := self.next()) is not None and at <= now and len(found) != limit:
+            key = heapq.heappop(self._heap)[2]
+            del self._live[key]
+            found.append(key)
+        return found
+
+    def next(self) -> float | None:
+        """The earliest time; None without keys."""
+        heap = self._heap
+        while heap and self._live.get(heap[0][2]) is not heap[0]:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None

@@ -1,0 +1,190 @@
+"""Matching: ready messages for waiting polls, as offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.handout.inflight import InFlight
+from hadelay.handout.owed import Owed
+from hadelay.handout.polls import PROPOSED, U32, Poll
+from hadelay.handout.queues import WaitQueue, Window
+from hadelay.handout.turns import Turns
+from hadelay.handout.waiting import Waiting
+from hadelay.handout.windows import Windows
+
+#: Limit of bytes in one answer, unless a single message is larger.
+GRANT_BYTES = 4 << 20
+#: An answer is deferred until the last message in it is due. Messages that are not due yet go together when no more
+#: than this lies between them.
+_TOGETHER_MS = 8
+#: Limit of entries to look at in one go, of a window of which nothing is owed any more.
+_MAX_AHEAD = 4_096
+
+
+class Part(NamedTuple):
+    """What an offer took from one window."""
+
+    window: Window
+    entries: list[int]
+    rows: NDArray[np.void]
+
+
+@dataclass(eq=False, slots=True)
+class Offer:
+    """Messages taken out of their windows for one poll: the grant to propose."""
+
+    poll: Poll
+    parts: list[Part]
+    entries: list[int]
+    hours: U32
+    indexes: U32
+    rows: NDArray[np.void]
+    seq: int = 0
+    #: Number of the round of proposals that the offer belongs to.
+    round: int = 0
+
+
+class Matcher:
+    def __init__(self, owed: Owed, windows: Windows, waiting: Waiting, turns: Turns, in_flight: InFlight) -> None:
+        self._owed, self._windows, self._waiting, self._turns = owed, windows, waiting, turns
+        self._in_flight = in_flight
+        #: Messages whose tags were read, and those that only seemed to match.
+        self.checked = self.false_positives = 0
+
+    def match(self, room: int, now_ms: int) -> list[Offer]:
+        """Offers for as many waiting polls as there are messages for, of at most `room` messages together. now_ms: what
+        falls due after it is handed out ahead of its time."""
+        offers: list[Offer] = []
+
+        def offer(queue: WaitQueue, room: int) -> int:
+            poll = next(iter(queue.waiters))
+            made = self._offer(poll, queue, room, now_ms)
+            if made is None:
+                return 0
+            self._waiting.unwait(poll)
+            poll.phase = PROPOSED
+            offers.append(made)
+            return len(made.entries)
+
+        self._turns.serve(room, offer)
+        return offers
+
+    def settle(self, offer: Offer, back: NDArray[np.bool_] | None = None) -> None:
+        """The offer was decided. back: what waits again, first in line, in every window that gave it up."""
+        at = len(offer.entries)
+        for window, entries, _ in reversed(offer.parts):
+            window.queue.topic.in_flight -= len(entries)
+            at -= len(entries)
+            if back is None:
+                for entry in entries:
+                    self._in_flight.pop(entry, None)
+                continue
+            for n in reversed(range(len(entries))):
+                skipped_by = self._in_flight.pop(entries[n], ())
+                for each in skipped_by if back[at + n] else ():
+                    if not each.closed:
+                        self._windows.give_back(each, [entries[n]])
+                        self._turns.activate(each.queue)
+        self._turns.leases_ended()
+
+    def refused(self, offer: Offer, refused: NDArray[np.bool_]) -> None:
+        """Apply did not grant these: the limits do not count them."""
+        at = 0
+        for window, entries, _ in offer.parts:
+            self._turns.spend(window, -int(np.count_nonzero(refused[at : at + len(entries)])))
+            at += len(entries)
+
+    def _offer(self, poll: Poll, first: WaitQueue, room: int, now_ms: int) -> Offer | None:
+        """From the queue whose turn it is, then from the poll's others, until the answer is full."""
+        want, size, until_ms = min(poll.max, room), GRANT_BYTES, now_ms
+        parts: list[Part] = []
+        for queue in (first, *(queue for queue in self._waiting.queues[poll] if queue is not first)):
+            for window in queue.windows:
+                while want > 0 and size > 0 and window.entries:
+                    if (most := min(want, self._turns.allowed(window).most)) <= 0:
+                        break
+                    part, cost = self._take(window, most, size, until_ms, bool(parts))
+                    if part.entries:
+                        if not parts:
+                            until_ms = max(now_ms, int(part.rows["deliver_at_ms"].min()) + _TOGETHER_MS)
+                        parts.append(part)
+                        want -= len(part.entries)
+                        size -= cost
+                    elif cost:
+                        size = 0
+        if not parts:
+            return None
+        entries = parts[0].entries if len(parts) == 1 else [place for part in parts for place in part.entries]
+        rows = parts[0].rows if len(parts) == 1 else np.concatenate([part.rows for part in parts])
+        numbers = np.array(entries, np.int64)
+        return Offer(poll, parts, entries, (numbers >> 32).astype(np.uint32), numbers.astype(np.uint32), rows)
+
+    def _take(self, window: Window, want: int, size: int, until_ms: int, more: bool) -> tuple[Part, int]:
+        """Take up to `want` entries of one hour off the window, and drop those that are gone. Returns them with their
+        bytes (1 if there are more, which do not fit).
+        until_ms: what is due later stays. more: the answer has messages already, so none needs to fit that does not;
+        else the message that is due first goes, and those that are due with it."""
+        topic, waiting = window.queue.topic, window.entries
+        hour = waiting[0] >> 32
+        count = max(want, window.scan_ahead)
+        entries: list[int] = []
+        while len(entries) < count and waiting and waiting[0] >> 32 == hour:
+            entries.append(waiting.popleft())
+        self._windows.size -= len(entries)
+        looked = len(entries)
+        if not topic.plain or not self._in_flight.keys().isdisjoint(entries):
+            entries = self._in_flight.free(window, entries)
+        rows, owed = self._owed.look(hour, np.array(entries, np.int64).astype(np.uint32))
+        if topic.overdue_before_ms and not window.overdue:
+            owed = owed & self._windows.on_time(topic, rows)
+        rest: list[int] = []
+        left = entries
+        later = self._later(rows, owed, until_ms, more)
+        if window.queue.filter is not None or not owed.all() or len(entries) > want or later.any():
+            chosen, rest = self._choose(window.queue, hour, rows, owed & ~later, want)
+            rest = sorted([*rest, *np.flatnonzero(owed & later).tolist()])
+            left = [entries[n] for n in chosen]
+            self._windows.give_back(window, [entries[n] for n in rest])
+            rows = rows[chosen]
+        # The more was gone, the more is looked at next time: nothing is looked at twice for long.
+        window.scan_ahead = 0 if left or rest else min(2 * looked, _MAX_AHEAD)
+        cost = int(rows["size"].sum(dtype=np.int64)) or int(more and bool(rest))
+        if cost > size:
+            fits = int(np.cumsum(rows["size"], dtype=np.int64).searchsorted(size, "right"))
+            fits = max(fits, 0 if more else 1)
+            self._windows.give_back(window, left[fits:])
+            left, rows = left[:fits], rows[:fits]
+            cost = max(1, int(rows["size"].sum(dtype=np.int64)))
+        self._windows.rescan_if_low(window)
+        self._turns.charge(window, len(left), cost)
+        self._in_flight.add(window, left)
+        return Part(window, left, rows), cost
+
+    def _later(self, rows: NDArray[np.void], owed: NDArray[np.bool_], until_ms: int, more: bool) -> NDArray[np.bool_]:
+        """Which of these would defer the answer to after the others in it are due."""
+        due = rows["deliver_at_ms"]
+        if not more and owed.any():
+            until_ms = max(until_ms, int(due[owed].min()) + _TOGETHER_MS)
+        return np.asarray(due > until_ms)
+
+    def _choose(
+        self, queue: WaitQueue, hour: int, rows: NDArray[np.void], owed: NDArray[np.bool_], want: int
+    ) -> tuple[list[int], list[int]]:
+        """(the first `want` of those owed that the filter lets pass, what is left over for the next poll)"""
+        waiting = np.flatnonzero(owed).tolist()
+        if queue.filter is None:
+            return waiting[:want], waiting[want:]
+        chosen: list[int] = []
+        for at, n in enumerate(waiting):
+            if len(chosen) == want:
+                return chosen, waiting[at:]
+            self.checked += 1
+            if self._owed.passes(queue.filter, hour, rows[n]):
+                chosen.append(n)
+            else:
+                self.false_positives += 1
+        return chosen, []

@@ -1,0 +1,52 @@
+"""Receives that wait on the leader, and what they are answered with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.errors import HadelayError
+from hadelay.handout.filters import Filter
+
+U32 = NDArray[np.uint32]
+
+#: Phases of a poll. PROPOSED: a grant for it is on its way, or its time is over.
+WAITING, PROPOSED, DONE = 0, 1, 2
+
+
+class Delivery(NamedTuple):
+    """What a consumer gets: a grant, or what is still leased of it. Arrays run in parallel; all empty at a timeout."""
+
+    term: int
+    seq: int
+    positions: NDArray[np.uint16]  # of each message in the grant: part of its lease token
+    hours: U32
+    indexes: U32
+    attempts: NDArray[np.uint16]  # 1 for the first hand-out
+    rows: NDArray[np.void]  # INDEX rows: offset, size, first_id, deliver_at_ms, topic
+    until_ms: NDArray[np.int64]
+    redelivered: NDArray[np.bool_]
+    now_ms: int  # cluster time of the answer
+
+
+@dataclass(eq=False, slots=True)
+class Poll:
+    """A waiting receive. `done` is called exactly once unless the poll is cancelled: with a Delivery, which is empty
+    when nothing came within wait_ms, or with an error."""
+
+    consumer: str
+    request_id: bytes  # b"" for none
+    topics: tuple[str, ...]
+    max: int
+    lease_ms: int
+    wait_ms: int
+    done: Callable[[Delivery | None, HadelayError | None], None]
+    #: None: any message.
+    filter: Filter | None = None
+    #: Set by the leader: WAITING, PROPOSED or DONE, and the monotonic time at which the poll times out.
+    phase: int = WAITING
+    deadline: float = 0.0

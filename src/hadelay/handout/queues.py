@@ -1,0 +1,155 @@
+"""Data of one topic's hand-out: its wait queues, their windows, and its turn among the topics.
+
+A topic has a queue of polls that take any message, and one for each filter that polls ask for (handout/filters.py).
+Each queue has a window of ready messages. A topic with a catch-up rate has a second window per queue, for *overdue*
+messages: those that fell due before `overdue_before_ms`. Messages on time never wait behind the past (ledger/flow.py).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.handout.filters import Filter
+from hadelay.handout.polls import Poll
+from hadelay.ledger.flow import Flow
+
+
+class Window:
+    """Ready messages that one queue may take, as entry numbers: hour << 32 | index."""
+
+    __slots__ = ("closed", "entries", "missed_since_scan", "overdue", "queue", "rescan_from", "scan_ahead", "scanning")
+
+    def __init__(self, queue: WaitQueue, *, overdue: bool, rescan_from: int | None = None) -> None:
+        self.queue, self.overdue = queue, overdue
+        self.entries: deque[int] = deque()
+        #: Low-water mark: the earliest second of which a message was left out. None: no message was.
+        self.rescan_from = rescan_from
+        #: The same, for what was left out since the running scan began.
+        self.missed_since_scan: int | None = None
+        self.scanning = False
+        #: Count of entries to look at next time, beyond the wanted ones: the last ones were all gone.
+        self.scan_ahead = 0
+        #: The window is given up, and gets nothing back.
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"<Window of {self.queue} ready={len(self.entries)} rescan_from={self.rescan_from}>"
+
+    @property
+    def floor(self) -> int:
+        """The first second that can have messages for the window."""
+        return 0 if self.overdue else self.queue.topic.overdue_before_ms // 1000
+
+    def leave_out(self, second: int) -> None:
+        """A message of `second` found no room."""
+        self.rescan_from = second if self.rescan_from is None else min(self.rescan_from, second)
+        self.missed_since_scan = second if self.missed_since_scan is None else min(self.missed_since_scan, second)
+
+    def pick(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Which of these INDEX rows of the topic belong here, by the index alone."""
+        topic, wanted = self.queue.topic, self.queue.filter
+        picked = np.ones(len(rows), np.bool_) if wanted is None else wanted.may(rows["tag_mask"])
+        if topic.overdue_before_ms:
+            picked &= (rows["deliver_at_ms"] < topic.overdue_before_ms) == self.overdue
+        return picked
+
+
+class WaitQueue:
+    """Polls of one topic that ask for the same messages, and the windows of those messages."""
+
+    __slots__ = ("filter", "in_turn", "now", "topic", "waiters", "windows")
+
+    def __init__(self, topic: TopicTurn, wanted: Filter | None, rescan_from: int | None = None) -> None:
+        """rescan_from: 0 when the topic may owe messages already."""
+        self.topic, self.filter = topic, wanted
+        self.waiters: OrderedDict[Poll, None] = OrderedDict()
+        self.now = Window(self, overdue=False, rescan_from=rescan_from)
+        self.windows: tuple[Window, ...] = (self.now,)
+        if topic.overdue_before_ms:
+            self.keep_apart(rescan_from)
+        #: The queue stands in `topic.turns`.
+        self.in_turn = False
+
+    def __repr__(self) -> str:
+        return f"<WaitQueue {self.topic.name} {self.filter} waiting={len(self.waiters)}>"
+
+    @property
+    def can_go(self) -> bool:
+        """There are polls, and messages that may fit them."""
+        return bool(self.waiters) and any(window.entries for window in self.windows)
+
+    def keep_apart(self, rescan_from: int | None) -> None:
+        """From now on overdue messages have a window of their own."""
+        self.windows = (self.now, Window(self, overdue=True, rescan_from=rescan_from))
+
+    def keep_together(self) -> None:
+        self.windows = (self.now,)
+        self.now.leave_out(0)
+
+
+class TopicTurn:
+    """One topic: its queues, its limits and its share of the hand-outs."""
+
+    __slots__ = (
+        "active", "any", "cause", "deficit", "filtered", "flow", "in_flight", "name", "number", "overdue_before_ms",
+        "served", "turns",
+    )  # fmt: skip
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        #: None until the topic exists.
+        self.number: int | None = None
+        #: 0 without a catch-up rate.
+        self.overdue_before_ms = 0
+        self.flow: Flow | None = None
+        self.any = WaitQueue(self, None)
+        self.filtered: dict[Filter, WaitQueue] = {}
+        #: Queues that have both polls and messages.
+        self.turns: deque[WaitQueue] = deque()
+        self.active = False
+        self.deficit = 0
+        #: Number of the topic's last take, counted over all topics.
+        self.served = 0
+        #: Count of messages offered, and neither granted nor refused yet.
+        self.in_flight = 0
+        #: Name of the limit that stops the topic, "" if none does.
+        self.cause = ""
+
+    def __repr__(self) -> str:
+        waiting = sum(len(queue.waiters) for queue in self.queues())
+        return f"<TopicTurn {self.name} ready={len(self.any.now.entries)} waiting={waiting} {self.cause}>"
+
+    @property
+    def plain(self) -> bool:
+        """One window takes every message, as in most topics."""
+        return not self.filtered and not self.overdue_before_ms
+
+    def queues(self) -> Iterator[WaitQueue]:
+        yield self.any
+        yield from self.filtered.values()
+
+    def windows(self) -> list[Window]:
+        return [window for queue in self.queues() for window in queue.windows]
+
+
+def entries_of(hour: int, indexes: NDArray[np.uint32]) -> list[int]:
+    entries: Any = indexes.astype(np.int64) + (hour << 32)
+    return entries.tolist()  # type: ignore[no-any-return]
+
+
+def split(hour: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> Iterator[tuple[int, list[int]]]:
+    """(topic, entries) of each topic, in the order given."""
+    first = int(topics[0])
+    if len(topics) == 1 or (topics == first).all():
+        yield first, entries_of(hour, indexes)
+        return
+    order = topics.argsort(kind="stable")
+    ordered = topics[order]
+    edges = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    for part in np.split(order, edges):
+        yield int(topics[part[0]]), entries_of(hour, indexes[part])

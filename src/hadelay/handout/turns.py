@@ -1,0 +1,145 @@
+"""Whose turn it is: fairness between topics, and the limits of each topic.
+
+Topics take turns (deficit round robin): a topic that hands out large messages, or many, waits until the others had as
+much; within a topic its queues take turns. Nothing here costs more because 10,000 polls are waiting.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+
+from hadelay.deadlines import Deadlines
+from hadelay.handout.queues import TopicTurn, WaitQueue, Window
+from hadelay.ledger.flow import UNLIMITED, Room
+from hadelay.ledger.topics import Topic
+from hadelay.model import NEVER_MS
+
+#: What one turn of a topic may hand out before the next topic has its turn, in bytes; a message also costs a fixed sum.
+_QUANTUM = 64 * 1024
+_MESSAGE_COST = 256
+
+
+class Turns:
+    def __init__(self, topic_at: Callable[[int], Topic]) -> None:
+        """topic_at: the topic of a number."""
+        #: Cluster time of the last `tick`.
+        self.now_ms = 0
+        #: How often a topic that had a message for a poll was stopped by a limit, by the limit's name.
+        self.throttled: Counter[str] = Counter()
+        self._topic_at = topic_at
+        self._ring: deque[TopicTurn] = deque()
+        #: Count of takes for any poll.
+        self._served = 0
+        #: Topics that are out of tokens.
+        self._refills: Deadlines[TopicTurn] = Deadlines()
+        #: Topics at their concurrency.
+        self._full: dict[TopicTurn, None] = {}
+
+    def tick(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        for topic in self._refills.due(now_ms):
+            self.go_on(topic)
+
+    def next_ms(self) -> int:
+        """When a topic that waits for tokens gets some, NEVER_MS if none waits."""
+        at_ms = self._refills.next()
+        return NEVER_MS if at_ms is None else int(at_ms)
+
+    def activate(self, queue: WaitQueue) -> None:
+        """The queue got polls or messages: give it turns if it has both."""
+        if not queue.can_go:
+            return
+        topic = queue.topic
+        if not queue.in_turn:
+            queue.in_turn = True
+            topic.turns.append(queue)
+        if not topic.active:
+            topic.active = True
+            self._ring.append(topic)
+
+    def go_on(self, topic: TopicTurn) -> None:
+        """A limit may allow more now."""
+        topic.cause = ""
+        self._refills.discard(topic)
+        for queue in topic.queues():
+            self.activate(queue)
+
+    def leases_ended(self) -> bool:
+        """Leases ended, or offers were decided: True if topics at their concurrency may go on."""
+        full, self._full = self._full, {}
+        for topic in full:
+            self.go_on(topic)
+        return bool(full)
+
+    def serve(self, room: int, offer: Callable[[WaitQueue, int], int]) -> None:
+        """Give turns as long as there is something to hand out, of at most `room` messages together. offer(queue, room)
+        serves the queue's first poll and returns the count of messages."""
+        ring = self._ring
+        while ring and room > 0:
+            topic = ring[0]
+            topic.deficit += _QUANTUM
+            idle = False
+            while topic.deficit > 0 and room > 0 and not idle:
+                queue = self._next_queue(topic)
+                if queue is None:
+                    idle = True
+                else:
+                    room -= offer(queue, room)
+            if idle:
+                ring.popleft()
+                topic.active, topic.deficit = False, 0
+            else:
+                ring.rotate(-1)
+
+    def _next_queue(self, topic: TopicTurn) -> WaitQueue | None:
+        """The next queue that has a poll and messages that the limits allow."""
+        stopped: Room | None = None
+        for _ in range(len(topic.turns)):
+            queue = topic.turns[0]
+            if not queue.can_go:
+                topic.turns.popleft().in_turn = False
+                continue
+            topic.turns.rotate(-1)
+            for window in queue.windows:
+                if window.entries:
+                    room = self.allowed(window)
+                    if room.most > 0:
+                        return queue
+                    if stopped is None or room.again_ms < stopped.again_ms:
+                        stopped = room
+        if stopped is not None:
+            self._stop(topic, stopped)
+        return None
+
+    def _stop(self, topic: TopicTurn, room: Room) -> None:
+        """The topic has messages for a poll, and a limit forbids to hand them out."""
+        if topic.cause != room.cause:
+            self.throttled[room.cause] += 1
+        topic.cause = room.cause
+        if room.cause == "concurrency":
+            self._full[topic] = None
+        if room.again_ms < NEVER_MS:
+            self._refills.set(topic, room.again_ms)
+        else:
+            self._refills.discard(topic)
+
+    def allowed(self, window: Window) -> Room:
+        topic = window.queue.topic
+        if topic.flow is None or topic.number is None:
+            return UNLIMITED
+        return topic.flow.room(self._topic_at(topic.number).leased + topic.in_flight, window.overdue, self.now_ms)
+
+    def charge(self, window: Window, count: int, size: int) -> None:
+        """So many messages of the window, of `size` bytes together, are offered."""
+        topic = window.queue.topic
+        self._served += 1
+        topic.served = self._served
+        topic.deficit -= size + _MESSAGE_COST * count
+        topic.in_flight += count
+        self.spend(window, count)
+
+    def spend(self, window: Window, count: int) -> None:
+        """Take tokens of the topic's rates; a negative count gives them back."""
+        if window.queue.topic.flow is not None:
+            window.queue.topic.flow.take(count, window.overdue, self.now_ms)

@@ -1,0 +1,108 @@
+"""Commit mode (default): a hand-out is a grant that is proposed, decided by apply, and only then answered.
+
+A grant is proposed as much ahead of its time as grants take lately, so that it is committed when its messages fall due:
+lateness contains no commit. The answer is deferred until they are due (deferred.py), so nothing is handed out early.
+While two rounds of grants are on their way, what falls due joins the next.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+from hadelay.codec.results import GrantResult
+from hadelay.errors import HadelayError, OutcomeUnknown
+from hadelay.handout.matching import Offer
+from hadelay.handout.polls import DONE, Poll
+from hadelay.server.delivery.deliveries import first_time
+from hadelay.server.delivery.term import Term
+
+#: Pause after a proposal that could not be made, in seconds.
+BACKOFF_S = 0.02
+#: Limit of rounds of grants on their way at once.
+_MAX_ROUNDS = 2
+
+
+class CommitLatency:
+    """How long grants take lately: smoothed as TCP smooths its round trips (RFC 6298)."""
+
+    def __init__(self, most_ms: int) -> None:
+        """most_ms: upper limit of `ms`; 0: grants are proposed when they are due."""
+        self.most_ms = most_ms
+        self.ms = 0
+        self._smoothed = self._variation = 0.0
+
+    def took(self, ms: float) -> None:
+        """A grant was decided that long after it was proposed. The next may have to wait for it, and takes as long."""
+        if not self._smoothed:
+            self._smoothed, self._variation = ms, ms / 2
+        else:
+            self._variation += (abs(ms - self._smoothed) - self._variation) / 4
+            self._smoothed += (ms - self._smoothed) / 8
+        self.ms = min(self.most_ms, int(2 * self._smoothed + 4 * self._variation))
+
+
+class CommitHandout:
+    def __init__(self, term: Term, latency: CommitLatency) -> None:
+        self._term, self._latency = term, latency
+        #: No new proposals before this monotonic time.
+        self._resting_until = 0.0
+        #: Offers of each round that are not decided yet.
+        self._rounds: list[set[Offer]] = []
+
+    @property
+    def ahead_ms(self) -> int:
+        return self._latency.ms
+
+    def ready_at(self, mono: float) -> float:
+        if mono < self._resting_until:
+            return self._resting_until
+        return math.inf if len(self._rounds) >= _MAX_ROUNDS else mono
+
+    def hand_out(self, offers: list[Offer], now_ms: int) -> None:
+        term, mono = self._term, self._term.runtime.monotonic()
+        if offers:
+            self._rounds.append(set(offers))
+        for offer in offers:
+            term.propose(term.grant(offer, now_ms, handed=False), partial(self._decided, offer, mono))
+
+    def _decided(self, offer: Offer, proposed: float, result: Any, error: HadelayError | None) -> None:
+        """What apply made of a grant."""
+        term = self._term
+        mono = term.runtime.monotonic()
+        self._latency.took((mono - proposed) * 1000)
+        del term.offers[offer.seq]
+        for offers in self._rounds:
+            offers.discard(offer)
+        self._rounds = [offers for offers in self._rounds if offers]
+        poll = term.polls.current(offer.poll)
+        granted = error is None and isinstance(result, GrantResult) and result.existing is None
+        term.core.settle_offer(offer, result.granted if granted else None)
+        if granted:
+            self._granted(offer, result, poll)
+        elif isinstance(result, GrantResult) and result.existing is not None:
+            term.hand_out_again(poll, result.existing)
+        else:
+            self._resting_until = mono + BACKOFF_S
+            if error is None or isinstance(error, OutcomeUnknown):
+                term.polls.answer(poll, None, error or HadelayError(f"the grant was refused: {result}"))
+            else:
+                term.wait_on(poll)
+        term.changed()
+
+    def _granted(self, offer: Offer, result: GrantResult, poll: Poll) -> None:
+        if not result.granted.any():
+            self._term.wait_on(poll)
+        elif poll.phase != DONE:  # else it hung up after the proposal: the lease has to run out
+            delivery = first_time(self._term.number, offer, result, 0, self._term.now())
+            self._term.deferred.until_due(poll, delivery, partial(self._term.deliver, poll))
+
+    def take_over(self, poll: Poll) -> bool:
+        return False  # a poll whose grant is on its way is not answered yet: `Polls.replace` found it
+
+    def record(self) -> None:
+        """Everything is proposed before it is handed out."""
+
+    def stop(self) -> None:
+        """There is no timer."""

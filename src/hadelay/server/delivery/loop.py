@@ -1,0 +1,374 @@
+"""The delivery loop of the leader: timers, and turns of the dispatcher. handout/dispatcher.py decides who gets what.
+
+Works between on_leader, when the no-op of the term is applied, and on_follower, and keeps nothing beyond.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.codec.commands import MAX_AHEAD_MS, Command
+from hadelay.errors import HadelayError, LimitReached, NoLeader
+from hadelay.handout.dispatcher import Dispatcher
+from hadelay.handout.polls import DONE, Delivery, Poll
+from hadelay.handout.waiting import MAX_FILTERS, MAX_NAMED, MAX_UNKNOWN, TOPIC_FILTERS
+from hadelay.ledger.chain import Damage
+from hadelay.ledger.flow import is_limited
+from hadelay.ledger.ports import Listener
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.topics import Topic
+from hadelay.ledger.views import HandoutView, MaintenanceView
+from hadelay.platform.runtime import Runtime
+from hadelay.raft.ports import Done, Propose
+from hadelay.server.alarm import Alarm
+from hadelay.server.askers import Askers
+from hadelay.server.clustertime import ClusterClock
+from hadelay.server.delivery.commit import CommitHandout, CommitLatency
+from hadelay.server.delivery.handouts import Handouts
+from hadelay.server.delivery.interval import IntervalHandout
+from hadelay.server.delivery.lateness import Delays, Lateness
+from hadelay.server.delivery.term import Handout, Term
+from hadelay.server.expiry import Expiry, TtlExpiry
+from hadelay.server.janitor import Janitor
+from hadelay.server.readahead import ReadAhead
+from hadelay.settings.node import Config
+
+log = logging.getLogger(__name__)
+
+#: Commands that may stop a topic's hand-outs; AUDITED may contain one.
+_STOPPING = frozenset((Command.TOPIC_PUT, Command.TOPIC_DELETE, Command.PURGE, Command.AUDITED))
+#: Timers have limits; to wake once an hour costs nothing.
+_LONGEST_SLEEP_S = 3_600.0
+_TOO_MANY_FILTERS = (
+    f"consumers ask for {TOPIC_FILTERS} different combinations of tags of one topic, or {MAX_FILTERS} in all, already: "
+    "use fewer, or topics"
+)
+_TOO_MANY_NAMED = f"waiting receives name {MAX_NAMED} topics already, or {MAX_UNKNOWN} that are not there: name fewer"
+#: Slices of the index that the sweeper looks at each time.
+_SWEEP_SLICES = 16
+
+
+class DeliveryLoop:
+    """Runs on every node, works only between on_leader and on_follower. Its core is `state.listener` meanwhile."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        runtime: Runtime,
+        clock: ClusterClock,
+        propose: Propose,
+        config: Config,
+        on_damage: Callable[[int, int, str], None] | None = None,
+        surely_leads: Callable[[], bool] = lambda: True,
+        watch: Callable[[Topic], None] = lambda topic: None,
+        read_ahead: ReadAhead | None = None,
+    ) -> None:
+        """propose: the batcher's. on_damage(hour, index, what): a chain is broken at that entry; after the repair
+        call `repaired(hour)`. surely_leads: no other node can be leading yet (interval mode hands out on that).
+        watch: handout.dispatcher's; while this node leads."""
+        self.ledger, self.runtime, self.clock = ledger, runtime, clock
+        self.propose, self.config, self.on_damage = propose, config, on_damage
+        self.surely_leads, self.watch, self._read_ahead = surely_leads, watch, read_ahead
+        #: Plain ints for /metrics.
+        self.handed_out = 0
+        self.damaged_links = 0
+        self.lateness = Lateness()
+        self.askers = Askers()
+        self.handouts = Handouts()
+        self.delays = Delays()
+        self._latency = CommitLatency(min(config.dispatch.max_ahead_ms, MAX_AHEAD_MS))
+        self._swept_before = 0
+        self._throttled_before: Counter[str] = Counter()
+        self._term: Term | None = None
+        self._turning = False
+        self._due, self._sweep_alarm = Alarm(runtime, self._turn_soon), Alarm(runtime, self._sweep)
+
+    # ---- leading
+
+    def on_leader(self, term: int) -> None:
+        """The no-op of `term` is applied, clock.lead was called, and the clock is ready."""
+        self.on_follower()
+        now, dispatch = self._now(), self.config.dispatch
+        self.askers = Askers()
+        core = Dispatcher(
+            HandoutView(self.ledger),
+            preload_ms=dispatch.preload_ms,
+            window=dispatch.ready_window,
+            wake=self._turn_soon,
+            on_damage=self._damaged,
+            on_lease=lambda grant: self._expiry.add(grant.next_until_ms(), grant.key),
+            on_ttl=lambda at_ms: self._ttl.filed(at_ms),
+            watch=self.watch,
+            on_open=self._opened,
+            on_load=self._loaded,
+        )
+        core.start(now)
+        self.ledger.listener = core
+        self._term = Term(
+            term, core, ledger=self.ledger, runtime=self.runtime, clock=self.clock, config=self.config,
+            propose=self.propose, turn_soon=self._turn_soon, on_delivery=self._delivered,
+        )  # fmt: skip
+        self._handout = self._make_handout(self._term)
+        #: Also of grants whose proposal was given up as unknown: they may be committed later, and have to run out.
+        self._expiry = Expiry(
+            self.ledger, self.runtime, self.clock, self.propose, now + self.config.limits.max_clock_skew_ms
+        )
+        self._ttl = TtlExpiry(self.ledger, self.runtime, self.clock, self._propose_behind)
+        self._janitor = Janitor(
+            MaintenanceView(self.ledger), self.runtime, self._now, self._propose_behind, self.config.retention
+        )
+        self._arm_sweeper()
+        self._turn_soon()
+
+    def _make_handout(self, term: Term) -> Handout:
+        if self.config.dispatch.sync == "interval":
+            return IntervalHandout(term, self.config, lambda: self.surely_leads())
+        return CommitHandout(term, self._latency)
+
+    def on_follower(self) -> None:
+        """Stop at once, answer every poll, clear what only a leader knows."""
+        term, self._term = self._term, None
+        if term is None:
+            return
+        self.ledger.listener = Listener()
+        self.handouts.forget()
+        for part in (self._expiry, self._janitor, self._ttl, self._handout):
+            part.stop()
+        self._due.cancel()
+        self._sweep_alarm.cancel()
+        self._swept_before += term.core.scans.swept
+        self._throttled_before += term.core.turns.throttled
+        term.stop()
+
+    def clock_changed(self) -> None:
+        """The clock was slewed: timers that were set by it are set again."""
+        if self._term is not None:
+            self._due.cancel()
+            self._term.deferred.clock_changed()
+            self._turn_soon()
+
+    def _opened(self, hour: int) -> None:
+        if self._read_ahead is not None:
+            self._read_ahead.index(hour)
+
+    def _loaded(self, hour: int, rows: NDArray[np.void], ahead_ms: int) -> None:
+        if self._read_ahead is not None:
+            self._read_ahead.records(hour, rows, ahead_ms / 1000)
+
+    def repaired(self, hour: int) -> None:
+        """Damaged entries of the hour were repaired: walk its broken seconds again."""
+        if self._term is not None:
+            self._term.core.repaired(hour)
+
+    def _damaged(self, damage: Damage) -> None:
+        self.damaged_links += 1
+        log.error("chain_damaged", extra=damage._asdict())
+        if self.on_damage is not None:
+            self.on_damage(damage.hour, damage.at, damage.what)
+
+    def _now(self) -> int:
+        return self.clock.read(self.runtime.monotonic())
+
+    # ---- polls
+
+    def poll(self, poll: Poll) -> None:
+        """Only on the leader (else done(None, NoLeader) at once)."""
+        term = self._term
+        if term is None:
+            poll.phase = DONE
+            poll.done(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
+            return
+        poll.deadline = self.runtime.monotonic() + poll.wait_ms / 1000.0
+        self.askers.note(poll.consumer, poll.topics, self._now())
+        if poll.request_id and term.is_repeated(poll, self._handout):
+            return
+        if not term.core.waiting.has_room(poll):
+            term.polls.answer(poll, None, LimitReached(_TOO_MANY_NAMED, retry_after_ms=1_000))
+        elif not term.core.waiting.admits(poll):
+            term.polls.answer(poll, None, LimitReached(_TOO_MANY_FILTERS, retry_after_ms=1_000))
+        else:
+            term.polls.wait(poll)
+            self._turn_soon()
+
+    def cancel_poll(self, poll: Poll) -> None:
+        """The consumer is gone: unless a grant is proposed for it already, it gets none. `done` is not called."""
+        if self._term is not None:
+            self._term.polls.cancel(poll)
+        poll.phase = DONE
+
+    # ---- one turn: what is due, who gets it, when to look again
+
+    def _turn_soon(self) -> None:
+        if not self._turning and self._term is not None:
+            self._turning = True
+            self.runtime.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turning = False
+        term = self._term
+        if term is None:
+            return
+        core = term.core
+        if term.holding:
+            self._answer_late_polls(term)
+            return  # the wheels stand still, too: their tick is what is handed over
+        ahead_ms = self._handout.ahead_ms
+        aligned = self._now() + ahead_ms >= core.resume_ms
+        if aligned and core.busy:
+            core.work()
+            if core.past_first:
+                self._turn_soon()
+                return
+        next_ms = core.advance(self._now() + ahead_ms)
+        self._hand_out(term)
+        self._answer_late_polls(term)
+        term.cursor.watch()
+        self._janitor.watch()
+        if aligned and core.busy:
+            self._turn_soon()
+        self._wake_at(next_ms)
+
+    def _wake_at(self, cluster_ms: int) -> None:
+        mono = self.runtime.monotonic()
+        self._due.at(mono + min(self.clock.delay_s(cluster_ms - self._handout.ahead_ms, mono), _LONGEST_SLEEP_S))
+
+    def _answer_late_polls(self, term: Term) -> None:
+        deadline = term.answer_late_polls()
+        if deadline is not None:
+            self._due.at(deadline)
+
+    def _hand_out(self, term: Term) -> None:
+        mono = self.runtime.monotonic()
+        ready_at = self._handout.ready_at(mono)
+        if ready_at > mono:
+            self._due.at(ready_at)
+            return
+        now_ms = self._now()
+        offers = term.core.match(now_ms)
+        self._wake_at(term.core.turns.next_ms())
+        self._handout.hand_out(offers, now_ms)
+
+    def _delivered(self, poll: Poll, delivery: Delivery) -> None:
+        self.handed_out += len(delivery.indexes)
+        self.lateness.count(delivery)
+        waited_ms = poll.wait_ms - 1000 * (poll.deadline - self.runtime.monotonic())
+        self.delays.count(delivery, waited_ms, lambda number: is_limited(self.ledger.topics[number].settings))
+
+    # ---- settlements, and what is proposed behind the hand-outs
+
+    def in_order(self, command: bytes, done: Done) -> Done:
+        """What may stop a topic's hand-outs is answered after those that were granted before: nothing of a topic is
+        handed out once its pause, purge or deletion is answered."""
+
+        def decided(result: Any, error: HadelayError | None) -> None:
+            if self._term is not None:
+                self._term.deferred.when_released(partial(done, result, error))
+            else:
+                done(result, error)
+
+        return decided if command[0] in _STOPPING else done
+
+    def answered(self, term: int, seq: int, positions: NDArray[np.integer], due_ms: int) -> None:
+        """These positions of a grant were handed to their consumer, now. due_ms: when the last of them was due."""
+        if self._term is not None and self._term.number == term:
+            self.handouts.answered(self.ledger, (term, seq), positions, due_ms, self._now())
+
+    def settling(self, command: bytes) -> bytes:
+        """The command, with what this leader knows of the leases that it settles."""
+        return self.handouts.settling(self.ledger, command) if self._term is not None else command
+
+    def before_settlement(self) -> None:
+        """Call before proposing any ack, nack, extend or cancel: in interval mode hand-outs go first."""
+        if self._term is not None:
+            self._handout.record()
+
+    def _propose_behind(self, command: bytes, done: Done) -> None:
+        """Behind the hand-outs: of an hour that was retired first, apply could not tell what is in somebody's hands.
+        And what is in them expires no more."""
+        self.before_settlement()
+        self.propose(command, done)
+
+    # ---- planned transfer
+
+    def hold(self, done: Callable[[], None]) -> None:
+        """A planned transfer: hand out nothing more, commit the dispatch state, then done()."""
+        if self._term is None:
+            done()
+        else:
+            self._handout.record()
+            self._term.hold(done)
+
+    def resume(self) -> None:
+        """Nobody took over: go on."""
+        if self._term is not None:
+            self._term.resume()
+
+    # ---- to be sure
+
+    def _arm_sweeper(self) -> None:
+        self._sweep_alarm.at(self.runtime.monotonic() + self.config.dispatch.sweep_ms / 1000.0)
+
+    def _sweep(self, slices: int = _SWEEP_SLICES) -> None:
+        if self._term is None:
+            return
+        self._turn_soon()  # the wheels may have stood still for long: it looks at what they have passed
+        core = self._term.core
+        before = core.scans.swept
+        if slices and not core.busy and not core.scans.sweep():
+            self.runtime.call_soon(self._sweep, slices - 1)
+        else:
+            self._arm_sweeper()
+        if core.scans.swept > before:
+            log.error("messages_forgotten", extra={"found": core.scans.swept - before})
+
+    # ---- what others ask
+
+    @property
+    def sweeper_found(self) -> int:
+        """Messages that were owed and forgotten, since this process started. A bug unless 0."""
+        return self._swept_before + (self._term.core.scans.swept if self._term is not None else 0)
+
+    def cursor(self) -> tuple[int, int, int]:
+        """(hour tick, second tick, localIndex): of the wheels here, or as replicated."""
+        return self._term.core.cursor if self._term is not None else self.ledger.cursor
+
+    def throttled(self) -> dict[str, int]:
+        """How often a topic with a message for somebody was stopped, by the limit's name; `filters`: polls refused."""
+        return dict(self._throttled_before + (self._term.core.turns.throttled if self._term is not None else Counter()))
+
+    def tag_checks(self) -> tuple[int, int]:
+        """Records whose tags were read because their mask fitted, and how many of them did not match."""
+        matcher = self._term.core.matcher if self._term is not None else None
+        return (matcher.checked, matcher.false_positives) if matcher is not None else (0, 0)
+
+    def waiting_polls(self) -> int:
+        return len(self._term.core.waiting.queues) if self._term is not None else 0
+
+    def window_size(self) -> int:
+        """Places of ready messages in memory."""
+        return self._term.core.windows.size if self._term is not None else 0
+
+    def ready_counts(self, numbers: Iterable[int] | None = None) -> dict[int, tuple[int, int]]:
+        """Per topic number, of these or of all: how many messages are due, not leased and not settled, and when the
+        oldest fell due. Topics without any are left out."""
+        if self._term is None:
+            return {}
+        core = self._term.core
+        every = core.ready_counts
+        counts = {number: every[number] for number in (every if numbers is None else numbers) if every[number] > 0}
+        oldest = core.oldest_ready_ms(counts)
+        return {number: (count, oldest[number]) for number, count in counts.items()}
+
+    def topic_reports(self) -> dict[int, tuple[int, ...]]:
+        """Per topic number: ready messages, when the oldest fell due; and `Late` of the last minutes."""
+        ready, late = self.ready_counts(), self.lateness.recent(self._now())
+        numbers = {**ready, **late}
+        return {number: (*ready.get(number, (0, 0)), *late.get(number, (0, 0, 0, 0))) for number in numbers}
