@@ -6,6 +6,7 @@ import random
 from hashlib import sha256
 from typing import Any
 
+from chaos.sim import receiver
 from chaos.sim.door import Client, Reply, Request
 from chaos.sim.history import Order
 from hadelay.errors import HadelayError, NoLeader
@@ -59,7 +60,10 @@ class AdminClient(Client):
             self._next()
 
         steps = {"min_ms": 20, "max_ms": 400, "factor": 3, "jitter": 0.5}
-        config = {"max_attempts": self.workload.max_attempts, "backoff": self.random.choice(([50, 300], steps))}
+        backoff = self.random.choice(([50, 300], steps))
+        config: dict[str, Any] = {"max_attempts": self.workload.max_attempts, "backoff": backoff}
+        if self.cluster.receiver is not None:
+            config["webhook"] = receiver.SETTINGS
         self._ask(lambda service: service.put_topic(self.topic, config), replied)
 
     def _next(self) -> None:

@@ -22,6 +22,7 @@ from chaos.sim.history import History, Violation, number_of
 from chaos.sim.logsafety import LogSafety
 from chaos.sim.loop import SimLoop
 from chaos.sim.network import NetworkProfile, SimNet, SimNetwork
+from chaos.sim.receiver import Caller, Receiver
 from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend
 from hadelay.codec.commands import Command, decode, decode_entry, members_in
@@ -126,11 +127,6 @@ class Workload:
     def limited(self) -> str:
         return self.topics[-1]
 
-    @property
-    def pulled(self) -> tuple[str, ...]:
-        """Topics that consumers receive from."""
-        return self.topics
-
     def delay_ms(self, rng: random.Random) -> int:
         chance = rng.random()
         if chance < self.far:
@@ -186,6 +182,8 @@ class SimCluster:
         self.net = SimNet(self.world, profile)
         self.safety = LogSafety(self.net, self._unsafe, quiet_s=RaftConfig().election_min_ms / 1000)
         self.door = Door(self)
+        #: The receiver of the limited topic's webhook; None: it has none.
+        self.receiver: Receiver | None = None
         self.restart, self.window_ms = restart, window_ms
         rng = self.world.random
         #: Small: whoever lags gets files, not entries.
@@ -329,6 +327,8 @@ class SimCluster:
         if self.fuzzed:
             node.storage.hours._heads.worth_writing = 8
         self._observe(process, node)
+        if self.receiver is not None:
+            node.push.call_by(Caller(self.receiver, process))
         for hook in self.on_boot:
             hook(node)
         node.start()
@@ -477,6 +477,11 @@ class SimCluster:
 
     # -- looking
 
+    @property
+    def pulled(self) -> tuple[str, ...]:
+        """Topics that consumers receive from."""
+        return self.workload.topics if self.receiver is None else self.workload.topics[:-1]
+
     def fails(self, body: bytes) -> bool:
         """What this message asks its consumer to do cannot be done: whoever tries."""
         number = number_of(body)
@@ -554,10 +559,8 @@ class SimCluster:
             self.stamps.append((at, now_ms))
         self.term_began.setdefault(term, self.world.now)
         for (kind, body), result in zip(commands, results, strict=True):
-            if kind == Command.EXTEND and isinstance(result, LeaseResult):
-                for (term, seq, position, _, _), outcome in zip(decode(kind, body).rows, result.outcomes, strict=True):
-                    if outcome == LeaseOutcome.DONE:
-                        self.extended[int(term), int(seq), int(position)] = result.until_ms
+            if kind in (Command.EXTEND, Command.ACK, Command.SETTLE) and isinstance(result, LeaseResult):
+                self._note_leases(decode(kind, body), kind, result)
             elif kind == Command.GRANT:
                 grant = decode(kind, body)
                 self.grants.setdefault((grant.term, grant.seq), (self.world.now, now_ms, term))
@@ -575,6 +578,16 @@ class SimCluster:
         if not any(len(voters & having) > len(voters) // 2 for voters in votes):
             text = f"entry {index} counts as committed, and only the disks of {sorted(having)} have it"
             self.violate(Violation("I14 durability, majority", text))
+
+    def _note_leases(self, command: Any, kind: int, result: LeaseResult) -> None:
+        """Leases that were extended, and webhooks' leases that ended with an ack."""
+        if kind == Command.SETTLE:
+            kind, command = command
+        for row, outcome in zip(command.rows.tolist(), result.outcomes, strict=True):
+            if kind == Command.EXTEND and outcome == LeaseOutcome.DONE:
+                self.extended[row[:3]] = result.until_ms
+            elif kind == Command.ACK and outcome == LeaseOutcome.DONE and self.receiver is not None:
+                self.receiver.settled(row[:3])
 
     def _watch(self) -> None:
         """I13, log safety, on everything that is up."""

@@ -88,7 +88,8 @@ class Consumer(Client):
             return
         self.requests += 1
         rng, workload = self.random, self.cluster.workload
-        topics = workload.pulled if self.good or rng.random() < 0.5 else rng.sample(workload.pulled, 1)
+        pulled = self.cluster.pulled
+        topics = pulled if self.good or rng.random() < 0.5 else rng.sample(pulled, 1)
         request = b"%d" % self.requests
         wait_ms = rng.choice((0, 500, 1500))
         poll = Poll(list(topics), self.name, request, rng.randint(1, 10), wait_ms, rng.choice(workload.leases_ms))

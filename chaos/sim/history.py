@@ -99,6 +99,9 @@ class HandOut:
     #: The ack was answered `acked` or `already_acked`.
     acked: float | None = None
     extend_invoked: float | None = None
+    #: Of a webhook's call: when the receiver was done with it, and the Retry-After that the node was answered.
+    ended: float = 0.0
+    retry_after_ms: int = 0
     #: Those in its record; and what was asked for.
     tags: tuple[str, ...] = ()
     wanted: Filter | None = None

@@ -57,6 +57,8 @@ from hadelay.server.delivery.term import Term
 from hadelay.server.expiry import Expiry
 from hadelay.server.leadership import Leadership
 from hadelay.server.node import Node
+from hadelay.server.webhooks.call import Answer
+from hadelay.server.webhooks.pool import Feed, Pool
 from hadelay.storage.heads import HeadsCache
 from hadelay.storage.tables import Tables
 
@@ -722,6 +724,37 @@ def _silent_expiry() -> Bug:
     return [patch.object(leases._GivingBack, "_end", quiet)]
 
 
+def _ignored_retry_after() -> Bug:
+    """A receiver's Retry-After is not heard."""
+    called = Pool._called
+
+    def deaf(pool: Pool, feed: Any, job: Any, url: str, host: str, answer: Answer) -> None:
+        called(pool, feed, job, url, host, answer._replace(retry_after_ms=None))
+
+    return [patch.object(Pool, "_called", deaf)]
+
+
+def _any_answer_is_yes() -> Bug:
+    """A call that was answered counts as done, whatever the answer."""
+    called = Pool._called
+
+    def pleased(pool: Pool, feed: Any, job: Any, url: str, host: str, answer: Answer) -> None:
+        called(pool, feed, job, url, host, answer._replace(reason="") if answer.status else answer)
+
+    return [patch.object(Pool, "_called", pleased)]
+
+
+def _long_calls() -> Bug:
+    """A call may outlast its lease."""
+    set_ = Feed.set
+
+    def brief(feed: Feed, *args: Any) -> None:
+        set_(feed, *args)
+        feed.lease_ms, feed.needs_s = 100, 0.0
+
+    return [patch.object(Feed, "set", brief)]
+
+
 _CRASHES = ("kill", "power_cut", "power_cut_all", "reset", "partition")
 #: A journal that lost what it promised may notice by itself, and stop.
 _LOG = ("I1 ", "I12", "I13", "I14", "I17")
@@ -928,6 +961,15 @@ MUTATIONS: dict[str, Mutation] = {
     "kept_poll": Mutation(
         "the receive of a consumer that hung up goes on waiting", ("hang-ups",), (),
         _instead((DeliveryLoop, "cancel_poll", lambda dispatcher, poll: None)),
+    ),
+    "ignored_retry_after": Mutation(
+        "a webhook's Retry-After is ignored", ("webhooks, Retry-After",), (), _ignored_retry_after
+    ),
+    "any_answer_is_yes": Mutation(
+        "a webhook's message is done however the call was answered", ("I1 ",), (), _any_answer_is_yes
+    ),
+    "long_calls": Mutation(
+        "a webhook's call may outlast its lease", ("webhooks, one at a time",), (), _long_calls
     ),
     "lost_timer": Mutation(
         "no lease ever runs out", ("I15",), (), _instead((Expiry, "add", lambda expiry, until_ms, key: None))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from chaos.sim import ledgercheck
@@ -32,6 +33,7 @@ from hadelay.ledger.transitions import FLAG_KEYED, PLACE_KEY
 from hadelay.model import DEAD_HOURS, Event, State
 from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node
+from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.storage.store import Storage
 
 #: Drift of a crystal.
@@ -287,6 +289,36 @@ def _overlap(one: HandOut, two: HandOut, cluster: SimCluster) -> _Judged:
         left_s -= _COLD_MS / 1000
     early_s = one.answered + left_s - two.answered
     return promise, f"attempt {two.attempt} {early_s:.3f} s of true time before the lease ends" if early_s > 0 else ""
+
+
+def calls_apart(cluster: SimCluster) -> Iterator[Violation]:
+    """Webhooks: in commit mode the receiver has one call about a message at a time; and none before the time that it
+    asked for with a Retry-After, unless the message was rescheduled or died."""
+    calls: dict[int, list[HandOut]] = defaultdict(list)
+    for h in cluster.history.hand_outs if cluster.receiver is not None else ():
+        if h.consumer == CONSUMER:
+            calls[h.id].append(h)
+    for message_id, some in calls.items():
+        for one, two in pairwise(some):
+            if cluster.sync == "commit":
+                cluster.history.count("checked webhooks, one at a time")
+                if two.answered < one.ended:
+                    text = f"{message_id:x}: attempt {two.attempt} is called about, and attempt {one.attempt} not over"
+                    yield Violation("webhooks, one at a time", text, frozenset({message_id}))
+            message = _message(cluster, two)
+            if not one.retry_after_ms or message is None or cluster.history.moved(message):
+                continue
+            if one.attempt >= cluster.workload.max_attempts:
+                continue  # dead, and redriven
+            cluster.history.count("checked webhooks, Retry-After")
+            passed_ms = (two.answered - one.ended) * 1000
+            leaders = sum(one.answered < at < two.answered + WATCH_S for at in cluster.elected)
+            short_ms = one.retry_after_ms - passed_ms * (1 + _RATE) - _ROUNDING_MS - _change_ms(cluster) * leaders
+            if _cold(cluster, two.answered):
+                short_ms -= _COLD_MS
+            if short_ms > 0:
+                text = f"{message_id:x}: called {short_ms:.1f} ms before the time of its Retry-After"
+                yield Violation("webhooks, Retry-After", text, frozenset({message_id}))
 
 
 def two_ids(cluster: SimCluster) -> Iterator[Violation]:
@@ -657,7 +689,7 @@ def _ids(message: Message) -> frozenset[int]:
 #: Those that read the history, and those that read healed replicas.
 OUTSIDE = (
     phantoms, as_asked, two_ids, lost, cancelled_means_never, purged_means_never, fenced, resurrected, double_leases,
-    early, clock_runs_true, in_time, debounced, nothing_forgotten, late,
+    early, clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late,
 )  # fmt: skip
 REPLICAS = (diverged, conserved, one_per_key, honest)
 
@@ -674,5 +706,5 @@ CHECKED = (
     "I16 fenced leader, grant", "I16 fenced leader, interval", "I17 fail-stop, own error",
     "I17 fail-stop, failed sync", "I18 metrics honesty", "I18 metrics honesty, waiting", "attempts", "TTL, leased",
     "TTL, ended", "TTL, written", "max_wait", "one per key", "filters", "stale read", "forgotten", "campaigns",
-    "what leaders count", "hang-ups",
+    "what leaders count", "hang-ups", "webhooks, one at a time", "webhooks, Retry-After",
 )  # fmt: skip

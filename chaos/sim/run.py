@@ -15,6 +15,7 @@ from chaos.sim.history import Violation
 from chaos.sim.nemesis import Nemesis
 from chaos.sim.producer import Producer
 from chaos.sim.reader import Reader
+from chaos.sim.receiver import HOOKED, Receiver
 from chaos.sim.story import tell
 from hadelay.model import Event
 
@@ -106,6 +107,8 @@ def build(seed: int, only: frozenset[str] | None = None, sync: str = "") -> tupl
         epoch_ms=_AN_HOUR_MS - rng.randrange(int(4000 * shape.faults_s)),
         only=only,
     )
+    if random.Random(f"{seed} hooked").random() < HOOKED:
+        cluster.receiver = Receiver(cluster)
     return cluster, shape
 
 
@@ -170,8 +173,8 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
         sleep(cluster, shape.nap_h)
     while world.now < shape.faults_s and not cluster.violations:
         world.run_for(0.25)
-    for client in asking:
-        client.good = True
+    for taking in (*asking, *([cluster.receiver] if cluster.receiver is not None else [])):
+        taking.good = True
     drain(cluster)
     hours = random.Random(f"hours {cluster.seed}").choice((0,) * 28 + (1, 6, 30, 60))
     if hours and cluster.parts.take("hours"):

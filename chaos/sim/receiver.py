@@ -1,0 +1,130 @@
+"""The receiver of a webhook in the simulated world, and the HTTP calls that lead to it.
+
+A call is a hand-out: what is promised of those holds for it (chaos/sim/promises.py), and two promises more: a message
+has one call at a time, and none before the time of a Retry-After.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from chaos.sim.history import HandOut, number_of
+from hadelay.model import decode_id
+from hadelay.server.webhooks.call import Answer, Done, Request
+from hadelay.server.webhooks.pool import CONSUMER, Job
+
+if TYPE_CHECKING:
+    from chaos.sim.cluster import Process, SimCluster
+
+#: Share of runs in which the limited topic has a webhook.
+HOOKED = 0.25
+#: What the topic's administrator sets.
+SETTINGS: dict[str, Any] = {"url": "https://receiver.example/jobs", "timeout_ms": 800}
+#: Longer than a backoff of the topic, and shorter than what is left of a lease after a call.
+RETRY_AFTER_MS = 1_500
+#: What the receiver does while it is not good, and how often.
+_FATES = {"200": 0.3, "200 late": 0.2, "500": 0.1, "429": 0.2, "silence": 0.1, "refused": 0.1}
+
+
+class Receiver:
+    """`good`, in the drain: takes everything, at once."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self.cluster, self.world, self.history = cluster, cluster.world, cluster.history
+        self.random = random.Random(f"{cluster.seed} receiver")
+        self.good = False
+        #: Calls, by lease: (term, seq, position).
+        self._calls: dict[tuple[int, int, int], HandOut] = {}
+
+    def fate(self, body: bytes) -> str:
+        if self.good:
+            return "200"
+        if self.cluster.fails(body):
+            return "500"
+        return self.random.choices(list(_FATES), list(_FATES.values()))[0]
+
+    def called(self, process: Process, request: Request, job: Job) -> HandOut:
+        """A request arrived."""
+        node, headers = process.node, request.headers
+        assert node is not None
+        (term, seq, position, _, _), now = job.lease, self.world.now
+        mono = process.runtime.monotonic()
+        now_ms, grant = node.clock.read(mono), node.state.grants.get((term, seq))
+        until_ms = now_ms + round((job.ends - mono) * 1000)
+        if grant is not None:
+            until_ms = int(grant.rows["until_ms"][position])
+        tags = headers.get("hadelay-tags", "")
+        call = self._calls[term, seq, position] = HandOut(
+            id=decode_id(headers["webhook-id"]), attempt=int(headers["hadelay-attempt"]), term=term, seq=seq,
+            position=position, lease="", node=node.name, consumer=CONSUMER, request_id=b"%d.%d" % (term, seq),
+            answered=now, now_ms=now_ms, until_ms=until_ms, deliver_at_ms=job.deliver_at_ms,
+            redelivered="hadelay-redelivered" in headers, leading=term, body=request.body,
+            tags=tuple(tags.split(",")) if tags else (), received=now, ended=now + request.timeout_s,
+        )  # fmt: skip
+        self.history.hand_outs.append(call)
+        self.history.count("handed out")
+        what = f"message {number_of(call.body)}, attempt {call.attempt}"
+        self.history.note(now, CONSUMER, f"{node.name} calls about {what}, grant {term}.{seq}", frozenset({call.id}))
+        return call
+
+    def answer(self, call: HandOut, status: str) -> None:
+        call.ended = self.world.now
+        if status == "200":
+            call.ack_invoked = self.world.now
+        self.history.note(self.world.now, CONSUMER, f"answers {status}", frozenset({call.id}))
+
+    def settled(self, lease: tuple[int, int, int]) -> None:
+        """An ack of this lease is committed."""
+        call = self._calls.get(lease)
+        if call is not None and call.acked is None:
+            call.acked = self.world.now
+
+
+class Caller:
+    """Of one process: it hears no answer once the process has ended. Implements webhooks.call.Caller."""
+
+    def __init__(self, receiver: Receiver, process: Process) -> None:
+        self.receiver, self.process, self.door = receiver, process, receiver.cluster.door
+
+    def call(self, request: Request, done: Done) -> None:
+        assert isinstance(done, partial)
+        (job,) = (one for one in done.args if isinstance(one, Job))
+        receiver, world, runtime = self.receiver, self.receiver.world, self.process.runtime
+        began, fate, over = world.now, receiver.fate(request.body), False
+        receiver.history.count(f"webhook {fate}")
+        call = receiver.called(self.process, request, job) if fate != "refused" else None
+
+        def end(status: int, reason: str, retry_after_ms: int | None = None) -> None:
+            """On the node."""
+            nonlocal over
+            if not over:
+                over = True
+                if call is not None and reason:
+                    call.nack_invoked, call.retry_after_ms = world.now, retry_after_ms or 0
+                done(Answer(status, reason, retry_after_ms, world.now - began))
+
+        runtime.call_later(request.timeout_s, end, 0, "timeout")
+        if call is None:
+            self._travel(end, 0, "connection refused")
+        elif fate != "silence":
+            world.after(self._handling_s(fate), self._answer, call, fate[:3], end)
+
+    def _handling_s(self, fate: str) -> float:
+        return self.receiver.random.uniform(*((0.1, 0.75) if fate == "200 late" else (0.001, 0.03)))
+
+    def _answer(self, call: HandOut, status: str, end: Callable[..., None]) -> None:
+        self.receiver.answer(call, status)
+        lost = self.door.lost_answers
+        if lost and self.receiver.random.random() < lost:
+            self._travel(end, 0, "connection closed")
+        elif status == "200":
+            self._travel(end, 200, "")
+        else:
+            self._travel(end, int(status), f"HTTP {status}", RETRY_AFTER_MS if status == "429" else None)
+
+    def _travel(self, end: Callable[..., None], *answer: object) -> None:
+        """Back to the node."""
+        self.receiver.world.after(self.door.latency(), end, *answer, owner=self.process.runtime)
