@@ -328,7 +328,7 @@ class SimCluster:
             node.storage.hours._heads.worth_writing = 8
         self._observe(process, node)
         if self.receiver is not None:
-            node.push.call_by(Caller(self.receiver, process))
+            node.webhooks.call_by(Caller(self.receiver, process))
         for hook in self.on_boot:
             hook(node)
         node.start()
@@ -397,6 +397,7 @@ class SimCluster:
         process.calls.clear()
         for relayed in process.relays:
             relayed.hang_up()
+        process.loop.close()
         if machine.process is process:
             machine.process = None
             machine.disk.kill()

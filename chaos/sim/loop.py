@@ -6,6 +6,7 @@ Only what coroutines of a node ask a loop for: futures, tasks, timers, and a nam
 from __future__ import annotations
 
 import asyncio
+import inspect
 import socket
 from asyncio import events
 from collections.abc import Callable, Coroutine
@@ -23,18 +24,28 @@ class SimLoop:
 
     def __init__(self, runtime: SimRuntime) -> None:
         self._runtime, self._disk = runtime, runtime.disk
+        #: Coroutines of tasks that are not over.
+        self._works: set[Coroutine[Any, Any, Any]] = set()
 
     def run(self, work: Coroutine[Any, Any, Any], done: Reply) -> asyncio.Task[Any]:
         """Start `work`; done(result, error) unless the task is cancelled."""
+        self._works.add(work)
         task = self.create_task(work)
 
         def ended(task: asyncio.Task[Any]) -> None:
+            self._works.discard(work)
             if not task.cancelled():
                 error = task.exception()
                 done(None if error is not None else task.result(), error)
 
         task.add_done_callback(ended)
         return task
+
+    def close(self) -> None:
+        """The process is gone. Tasks that never began would complain."""
+        for work in self._works:
+            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                work.close()
 
     def _run(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None) -> None:
         events._set_running_loop(cast(Any, self))

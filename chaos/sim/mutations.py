@@ -58,7 +58,8 @@ from hadelay.server.expiry import Expiry
 from hadelay.server.leadership import Leadership
 from hadelay.server.node import Node
 from hadelay.server.webhooks.call import Answer
-from hadelay.server.webhooks.pool import Feed, Pool
+from hadelay.server.webhooks.pool import Pool
+from hadelay.server.webhooks.queues import WebhookQueue
 from hadelay.storage.heads import HeadsCache
 from hadelay.storage.tables import Tables
 
@@ -746,13 +747,13 @@ def _any_answer_is_yes() -> Bug:
 
 def _long_calls() -> Bug:
     """A call may outlast its lease."""
-    set_ = Feed.set
+    set_ = WebhookQueue.set
 
-    def brief(feed: Feed, *args: Any) -> None:
-        set_(feed, *args)
-        feed.lease_ms, feed.needs_s = 100, 0.0
+    def brief(queue: WebhookQueue, *args: Any) -> None:
+        set_(queue, *args)
+        queue.lease_ms, queue.needs_s = 100, 0.0
 
-    return [patch.object(Feed, "set", brief)]
+    return [patch.object(WebhookQueue, "set", brief)]
 
 
 _CRASHES = ("kill", "power_cut", "power_cut_all", "reset", "partition")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from chaos.sim.history import HandOut, number_of
 from hadelay.model import decode_id
 from hadelay.server.webhooks.call import Answer, Done, Request
-from hadelay.server.webhooks.pool import CONSUMER, Job
+from hadelay.server.webhooks.pool import CONSUMER
+from hadelay.server.webhooks.queues import Job
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Process, SimCluster
@@ -52,7 +53,7 @@ class Receiver:
         assert node is not None
         (term, seq, position, _, _), now = job.lease, self.world.now
         mono = process.runtime.monotonic()
-        now_ms, grant = node.clock.read(mono), node.state.grants.get((term, seq))
+        now_ms, grant = node.clock.read(mono), node.ledger.grants.get((term, seq))
         until_ms = now_ms + round((job.ends - mono) * 1000)
         if grant is not None:
             until_ms = int(grant.rows["until_ms"][position])
