@@ -1,7 +1,7 @@
 """A cluster of real nodes in one world: machines with their disks and clocks, processes that come and go on them.
 
 Everything of a node runs but HTTP: the state machine, storage and recovery, the Raft adapter with the real PySyncObj,
-batcher and dispatcher. A node that calls an error fatal ends, as its process would, and is started again like any
+group commit and dispatcher. A node that calls an error fatal ends, as its process would, and is started again like any
 other; when nothing had been done to its disk that explains it, that is a violation.
 """
 

@@ -46,8 +46,7 @@ from hadelay.raft.node import RaftNode
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import FOUNDING
 from hadelay.raft.reads import Reads
-from hadelay.server import batcher
-from hadelay.server.batcher import Batcher
+from hadelay.server import groupcommit
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery import cursor, interval
 from hadelay.server.delivery.deferred import DeferredDeliveries
@@ -55,6 +54,7 @@ from hadelay.server.delivery.interval import IntervalHandout
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.delivery.term import Term
 from hadelay.server.expiry import Expiry
+from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.leadership import Leadership
 from hadelay.server.node import Node
 from hadelay.server.webhooks.call import Answer
@@ -149,9 +149,9 @@ def _commit_alone() -> Bug:
 
 def _answered_before_commit() -> Bug:
     """A consumer is told `acked` as soon as its ack is on its way."""
-    propose = Batcher.propose
+    propose = GroupCommit.propose
 
-    def at_once(self: Batcher, command: bytes, done: Any, term: int = 0) -> None:
+    def at_once(self: GroupCommit, command: bytes, done: Any, term: int = 0) -> None:
         ((kind, body),) = decode_entry(encode_entry(0, [command]))[2]
         leases = decode(kind, body).leases if kind == Command.SETTLE else None
         if kind == Command.ACK:
@@ -162,7 +162,7 @@ def _answered_before_commit() -> Bug:
         propose(self, command, lambda result, error: None)
         done(LeaseResult(np.full(len(leases.rows), LeaseOutcome.DONE, np.uint8)), None)
 
-    return [patch.object(Batcher, "propose", at_once)]
+    return [patch.object(GroupCommit, "propose", at_once)]
 
 
 def _plain_library() -> Bug:
@@ -212,25 +212,25 @@ def _unfenced_grant() -> Bug:
 
 
 def _five_ms_early() -> Bug:
-    encode = vars(batcher)["encode_publish"]
+    encode = vars(groupcommit)["encode_publish"]
 
     def early(node: str, drafts: Any, key: bytes | None = None) -> bytes:
         sooner = [replace(d, when_ms=d.when_ms - 5) if d.relative else d for d in drafts]
         command: bytes = encode(node, sooner, key)
         return command
 
-    return [patch.object(batcher, "encode_publish", early)]
+    return [patch.object(groupcommit, "encode_publish", early)]
 
 
 def _published_as(change: Callable[[Any], Any]) -> Callable[[], Bug]:
     """What is stored is not what was published. change: of each Draft."""
-    encode = vars(batcher)["encode_publish"]
+    encode = vars(groupcommit)["encode_publish"]
 
     def other(node: str, drafts: Any, key: bytes | None = None) -> bytes:
         command: bytes = encode(node, [change(draft) for draft in drafts], key)
         return command
 
-    return lambda: [patch.object(batcher, "encode_publish", other)]
+    return lambda: [patch.object(groupcommit, "encode_publish", other)]
 
 
 def _short_leases() -> Bug:

@@ -97,7 +97,7 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
     network = AsyncioNetwork.from_config(config, runtime)
     backend = partial(LmdbBackend, map_bytes=config.storage.map_bytes)
     node = open_node(config, RealDisk(), network, runtime, fatal, backend=backend)
-    sender = Sender(node.webhooks.guard, config.webhooks.user_agent)
+    sender = Sender(node.guard, config.webhooks.user_agent)
     node.webhooks.call_by(sender)
     service = NodeService(node)
     http = HttpServer(service, config.http, config.limits.max_delay_ms, config.security, sockets=sockets)

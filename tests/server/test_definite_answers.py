@@ -25,13 +25,12 @@ from hadelay.errors import BadRequest, DiskFull, HadelayError, NoLeader, Outcome
 from hadelay.handout.polls import Poll
 from hadelay.server.api import Granting
 from hadelay.server.api import Poll as Receive
-from hadelay.server.batcher import Batcher
 from hadelay.server.link import REPLY
 from hadelay.server.node import Node
 from hadelay.server.service import NodeService
 from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.settings.cluster import Settings
-from tests.server.test_batcher import Timers, Wire
+from tests.server.test_groupcommit import Timers, Wire, door, group_commit
 from tests.server.test_link import Pair
 from tests.server.test_lost_disks import wait_for_leader
 
@@ -55,12 +54,9 @@ def led(seed: int, **options: Any) -> tuple[SimCluster, Node]:
 
 def test_a_batch_of_which_one_part_is_unknown_is_unknown() -> None:
     timers, wire = Timers(), Wire()
-    batcher = Batcher(
-        "n1", timers, wire,  # type: ignore[arg-type]
-        max_entry_bytes=2000, max_queue_bytes=100_000, leaderless_wait_s=2.0, commit_timeout_s=5.0,
-    )  # fmt: skip
+    batcher = group_commit(timers, wire, max_entry_bytes=2_000)
     answers: Answers = []
-    batcher.publish([draft(1500), draft(1500)], b"key", lambda result, error: answers.append((result, error)))
+    door(batcher).publish([draft(1500), draft(1500)], b"key", lambda result, error: answers.append((result, error)))
     timers.turn()
     assert len(wire.sent) == 2
     wire.sent[0][1](None, DiskFull("nothing of this part was stored"))
@@ -83,7 +79,7 @@ def test_a_second_transfer_is_refused_and_the_first_is_answered() -> None:
     assert [type(error) for error in second] == [Overloaded]
     cluster.world.run_for(2.0)
     assert first == [None]
-    assert not leader.batcher.held
+    assert not leader.group_commit.held
 
 
 @pytest.mark.parametrize("seed", range(4, 10))
@@ -204,7 +200,7 @@ def test_what_a_leader_alone_may_ask_for_is_not_taken_from_a_follower() -> None:
 def test_a_leader_that_falls_leaves_no_settings_of_its_own_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     _, leader = led(4)
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(leader.batcher, "propose", lambda command, done, term=0: asked.append((command[0], term)))
+    monkeypatch.setattr(leader.group_commit, "propose", lambda command, done, term=0: asked.append((command[0], term)))
     leader.ledger.settings = Settings(max_delay_ms=5)
     leader.ledger.level = 0
     leader.leadership.agree_on_settings()

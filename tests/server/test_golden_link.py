@@ -29,7 +29,7 @@ from hadelay.server.peers import Peer, Peers
 from hadelay.server.service import NodeService
 from tests import scenarios
 from tests.ledger.world import START_MS
-from tests.server.test_batcher import Timers
+from tests.server.test_groupcommit import Timers
 from tests.server.test_lost_disks import publish, wait_for_leader
 
 GOLDEN = Path(__file__).parent / "golden" / "link.txt"

@@ -9,7 +9,7 @@ import numpy as np
 from hadelay.codec.results import Done, PublishResult, Refused
 from hadelay.errors import Conflict, HadelayError, NoLeader, OutcomeUnknown
 from hadelay.server.link import CALL, Link
-from tests.server.test_batcher import Timers
+from tests.server.test_groupcommit import Timers
 
 
 class Pair:

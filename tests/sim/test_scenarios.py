@@ -207,7 +207,7 @@ def test_a_leader_that_was_paused_passes_no_publish_on_whose_key_may_be_forgotte
         publish(old, b"2")
     first = publish(other, b"k")
     scene.world.run_for(0.01 if queued else 0)
-    assert old.batcher.waiting_publishes == queued
+    assert old.group_commit.waiting_publishes == queued
     process.runtime.pause()
     scene.machines[old.name].disk.sync_delay_s = 0.0
     scene.until(lambda: scene.leader() is not None and scene.first != old.name and bool(first))
@@ -286,7 +286,9 @@ def test_what_interval_mode_repeats_is_marked(rescheduled: bool):
     assert node is not None
     if rescheduled:
         done: list[Any] = []
-        node.batcher.propose(encode_reschedule("n1", 1_500, True, [message]), lambda result, error: done.append(error))
+        node.group_commit.propose(
+            encode_reschedule("n1", 1_500, True, [message]), lambda result, error: done.append(error)
+        )
         scene.until(lambda: done == [None])
     node.dispatcher.poll(Poll("c2", b"", ("orders",), 10, 5000, 3000, lambda d, e: got.append(d)))
     scene.until(lambda: bool(got))
@@ -307,7 +309,7 @@ def test_what_moves_while_it_is_in_somebodys_hands_is_another_attempt_then():
     def delivered(delivery: Any, error: Any) -> None:
         got.append([*zip(delivery.rows["first_id"].tolist(), delivery.attempts.tolist(), strict=True)])
         if len(got) == 1:
-            node.batcher.propose(encode_reschedule("n1", 2, True, [message]), lambda result, error: poll())
+            node.group_commit.propose(encode_reschedule("n1", 2, True, [message]), lambda result, error: poll())
 
     node.runtime.call_soon(poll)
     scene.until(lambda: len(got) == 2)
@@ -587,11 +589,11 @@ def test_a_grant_and_a_cancel_in_one_batch(first: str) -> None:
         outcomes.append(CancelOutcome(int(result.outcomes[0])))
 
     steps = [lambda: leader.dispatcher.poll(poll), lambda: leader.propose(cancel, proposed)]
-    leader.batcher.hold(True)
+    leader.group_commit.hold(True)
     for step in steps if first == "grant" else reversed(steps):
         leader.runtime.call_soon(step)
         scene.world.run_for(0.01)
-    leader.batcher.hold(False)
+    leader.group_commit.hold(False)
     scene.until(lambda: bool(got and outcomes))
     batches = [[kind for kind, _ in decode_entry(entry)[2]] for _, _, entry in scene.entries.values()]
     together = [batch for batch in batches if Command.CANCEL in batch]

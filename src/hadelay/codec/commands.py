@@ -4,7 +4,7 @@
     command := {type u1, size u4}  body
 
 One entry is one step of cluster time: its commands are applied in order, all at `now_ms`, stamped once by the leader.
-Commands are encoded by whoever has the request and put together, untouched, by the leader's batcher. `level` is the
+Commands are encoded by whoever has the request and put together, untouched, by the leader's queue. `level` is the
 feature level the entry needs: a node that does not have it stops, because skipping it would make it another replica.
 """
 

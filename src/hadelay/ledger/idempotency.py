@@ -80,7 +80,7 @@ def is_known(ledger: Ledger, drafts: Sequence[Draft], request_key: bytes | None)
     """A publish of these would be answered by one before it, of the same Idempotency-Key, or by the message of one of
     its client keys, as far as this node knows."""
     rows = [draft.idem for draft in drafts if draft.idem is not None]
-    # A batch too large for one entry has a key per part; a single row has the request's (server/batcher.py).
+    # A batch too large for one entry has a key per part; a single row has the request's (server/publishing.py).
     requests = [] if request_key is None else [request_key, b"0:" + request_key]
     digests = [hash_key(b"row", key) for key in [*rows, *requests[:1]]] + [hash_key(b"request", k) for k in requests]
     epochs = (ledger.key_epoch, ledger.key_epoch - 1)

@@ -11,9 +11,9 @@ from hadelay.errors import Conflict, HadelayError, NoLeader, Overloaded
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import Done, Finished
-from hadelay.server.batcher import Batcher
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.loop import DeliveryLoop
+from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.link import Link, Reply
 from hadelay.server.peers import Peers
 from hadelay.server.replica import Replica
@@ -47,7 +47,7 @@ class Leadership:
         *,
         link: Link,
         peers: Peers,
-        group_commit: Batcher,
+        group_commit: GroupCommit,
         dispatcher: DeliveryLoop,
     ) -> None:
         self._config, self._runtime, self._replica, self._clock, self._raft = config, runtime, replica, clock, raft
@@ -89,7 +89,7 @@ class Leadership:
         self._elected = self.leading = 0
         self._clock.follow(self._runtime.monotonic())
         self.stop()
-        self._group_commit.kick()
+        self._group_commit.flush_soon()
 
     def stop(self) -> None:
         for part in reversed(self.parts):
@@ -103,14 +103,14 @@ class Leadership:
             self._agree_on_level()
             for part in self.parts:
                 part.on_leader(self.leading)
-            self._group_commit.kick()
+            self._group_commit.flush_soon()
         elif self.leading:
             self.dispatcher.clock_changed()
             self._agree_on_level()
 
     def leader_seen(self) -> None:
         """There is a sign of a leader, perhaps of a new one: send what waits."""
-        self._group_commit.kick()
+        self._group_commit.flush_soon()
 
     def _agree_on_level(self) -> None:
         if (level := self._peers.common_level()) > self._replica.ledger.level:

@@ -219,9 +219,9 @@ def _of_raft(node: Node) -> dict[str, Values]:
 
 
 def _of_server(node: Node) -> dict[str, Values]:
-    dispatcher, batcher, storage, calls = node.dispatcher, node.batcher, node.storage, node.webhooks.pool
+    dispatcher, group_commit, storage, calls = node.dispatcher, node.group_commit, node.storage, node.webhooks.pool
     checkpoints, now = node.checkpoints, node.runtime.monotonic()
-    limited = Counter(dispatcher.throttled()) + batcher.refused
+    limited = Counter(dispatcher.throttled()) + group_commit.refusals.counts
     checked, in_vain = dispatcher.tag_checks()
     hours, *sizes = storage.hours.totals()
     replication = sum(peer.in_flight_bytes for peer in node.raft.peers.values())
@@ -239,15 +239,15 @@ def _of_server(node: Node) -> dict[str, Values]:
         "tag_checks_total": checked,
         "tag_false_positives_total": in_vain,
         "idempotency_keys_dropped_early_total": node.ledger.keys_dropped_early,
-        "commit_duration_seconds": batcher.commits,
-        "batches_total": batcher.batches,
+        "commit_duration_seconds": group_commit.commits,
+        "batches_total": group_commit.batches,
         "queue_length": _by({
-            "publishes": batcher.waiting_publishes, "commands": batcher.waiting_commands,
+            "publishes": group_commit.waiting_publishes, "commands": group_commit.waiting_commands,
             "proposals": node.raft.applier.waiting, "receives": dispatcher.waiting_polls(),
             "ready_window": dispatcher.window_size(), "webhooks": calls.queued,
         }),
         "buffer_bytes": _by({
-            "publish_queue": batcher.queued_bytes, "replication": replication,
+            "publish_queue": group_commit.queued_bytes, "replication": replication,
             "far_hours": storage.hours.far_bytes, "tables": storage.tables.overlay_bytes,
         }),
         "checkpoints_total": checkpoints.count,

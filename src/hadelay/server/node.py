@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hadelay.codec.publishcommand import Draft
-from hadelay.errors import DiskFull
 from hadelay.ledger.idempotency import is_known
 from hadelay.ledger.quotas import retry_after_ms
 from hadelay.ledger.state import Ledger
@@ -21,20 +19,23 @@ from hadelay.platform.runtime import Runtime
 from hadelay.raft.journal import FIRST, Journal
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import RaftConfig
-from hadelay.server.api import PublishDone
-from hadelay.server.batcher import Batcher
 from hadelay.server.checkpoints import Checkpoints
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.loop import DeliveryLoop
+from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import Link
 from hadelay.server.machine import Machine
-from hadelay.server.outlet import Outlet, Proposals
+from hadelay.server.outlet import Outlet
 from hadelay.server.peers import Peer, Peers
+from hadelay.server.proposals import Proposals
+from hadelay.server.publishing import Publishing
 from hadelay.server.readahead import ReadAhead
 from hadelay.server.reading import Reader
+from hadelay.server.refusals import Refusals
 from hadelay.server.repair import Repairer
 from hadelay.server.replica import Replica
+from hadelay.server.webhooks.guard import Guard
 from hadelay.settings.node import Config
 from hadelay.storage.store import Storage
 from hadelay.version import FEATURE_LEVEL, VERSION
@@ -92,7 +93,7 @@ class Node:
         self.checkpoints = Checkpoints(config, disk, self.replica, self.raft, self.peers.tell, on_fatal)
         self.repairer = Repairer(self.name, self.replica, self.link, self.peers)
         self.reader = Reader(self.replica, runtime, self.repairer)
-        self.batcher = self._make_batcher()
+        self.group_commit = self._make_group_commit()
         self.dispatcher = DeliveryLoop(
             ledger=self.ledger,
             runtime=runtime,
@@ -112,26 +113,33 @@ class Node:
             self.raft,
             link=self.link,
             peers=self.peers,
-            group_commit=self.batcher,
+            group_commit=self.group_commit,
             dispatcher=self.dispatcher,
         )
         queue_bytes = config.limits.publish_queue_bytes
-        self.propose = Proposals(self.leadership, self.batcher, self.peers, self.link, queue_bytes).propose
+        self.guard = Guard(config.webhooks.allow)
+        self.publish = Publishing(
+            self.group_commit,
+            self.leadership,
+            self.peers,
+            self.guard,
+            lambda drafts, request_key: is_known(self.ledger, drafts, request_key),
+            queue_bytes,
+        ).publish
+        self.propose = Proposals(self.leadership, self.group_commit, self.peers, self.link, queue_bytes).propose
         machine.raft, machine.link, machine.peers = self.raft, self.link, self.peers
         machine.leadership, machine.checkpoints = self.leadership, self.checkpoints
 
-    def _make_batcher(self) -> Batcher:
+    def _make_group_commit(self) -> GroupCommit:
         config, commit_timeout_s = self.config, self.config.limits.commit_timeout_ms / 1000
-        return Batcher(
+        return GroupCommit(
             self.name,
             self.runtime,
             Outlet(self.raft, self.replica, self.clock, self.link, lambda: self.leading, commit_timeout_s),
+            Refusals(self.runtime.monotonic, lambda topic: retry_after_ms(self.ledger.topic(topic), self.now_ms())),
             max_entry_bytes=config.raft.max_entry_bytes,
-            max_queue_bytes=config.limits.publish_queue_bytes,
             leaderless_wait_s=config.http.no_leader_wait_ms / 1000,
             commit_timeout_s=commit_timeout_s,
-            retry_after_ms=lambda topic: retry_after_ms(self.ledger.topic(topic), self.now_ms()),
-            is_known=lambda drafts, request_key: is_known(self.ledger, drafts, request_key),
         )
 
     def __repr__(self) -> str:
@@ -166,12 +174,6 @@ class Node:
         self.storage.close()
         for lock in self.locks:
             lock.close()
-
-    def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
-        if self.leading and (full := self.peers.no_space()):
-            done(None, DiskFull(full, retry_after_ms=5_000))
-            return
-        self.batcher.publish(drafts, request_key, done)
 
     def _damaged(self, hour: int, index: int, what: str) -> None:
         """A second's chain is broken at that entry, or its record: have both repaired, then walk on."""

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from hadelay.codec import commands
 from hadelay.codec.leasetokens import decode_leases, encode_leases
-from hadelay.codec.meta import unpack
-from hadelay.codec.publishcommand import Draft, hash_client_key
+from hadelay.codec.publishcommand import hash_client_key
 from hadelay.codec.results import (
     CancelOutcome,
     CancelResult,
@@ -38,7 +37,6 @@ from hadelay.errors import (
     Conflict,
     HadelayError,
     Impossible,
-    LimitReached,
     NoLeader,
     NotFound,
     OutcomeUnknown,
@@ -73,9 +71,7 @@ from hadelay.server.api import (
     Measured,
     MessagePage,
     Poll,
-    PublishDone,
     QuorumView,
-    Receipts,
     SettleKind,
     SnapshotView,
     Target,
@@ -83,7 +79,6 @@ from hadelay.server.api import (
     answered,
     settled_by,
 )
-from hadelay.server.batcher import refusal
 from hadelay.server.copies import Copies
 from hadelay.server.counting import DueCounts
 from hadelay.server.dead import dead_page
@@ -92,6 +87,7 @@ from hadelay.server.memberchanges import LEADS
 from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node
 from hadelay.server.reading import split_record
+from hadelay.server.refusals import refusal
 from hadelay.server.webhooks.checks import check_settings
 from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.settings.topic import has_masked_headers
@@ -117,6 +113,7 @@ class NodeService:
         self._metrics = NodeMetrics(node)
         self._copies = Copies(node.replica, node.raft, node.checkpoints)
         self.node = node.name
+        self.publish = node.publish
         self._actor = Actor()
         self.knows_tokens = False
 
@@ -180,24 +177,6 @@ class NodeService:
         return {ledger.topics[number].name for number in numbers}
 
     # publishing and settling
-
-    def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
-        if (gone := self._drained()) is not None:
-            done(None, gone)
-            return
-        guard = self._node.webhooks.guard
-        refused: dict[int, HadelayError] = {
-            n: Impossible(f"callback: {problem}")
-            for n, draft in enumerate(drafts)
-            if draft.callback and (problem := guard.literal_problem(unpack(draft.meta).cb or ""))
-        }
-        if refused:
-            kept = [n for n in range(len(drafts)) if n not in refused]
-            drafts, done = [drafts[n] for n in kept], _among(kept, refused, done)
-        if drafts:
-            self._node.publish(drafts, request_key, done)
-        else:
-            done(Receipts([], []), None)
 
     async def settle(
         self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True
@@ -408,7 +387,7 @@ class NodeService:
         return found
 
     async def put_topic(self, name: str, config: dict[str, Any]) -> TopicView:
-        await check_settings(self._node.webhooks.guard, config)
+        await check_settings(self._node.guard, config)
         sync = self._node.config.dispatch.sync
         if config.get("dispatch_sync") not in (None, sync):
             # Accepting what is not done would promise the topic's owner the wrong thing after a crash.
@@ -583,7 +562,7 @@ class NodeService:
             log.info("admin_action", action=action, target=target, token=who.token, token_id=who.token_id)
         result = await answered(lambda done: self._node.propose(command, done))
         if isinstance(result, Refused):
-            raise _refused(result)
+            raise refusal(result)
         return result
 
     async def _ready(self, stale: bool) -> views.Reports:
@@ -635,46 +614,3 @@ def _not_found(target: Target) -> NotFound:
     if isinstance(target, int):
         return NotFound("no such message: never issued, or past its retention")
     return NotFound(f"no message of {target[0]} has that key, or it is past its retention")
-
-
-_REFUSALS: dict[str, type[HadelayError]] = {
-    "bad_config": BadRequest,
-    "no_topic": NotFound,
-    "too_many_generations": LimitReached,
-    "too_many_marks": LimitReached,
-    "too_many_topics": LimitReached,
-    "too_far": Impossible,
-    "needs_upgrade": Conflict,
-    "bad_token": BadRequest,
-    "no_token": NotFound,
-    "token_exists": Conflict,
-    "too_many_tokens": LimitReached,
-}
-
-
-def _refused(result: Refused) -> HadelayError:
-    if result.code == "topic_not_empty":
-        return Conflict(result.detail, outcome="pending")
-    kind = _REFUSALS.get(result.code)
-    return refusal(result) if kind is None else kind(result.detail)
-
-
-def _among(kept: list[int], refused: dict[int, HadelayError], done: PublishDone) -> PublishDone:
-    """`done` for all drafts of a request, of which only those at `kept` were published."""
-
-    def merged(receipts: Receipts | None, error: HadelayError | None) -> None:
-        if receipts is None:
-            done(None, error)
-            return
-        whole = Receipts(
-            [0] * (len(kept) + len(refused)),
-            [0] * (len(kept) + len(refused)),
-            frozenset(kept[n] for n in receipts.duplicates),
-            refused | {kept[n]: problem for n, problem in receipts.problems.items()},
-            {kept[n]: replaced for n, replaced in receipts.replaced.items()},
-        )
-        for at, message_id, deliver_at_ms in zip(kept, receipts.ids, receipts.deliver_at_ms, strict=True):
-            whole.ids[at], whole.deliver_at_ms[at] = message_id, deliver_at_ms
-        done(whole, None)
-
-    return merged

@@ -38,7 +38,7 @@ class Raft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     election_max_ms: int = 0
     #: Time between two heartbeats of the leader; 0: a sixth of election_min_ms.
     heartbeat_ms: int = 0
-    #: Largest Raft entry built by the publish batcher. Larger: fewer syncs, and heartbeats wait behind it for longer.
+    #: Largest Raft entry built by group commit. Larger: fewer syncs, and heartbeats wait behind it for longer.
     max_entry_bytes: int = _MIB
     #: Bytes sent to one follower and not yet answered. More hides latency, and costs memory when a follower is slow.
     max_inflight_bytes: int = 4 * _MIB

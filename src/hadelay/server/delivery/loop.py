@@ -71,7 +71,7 @@ class DeliveryLoop:
         watch: Callable[[Topic], None] = lambda topic: None,
         read_ahead: ReadAhead | None = None,
     ) -> None:
-        """propose: the batcher's. on_damage(hour, index, what): a chain is broken at that entry; after the repair
+        """propose: Leadership's. on_damage(hour, index, what): a chain is broken at that entry; after the repair
         call `repaired(hour)`. surely_leads: no other node can be leading yet (interval mode hands out on that).
         watch: handout.dispatcher's; while this node leads."""
         self.ledger, self.runtime, self.clock = ledger, runtime, clock

@@ -1,7 +1,7 @@
 """What came of the calls, told to the log: acks and nacks, many to a command, until they are committed.
 
 While one round is on its way the next one gathers. A report is repeated until it is answered or its lease is over:
-the batcher takes it to whoever leads, so calls that were under way when this node lost the lead are settled too.
+group commit takes it to whoever leads, so calls that were under way when this node lost the lead are settled too.
 """
 
 from __future__ import annotations

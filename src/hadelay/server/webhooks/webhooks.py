@@ -15,7 +15,6 @@ from hadelay.server.reading import Reader
 from hadelay.server.replica import Replica
 from hadelay.server.webhooks.alerts import Alerts
 from hadelay.server.webhooks.call import Caller
-from hadelay.server.webhooks.guard import Guard
 from hadelay.server.webhooks.pool import Pool
 from hadelay.settings.node import Config
 
@@ -38,7 +37,6 @@ class Webhooks:
     ) -> None:
         """now_ms: cluster time, Unix ms."""
         self._runtime, self._replica = runtime, replica
-        self.guard = Guard(config.webhooks.allow)
         self.pool = Pool(config, runtime, replica, now_ms, propose, dispatcher=dispatcher, reader=reader)
         self.alerts = Alerts(config, runtime, replica, now_ms, propose)
         self._changed: dict[int, Topic] = {}

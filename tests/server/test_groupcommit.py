@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from hadelay.codec.publishcommand import decode_publish
 from hadelay.codec.results import Done, PublishResult, RowCode
 from hadelay.errors import HadelayError, Impossible, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.server.api import Receipts
-from hadelay.server.batcher import Batcher
+from hadelay.server.groupcommit import GroupCommit
+from hadelay.server.publishing import Publishing
+from hadelay.server.refusals import Refusals
+from hadelay.server.webhooks.guard import Guard
 from tests.ledger.world import World as Log
 
 
@@ -106,23 +110,34 @@ def draft(body: bytes = b"x", idem: bytes | None = None) -> Draft:
     return Draft("orders", 0, True, 0, 0, b"", body, idem)
 
 
-@pytest.fixture
-def world() -> tuple[Timers, Wire, Batcher]:
-    timers, wire = Timers(), Wire()
-    batcher = Batcher(
-        "n1", timers, wire, max_entry_bytes=10_000, max_queue_bytes=50_000, leaderless_wait_s=2, commit_timeout_s=10
+def group_commit(timers: Any, wire: Any, max_entry_bytes: int = 10_000) -> GroupCommit:
+    refusals = Refusals(timers.monotonic, lambda topic: 0)
+    return GroupCommit(
+        "n1", timers, wire, refusals, max_entry_bytes=max_entry_bytes, leaderless_wait_s=2, commit_timeout_s=10
     )
-    return timers, wire, batcher
 
 
-World = tuple[Timers, Wire, Batcher]
+def door(batcher: GroupCommit) -> Publishing:
+    """The door to that queue, of a node that has space."""
+    leadership: Any = SimpleNamespace(drained=False, leading=0)
+    peers: Any = SimpleNamespace(full=[])
+    return Publishing(batcher, leadership, peers, Guard(), lambda drafts, key: False, 50_000)
+
+
+@pytest.fixture
+def world() -> tuple[Timers, Wire, GroupCommit]:
+    timers, wire = Timers(), Wire()
+    return timers, wire, group_commit(timers, wire)
+
+
+World = tuple[Timers, Wire, GroupCommit]
 
 
 def test_publishes_of_one_turn_share_a_command(world: World) -> None:
     timers, wire, batcher = world
     answers = Answers()
     for _ in range(5):
-        batcher.publish([draft()], None, answers)
+        door(batcher).publish([draft()], None, answers)
     timers.turn()
     assert wire.rows(0) == [5]
     wire.commit(0)
@@ -133,7 +148,7 @@ def test_publishes_of_one_turn_share_a_command(world: World) -> None:
 def test_what_a_commit_takes_is_counted_once_per_batch(world: World) -> None:
     timers, wire, batcher = world
     for _ in range(3):
-        batcher.publish([draft()], None, Answers())
+        door(batcher).publish([draft()], None, Answers())
     timers.turn()
     timers.now = 0.03
     wire.sent[0][1](None, OutcomeUnknown("the link broke"))
@@ -147,7 +162,7 @@ def test_what_a_commit_takes_is_counted_once_per_batch(world: World) -> None:
 def test_at_most_two_entries_are_on_their_way_and_the_next_collects(world: World) -> None:
     timers, wire, batcher = world
     for _ in range(4):
-        batcher.publish([draft()], None, Answers())
+        door(batcher).publish([draft()], None, Answers())
         timers.turn()
     assert len(wire.sent) == 2
     wire.commit(0)
@@ -159,7 +174,7 @@ def test_at_most_two_entries_are_on_their_way_and_the_next_collects(world: World
 def test_commands_to_a_leader_wait_for_no_publishes_and_collect_when_too_many_are_on_their_way(world: World) -> None:
     timers, wire, batcher = world
     for n in range(10):
-        batcher.publish([draft()], None, Answers())
+        door(batcher).publish([draft()], None, Answers())
         batcher.propose(encode_noop(), lambda *_: None)
         timers.turn()
         assert len(wire.sent) == min(n + 1, 8)
@@ -189,7 +204,7 @@ def test_another_nodes_publishes_have_their_turn_among_this_nodes_own_however_la
     timers, wire, batcher = world
     wire.leader, answers = "n1", Answers()
     for n in range(6):
-        batcher.publish([draft(b"z" * 9_999)], None, Answers())
+        door(batcher).publish([draft(b"z" * 9_999)], None, Answers())
         if n == 2:
             batcher.propose(encode_publish("n2", [draft()], None), answers)
     timers.turn()
@@ -202,7 +217,7 @@ def test_another_nodes_publishes_have_their_turn_among_this_nodes_own_however_la
 def test_another_nodes_publishes_are_tried_again_with_the_others(world: World) -> None:
     timers, wire, batcher = world
     wire.leader, answers, own = "n1", Answers(), Answers()
-    batcher.publish([draft()], None, own)
+    door(batcher).publish([draft()], None, own)
     batcher.propose(encode_noop(), answers)
     batcher.propose(encode_publish("n2", [draft(), draft()], None), answers)
     timers.turn()
@@ -219,9 +234,9 @@ def test_another_nodes_publishes_are_tried_again_with_the_others(world: World) -
 
 def test_a_request_key_over_several_drafts_keeps_its_own_command(world: World) -> None:
     timers, wire, batcher = world
-    batcher.publish([draft()], b"one", Answers())
-    batcher.publish([draft(), draft()], b"two", Answers())
-    batcher.publish([draft()], None, Answers())
+    door(batcher).publish([draft()], b"one", Answers())
+    door(batcher).publish([draft(), draft()], b"two", Answers())
+    door(batcher).publish([draft()], None, Answers())
     timers.turn()
     assert wire.rows(0) == [2, 2]
 
@@ -230,7 +245,7 @@ def test_the_key_of_an_item_counts_whatever_key_its_request_has(world: World) ->
     timers, wire, batcher = world
     log, answers = Log(), Answers()
     for request_key in (b"one", b"two"):
-        batcher.publish([draft(idem=b"item")], request_key, answers)
+        door(batcher).publish([draft(idem=b"item")], request_key, answers)
         timers.turn()
         ((command,), done) = wire.sent.pop()
         done([log.one(command)], None)
@@ -255,7 +270,7 @@ def test_a_request_key_is_one_of_whatever_size_the_request_is(
     timers, wire, batcher = world
     log, answers = Log(), Answers()
     for bodies in (first, then):
-        batcher.publish([draft(body) for body in bodies], b"k", answers)
+        door(batcher).publish([draft(body) for body in bodies], b"k", answers)
         timers.turn()
         while wire.sent:
             commands, done = wire.sent.pop(0)
@@ -270,7 +285,7 @@ def test_a_request_and_one_of_its_items_may_have_the_same_key(world: World) -> N
     timers, wire, batcher = world
     log, answers = Log(), Answers()
     for _ in range(2):
-        batcher.publish([draft(b"a"), draft(b"b", idem=b"k")], b"k", answers)
+        door(batcher).publish([draft(b"a"), draft(b"b", idem=b"k")], b"k", answers)
         timers.turn()
         ((command,), done) = wire.sent.pop()
         done([log.one(command)], None)
@@ -280,7 +295,7 @@ def test_a_request_and_one_of_its_items_may_have_the_same_key(world: World) -> N
 def test_a_large_batch_is_split_and_answered_as_one(world: World) -> None:
     timers, wire, batcher = world
     answers = Answers()
-    batcher.publish([draft(b"y" * 3_000) for _ in range(7)], b"big", answers)
+    door(batcher).publish([draft(b"y" * 3_000) for _ in range(7)], b"big", answers)
     timers.turn()
     while any(True for _ in wire.sent) and not answers:
         wire.commit(0)
@@ -293,8 +308,10 @@ def test_a_large_batch_is_split_and_answered_as_one(world: World) -> None:
 def test_an_entry_makes_few_topics_and_takes_few_keys(world: World) -> None:
     """Apply takes some 15 µs for a new topic, and some µs for a key, on every node."""
     timers, wire, batcher = world
-    batcher.publish([Draft(f"t{n}", 0, True, 0, 0, b"", b"x", None) for n in range(30)], None, Answers())
-    batcher.publish([Draft("t", 0, True, 0, 0, b"", b"x", b"i%d" % n, b"k%d" % n) for n in range(40)], None, Answers())
+    door(batcher).publish([Draft(f"t{n}", 0, True, 0, 0, b"", b"x", None) for n in range(30)], None, Answers())
+    door(batcher).publish(
+        [Draft("t", 0, True, 0, 0, b"", b"x", b"i%d" % n, b"k%d" % n) for n in range(40)], None, Answers()
+    )
     while batcher.waiting_publishes or batcher.inflight:
         timers.turn()
         for n in range(len(wire.sent)):
@@ -308,7 +325,7 @@ def test_an_entry_makes_few_topics_and_takes_few_keys(world: World) -> None:
 def test_a_part_that_failed_makes_the_whole_unknown(world: World) -> None:
     timers, wire, batcher = world
     answers = Answers()
-    batcher.publish([draft(b"y" * 3_000) for _ in range(5)], b"big", answers)
+    door(batcher).publish([draft(b"y" * 3_000) for _ in range(5)], b"big", answers)
     timers.turn()
     assert len(wire.sent) == 2
     wire.commit(0)
@@ -319,7 +336,7 @@ def test_a_part_that_failed_makes_the_whole_unknown(world: World) -> None:
 def test_nothing_happened_is_tried_again(world: World) -> None:
     timers, wire, batcher = world
     answers = Answers()
-    batcher.publish([draft()], None, answers)
+    door(batcher).publish([draft()], None, answers)
     timers.turn()
     wire.sent[0][1](None, NoLeader("deposed before it was proposed"))
     assert not answers
@@ -333,7 +350,7 @@ def test_an_outlet_that_refuses_at_once_is_not_asked_again_in_the_same_turn(worl
     """Found by the simulator: the node span here for ever."""
     timers, wire, batcher = world
     wire.send = lambda commands, done: (wire.sent.append((commands, done)), done(None, NoLeader("gone")))  # type: ignore[method-assign]
-    batcher.publish([draft()], None, Answers())
+    door(batcher).publish([draft()], None, Answers())
     timers.turn()
     assert len(wire.sent) == 1
     timers.timers = [t for t in timers.timers if t[0] < 1]
@@ -345,7 +362,7 @@ def test_without_a_leader_the_answer_is_a_definite_503_and_the_queue_is_empty(wo
     timers, wire, batcher = world
     wire.up = False
     answers, asked = Answers(), Answers()
-    batcher.publish([draft()], None, answers)
+    door(batcher).publish([draft()], None, answers)
     batcher.propose(encode_noop(), asked)
     timers.turn()
     timers.later()
@@ -358,7 +375,7 @@ def test_without_a_leader_the_answer_is_a_definite_503_and_the_queue_is_empty(wo
 def test_no_answer_in_time_is_unknown_and_a_late_one_is_ignored(world: World) -> None:
     timers, wire, batcher = world
     answers = Answers()
-    batcher.publish([draft()], None, answers)
+    door(batcher).publish([draft()], None, answers)
     timers.turn()
     timers.later()
     assert isinstance(answers[0], OutcomeUnknown)
@@ -370,12 +387,12 @@ def test_who_waited_too_long_for_a_turn_is_refused_and_not_sent(world: World) ->
     """Whoever asked may have asked another node since, and the time of its key may be over (seed 71940)."""
     timers, wire, batcher = world
     for _ in range(2):
-        batcher.publish([draft()], None, Answers())
+        door(batcher).publish([draft()], None, Answers())
         timers.turn()
     late, later = Answers(), Answers()
-    batcher.publish([draft(idem=b"late")], None, late)
+    door(batcher).publish([draft(idem=b"late")], None, late)
     timers.now += 6
-    batcher.publish([draft(idem=b"later")], None, later)
+    door(batcher).publish([draft(idem=b"later")], None, later)
     timers.now += 6
     wire.commit(0)
     timers.turn()
@@ -392,11 +409,11 @@ def test_nor_is_who_waited_too_long_behind_another_nodes_publish(world: World) -
     timers, wire, batcher = world
     wire.leader = "n1"
     for _ in range(2):
-        batcher.publish([draft()], None, Answers())
+        door(batcher).publish([draft()], None, Answers())
         timers.turn()
     theirs, late = Answers(), Answers()
     batcher.propose(encode_publish("n2", [draft(idem=b"theirs")]), theirs)
-    batcher.publish([draft(idem=b"late")], None, late)
+    door(batcher).publish([draft(idem=b"late")], None, late)
     timers.now += 12
     wire.commit(0)
     timers.turn()
@@ -411,13 +428,13 @@ def test_what_went_to_a_silent_leader_does_not_keep_the_next_one_waiting(world: 
     timers, wire, batcher = world
     silent, next_one = Answers(), Answers()
     for _ in range(2):
-        batcher.publish([draft()], None, silent)
+        door(batcher).publish([draft()], None, silent)
         timers.turn()
-    batcher.publish([draft()], None, next_one)
+    door(batcher).publish([draft()], None, next_one)
     timers.turn()
     assert len(wire.sent) == 2, "there is no room for a third"
     wire.leader = "n3"
-    batcher.kick()
+    batcher.flush_soon()
     assert not silent, "the answer may still be on its way"
     timers.later()
     assert [type(answer) for answer in silent] == [OutcomeUnknown, OutcomeUnknown]
@@ -429,10 +446,10 @@ def test_what_this_node_proposed_waits_for_what_raft_says_of_it(world: World) ->
     timers, wire, batcher = world
     answers = Answers()
     wire.leader = "n1"
-    batcher.publish([draft()], None, answers)
+    door(batcher).publish([draft()], None, answers)
     timers.turn()
     wire.leader = "n3"
-    batcher.kick()
+    batcher.flush_soon()
     assert [delay_s for delay_s, _ in timers.timers] == [10]
     wire.commit(0)
     assert len(answers[0].ids) == 1
@@ -442,7 +459,7 @@ def test_a_full_queue_refuses_at_once(world: World) -> None:
     _timers, _wire, batcher = world
     answers = Answers()
     for _ in range(6):
-        batcher.publish([draft(b"z" * 9_000)], None, answers)
+        door(batcher).publish([draft(b"z" * 9_000)], None, answers)
     assert isinstance(answers[0], Overloaded)
     assert answers[0].retry_after_ms
     assert len(answers) == 1
@@ -451,8 +468,8 @@ def test_a_full_queue_refuses_at_once(world: World) -> None:
 def test_rows_are_refused_in_their_place(world: World) -> None:
     timers, wire, batcher = world
     first, second = Answers(), Answers()
-    batcher.publish([draft(), draft()], None, first)
-    batcher.publish([draft()], None, second)
+    door(batcher).publish([draft(), draft()], None, first)
+    door(batcher).publish([draft()], None, second)
     timers.turn()
     wire.commit(0, codes=[RowCode.OK, RowCode.TOO_FAR, RowCode.OK], duplicate=[False, False, True])
     assert isinstance(first[0].problems[1], Impossible)
@@ -481,7 +498,7 @@ def test_what_another_node_asked_of_a_leader_goes_nowhere_when_it_leads_no_more(
     batcher.hold(True)
     for command in (encode_publish("n2", [draft()], None), encode_noop()):
         batcher.propose(command, theirs, term=4)
-        batcher.publish([draft()], None, own)
+        door(batcher).publish([draft()], None, own)
     wire.leads = 0
     batcher.hold(False)
     timers.turn()
@@ -494,7 +511,7 @@ def test_what_another_node_asked_of_a_leader_goes_nowhere_when_it_leads_no_more(
 def test_held_during_a_transfer_then_sent(world: World) -> None:
     timers, wire, batcher = world
     batcher.hold(True)
-    batcher.publish([draft()], None, Answers())
+    door(batcher).publish([draft()], None, Answers())
     timers.turn()
     assert not wire.sent
     batcher.hold(False)

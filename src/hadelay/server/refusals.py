@@ -1,0 +1,107 @@
+"""What a refusal of apply means to users: errors for rows of a publish and for whole commands, and throttled topics."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+from hadelay.codec.publishcommand import Draft
+from hadelay.codec.results import Refused, RowCode
+from hadelay.errors import BadRequest, Conflict, DiskFull, HadelayError, Impossible, LimitReached, NotFound
+from hadelay.model import encode_id
+
+#: Longest time for which a topic is throttled, in ms: its settings may change meanwhile.
+_LONGEST_MS = 1_000
+_LIMITS = {
+    RowCode.TOO_MANY_MESSAGES: "max_messages",
+    RowCode.TOO_MANY_BYTES: "max_bytes",
+    RowCode.TOO_FAST: "publish_rate",
+}
+_REFUSALS: dict[str, type[HadelayError]] = {
+    "bad_config": BadRequest,
+    "no_topic": NotFound,
+    "too_many_generations": LimitReached,
+    "too_many_marks": LimitReached,
+    "too_many_topics": LimitReached,
+    "too_far": Impossible,
+    "needs_upgrade": Conflict,
+    "bad_token": BadRequest,
+    "no_token": NotFound,
+    "token_exists": Conflict,
+    "too_many_tokens": LimitReached,
+}
+
+
+class Refusals:
+    """Refused rows by the limit that refused them. Remembers which topics were published to too fast."""
+
+    def __init__(self, monotonic: Callable[[], float], retry_after_ms: Callable[[str], int]) -> None:
+        """retry_after_ms: when a topic's publish rate lets the next message through; 0: now, or not known."""
+        self._monotonic, self._retry_after_ms = monotonic, retry_after_ms
+        #: Counts of rows, by the limit's name.
+        self.counts: Counter[str] = Counter()
+        self._throttled_until: dict[str, float] = {}
+
+    def throttled(self, drafts: list[Draft]) -> HadelayError | None:
+        """Why these drafts are refused without asking the leader; None: apply decides."""
+        if not self._throttled_until:
+            return None
+        topic = drafts[0].topic
+        left_ms = math.ceil((self._throttled_until.get(topic, 0.0) - self._monotonic()) * 1000)
+        if left_ms <= 0:
+            self._throttled_until.pop(topic, None)
+            return None
+        return _too_fast(topic, left_ms) if all(draft.topic == topic for draft in drafts) else None
+
+    def problem(self, code: RowCode, topic: str, other: int = 0) -> HadelayError:
+        """The error of a refused row. other: id of the message that has its key."""
+        limit = _LIMITS.get(code)
+        if limit is None:
+            return _problem(code, topic, other)
+        self.counts[limit] += 1
+        if code == RowCode.TOO_FAST:
+            wait_ms = self._retry_after_ms(topic)
+            if wait_ms:
+                self._throttled_until[topic] = self._monotonic() + min(wait_ms, _LONGEST_MS) / 1000
+            return _too_fast(topic, wait_ms)
+        return LimitReached(
+            f"the pending messages of {topic!r} are as many as it may have ({limit})", retry_after_ms=1_000
+        )
+
+
+def refusal(result: Refused) -> HadelayError:
+    """The error of a command that was refused as a whole."""
+    if result.code == "disk_full":
+        return DiskFull(result.detail, retry_after_ms=5_000)
+    if result.code == "topic_not_empty":
+        return Conflict(result.detail, outcome="pending")
+    kind = _REFUSALS.get(result.code)
+    return HadelayError(f"refused ({result.code}): {result.detail}") if kind is None else kind(result.detail)
+
+
+def _too_fast(topic: str, wait_ms: int) -> HadelayError:
+    return LimitReached(f"more than the publish_rate of {topic!r}: come again later", retry_after_ms=max(1, wait_ms))
+
+
+def _problem(code: RowCode, topic: str, other: int = 0) -> HadelayError:
+    if code == RowCode.TOO_FAR:
+        return Impossible("deliver_at is further ahead than this cluster allows (limits.max_delay)")
+    if code == RowCode.KEY_CONFLICT:
+        return Impossible("this Idempotency-Key was used with another payload or other options: take a new key")
+    if code == RowCode.KEY_PENDING:
+        return Conflict(
+            "a message with this key is pending; `id` is the first one's", outcome="pending", id=encode_id(other)
+        )
+    if code == RowCode.KEY_LEASED:
+        detail = "the message with this key is leased, too late to replace it; publish again when it is settled"
+        return Conflict(detail, outcome="leased", id=encode_id(other))
+    if code == RowCode.NO_CALLBACK:
+        return Impossible(
+            f"callback: {topic} does not allow a message to name its own URL; its webhook's allow_per_message would"
+        )
+    if code == RowCode.NO_TOPIC:
+        return NotFound(f"there is no topic {topic!r}, and topics are not created by publishing here: PUT it first")
+    if code == RowCode.HOUR_FULL:
+        return LimitReached("that hour holds as many messages as it can: choose another time")
+    return LimitReached("the cluster has as many topics as it allows")
