@@ -58,24 +58,11 @@ class SystemRefusal(HadelayError):
 
 #: The first class that fits decides.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
-    (Interrupted, INTERRUPTED),
-    (WrongUsage, USAGE),
-    (NotANode, UNREACHABLE),
-    (Taken, REFUSED),
-    (ConfigError, USAGE),
-    (BadRequest, USAGE),
-    (NotFound, NOT_FOUND),
-    (Unauthorized, AUTH),
-    (Forbidden, AUTH),
-    (NoLeader, UNREACHABLE),
-    (Overloaded, UNREACHABLE),
-    (OutcomeUnknown, TIMEOUT),
-    (RequestTimeout, TIMEOUT),
-    (HadelayError, REFUSED),
-    (ConnectionError, UNREACHABLE),
-    (TimeoutError, TIMEOUT),
-    (OSError, REFUSED),
-)
+    (Interrupted, INTERRUPTED), (WrongUsage, USAGE), (NotANode, UNREACHABLE), (Taken, REFUSED), (ConfigError, USAGE),
+    (BadRequest, USAGE), (NotFound, NOT_FOUND), (Unauthorized, AUTH), (Forbidden, AUTH), (NoLeader, UNREACHABLE),
+    (Overloaded, UNREACHABLE), (OutcomeUnknown, TIMEOUT), (RequestTimeout, TIMEOUT), (HadelayError, REFUSED),
+    (ConnectionError, UNREACHABLE), (TimeoutError, TIMEOUT), (OSError, REFUSED),
+)  # fmt: skip
 
 
 class Command(NamedTuple):
@@ -149,16 +136,12 @@ COMMANDS = (
 ALIASES = {"story": "trace"}
 GROUPS = {
     "msg": "Publish, look at, list, cancel, reschedule and receive messages.",
-    "topic": "List, configure, pause and purge topics.",
-    "dead": "List, redrive, export and purge dead letters.",
-    "cluster": "See and steer the cluster.",
-    "cluster members": "Add, remove and replace nodes.",
-    "token": "Make, list and revoke tokens.",
-    "check": "Verify what a cluster promises.",
-    "backup": "Copy a cluster, and verify the copy.",
-    "pipeline": "Jobs on the hour files, with Spark.",
+    "topic": "List, configure, pause and purge topics.", "dead": "List, redrive, export and purge dead letters.",
+    "cluster": "See and steer the cluster.", "cluster members": "Add, remove and replace nodes.",
+    "token": "Make, list and revoke tokens.", "check": "Verify what a cluster promises.",
+    "backup": "Copy a cluster, and verify the copy.", "pipeline": "Jobs on the hour files, with Spark.",
     "config": "Configuration files.",
-}
+}  # fmt: skip
 
 
 def build(typed: Sequence[str] = ()) -> App:

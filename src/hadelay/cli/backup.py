@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from hadelay import uris
-from hadelay.cli.output import Printing, Remote, emit_json, note, show, table
+from hadelay.cli.output import Printing, Remote, emit_json, note, progress, show, table
 from hadelay.cli.remote import call
 from hadelay.errors import BadRequest, ConfigError, DamagedFile, HadelayError, NoLeader, NotFound, Overloaded
 from hadelay.paths import segment
@@ -87,10 +86,10 @@ def verify(directory: str, /, *, index: int | None = None, printing: Printing = 
     archive = archive_at(directory)
     backup = archive.read(index)
     wrong: list[dict[str, Any]] = []
-    with bar(backup.size) as done:
+    with progress(backup.size, sizes=True) as update:
         for name, damages in archive.verify(backup):
             wrong += [{"file": damage.file, "offset": damage.offset, "what": damage.what} for damage in damages]
-            done(backup.files[name].length)
+            update(advance=backup.files[name].length)
     if printing.output == "json":
         emit_json(summary(backup) | {"damaged": wrong})
     elif wrong:
@@ -104,13 +103,9 @@ def verify(directory: str, /, *, index: int | None = None, printing: Printing = 
 
 def summary(backup: Backup) -> dict[str, Any]:
     return {
-        "cluster_id": backup.cluster_id,
-        "group": backup.group,
-        "index": backup.index,
-        "time": backup.time,
-        "files": len(backup.files),
-        "bytes": backup.size,
-    }
+        "cluster_id": backup.cluster_id, "group": backup.group, "index": backup.index, "time": backup.time,
+        "files": len(backup.files), "bytes": backup.size,
+    }  # fmt: skip
 
 
 def _rate(text: str) -> float:
@@ -173,12 +168,13 @@ class _Copying:
             )
         files = {file["name"]: (int(file["bytes"]), int(file["crc32c"], 16)) for file in snapshot["files"]}
         known = {name: archive.has(name, *file, before) for name, file in files.items()}
-        with bar(sum(length for name, (length, _) in files.items() if known[name] is None)) as done:
+        missing = sum(length for name, (length, _) in files.items() if known[name] is None)
+        with progress(missing, sizes=True) as update:
             for name, (length, crc) in files.items():
                 if known[name] is None:
                     known[name] = archive.copy(name, length, crc, self._reader(f"{url}/{segment(name)}"))
                     self.copied_files += 1
-                    done(length)
+                    update(advance=length)
         return {name: contents for name, contents in known.items() if contents is not None}
 
     def _reader(self, url: str) -> Callable[[int, int], bytes]:
@@ -194,15 +190,3 @@ class _Copying:
             return data
 
         return read
-
-
-@contextmanager
-def bar(total: int) -> Iterator[Callable[[int], None]]:
-    """On stderr, while somebody watches."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda size: progress.update(task, advance=size)

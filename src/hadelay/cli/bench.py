@@ -59,14 +59,9 @@ class _Load:
 
 
 def bench(
-    *,
-    count: int = 10_000,
-    batch: int = 100,
-    size: int = 200,
-    delay: str = "2s",
-    threads: int = 4,
+    *, count: int = 10_000, batch: int = 100, size: int = 200, delay: str = "2s", threads: int = 4,
     remote: Remote = Remote(),
-) -> None:
+) -> None:  # fmt: skip
     """Publish, receive and ack messages on a running cluster, and print what it managed.
 
     One Python process makes the load, so this is a floor; `make bench` in a checkout measures the cluster itself.
@@ -97,13 +92,10 @@ def bench(
             call(remote, "DELETE", f"/v1/topics/{load.topic}", query={"force": "true"})
     took = time.perf_counter() - began
     found: dict[str, Any] = {
-        "published": load.published,
-        "acked": load.acked,
-        "published_per_s": round(load.published / publish_s),
-        "end_to_end_s": round(took, 2),
-        **_quantiles("request_ms", load.publish_ms),
+        "published": load.published, "acked": load.acked, "published_per_s": round(load.published / publish_s),
+        "end_to_end_s": round(took, 2), **_quantiles("request_ms", load.publish_ms),
         **_quantiles("late_ms", load.late_ms),
-    }
+    }  # fmt: skip
     show(found, remote)
 
 

@@ -48,13 +48,8 @@ _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes
 
 
 def certs(
-    directory: Path,
-    /,
-    *nodes: str,
-    host: Several = (),
-    days: int = 365,
-    printing: Printing = Printing(),
-) -> None:
+    directory: Path, /, *nodes: str, host: Several = (), days: int = 365, printing: Printing = Printing(),
+) -> None:  # fmt: skip
     """Make certificates for the nodes of a cluster, signed by an authority of its own.
 
     The authority (ca.pem, ca.key) is made the first time; keep ca.key off the nodes. A node gets NODE.pem and NODE.key;

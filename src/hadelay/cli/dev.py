@@ -70,15 +70,10 @@ class Layout(msgspec.Struct, kw_only=True):
 
 
 def dev(
-    *,
-    nodes: int | None = None,
-    data_dir: Path = Path("hadelay-dev"),
-    port_base: int | None = None,
-    dispatch_sync: Literal["commit", "interval"] | None = None,
-    settings: Settings = (),
-    start: Annotated[str | None, Parameter(name="--start")] = None,
-    printing: Printing = Printing(),
-) -> int:
+    *, nodes: int | None = None, data_dir: Path = Path("hadelay-dev"), port_base: int | None = None,
+    dispatch_sync: Literal["commit", "interval"] | None = None, settings: Settings = (),
+    start: Annotated[str | None, Parameter(name="--start")] = None, printing: Printing = Printing(),
+) -> int:  # fmt: skip
     """Run a cluster of real processes in the foreground, until SIGINT or SIGTERM ends all of them.
 
     Parameters

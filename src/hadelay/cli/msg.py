@@ -36,24 +36,12 @@ _HISTORY = ("event", "at", "attempt", "consumer", "node", "reason", "from", "to"
 
 
 def put(
-    topic: str,
-    body: str | None = None,
-    /,
-    *,
-    delay: str | None = None,
-    deliver_at: str | None = None,
-    key: str | None = None,
-    on_conflict: Literal["keep", "replace", "reject"] | None = None,
-    max_wait: str | None = None,
-    ttl: str | None = None,
-    tag: Several = (),
-    callback: str | None = None,
-    file: Annotated[Path | None, Parameter(name=("--file", "-f"))] = None,
-    content_type: str | None = None,
-    meta: Several = (),
-    idempotency_key: str | None = None,
-    remote: Remote = Remote(),
-) -> None:
+    topic: str, body: str | None = None, /, *, delay: str | None = None, deliver_at: str | None = None,
+    key: str | None = None, on_conflict: Literal["keep", "replace", "reject"] | None = None,
+    max_wait: str | None = None, ttl: str | None = None, tag: Several = (), callback: str | None = None,
+    file: Annotated[Path | None, Parameter(name=("--file", "-f"))] = None, content_type: str | None = None,
+    meta: Several = (), idempotency_key: str | None = None, remote: Remote = Remote(),
+) -> None:  # fmt: skip
     """Publish one message, and print its id.
 
     Parameters
@@ -108,15 +96,9 @@ def put(
 
 
 def get(
-    id: MessageId = None,
-    /,
-    *,
-    topic: OfTopic = None,
-    key: OfKey = None,
-    body: bool = False,
-    stale: Stale = False,
+    id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, body: bool = False, stale: Stale = False,
     remote: Remote = Remote(),
-) -> None:
+) -> None:  # fmt: skip
     """Show a message: its state, its times, what happened to it.
 
     Parameters
@@ -139,17 +121,9 @@ def get(
 
 
 def list_(
-    topic: Topic,
-    /,
-    *,
-    state: str = "pending",
-    start: Annotated[str | None, Parameter(name="--from")] = None,
-    to: str | None = None,
-    tag: Several = (),
-    limit: Limit = 100,
-    stale: Stale = False,
-    remote: Remote = Remote(),
-) -> None:
+    topic: Topic, /, *, state: str = "pending", start: Annotated[str | None, Parameter(name="--from")] = None,
+    to: str | None = None, tag: Several = (), limit: Limit = 100, stale: Stale = False, remote: Remote = Remote(),
+) -> None:  # fmt: skip
     """List the messages of a topic in due order. As JSON, a line each.
 
     Parameters
@@ -202,15 +176,9 @@ def cancel(*ids: str, topic: str | None = None, key: OfKey = None, remote: Remot
 
 
 def reschedule(
-    id: MessageId = None,
-    /,
-    *,
-    topic: OfTopic = None,
-    key: OfKey = None,
-    delay: str | None = None,
-    deliver_at: str | None = None,
-    remote: Remote = Remote(),
-) -> None:
+    id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, delay: str | None = None,
+    deliver_at: str | None = None, remote: Remote = Remote(),
+) -> None:  # fmt: skip
     """Make a message due at another time; it keeps its id. Ends with 1 when it is not pending, or leased.
 
     Parameters
@@ -240,15 +208,9 @@ def message_path(id: str | None, topic: str | None, key: str | None) -> str:
 
 
 def receive(
-    *topics: str,
-    most: Annotated[int, Parameter(name=("--max", "-n"))] = 10,
-    wait: str = "0s",
-    lease: str | None = None,
-    tag: Several = (),
-    any_tag: Several = (),
-    keep: bool = False,
-    remote: Remote = Remote(),
-) -> int:
+    *topics: str, most: Annotated[int, Parameter(name=("--max", "-n"))] = 10, wait: str = "0s",
+    lease: str | None = None, tag: Several = (), any_tag: Several = (), keep: bool = False, remote: Remote = Remote(),
+) -> int:  # fmt: skip
     """Take due messages, print them, and ack them. Ends with 3 when there was none.
 
     Parameters

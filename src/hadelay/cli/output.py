@@ -181,13 +181,18 @@ def _print_grid(rows: Sequence[Mapping[str, str]], widths: Mapping[str, int]) ->
 
 
 @contextmanager
-def progress(total: int | None, done: int = 0, *, hidden: bool = False) -> Iterator[Callable[..., None]]:
-    """update(completed=…) of a bar on stderr, while somebody watches."""
+def progress(
+    total: int | None, done: int = 0, *, hidden: bool = False, sizes: bool = False
+) -> Iterator[Callable[..., None]]:  # fmt: skip
+    """update(completed=…) or update(advance=…) of a bar on stderr, while somebody watches. sizes: of bytes."""
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=hidden or not sys.stderr.isatty()) as bars:
+    shown = (
+        (rich.DownloadColumn(binary_units=True), rich.TransferSpeedColumn()) if sizes else (rich.MofNCompleteColumn(),)
+    )
+    columns = (rich.BarColumn(), *shown, rich.TimeRemainingColumn())
+    with rich.Progress(*columns, console=Console(stderr=True), disable=hidden or not sys.stderr.isatty()) as bars:
         yield partial(bars.update, bars.add_task("", total=total, completed=done))
 
 
@@ -240,12 +245,9 @@ def show(value: Any, printing: Printing, columns: Sequence[str] = ()) -> None:
 
 
 def show_pages(
-    page: Callable[[int, str | None], Any],
-    limit: int,
-    printing: Printing,
-    columns: Sequence[str],
+    page: Callable[[int, str | None], Any], limit: int, printing: Printing, columns: Sequence[str],
     row: Callable[[Any], Mapping[str, Any]] = lambda message: message,
-) -> None:
+) -> None:  # fmt: skip
     """The messages of page after page, at most `limit` of them (0: all), as they come when it is JSON. page: of a size,
     from a cursor on. row: what a table has of one."""
     if limit < 0:

@@ -28,18 +28,10 @@ _ASK_ANOTHER = (errors.NoLeader, errors.Overloaded, NotANode)
 
 
 def call(
-    remote: Remote,
-    method: str,
-    path: str,
-    body: Any = None,
-    *,
-    needs: str = "",
-    query: Mapping[str, Any] | None = None,
-    headers: Mapping[str, str] | None = None,
-    timeout_s: float = 15.0,
-    decode: Callable[[bytes], Any] = msgspec.json.decode,
-    node: str = "",
-) -> Any:
+    remote: Remote, method: str, path: str, body: Any = None, *, needs: str = "",
+    query: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None, timeout_s: float = 15.0,
+    decode: Callable[[bytes], Any] = msgspec.json.decode, node: str = "",
+) -> Any:  # fmt: skip
     """The decoded answer: JSON, if nothing else is said. Refusals are raised as errors.*
 
     body: bytes as they are, anything else as JSON. needs: a member of every node's answer to this, and of hardly
@@ -98,14 +90,9 @@ def call_member(remote: Remote, member: Mapping[str, Any], method: str, path: st
 
 
 def read_answer(
-    url: str,
-    method: str,
-    status: int,
-    headers: Headers,
-    answer: bytes,
-    needs: str = "",
+    url: str, method: str, status: int, headers: Headers, answer: bytes, needs: str = "",
     decode: Callable[[bytes], Any] = msgspec.json.decode,
-) -> Any:
+) -> Any:  # fmt: skip
     """Of whatever listens there: of something else than a node nobody knows what it did."""
     if not 200 <= status < 300:
         raise refusal(url, method, status, headers, answer)
@@ -126,17 +113,9 @@ def read_answer(
 
 
 def _exchange(
-    url: str,
-    method: str,
-    target: str,
-    body: bytes | None,
-    headers: Mapping[str, str],
-    timeout_s: float,
-    needs: str,
-    decode: Callable[[bytes], Any],
-    node: str = "",
-    redirects: int = 3,
-) -> Any:
+    url: str, method: str, target: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float, needs: str,
+    decode: Callable[[bytes], Any], node: str = "", redirects: int = 3,
+) -> Any:  # fmt: skip
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise errors.BadRequest(f"{url!r}: expected a URL such as http://127.0.0.1:8400 (--servers, HADELAY_SERVERS)")

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hadelay.cli.backup import archive_at, bar, summary
-from hadelay.cli.output import Printing, note, show
+from hadelay.cli.backup import archive_at, summary
+from hadelay.cli.output import Printing, note, progress, show
 from hadelay.cli.serve import Settings
 from hadelay.errors import DiskFull, HadelayError
 from hadelay.platform.disk import RealDisk
@@ -34,15 +34,9 @@ async def _restore(
 
 
 def restore(
-    backup: str,
-    file: Path | None = None,
-    /,
-    *,
-    data_dir: Path | None = None,
-    index: int | None = None,
-    settings: Settings = (),
-    printing: Printing = Printing(),
-) -> None:
+    backup: str, file: Path | None = None, /, *, data_dir: Path | None = None, index: int | None = None,
+    settings: Settings = (), printing: Printing = Printing(),
+) -> None:  # fmt: skip
     """Make the directory of one founding node of a new cluster from a backup; the same for each of its nodes. The
     cluster needs an id and a group that the old one did not have.
 
@@ -64,8 +58,8 @@ def restore(
     archive = archive_at(backup)
     found = archive.read(index)
     try:
-        with bar(found.size) as copied:
-            error = asyncio.run(_restore(config, archive, found, copied))
+        with progress(found.size, sizes=True) as update:
+            error = asyncio.run(_restore(config, archive, found, lambda size: update(advance=size)))
         if error is not None:
             raise error
     except (OSError, DiskFull) as failed:

@@ -28,13 +28,8 @@ def bootstrap(*, printing: Printing = Printing()) -> None:
 
 
 def create(
-    name: str,
-    /,
-    *,
-    scope: Several,
-    lifetime: str | None = None,
-    remote: Remote = Remote(),
-) -> None:
+    name: str, /, *, scope: Several, lifetime: str | None = None, remote: Remote = Remote(),
+) -> None:  # fmt: skip
     """Make a token. It is printed once, and nobody can find it out again.
 
     Parameters

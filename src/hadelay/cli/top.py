@@ -112,15 +112,12 @@ def _rates(before: dict[str, Sample], now: dict[str, Sample], leader: str | None
         if series.startswith("hadelay_http_requests_total{")
     )
     return {
-        "published": rate("hadelay_published_messages_total"),
-        "handed_out": rate("hadelay_handed_out_messages_total"),
-        "acked": settled("acked"),
-        "dead": settled("dead"),
-        "requests": requests / seconds if both else None,
+        "published": rate("hadelay_published_messages_total"), "handed_out": rate("hadelay_handed_out_messages_total"),
+        "acked": settled("acked"), "dead": settled("dead"), "requests": requests / seconds if both else None,
         "late_p50_ms": None if led is None else _late(0.5, *led),
         "late_p99_ms": None if led is None else _late(0.99, *led),
         "commit_p99_ms": None if led is None else _quantile(0.99, "hadelay_commit_duration_seconds", *led),
-    }
+    }  # fmt: skip
 
 
 def _late(part: float, before: Sample, now: Sample) -> float | None:

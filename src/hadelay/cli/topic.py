@@ -42,15 +42,9 @@ def _row(topic: dict[str, Any]) -> dict[str, Any]:
 
 
 def due(
-    topic: str | None = None,
-    /,
-    *,
-    start: Annotated[str | None, Parameter(name="--from")] = None,
-    to: str | None = None,
-    step: str = _STEP,
-    stale: Stale = False,
-    remote: Remote = Remote(),
-) -> None:
+    topic: str | None = None, /, *, start: Annotated[str | None, Parameter(name="--from")] = None,
+    to: str | None = None, step: str = _STEP, stale: Stale = False, remote: Remote = Remote(),
+) -> None:  # fmt: skip
     """How many messages fall due when, in one topic or in all of them.
 
     Parameters
@@ -190,13 +184,9 @@ def resume(topic: Topic, /, *, remote: Remote = Remote()) -> None:
 
 
 def purge(
-    topic: Topic,
-    /,
-    *,
-    state: tuple[Literal["scheduled", "ready", "dead"], ...] = (),
-    yes: Yes = False,
+    topic: Topic, /, *, state: tuple[Literal["scheduled", "ready", "dead"], ...] = (), yes: Yes = False,
     remote: Remote = Remote(),
-) -> None:
+) -> None:  # fmt: skip
     """Cancel what is pending in a topic now and not leased. Shows how many messages that are, and asks.
 
     Parameters

@@ -19,15 +19,10 @@ Mask = npt.NDArray[np.bool_]
 
 #: Arrow's type of each of Spark's.
 ARROW = {
-    "STRING": pa.string(),
-    "INT": pa.int32(),
-    "BIGINT": pa.int64(),
-    "BOOLEAN": pa.bool_(),
-    "TIMESTAMP": pa.timestamp("us", "UTC"),
-    "BINARY": pa.binary(),
-    "ARRAY<STRING>": pa.list_(pa.string()),
+    "STRING": pa.string(), "INT": pa.int32(), "BIGINT": pa.int64(), "BOOLEAN": pa.bool_(),
+    "TIMESTAMP": pa.timestamp("us", "UTC"), "BINARY": pa.binary(), "ARRAY<STRING>": pa.list_(pa.string()),
     "MAP<STRING,STRING>": pa.map_(pa.string(), pa.string()),
-}
+}  # fmt: skip
 #: An element of Arrow's binary_view: bytes of a buffer, or, up to 12 of them, in the element itself.
 _VIEW = np.dtype([("size", "<i4"), ("head", "V4"), ("buffer", "<i4"), ("offset", "<i4")])
 _IN_VIEW = 12

@@ -63,15 +63,10 @@ if TYPE_CHECKING:
     from hadelay.pipeline.publish import Published
 
 _SPARK: dict[str, DataType] = {
-    "STRING": StringType(),
-    "INT": IntegerType(),
-    "BIGINT": LongType(),
-    "BOOLEAN": BooleanType(),
-    "TIMESTAMP": TimestampType(),
-    "BINARY": BinaryType(),
-    "ARRAY<STRING>": ArrayType(StringType()),
+    "STRING": StringType(), "INT": IntegerType(), "BIGINT": LongType(), "BOOLEAN": BooleanType(),
+    "TIMESTAMP": TimestampType(), "BINARY": BinaryType(), "ARRAY<STRING>": ArrayType(StringType()),
     "MAP<STRING,STRING>": MapType(StringType(), StringType()),
-}
+}  # fmt: skip
 #: Options of a stream that are Spark's, and come along.
 _SPARKS = {"checkpointlocation", "queryname"}
 

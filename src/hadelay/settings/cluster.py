@@ -29,7 +29,7 @@ class Settings:
     max_lease_ms: int = _DAY_MS // 2
 
     def to_map(self) -> dict[str, Any]:
-        return {key: getattr(self, name) for key, name in _KEYS.items()}
+        return {key: getattr(self, key) for key in _KEYS}
 
     @classmethod
     def from_map(cls, value: Any) -> Settings:
@@ -43,19 +43,13 @@ class Settings:
                 raise ValueError(f"{key} cannot be {given!r}")
         if value.get("max_delay_ms", 0) > MAX_DELAY_MS:
             raise ValueError(f"max_delay_ms is at most {MAX_DELAY_MS}")
-        return cls(**{_KEYS[key]: given for key, given in value.items()})
+        return cls(**value)
 
 
-#: Key in SETTINGS and in checkpoints → attribute. The keys and their order never change; new ones go to the end.
-_KEYS = {
-    "max_delay_ms": "max_delay_ms",
-    "idempotency_window_ms": "idempotency_window_ms",
-    "idempotency_max_keys": "idempotency_max_keys",
-    "auto_create_topics": "auto_create_topics",
-    "max_topics": "max_topics",
-    "max_consumers": "max_consumers",
-    "max_reasons": "max_reasons",
-    "requests_per_consumer": "requests_per_consumer",
-    "max_lease_ms": "max_lease_ms",
-}
+#: Keys in SETTINGS and in checkpoints, which are the attributes. They and their order never change; new ones go to the
+#: end.
+_KEYS = (
+    "max_delay_ms", "idempotency_window_ms", "idempotency_max_keys", "auto_create_topics", "max_topics",
+    "max_consumers", "max_reasons", "requests_per_consumer", "max_lease_ms",
+)  # fmt: skip
 _TYPES = {key: type(value) for key, value in Settings().to_map().items()}

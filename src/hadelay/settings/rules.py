@@ -13,30 +13,16 @@ from hadelay.settings.node import DAY, GIB, HOUR, KIB, MIB, Config, WebhooksConf
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 #: key → smallest, largest value that makes sense; a key with a unit and no entry has to be positive.
 _RANGES: dict[str, tuple[int, int]] = {
-    "cluster.group": (0, 255),
-    "http.max_body_bytes": (1, 64 * MIB),
-    "http.max_batch_bytes": (1, 256 * MIB),
-    "http.max_batch_items": (1, 100_000),
-    "http.max_receive": (1, 10_000),
-    "http.max_connections_per_address": (0, 1 << 20),
-    "http.max_tags": (0, 64),
-    "http.max_meta_bytes": (0, 64 * KIB),
-    "http.max_key_bytes": (1, KIB),
-    "http.max_tag_bytes": (1, KIB),
-    "raft.max_entry_bytes": (4 * KIB, 4 * MIB),
-    "raft.segment_bytes": (8 * MIB, GIB),
-    "raft.heartbeat_ms": (0, 10_000),
-    "raft.election_max_ms": (0, 1 << 62),
-    "webhooks.max_calls": (1, 60_000),
-    "webhooks.topic_calls": (1, 10_000),
-    "limits.metrics_topics": (0, 100_000),
-    "limits.max_delay_ms": (1, 36_500 * DAY),
-    "dispatch.interval_ms": (1, 10_000),
-    "dispatch.ready_window": (1_000, 1_000_000),
-    "retention.settled_ms": (2 * HOUR, 3650 * DAY),
-    "retention.carry_ms": (2 * HOUR, 3650 * DAY),
-    "storage.min_free_bytes": (0, 1 << 50),
-}
+    "cluster.group": (0, 255), "http.max_body_bytes": (1, 64 * MIB), "http.max_batch_bytes": (1, 256 * MIB),
+    "http.max_batch_items": (1, 100_000), "http.max_receive": (1, 10_000),
+    "http.max_connections_per_address": (0, 1 << 20), "http.max_tags": (0, 64), "http.max_meta_bytes": (0, 64 * KIB),
+    "http.max_key_bytes": (1, KIB), "http.max_tag_bytes": (1, KIB), "raft.max_entry_bytes": (4 * KIB, 4 * MIB),
+    "raft.segment_bytes": (8 * MIB, GIB), "raft.heartbeat_ms": (0, 10_000), "raft.election_max_ms": (0, 1 << 62),
+    "webhooks.max_calls": (1, 60_000), "webhooks.topic_calls": (1, 10_000), "limits.metrics_topics": (0, 100_000),
+    "limits.max_delay_ms": (1, 36_500 * DAY), "dispatch.interval_ms": (1, 10_000),
+    "dispatch.ready_window": (1_000, 1_000_000), "retention.settled_ms": (2 * HOUR, 3650 * DAY),
+    "retention.carry_ms": (2 * HOUR, 3650 * DAY), "storage.min_free_bytes": (0, 1 << 50),
+}  # fmt: skip
 
 
 def split_address(address: str) -> tuple[str, int]:

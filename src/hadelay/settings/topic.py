@@ -200,12 +200,9 @@ def _url(value: Any, settings: Settings) -> str:
 
 
 WEBHOOK: dict[str, Check] = {
-    "url": _url,
-    "secrets": _secrets,
-    "timeout_ms": _duration(100, 600 * _SECOND),
-    "headers": _headers,
+    "url": _url, "secrets": _secrets, "timeout_ms": _duration(100, 600 * _SECOND), "headers": _headers,
     "allow_per_message": _flag,
-}
+}  # fmt: skip
 ALERT: dict[str, Check] = {"url": _url, "secret": _one_secret}
 
 
