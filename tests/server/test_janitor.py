@@ -169,7 +169,7 @@ def test_an_archive_in_an_object_store_is_believed_alike(tmp_path: Path) -> None
 
 
 def test_a_node_without_pyarrow_refuses_an_archive_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hadelay.settings.node.find_spec", lambda _: None)
+    monkeypatch.setattr("hadelay.settings.rules.find_spec", lambda _: None)
     assert list(problems(Config(retention=RetentionConfig(archive="/srv/archive")))) == []
     ((key, said),) = problems(Config(retention=RetentionConfig(archive="s3://bucket/archive")))
     assert (key, "pip install 'hadelay[archive]'" in said) == ("retention.archive", True)

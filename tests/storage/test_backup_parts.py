@@ -101,7 +101,7 @@ def test_one_that_was_interrupted_is_none_and_goes_on_with_whole_parts(source: S
         source.back_up()
     with pytest.raises(NotFound, match="interrupted"):
         source.archive.read()
-    source.budget, source.archive = 1 << 40, Archive(Objects(source.archive.files._place))  # type: ignore[attr-defined]
+    source.budget, source.archive = 1 << 40, Archive(Objects(source.archive.files._location))  # type: ignore[attr-defined]
     made = source.back_up()
     assert made.size <= sum(source.read.values()) < made.size + PART
     assert source.wrong() == []

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from hadelay.errors import BadRequest
-from hadelay.pipeline.schema import Options, hour_int
+from hadelay.pipeline.schema import Options, within
 
 #: Members of summary.json and of -o json, by job.
 FACTS = {
@@ -142,8 +142,7 @@ class AuditOptions:
             raise BadRequest("archive: out has to say where the archive is")
 
     def takes(self, hour: int) -> bool:
-        shown = hour_int(hour)
-        return shown >= self.hour_from and (not self.hour_to or shown <= self.hour_to)
+        return within(hour, self.hour_from, self.hour_to)
 
 
 @dataclass(frozen=True)

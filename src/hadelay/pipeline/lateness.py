@@ -15,7 +15,6 @@ import numpy as np
 from hadelay.pipeline import page, timing
 from hadelay.pipeline.hourfiles import Rows
 from hadelay.pipeline.jobs import JobOptions, JobSummary
-from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.tasks import Progress, silent
 
 _QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999}
@@ -29,17 +28,9 @@ def run(spark: Any, options: JobOptions, progress: Progress = silent) -> JobSumm
     if (wanted := timing.wanted(options, names)) is not None:
         found = found[np.isin(found["topic"], np.flatnonzero(wanted))]
     overdue, not_measured = sum(one[1] for one in parts), sum(one[2] for one in parts)
-    table: list[dict[str, Any]] = []
-    for hour in np.unique(found["hour"]).tolist():
-        of_hour = found[found["hour"] == hour]
-        topics = np.unique(of_hour["topic"])
-        rows = [(None, of_hour)] + [
-            (name, of_hour[of_hour["topic"] == topic])
-            for name, topic in zip(timing.topic_names(names, topics), topics, strict=True)
-        ]
-        for topic, some in rows:
-            told = {"hour": hour_int(hour), "topic": topic, "count": int(some["count"].sum())}
-            table.append(told | _spread(some))
+    table = timing.by_hour(
+        found, found["hour"], names, lambda rows: {"count": int(rows["count"].sum())} | _spread(rows)
+    )
     summary = JobSummary(
         "lateness", as_of_ms=as_of_ms, handed_out=int(found["count"].sum()), overdue=overdue,
         not_measured=not_measured, overall=_spread(found), table=table,
@@ -48,6 +39,10 @@ def run(spark: Any, options: JobOptions, progress: Progress = silent) -> JobSumm
     waits = f"; {overdue:,} are overdue and were not" if overdue else ""
     said = f"{summary.handed_out:,} messages were handed out{waits}"
     return summary.show(table, "hour topic count p50_ms p90_ms p99_ms p999_ms max_ms", said)
+
+
+def _counted(found: Rows) -> dict[str, int]:
+    return {"count": int(found["count"].sum())} | _spread(found)
 
 
 def _spread(found: Rows) -> dict[str, int]:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from hadelay.pipeline import page, timing
 from hadelay.pipeline.hourfiles import Names, Rows
 from hadelay.pipeline.jobs import JobOptions, JobSummary
-from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.tasks import Progress, silent
 
 _COUNTS = ("due", "handed_out", "acked")
@@ -22,15 +21,7 @@ def run(spark: Any, options: JobOptions, progress: Progress = silent) -> JobSumm
     found = timing.merged(parts, timing.wanted(options, names))
     due, handed_out, acked = (int(found[name].sum()) for name in _COUNTS)
     whole = timing.summed(found, ("second",))
-    table: list[dict[str, Any]] = []
-    hours = found["second"] // 3600
-    for hour in np.unique(hours).tolist():
-        of_hour = found[hours == hour]
-        table.append({"hour": hour_int(hour), "topic": None} | _counts(whole[whole["second"] // 3600 == hour]))
-        topics = np.unique(of_hour["topic"])
-        for name, topic in zip(timing.topic_names(names, topics), topics, strict=True):
-            told = {"hour": hour_int(hour), "topic": name}
-            table.append(told | _counts(of_hour[of_hour["topic"] == topic]))
+    table = timing.by_hour(found, found["second"] // 3600, names, _counts)
     summary = JobSummary("load", as_of_ms=as_of_ms, due=due, handed_out=handed_out, acked=acked, table=table)
     if options.out:
         _write_seconds(options.out, found, names)
@@ -39,8 +30,8 @@ def run(spark: Any, options: JobOptions, progress: Progress = silent) -> JobSumm
     return summary.show(table, "hour topic due handed_out acked peak_due peak_due_at", said)
 
 
-def _counts(seconds: Rows) -> dict[str, Any]:
-    """seconds: one row each."""
+def _counts(found: Rows) -> dict[str, Any]:
+    seconds = timing.summed(found, ("second",))
     told: dict[str, Any] = {name: int(seconds[name].sum()) for name in _COUNTS}
     for name in ("due", "handed_out"):
         at = int(seconds[name].argmax())

@@ -230,10 +230,7 @@ class Options:
         return names
 
     def takes(self, hour: int) -> bool:
-        if hour >= DEAD_HOURS and not self.dead:
-            return False
-        shown = hour_int(hour)
-        return shown >= self.hour_from and (not self.hour_to or shown <= self.hour_to)
+        return (self.dead or hour < DEAD_HOURS) and within(hour, self.hour_from, self.hour_to)
 
 
 def parse_options(given: Mapping[str, Any]) -> Options:
@@ -288,6 +285,11 @@ def _among(name: str, value: str, known: Any) -> None:
     if value not in known:
         names = ", ".join(known if not get_args(known) else get_args(known))
         raise BadRequest(f"option {name}: {value!r} is none of {names}")
+
+
+def within(hour: int, first: int, last: int) -> bool:
+    """first, last: as yyyymmddHH; 0: no bound."""
+    return first <= hour_int(hour) <= (last or 1 << 62)
 
 
 def hour_int(hour: int) -> int:

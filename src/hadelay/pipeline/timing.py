@@ -22,6 +22,7 @@ from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.check import check
 from hadelay.pipeline.hourfiles import HourFiles, Names, Rows, Store, rows
 from hadelay.pipeline.jobs import JobOptions
+from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.stores import listing
 from hadelay.pipeline.tasks import Progress, each
 
@@ -200,6 +201,20 @@ def quantiles(found: Rows, at: Sequence[float]) -> list[int]:
 
 def instant(second: int) -> str:
     return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def by_hour(
+    found: Rows, hours: npt.NDArray[np.integer], names: Names, told: Callable[[Rows], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """What `told` says of each hour's rows, all of them (topic: none), then topic by topic. hours: of each row."""
+    table = []
+    for hour in np.unique(hours).tolist():
+        of_hour = found[hours == hour]
+        numbers = np.unique(of_hour["topic"])
+        parts = [of_hour, *(of_hour[of_hour["topic"] == number] for number in numbers)]
+        for topic, some in zip((None, *topic_names(names, numbers)), parts, strict=True):
+            table.append({"hour": hour_int(hour), "topic": topic} | told(some))
+    return table
 
 
 def topic_names(names: Names, numbers: npt.NDArray[np.integer]) -> list[str | None]:
