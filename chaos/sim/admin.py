@@ -9,10 +9,12 @@ from typing import Any
 from chaos.sim import receiver
 from chaos.sim.door import Client, Reply, Request
 from chaos.sim.history import Order
+from hadelay.api.service import Actor
 from hadelay.errors import HadelayError, NoLeader
 from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
+from hadelay.model import decode_id
 from hadelay.rights import Token
-from hadelay.server.service import NodeService
+from hadelay.server.service.node import NodeService
 
 _STATES = {"scheduled": SCHEDULED, "ready": READY, "dead": DEAD}
 #: Sets of states that a purge may name.
@@ -64,7 +66,7 @@ class AdminClient(Client):
         config: dict[str, Any] = {"max_attempts": self.workload.max_attempts, "backoff": backoff}
         if self.cluster.receiver is not None:
             config["webhook"] = receiver.SETTINGS
-        self._ask(lambda service: service.put_topic(self.topic, config), replied)
+        self._ask(lambda service: service.topics.put_topic(self.topic, config, Actor()), replied)
 
     def _next(self) -> None:
         self.world.after(0.4 if self.good else self.random.expovariate(1 / 1.5), self._act)
@@ -101,7 +103,7 @@ class AdminClient(Client):
             self.note(f"{self.topic} gets {config}: {error.type if error is not None else 'done'}")
             self.history.count("configured", error is None)
 
-        self._ask(lambda service: service.put_topic(self.topic, config), replied)
+        self._ask(lambda service: service.topics.put_topic(self.topic, config, Actor()), replied)
 
     def _manage(self) -> None:
         """A topic that nobody uses: set up, rightly or wrongly, and deleted."""
@@ -111,9 +113,9 @@ class AdminClient(Client):
 
         force, config = self.random.random() < 0.5, self.random.choice(_SETTINGS)
         if self.random.random() < 0.3:
-            self._ask(lambda service: service.delete_topic("scrap", force=force), replied)
+            self._ask(lambda service: service.topics.delete_topic("scrap", force=force, by=Actor()), replied)
         else:
-            self._ask(lambda service: service.put_topic("scrap", config), replied)
+            self._ask(lambda service: service.topics.put_topic("scrap", config, Actor()), replied)
 
     def _grant_access(self) -> None:
         """To somebody, or no longer."""
@@ -124,9 +126,9 @@ class AdminClient(Client):
 
         async def change(service: NodeService) -> None:
             if revokes:
-                await service.revoke_token(Token("", digest, (), 0, None).id)
+                await service.access.revoke_token(Token("", digest, (), 0, None).id, Actor())
             else:
-                await service.create_token("somebody", digest, scopes, lifetime_ms)
+                await service.access.create_token("somebody", digest, scopes, lifetime_ms, Actor())
 
         def replied(result: Any, error: HadelayError | None) -> None:
             self.history.count("access changed", error is None)
@@ -149,21 +151,26 @@ class AdminClient(Client):
 
     def _purge(self, states: list[str]) -> None:
         order = Order("purge", self.topic, self.world.now, sum(_STATES[state] for state in states))
-        self._order(order, lambda service: service.purge(self.topic, states), f"purge of {' '.join(states)}")
+        self._order(
+            order, lambda service: service.messages.purge(self.topic, states, Actor()), f"purge of {' '.join(states)}"
+        )
 
     def _look(self) -> None:
         def listed(page: Any, error: HadelayError | None) -> None:
-            if error is None and page.letters and not self.stopped:
-                self._redrive([letter.message.id for letter in page.letters])
+            letters = page[0] if error is None else []
+            if letters and not self.stopped:
+                self._redrive([decode_id(letter.id) for letter in letters])
 
-        self._ask(lambda service: service.dead_letters(self.topic, b"", 100, body=True, stale=False), listed)
+        self._ask(lambda service: service.messages.dead_letters(self.topic, b"", 100, body=True, stale=False), listed)
 
     def _redrive(self, ids: list[int]) -> None:
         order = Order("redrive", self.topic, self.world.now)
         if self.good or self.random.random() < 0.4:
             rate = None if self.good else self.random.choice((None, 5.0))
-            self._order(order, lambda service: service.redrive_all(self.topic, rate), "redrive of all")
+            self._order(
+                order, lambda service: service.messages.redrive_all(self.topic, rate, Actor()), "redrive of all"
+            )
         else:
             some = self.random.sample(ids, min(len(ids), self.random.randint(1, 3)))
             order.ids = frozenset(some)
-            self._order(order, lambda service: service.redrive(self.topic, some), "redrive")
+            self._order(order, lambda service: service.messages.redrive(self.topic, some, Actor()), "redrive")

@@ -34,7 +34,7 @@ from hadelay.raft.ports import FOUNDING
 from hadelay.server.clustertime import NEAR_MS
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
-from hadelay.server.service import NodeService
+from hadelay.server.service.node import NodeService
 from hadelay.settings.node import (
     ClusterConfig,
     Config,

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.sim.door import Call, Client
 from chaos.sim.history import HandOut, number_of
+from hadelay.api.service import Granting, Handed, ReceiveRequest, SettleKind, settled_by
+from hadelay.api.text import parse_instant
 from hadelay.codec.leasetokens import decode_leases
-from hadelay.codec.meta import unpack
 from hadelay.errors import HadelayError, NoLeader
 from hadelay.handout.filters import filter_of
-from hadelay.server.api import Delivery, Granting, Poll, SettleKind, settled_by
+from hadelay.model import decode_id
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Process, SimCluster
@@ -42,7 +43,7 @@ class _Receive:
     """One receive of one consumer. again: a call with the same request_id was made before, and may have reached a
     node. gone: its consumer hung up and asks for something else."""
 
-    poll: Poll
+    poll: ReceiveRequest
     retries: int
     relay: bool
     again: bool = False
@@ -92,7 +93,9 @@ class Consumer(Client):
         topics = pulled if self.good or rng.random() < 0.5 else rng.sample(pulled, 1)
         request = b"%d" % self.requests
         wait_ms = rng.choice((0, 500, 1500))
-        poll = Poll(list(topics), self.name, request, rng.randint(1, 10), wait_ms, rng.choice(workload.leases_ms))
+        poll = ReceiveRequest(
+            list(topics), self.name, request, rng.randint(1, 10), wait_ms, rng.choice(workload.leases_ms)
+        )
         if not self.good and rng.random() < workload.selective:
             some = rng.sample(workload.tags, 2)
             poll.tags, poll.any_tags = (tuple(tags) for tags in rng.choice(((some[:1], ()), (some, ()), ((), some))))
@@ -134,7 +137,7 @@ class Consumer(Client):
 
     async def _received(self, process: Process, receive: _Receive) -> list[HandOut]:
         """What http/consume.py does with a receive: the leader hands out, another node redirects or relays."""
-        leader = await process.service.find_leader()
+        leader = await process.service.cluster.find_leader()
         if leader.here:
             return await self._handed(process, receive)
         if not receive.relay:
@@ -159,7 +162,7 @@ class Consumer(Client):
         """Runs on the node that hands out."""
         poll, history = receive.poll, self.history
         try:
-            delivery = await process.service.receive(poll)
+            answer = await process.service.consume.receive(poll)
         except Granting:
             history.count("hung up granted")
             raise
@@ -170,8 +173,8 @@ class Consumer(Client):
                 history.count("checked hang-ups")
                 history.hung_up.add((self.name, poll.request_id))
             raise
-        handed = self._record(process, delivery, poll)
-        delivery.answered()
+        handed = self._record(process, answer, poll)
+        answer.answered()
         return handed
 
     def _hang_up(self, call: Call, receive: _Receive, rng: random.Random) -> None:
@@ -185,18 +188,19 @@ class Consumer(Client):
         else:
             self._again(receive, rng.uniform(0.01, 0.5))
 
-    def _record(self, process: Process, delivery: Delivery, poll: Poll) -> list[HandOut]:
+    def _record(self, process: Process, answer: Handed, poll: ReceiveRequest) -> list[HandOut]:
         node, history = process.node, self.history
         assert node is not None
-        rows, _ = decode_leases(self.cluster.group, [message.lease for message in delivery.messages])
+        rows, _ = decode_leases(self.cluster.group, [message.lease for message in answer.messages])
         handed = []
-        for message, (term, seq, position, _, _) in zip(delivery.messages, rows.tolist(), strict=True):
+        for message, (term, seq, position, _, _) in zip(answer.messages, rows.tolist(), strict=True):
+            until_ms = parse_instant("lease_until", message.lease_until)
             hand_out = HandOut(
-                id=message.id, attempt=message.attempt, term=term, seq=seq, position=position, lease=message.lease,
-                node=node.name, consumer=self.name, request_id=poll.request_id, answered=self.world.now,
-                now_ms=delivery.lease_until_ms - delivery.lease_left_ms, until_ms=delivery.lease_until_ms,
-                deliver_at_ms=message.deliver_at_ms, redelivered=message.redelivered, leading=node.leading,
-                body=bytes(message.body), tags=tuple(unpack(message.meta).tags),
+                id=decode_id(message.id), attempt=message.attempt, term=term, seq=seq, position=position,
+                lease=message.lease, node=node.name, consumer=self.name, request_id=poll.request_id,
+                answered=self.world.now, now_ms=until_ms - message.lease_left_ms, until_ms=until_ms,
+                deliver_at_ms=parse_instant("deliver_at", message.deliver_at), redelivered=message.redelivered,
+                leading=node.leading, body=bytes(message.body), tags=tuple(message.tags),
                 wanted=filter_of(poll.tags, poll.any_tags),
             )  # fmt: skip
             handed.append(hand_out)
@@ -264,5 +268,7 @@ class Consumer(Client):
 
         leases = [h.lease for h in some]
         self.door.ask(
-            process, lambda service: service.settle(kind, leases, delay_ms, reason, count=verdict.count), replied
+            process,
+            lambda service: service.consume.settle(kind, leases, delay_ms, reason, count=verdict.count),
+            replied,
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from chaos.sim.file import is_injected
 from hadelay.errors import DamagedFile, HadelayError, NoLeader, OutcomeUnknown
-from hadelay.server.service import NodeService
+from hadelay.server.service.node import NodeService
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Process, SimCluster

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from chaos.sim.door import Client, Reply, Request, whole
+from hadelay.api.service import Handed, ReceiveRequest, SettleKind
 from hadelay.codec.commands import (
     Command,
     encode_alerted,
@@ -31,13 +32,11 @@ from hadelay.codec.commands import (
     encode_topic_delete,
     encode_topic_put,
 )
-from hadelay.codec.publishcommand import KEEP, REJECT, REPLACE, Draft
 from hadelay.errors import is_disk_full
 from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
-from hadelay.model import DEAD_HOURS, HOUR_MS
+from hadelay.model import DEAD_HOURS, HOUR_MS, KEEP, REJECT, REPLACE, Draft
 from hadelay.rights import SCOPES, Rights
-from hadelay.server.api import Delivery, Poll, SettleKind
-from hadelay.server.counting import DueCounts
+from hadelay.server.service.duecounts import DueCounts
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import SimCluster
@@ -135,18 +134,20 @@ class FuzzClient(Client):
         rng = self.random
         self.requests += 1
         request_id, topics = b"%d" % (self.requests - rng.randrange(2)), list(rng.choice((TOPICS[:1], TOPICS[:2])))
-        poll = Poll(topics, self.name, request_id, 5, rng.choice((0, 300)), 400)
+        ask = ReceiveRequest(topics, self.name, request_id, 5, rng.choice((0, 300)), 400)
 
-        def replied(delivery: Delivery) -> None:
-            leases = [message.lease for message in delivery.messages]
+        def replied(handed: Handed) -> None:
+            leases = [message.lease for message in handed.messages]
             if leases and not self.stopped:
                 leases += leases[: rng.choice((0, 0, 1))] + ["none"] * rng.choice((0, 0, 1))
                 kind: SettleKind = rng.choice(("ack", "nack", "nack"))
                 delay_ms, reason = rng.choice((None, 0, 50)), rng.choice(("", "no"))
                 if rng.random() < 0.8:
-                    self._request(lambda service: service.settle(kind, leases, delay_ms, reason), lambda outcomes: None)
+                    self._request(
+                        lambda service: service.consume.settle(kind, leases, delay_ms, reason), lambda outcomes: None
+                    )
 
-        self._request(lambda service: service.receive(poll), replied)
+        self._request(lambda service: service.consume.receive(ask), replied)
 
     def _request(self, request: Request, replied: Callable[[Any], None]) -> None:
         process = self.cluster.any_process(self.random)

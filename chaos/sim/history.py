@@ -10,8 +10,8 @@ import struct
 from collections import deque
 from dataclasses import dataclass, field
 
-from hadelay.codec.publishcommand import KEEP
 from hadelay.handout.filters import Filter
+from hadelay.model import KEEP
 
 _NUMBER = struct.Struct("<I")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from chaos.sim.cluster import HOUR_S, SimCluster
 from chaos.sim.operator import Operator
+from hadelay.api.service import Actor
 from hadelay.raft import messages
 
 #: Families and how likely a run has each.
@@ -254,7 +255,7 @@ class Nemesis:
             count = self.cluster.history.count
             self.cluster.door.ask(
                 asked,
-                lambda service: service.transfer(to),
+                lambda service: service.cluster.transfer(to, Actor()),
                 lambda result, error: count("transferred", error is None),
                 8.0,
             )

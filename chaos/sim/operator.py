@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from chaos.sim.door import Client
+from hadelay.api.service import Actor
 from hadelay.errors import HadelayError, NotFound
-from hadelay.server.service import NodeService
+from hadelay.server.service.node import NodeService
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import SimCluster
@@ -64,7 +65,8 @@ class Operator(Client):
             return
 
         async def change(service: NodeService) -> None:
-            await (service.add_member(name, f"{name}:1") if op == "add" else service.remove_member(name))
+            cluster, by = service.cluster, Actor()
+            await (cluster.add_member(name, f"{name}:1", by) if op == "add" else cluster.remove_member(name, by))
 
         self.door.ask(process, change, lambda result, error: self._answered(op, name, then, error), _TIMEOUT_S)
 

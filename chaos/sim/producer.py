@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.sim.door import Client, Reply, Request
 from chaos.sim.history import Message
+from hadelay.api.service import Target
 from hadelay.codec.meta import Meta, pack
-from hadelay.codec.publishcommand import KEEP, REJECT, REPLACE, Draft
 from hadelay.codec.tags import mask_of
 from hadelay.errors import HadelayError, NotFound
-from hadelay.server.api import Target
+from hadelay.model import KEEP, REJECT, REPLACE, Draft
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Process
@@ -184,7 +184,7 @@ class Producer(Client):
                 message.cancelled = self.world.now
 
         what = f"cancel by {'key' if by_key else 'id'}"
-        self._change(process, message, lambda service: service.cancel(target), what, replied)
+        self._change(process, message, lambda service: service.messages.cancel(target), what, replied)
 
     def _reschedule(self, message: Message, by_key: bool, rng: random.Random, tries: int) -> None:
         """To some time soon, or now."""
@@ -209,7 +209,9 @@ class Producer(Client):
                     other.deliver_at_ms = result[1]
 
         what = f"reschedule by {'key' if by_key else 'id'}"
-        self._change(process, message, lambda service: service.reschedule(target, when_ms, True), what, replied)
+        self._change(
+            process, message, lambda service: service.messages.reschedule(target, when_ms, True), what, replied
+        )
 
 
 def _target(message: Message, by_key: bool) -> Target:

@@ -22,7 +22,6 @@ from chaos.sim.cluster import WATCH_S, SimCluster
 from chaos.sim.door import whole
 from chaos.sim.fuzz import TOPICS
 from chaos.sim.history import HandOut, Message, Violation, number_of
-from hadelay.codec.publishcommand import KEEP
 from hadelay.ledger import checkpoint
 from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import KEY, KEYOF
@@ -30,7 +29,7 @@ from hadelay.ledger.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
 from hadelay.ledger.transitions import FLAG_KEYED, PLACE_KEY
-from hadelay.model import DEAD_HOURS, Event, State
+from hadelay.model import DEAD_HOURS, KEEP, Event, State
 from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node
 from hadelay.server.webhooks.pool import CONSUMER

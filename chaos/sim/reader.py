@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from chaos.sim.door import Client
 from chaos.sim.history import Violation
+from hadelay.api.service import ListRequest
 from hadelay.errors import HadelayError, NotFound
 from hadelay.model import FIRST, Key, State
-from hadelay.server.api import ListWish
-from hadelay.server.service import NodeService
+from hadelay.server.service.node import NodeService
 
 
 class Reader(Client):
@@ -35,7 +35,7 @@ class Reader(Client):
             if listed is not None:
                 await self._page(service, message.topic, listed)
             try:
-                await service.describe(number, body=False, stale=False)
+                await service.messages.describe(number, body=False, stale=False)
             except NotFound:
                 return False
             return True
@@ -56,10 +56,10 @@ class Reader(Client):
         """All pages: each begins behind the one before, and has no message twice."""
         after: Key | None = FIRST
         while after is not None:
-            wish = ListWish(frozenset({listed}), 0, 1 << 52, (), after, 7)
-            page = await service.list_messages(topic, wish, stale=False)
-            ids = {message.id for message in page.messages}
-            assert len(ids) == len(page.messages), page
-            assert page.after is None or page.after > after, page
+            ask = ListRequest(frozenset({listed}), 0, 1 << 52, (), after, 7)
+            messages, behind = await service.messages.list_messages(topic, ask, stale=False)
+            ids = {message.id for message in messages}
+            assert len(ids) == len(messages), messages
+            assert behind is None or behind > after, (behind, after)
             self.history.count("listed", len(ids))
-            after = page.after
+            after = behind

@@ -1,4 +1,4 @@
-"""The nouns: ids, hours, events and states. Imports nothing of ours.
+"""The nouns: ids, hours, events, states and drafts. Imports nothing of ours.
 
 A message id is a u64: group (8 bits) · hour since 1970 UTC (24) · globalIndex (32), written as 13 upper-case
 characters of Crockford base32, big-endian (docs: http-api). Ids never change and are never reused: the id is the
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
 
+from msgspec import Struct
+
 HOUR_MS = 3_600_000
 #: Time in ms that never comes.
 NEVER_MS = 1 << 62
@@ -21,6 +23,10 @@ NONE32 = 0xFFFFFFFF
 #: Hours from this number on are dead ones: DEAD_HOURS + the UTC hour in which the retention of their letters ends.
 DEAD_HOURS = 1 << 23
 _DEAD = "dead-"
+#: What to do when the client key is that of a message which is still pending.
+KEEP, REPLACE, REJECT = 0, 1, 2
+#: Limit of the reason of a nack, in bytes.
+MAX_REASON = 128
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _VALUE = {c: i for i, c in enumerate(_ALPHABET)} | {c.lower(): i for i, c in enumerate(_ALPHABET)}
@@ -102,6 +108,31 @@ class Description:
     #: Hour and number of the message's present entry.
     hour: int = 0
     index: int = 0
+
+
+class Draft(Struct, frozen=True, gc=False):
+    """One message as the front door understood it."""
+
+    topic: str
+    #: Unix ms, or a delay in ms when `relative`. Past, zero and negative mean now.
+    when_ms: int
+    relative: bool
+    tag_mask: int
+    #: After due; 0: the topic's.
+    ttl_ms: int
+    #: msgpack map, or empty
+    meta: bytes
+    body: bytes
+    #: Idempotency-Key of this message alone
+    idem: bytes | None = None
+    #: Client key, also in `meta`.
+    key: bytes | None = None
+    #: KEEP, REPLACE or REJECT
+    on_conflict: int = KEEP
+    #: With REPLACE: due at most this long after the first publish of those that replaced each other. 0: no limit.
+    max_wait_ms: int = 0
+    #: `meta` has a webhook URL.
+    callback: bool = False
 
 
 def pack_id(group: int, hour: int, index: int) -> int:

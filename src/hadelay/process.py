@@ -32,8 +32,8 @@ from hadelay.server.gate import open_archive
 from hadelay.server.logs import set_up_logs
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
-from hadelay.server.service import NodeService
-from hadelay.server.views import ready_checks
+from hadelay.server.service.cluster import ready_checks
+from hadelay.server.service.node import NodeService
 from hadelay.server.webhooks.sender import Sender
 from hadelay.settings.node import Config
 from hadelay.storage.lmdbtables import LmdbBackend
@@ -108,7 +108,7 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
     try:
         await _ready(node, ending)
         if not ending.is_set():
-            service.knows_tokens = True
+            service.access.knows_tokens = True
             # What is here now stays: no collection has to look at it again.
             gc.freeze()
             log.info("ready", http=config.advertise, raft=config.raft.listen, leader=node.raft.leader)

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 import hadelay
-from hadelay.answers import error_of
+from hadelay.api.problems import error_of
+from hadelay.api.service import Leader
 from hadelay.client import AsyncClient, Client, Message, Put, Receipt, Unreachable, sync
 from hadelay.client.consumer import Consumer, Wish, reason_of
 from hadelay.client.transport import Answer, _Connector, addresses
@@ -32,7 +33,6 @@ from hadelay.errors import (
     Overloaded,
 )
 from hadelay.http.app import HttpServer
-from hadelay.server.api import Leader
 from hadelay.settings.node import HttpConfig
 from tests.http.conftest import MAX_DELAY_MS, Make, Node, until
 from tests.http.memory_service import MemoryService
@@ -467,7 +467,7 @@ async def test_consume_acks_and_nacks(node: Node) -> None:
             if len(bodies) == 31:
                 break
     assert sorted(bodies, key=int) == sorted([*(b"%d" % n for n in range(30)), b"7"], key=int)
-    assert {m.state for m in node.service.messages.values()} == {"acked"}
+    assert {m.state for m in node.service.stored.values()} == {"acked"}
     assert max(poll.max for poll in node.service.polls) == 4
 
 
@@ -492,7 +492,7 @@ async def test_no_more_than_concurrency_are_held(node: Node) -> None:
 
         working = asyncio.create_task(client.work("a", handle, concurrency=3))
         await until(lambda: done == 20)
-        await until(lambda: all(m.state == "acked" for m in node.service.messages.values()))
+        await until(lambda: all(m.state == "acked" for m in node.service.stored.values()))
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
     assert peak == 3
@@ -511,7 +511,7 @@ async def test_work_goes_on_after_a_failure(node: Node) -> None:
         working = asyncio.create_task(
             client.work("a", handle, on_error=lambda message, error: failures.append(repr(error)))
         )
-        await until(lambda: all(m.state == "acked" for m in node.service.messages.values()))
+        await until(lambda: all(m.state == "acked" for m in node.service.stored.values()))
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
     assert failures == ["ValueError('bad')"]
@@ -534,7 +534,7 @@ async def test_a_stop_lets_handlers_finish(node: Node) -> None:
         with pytest.raises(asyncio.CancelledError):
             await working
     assert begun == 2
-    assert sorted((m.state, m.attempt) for m in node.service.messages.values()) == [
+    assert sorted((m.state, m.attempt) for m in node.service.stored.values()) == [
         ("acked", 1), ("acked", 1), ("scheduled", 0),
     ]  # fmt: skip
 
@@ -557,7 +557,7 @@ async def test_what_is_not_finished_goes_back(node: Node, again: bool) -> None:
             working.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(working, 10)
-    (message,) = node.service.messages.values()
+    (message,) = node.service.stored.values()
     assert (message.state, node.service.reason, node.service.count) == ("scheduled", "the consumer stopped", False)
 
 
@@ -719,7 +719,7 @@ async def test_leases_are_extended_while_work_goes_on(node: Node) -> None:
             async with message:
                 await asyncio.sleep(0.5)
                 assert (await client.get(receipt.id)).attempt == 1
-                (stored,) = node.service.messages.values()
+                (stored,) = node.service.stored.values()
                 assert stored.until_ms > node.service.now_ms()
             break
     assert stored.state == "acked"
@@ -734,7 +734,7 @@ async def test_leaving_the_loop_gives_the_rest_back(node: Node) -> None:
             async with message:
                 break
         await consumer.close()
-        assert sorted(m.state for m in node.service.messages.values()) == ["acked"] + ["scheduled"] * 9
+        assert sorted(m.state for m in node.service.stored.values()) == ["acked"] + ["scheduled"] * 9
 
 
 async def test_closing_the_client_ends_its_consumers(node: Node) -> None:
@@ -749,7 +749,7 @@ async def test_closing_the_client_ends_its_consumers(node: Node) -> None:
 
     consuming = asyncio.create_task(consume())
     await client.put("a")
-    await until(lambda: bool(node.service.messages) and all(m.state == "acked" for m in node.service.messages.values()))
+    await until(lambda: bool(node.service.stored) and all(m.state == "acked" for m in node.service.stored.values()))
     await until(lambda: node.server.waiting == 1)
     await client.close()
     assert await asyncio.wait_for(consuming, 5) == 1

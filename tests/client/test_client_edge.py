@@ -220,7 +220,7 @@ async def test_closing_waits_for_what_is_closing_already(node: Node) -> None:
         closing = asyncio.create_task(consumer.close())
         await asyncio.sleep(0)
     assert client._transport._session is None
-    assert sorted(m.state for m in node.service.messages.values()) == ["leased"] + ["scheduled"] * 9
+    assert sorted(m.state for m in node.service.stored.values()) == ["leased"] + ["scheduled"] * 9
     await closing
 
 

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from hadelay.answers import NotANode
+from hadelay.api.problems import NotANode
 from hadelay.cli.app import INTERRUPTED, NOT_FOUND, OK, REFUSED, TIMEOUT, UNREACHABLE, USAGE, run
 from hadelay.cli.output import Remote
 from hadelay.cli.remote import call, call_member, read_answer

@@ -10,7 +10,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from hadelay.answers import retry_after_ms
+from hadelay.api.problems import retry_after_ms
 from hadelay.client import AsyncClient, NotANode, Put
 from hadelay.errors import HadelayError, OutcomeUnknown, TooLarge, Unauthorized
 from tests.http.conftest import Make

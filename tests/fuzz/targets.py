@@ -27,25 +27,27 @@ from chaos.cluster import GivenCluster
 from chaos.sim import ledgercheck
 from chaos.sim.disk import SimDisk
 from chaos.sim.runtime import SimRuntime, SimWorld
+from hadelay.api import text as forms
+from hadelay.api.base import Request
 from hadelay.cli import remote
 from hadelay.cli.certs import make_authority, make_certificate
 from hadelay.codec import commands, meta
 from hadelay.codec import records as messages_in_files
 from hadelay.codec.checksums import crc32c
-from hadelay.codec.commands import Draft
 from hadelay.codec.formats import DISPATCH, HEADS, HEADS_MAGIC, INDEX
 from hadelay.codec.leasetokens import decode_leases, encode_leases
 from hadelay.codec.meta import Meta
 from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError, NotFound
-from hadelay.http import listing, options, publish, routes, types, values
+from hadelay.http import decoding, options, publish
+from hadelay.http import messages as listing
 from hadelay.http.batches import slices
-from hadelay.http.routes import decoded
+from hadelay.http.decoding import decoded
 from hadelay.ledger import checkpoint
 from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.hourstate import HourState
 from hadelay.ledger.state import Ledger
 from hadelay.members import Member
-from hadelay.model import DEAD_HOURS, Event, encode_id, hour_name
+from hadelay.model import DEAD_HOURS, Draft, Event, encode_id, hour_name
 from hadelay.platform.tls import Certificates
 from hadelay.raft import messages, records, snapshot
 from hadelay.raft.journal import Journal, JournalConfig
@@ -542,7 +544,7 @@ def _pem() -> tuple[Path, Path, Path]:
 class _Call:
     """As much of a request as the readers of bodies look at."""
 
-    class server:
+    class context:
         config = HttpConfig()
         max_delay_ms = 2 * 365 * _DAY_MS
 
@@ -583,7 +585,7 @@ def batches() -> list[bytes]:
 
 def body(data: bytes) -> None:
     """Any other body that the API reads, as JSON or msgpack."""
-    kinds = sorted(_inputs(types.In), key=lambda kind: kind.__name__)
+    kinds = sorted(_inputs(Request), key=lambda kind: kind.__name__)
     kind = kinds[data[0] % len(kinds)] if data else kinds[0]
     decode = msgspec.json.decode if data[1:2] != b"\2" else msgspec.msgpack.decode
     decoded(lambda: decode(data[2:], type=kind), kind)
@@ -595,22 +597,22 @@ def _inputs(kind: type) -> list[type]:
 
 def bodies() -> list[bytes]:
     some = {"ids": ["01"], "leases": ["0" * 29], "reason": "why", "delay": "5s", "topic": "t", "name": "n"}
-    return [bytes([n, 0]) + msgspec.json.encode(some) for n in range(len(_inputs(types.In)))] + [
+    return [bytes([n, 0]) + msgspec.json.encode(some) for n in range(len(_inputs(Request)))] + [
         bytes([n, 2]) + msgspec.msgpack.encode({"ids": ["1"]}) for n in range(3)
     ]
 
 
 def query(data: bytes) -> None:
     """The query of any other call; the first byte says of which."""
-    kinds = sorted(_inputs(types.In), key=lambda kind: kind.__name__)
-    pairs = routes.parse_query(data[1:].decode("latin-1"))
-    routes.decode_query(pairs, kinds[data[0] % len(kinds)] if data else None)
+    kinds = sorted(_inputs(Request), key=lambda kind: kind.__name__)
+    pairs = decoding.parse_query(data[1:].decode("latin-1"))
+    decoding.decode_query(pairs, kinds[data[0] % len(kinds)] if data else None)
 
 
 def queries() -> list[bytes]:
     text = b"limit=5&cursor=x&states=ready%2Cdead&from=2026-11-20T18:00:00Z&until=5&history&stale=true&verbose="
     some = text.split(b"&")
-    return [bytes([n]) + part for n in range(len(_inputs(types.In))) for part in (text, some[n % len(some)])]
+    return [bytes([n]) + part for n in range(len(_inputs(Request))) for part in (text, some[n % len(some)])]
 
 
 def answer(data: bytes) -> None:
@@ -650,11 +652,11 @@ def text(data: bytes) -> None:
     config = HttpConfig()
     (
         lambda: decode_leases(0, raw.split(",")),
-        lambda: values.parse_id(raw),
+        lambda: forms.parse_id(raw),
         lambda: listing._decode(raw, 7),
-        lambda: values.parse_duration("delay", raw),
-        lambda: values.parse_instant("deliver_at", raw),
-        lambda: values.check_topic(raw, config.max_topic_bytes),
+        lambda: forms.parse_duration("delay", raw),
+        lambda: forms.parse_instant("deliver_at", raw),
+        lambda: forms.check_topic(raw, config.max_topic_bytes),
         lambda: listing._states(raw),
         lambda: options.check_tags(config, raw.split(",")),
         lambda: options.check_traceparent(data[1:]),

@@ -13,7 +13,7 @@ import numpy as np
 from chaos.sim import ledgercheck
 from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.codec import commands
-from hadelay.codec.commands import Command, Draft, encode_entry
+from hadelay.codec.commands import Command, encode_entry
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.meta import Meta, pack
 from hadelay.codec.results import Done as Result
@@ -25,7 +25,7 @@ from hadelay.handout.matching import Offer
 from hadelay.handout.polls import Delivery, Poll
 from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.state import Ledger
-from hadelay.model import HOUR_MS
+from hadelay.model import HOUR_MS, Draft
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.settings.node import Config, DispatchConfig, RetentionConfig

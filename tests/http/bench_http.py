@@ -20,8 +20,12 @@ import msgspec
 import uvloop
 from aiohttp import web
 
+from hadelay.api.consuming import Received
+from hadelay.api.service import Handed, Leader, Receipts
+from hadelay.api.text import format_instant
+from hadelay.codec.meta import Meta
 from hadelay.http.app import HttpServer
-from hadelay.server.api import Delivered, Delivery, Leader, Receipts
+from hadelay.model import encode_id
 from hadelay.settings.node import HttpConfig
 from tests.http.memory_service import MemoryService
 
@@ -36,7 +40,7 @@ class Stub(MemoryService):
     def __init__(self) -> None:
         super().__init__()
         self.queue: list[tuple[list[Any], Any]] = []
-        self.delivery = Delivery([], 0, 0)
+        self.columns: list[Any] = []
 
     def publish(self, drafts: list[Any], request_key: bytes | None, done: Any) -> None:
         if not self.queue:
@@ -52,8 +56,16 @@ class Stub(MemoryService):
     async def find_leader(self) -> Leader:
         return Leader("n1", "", True)
 
-    async def receive(self, poll: Any) -> Delivery:
-        return self.delivery
+    async def receive(self, ask: Any) -> Handed:
+        """As a node makes them, of columns."""
+        meta = Meta()
+        return Handed([
+            Received(
+                id=encode_id(number), lease="0" * 29, topic="orders", body=BODY, content_type=meta.ct, key=meta.key,
+                tags=meta.tags, meta=meta.meta, deliver_at=format_instant(at), late_ms=3, attempt=1,
+                traceparent=meta.tp, redelivered=False, lease_until="2027-01-15T08:00:30.000Z", lease_left_ms=30_000,
+            ) for number, at in self.columns
+        ])  # fmt: skip
 
 
 async def serve(which: str) -> None:
@@ -128,10 +140,7 @@ async def many() -> None:
     items = [{"topic": "orders", "body": BODY, "deliver_at": 1_800_000_000_000 + n * 37} for n in range(1000)]
     batch = msgspec.msgpack.encode(items)
     ids = count(1 << 40)
-    stub.delivery = Delivery(
-        [Delivered(next(ids), "0" * 29, "orders", b"", BODY, 1_800_000_000_000 + n, 3, 1, False) for n in range(100)],
-        1_800_000_030_000, 30_000,
-    )  # fmt: skip
+    stub.columns = [(next(ids), 1_800_000_000_000 + n) for n in range(100)]
     async with aiohttp.ClientSession() as session:
 
         async def cpu(rounds: int, path: str, data: bytes, headers: dict[str, str]) -> float:

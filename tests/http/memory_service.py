@@ -9,46 +9,54 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from hadelay.codec import meta
-from hadelay.codec.leasetokens import decode_leases, encode_leases
-from hadelay.codec.publishcommand import KEEP, REJECT, Draft
-from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound
-from hadelay.model import HOUR_MS, Description, Event, HistoryEvent, State, encode_id, pack_id
-from hadelay.rights import AuditEntry, Token
-from hadelay.server.api import (
-    Actor,
-    Check,
-    ClusterView,
-    DeadLetterView,
-    DeadPage,
-    Delivered,
-    Delivery,
-    DispatchView,
-    Family,
-    Histogram,
-    HoursView,
-    HourView,
-    Leader,
-    ListWish,
-    Measured,
-    MemberView,
-    MessagePage,
-    Poll,
-    PublishDone,
-    QuorumView,
-    Receipts,
-    SnapshotView,
-    Target,
-    TopicView,
+from msgspec.structs import replace
+
+from hadelay.api.cluster import (
+    CheckOut,
+    Cluster,
+    Dispatch,
+    Hour,
+    HourFileOut,
+    Member,
+    Names,
+    Quorum,
+    Snapshot,
+    SnapshotFileOut,
 )
+from hadelay.api.consuming import Received
+from hadelay.api.messages import DeadLetter, Failure, Message
+from hadelay.api.metrics import Family, Histogram, Measured
+from hadelay.api.service import Actor, Handed, Leader, ListRequest, PublishDone, Receipts, ReceiveRequest, Target
+from hadelay.api.settings import settings_out
+from hadelay.api.text import format_instant
+from hadelay.api.topics import Topic
+from hadelay.codec.leasetokens import decode_leases, encode_leases
+from hadelay.codec.meta import unpack
+from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound
+from hadelay.model import (
+    HOUR_MS,
+    KEEP,
+    REJECT,
+    Description,
+    Draft,
+    Event,
+    HistoryEvent,
+    State,
+    encode_id,
+    hour_name,
+    pack_id,
+)
+from hadelay.rights import AuditEntry, Token
+from hadelay.server.service.messages import event_of, message_of
 from hadelay.settings import topic
 from hadelay.settings.cluster import Settings
-from hadelay.storage.manifest import SnapshotFile
+
+_NOBODY = Actor()
 
 
 @dataclass
@@ -70,18 +78,19 @@ class MemoryService:
     applied_index = 7
 
     def __init__(self) -> None:
-        self.messages: dict[int, Stored] = {}
-        self.topics: dict[str, dict[str, Any]] = {}
+        self.consume = self.messages = self.topics = self.cluster = self.files = self.access = self
+        self.stored: dict[int, Stored] = {}
+        self.configs: dict[str, dict[str, Any]] = {}
         self.deleted: set[str] = set()
         self.by_key: dict[tuple[str, bytes], int] = {}
         self.keys: dict[bytes, tuple[Any, Receipts]] = {}
         self.leases: dict[str, tuple[int, int]] = {}
-        self.grants: dict[tuple[str, bytes], Delivery] = {}
+        self.grants: dict[tuple[str, bytes], Handed] = {}
         self.leader: Leader | None = Leader("n1", "", True)
         self.fail: HadelayError | None = None
         self.held: list[Callable[[], None]] | None = None
         self.published: list[Draft] = []
-        self.polls: list[Poll] = []
+        self.polls: list[ReceiveRequest] = []
         self.snapshots: set[str] = set()
         self.withdrawn = 0
         self.tokens: dict[str, Token] = {}
@@ -102,20 +111,20 @@ class MemoryService:
 
     knows_tokens = True
 
-    def acting(self, who: Actor) -> MemoryService:
-        self.actors.append(who)
-        return self
-
     async def list_tokens(self) -> list[Token]:
         return list(self.tokens.values())
 
-    async def create_token(self, name: str, digest: bytes, scopes: list[str], lifetime_ms: int | None) -> Token:
+    async def create_token(
+        self, name: str, digest: bytes, scopes: list[str], lifetime_ms: int | None, by: Actor
+    ) -> Token:
+        self.actors.append(by)
         now = self.now_ms()
         token = Token(name, digest, tuple(scopes), now, None if lifetime_ms is None else now + lifetime_ms)
         self.tokens = {**self.tokens, token.id: token}
         return token
 
-    async def revoke_token(self, token_id: str) -> None:
+    async def revoke_token(self, token_id: str, by: Actor = _NOBODY) -> None:
+        self.actors.append(by)
         if token_id not in self.tokens:
             raise NotFound(f"there is no token {token_id}")
         self.tokens = {other: token for other, token in self.tokens.items() if other != token_id}
@@ -125,7 +134,7 @@ class MemoryService:
         return [entry for entry in entries if entry.number > after][:limit]
 
     async def topics_of_leases(self, leases: list[str]) -> set[str]:
-        return {self.messages[self.leases[lease][0]].draft.topic for lease in leases if lease in self.leases}
+        return {self.stored[self.leases[lease][0]].draft.topic for lease in leases if lease in self.leases}
 
     # ---- publishing
 
@@ -172,7 +181,7 @@ class MemoryService:
     def _commit_one(self, n: int, draft: Draft, answer: Receipts) -> tuple[int, int]:
         now = self.now_ms()
         if draft.key is not None:
-            first = self.messages.get(self.by_key.get((draft.topic, draft.key), -1))
+            first = self.stored.get(self.by_key.get((draft.topic, draft.key), -1))
             if first is not None and first.state in ("scheduled", "leased"):
                 if draft.on_conflict == KEEP:
                     answer.duplicates |= {n}
@@ -184,8 +193,8 @@ class MemoryService:
                 answer.replaced[n] = first.id
         deliver_at = now + draft.when_ms if draft.relative else draft.when_ms
         message_id = pack_id(0, max(deliver_at, now) // HOUR_MS, next(self._index))
-        self.messages[message_id] = Stored(message_id, draft, deliver_at, now)
-        self.topics.setdefault(draft.topic, {})
+        self.stored[message_id] = Stored(message_id, draft, deliver_at, now)
+        self.configs.setdefault(draft.topic, {})
         if draft.key is not None:
             self.by_key[draft.topic, draft.key] = message_id
         return message_id, deliver_at
@@ -198,7 +207,7 @@ class MemoryService:
             raise NoLeader("no leader is known", retry_after_ms=500)
         return self.leader
 
-    async def receive(self, poll: Poll) -> Delivery:
+    async def receive(self, poll: ReceiveRequest) -> Handed:
         self.polls.append(poll)
         again = self.grants.get((poll.consumer, poll.request_id))
         if again is not None:
@@ -211,7 +220,9 @@ class MemoryService:
                 delivery = self._grant(poll)
                 left_ms = deadline - self.now_ms()
                 if delivery.messages or left_ms <= 0:
-                    self.grants[poll.consumer, poll.request_id] = delivery
+                    # Whoever gets them may change them.
+                    again = Handed([replace(message) for message in delivery.messages])
+                    self.grants[poll.consumer, poll.request_id] = again
                     return delivery
                 self._wake.clear()
                 with contextlib.suppress(TimeoutError):
@@ -222,14 +233,14 @@ class MemoryService:
 
     def _next_due_ms(self) -> int:
         now = self.now_ms()
-        waiting = (m.deliver_at_ms for m in self.messages.values() if m.state == "scheduled")
+        waiting = (m.deliver_at_ms for m in self.stored.values() if m.state == "scheduled")
         return max(1, min((at - now for at in waiting if at > now), default=HOUR_MS))
 
-    def _grant(self, poll: Poll) -> Delivery:
+    def _grant(self, poll: ReceiveRequest) -> Handed:
         now = self.now_ms()
         lease_ms = poll.lease_ms or 30_000
         messages = []
-        for m in self.messages.values():
+        for m in self.stored.values():
             if m.state == "leased" and m.until_ms <= now:
                 m.state = "scheduled"
             if m.state == "scheduled" and m.deliver_at_ms <= now and m.draft.topic in poll.topics:
@@ -237,15 +248,17 @@ class MemoryService:
                 m.lease = encode_leases(0, 1, next(self._seq), [0], [m.id >> 32], [m.id & 0xFFFFFFFF])[0]
                 m.history.append(HistoryEvent(Event.LEASED, now, m.attempt, poll.consumer, self.node))
                 self.leases[m.lease] = m.id, m.attempt
-                draft, late = m.draft, now - m.deliver_at_ms
-                messages.append(
-                    Delivered(
-                        m.id, m.lease, draft.topic, draft.meta, draft.body, m.deliver_at_ms, late, m.attempt, False
-                    )
-                )
+                meta = unpack(m.draft.meta)
+                received = Received(
+                    id=encode_id(m.id), lease=m.lease, topic=m.draft.topic, body=m.draft.body, content_type=meta.ct,
+                    key=meta.key, tags=meta.tags, meta=meta.meta, deliver_at=format_instant(m.deliver_at_ms),
+                    late_ms=now - m.deliver_at_ms, attempt=m.attempt, traceparent=meta.tp, redelivered=False,
+                    lease_until=format_instant(now + lease_ms), lease_left_ms=lease_ms,
+                )  # fmt: skip
+                messages.append(received)
                 if len(messages) == poll.max:
                     break
-        return Delivery(messages, now + lease_ms, lease_ms)
+        return Handed(messages)
 
     async def settle(
         self, kind: str, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True
@@ -261,7 +274,7 @@ class MemoryService:
 
     def _settle(self, kind: str, token: str, value_ms: int | None) -> str:
         message_id, attempt = self.leases.get(token.upper(), (None, 0))
-        m = self.messages.get(message_id) if message_id is not None else None
+        m = self.stored.get(message_id) if message_id is not None else None
         if m is None or m.attempt != attempt:
             return "lease_lost"
         if m.state == "acked":
@@ -283,15 +296,15 @@ class MemoryService:
     def _find(self, target: Target) -> Stored:
         if self.fail is not None:
             raise self.fail
-        m = self.messages.get(target if isinstance(target, int) else self.by_key.get(target, -1))
+        m = self.stored.get(target if isinstance(target, int) else self.by_key.get(target, -1))
         if m is None:
             raise NotFound("no message has this id, or its retention is over")
         return m
 
-    async def describe(self, target: Target, *, body: bool, stale: bool) -> Description:
+    async def describe(self, target: Target, *, body: bool, stale: bool) -> Message[str]:
         m = self._find(target)
         state = "ready" if m.state == "scheduled" and m.deliver_at_ms <= self.now_ms() else m.state
-        return Description(
+        found = Description(
             m.id,
             m.draft.topic,
             State(state),
@@ -303,19 +316,24 @@ class MemoryService:
             m.history,
             m.draft.body if body else None,
         )
+        message = message_of(found)
+        message.history = [event_of(event) for event in m.history]
+        return message
 
-    async def list_messages(self, topic: str, wish: ListWish, *, stale: bool) -> MessagePage:
-        self._topic(topic)
+    async def list_messages(
+        self, name: str, ask: ListRequest, *, stale: bool
+    ) -> tuple[list[Message[str]], tuple[int, int] | None]:
+        self._topic(name)
         found = []
-        for m in sorted(self.messages.values(), key=lambda m: (m.deliver_at_ms, m.id)):
+        for m in sorted(self.stored.values(), key=lambda m: (m.deliver_at_ms, m.id)):
             view = await self.describe(m.id, body=False, stale=stale)
-            inside = wish.from_ms <= m.deliver_at_ms < wish.to_ms and (m.deliver_at_ms, m.id) > wish.after
-            tagged = set(wish.tags) <= set(meta.unpack(m.draft.meta).tags)
-            if inside and tagged and m.draft.topic == topic and view.state in wish.states:
-                found.append(view)
-        page = found[: wish.limit]
-        more = len(found) > wish.limit
-        return MessagePage(page, (page[-1].deliver_at_ms, page[-1].id) if more else None)
+            view.history = None
+            inside = ask.from_ms <= m.deliver_at_ms < ask.to_ms and (m.deliver_at_ms, m.id) > ask.after
+            tagged = set(ask.tags) <= set(unpack(m.draft.meta).tags)
+            if inside and tagged and m.draft.topic == name and view.state in ask.states:
+                found.append((view, (m.deliver_at_ms, m.id)))
+        page = found[: ask.limit]
+        return [view for view, _ in page], page[-1][1] if len(found) > ask.limit else None
 
     async def cancel(self, target: Target) -> str:
         m = self._find(target)
@@ -332,39 +350,43 @@ class MemoryService:
 
     # ---- topics
 
-    def _topic(self, name: str) -> TopicView:
-        if name not in self.topics:
+    def _topic(self, name: str) -> Topic[str]:
+        if name not in self.configs:
             raise NotFound(f"there is no topic {name!r}; it appears when something is published to it")
         now = self.now_ms()
-        mine = [m for m in self.messages.values() if m.draft.topic == name]
+        mine = [m for m in self.stored.values() if m.draft.topic == name]
         ready = [m for m in mine if m.state == "scheduled" and m.deliver_at_ms <= now]
         scheduled = sum(m.state == "scheduled" for m in mine) - len(ready)
         oldest = max((now - m.deliver_at_ms for m in ready), default=None)
         leased = sum(m.state == "leased" for m in mine)
-        return TopicView(name, self.topics[name], scheduled, len(ready), leased, 0, oldest)
+        return Topic(name, scheduled, len(ready), leased, 0, oldest, 0, None, **settings_out(self.configs[name]))
 
     # ---- dead letters
 
-    async def dead_letters(self, topic: str, after: bytes, limit: int, *, body: bool, stale: bool) -> DeadPage:
+    async def dead_letters(
+        self, topic: str, after: bytes, limit: int, *, body: bool, stale: bool
+    ) -> tuple[list[DeadLetter[str]], bytes | None]:
         self._topic(topic)
-        letters = [m for m in self.messages.values() if m.draft.topic == topic and m.state == "dead"]
+        letters = [m for m in self.stored.values() if m.draft.topic == topic and m.state == "dead"]
         letters = [m for m in letters if m.id.to_bytes(16, "big") > after]
-        views = []
+        views: list[DeadLetter[str]] = []
         for m in letters[:limit]:
             message = await self.describe(m.id, body=body, stale=stale)
-            views.append(
-                DeadLetterView(
-                    message, m.deliver_at_ms, [HistoryEvent(Event.NACKED, 1_795_197_600_000, 1, None, None, "no")]
-                )
-            )
-        more = len(letters) > limit
-        return DeadPage(views, letters[limit - 1].id.to_bytes(16, "big") if more else None)
+            failure = Failure("nacked", format_instant(1_795_197_600_000), 1, "no")
+            letter = DeadLetter(
+                id=message.id, topic=message.topic, key=message.key, deliver_at=message.deliver_at,
+                published_at=message.published_at, died_at=format_instant(m.deliver_at_ms), attempt=message.attempt,
+                tags=message.tags, meta=message.meta, content_type=message.content_type, size=message.size,
+                errors=[failure], body=message.body,
+            )  # fmt: skip
+            views.append(letter)
+        return views, letters[limit - 1].id.to_bytes(16, "big") if len(letters) > limit else None
 
-    async def redrive(self, topic: str, ids: list[int]) -> list[str]:
+    async def redrive(self, topic: str, ids: list[int], by: Actor) -> list[str]:
         self._topic(topic)
         outcomes = []
         for message_id in ids:
-            m = self.messages.get(message_id)
+            m = self.stored.get(message_id)
             key = None if m is None else m.draft.key
             taken = key is not None and self.by_key[topic, key] != message_id
             dead = "key_taken" if taken else "redriven"
@@ -373,47 +395,49 @@ class MemoryService:
                 m.state = "scheduled"
         return outcomes
 
-    async def redrive_all(self, topic: str, rate: float | None) -> int:
+    async def redrive_all(self, topic: str, rate: float | None, by: Actor) -> int:
         self._topic(topic)
         self.rate = rate
-        return sum(m.draft.topic == topic and m.state == "dead" for m in self.messages.values())
+        return sum(m.draft.topic == topic and m.state == "dead" for m in self.stored.values())
 
-    async def purge(self, topic: str, states: list[str]) -> None:
+    async def purge(self, topic: str, states: list[str], by: Actor) -> None:
+        self.actors.append(by)
         self._topic(topic)
-        self.messages = {i: m for i, m in self.messages.items() if m.draft.topic != topic or m.state not in states}
+        self.stored = {i: m for i, m in self.stored.items() if m.draft.topic != topic or m.state not in states}
 
-    async def put_topic(self, name: str, config: dict[str, Any]) -> TopicView:
+    async def put_topic(self, name: str, config: dict[str, Any], by: Actor) -> Topic[str]:
+        self.actors.append(by)
         if wrong := topic.problem(config, Settings()):
             raise BadRequest(wrong)
-        config, wrong = topic.unmasked(self.topics.get(name, {}), config)
+        config, wrong = topic.unmasked(self.configs.get(name, {}), config)
         if wrong:
             raise BadRequest(wrong)
-        self.topics[name] = topic.merged(self.topics.get(name, {}), config)
+        self.configs[name] = topic.merged(self.configs.get(name, {}), config)
         return self._topic(name)
 
-    async def get_topic(self, name: str, *, stale: bool) -> TopicView:
+    async def get_topic(self, name: str, *, stale: bool) -> Topic[str]:
         return self._topic(name)
 
-    async def list_topics(self, *, stale: bool) -> list[TopicView]:
-        return [self._topic(name) for name in self.topics]
+    async def list_topics(self, *, stale: bool) -> list[Topic[str]]:
+        return [self._topic(name) for name in self.configs]
 
-    async def delete_topic(self, name: str, *, force: bool) -> None:
-        if name in self.deleted and name not in self.topics:
+    async def delete_topic(self, name: str, *, force: bool, by: Actor) -> None:
+        if name in self.deleted and name not in self.configs:
             return
         view = self._topic(name)
         if (view.scheduled or view.ready or view.leased) and not force:
             raise Conflict(f"{name} has pending messages: add ?force=true to cancel them", outcome="pending")
-        for m in self.messages.values():
+        for m in self.stored.values():
             if m.draft.topic == name and m.state in ("scheduled", "leased"):
                 m.state = "cancelled"
-        del self.topics[name]
+        del self.configs[name]
         self.deleted.add(name)
 
     async def due(
         self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool
     ) -> tuple[list[int], list[int]]:
         buckets: dict[int, int] = {}
-        for m in self.messages.values():
+        for m in self.stored.values():
             if from_ms <= m.deliver_at_ms < to_ms and topic in (None, m.draft.topic):
                 start = from_ms + (m.deliver_at_ms - from_ms) // step_ms * step_ms
                 buckets[start] = buckets.get(start, 0) + 1
@@ -421,31 +445,33 @@ class MemoryService:
 
     # ---- cluster
 
-    async def cluster(self, *, stale: bool) -> ClusterView:
+    async def view(self, *, stale: bool) -> Cluster[str]:
         now = self.now_ms()
-        member = MemberView("n1", "http://127.0.0.1:1", "127.0.0.1:2", "leader", 7, 0, "0.1.0", 0.0)
-        return ClusterView("c", self.leader_name, 3, 7, now, DispatchView(now // HOUR_MS, 1, 2, "commit"), [member])
+        member = Member("n1", "http://127.0.0.1:1", "127.0.0.1:2", "leader", "7", 0, "0.1.0", 0, 0.0)
+        cursor = Dispatch(hour_name(now // HOUR_MS), 1, 2, "commit")
+        return Cluster("c", 1, self.leader_name, 3, "7", format_instant(now), cursor, [member])
 
-    async def transfer(self, to: str | None) -> str:
+    async def transfer(self, to: str | None, by: Actor) -> str:
         if to not in (None, "n1", "n2"):
             raise NotFound(f"no member is named {to!r}; there are n1, n2")
         return to or "n2"
 
-    async def drain(self, node: str, undo: bool) -> None:
+    async def drain(self, node: str, undo: bool, by: Actor) -> None:
         if node not in ("n1", "n2"):
             raise NotFound(f"there is no node {node!r}")
 
-    async def add_member(self, name: str, raft: str) -> None:
+    async def add_member(self, name: str, raft: str, by: Actor) -> None:
         if name == "n1":
             raise Conflict(f"{name} is a member already")
 
-    async def remove_member(self, name: str) -> None:
+    async def remove_member(self, name: str, by: Actor) -> None:
         if name != "n2":
             raise NotFound(f"there is no node {name!r}")
 
-    async def hours(self) -> HoursView:
-        files = {"log": (3, len(self.hour_bytes), 1), "idx": (3, 192, 2), "dsp": (1, 32, 3)}
-        return HoursView(7, (HourView(494_000 + n, files, True, False) for n in range(self.hours_there)))
+    async def hours(self) -> tuple[int, Iterator[Hour]]:
+        sizes = ((3, len(self.hour_bytes), 1), (3, 192, 2), (1, 32, 3))
+        files = [HourFileOut(entries, str(size), f"{crc:08x}") for entries, size, crc in sizes]
+        return 7, (Hour(hour_name(494_000 + n), True, False, *files) for n in range(self.hours_there))
 
     async def hour_file_length(self, hour: int, file: str) -> int:
         if hour != 494_000:
@@ -455,10 +481,13 @@ class MemoryService:
     async def read_hour_file(self, hour: int, file: str, offset: int, length: int) -> bytes:
         return self.hour_bytes[offset : offset + length]
 
-    async def open_snapshot(self) -> SnapshotView:
-        files = [SnapshotFile("hours/2026051008.log", len(self.hour_bytes), 1), SnapshotFile("state-7", 0, 0)]
+    async def open_snapshot(self) -> Snapshot:
+        files = [
+            SnapshotFileOut("hours/2026051008.log", str(len(self.hour_bytes)), f"{1:08x}"),
+            SnapshotFileOut("state-7", "0", f"{0:08x}"),
+        ]
         self.snapshots.add("7-00c0ffee")
-        return SnapshotView("7-00c0ffee", "c", 0, 7, 3, 1, self.now_ms(), files)
+        return Snapshot("7-00c0ffee", "c", 0, "7", 3, 1, format_instant(self.now_ms()), files)
 
     async def snapshot_file_length(self, snapshot: str, file: str) -> int:
         if snapshot not in self.snapshots or file not in ("hours/2026051008.log", "state-7"):
@@ -471,22 +500,22 @@ class MemoryService:
     async def release_snapshot(self, snapshot: str) -> None:
         self.snapshots.discard(snapshot)
 
-    async def names(self) -> dict[str, dict[str, int]]:
-        topics = {name: n for n, name in enumerate(self.topics)}
-        return {"topics": topics, "consumers": {"anonymous": 0}, "nodes": {"n1": 0}, "reasons": {}}
+    async def names(self) -> Names:
+        topics = {name: n for n, name in enumerate(self.configs)}
+        return Names(topics, {"anonymous": 0}, {"n1": 0}, {})
 
-    def livez(self) -> list[Check]:
-        return [Check("loop", True)]
+    def livez(self) -> list[CheckOut]:
+        return [CheckOut("loop", True)]
 
-    def readyz(self) -> list[Check]:
+    def readyz(self) -> list[CheckOut]:
         known = self.leader is not None
-        return [Check("leader", known, "" if known else "no leader is known"), Check("disk", True)]
+        return [CheckOut("leader", known, "" if known else "no leader is known"), CheckOut("disk", True)]
 
-    def quorum(self, without: str) -> QuorumView:
+    def quorum(self, without: str) -> Quorum:
         if without not in ("n1", "n2", "n3"):
             raise NotFound(f"there is no node {without!r}")
         left = [name for name in ("n1", "n2") if name != without]
-        return QuorumView(without, left, 3, 2)
+        return Quorum(without, left, 3, 2)
 
     async def metrics(self) -> Measured:
         return [

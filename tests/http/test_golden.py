@@ -20,10 +20,15 @@ import msgspec
 import pytest
 
 from hadelay import errors
+from hadelay.api.messages import Message
+from hadelay.api.service import Leader, Target
+from hadelay.api.text import format_instant
+from hadelay.api.topics import Consumer, Lateness, Topic
 from hadelay.errors import HadelayError
 from hadelay.http.app import ROUTES, HttpServer
-from hadelay.model import HOUR_MS, Description, Event, HistoryEvent, encode_id
-from hadelay.server.api import Leader, Target, TopicView
+from hadelay.http.openapi import document
+from hadelay.model import HOUR_MS, Event, HistoryEvent, encode_id
+from hadelay.server.service.messages import event_of
 from hadelay.settings.node import HttpConfig
 from tests import scenarios
 from tests.http.conftest import MAX_DELAY_MS
@@ -45,11 +50,11 @@ class GoldenService(MemoryService):
     def now_ms() -> int:
         return GoldenService.clock_ms
 
-    async def describe(self, target: Target, *, body: bool, stale: bool) -> Description:
+    async def describe(self, target: Target, *, body: bool, stale: bool) -> Message[str]:
         found = await super().describe(target, body=body, stale=stale)
         if found.topic == "traced":
             at, hour = START_MS, START_MS // HOUR_MS
-            found.history = [
+            events = [
                 HistoryEvent(Event.LEASED, at + 1, 1, "c1", "n1", due_ms=at),
                 HistoryEvent(Event.NACKED, at + 2, 1, "c1", "n1", reason="no stock"),
                 HistoryEvent(Event.LEASED, at + 3, 2, "c1", "n2"),
@@ -59,13 +64,14 @@ class GoldenService(MemoryService):
                 HistoryEvent(Event.REDRIVEN, at + 7, 2, None, "n1"),
                 HistoryEvent(Event.CANCELLED, at + 8, 2, None, "n1"),
             ]
+            found.history = [event_of(event) for event in events]
         return found
 
-    def _topic(self, name: str) -> TopicView:
+    def _topic(self, name: str) -> Topic[str]:
         view = super()._topic(name)
         if name == "orders":
-            view.bytes, view.lateness = 12_345, (7, 1.5, 20.25, 21.0)
-            view.consumers = [("worker-1", START_MS)]
+            view.bytes, view.lateness = 12_345, Lateness(7, 1.5, 20.25, 21.0)
+            view.consumers = [Consumer("worker-1", format_instant(START_MS))]
         return view
 
 
@@ -86,7 +92,7 @@ class Player:
         return []
 
     def _named(self, text: str) -> str:
-        stored = list(self.service.messages.values())
+        stored = list(self.service.stored.values())
         text = re.sub(r"\$(\d+)", lambda match: encode_id(stored[int(match[1])].id), text)
         return re.sub(r"%(\d)(?!\d|[A-F])", lambda match: stored[int(match[1])].lease, text)
 
@@ -96,7 +102,7 @@ class Player:
             GoldenService.clock_ms += int(rest)
         elif word == "state":
             number, state = rest.split()
-            list(service.messages.values())[int(number)].state = state
+            list(service.stored.values())[int(number)].state = state
         elif word == "fail":
             kind, retry_ms, detail = rest.split(" ", 2)
             service.fail = _PROBLEMS[kind](detail, retry_after_ms=int(retry_ms) or None)
@@ -159,14 +165,14 @@ async def test_answers(server: HttpServer, request: pytest.FixtureRequest) -> No
 
 async def test_openapi(server: HttpServer, request: pytest.FixtureRequest) -> None:
     """Without the prose, references by their last name; an operation or a schema per line."""
-    document = _bare(msgspec.json.decode(server.openapi_document()))
+    described = _bare(msgspec.json.decode(document(server.routes.all)))
     parts = [
-        (f"{method} {path}", of) for path, methods in document.pop("paths").items() for method, of in methods.items()
+        (f"{method} {path}", of) for path, methods in described.pop("paths").items() for method, of in methods.items()
     ]
     parts += [
-        (f"{kind} {name}", of) for kind, named in document.pop("components").items() for name, of in named.items()
+        (f"{kind} {name}", of) for kind, named in described.pop("components").items() for name, of in named.items()
     ]
-    lines = [f"{name}: {msgspec.json.encode(part).decode()}\n" for name, part in [*parts, *document.items()]]
+    lines = [f"{name}: {msgspec.json.encode(part).decode()}\n" for name, part in [*parts, *described.items()]]
     scenarios.same(GOLDEN / "openapi.txt", "".join(lines), request)
 
 

@@ -15,7 +15,7 @@ async def letters(node: Node, count: int, topic: str = "orders") -> list[str]:
     for _ in range(count):
         answer = await node.ask("POST", f"/v1/topics/{topic}/messages", b"hello", Hadelay_Meta_a="1")
         ids.append(answer.json["id"])
-        node.service.messages[decode_id(ids[-1])].state = "dead"
+        node.service.stored[decode_id(ids[-1])].state = "dead"
     return ids
 
 
@@ -51,13 +51,13 @@ async def test_redriving_some_says_what_became_of_each(node: Node) -> None:
     assert answer.status == 202
     assert [r["outcome"] for r in answer.json["results"]] == ["redriven", "scheduled", "not_found", "scheduled"]
     assert [r["id"] for r in answer.json["results"]] == [dead, waiting, "0000000000000", dead]
-    assert node.service.messages[decode_id(other)].state == "dead"
+    assert node.service.stored[decode_id(other)].state == "dead"
 
 
 async def test_a_key_that_is_taken_is_not_redriven(node: Node) -> None:
     path = "/v1/topics/orders/messages?key=k"
     dead = (await node.ask("POST", path, b"x")).json["id"]
-    node.service.messages[decode_id(dead)].state = "dead"
+    node.service.stored[decode_id(dead)].state = "dead"
     await node.ask("POST", path, b"y")
     answer = await node.ask("POST", "/v1/topics/orders/dead:redrive", {"ids": [dead]})
     assert (answer.status, answer.json) == (202, {"results": [{"id": dead, "outcome": "key_taken"}]})
@@ -74,10 +74,10 @@ async def test_purges(node: Node) -> None:
     await letters(node, 2)
     answer = await node.ask("POST", "/v1/topics/orders:purge", {"states": ["ready", "scheduled", "ready"]})
     assert (answer.status, answer.json) == (202, {"topic": "orders", "states": ["ready", "scheduled"]})
-    assert len(node.service.messages) == 2
+    assert len(node.service.stored) == 2
     answer = await node.ask("DELETE", "/v1/topics/orders/dead")
     assert answer.status == 204
-    assert not node.service.messages
+    assert not node.service.stored
 
 
 async def test_a_nack_may_say_why(node: Node) -> None:
@@ -113,7 +113,7 @@ async def test_what_is_not_understood_changes_nothing(node: Node, method: str, p
     answer = await node.ask(method, f"/v1/topics/orders{where}", body)
     assert answer.status == 400, answer.json
     assert answer.json["detail"]
-    assert len(node.service.messages) == 1
+    assert len(node.service.stored) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hadelay.client.transport
-import hadelay.http.admin
+import hadelay.http.files
 from hadelay.client import AsyncClient
 from hadelay.errors import HadelayError
 from hadelay.http.app import ROUTES
@@ -24,7 +24,7 @@ def kinds(kind: type[HadelayError] = HadelayError) -> Iterator[type[HadelayError
 
 def test_every_problem_type_is_listed() -> None:
     assert hadelay.client.transport
-    assert hadelay.http.admin
+    assert hadelay.http.files
     text = (REFERENCE / "errors.md").read_text()
     rows = dict(re.findall(r"^\| `([a-z-]+)` \| (\d+) \|", text, re.M))
     for kind in kinds():

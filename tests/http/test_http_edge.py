@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hadelay.api.text import parse_duration, parse_instant
 from hadelay.errors import BadRequest
 from hadelay.http.app import HttpServer
-from hadelay.http.values import parse_duration, parse_instant
 from hadelay.settings.node import HttpConfig
 from tests.http.conftest import Node, read_answer
 from tests.http.memory_service import MemoryService

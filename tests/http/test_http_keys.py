@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hadelay.http.app import HttpServer
-from hadelay.http.connection import Heads
+from hadelay.http.requestheads import RequestHeads
 from hadelay.settings.node import HttpConfig
 from tests.http.conftest import Node
 from tests.http.memory_service import MemoryService
@@ -123,9 +123,9 @@ LINES = [
 def test_a_key_taken_out_of_a_known_head(lines: list[bytes], query: bytes) -> None:
     """Means what the whole head means, also when the rest of it was seen before."""
     server = HttpServer(MemoryService(), HttpConfig(listen="127.0.0.1:0", hosts=["x"]), 1 << 40)
-    heads = Heads(server)
+    heads = RequestHeads(server)
     for key in (b"first", b"a-1", b"other"):
         sent = [line.replace(b"a-1", key) for line in lines]
         first = b"POST /v1/topics/t/messages%b HTTP/1.1" % query
         text = b"\r\n".join([first, *sent, b"Host: x", b"Content-Length: 1", b"", b""])
-        assert heads.parse(text) == Heads(server)._parse(text)
+        assert heads.parse(text) == RequestHeads(server)._parse(text)

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from hadelay.api.text import format_instant
 from hadelay.codec.meta import unpack
 from hadelay.errors import DiskFull, Impossible, NoLeader, OutcomeUnknown, Overloaded
-from hadelay.http.values import format_instant
 from tests.http.conftest import Answer, Make, Node, read_answer
 
 MESSAGES = "/v1/topics/orders/messages"

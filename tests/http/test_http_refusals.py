@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from hadelay.client import AsyncClient
-from hadelay.codec.publishcommand import Draft
 from hadelay.codec.results import Refused
 from hadelay.errors import HadelayError, OutcomeUnknown
 from hadelay.http.access import Hosts
 from hadelay.http.app import ROUTES
 from hadelay.http.openapi import document
-from hadelay.server.service import NodeService, _refused
+from hadelay.model import Draft
+from hadelay.server.refusals import refusal
+from hadelay.server.service.topics import Topics
 from hadelay.settings.node import HttpConfig
 from tests.http.conftest import Make, Node, read_answer, until
 
@@ -42,7 +43,7 @@ def test_commands_name_what_may_become_of_them() -> None:
     ],
 )
 def test_what_apply_refuses_is_no_bug(code: str, status: int, retryable: bool) -> None:
-    error = _refused(Refused(code, "words"))
+    error = refusal(Refused(code, "words"))
     assert (error.http_status, error.retryable, error.detail) == (status, retryable, "words")
 
 
@@ -57,7 +58,7 @@ async def test_a_read_whose_leader_falls_silent_may_be_asked_again() -> None:
         config=SimpleNamespace(http=HttpConfig()),
     )  # fmt: skip
     with pytest.raises(HadelayError) as caught:
-        await NodeService(node)._ready(stale=False)
+        await Topics(node)._ready(stale=False)
     assert (caught.value.http_status, caught.value.retryable, caught.value.outcome_known) == (503, True, True)
 
 
@@ -89,7 +90,7 @@ async def test_a_page_of_another_site_changes_nothing(node: Node, headers: dict[
     if status == 403:
         assert (answer.json["type"], "another site" in answer.json["detail"]) == ("forbidden", True)
         assert node.server.denials.counts == {"cross_site": 4}
-        assert not node.service.messages
+        assert not node.service.stored
     # Who only looks is told nothing that a page could read: there is no CORS header.
     look = await node.ask("GET", "/v1/topics", **own)
     assert look.status == 200
@@ -184,4 +185,4 @@ async def test_a_topic_of_such_a_name_that_is_stored_is_read_and_deleted(node: N
         assert await client.ack([message.lease]) == ["acked"]
         assert (await client.get(topic=name, key="..")).topic == name
         await client.delete_topic(name, force=True)
-    assert not node.service.topics
+    assert not node.service.configs

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from hadelay.api.service import Handed, Leader, ReceiveRequest
 from hadelay.errors import NoLeader
-from hadelay.server.api import Delivery, Leader, Poll
 from tests.http.conftest import Make, Node, read_answer
 from tests.http.test_http_connections import open_warm, post
 
@@ -82,8 +82,8 @@ async def test_a_leader_whose_connections_are_not_taken(make_node: Make) -> None
 async def test_a_poll_waits_no_longer_because_the_leader_changed(node: Node) -> None:
     waits: list[int] = []
 
-    async def deposed(poll: Poll) -> Delivery:
-        waits.append(poll.wait_ms)
+    async def deposed(ask: ReceiveRequest) -> Handed:
+        waits.append(ask.wait_ms)
         await asyncio.sleep(0.02)
         raise NoLeader("deposed")
 

@@ -10,11 +10,11 @@ import pytest
 from prometheus_client import ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
+from hadelay.api.service import Leader
+from hadelay.api.text import format_instant
 from hadelay.errors import NoLeader
 from hadelay.http.app import ROUTES
-from hadelay.http.values import format_instant
 from hadelay.model import encode_id
-from hadelay.server.api import Leader
 from hadelay.version import VERSION
 from tests.http.conftest import Make, Node
 
@@ -286,11 +286,11 @@ async def test_headers_are_masked_and_may_be_put_as_they_are_shown(node: Node) -
     assert shown == {"Authorization": "****1234", "X-Env": "****"}
     put = await node.ask("PUT", path, {"webhook": {"url": url, "headers": shown | {"X-New": "1"}}})
     assert put.status == 200
-    assert node.service.topics["orders"]["webhook"]["headers"] == headers | {"X-New": "1"}
+    assert node.service.configs["orders"]["webhook"]["headers"] == headers | {"X-New": "1"}
     for wrong in ({"X-Env": "****1234"}, {"X-Other": "****"}, {"Authorization": "Bearer ****1234"}):
         refused = await node.ask("PUT", path, {"webhook": {"url": url, "headers": wrong}})
         assert (refused.status, "as GET shows it" in refused.json["detail"]) == (400, True)
-    assert node.service.topics["orders"]["webhook"]["headers"] == headers | {"X-New": "1"}
+    assert node.service.configs["orders"]["webhook"]["headers"] == headers | {"X-New": "1"}
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ async def test_a_masked_header_stays_with_its_origin(node: Node, url: str, kept:
     hook = {"url": "https://a.example/hook", "headers": {"Authorization": "secret"}}
     shown = (await node.ask("PUT", "/v1/topics/t", {"webhook": hook})).json["webhook"]
     assert (await node.ask("PUT", "/v1/topics/t", {"webhook": {**shown, "url": url}})).status == 200
-    assert node.service.topics["t"]["webhook"]["headers"] == (hook["headers"] if kept else {})
+    assert node.service.configs["t"]["webhook"]["headers"] == (hook["headers"] if kept else {})
 
 
 @pytest.mark.parametrize(

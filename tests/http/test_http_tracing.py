@@ -10,9 +10,9 @@ import pytest
 
 from hadelay import AsyncClient
 from hadelay.client.types import Put
-from hadelay.codec.commands import Draft
 from hadelay.codec.meta import Meta, pack, unpack
 from hadelay.codec.publishcommand import decode_publish, encode_publish
+from hadelay.model import Draft
 from hadelay.server.webhooks.headers import Facts, call_headers
 from tests.http.conftest import Node
 

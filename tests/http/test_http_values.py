@@ -4,17 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hadelay.api.text import check_topic, format_instant, parse_duration, parse_id, parse_instant, suggest
 from hadelay.errors import BadRequest, HadelayError, Impossible
-from hadelay.http.values import (
-    check_topic,
-    format_instant,
-    ids_text,
-    instants_text,
-    parse_duration,
-    parse_id,
-    parse_instant,
-    suggest,
-)
+from hadelay.http.receipts import ids_text, instants_text
 from hadelay.model import encode_id
 
 

@@ -16,14 +16,14 @@ from msgspec.structs import replace
 
 from chaos.sim import ledgercheck
 from hadelay.codec import commands
-from hadelay.codec.commands import Command, Draft, Grant, Malformed, decode, decode_entry, encode_entry
+from hadelay.codec.commands import Command, Grant, Malformed, decode, decode_entry, encode_entry
 from hadelay.codec.leasetokens import encode_leases
-from hadelay.codec.publishcommand import REPLACE, hash_key
+from hadelay.codec.publishcommand import hash_key
 from hadelay.codec.results import Done, Refused
 from hadelay.errors import FatalError
 from hadelay.ledger.apply import apply_entry
 from hadelay.members import Member
-from hadelay.model import DEAD_HOURS, pack_id
+from hadelay.model import DEAD_HOURS, REPLACE, Draft, pack_id
 from tests.ledger.world import START_HOUR, START_MS, World, draft, leases
 
 LEASES = leases((1, 2, 3, START_HOUR, 5), (6, 7, 8, START_HOUR, 10))

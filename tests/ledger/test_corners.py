@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from hadelay.codec import commands
-from hadelay.codec.publishcommand import Draft, hash_client_key
+from hadelay.codec.publishcommand import hash_client_key
 from hadelay.codec.results import LeaseOutcome, Outcome, Refused, RowCode
 from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import find_key
 from hadelay.ledger.topicchanges import DEAD, MAX_MARKS, READY, SCHEDULED
-from hadelay.model import DEAD_HOURS, State
+from hadelay.model import DEAD_HOURS, Draft, State
 from hadelay.settings.cluster import Settings
 from tests.ledger.world import START_MS, World, draft, leases
 

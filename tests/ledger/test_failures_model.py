@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hadelay.codec import commands
-from hadelay.codec.publishcommand import REPLACE
 from hadelay.ledger import checkpoint
 from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.describe import describe
 from hadelay.ledger.state import Ledger
-from hadelay.model import Event, State
+from hadelay.model import REPLACE, Event, State
 from hadelay.version import FEATURE_LEVEL
 from tests.ledger.world import START_HOUR, World, draft
 from tests.memory import MemoryHours, MemoryNames, MemoryTables

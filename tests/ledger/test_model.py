@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from hadelay.codec import commands
 from hadelay.codec.commands import Grant
-from hadelay.codec.publishcommand import KEEP, REJECT, REPLACE, hash_client_key
+from hadelay.codec.publishcommand import hash_client_key
 from hadelay.codec.results import CancelOutcome, LeaseOutcome, Outcome, Progress, RowCode
 from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import find_key
-from hadelay.model import HOUR_MS
+from hadelay.model import HOUR_MS, KEEP, REJECT, REPLACE
 from hadelay.settings.cluster import Settings
 from tests.ledger.world import START_HOUR, START_MS, World, draft, leases
 

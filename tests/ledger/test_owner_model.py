@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hadelay.codec import commands
-from hadelay.codec.commands import Draft
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import CancelOutcome, LeaseOutcome, Outcome, RedriveOutcome, RowCode
 from hadelay.ledger import checkpoint, dead, topicchanges
 from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.describe import describe
-from hadelay.model import HOUR_MS
+from hadelay.model import HOUR_MS, Draft
 from hadelay.settings.cluster import Settings
 from tests.ledger.world import START_MS, World
 

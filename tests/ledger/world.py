@@ -8,7 +8,7 @@ import numpy as np
 
 from chaos.sim import ledgercheck
 from hadelay.codec import commands
-from hadelay.codec.commands import Draft, Grant, encode_entry
+from hadelay.codec.commands import Grant, encode_entry
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import Refused, Result
 from hadelay.ledger import checkpoint
@@ -16,7 +16,7 @@ from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.describe import describe
 from hadelay.ledger.lookup import find_entry
 from hadelay.ledger.state import Ledger
-from hadelay.model import HOUR_MS, unpack_id
+from hadelay.model import HOUR_MS, Draft, unpack_id
 from hadelay.settings.cluster import Settings
 from hadelay.version import FEATURE_LEVEL
 from tests.memory import MemoryHours, MemoryNames, MemoryTables

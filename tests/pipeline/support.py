@@ -14,8 +14,7 @@ from hadelay.codec import commands
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, HOUR_ROW, INDEX_SIZE
 from hadelay.codec.meta import Meta, pack
-from hadelay.codec.publishcommand import Draft
-from hadelay.model import NONE32, Event, hour_name, unpack_id
+from hadelay.model import NONE32, Draft, Event, hour_name, unpack_id
 from hadelay.pipeline.schema import Options, parse_options
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.names import encode_name

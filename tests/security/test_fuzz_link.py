@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 
 from chaos.sim.cluster import SimCluster
-from hadelay.codec.commands import Draft
+from hadelay.model import Draft
 from hadelay.platform import strangers, tcp
 from hadelay.platform.hello import HELLO, PROTOCOL, VERSION, packed
 from hadelay.platform.tcp import AsyncioNetwork

@@ -157,7 +157,7 @@ async def test_bodies_on_their_way_in_are_counted_together(make_node: Make) -> N
     for _, writer in clients[:2]:
         writer.write(head % 2_000)
         writer.write(b"x" * 900)
-    await until(lambda: node.server.room.taken == 1_800)
+    await until(lambda: node.server.budget.taken == 1_800)
     reader, writer = clients[2]
     writer.write(head % 2_000)
     status, headers, body = await read_answer(reader)
@@ -166,9 +166,9 @@ async def test_bodies_on_their_way_in_are_counted_together(make_node: Make) -> N
     assert b'"outcome_known":true' in body
     clients[0][1].write(b"x" * 1_100)
     assert (await read_answer(clients[0][0]))[0] == 201
-    await until(lambda: node.server.room.taken == 900)
+    await until(lambda: node.server.budget.taken == 900)
     clients[1][1].close()
-    await until(lambda: node.server.room.taken == 0)
+    await until(lambda: node.server.budget.taken == 0)
     assert (await node.ask("POST", "/v1/topics/t/messages", b"x" * 4_000)).status == 201, "alone it always has room"
 
 

@@ -1,4 +1,4 @@
-"""Bearer tokens at the door: who gets in, to what, by every way a request can take, and until when."""
+"""Bearer tokens at the authenticator: who gets in, to what, by every way a request can take, and until when."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import pytest
 from openapi_spec_validator import validate
 
 from hadelay import AsyncClient
+from hadelay.api.service import Actor, Leader
 from hadelay.errors import BadRequest, Forbidden, Unauthorized
 from hadelay.http import openapi
-from hadelay.http.access import OPEN, PREFIX, Denials, hash_token
+from hadelay.http.access import PREFIX, Denials, hash_token
 from hadelay.http.app import ROUTES, HttpServer
+from hadelay.http.routes import OPEN
 from hadelay.rights import SCOPES, Rights, Token
-from hadelay.server.api import Actor, Leader
 from hadelay.settings.node import HttpConfig, SecurityConfig
 from tests.http.conftest import read_answer
 from tests.http.memory_service import MemoryService
@@ -203,7 +204,7 @@ async def test_several_topics_at_once() -> None:
         body = b'{"topics": ["a", "b"], "wait": 0}'
         assert await node.statuses(worker, "POST", "/v1/receive", body) == {200}
         assert await node.statuses(worker, "POST", "/v1/receive", body.replace(b'"b"', b'"c"')) == {403}
-        node.service.topics = {"a": {}, "b": {}, "c": {}}
+        node.service.configs = {"a": {}, "b": {}, "c": {}}
         lister = node.service.add("lister", "read:a", "read:c")
         _, answer, _ = await node.ask(lister, "GET", "/v1/topics")
         assert [topic["topic"] for topic in answer["topics"]] == ["a", "c"]
@@ -246,8 +247,8 @@ async def test_revoked_and_expired_ones_are_out_at_once_on_every_way() -> None:
         node.service.now += 4_999
         assert await node.statuses(shop, *PUBLISH) == {201}
         node.service.now += 1
-        assert node.server.door is not None
-        node.server.door._until = 0.0  # a second is over
+        assert node.server.authenticator is not None
+        node.server.authenticator._until = 0.0  # a second is over
         assert await node.statuses(shop, *PUBLISH) == await node.statuses(shop, *RECEIVE) == {401}
         _, problem, _ = await node.ask(shop, *PUBLISH)
         assert "'shop'" in problem["detail"]
@@ -291,8 +292,8 @@ async def test_the_first_token() -> None:
         assert "spent" in problem["detail"]
         assert (await node.ask(made["token"], "GET", "/v1/tokens"))[0] == 200
         node.service.now += 3_600_000
-        assert node.server.door is not None
-        node.server.door._until = 0.0
+        assert node.server.authenticator is not None
+        node.server.authenticator._until = 0.0
         assert (await node.ask(made["token"], "GET", "/v1/tokens"))[0] == 401
         assert (await node.ask(BOOTSTRAP, "POST", "/v1/tokens", wish))[0] == 201, "the last one is lost"
 
@@ -345,13 +346,13 @@ async def test_what_is_remembered_of_headers_is_bounded(monkeypatch: pytest.Monk
     monkeypatch.setattr("hadelay.http.access._MOST", 10)
     async with guarded() as node:
         node.service.add("shop", "publish")
-        door = node.server.door
-        assert door is not None
+        authenticator = node.server.authenticator
+        assert authenticator is not None
         for n in range(100):
             with pytest.raises(Unauthorized):
-                door.admit((f"Bearer {secret(str(n))}",))
-            assert door.admit((f"Bearer {' ' * n}{secret('shop')}",)).actor.token == "shop"
-        assert len(door._known) <= 10
+                authenticator.admit((f"Bearer {secret(str(n))}",))
+            assert authenticator.admit((f"Bearer {' ' * n}{secret('shop')}",)).actor.token == "shop"
+        assert len(authenticator._known) <= 10
 
 
 async def test_a_relayed_poll_takes_its_token_along() -> None:

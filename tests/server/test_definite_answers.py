@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 import numpy as np
 import pytest
 
 from chaos.sim.cluster import SimCluster
-from hadelay.codec.commands import (
-    Command,
-    Draft,
-    encode_audited,
-    encode_feature,
-    encode_incarnation,
-    encode_noop,
-)
+from hadelay.api.service import Actor, Granting, ReceiveRequest
+from hadelay.codec.commands import Command, encode_audited, encode_feature, encode_incarnation, encode_noop
 from hadelay.codec.leasetokens import encode_leases
 from hadelay.codec.results import Done, LeaseOutcome, LeaseResult, RedriveOutcome, RedriveResult, Refused
 from hadelay.errors import BadRequest, DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.handout.polls import Poll
-from hadelay.server.api import Granting
-from hadelay.server.api import Poll as Receive
+from hadelay.model import Draft
 from hadelay.server.link import REPLY
 from hadelay.server.node import Node
-from hadelay.server.service import NodeService
+from hadelay.server.service.consuming import Consuming
+from hadelay.server.service.messages import Messages
+from hadelay.server.service.part import Door
+from hadelay.server.service.topics import Topics
 from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.settings.cluster import Settings
 from tests.server.test_groupcommit import Timers, Wire, door, group_commit
@@ -107,20 +103,23 @@ def test_a_result_that_this_version_does_not_know_ends_no_node(result: list[Any]
     assert isinstance(error, OutcomeUnknown)
 
 
-class Scripted(NodeService):
-    """Of which the next commands have these results, or errors; after them no leader is known."""
+D = TypeVar("D", bound=Door)
 
-    def __init__(self, node: Node, *results: Any) -> None:
-        super().__init__(node)
-        self.results = list(results)
 
-    async def _propose(self, command: bytes, *audited: str) -> Any:
-        if not self.results:
+def scripted(kind: type[D], node: Node, *results: Any) -> D:
+    """A door whose next commands have these results, or errors; after them no leader is known."""
+    door, left = kind(node), list(results)
+
+    async def propose(command: bytes) -> Any:
+        if not left:
             raise NoLeader("no majority of the cluster can be reached; nothing was stored")
-        return self.results.pop(0)
+        return left.pop(0)
 
-    async def _confirm(self, stale: bool) -> None:
+    async def confirm(stale: bool = False) -> None:
         raise NoLeader("no leader is known")
+
+    door._propose, door._confirm = propose, confirm  # type: ignore[method-assign]
+    return door
 
 
 def alone() -> Node:
@@ -139,34 +138,34 @@ LEASES = encode_leases(0, 1, 1, [0, 1], [5, 5], [0, 1])
 def test_a_nack_of_which_a_part_is_done_does_not_say_that_nothing_happened() -> None:
     node = alone()
     half = LeaseResult(np.array([LeaseOutcome.DONE, LeaseOutcome.AGAIN], np.uint8))
-    assert isinstance(asked(Scripted(node, half).settle("nack", LEASES, None)), OutcomeUnknown)
-    assert isinstance(asked(Scripted(node).settle("nack", LEASES, None)), NoLeader)
+    assert isinstance(asked(scripted(Consuming, node, half).settle("nack", LEASES, None)), OutcomeUnknown)
+    assert isinstance(asked(scripted(Consuming, node).settle("nack", LEASES, None)), NoLeader)
 
 
 def test_a_redrive_of_which_a_part_is_done_does_not_say_that_nothing_happened() -> None:
     node = alone()
     half = RedriveResult(np.array([RedriveOutcome.REDRIVEN, RedriveOutcome.AGAIN], np.uint8))
-    assert isinstance(asked(Scripted(node, half).redrive("t", [1, 2])), OutcomeUnknown)
-    assert isinstance(asked(Scripted(node).redrive("t", [1, 2])), NoLeader)
+    assert isinstance(asked(scripted(Messages, node, half).redrive("t", [1, 2], Actor())), OutcomeUnknown)
+    assert isinstance(asked(scripted(Messages, node).redrive("t", [1, 2], Actor())), NoLeader)
 
 
 def test_settings_that_cannot_be_read_back_are_set_all_the_same() -> None:
     node = alone()
-    assert isinstance(asked(Scripted(node, Done()).put_topic("t", {})), OutcomeUnknown)
-    assert isinstance(asked(Scripted(node).put_topic("t", {})), NoLeader)
+    assert isinstance(asked(scripted(Topics, node, Done()).put_topic("t", {}, Actor())), OutcomeUnknown)
+    assert isinstance(asked(scripted(Topics, node).put_topic("t", {}, Actor())), NoLeader)
 
 
 @pytest.mark.parametrize("granting", [True, False])
 def test_a_receive_that_is_sent_away_says_whether_something_may_have_been_granted(granting: bool) -> None:
     cluster, node = led(1, names=("n1",))
-    service, term = NodeService(node), node.dispatcher._term
+    consuming, term = Consuming(node), node.dispatcher._term
     assert term is not None
     if granting:
         node.publish([draft(10)], None, lambda result, error: None)
         cluster.world.run_for(1.0)
 
     async def sent_away() -> None:
-        receive = service.receive(Receive(["orders"], "me", b"1", 1, 5_000, 5_000))
+        receive = consuming.receive(ReceiveRequest(["orders"], "me", b"1", 1, 5_000, 5_000))
         receiving = asyncio.create_task(receive)
         await asyncio.sleep(0)
         cluster.world.run_until(cluster.world.now + 1.0, stop=lambda: bool(term.offers))
@@ -211,6 +210,6 @@ def test_a_leader_that_falls_leaves_no_settings_of_its_own_to_the_next(monkeypat
 def test_nobody_receives_under_the_name_of_who_pushes() -> None:
     """Or he could take a push's grant, whose request ids are no secret, or its place."""
     _, leader = led(5)
-    receive = NodeService(leader).receive(Receive(["orders"], CONSUMER, b"1", 1, 0, 5_000))
+    receive = Consuming(leader).receive(ReceiveRequest(["orders"], CONSUMER, b"1", 1, 0, 5_000))
     with pytest.raises(BadRequest, match="take another"):
         asyncio.run(asyncio.wait_for(receive, 1.0))

@@ -19,8 +19,8 @@ from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.describe import describe
 from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS
-from hadelay.server import counting
-from hadelay.server.counting import DueCounts
+from hadelay.server.service import duecounts as counting
+from hadelay.server.service.duecounts import DueCounts
 from hadelay.storage import farwriter
 from hadelay.storage.heads import count_topics, no_counters
 from hadelay.storage.hours import HourStore

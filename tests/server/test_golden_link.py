@@ -18,6 +18,7 @@ import pytest
 
 from chaos.sim.cluster import SimCluster
 from hadelay import errors
+from hadelay.api.service import Actor
 from hadelay.codec import results
 from hadelay.codec.commands import encode_noop
 from hadelay.errors import HadelayError
@@ -26,7 +27,7 @@ from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.link import CALL, Link
 from hadelay.server.node import Node
 from hadelay.server.peers import Peer, Peers
-from hadelay.server.service import NodeService
+from hadelay.server.service.node import NodeService
 from tests import scenarios
 from tests.ledger.world import START_MS
 from tests.server.test_groupcommit import Timers
@@ -70,11 +71,11 @@ async def asked(cluster: SimCluster, node: Node) -> dict[str, bytes]:
     node.propose(encode_noop(), lambda result, error: None)
     cluster.world.run_for(1.0)
     node.repairer.repair(498_666, ".idx", 64, 128, lambda data: None)
-    await until("ready", service.get_topic("orders", stale=False))
-    await until("consumers", service.get_topic("orders", stale=False))
-    await until("members", service.add_member("n4", "h.example:9"))
-    await until("drain", service.drain(leader, True))
-    await until("transfer", service.transfer(None))
+    await until("ready", service.topics.get_topic("orders", stale=False))
+    await until("consumers", service.topics.get_topic("orders", stale=False))
+    await until("members", service.cluster.add_member("n4", "h.example:9", Actor()))
+    await until("drain", service.cluster.drain(leader, True, Actor()))
+    await until("transfer", service.cluster.transfer(None, Actor()))
     node.link._send = send
     del found["hello"]
     return found

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hadelay.codec.commands import Draft, decode_entry, encode_entry, encode_noop, encode_publish
+from hadelay.api.service import Receipts
+from hadelay.codec.commands import decode_entry, encode_entry, encode_noop, encode_publish
 from hadelay.codec.publishcommand import decode_publish
 from hadelay.codec.results import Done, PublishResult, RowCode
 from hadelay.errors import HadelayError, Impossible, NoLeader, OutcomeUnknown, Overloaded
-from hadelay.server.api import Receipts
+from hadelay.model import Draft
 from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.publishing import Publishing
 from hadelay.server.refusals import Refusals

@@ -13,8 +13,8 @@ from hadelay.codec.commands import Command
 from hadelay.codec.formats import handout_delay_ms
 from hadelay.codec.leasetokens import LEASE
 from hadelay.model import Event
-from hadelay.server import service
 from hadelay.server.delivery.handouts import Handouts
+from hadelay.server.service import consuming
 from hadelay.version import SETTLE_LEVEL
 from tests.ledger.world import START_MS, World, draft
 from tests.server.test_lost_disks import wait_for_leader
@@ -97,16 +97,16 @@ async def test_a_lease_that_ran_while_the_disk_was_read_is_shorter_by_that(monke
     leader = cluster.leader()
     assert leader is not None
     publish(cluster, leader, ["orders"])
-    handed = receive(cluster, leader, "orders", 1)
+    delivery = receive(cluster, leader, "orders", 1)
 
     async def slowly(hours: Any, rows: Any) -> list[bytes]:
         cluster.world.run_for(3.0)
         return [leader.storage.hours.record(int(hours[0]), int(rows["offset"][0]), int(rows["size"][0]), verify=True)]
 
     monkeypatch.setattr(leader.reader, "records", slowly)
-    delivery = await service.NodeService(leader)._delivery(handed)
-    granted_ms = int(handed.until_ms[0]) - handed.now_ms
-    assert delivery.lease_left_ms <= granted_ms - 3_000
-    assert delivery.messages[0].late_ms >= 3_000
+    handed = await consuming.Consuming(leader)._handed(delivery)
+    granted_ms = int(delivery.until_ms[0]) - delivery.now_ms
+    assert handed.messages[0].lease_left_ms <= granted_ms - 3_000
+    assert handed.messages[0].late_ms >= 3_000
     cluster.world.run_for(60.0)
-    assert (await service.NodeService(leader)._delivery(handed)).lease_left_ms == 0
+    assert (await consuming.Consuming(leader)._handed(delivery)).messages[0].lease_left_ms == 0

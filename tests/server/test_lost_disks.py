@@ -8,13 +8,13 @@ import pytest
 
 from chaos.sim.cluster import SimCluster
 from chaos.sim.door import whole
-from hadelay.codec.commands import Draft, encode_cancel
+from hadelay.codec.commands import encode_cancel
 from hadelay.codec.formats import INDEX, INDEX_SIZE
 from hadelay.errors import DamagedFile, HadelayError
 from hadelay.ledger import listing
 from hadelay.ledger.describe import describe
 from hadelay.ledger.lookup import find_entry
-from hadelay.model import FIRST, PENDING, unpack_id
+from hadelay.model import FIRST, PENDING, Draft, unpack_id
 from hadelay.raft.ports import FOUNDING
 from hadelay.settings.node import Config
 

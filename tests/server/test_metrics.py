@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from chaos.sim.cluster import SimCluster
-from hadelay.codec.commands import Draft
+from hadelay.api.metrics import Histogram, Values
 from hadelay.handout.polls import Delivery, Poll
 from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.http.metrics import lines
 from hadelay.ledger.topics import Topic
-from hadelay.model import Event
-from hadelay.server.api import Histogram, Values
+from hadelay.model import Draft, Event
 from hadelay.server.families import FAMILIES, OTHER
 from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node

@@ -15,11 +15,10 @@ from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend
 from hadelay.codec import commands as c
 from hadelay.codec.leasetokens import LEASE
-from hadelay.codec.publishcommand import KEEP, REJECT, REPLACE
 from hadelay.ledger import checkpoint
 from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.state import Ledger
-from hadelay.model import DEAD_HOURS
+from hadelay.model import DEAD_HOURS, KEEP, REJECT, REPLACE
 from hadelay.storage.identity import Identity
 from hadelay.storage.store import Storage
 

@@ -20,13 +20,13 @@ from chaos.sim.producer import Producer
 from chaos.sim.run import check, drained, settle
 from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend
-from hadelay.codec.commands import Command, Draft, decode_entry, encode_cancel, encode_reschedule, encode_topic_put
+from hadelay.codec.commands import Command, decode_entry, encode_cancel, encode_reschedule, encode_topic_put
 from hadelay.codec.results import CancelOutcome
 from hadelay.errors import OutcomeUnknown
 from hadelay.handout.polls import Poll
 from hadelay.ledger.describe import describe
 from hadelay.ledger.lookup import find_entry
-from hadelay.model import hour_name, unpack_id
+from hadelay.model import Draft, hour_name, unpack_id
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.settings.node import Config

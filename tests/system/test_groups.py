@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from chaos.freeports import free_ports
-from hadelay.codec.publishcommand import Draft
-from hadelay.model import unpack_id
+from hadelay.api.service import ReceiveRequest
+from hadelay.model import Draft, unpack_id
 from hadelay.platform.disk import RealDisk
 from hadelay.platform.runtime import AsyncioRuntime
 from hadelay.platform.tcp import AsyncioNetwork
-from hadelay.server.api import Poll
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
-from hadelay.server.service import NodeService
+from hadelay.server.service.node import NodeService
 from hadelay.settings.node import ClusterConfig, Config, NodeConfig, RaftConfig, RetentionConfig
 
 NAMES = ("n1", "n2", "n3")
@@ -85,10 +84,10 @@ async def receive(node: Node, topic: str, count: int) -> list[Any]:
     service, found = NodeService(node), []
     async with asyncio.timeout(20):
         while len(found) < count:
-            poll = Poll([topic], "c", f"r{len(found)}".encode(), 100, 2_000, 60_000)
-            delivery = await service.receive(poll)
-            found += delivery.messages
-            await service.settle("ack", [message.lease for message in delivery.messages], None)
+            ask = ReceiveRequest([topic], "c", f"r{len(found)}".encode(), 100, 2_000, 60_000)
+            handed = await service.consume.receive(ask)
+            found += handed.messages
+            await service.consume.settle("ack", [message.lease for message in handed.messages], None)
     return found
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from aiohappyeyeballs import AddrInfoType
 
-from hadelay.answers import retry_after_ms
+from hadelay.api.problems import retry_after_ms
 from hadelay.server.webhooks import sender as sender_module
 from hadelay.server.webhooks.call import Answer, Request
 from hadelay.server.webhooks.guard import Guard, Info

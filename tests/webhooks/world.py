@@ -10,10 +10,9 @@ from typing import Any
 from chaos.sim.cluster import SimCluster
 from hadelay.codec.commands import encode_topic_put
 from hadelay.codec.meta import Meta, pack
-from hadelay.codec.publishcommand import Draft
 from hadelay.errors import HadelayError
 from hadelay.ledger.describe import describe
-from hadelay.model import decode_id
+from hadelay.model import Draft, decode_id
 from hadelay.server.node import Node
 from hadelay.server.webhooks.call import Answer, Request
 from hadelay.server.webhooks.call import Done as Called

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
-from hadelay.answers import NotANode, Unreachable, unsettled
+from hadelay.api.problems import NotANode, Unreachable, unsettled
 from hadelay.errors import (
     BadRequest,
     ConfigError,

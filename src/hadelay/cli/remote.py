@@ -17,7 +17,7 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from hadelay import errors
-from hadelay.answers import NO_NEWS, NONSENSE, Headers, NotANode, not_a_node, refusal
+from hadelay.api.problems import NO_NEWS, NONSENSE, Headers, NotANode, not_a_node, refusal
 from hadelay.cli.output import Remote
 from hadelay.errors import HadelayError
 

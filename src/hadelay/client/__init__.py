@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hadelay.answers import NotANode, Unreachable
+from hadelay.api.problems import NotANode, Unreachable
 from hadelay.client.aio import AsyncClient
 from hadelay.client.consumer import Consumer, Leased
 from hadelay.client.sync import Client, Delivered

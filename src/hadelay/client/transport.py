@@ -24,7 +24,7 @@ import aiohttp
 import yarl
 
 from hadelay import errors
-from hadelay.answers import NO_NEWS, NONSENSE, NotANode, Unreachable, not_a_node, refusal
+from hadelay.api.problems import NO_NEWS, NONSENSE, NotANode, Unreachable, not_a_node, refusal
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
 from hadelay.version import VERSION
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hadelay.answers import error_of
+from hadelay.api.problems import error_of
 from hadelay.client.transport import Answer
 from hadelay.client.types import Bucket, DeadLetter, Message, MessageInfo, PutResult, Receipt, Redriven, TopicInfo
 

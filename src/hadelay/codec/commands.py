@@ -20,17 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.leasetokens import LEASE
-from hadelay.codec.publishcommand import Draft, decode_publish, hash_client_key
+from hadelay.codec.publishcommand import decode_publish, hash_client_key
 from hadelay.codec.publishcommand import encode_publish as _publish_body
 from hadelay.codec.wire import MAX_NAME, Malformed, Reader, pack_name
 from hadelay.members import Member, Members
 from hadelay.members import is_whole as whole_members
-from hadelay.model import MAX_RATE
+from hadelay.model import MAX_RATE, MAX_REASON, Draft
 from hadelay.version import MEMBERS_LEVEL, SETTLE_LEVEL
 
 ENTRY_VERSION = 1
 MAX_REQUEST_ID = 64
-MAX_REASON = 128
 #: A position in a grant is a u16 in its lease tokens.
 MAX_GRANT = 65_535
 #: The last number of a grant, a u32 in its lease tokens too.

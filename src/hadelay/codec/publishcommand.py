@@ -18,12 +18,12 @@ from operator import add
 
 import numpy as np
 from google_crc32c import value as crc32c
-from msgspec import Struct
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from hadelay.codec.meta import retried
 from hadelay.codec.wire import Malformed, Reader, pack_name
+from hadelay.model import REJECT, Draft
 
 #: Room for the header of a record, in front of every payload.
 GAP = bytes(48)
@@ -31,8 +31,6 @@ GAP = bytes(48)
 #: PUBLISH_ROW.flags. `when_ms` is a delay, to be resolved against cluster time by apply; the message's meta names a
 #: webhook URL of its own.
 RELATIVE, CALLBACK = 1, 2
-#: What to do when the client key is that of a message which is still pending.
-KEEP, REPLACE, REJECT = 0, 1, 2
 
 PUBLISH_ROW = np.dtype(
     [
@@ -56,31 +54,6 @@ _HEAD = struct.Struct("<BHIIII")
 _OPTIONS = struct.Struct("<qQq?Bq")
 #: A KEY_ROW, a CLIENT_KEY_ROW.
 _KEY, _CLIENT_KEY = struct.Struct("<16sQII"), struct.Struct("<IB3xq16s")
-
-
-class Draft(Struct, frozen=True, gc=False):
-    """One message as the front door understood it."""
-
-    topic: str
-    #: Unix ms, or a delay in ms when `relative`. Past, zero and negative mean now.
-    when_ms: int
-    relative: bool
-    tag_mask: int
-    #: After due; 0: the topic's.
-    ttl_ms: int
-    #: msgpack map, or empty
-    meta: bytes
-    body: bytes
-    #: Idempotency-Key of this message alone
-    idem: bytes | None = None
-    #: Client key, also in `meta`.
-    key: bytes | None = None
-    #: KEEP, REPLACE or REJECT
-    on_conflict: int = KEEP
-    #: With REPLACE: due at most this long after the first publish of those that replaced each other. 0: no limit.
-    max_wait_ms: int = 0
-    #: `meta` has a webhook URL.
-    callback: bool = False
 
 
 @dataclass(slots=True)

@@ -15,19 +15,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from hadelay.api.service import AccessDoor, Actor
 from hadelay.errors import Forbidden, HadelayError, NoLeader, Unauthorized
+from hadelay.http.routes import Route
 from hadelay.loglimit import LogLimit
 from hadelay.rights import Rights, Token
-from hadelay.server.api import Actor, Service
 from hadelay.settings.node import HttpConfig, SecurityConfig
 
-if TYPE_CHECKING:
-    from hadelay.http.routes import Route
-
 log = logging.getLogger(__name__)
-Denied = TypeVar("Denied", Unauthorized, Forbidden)
+AccessDenied = TypeVar("AccessDenied", Unauthorized, Forbidden)
 
 #: Before a token's 43 random characters: for people, and for programs that look for secrets where none should be.
 PREFIX = "hadelay_"
@@ -37,7 +35,6 @@ _BEARER = re.compile(r"bearer +(\S+) *", re.I)
 _MOST = 4_096
 #: At least so often the clock is asked whether a token expired, in seconds.
 _LOOK_S = 1.0
-OPEN = "open"
 
 
 def hash_token(token: str) -> bytes:
@@ -45,7 +42,7 @@ def hash_token(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def _because(reason: str, error: Denied) -> Denied:
+def _with_reason(reason: str, error: AccessDenied) -> AccessDenied:
     error.reason = reason
     return error
 
@@ -82,7 +79,7 @@ def check_site(method: str, headers: Mapping[str, str]) -> None:
     if foreign:
         said = f"Origin {origin[:128]!r}" if origin is not None else f"Sec-Fetch-Site {site!r:.64}"
         what = f"this was sent by a web page of another site ({said}), which may change nothing here"
-        raise _because("cross_site", Forbidden(what))
+        raise _with_reason("cross_site", Forbidden(what))
 
 
 class Hosts:
@@ -108,7 +105,7 @@ class Hosts:
         for host in hosts:
             if not self.allows(host):
                 what = f"this node is not asked by the name {host[:128]!r}: add it to http.hosts, or use an address"
-                raise _because("foreign_host", Forbidden(what))
+                raise _with_reason("foreign_host", Forbidden(what))
 
 
 def _host_of(address: str) -> str:
@@ -152,7 +149,7 @@ class Access:
         if self.first_only:
             if route.name != "create_token":
                 what = "the bootstrap token makes a token (POST /v1/tokens), and nothing else"
-                raise _because("bootstrap", Forbidden(what))
+                raise _with_reason("bootstrap", Forbidden(what))
             return
         scope = route.scope
         if not route.own_topics:
@@ -161,15 +158,15 @@ class Access:
             raise Forbidden(f"the token {self.actor.token!r} has no scope {scope}")
 
 
-#: Of everybody, where no tokens are asked for.
-ANYBODY = Access(Actor(), Rights(("admin",)))
+#: Access of every request where no tokens are asked for.
+UNRESTRICTED = Access(Actor(), Rights(("admin",)))
 
 
-class Door:
-    """Tells headers apart. `monotonic`: seconds. `forget` is called when what was allowed before may be so no more."""
+class Authenticator:
+    """Looks tokens up. `monotonic`: seconds. `forget` is called when a request that was allowed may be so no more."""
 
     def __init__(
-        self, service: Service, config: SecurityConfig, monotonic: Callable[[], float], forget: Callable[[], None]
+        self, service: AccessDoor, config: SecurityConfig, monotonic: Callable[[], float], forget: Callable[[], None]
     ) -> None:
         self.service, self.config, self.monotonic, self.forget = service, config, monotonic, forget
         self._tokens: Mapping[str, Token] | None = None
@@ -201,7 +198,7 @@ class Door:
         if len(headers) != 1:
             what = "two Authorization headers" if headers else "no token"
             what += f": send Authorization: Bearer {PREFIX}… (hadelay token create makes one)"
-            raise _because("no_token", Unauthorized(what))
+            raise _with_reason("no_token", Unauthorized(what))
         self.look()
         known = self._known.get(headers[0])
         if known is None:
@@ -214,10 +211,10 @@ class Door:
     def _find(self, header: str) -> Access:
         given = _BEARER.fullmatch(header)
         if given is None:
-            raise _because("malformed", Unauthorized("Authorization: expected Bearer and a token"))
+            raise _with_reason("malformed", Unauthorized("Authorization: expected Bearer and a token"))
         if not _TOKEN.fullmatch(given[1]):
             what = f"this is not a whole token: {PREFIX} and 43 characters, not {len(given[1])} in all"
-            raise _because("malformed", Unauthorized(what))
+            raise _with_reason("malformed", Unauthorized(what))
         if not self.service.knows_tokens:
             # It was off: what it remembers may hold no longer.
             raise NoLeader("this node has just started and does not know the tokens yet", retry_after_ms=500)
@@ -226,7 +223,7 @@ class Door:
         if token is None:
             return self._bootstrap(digest)
         if not token.holds(self.service.now_ms()):
-            raise _because("expired", Unauthorized(f"the token {token.name!r} ({token.id}) has expired"))
+            raise _with_reason("expired", Unauthorized(f"the token {token.name!r} ({token.id}) has expired"))
         return Access(Actor(token.id, token.name), Rights(token.scopes))
 
     def _bootstrap(self, digest: bytes) -> Access:
@@ -235,5 +232,5 @@ class Door:
             raise Unauthorized("this token is not known: it was revoked, or it is of another cluster")
         if self._has_admin:
             what = "the bootstrap token is spent: this cluster has a token with the scope admin"
-            raise _because("bootstrap", Unauthorized(what))
+            raise _with_reason("bootstrap", Unauthorized(what))
         return Access(Actor("", "bootstrap"), Rights(()), first_only=True)

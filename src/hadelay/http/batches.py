@@ -21,9 +21,10 @@ import msgpack
 import msgspec
 import numpy as np
 
+from hadelay.api.publishing import BatchItem
 from hadelay.errors import BadRequest, HadelayError, TooLarge, UnsupportedMediaType
-from hadelay.http import types
-from hadelay.http.routes import JSON, MSGPACK, NDJSON, decoded, is_msgpack
+from hadelay.http.answers import JSON, MSGPACK, NDJSON
+from hadelay.http.decoding import decoded, is_msgpack
 from hadelay.http.turns import ITEM
 
 #: Limits of a slice: bytes of JSON and of MessagePack that are cut, bytes that are decoded, items that are passed on.
@@ -57,7 +58,7 @@ Slices = Iterator[Slice]
 _Cut = Generator[Slice, None, list[int]]
 
 
-class _JsonItem(types.BatchItem):
+class _JsonItem(BatchItem):
     """Keeps `body` as the text it was sent as: 1e3 stays 1e3, and nothing is parsed twice."""
 
     body: msgspec.Raw = msgspec.Raw(b"")
@@ -65,7 +66,7 @@ class _JsonItem(types.BatchItem):
 
 _decode_json = msgspec.json.Decoder(list[_JsonItem]).decode
 _decode_lines = msgspec.json.Decoder(_JsonItem).decode_lines
-_decode_msgpack = msgspec.msgpack.Decoder(list[types.BatchItem]).decode
+_decode_msgpack = msgspec.msgpack.Decoder(list[BatchItem]).decode
 _skim_json = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _skim_lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
 
@@ -119,7 +120,7 @@ def _groups(ends: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
 def _decoded(decode: Callable[[], list[Any]], number: int, at: int) -> list[Any]:
     """Items from `number`, at offset `at`, on. Raises BadRequest with numbers and offsets as they are in the batch."""
     try:
-        return decoded(decode, types.BatchItem)  # type: ignore[no-any-return]
+        return decoded(decode, BatchItem)  # type: ignore[no-any-return]
     except BadRequest as error:
         detail = _NUMBER.sub(lambda found: str(int(found[0]) + number), error.detail, count=1)
         raise BadRequest(_OFFSET.sub(lambda found: str(int(found[0]) + at), detail)) from None
@@ -140,7 +141,7 @@ def _light_json(data: bytes, max_items: int, lines: bool) -> list[Any]:
             _check_count(len(skim(data)), max_items)
         return decode(data)
 
-    return decoded(checked, types.BatchItem)  # type: ignore[no-any-return]
+    return decoded(checked, BatchItem)  # type: ignore[no-any-return]
 
 
 def _json(data: bytes, max_items: int, max_body_bytes: int, lines: bool) -> Slices:
@@ -276,7 +277,7 @@ def _outside_strings(piece: bytes, inside: int, table: np.ndarray) -> tuple[np.n
 def _light_msgpack(data: bytes, max_items: int) -> list[Any]:
     if data[:1] == _ARRAY_32:
         _check_count(int.from_bytes(data[1:5]), max_items)
-    items = decoded(lambda: _decode_msgpack(data), types.BatchItem)
+    items = decoded(lambda: _decode_msgpack(data), BatchItem)
     _check_count(len(items), max_items)
     return items  # type: ignore[no-any-return]
 

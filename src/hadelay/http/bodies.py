@@ -1,5 +1,5 @@
 """Reading request bodies: never more than the limit, never longer than the time a request may take to arrive, and never
-more of all connections together than a node has room for (ADR 180)."""
+more of all connections together than a node has a budget for (ADR 180)."""
 
 from __future__ import annotations
 
@@ -10,37 +10,39 @@ from aiohttp import HttpVersion11, web
 from hadelay.errors import BadRequest, Overloaded, RequestTimeout, TooLarge, UnsupportedMediaType
 
 
-class Room:
+class ByteBudget:
     """For bodies that arrive in pieces: what has arrived counts, until the request is answered."""
 
     def __init__(self, at_most: int) -> None:
         self.at_most, self.taken = at_most, 0
 
     def check(self, size: int, own: int = 0) -> None:
-        """Raises Overloaded if so much more is too much. A request alone, which has `own` of it, always has room."""
+        """Raises Overloaded if so much more is too much. A request alone, which has `own` of it, is always let in."""
         if self.taken > own and self.taken + size > self.at_most:
             raise Overloaded("too many large bodies are on their way in (max_reading_bytes)", retry_after_ms=200)
 
 
-class Share:
-    """What one request has of the room."""
+class Reservation:
+    """What one request takes of the budget."""
 
-    def __init__(self, room: Room) -> None:
-        self.room, self.taken = room, 0
+    def __init__(self, budget: ByteBudget) -> None:
+        self.budget, self.taken = budget, 0
 
     def take(self, size: int) -> None:
-        self.room.check(size, self.taken)
-        self.room.taken += size
+        self.budget.check(size, self.taken)
+        self.budget.taken += size
         self.taken += size
 
     def give_back(self) -> None:
-        self.room.taken -= self.taken
+        self.budget.taken -= self.taken
         self.taken = 0
 
 
-async def read_body(request: web.BaseRequest, limit: int, timeout_ms: int, name: str, share: Share) -> bytes:
+async def read_body(
+    request: web.BaseRequest, limit: int, timeout_ms: int, name: str, reservation: Reservation
+) -> bytes:
     """Raises TooLarge as soon as it is certain: from Content-Length before a byte is read, else at the limit. Raises
-    Overloaded when there is no room, before a byte is read if that is certain; then nothing has happened."""
+    Overloaded when there is no budget left, before a byte is read if that is certain; then nothing has happened."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not understood: send the body as it is")
@@ -59,7 +61,7 @@ async def read_body(request: web.BaseRequest, limit: int, timeout_ms: int, name:
         if len(data) > limit:
             raise TooLarge(f"a body of {len(data)} bytes; at most {limit} are allowed ({name})")
         return data
-    share.room.check(length or 0)
+    reservation.budget.check(length or 0)
     pieces: list[bytes] = []
     size = 0
     try:
@@ -68,7 +70,7 @@ async def read_body(request: web.BaseRequest, limit: int, timeout_ms: int, name:
                 size += len(piece)
                 if size > limit:
                     raise TooLarge(f"a body of more than {limit} bytes is not allowed ({name})")
-                share.take(len(piece))
+                reservation.take(len(piece))
                 pieces.append(piece)
     except TimeoutError:
         raise RequestTimeout(f"the body did not arrive within {timeout_ms / 1000:g} s") from None

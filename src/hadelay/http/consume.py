@@ -12,15 +12,15 @@ from typing import Any
 
 import msgspec
 
-from hadelay.codec.commands import MAX_REASON
-from hadelay.codec.meta import Meta, unpack
+from hadelay.api import consuming
+from hadelay.api.service import Handed, Leader, ReceiveRequest, SettleKind
+from hadelay.api.text import check_topic
 from hadelay.errors import BadRequest, HadelayError, Impossible, LimitReached, NoLeader
-from hadelay.http import types
+from hadelay.http.answers import Answer
+from hadelay.http.call import Call
 from hadelay.http.options import check_tags
-from hadelay.http.routes import Answer, Call, Routes
-from hadelay.http.values import check_topic, format_instant
-from hadelay.model import encode_id
-from hadelay.server.api import Delivered, Delivery, Leader, Poll, SettleKind
+from hadelay.http.routes import Routes
+from hadelay.model import MAX_REASON
 
 routes = Routes()
 
@@ -32,19 +32,19 @@ _MAX_LEASES = 10_000
 #: A leader that lost its place while polls waited is looked for this often before the poll gives up.
 _ATTEMPTS = 3
 _RECEIVING: Any = {
-    "query": types.ReceiveQuery, "returns": {200: types.ReceivedMessages, 307: None}, "errors": (404, 409, 429),
+    "query": consuming.ReceiveQuery, "returns": {200: consuming.ReceivedMessages, 307: None}, "errors": (404, 409, 429),
     "short": True, "scope": "consume",
 }  # fmt: skip
 
 
-@routes.add("POST", "/v1/topics/{topic}/receive", body=types.Receive, **_RECEIVING)
+@routes.add("POST", "/v1/topics/{topic}/receive", body=consuming.Receive, **_RECEIVING)
 async def receive(call: Call) -> Answer:
     """Lease messages of one topic that are due, waiting for the first"""
     return await _receive(call, [call.path["topic"]])
 
 
 @routes.add(
-    "POST", "/v1/receive", body=types.ReceiveTopics, own_topics=True, max_bytes=_MAX_TOPICS * 256, **_RECEIVING
+    "POST", "/v1/receive", body=consuming.ReceiveTopics, own_topics=True, max_bytes=_MAX_TOPICS * 256, **_RECEIVING
 )  # fmt: skip
 async def receive_topics(call: Call) -> Answer:
     """Lease messages of several topics that are due, waiting for the first"""
@@ -57,46 +57,47 @@ async def receive_topics(call: Call) -> Answer:
 
 
 async def _receive(call: Call, topics: list[str]) -> Answer:
-    server = call.server
-    poll = _poll(call, topics)
-    if server.waiting >= server.config.max_waiting:
+    context = call.context
+    ask = _request(call, topics)
+    if context.waiting >= context.config.max_waiting:
         raise LimitReached(
-            f"{server.waiting} receives wait on this node already (max_waiting); ask another node, or come again",
+            f"{context.waiting} receives wait on this node already (max_waiting); ask another node, or come again",
             retry_after_ms=1_000,
         )
-    server.waiting += 1
+    context.waiting += 1
     try:
-        return await _from_leader(call, poll)
+        return await _from_leader(call, ask)
     finally:
-        server.waiting -= 1
+        context.waiting -= 1
 
 
-async def _from_leader(call: Call, poll: Poll) -> Answer:
-    server, loop = call.server, asyncio.get_running_loop()
+async def _from_leader(call: Call, ask: ReceiveRequest) -> Answer:
+    context, loop = call.context, asyncio.get_running_loop()
     failure: HadelayError = NoLeader("there is no leader", retry_after_ms=500)
-    until = loop.time() + poll.wait_ms / 1000
+    until = loop.time() + ask.wait_ms / 1000
     for _ in range(_ATTEMPTS):
-        leader = await server.service.find_leader()
+        leader = await call.service.cluster.find_leader()
         if not leader.here:
             return await _elsewhere(call, leader)
         try:
-            delivery = await server.polls.run(server.service.receive(poll))
+            handed = await context.polls.run(call.service.consume.receive(ask))
         except NoLeader as error:  # deposed while it waited
             failure = error
-            poll = msgspec.structs.replace(poll, wait_ms=max(0, int((until - loop.time()) * 1000)))
+            ask = msgspec.structs.replace(ask, wait_ms=max(0, int((until - loop.time()) * 1000)))
             continue
-        return _delivered(call, delivery)
+        return _answer(call, handed)
     raise failure
 
 
 async def _elsewhere(call: Call, leader: Leader) -> Answer:
     if call.query.redirect:
         return Answer(307, {"Location": leader.url + call.target}, b"")
-    return await call.server.relay(call, leader)
+    request, path = call.request, call.target.partition("?")[0]
+    return await call.context.relay.ask(leader, request.method, path, call.data, request.headers, call.body.wait or 0)
 
 
-def _poll(call: Call, topics: list[str]) -> Poll:
-    limits, wish = call.server.config, call.body
+def _request(call: Call, topics: list[str]) -> ReceiveRequest:
+    limits, wish = call.context.config, call.body
     for topic in topics:
         check_topic(topic, limits.max_topic_bytes)
     count = limits.default_receive if wish.max is None else wish.max
@@ -113,11 +114,13 @@ def _poll(call: Call, topics: list[str]) -> Poll:
         raise BadRequest(f"request_id: 1 to {_MAX_REQUEST_ID} bytes")
     lease_ms = None if wish.lease is None else _lease(call, wish.lease)
     tags, any_tags = check_tags(limits, wish.tags), check_tags(limits, wish.any_tags)
-    return Poll(list(dict.fromkeys(topics)), consumer, request_id, count, int(wait_ms), lease_ms, tags, any_tags)
+    return ReceiveRequest(
+        list(dict.fromkeys(topics)), consumer, request_id, count, int(wait_ms), lease_ms, tags, any_tags
+    )
 
 
 def _lease(call: Call, lease_ms: int) -> int:
-    longest = call.server.config.max_lease_ms
+    longest = call.context.config.max_lease_ms
     if not 0 < lease_ms <= longest:
         raise BadRequest(f"lease: {lease_ms} ms; more than 0 and at most {longest} ms, and extend it as you go")
     return int(lease_ms)
@@ -126,44 +129,28 @@ def _lease(call: Call, lease_ms: int) -> int:
 # ---- the answer
 
 
-def _delivered(call: Call, delivery: Delivery) -> Answer:
-    msgpack = call.wants_msgpack()
-    texts = not msgpack and call.request.headers.get("Accept-Body", "").lower() == "text"
-    until, left_ms = format_instant(delivery.lease_until_ms), delivery.lease_left_ms
-    metas: dict[bytes, Meta] = {}
-    messages = []
-    for m in delivery.messages:
-        raw = bytes(m.meta)
-        meta = metas.get(raw)
-        if meta is None:
-            meta = metas[raw] = unpack(raw)
-        received = types.Received(
-            id=encode_id(m.id), lease=m.lease, topic=m.topic, content_type=meta.ct, key=meta.key, tags=meta.tags,
-            meta=meta.meta, deliver_at=format_instant(m.deliver_at_ms), late_ms=m.late_ms, attempt=m.attempt,
-            redelivered=m.redelivered, lease_until=until, lease_left_ms=left_ms,
-        )  # fmt: skip
-        if meta.tp is not None:
-            received.traceparent = meta.tp
-        if msgpack:
-            received.body = m.body
-        elif texts and (text := _text(m, meta.ct)) is not None:
-            received.body = text
-        else:
-            received.body_base64 = m.body  # type: ignore[assignment]
-        messages.append(received)
-    answer = call.answer(types.ReceivedMessages(messages))
-    delivery.answered()
+def _answer(call: Call, handed: Handed) -> Answer:
+    if not call.wants_msgpack():
+        texts = call.request.headers.get("Accept-Body", "").lower() == "text"
+        for message in handed.messages:
+            payload = message.body
+            message.body = _text(payload, message.content_type) if texts else msgspec.UNSET
+            if message.body is msgspec.UNSET:
+                message.body_base64 = payload
+    answer = call.answer(consuming.ReceivedMessages(handed.messages))
+    handed.answered()
     return answer
 
 
-def _text(message: Delivered, content_type: str) -> str | None:
+def _text(payload: Any, content_type: str) -> Any:
+    """UNSET: it is none."""
     kind = content_type.partition(";")[0].strip().lower()
-    if not (kind.startswith("text/") or kind in _TEXTUAL or kind.endswith(("+json", "+xml"))):
-        return None
-    try:
-        return str(message.body, "utf-8")
-    except UnicodeDecodeError:
-        return None
+    if kind.startswith("text/") or kind in _TEXTUAL or kind.endswith(("+json", "+xml")):
+        try:
+            return str(payload, "utf-8")
+        except UnicodeDecodeError:
+            pass
+    return msgspec.UNSET
 
 
 _TEXTUAL = ("application/json", "application/xml", "application/x-ndjson", "application/x-www-form-urlencoded")
@@ -175,25 +162,25 @@ _TEXTUAL = ("application/json", "application/xml", "application/x-ndjson", "appl
 _SETTLING: Any = {"short": True, "scope": "consume", "own_topics": True, "max_bytes": _MAX_LEASES * 48}
 
 
-@routes.add("POST", "/v1/leases:ack", body=types.Ack, returns={200: types.AckResults}, **_SETTLING)
+@routes.add("POST", "/v1/leases:ack", body=consuming.Ack, returns={200: consuming.AckResults}, **_SETTLING)
 async def ack(call: Call) -> Answer:
     """Done with these messages: never hand them out again"""
     return await _settle(call, "ack", None)
 
 
-@routes.add("POST", "/v1/leases:nack", body=types.Nack, returns={200: types.NackResults}, **_SETTLING)
+@routes.add("POST", "/v1/leases:nack", body=consuming.Nack, returns={200: consuming.NackResults}, **_SETTLING)
 async def nack(call: Call) -> Answer:
     """Not done: hand them out again, after a delay or the topic's backoff; or they are dead"""
     delay = call.body.delay
-    if delay is not None and delay > call.server.max_delay_ms:
-        raise Impossible(f"delay: {delay} ms is beyond max_delay, {call.server.max_delay_ms} ms")
+    if delay is not None and delay > call.context.max_delay_ms:
+        raise Impossible(f"delay: {delay} ms is beyond max_delay, {call.context.max_delay_ms} ms")
     reason = call.body.reason or ""
     if len(reason.encode()) > MAX_REASON:
         raise BadRequest(f"reason: at most {MAX_REASON} bytes")
     return await _settle(call, "nack", None if delay is None else int(delay), reason, count=call.body.count)
 
 
-@routes.add("POST", "/v1/leases:extend", body=types.Extend, returns={200: types.ExtendResults}, **_SETTLING)
+@routes.add("POST", "/v1/leases:extend", body=consuming.Extend, returns={200: consuming.ExtendResults}, **_SETTLING)
 async def extend(call: Call) -> Answer:
     """Hold them longer: from now, for the lease given"""
     return await _settle(call, "extend", _lease(call, call.body.lease))
@@ -206,8 +193,8 @@ async def _settle(
     if len(leases) > _MAX_LEASES:
         raise BadRequest(f"leases: {len(leases)}; at most {_MAX_LEASES} at once")
     if not call.access.may("consume", None):
-        for topic in await call.server.service.topics_of_leases(leases):
+        for topic in await call.service.consume.topics_of_leases(leases):
             call.access.need_of("consume", topic, "lease")
-    outcomes = await call.server.service.settle(kind, leases, value_ms, reason, count=count) if leases else []
+    outcomes = await call.service.consume.settle(kind, leases, value_ms, reason, count=count) if leases else []
     results: list[Any] = [{"lease": lease, "outcome": outcome} for lease, outcome in zip(leases, outcomes, strict=True)]
     return call.answer({"results": results})

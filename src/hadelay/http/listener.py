@@ -15,15 +15,13 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from hadelay.errors import ConfigError, HadelayError, Overloaded, Taken
-from hadelay.http import health
-from hadelay.http.routes import Answer, header_lines
+from hadelay.http.answers import Answer, header_lines
+from hadelay.http.call import Context
+from hadelay.http.health import probe
 from hadelay.platform.tls import Decrypted
-
-if TYPE_CHECKING:
-    from hadelay.http.app import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +43,12 @@ class Listener:
     sockets: limit of connections together with the polls that this node relays; None: twice max_connections."""
 
     def __init__(
-        self, server: HttpServer, make: Callable[[Callable[[], None]], asyncio.Protocol], sockets: int | None
+        self, context: Context, make: Callable[[Callable[[], None]], asyncio.Protocol], sockets: int | None
     ) -> None:
-        self._server, self._make = server, make
+        self._context, self._make = context, make
         self._loop = asyncio.get_running_loop()
-        self._context = server.tls.listening if server.tls is not None else None
-        self._sockets = sockets if sockets is not None else 2 * server.config.max_connections
-        #: Accepted and not closed yet, spares aside.
-        self.inside = 0
+        self._ssl = context.tls.listening if context.tls is not None else None
+        self._sockets = sockets if sockets is not None else 2 * context.config.max_connections
         self._by_address: Counter[str] = Counter()
         #: Oldest first.
         self._spares: dict[Spare, None] = {}
@@ -62,13 +58,13 @@ class Listener:
     @property
     def full(self) -> bool:
         """No descriptor is left for another socket."""
-        return self.inside + self._server.relaying >= self._sockets
+        return self._context.connections + self._context.relay.count >= self._sockets
 
     # ---- accepting
 
     def listen(self, host: str, port: int) -> int:
         """Listens on every address of `host`; returns the port. Raises ConfigError or Taken."""
-        where = self._server.config.listen
+        where = self._context.config.listen
         try:
             for sock, family, address in _sockets(host, port):
                 self._listening.append(sock)
@@ -96,7 +92,7 @@ class Listener:
         self._listening = []
         for spare in list(self._spares):
             spare.close()
-        for task in self._connecting if self._context is not None else ():
+        for task in self._connecting if self._ssl is not None else ():
             task.cancel()
 
     def _accept(self, sock: socket.socket) -> None:
@@ -108,7 +104,7 @@ class Listener:
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                if count := self._server.log_limit.count("accept_failed"):
+                if count := self._context.log_limit.count("accept_failed"):
                     log.warning("accept_failed", extra={"reason": error.strerror or str(error), "count": count})
                 self._loop.remove_reader(sock)
                 self._loop.call_later(_RETRY_S, self._again, sock)
@@ -121,20 +117,20 @@ class Listener:
             self._loop.add_reader(sock, self._accept, sock)
 
     def _enter(self, connection: socket.socket, peer: str) -> None:
-        config, address = self._server.config, _network_of(peer)
+        config, address = self._context.config, _network_of(peer)
         limit = config.max_connections_per_address
         if limit and self._by_address[address] >= limit:
             self._add_spare(connection, peer, "max_connections_per_address")
-        elif self.inside >= config.max_connections or self.full:
+        elif self._context.connections >= config.max_connections or self.full:
             self._add_spare(connection, peer, "max_connections")
         else:
-            self.inside += 1
+            self._context.connections += 1
             self._by_address[address] += 1
             left = _Once(lambda: self._leave(address))
             self._start(connection, lambda: self._make(left), left)
 
     def _leave(self, address: str) -> None:
-        self.inside -= 1
+        self._context.connections -= 1
         self._by_address[address] -= 1
         if not self._by_address[address]:
             del self._by_address[address]
@@ -159,31 +155,31 @@ class Listener:
         return task
 
     async def _connect(self, connection: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
-        if self._context is None:
+        if self._ssl is None:
             await self._loop.connect_accepted_socket(make, connection)
         else:
             await self._loop.connect_accepted_socket(
-                lambda: Decrypted(make()), connection, ssl=self._context, ssl_handshake_timeout=_HANDSHAKE_S
+                lambda: Decrypted(make()), connection, ssl=self._ssl, ssl_handshake_timeout=_HANDSHAKE_S
             )
 
     # ---- beyond the limits
 
     def _add_spare(self, connection: socket.socket, peer: str, limit: str) -> None:
-        if count := self._server.log_limit.count("connections_refused"):
+        if count := self._context.log_limit.count("connections_refused"):
             log.warning("connections_refused", extra={"limit": limit, "peer": peer, "count": count})
         if len(self._spares) >= _SPARES:
             most = Counter(spare.address for spare in self._spares).most_common(1)[0][0]
             next(spare for spare in self._spares if spare.address == most).close()
-        spare = Spare(self._server, limit, _network_of(peer), self._spares)
+        spare = Spare(self._context, limit, _network_of(peer), self._spares)
         spare.task = self._start(connection, lambda: spare, spare.close)
 
 
 class Spare(asyncio.Protocol):
     """A connection beyond `limit`. It is in `spares` until it is closed."""
 
-    def __init__(self, server: HttpServer, limit: str, address: str, spares: dict[Spare, None]) -> None:
+    def __init__(self, context: Context, limit: str, address: str, spares: dict[Spare, None]) -> None:
         self.address, self.task = address, cast("asyncio.Task[None] | None", None)
-        self._server, self._limit, self._spares = server, limit, spares
+        self._context, self._limit, self._spares = context, limit, spares
         self._transport: asyncio.Transport | None = None
         self._head, self._answered = b"", False
         self._timer = asyncio.get_running_loop().call_later(_SPARE_S, self.close)
@@ -211,23 +207,23 @@ class Spare(asyncio.Protocol):
             return
         self._answered = True
         route, answer = self._answer()
-        self._server.count(route, answer.status)
+        self._context.count(route, answer.status)
         lines = header_lines(answer.headers) + b"Connection: close\r\n"
-        self._transport.write(self._server.head_of(answer.status, lines, len(answer.body)) + answer.body)
+        self._transport.write(self._context.head_of(answer.status, lines, len(answer.body)) + answer.body)
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:
             self._transport.close()
 
     def _answer(self) -> tuple[str, Answer]:
-        probe = _PROBE.match(self._head)
-        name = probe[1].decode() if probe is not None else "none"
+        asked = _PROBE.match(self._head)
+        name = asked[1].decode() if asked is not None else "none"
         try:
-            if probe is not None:
-                return name, health.probe(self._server, name, (probe[2] or b"").decode())
+            if asked is not None:
+                return name, probe(self._context, name, (asked[2] or b"").decode())
             raise Overloaded(f"too many connections ({self._limit})", retry_after_ms=1_000)
         except HadelayError as error:
-            return name, self._server.refused(name, error)
+            return name, self._context.refused(name, error)
 
 
 class _Once:

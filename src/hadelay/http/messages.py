@@ -1,28 +1,32 @@
-"""One message, named by its id or by its client key: look at it, cancel it, make it due at another time, or now."""
+"""Messages, named by id or by client key: look at one, cancel it, make it due at another time; and lists of them."""
 
 from __future__ import annotations
 
+import struct
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
 from typing import Any
 
-from msgspec import UNSET
-
-from hadelay.codec.meta import unpack
+from hadelay.api.base import Nothing
+from hadelay.api.messages import ListQuery, Message, MessageQuery, Messages, Outcome, Reschedule, Rescheduled
+from hadelay.api.service import ListRequest, Target
+from hadelay.api.text import LARGEST_MS, check_limit, check_topic, format_instant, parse_id, suggest
+from hadelay.codec.checksums import crc32c
 from hadelay.errors import BadRequest, Conflict
-from hadelay.http import types
-from hadelay.http.options import when
-from hadelay.http.routes import Answer, Call, Routes
-from hadelay.http.values import check_topic, format_instant, parse_id
-from hadelay.model import Description, HistoryEvent, encode_id, hour_name
-from hadelay.server.api import Target
+from hadelay.http.answers import Answer
+from hadelay.http.call import Call
+from hadelay.http.options import check_tags, when
+from hadelay.http.routes import Routes
+from hadelay.model import FIRST, PENDING, Key, State, encode_id
 
 routes = Routes()
 
 _ID, _KEY = "/v1/messages/{id}", "/v1/topics/{topic}/keys/{key}"
 _READ: Any = {
-    "query": types.MessageQuery, "returns": {200: types.Message}, "errors": (404, 503), "short": True, "scope": "read"
+    "query": MessageQuery, "returns": {200: Message[str]}, "errors": (404, 503), "short": True, "scope": "read"
 }  # fmt: skip
-_CANCEL: Any = {"returns": {200: types.Outcome}, "errors": (404, 409), "short": True, "scope": "publish"}
-_MOVE: Any = {"returns": {200: types.Rescheduled}, "errors": (404, 409), "short": True, "scope": "publish"}
+_CANCEL: Any = {"returns": {200: Outcome}, "errors": (404, 409), "short": True, "scope": "publish"}
+_MOVE: Any = {"returns": {200: Rescheduled[str]}, "errors": (404, 409), "short": True, "scope": "publish"}
 #: Whose topic is that of the message.
 _OWN: Any = {"own_topics": True}
 
@@ -35,13 +39,13 @@ async def _changed(call: Call) -> Target:
     """What is to be changed: the topic of an id is looked up for tokens that may not publish to all of them."""
     target = _target(call)
     if isinstance(target, int) and not call.access.may("publish", None):
-        topic = (await call.server.service.describe(target, body=False, stale=False)).topic
+        topic = (await call.service.messages.describe(target, body=False, stale=False)).topic
         call.access.need_of("publish", topic, "message")
     return target
 
 
 def _target(call: Call) -> Target:
-    path, limits = call.path, call.server.config
+    path, limits = call.path, call.context.config
     if "id" in path:
         return parse_id(path["id"])
     key = path["key"].encode("utf-8", "surrogateescape")
@@ -53,10 +57,9 @@ def _target(call: Call) -> Target:
 @routes.add("GET", _ID, **_READ, **_OWN)
 async def get_message(call: Call) -> Answer:
     """A message, its state and its history"""
-    service, query = call.server.service, call.query
-    view = await service.describe(_target(call), body=query.body, stale=query.stale)
-    call.access.need_of("read", view.topic, "message")
-    return call.answer(message_out(view))
+    message = await call.service.messages.describe(_target(call), body=call.query.body, stale=call.query.stale)
+    call.access.need_of("read", message.topic, "message")
+    return call.answer(message)
 
 
 @routes.add("GET", _KEY, **_READ)
@@ -65,36 +68,13 @@ async def get_message_by_key(call: Call) -> Answer:
     return await get_message(call)
 
 
-def message_out(view: Description) -> types.Message:
-    meta = unpack(view.meta)
-    message = types.Message(
-        id=encode_id(view.id), topic=view.topic, key=meta.key, state=str(view.state),  # type: ignore[arg-type]
-        deliver_at=format_instant(view.deliver_at_ms), published_at=format_instant(view.published_at_ms),
-        attempt=view.attempt, tags=meta.tags, meta=meta.meta, content_type=meta.ct, size=view.size,
-        traceparent=meta.tp or UNSET, history=[_event(event) for event in view.history],
-    )  # fmt: skip
-    if view.body is not None:
-        message.body_base64 = bytes(view.body)
-    return message
-
-
-def _event(e: HistoryEvent) -> types.History:
-    shown = types.History(
-        e.event.name.lower(), format_instant(e.at_ms), e.attempt, e.consumer, e.node, e.reason or UNSET,  # type: ignore[arg-type]
-        *(UNSET if hour is None else hour_name(hour) for hour in (e.from_hour, e.to_hour)),
-    )  # fmt: skip
-    if e.due_ms is not None:
-        shown.due_at = format_instant(e.due_ms)
-    return shown
-
-
 @routes.add("DELETE", _ID, **_CANCEL, **_OWN)
 async def cancel_message(call: Call) -> Answer:
     """Cancel a message that is scheduled or ready; again is harmless"""
-    outcome = await call.server.service.cancel(await _changed(call))
+    outcome = await call.service.messages.cancel(await _changed(call))
     if outcome != "cancelled":
         raise Conflict(f"the message cannot be cancelled: it is {outcome}", outcome=outcome)
-    return call.answer(types.Outcome("cancelled"))
+    return call.answer(Outcome("cancelled"))
 
 
 @routes.add("DELETE", _KEY, **_CANCEL)
@@ -103,27 +83,83 @@ async def cancel_message_by_key(call: Call) -> Answer:
     return await cancel_message(call)
 
 
-@routes.add("PATCH", _ID, body=types.Reschedule, **_MOVE, **_OWN)
+@routes.add("PATCH", _ID, body=Reschedule, **_MOVE, **_OWN)
 async def reschedule_message(call: Call) -> Answer:
     """Make a message that is scheduled or ready due at another time; it keeps its id"""
     wish = call.body
     if wish.delay is None and wish.deliver_at is None:
         raise BadRequest("say when: delay or deliver_at")
-    return await _reschedule(call, *when(call.server.max_delay_ms, wish.delay, wish.deliver_at))
+    return await _reschedule(call, *when(call.context.max_delay_ms, wish.delay, wish.deliver_at))
 
 
-@routes.add("PATCH", _KEY, body=types.Reschedule, **_MOVE)
+@routes.add("PATCH", _KEY, body=Reschedule, **_MOVE)
 async def reschedule_message_by_key(call: Call) -> Answer:
     """Make the message published last under a key due at another time"""
     return await reschedule_message(call)
 
 
-@routes.add("POST", _ID + ":deliver-now", body=types.Nothing, **_MOVE, **_OWN)
+@routes.add("POST", _ID + ":deliver-now", body=Nothing, **_MOVE, **_OWN)
 async def deliver_now(call: Call) -> Answer:
     """Make a message due at once; one that is due already stays where it stands"""
     return await _reschedule(call, 0, True)
 
 
 async def _reschedule(call: Call, when_ms: int, relative: bool) -> Answer:
-    message_id, deliver_at_ms = await call.server.service.reschedule(await _changed(call), when_ms, relative)
-    return call.answer(types.Rescheduled(encode_id(message_id), format_instant(deliver_at_ms)))
+    message_id, deliver_at_ms = await call.service.messages.reschedule(await _changed(call), when_ms, relative)
+    return call.answer(Rescheduled(encode_id(message_id), format_instant(deliver_at_ms)))
+
+
+# ---- lists
+
+_STATES = {**{str(state): frozenset((state,)) for state in State}, "pending": PENDING, "all": frozenset(State)}
+#: Key {due_ms, id}, and CRC-32C of the question it belongs to.
+_CURSOR = struct.Struct(">QQI")
+
+
+@routes.add(
+    "GET",
+    "/v1/topics/{topic}/messages",
+    query=ListQuery,
+    returns={200: Messages},
+    errors=(404, 422, 503),
+    scope="read",
+)
+async def list_messages(call: Call) -> Answer:
+    """Messages of a topic in due order"""
+    query, limits, topic = call.query, call.context.config, call.topic
+    start = 0 if query.from_ is None else int(query.from_)
+    end = LARGEST_MS if query.to is None else int(query.to)
+    if end <= start:
+        raise BadRequest("to: must be after from")
+    tags = check_tags(limits, query.tag.split(",")) if query.tag is not None else ()
+    states = _states(query.state)
+    question = crc32c(repr((topic, sorted(states), start, end, sorted(tags))).encode())
+    after = FIRST if query.cursor is None else _decode(query.cursor, question)
+    ask = ListRequest(states, start, end, tags, after, check_limit(query.limit))
+    messages, behind = await call.service.messages.list_messages(topic, ask, stale=query.stale)
+    return call.answer(Messages(messages, None if behind is None else _encode(behind, question)))
+
+
+def _states(text: str) -> frozenset[State]:
+    states: frozenset[State] = frozenset()
+    for name in text.split(","):
+        if name.strip() not in _STATES:
+            raise BadRequest(f"state: {name[:40]!r} is none{suggest(name, _STATES)}")
+        states |= _STATES[name.strip()]
+    return states
+
+
+def _encode(after: Key, question: int) -> str:
+    return urlsafe_b64encode(_CURSOR.pack(*after, question)).rstrip(b"=").decode()
+
+
+def _decode(text: str, question: int) -> Key:
+    try:
+        due_ms, message_id, asked = _CURSOR.unpack(urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4)))
+    except (Base64Error, UnicodeEncodeError, struct.error):
+        raise BadRequest("cursor: is not one that a list answered") from None
+    if asked != question:
+        raise BadRequest("cursor: it belongs to another question; ask the same again, or leave it out to begin anew")
+    if due_ms >= LARGEST_MS:
+        raise BadRequest("cursor: is not one that a list answered")
+    return due_ms, message_id

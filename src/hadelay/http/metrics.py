@@ -14,9 +14,10 @@ from functools import lru_cache
 from itertools import accumulate, islice
 from pathlib import Path
 
+from hadelay.api.metrics import Family, Histogram, Measured, Values
+from hadelay.api.service import Service
 from hadelay.http.turns import Turns
 from hadelay.platform.tls import Certificates
-from hadelay.server.api import Family, Histogram, Measured, Service, Values
 from hadelay.version import VERSION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

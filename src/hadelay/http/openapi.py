@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 
-from hadelay.http.access import OPEN
+from hadelay.api.base import Document, schema_hook
+from hadelay.api.publishing import BatchItem
+from hadelay.http.answers import JSON, MSGPACK
 from hadelay.http.options import HEADERS
 from hadelay.http.problems import CONTENT_TYPE, Problem
-from hadelay.http.routes import JSON, MSGPACK, Route
-from hadelay.http.types import BatchItem, schema_hook
+from hadelay.http.routes import OPEN, Route
 from hadelay.version import VERSION
 
 _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
@@ -73,13 +74,13 @@ def document(routes: Iterable[Route], *, tokens: bool = False) -> bytes:
     paths: dict[str, Any] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, refs, tokens)
-    return msgspec.json.encode(
+    encoded = msgspec.json.encode(
         {
             "openapi": "3.1.0",
             "info": {"title": "hadelay", "version": VERSION, "summary": "Delay messages, delivered on time"},
             "paths": paths,
             "components": {
-                "schemas": components,
+                "schemas": {name: _always_or_not(name, schema) for name, schema in components.items()},
                 "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
                 "headers": {
                     name: {"description": text, "schema": {"type": "string"}} for name, text in _ANSWER_HEADERS.items()
@@ -87,6 +88,22 @@ def document(routes: Iterable[Route], *, tokens: bool = False) -> bytes:
             },
         }
     )
+    # Times are text, and so nothing is said of what the documents are generic in.
+    return encoded.replace(b"_str_", b"").replace(b"[str]", b"")
+
+
+def _always_or_not(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an answer, without the defaults of members that are left out instead (api.base)."""
+    kind = next((k for k in Document.__subclasses__() if k.__name__ == name.removesuffix("_str_")), None)
+    if kind is None or not kind.__struct_config__.omit_defaults:
+        return schema
+    for member in msgspec.structs.fields(kind):
+        shown = schema["properties"][member.encode_name]
+        if member.default is not msgspec.NODEFAULT:
+            schema["properties"][member.encode_name] = _left_out(shown)
+        elif member.default_factory is not msgspec.NODEFAULT:
+            shown["default"] = member.default_factory()
+    return schema
 
 
 def _operation(route: Route, refs: dict[Any, Any], tokens: bool) -> dict[str, Any]:
@@ -154,7 +171,7 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
             for name, prop in schema["properties"].items()
         ]
     for name, text in _HEADERS.items():
-        if name.lower().encode() in route.headers:
+        if name.lower().encode() in route.known_headers:
             found.append({"name": name, "in": "header", "description": text, "schema": {"type": "string"}})
     for name in _STANDARD_HEADERS.get(route.name, ()):
         found.append({"name": name, "in": "header", "schema": _HEADER_SCHEMAS.get(name, {"type": "string"})})
@@ -163,7 +180,11 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 def _given(schema: dict[str, Any]) -> dict[str, Any]:
     """Without null: a query parameter is there, or it is not."""
-    options: list[dict[str, Any]] = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
-    if len(options) == 1:
-        return {name: value for name, value in schema.items() if name not in ("anyOf", "default")} | options[0]
-    return schema
+    return _left_out(schema) if schema.get("default", "") is None else schema
+
+
+def _left_out(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without null and without a default: of a member that is there, or is not."""
+    bare = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
+    options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
+    return bare | (options[0] if len(options) == 1 else {"anyOf": options} if options else {})

@@ -1,7 +1,7 @@
 """What a publish says about its message besides the payload: by header, by query, or as fields of a batch item.
 
-The result is a `Head`: everything of a `Draft` but the body. Heads depend on nothing but the bytes of the request, so
-the connection keeps those of recent requests (see connection.py) and most publishes parse nothing at all.
+The result is a `DraftTemplate`: all of a `Draft` but the body. A template depends on nothing but the bytes of the
+request, so the connection keeps those of recent requests (requestheads.py), and most publishes parse nothing at all.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from hadelay.api.text import DOTS, check_new_topic, parse_duration, parse_instant
 from hadelay.codec.meta import Meta, pack, unpack
-from hadelay.codec.publishcommand import KEEP, REJECT, REPLACE, Draft
 from hadelay.codec.tags import mask_of
 from hadelay.errors import BadRequest, Impossible, UnsupportedMediaType
-from hadelay.http.routes import JSON, parse_query, refuse_unknown
-from hadelay.http.values import DOTS, check_new_topic, parse_duration, parse_instant
+from hadelay.http.answers import JSON
+from hadelay.http.decoding import parse_query, refuse_unknown
+from hadelay.model import KEEP, REJECT, REPLACE, Draft
 from hadelay.settings.node import HttpConfig
 from hadelay.settings.topic import url_problem
 
@@ -58,7 +59,9 @@ class Extras(NamedTuple):
         )  # fmt: skip
 
 
-class Head(NamedTuple):
+class DraftTemplate(NamedTuple):
+    """A Draft without its body."""
+
     topic: str
     when_ms: int
     relative: bool
@@ -96,7 +99,7 @@ class Options(NamedTuple):
 
 def parse_head(
     limits: HttpConfig, max_delay_ms: int, topic: str, query: str, headers: Iterable[tuple[bytes, bytes]]
-) -> Head:
+) -> DraftTemplate:
     """`query` without the question mark, still encoded. Raises BadRequest, Impossible or UnsupportedMediaType."""
     return with_line(limits, max_delay_ms, topic, query, parse_headers(limits, headers))
 
@@ -132,7 +135,7 @@ def parse_headers(limits: HttpConfig, headers: Iterable[tuple[bytes, bytes]]) ->
     return Options(found, content_type, meta, trace, pack_meta(limits, content_type, meta, trace=trace), key)
 
 
-def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, options: Options) -> Head:
+def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, options: Options) -> DraftTemplate:
     found, content_type, own_meta, trace, meta, key = options
     if query:
         found = found.copy()
@@ -145,23 +148,23 @@ def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, opt
     when_ms, relative = when(max_delay_ms, found.get("delay"), found.get("deliver_at"))
     check_new_topic(topic, limits.max_topic_bytes)
     if found.keys().isdisjoint(_EXTRAS):
-        return Head(topic, when_ms, relative, meta, key, form=_is_form(content_type))
+        return DraftTemplate(topic, when_ms, relative, meta, key, form=_is_form(content_type))
     tags = found.get("tags")
     extras = parse_extras(
         limits, max_delay_ms, found.get("key"), found.get("on_conflict"), found.get("max_wait"),
         None if tags is None else tags.split(","), found.get("ttl"), found.get("callback"),
     )  # fmt: skip
     packed = pack_meta(limits, content_type, own_meta, extras, trace)
-    return Head(topic, when_ms, relative, packed, key, extras, _is_form(content_type))
+    return DraftTemplate(topic, when_ms, relative, packed, key, extras, _is_form(content_type))
 
 
-def with_key(head: Head, key: bytes) -> Head:
+def with_key(head: DraftTemplate, key: bytes) -> DraftTemplate:
     """The same with a client key: printable ASCII, not too long; `head` has no extras."""
     packed = pack(replace(unpack(head.meta), key=key.decode()))
     return head._replace(meta=packed, extras=Extras(key))
 
 
-def with_trace(head: Head, trace: bytes) -> Head:
+def with_trace(head: DraftTemplate, trace: bytes) -> DraftTemplate:
     """The same of another span."""
     return head._replace(meta=pack(replace(unpack(head.meta), tp=trace.decode())))
 

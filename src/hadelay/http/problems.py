@@ -6,7 +6,6 @@ from http import HTTPStatus
 from typing import Literal
 
 import msgspec
-from aiohttp import web
 
 from hadelay.errors import HadelayError, Overloaded, is_disk_full
 
@@ -58,7 +57,3 @@ def headers(error: HadelayError) -> dict[str, str]:
     if "allow" in error.extra:
         found["Allow"] = error.extra["allow"]
     return found
-
-
-def response(error: HadelayError) -> web.Response:
-    return web.Response(status=error.http_status, body=encode(error), headers=headers(error))

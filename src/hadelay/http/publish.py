@@ -11,13 +11,17 @@ from binascii import a2b_base64
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
+from hadelay.api.publishing import BatchResults, Published, PublishQuery
+from hadelay.api.service import Receipts, answered
+from hadelay.api.text import DOTS, LARGEST_MS, SMALLEST_INSTANT_MS, check_new_topic
 from hadelay.codec.meta import Meta, pack
-from hadelay.codec.publishcommand import Draft
 from hadelay.errors import BadRequest, HadelayError, TooLarge
-from hadelay.http import receipts, types
+from hadelay.http import receipts
+from hadelay.http.answers import JSON, JSON_TYPE, MSGPACK, MSGPACK_TYPE, NDJSON, Answer
 from hadelay.http.batches import slices
+from hadelay.http.call import Call
+from hadelay.http.decoding import media_type
 from hadelay.http.options import (
     HEADERS,
     check_idempotency_key,
@@ -27,57 +31,46 @@ from hadelay.http.options import (
     parse_head,
     when,
 )
-from hadelay.http.routes import (
-    JSON,
-    JSON_TYPE,
-    MSGPACK,
-    MSGPACK_TYPE,
-    NDJSON,
-    Answer,
-    Call,
-    Routes,
-    media_type,
-)
-from hadelay.http.values import DOTS, LARGEST_MS, SMALLEST_INSTANT_MS, check_new_topic
-from hadelay.server.api import Receipts, answered
+from hadelay.http.routes import Routes
+from hadelay.model import Draft
 
 routes = Routes()
 
 
 async def commit(call: Call, drafts: list[Draft], key: bytes | None) -> Receipts:
     """When the client hangs up meanwhile, the message stays."""
-    found: Receipts = await answered(lambda done: call.server.service.publish(drafts, key, done))
+    found: Receipts = await answered(lambda done: call.service.publish(drafts, key, done))
     return found
 
 
 @routes.add(
     "POST",
     "/v1/topics/{topic}/messages",
-    query=types.PublishQuery,
+    query=PublishQuery,
     headers=HEADERS,
-    returns={201: types.Published, 200: types.Published},
+    returns={201: Published[str], 200: Published[str]},
     errors=(404, 409, 429),
     raw_body=("*/*",),
     own_head=True,
     scope="publish",
 )
-async def publish(call: Call) -> web.Response:
+async def publish(call: Call) -> Answer:
     """Publish one message; the body is the payload"""
-    server, request = call.server, call.request
+    context, request = call.context, call.request
     head = parse_head(
-        server.config, server.max_delay_ms, call.path["topic"], request.rel_url.raw_query_string, request.raw_headers
+        context.config, context.max_delay_ms, call.path["topic"], request.rel_url.raw_query_string, request.raw_headers
     )
-    body = await call.read(server.config.max_body_bytes, "max_body_bytes")
+    body = await call.read(context.config.max_body_bytes, "max_body_bytes")
     answer = await commit(call, [head.draft(body)], head.idempotency_key)
     status, message_id, document = receipts.one(head.topic, head.key, answer)
     where = f"/v1/messages/{message_id}"
-    return web.Response(status=status, body=document, headers={"Content-Type": JSON, "Location": where})
+    return Answer(status, {"Content-Type": JSON, "Location": where}, document)
 
 
 @routes.add(
     "POST",
     "/v1/messages:batch",
-    returns={200: types.BatchResults},
+    returns={200: BatchResults[str]},
     errors=(429,),
     raw_body=(JSON, NDJSON, MSGPACK),
     short=True,
@@ -91,9 +84,9 @@ async def publish_batch(call: Call) -> Answer:
     if len(keys) > 1:
         raise BadRequest("Idempotency-Key is given twice")
     request_key = check_idempotency_key(keys[0].encode("utf-8", "surrogateescape")) if keys else None
-    limits = call.server.config
+    limits = call.context.config
     data = await call.read(limits.max_batch_bytes, "max_batch_bytes")
-    built, turns = _Drafts(call), call.server.turns
+    built, turns = _Drafts(call), call.context.turns
     for some in slices(data, media_type(request), limits.max_batch_items, limits.max_body_bytes):
         built.add(some.items)
         turns.count(some.work)
@@ -102,7 +95,7 @@ async def publish_batch(call: Call) -> Answer:
     answer = await commit(call, built.drafts, request_key) if built.drafts else Receipts([], [])
     msgpack = call.wants_msgpack()
     for error in built.problems.values():
-        call.server.denials.note(call.route.name, error)
+        call.context.denials.note(call.route.name, error)
     document = await receipts.batch(answer, built.problems, built.total, msgpack, turns)
     return Answer(200, MSGPACK_TYPE if msgpack else JSON_TYPE, document)
 
@@ -114,8 +107,8 @@ class _Drafts:
     """
 
     def __init__(self, call: Call) -> None:
-        self.limits, self.access = call.server.config, call.access
-        self.max_delay_ms = call.server.max_delay_ms
+        self.limits, self.access = call.context.config, call.access
+        self.max_delay_ms = call.context.max_delay_ms
         self.topics: set[str] = set()
         self.whens: dict[tuple[object, object], tuple[int, bool]] = {(None, None): (0, True)}
         self.metas: dict[str, bytes] = {}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import secrets
 
-from aiohttp import web
-
+from hadelay.api.access import AuditOut, AuditQuery, AuditTrail, CreateToken, TokenOut, Tokens
+from hadelay.api.text import check_limit, format_instant
 from hadelay.errors import BadRequest, NotFound
-from hadelay.http import types
 from hadelay.http.access import PREFIX, hash_token
-from hadelay.http.routes import Call, Routes
-from hadelay.http.values import check_limit, format_instant
+from hadelay.http.answers import NOTHING, Answer
+from hadelay.http.call import Call
+from hadelay.http.routes import Routes
 from hadelay.rights import MAX_LIFETIME_MS, Token, problem_of_scope
 
 routes = Routes()
@@ -22,12 +22,12 @@ _ID = re.compile("[0-9a-f]{12}")
 @routes.add(
     "POST",
     "/v1/tokens",
-    body=types.CreateToken,
-    returns={201: types.TokenOut},
+    body=CreateToken,
+    returns={201: TokenOut},
     errors=(409, 429, 503, 504),
     scope="admin",
 )
-async def create_token(call: Call) -> web.Response:
+async def create_token(call: Call) -> Answer:
     """Make a token; the answer is the only place where it is shown"""
     wish = call.body
     for scope in wish.scopes:
@@ -37,45 +37,45 @@ async def create_token(call: Call) -> web.Response:
     if lifetime_ms is not None and not 0 < lifetime_ms <= MAX_LIFETIME_MS:
         raise BadRequest("lifetime: more than 0 and at most 100 years")
     secret = PREFIX + secrets.token_urlsafe(32)
-    token = await call.service.create_token(wish.name, hash_token(secret), wish.scopes, lifetime_ms)
+    token = await call.service.access.create_token(wish.name, hash_token(secret), wish.scopes, lifetime_ms, call.actor)
     shown = _out(call, token)
     shown.token = secret
-    return call.reply(shown, 201, {"Location": f"/v1/tokens/{token.id}", "Cache-Control": "no-store"})
+    return call.answer(shown, 201, {"Location": f"/v1/tokens/{token.id}", "Cache-Control": "no-store"})
 
 
-@routes.add("GET", "/v1/tokens", returns={200: types.Tokens}, errors=(503,), scope="admin")
-async def list_tokens(call: Call) -> web.Response:
+@routes.add("GET", "/v1/tokens", returns={200: Tokens}, errors=(503,), scope="admin")
+async def list_tokens(call: Call) -> Answer:
     """All tokens there are, and what they may; never the tokens themselves"""
-    return call.reply(types.Tokens([_out(call, token) for token in await call.service.list_tokens()]))
+    return call.answer(Tokens([_out(call, token) for token in await call.service.access.list_tokens()]))
 
 
 @routes.add("DELETE", "/v1/tokens/{token_id}", returns={204: None}, errors=(404, 503, 504), scope="admin")
-async def revoke_token(call: Call) -> web.Response:
+async def revoke_token(call: Call) -> Answer:
     """Refuse a token from now on"""
     token_id = call.path["token_id"]
     if not _ID.fullmatch(token_id):
         raise NotFound(f"{token_id[:80]!r} is no token's id: 12 hex digits, as GET /v1/tokens shows them")
-    await call.service.revoke_token(token_id)
-    return web.Response(status=204)
+    await call.service.access.revoke_token(token_id, call.actor)
+    return NOTHING
 
 
-def _out(call: Call, token: Token) -> types.TokenOut:
-    return types.TokenOut(
+def _out(call: Call, token: Token) -> TokenOut:
+    return TokenOut(
         id=token.id, name=token.name, scopes=list(token.scopes), created_at=format_instant(token.created_at_ms),
         expires_at=None if token.expires_at_ms is None else format_instant(token.expires_at_ms),
-        expired=not token.holds(call.server.service.now_ms()),
+        expired=not token.holds(call.service.access.now_ms()),
     )  # fmt: skip
 
 
-@routes.add("GET", "/v1/audit", query=types.AuditQuery, returns={200: types.AuditTrail}, errors=(503,), scope="admin")
-async def audit(call: Call) -> web.Response:
+@routes.add("GET", "/v1/audit", query=AuditQuery, returns={200: AuditTrail}, errors=(503,), scope="admin")
+async def audit(call: Call) -> Answer:
     """What was asked for that needs the scope admin, and by whom: the last 1,000"""
     query = call.query
-    entries = await call.service.audit(query.after, check_limit(query.limit))
+    entries = await call.service.access.audit(query.after, check_limit(query.limit))
     shown = [
-        types.AuditOut(
+        AuditOut(
             e.number, format_instant(e.at_ms), e.node, e.token_id, e.token, e.action, e.target, e.outcome
         )
         for e in entries
     ]  # fmt: skip
-    return call.reply(types.AuditTrail(shown))
+    return call.answer(AuditTrail(shown))

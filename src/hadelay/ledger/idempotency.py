@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.publishcommand import Draft, hash_client_key, hash_key
+from hadelay.codec.publishcommand import hash_client_key, hash_key
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.ledger.keys import find_key
 from hadelay.ledger.state import Ledger
+from hadelay.model import Draft
 
 #: fingerprint, rows; then ids u8[], deliver_at_ms i8[], codes u1[], and if there were client keys others u8[]
 _HEAD = struct.Struct("<QI")

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.formats import NODE
-from hadelay.codec.publishcommand import KEEP, REJECT, Publish
+from hadelay.codec.publishcommand import Publish
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.ledger.lookup import EntryRef, cancel_entries, find_entry, state_of
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_KEYED, PLACE, PLACE_KEY, PLACE_VALUE
-from hadelay.model import PENDING, State
+from hadelay.model import KEEP, PENDING, REJECT, State
 
 KEY, KEYOF = b"key", b"keyof"
 _SCOPE = struct.Struct(">IH")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from hadelay.api.metrics import Histogram
 from hadelay.ledger import checkpoint
 from hadelay.platform.disk import Disk
 from hadelay.raft.node import RaftNode
-from hadelay.server.api import Histogram
 from hadelay.server.replica import Replica
 from hadelay.settings.node import Config
 

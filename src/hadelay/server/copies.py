@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 
+from hadelay.api.cluster import Snapshot, SnapshotFileOut
+from hadelay.api.service import answered
+from hadelay.api.text import format_instant
 from hadelay.errors import NotFound, Overloaded
 from hadelay.raft.node import RaftNode
-from hadelay.server.api import SnapshotView, answered
 from hadelay.server.checkpoints import Checkpoints
 from hadelay.server.replica import Replica
 from hadelay.storage.handles import files_closed
@@ -36,7 +38,7 @@ class Copies:
         self._open: dict[str, _Copy] = {}
         self._looking = False
 
-    async def open(self) -> SnapshotView:
+    async def open(self) -> Snapshot:
         """A checkpoint of everything that is applied here now, or of more."""
         runtime = self._runtime
         if sum(copy.storage is self._replica.storage for copy in self._open.values()) >= _MOST:
@@ -53,9 +55,10 @@ class Copies:
             self._looking = True
             runtime.call_later(_PATIENCE_S, self._look)
         identity = storage.identity
-        return SnapshotView(
-            name, identity.cluster_id, identity.group, manifest.index, manifest.term, ledger.level, ledger.now_ms,
-            manifest.files,
+        files = [SnapshotFileOut(file.name, str(file.length), f"{file.crc:08x}") for file in manifest.files]
+        return Snapshot(
+            name, identity.cluster_id, identity.group, str(manifest.index), manifest.term, ledger.level,
+            format_instant(ledger.now_ms), files,
         )  # fmt: skip
 
     def length(self, name: str, file: str) -> int:

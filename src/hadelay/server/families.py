@@ -3,7 +3,7 @@ dashboard and the alerts in cluster/ are checked against it."""
 
 from __future__ import annotations
 
-from hadelay.server.api import Family
+from hadelay.api.metrics import Family
 
 #: All topics without series of their own: no topic can be called so.
 OTHER = "(other)"

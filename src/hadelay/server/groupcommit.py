@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hadelay.api.metrics import Histogram
+from hadelay.api.service import Receipts
 from hadelay.codec.commands import Command, encode_publish
-from hadelay.codec.publishcommand import Draft
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.model import Draft
 from hadelay.platform.runtime import Handle, Runtime
 from hadelay.raft.ports import Done
-from hadelay.server.api import Histogram, Receipts
 from hadelay.server.outlet import Outlet
 from hadelay.server.refusals import Refusals, refusal
 

@@ -12,9 +12,9 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hadelay.api.metrics import Histogram, Measured, Values
 from hadelay.ledger.topics import Topic
 from hadelay.model import Event
-from hadelay.server.api import Histogram, Measured, Values
 from hadelay.server.delivery.lateness import LATENESS_BUCKETS_MS
 from hadelay.server.families import FAMILIES, OTHER
 from hadelay.server.webhooks.pool import GONE

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from hadelay.api.service import PublishDone, Receipts
 from hadelay.codec.meta import unpack
-from hadelay.codec.publishcommand import Draft
 from hadelay.errors import DiskFull, HadelayError, Impossible, OutcomeUnknown, Overloaded
-from hadelay.server.api import PublishDone, Receipts
+from hadelay.model import Draft
 from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.leadership import Leadership
 from hadelay.server.peers import Peers

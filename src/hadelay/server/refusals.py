@@ -6,10 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
-from hadelay.codec.publishcommand import Draft
 from hadelay.codec.results import Refused, RowCode
 from hadelay.errors import BadRequest, Conflict, DiskFull, HadelayError, Impossible, LimitReached, NotFound
-from hadelay.model import encode_id
+from hadelay.model import Draft, encode_id
 
 #: Longest time for which a topic is throttled, in ms: its settings may change meanwhile.
 _LONGEST_MS = 1_000

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.api.metrics import Histogram
 from hadelay.codec.commands import encode_settle, leases_in
 from hadelay.ledger.state import Ledger
 from hadelay.model import NONE32
-from hadelay.server.api import Histogram
 from hadelay.version import SETTLE_LEVEL
 
 #: Upper bounds of hadelay_handout_delay_seconds.

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.api.metrics import Histogram
 from hadelay.codec.durations import decode, encode
 from hadelay.handout.polls import Delivery
 from hadelay.ledger.topics import by_topic
-from hadelay.server.api import Histogram
 
 #: Upper bounds of hadelay_delivery_lateness_seconds, in ms.
 LATENESS_BUCKETS_MS = (

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import structlog
 
+from hadelay.api.text import format_instant
 from hadelay.codec.commands import encode_alerted
 from hadelay.errors import HadelayError
-from hadelay.http.values import format_instant
 from hadelay.ledger.dead import KEY, listing
 from hadelay.ledger.topics import Topic
 from hadelay.model import Event, encode_id

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
+from hadelay.api.text import format_instant
 from hadelay.codec.meta import OCTETS, Meta
-from hadelay.http.values import format_instant
 from hadelay.server.webhooks.signing import signature
 
 EVENT_TYPE = "hadelay.message"

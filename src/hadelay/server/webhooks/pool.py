@@ -22,18 +22,18 @@ from urllib.parse import urlsplit
 import numpy as np
 import structlog
 
+from hadelay.api.metrics import Histogram
+from hadelay.api.text import format_instant
 from hadelay.codec.commands import encode_extend, encode_topic_put, uncounted
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.meta import unpack
 from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import HadelayError
 from hadelay.handout.polls import Delivery, Poll
-from hadelay.http.values import format_instant
 from hadelay.ledger.topics import Topic
 from hadelay.model import encode_id
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Propose
-from hadelay.server.api import Histogram
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.reading import Extent, Reader, split_record
 from hadelay.server.replica import Replica

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, cast
 from aiohappyeyeballs import AddrInfoType, start_connection
 from yarl import URL
 
-from hadelay.answers import retry_after_ms
+from hadelay.api.problems import retry_after_ms
 from hadelay.server.webhooks.call import Answer, Done, Request
 from hadelay.server.webhooks.guard import AddressRefused, Guard
 

@@ -14,9 +14,6 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import lru_cache
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hadelay.errors import BadRequest, Impossible
 from hadelay.model import decode_id
 
@@ -191,36 +188,3 @@ def suggest(unknown: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; there is {', '.join(sorted(names))}" if names else ""
-
-
-# ---- many at a time: fixed-width text as columns of bytes
-
-_LETTERS = np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", np.uint8)
-_SHIFTS = np.arange(60, -1, -5, dtype=np.uint64)
-ID_CHARS = 13
-INSTANT_CHARS = 24
-_TWO = np.frombuffer("".join(f"{n:02d}" for n in range(60)).encode(), np.uint8).reshape(60, 2)
-_THREE = np.frombuffer("".join(f"{n:03d}" for n in range(1000)).encode(), np.uint8).reshape(1000, 3)
-
-
-def ids_text(ids: list[int]) -> NDArray[np.uint8]:
-    """n × 13 characters."""
-    values = np.array(ids, np.uint64)
-    return _LETTERS[((values[:, None] >> _SHIFTS) & np.uint64(31)).astype(np.intp)]
-
-
-def instants_text(times_ms: list[int]) -> NDArray[np.uint8]:
-    """n × 24 characters."""
-    hours, rest = np.divmod(np.array(times_ms, np.int64), 3_600_000)
-    # The date is formatted once per distinct hour.
-    distinct, which = np.unique(hours, return_inverse=True)
-    text = np.datetime_as_string(distinct.astype("datetime64[h]"), unit="h").astype("S13")
-    out = np.empty((len(times_ms), INSTANT_CHARS), np.uint8)
-    out[:, :13] = text.view(np.uint8).reshape(-1, 13)[which]
-    out[:, 13] = out[:, 16] = ord(":")
-    out[:, 14:16] = _TWO[rest // 60_000]
-    out[:, 17:19] = _TWO[rest // 1000 % 60]
-    out[:, 19] = ord(".")
-    out[:, 20:23] = _THREE[rest % 1000]
-    out[:, 23] = ord("Z")
-    return out

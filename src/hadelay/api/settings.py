@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
+from hadelay.api.base import Duration
+from hadelay.api.text import format_duration, parse_duration
+from hadelay.api.topics import PutTopic
 from hadelay.errors import BadRequest
-from hadelay.http import types
-from hadelay.http.values import format_duration, parse_duration
 from hadelay.settings.topic import MAX_BACKOFF_STEPS, SETTINGS, WEBHOOK, mask_header, mask_secret
 from hadelay.version import FIRST_LEVEL
 
@@ -17,7 +18,7 @@ from hadelay.version import FIRST_LEVEL
 _KEPT = {*SETTINGS, *WEBHOOK, "min_ms", "max_ms"}
 
 
-def settings_in(body: types.PutTopic) -> dict[str, Any]:
+def settings_in(body: PutTopic) -> dict[str, Any]:
     """What PUT names; None takes a setting back."""
     config: dict[str, Any] = _in(body)
     if isinstance(backoff := config.get("backoff"), list):
@@ -33,7 +34,7 @@ def settings_in(body: types.PutTopic) -> dict[str, Any]:
 
 
 def settings_out(config: dict[str, Any]) -> dict[str, Any]:
-    """What was set, ready for types.Topic."""
+    """What was set, ready for api.topics.Topic."""
     shown: dict[str, Any] = {"defaults": FIRST_LEVEL} | _out(config)
     webhook = shown.get("webhook") or {}
     if "secrets" in webhook:
@@ -46,7 +47,7 @@ def settings_out(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in(value: Any) -> Any:
-    if isinstance(value, types.Duration):
+    if isinstance(value, Duration):
         return int(value)
     if isinstance(value, list):
         return [_in(one) for one in value]

@@ -1,0 +1,166 @@
+"""The cluster, its members and health, and the files of a node."""
+
+from __future__ import annotations
+
+from typing import Generic, Literal
+
+from msgspec import field
+
+from hadelay.api.base import At, DispatchSync, Document, Request
+
+
+class Dispatch(Document):
+    """The replicated dispatch cursor, before which everything was made ready: hour, second, localIndex."""
+
+    hour: str
+    second: int
+    local_index: int
+    sync: DispatchSync
+
+
+class Member(Document):
+    name: str
+    http: str
+    raft: str
+    #: leader, follower, unknown when nothing was heard of it; or learner: it does not vote yet.
+    role: str
+    applied_index: str
+    lag: int
+    version: str
+    #: The highest that its program knows; 0 when nothing was heard of it.
+    feature_level: int
+    clock_skew_ms: float | None
+
+
+class Cluster(Document, Generic[At]):
+    cluster_id: str
+    #: What the cluster has switched to: the highest that every member knew at once.
+    feature_level: int
+    leader: str | None
+    term: int
+    applied_index: str
+    #: Cluster time.
+    time: At
+    dispatch: Dispatch
+    members: list[Member]
+
+
+class Transfer(Request):
+    to: str | None = None
+
+
+class Transferred(Document):
+    leader: str
+
+
+class Drain(Request):
+    node: str
+    undo: bool = False
+
+
+class Drained(Document):
+    node: str
+    drained: bool
+
+
+class AddMember(Request):
+    name: str
+    #: host:port of its node link, as the others reach it.
+    raft: str
+
+
+class AddedMember(Document):
+    name: str
+    raft: str
+    role: str
+
+
+# ---- health
+
+
+class ReadyQuery(Request):
+    verbose: str | None = None
+    exclude: str | None = None
+
+
+class CheckOut(Document, omit_defaults=False):
+    name: str
+    ok: bool
+    #: How it stands, or what is wrong.
+    detail: str = ""
+
+
+class Health(Document, omit_defaults=False):
+    status: Literal["ok", "failing"]
+    checks: list[CheckOut] = field(default_factory=list)
+
+
+class QuorumQuery(Request):
+    #: The node that would stop; the one that is asked, if not given.
+    without: str | None = None
+
+
+class Quorum(Document):
+    """Who would be left, as the asked node sees it."""
+
+    without: str
+    left: list[str]
+    members: int
+    needed: int
+
+
+# ---- files of one node
+
+
+class HourFileOut(Document):
+    entries: int
+    bytes: str
+    #: CRC-32C over exactly those bytes, in hex.
+    crc32c: str
+
+
+class Hour(Document):
+    hour: str
+    sealed: bool
+    mapped: bool
+    log: HourFileOut
+    idx: HourFileOut
+    dsp: HourFileOut
+
+
+class Hours(Document):
+    """One node's files, all as of one applied index."""
+
+    applied_index: str
+    hours: list[Hour]
+
+
+class SnapshotFileOut(Document):
+    name: str
+    bytes: str
+    #: CRC-32C over exactly those bytes, in hex.
+    crc32c: str
+
+
+class Snapshot(Document):
+    """A checkpoint whose files stay as they are until it is released, or not read from for a minute."""
+
+    id: str
+    cluster_id: str
+    group: int
+    index: str
+    term: int
+    feature_level: int
+    #: Cluster time: nothing in it is later.
+    time: str
+    files: list[SnapshotFileOut]
+
+
+class Names(Document):
+    """The numbers that stand for names in the files."""
+
+    topics: dict[str, int]
+    consumers: dict[str, int]
+    nodes: dict[str, int]
+    #: Why attempts failed.
+    reasons: dict[str, int]

@@ -1,0 +1,170 @@
+"""Topics: their settings, their counts, and what is due in them when."""
+
+from __future__ import annotations
+
+from typing import Generic
+
+from msgspec import UNSET, UnsetType
+
+from hadelay.api.base import At, DispatchSync, Document, Duration, Instant, Request
+
+
+class Backoff(Request):
+    """Retry n waits min × factor^(n−1), at most max, less up to the part `jitter` of it."""
+
+    min: Duration
+    max: Duration
+    factor: float | UnsetType = UNSET
+    jitter: float | UnsetType = UNSET
+
+
+class Webhook(Request):
+    url: str
+    #: One, or those valid at once, the newest first. Left out: those set before stay. Shown masked.
+    secret: str | UnsetType = UNSET
+    secrets: list[str] | UnsetType = UNSET
+    timeout: Duration | UnsetType = UNSET
+    #: Shown masked, since one may be a secret; a value that is given as it is shown stays what it is,
+    #: and is dropped where the URL is of another scheme, host or port.
+    headers: dict[str, str] | UnsetType = UNSET
+    #: Messages may name a URL of their own (`callback`).
+    allow_per_message: bool | UnsetType = UNSET
+
+
+class Alert(Request):
+    url: str
+    secret: str | UnsetType = UNSET
+
+
+class PutTopic(Request):
+    """What is left out stays as it is; null takes a setting back.
+
+    A topic that was made at feature level 3 or later and sets nothing retries after 1 s, doubling to 1 h, each wait up
+    to 10 % longer; after 84 attempts, which take 72 hours at least, a message is a dead letter. Topics from before
+    retry at once and for ever; `"defaults": null` ends that."""
+
+    lease: Duration | UnsetType | None = UNSET
+    #: 0: no limit.
+    max_attempts: int | UnsetType | None = UNSET
+    #: A list of durations, or the bounds between which waits grow.
+    backoff: list[str | int | float] | Backoff | UnsetType | None = UNSET
+    #: keep, or the name of another topic.
+    dead_letter: str | UnsetType | None = UNSET
+    dead_retention: Duration | UnsetType | None = UNSET
+    #: Messages per second.
+    rate: float | UnsetType | None = UNSET
+    publish_rate: float | UnsetType | None = UNSET
+    catch_up_rate: float | UnsetType | None = UNSET
+    concurrency: int | UnsetType | None = UNSET
+    max_messages: int | UnsetType | None = UNSET
+    max_bytes: int | UnsetType | None = UNSET
+    ttl: Duration | UnsetType | None = UNSET
+    retention: Duration | UnsetType | None = UNSET
+    webhook: Webhook | UnsetType | None = UNSET
+    alert: Alert | UnsetType | None = UNSET
+    paused: bool | UnsetType | None = UNSET
+    dispatch_sync: DispatchSync | UnsetType | None = UNSET
+    #: The feature level whose defaults hold where nothing is set: 3, or 1 for topics from before; null: the newest.
+    defaults: int | UnsetType | None = UNSET
+
+
+class Pause(Request):
+    #: Shown with the topic while it is paused.
+    reason: str | None = None
+
+
+class DeleteTopicQuery(Request):
+    force: bool = False
+
+
+class BackoffOut(Document):
+    min: str
+    max: str
+    factor: float | None = None
+    jitter: float | None = None
+
+
+class WebhookOut(Document):
+    url: str
+    secrets: list[str] | None = None
+    timeout: str | None = None
+    headers: dict[str, str] | None = None
+    allow_per_message: bool | None = None
+
+
+class AlertOut(Document):
+    url: str
+    secret: str | None = None
+
+
+class Lateness(Document):
+    """How long after its deliver_at a message was handed out, over the last five minutes of this leader. p50 and p99
+    are of the nearest rank, at most 0.8 % too high; the maximum is exact."""
+
+    count: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+class Consumer(Document, Generic[At]):
+    name: str
+    #: When it asked for messages last.
+    asked_at: At
+
+
+class Topic(Document, Generic[At]):
+    """Counts, and of the settings those that were set."""
+
+    topic: str
+    scheduled: int
+    ready: int
+    leased: int
+    dead: int
+    oldest_ready_age_ms: int | None
+    #: Of the records of what is pending.
+    bytes: int
+    #: None: nothing was handed out lately.
+    lateness: Lateness | None
+    #: The feature level whose defaults hold for the settings that are not shown.
+    defaults: int
+    lease: str | None = None
+    max_attempts: int | None = None
+    backoff: list[str] | BackoffOut | None = None
+    dead_letter: str | None = None
+    dead_retention: str | None = None
+    rate: float | None = None
+    publish_rate: float | None = None
+    catch_up_rate: float | None = None
+    concurrency: int | None = None
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    ttl: str | None = None
+    retention: str | None = None
+    webhook: WebhookOut | None = None
+    alert: AlertOut | None = None
+    paused: bool | None = None
+    paused_reason: str | None = None
+    dispatch_sync: DispatchSync | None = None
+    #: Of one topic: who asked for its messages since the present leader took over, the latest first, at most 16.
+    consumers: list[Consumer[At]] | None = None
+
+
+class Topics(Document):
+    topics: list[Topic[str]]
+
+
+class DueQuery(Request, rename={"from_": "from"}):
+    from_: Instant
+    to: Instant
+    step: Duration
+    stale: bool = False
+
+
+class Bucket(Document, Generic[At], rename={"start": "from"}):
+    start: At
+    count: int
+
+
+class Buckets(Document, Generic[At]):
+    buckets: list[Bucket[At]]

@@ -1,0 +1,180 @@
+"""What a handler gets: one request (`Call`), and what all requests of a node share (`Context`)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from hadelay.api.service import Actor, Service
+from hadelay.api.text import check_topic
+from hadelay.errors import HadelayError, TooLarge
+from hadelay.http import problems
+from hadelay.http.access import UNRESTRICTED, Access, Authenticator, Denials, Hosts
+from hadelay.http.answers import Answer, encoded, header_lines
+from hadelay.http.bodies import ByteBudget, Reservation, read_body
+from hadelay.http.decoding import decode_body
+from hadelay.http.metrics import Metrics
+from hadelay.http.polls import Polls, Relay
+from hadelay.http.routes import OPEN, Route, Routes, origin_form
+from hadelay.http.turns import Turns
+from hadelay.loglimit import LogLimit
+from hadelay.platform.tls import Certificates
+from hadelay.settings.node import HttpConfig
+
+log = logging.getLogger(__name__)
+
+
+class Context:
+    """What all requests of a node share. `max_delay_ms` refuses what the log would refuse anyway, before it travels.
+
+    Raises ConfigError if the certificate can't be used.
+    """
+
+    def __init__(
+        self, service: Service, config: HttpConfig, max_delay_ms: int, routes: Routes, *, tokens: bool
+    ) -> None:
+        self.service, self.config, self.max_delay_ms, self.routes = service, config, max_delay_ms, routes
+        self.tls = Certificates("http", config.tls_cert, config.tls_key, config.tls_ca) if config.tls_cert else None
+        #: None: nobody is asked for a token.
+        self.authenticator: Authenticator | None = None
+        self.hosts = Hosts(config, tokens=tokens)
+        self.polls, self.relay = Polls(), Relay(config, self.tls)
+        self.denials = Denials(time.monotonic)
+        self.turns = Turns()
+        self.metrics = Metrics(service, self.denials.counts, self.turns)
+        self.log_limit = LogLimit(time.monotonic)
+        self.budget = ByteBudget(config.max_reading_bytes)
+        #: Receives that wait, here or for a leader.
+        self.waiting = 0
+        #: Connections of clients, spares aside.
+        self.connections = 0
+        #: /openapi.json; empty until somebody asks for it.
+        self.openapi = b""
+        self._common: tuple[int, str | None, bytes] = (-1, None, b"")
+
+    @property
+    def draining(self) -> bool:
+        return self.polls.draining
+
+    def admit(self, route: Route, path: Mapping[str, str], authorization: Sequence[str]) -> Access:
+        """Who asks for that. Raises Unauthorized, Forbidden; NoLeader while this node cannot tell."""
+        if self.authenticator is None or route.scope == OPEN:
+            return UNRESTRICTED
+        access = self.authenticator.admit(authorization)
+        access.check(route, path)
+        return access
+
+    # ---- answers
+
+    def log_failure(self, where: str, error: BaseException | None) -> None:
+        """An unexpected error, with its traceback. where: the route or path."""
+        if count := self.log_limit.count(f"request_failed {type(error).__name__}"):
+            log.error("request_failed", exc_info=error, extra={"path": where, "count": count})
+
+    def refused(self, route: str, error: HadelayError) -> Answer:
+        self.denials.note(route, error)
+        if error.http_status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.log_failure(route, error)
+        return Answer(error.http_status, problems.headers(error), problems.encode(error))
+
+    def count(self, route: str, status: int) -> None:
+        self.metrics.requests[route, status] += 1
+
+    def add_headers(self, headers: MutableMapping[str, str]) -> None:
+        headers["Hadelay-Node"] = self.service.node
+        leader = self.service.leader_name
+        if leader is not None:
+            headers["Hadelay-Leader"] = leader
+
+    def head_of(self, status: int, lines: bytes, size: int) -> bytes:
+        """What goes before a body of `size` bytes; `lines`: its own headers. Much of it is the same for a second."""
+        second, leader = int(time.time()), self.service.leader_name
+        if self._common[0] != second or self._common[1] != leader:
+            common = {"Date": formatdate(second, usegmt=True)}
+            self.add_headers(common)
+            self._common = second, leader, header_lines(common)
+        return b"%b%b%bContent-Length: %d\r\n\r\n" % (_STATUS_LINES[status], self._common[2], lines, size)
+
+
+_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+
+
+class ParsedHead:
+    """A request's head that connection.py has parsed: the same for all requests that repeat it."""
+
+    def __init__(self, method: str, raw_path: str, raw_headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        self.method, self.raw_path, self.raw_headers = method, raw_path, raw_headers
+        # As aiohttp decodes them.
+        pairs = [(name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in raw_headers]
+        self.headers = CIMultiDictProxy(CIMultiDict(pairs))
+
+
+@dataclass(slots=True)
+class Call:
+    """One request on its way through a handler."""
+
+    context: Context
+    #: web.BaseRequest; or ParsedHead, in routes that are short.
+    request: Any
+    route: Route
+    path: dict[str, str]
+    query: Any = None
+    body: Any = None
+    #: The bytes of the body. None: not read yet.
+    data: bytes | None = None
+    access: Access = UNRESTRICTED
+    #: None: the body is here.
+    reservation: Reservation | None = None
+
+    @property
+    def service(self) -> Service:
+        return self.context.service
+
+    @property
+    def actor(self) -> Actor:
+        return self.access.actor
+
+    @property
+    def topic(self) -> str:
+        """Of the path. Raises BadRequest."""
+        return check_topic(self.path["topic"], self.context.config.max_topic_bytes)
+
+    @property
+    def target(self) -> str:
+        """Path and query, as they were sent."""
+        return origin_form(self.request.raw_path)
+
+    async def run(self) -> Any:
+        """What the handler answers, once the query is here. Raises HadelayError."""
+        route = self.route
+        if route.body is not None:
+            self.body = decode_body(self.request, route, await self.read(route.max_bytes, "of this request"))
+        return await route.handler(self)
+
+    async def read(self, limit: int, name: str) -> bytes:
+        """The body. Raises TooLarge, and what bodies.read_body raises."""
+        if self.data is None:
+            assert self.reservation is not None
+            self.data = await read_body(self.request, limit, self.context.config.io_timeout_ms, name, self.reservation)
+        elif len(self.data) > limit:
+            raise TooLarge(f"a body of {len(self.data)} bytes; at most {limit} are allowed ({name})")
+        return self.data
+
+    def wants_msgpack(self) -> bool:
+        return "msgpack" in self.request.headers.get("Accept", "")
+
+    def answer(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+        """Of a stale read, also which index it shows."""
+        if getattr(self.query, "stale", False):
+            headers = {"Hadelay-Applied": str(self.service.applied_index)}
+        answer = encoded(value, packed=self.wants_msgpack())
+        if status == 200 and not headers:
+            return answer
+        return Answer(status, {**answer.headers, **(headers or {})}, answer.body)

@@ -1,0 +1,133 @@
+"""Files of this node: hours, and snapshots for backups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from itertools import islice
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from hadelay.api.cluster import Hours, Names, Snapshot
+from hadelay.api.service import HOUR_FILES, HourFile
+from hadelay.errors import BadRequest, HadelayError, NotFound
+from hadelay.http.answers import NOTHING, Answer
+from hadelay.http.call import Call
+from hadelay.http.routes import Routes
+from hadelay.http.turns import ITEM
+from hadelay.model import hour_from_name
+
+routes = Routes()
+
+
+@routes.add("GET", "/v1/hours", returns={200: Hours})
+async def hours(call: Call) -> Answer:
+    """This node's hour files: committed entries, bytes and checksums, all at one applied index"""
+    (applied_index, rows), turns = await call.service.files.hours(), call.context.turns
+    encode = msgspec.msgpack.encode if call.wants_msgpack() else msgspec.json.encode
+    found: list[Any] = []
+    while some := [msgspec.Raw(encode(hour)) for hour in islice(rows, _HOURS)]:
+        found += some
+        turns.count(ITEM * len(some))
+        await turns.next()
+    return call.answer(Hours(str(applied_index), found))
+
+
+#: Hours that become a part of the answer in one slice.
+_HOURS = 200
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+#: Read at a time, between what else the node does.
+_CHUNK = 256 << 10
+
+
+@routes.add("GET", "/v1/hours/{hour}/{file}", returns={200: bytes, 206: bytes}, errors=(404, 416))
+async def hour_file(call: Call) -> web.StreamResponse:
+    """The committed bytes of one file of an hour; Range is understood"""
+    file = call.path["file"]
+    if file not in HOUR_FILES:
+        raise NotFound(f"an hour has the files log, idx and dsp, not {file[:20]!r}")
+    try:
+        hour = hour_from_name(call.path["hour"])
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    return await _send_hour_file(call, hour, file)
+
+
+async def _send_hour_file(call: Call, hour: int, file: HourFile) -> web.StreamResponse:
+    door = call.service.files
+    length = await door.hour_file_length(hour, file)
+    return await _send(call, length, lambda at, size: door.read_hour_file(hour, file, at, size))
+
+
+async def _send(call: Call, length: int, read: Callable[[int, int], Awaitable[bytes]]) -> web.StreamResponse:
+    """Those of `length` bytes that are asked for, by read(offset, size)."""
+    request = call.request
+    start, end = _range(request.headers.get("Range"), length)
+    partial = (start, end) != (0, length)
+    response = web.StreamResponse(status=206 if partial else 200)
+    response.content_type = "application/octet-stream"
+    response.content_length = end - start
+    response.headers["Accept-Ranges"] = "bytes"
+    if partial:
+        response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{length}"
+    call.context.add_headers(response.headers)
+    await response.prepare(request)
+    if request.method != "HEAD":
+        for at in range(start, end, _CHUNK):
+            await response.write(await read(at, min(_CHUNK, end - at)))
+    await response.write_eof()
+    return response
+
+
+class RangeNotSatisfiable(HadelayError):
+    type, title, http_status = "range-not-satisfiable", "Range not satisfiable", 416
+
+
+def _range(header: str | None, length: int) -> tuple[int, int]:
+    """[start, end) of the one range asked for; what is not such a range is the whole file, as RFC 9110 has it."""
+    match = _RANGE.fullmatch(header.strip()) if header else None
+    if match is None or match[0] == "bytes=-":
+        return 0, length
+    first, last = match.groups()
+    if first:
+        start, end = int(first), min(int(last) + 1, length) if last else length
+    else:
+        start, end = max(length - int(last), 0), length
+    if start >= length or end <= start:
+        raise RangeNotSatisfiable(f"the file has {length} committed bytes")
+    return start, end
+
+
+# ---- snapshots, for backups
+
+
+@routes.add("POST", "/v1/snapshots", returns={201: Snapshot}, errors=(503,))
+async def open_snapshot(call: Call) -> Answer:
+    """Hold a checkpoint of everything committed so far, to be copied file by file from this node"""
+    snapshot = await call.service.files.open_snapshot()
+    return call.answer(snapshot, 201, {"Location": f"/v1/snapshots/{snapshot.id}"})
+
+
+@routes.add(
+    "GET", "/v1/snapshots/{snapshot}/{name}", returns={200: bytes, 206: bytes}, errors=(404, 416),
+)  # fmt: skip
+async def snapshot_file(call: Call) -> web.StreamResponse:
+    """One file of a snapshot, its name percent-encoded; Range is understood"""
+    door, snapshot, name = call.service.files, call.path["snapshot"], call.path["name"]
+    length = await door.snapshot_file_length(snapshot, name)
+    return await _send(call, length, lambda at, size: door.read_snapshot(snapshot, name, at, size))
+
+
+@routes.add("DELETE", "/v1/snapshots/{snapshot}", returns={204: None})
+async def release_snapshot(call: Call) -> Answer:
+    """Let a snapshot's files go; one that nobody reads for a minute goes by itself"""
+    await call.service.files.release_snapshot(call.path["snapshot"])
+    return NOTHING
+
+
+@routes.add("GET", "/v1/names", returns={200: Names}, errors=(503,), scope="read")
+async def names(call: Call) -> Answer:
+    """The numbers that stand for topics, consumers and nodes in the files"""
+    return call.answer(await call.service.files.names())

@@ -1,0 +1,107 @@
+"""Receives that wait: ended when the node drains; and relayed to the leader, for clients that cannot be redirected."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+import aiohttp
+
+from hadelay.api.service import Granting, Leader
+from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.http.answers import Answer
+from hadelay.platform.tls import Certificates
+from hadelay.settings.node import HttpConfig
+
+T = TypeVar("T")
+
+_RELAYED = ("Content-Type", "Accept", "Accept-Body", "Authorization")
+_ANSWERED = ("Content-Type", "Retry-After", "Location")
+
+
+class Polls:
+    """Waiting receives. Draining ends them with an answer that sends the consumer, with the same request_id, elsewhere:
+    503, or 504 when something may have been granted to it already."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.draining = False
+
+    async def run(self, poll: Coroutine[Any, Any, T]) -> T:
+        if self.draining:
+            poll.close()
+            raise self._gone()
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.add(task)
+        try:
+            return await poll
+        except asyncio.CancelledError as cancelled:
+            if self.draining and task.uncancel() == 0:
+                raise self._gone(sure=not isinstance(cancelled, Granting)) from None
+            raise
+        finally:
+            self.tasks.discard(task)
+
+    def drain(self) -> None:
+        self.draining = True
+        for task in self.tasks:
+            task.cancel()
+
+    @staticmethod
+    def _gone(*, sure: bool = True) -> HadelayError:
+        detail = "the node is shutting down: ask another one, with the same request_id"
+        return Overloaded(detail, retry_after_ms=0) if sure else OutcomeUnknown(detail)
+
+
+class Relay:
+    """Asks the leader for polls that this node took. full: whether no socket is left for another one."""
+
+    def __init__(self, config: HttpConfig, tls: Certificates | None) -> None:
+        self._config, self._tls = config, tls
+        self.full: Callable[[], bool] = lambda: False
+        #: Polls that wait for the leader's answer, each on a connection to it.
+        self.count = 0
+        self._session: aiohttp.ClientSession | None = None
+
+    async def ask(
+        self, leader: Leader, method: str, path: str, data: bytes | None, headers: Mapping[str, str], wait_ms: int
+    ) -> Answer:
+        """The same poll to the leader. path: without the query. Whoever is asked and does not lead answers with a
+        redirect, which is followed some times, and does not relay the poll in turn."""
+        if self.full():
+            raise Overloaded("no socket is left to ask the leader: ask it yourself", retry_after_ms=1_000)
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
+        sent = {name: headers[name] for name in _RELAYED if name in headers}
+        if self._tls is not None and not leader.url.startswith("https:"):
+            sent.pop("Authorization", None)  # what came encrypted does not leave otherwise
+        config = self._config
+        timeout = aiohttp.ClientTimeout(
+            total=None,
+            sock_connect=config.no_leader_wait_ms / 1000,
+            sock_read=(wait_ms + config.io_timeout_ms) / 1000,
+        )
+        self.count += 1
+        try:
+            async with self._session.request(
+                method, leader.url + path, data=data, headers=sent, timeout=timeout,
+                ssl=self._tls.client if self._tls is not None else True,
+            ) as answer:  # fmt: skip
+                body = await answer.read()
+                kept = {name: answer.headers[name] for name in _ANSWERED if name in answer.headers}
+                return Answer(answer.status, kept, body)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.TooManyRedirects) as error:
+            raise NoLeader(f"{leader.name} could not be asked: {error}", retry_after_ms=200) from None
+        except aiohttp.ClientError as error:
+            raise OutcomeUnknown(
+                f"{leader.name} went away before it answered the poll ({error}): messages may be leased to this "
+                "consumer. Ask again with the same request_id"
+            ) from None
+        finally:
+            self.count -= 1
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()

@@ -1,0 +1,71 @@
+"""The private names of aiohttp that we use, all of them: another version may lack one, so pyproject.toml pins aiohttp.
+
+tests/repository/test_layers.py looks whether the installed version has each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+
+class Server(web.Server):
+    """aiohttp's low-level server. Connections are made by `options`, since our Connection is not the class it makes."""
+
+    def __init__(self, handler: Callable[[web.BaseRequest], Any], **options: Any) -> None:
+        super().__init__(handler, handler_cancellation=True, **options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"loop": self._loop, **self._kwargs}
+
+
+class Protocol(RequestHandler):
+    """One connection, with names for the states of aiohttp's handler."""
+
+    __slots__ = ("loop",)
+
+    def __init__(self, manager: Server, *, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
+        super().__init__(manager, loop=loop, **options)
+        self.loop = loop
+
+    pause_transport = RequestHandler._pause_transport_reading
+    resume_transport = RequestHandler._resume_transport_reading
+
+    def is_waiting(self) -> bool:
+        """The handler waits for a request, and the parser is between two of them, as far as aiohttp knows."""
+        waiter = self._waiter
+        return waiter is not None and not waiter.done() and not self._messages and not self._paused
+
+    def is_about_to_wait(self) -> bool:
+        """The handler has not begun yet, or has just answered: what a client sends with its connect, or at once after
+        an answer, is here before the handler waits for it."""
+        return self._waiter is None and not (self._request_in_progress or self._messages or self._paused)
+
+    def has_begun(self) -> bool:
+        return self._waiter is not None
+
+    def begin_request(self) -> None:
+        """A request is under way of which the handler knows nothing."""
+        self._request_in_progress = True
+
+    def end_request(self) -> None:
+        self._request_in_progress = False
+        if self._handler_waiter is not None and not self._handler_waiter.done():
+            self._handler_waiter.set_result(None)
+
+    def restart_keepalive(self) -> None:
+        self._next_keepalive_close_time = self.loop.time() + self._keepalive_timeout
+
+    def is_busy(self) -> bool:
+        """A connection that is busy is not closed for being idle."""
+        return False
+
+    def _process_keepalive(self) -> None:
+        if self.is_busy():
+            self.restart_keepalive()
+        super()._process_keepalive()

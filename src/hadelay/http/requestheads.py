@@ -1,0 +1,186 @@
+"""Heads of recent requests, byte for byte: clients repeat theirs, so most requests parse nothing at all."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from hadelay.errors import HadelayError
+from hadelay.http.access import Access
+from hadelay.http.call import Context, ParsedHead
+from hadelay.http.decoding import check_headers, decode_query, parse_query
+from hadelay.http.options import TRACEPARENT, DraftTemplate, Options, parse_headers, with_key, with_line, with_trace
+from hadelay.http.routes import Route
+
+#: As many bytes, and lines, as aiohttp takes.
+_MAX_HEAD, _MAX_LINES = 8_190, 128
+_TARGET = re.compile(rb'(GET|POST|PUT|DELETE|PATCH) (/[!"$-~]*) HTTP/1\.1\r\n')
+_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff]*)\r\n")
+_PUBLISH = re.compile(rb"/v1/topics/([A-Za-z0-9._-]+)/messages(?:\?(.*))?")
+_DIGITS = re.compile(rb"\d{1,15}")
+#: The line of a client key that means what it says: printable ASCII, no space.
+_KEY_LINE = re.compile(rb"\r\n[Hh]adelay-[Kk]ey: ?([!-~]+)(?=\r\n)")
+#: What tracing adds: another one with each request.
+_TRACE_LINE = re.compile(rb"\r\n[Tt]raceparent: ?(%b)(?=\r\n)" % TRACEPARENT.pattern)
+#: Headers that hardly come again.
+_OWN = frozenset((b"idempotency-key", b"hadelay-key", b"traceparent"))
+#: Parts of a path that name a message.
+_OWN_PATH = frozenset(("id", "key"))
+#: Headers that change how a message is framed, or need an answer of their own.
+_AIOHTTP_ONLY = frozenset(
+    (b"transfer-encoding", b"expect", b"upgrade", b"content-encoding", b"te", b"trailer", b"origin", b"sec-fetch-site")
+)
+
+
+class Fields(NamedTuple):
+    """The header lines of a request: of many requests the same, whatever their request lines ask."""
+
+    #: None: there is no Content-Length.
+    body_bytes: int | None
+    #: None: something in them is wrong, or not for a publish.
+    options: Options | None
+    lines: tuple[tuple[bytes, bytes], ...]
+    #: They may come again, to the byte.
+    common: bool
+    authorization: tuple[str, ...]
+
+
+class ShortRequest(NamedTuple):
+    """What a request asks that a route answers without aiohttp, but for its body."""
+
+    route: Route
+    path: dict[str, str]
+    query: Any
+    head: ParsedHead
+    access: Access
+
+
+class KnownHead(NamedTuple):
+    """A request head that was parsed: where its request ends, and what it asks. Remembered while its token may."""
+
+    body_bytes: int
+    #: None: it has no short way, or something is wrong with it; aiohttp and the routes deal with it.
+    asks: DraftTemplate | ShortRequest | None
+    #: It may come again, to the byte.
+    common: bool
+
+
+class RequestHeads:
+    """Recent request heads, byte for byte. Those with an Idempotency-Key, a key, … are not: they hardly come again."""
+
+    def __init__(self, context: Context, capacity: int = 1024) -> None:
+        self.context = context
+        self.capacity = capacity
+        self.recent: dict[bytes, KnownHead] = {}
+        self._fields: dict[bytes, Fields] = {}
+
+    def parse(self, text: bytes) -> KnownHead | None:
+        """None: not plain, so that only aiohttp can tell where the request ends."""
+        trace = _TRACE_LINE.search(text)
+        if trace is not None:
+            rest = text[: trace.start()] + text[trace.end() :]
+            seen = self.recent.get(rest) or self._parse_keyed(rest)
+            if seen is not None and isinstance(seen.asks, DraftTemplate):
+                return seen._replace(asks=with_trace(seen.asks, trace[1]), common=False)
+        return self._parse_keyed(text)
+
+    def _parse_keyed(self, text: bytes) -> KnownHead | None:
+        line = _KEY_LINE.search(text)
+        if line is not None:
+            # Of requests with keys of their own all else is the same.
+            rest = text[: line.start()] + text[line.end() :]
+            seen = self.recent.get(rest) or self._remembered(rest)
+            if seen is not None and isinstance(seen.asks, DraftTemplate) and seen.asks.extras is None:
+                key = line[1]
+                if len(key) <= self.context.config.max_key_bytes and key not in (b".", b".."):
+                    return seen._replace(asks=with_key(seen.asks, key), common=False)
+        return self._remembered(text)
+
+    def _remembered(self, text: bytes) -> KnownHead | None:
+        seen = self._parse(text)
+        # Who asks for a token remembers nothing for those who have none.
+        if seen is not None and seen.common and (seen.asks is not None or self.context.authenticator is None):
+            if len(self.recent) >= self.capacity:
+                self.recent.clear()
+            self.recent[text] = seen
+        return seen
+
+    def _parse(self, text: bytes) -> KnownHead | None:
+        line = _TARGET.match(text)
+        if line is None or len(text) > _MAX_HEAD:
+            return None
+        lines = text[line.end() :]
+        fields = self._fields.get(lines) or self._parse_fields(lines)
+        if fields is None:
+            return None
+        publish = _PUBLISH.fullmatch(line[2]) if line[1] == b"POST" else None
+        if publish is not None:
+            head = self._publish(publish, fields)
+            common = head is None or (head.idempotency_key is None and head.extras is None)
+            return KnownHead(fields.body_bytes or 0, head, common)
+        short = self._short(line, fields)
+        common = short is None or (fields.common and _OWN_PATH.isdisjoint(short.path))
+        return KnownHead(fields.body_bytes or 0, short, common)
+
+    def _parse_fields(self, text: bytes) -> Fields | None:
+        headers: list[tuple[bytes, bytes]] = []
+        names: set[bytes] = set()
+        at = 0
+        length: int | None = None
+        common = True
+        while at < len(text) - 2:
+            header = _HEADER.match(text, at)
+            if header is None:
+                return None
+            name, value = header[1].lower(), header[2].rstrip()
+            common = common and name not in _OWN
+            if name in _AIOHTTP_ONLY or name in names or (name == b"connection" and value.lower() != b"keep-alive"):
+                return None
+            if name == b"content-length":
+                if not _DIGITS.fullmatch(value):
+                    return None
+                length = int(value)
+            elif name == b"host" and not self.context.hosts.allows(value.decode("latin-1")):
+                return None
+            names.add(name)
+            headers.append((header[1], value))
+            at = header.end()
+        if b"host" not in names or len(names) > _MAX_LINES:
+            return None
+        try:
+            options = parse_headers(self.context.config, headers)
+        except HadelayError:
+            options = None  # the route says the same again, with all that belongs to an answer
+        authorization = tuple(value.decode("latin-1") for name, value in headers if name.lower() == b"authorization")
+        fields = Fields(length, options, tuple(headers), common, authorization)
+        if common:
+            if len(self._fields) >= self.capacity:
+                self._fields.clear()
+            self._fields[text] = fields
+        return fields
+
+    def _short(self, line: re.Match[bytes], fields: Fields) -> ShortRequest | None:
+        target = line[2].decode()
+        path, _, query = target.partition("?")
+        try:
+            route, found = self.context.routes.find(line[1].decode(), path)
+            if not route.short or (fields.body_bytes is None and route.body is not None):
+                return None
+            check_headers(fields.lines, route.known_headers)
+            decoded = decode_query(parse_query(query), route.query)
+            access = self.context.admit(route, found, fields.authorization)
+        except HadelayError:
+            return None
+        return ShortRequest(route, found, decoded, ParsedHead(line[1].decode(), target, fields.lines), access)
+
+    def _publish(self, target: re.Match[bytes], fields: Fields) -> DraftTemplate | None:
+        config, length = self.context.config, fields.body_bytes
+        if fields.options is None or length is None or length > config.max_body_bytes:
+            return None
+        query, topic = (target[2] or b"").decode("latin-1"), target[1].decode()
+        try:
+            if self.context.authenticator is not None:
+                self.context.authenticator.admit(fields.authorization).need("publish", topic)
+            return with_line(config, self.context.max_delay_ms, topic, query, fields.options)
+        except HadelayError:
+            return None

@@ -1,0 +1,141 @@
+"""Topics, and histograms of what is due."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from hadelay.api.base import Nothing
+from hadelay.api.messages import ReadQuery
+from hadelay.api.settings import settings_in
+from hadelay.api.text import DOTS, check_new_topic
+from hadelay.api.topics import Bucket, Buckets, DeleteTopicQuery, DueQuery, Pause, PutTopic, Topic, Topics
+from hadelay.errors import BadRequest
+from hadelay.http.answers import NOTHING, Answer
+from hadelay.http.call import Call
+from hadelay.http.receipts import INSTANT_CHARS, instants_text
+from hadelay.http.routes import Routes
+
+routes = Routes()
+
+_MAX_BUCKETS = 10_000
+#: Of a list of all topics, between two turns of others.
+_TOPICS_AT_ONCE = 200
+_SECOND, _MINUTE = 1_000, 60_000
+
+
+@routes.add("PUT", "/v1/topics/{topic}", body=PutTopic, returns={200: Topic[str]}, errors=(429,))
+async def put_topic(call: Call) -> Answer:
+    """Make a topic, or change what is named"""
+    name = check_new_topic(call.path["topic"], call.context.config.max_topic_bytes)
+    return call.answer(await call.service.topics.put_topic(name, _settings(call), call.actor))
+
+
+@routes.add("POST", "/v1/topics/{topic}:pause", body=Pause, returns={200: Topic[str]}, errors=(404,))
+async def pause_topic(call: Call) -> Answer:
+    """Hand out nothing more of the topic; publishing goes on, and so do running leases"""
+    return await _change(call, {"paused": True, "paused_reason": call.body.reason})
+
+
+@routes.add("POST", "/v1/topics/{topic}:resume", body=Nothing, returns={200: Topic[str]}, errors=(404,))
+async def resume_topic(call: Call) -> Answer:
+    """Hand out again, what fell due meanwhile at the topic's catch-up rate if it has one"""
+    return await _change(call, {"paused": None, "paused_reason": None})
+
+
+def _settings(call: Call) -> dict[str, Any]:
+    settings = settings_in(call.body)
+    dead_letter = settings.get("dead_letter")
+    if dead_letter not in (None, "keep"):
+        # Or whoever administers one topic could publish to any.
+        call.access.need("publish", dead_letter)
+        if dead_letter in DOTS:
+            check_new_topic(dead_letter, call.context.config.max_topic_bytes)
+    return settings
+
+
+async def _change(call: Call, config: dict[str, Any]) -> Answer:
+    """Settings of a topic that is there: a name that was mistyped makes none."""
+    name, door = call.topic, call.service.topics
+    await door.get_topic(name, stale=False)
+    return call.answer(await door.put_topic(name, config, call.actor))
+
+
+@routes.add("GET", "/v1/topics/{topic}", query=ReadQuery, returns={200: Topic[str]}, errors=(404, 503), scope="read")
+async def get_topic(call: Call) -> Answer:
+    """One topic with its counts"""
+    return call.answer(await call.service.topics.get_topic(call.topic, stale=call.query.stale))
+
+
+@routes.add(
+    "GET",
+    "/v1/topics",
+    query=ReadQuery,
+    returns={200: Topics},
+    errors=(503,),
+    scope="read",
+    own_topics=True,
+)
+async def list_topics(call: Call) -> Answer:
+    """All topics that the token may read, with their counts"""
+    found = await call.service.topics.list_topics(stale=call.query.stale)
+    encode = msgspec.msgpack.encode if call.wants_msgpack() else msgspec.json.encode
+    topics: list[Any] = []
+    for first in range(0, len(found), _TOPICS_AT_ONCE):
+        few = found[first : first + _TOPICS_AT_ONCE]
+        topics += [msgspec.Raw(encode(topic)) for topic in few if call.access.may("read", topic.topic)]
+        await asyncio.sleep(0)
+    return call.answer(Topics(topics))
+
+
+@routes.add(
+    "DELETE",
+    "/v1/topics/{topic}",
+    query=DeleteTopicQuery,
+    returns={204: None},
+    errors=(404, 409, 429),
+)
+async def delete_topic(call: Call) -> Answer:
+    """Delete a topic; with force, cancel what is pending in it"""
+    await call.service.topics.delete_topic(call.topic, force=call.query.force, by=call.actor)
+    return NOTHING
+
+
+# ---- histograms of what is due
+
+
+@routes.add("GET", "/v1/due", query=DueQuery, returns={200: Buckets[str]}, errors=(422, 503), scope="read")
+async def due(call: Call) -> Answer:
+    """How many messages are due when, over all topics"""
+    return await _due(call, None, _SECOND)
+
+
+@routes.add(
+    "GET",
+    "/v1/topics/{topic}/due",
+    query=DueQuery,
+    returns={200: Buckets[str]},
+    errors=(404, 422, 503),
+    scope="read",
+)
+async def topic_due(call: Call) -> Answer:
+    """How many messages of a topic are due when"""
+    return await _due(call, call.topic, _MINUTE)
+
+
+async def _due(call: Call, topic: str | None, unit_ms: int) -> Answer:
+    start, end, step = int(call.query.from_), int(call.query.to), int(call.query.step)
+    if step < unit_ms or step % unit_ms:
+        raise BadRequest(f"step: {step} ms; here it is a multiple of {unit_ms} ms")
+    if end <= start:
+        raise BadRequest("to: must be after from")
+    if -((start - end) // step) > _MAX_BUCKETS:
+        raise BadRequest(f"more than {_MAX_BUCKETS} buckets: choose a longer step or a shorter range")
+    times, counts = await call.service.topics.due(topic, start, end, step, stale=call.query.stale)
+    # Thousands of minutes: as one text, a tenth of the time.
+    text = instants_text(times).tobytes().decode()
+    starts = [text[at : at + INSTANT_CHARS] for at in range(0, len(text), INSTANT_CHARS)]
+    found = [Bucket(start, count) for start, count in zip(starts, counts, strict=True)]
+    return call.answer(Buckets(found))

@@ -1,0 +1,219 @@
+"""The cluster, its members, and the health of this node as it sees itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from hadelay.api.cluster import CheckOut, Cluster, Dispatch, Member, Quorum
+from hadelay.api.service import Actor, Leader, answered
+from hadelay.api.text import format_instant
+from hadelay.codec import commands
+from hadelay.errors import BadRequest, HadelayError, NoLeader, NotFound, Overloaded
+from hadelay.model import hour_name
+from hadelay.raft.journal import FIRST
+from hadelay.server.memberchanges import LEADS
+from hadelay.server.node import Node
+from hadelay.server.peers import Peer
+from hadelay.server.service.part import Door, once_begun
+
+log = structlog.get_logger("hadelay")
+
+#: How long what forbids a change of the members may take to pass.
+_CHANGE_S = 5.0
+#: A follower further behind than this many entries is not ready to answer.
+_MAX_LAG = 10_000
+
+
+class Clusters(Door):
+    async def find_leader(self) -> Leader:
+        if (gone := drained(self._node)) is not None:
+            raise gone  # the poll goes to another node, and so do those that follow it
+        return await self._find_leader()
+
+    async def _find_leader(self) -> Leader:
+        node = self._node
+        deadline = node.runtime.monotonic() + node.config.http.no_leader_wait_ms / 1000
+        while True:
+            name = node.raft.leader
+            if name == node.name and node.leading:
+                return Leader(name, node.config.advertise, True)
+            peer = node.peers.peers.get(name or "")
+            if name is not None and name != node.name and peer is not None and peer.http:
+                return Leader(name, peer.http, False)
+            if node.runtime.monotonic() >= deadline:
+                raise NoLeader(
+                    "no majority can be reached (/readyz of the nodes says why); try again, or another node",
+                    retry_after_ms=500,
+                )
+            await asyncio.sleep(0.01)
+
+    async def view(self, *, stale: bool) -> Cluster[str]:
+        await self._confirm(stale)
+        node = self._node
+        hour, second, local = node.ledger.cursor
+        leader, skews = node.raft.leader, node.clock.skews(node.runtime.monotonic())
+        members = []
+        for name, address, votes, _ in node.raft.membership.members:
+            peer, here = node.peers.peers.get(name) or Peer(name), name == node.name
+            live = here or node.peers.live(name)
+            role = "learner" if not votes else "unknown" if not live else "leader" if name == leader else "follower"
+            http, applied = (
+                (node.config.advertise, node.raft.applied_index) if here else (peer.http, peer.applied_index)
+            )
+            lag = max(0, node.raft.commit_index - applied)
+            members.append(
+                Member(name, http, address, role, str(applied), lag, peer.version, peer.feature_level, skews.get(name))
+            )
+        cursor = Dispatch(hour_name(hour), second, local, node.config.dispatch.sync)
+        return Cluster(
+            node.config.cluster.id, node.ledger.level, leader, node.raft.term, str(node.raft.applied_index),
+            format_instant(self._now_ms()), cursor, members,
+        )  # fmt: skip
+
+    async def transfer(self, to: str | None, by: Actor) -> str:
+        node = self._node
+        if to is not None and to not in node.peers.peers:
+            raise BadRequest(f"there is no node {to!r}; there are {', '.join(sorted(node.peers.peers))}")
+        if to == node.raft.leader and to is not None:
+            return to
+        await self._administer(by, "cluster.transfer", to or "", commands.encode_noop())
+        await answered(lambda done: node.leadership.transfer_anywhere(to, done))
+        with once_begun():
+            return (await self._find_leader()).name
+
+    async def drain(self, node: str, undo: bool, by: Actor) -> None:
+        mine = self._node
+        names = [member.name for member in mine.raft.membership.members]
+        if node not in names:
+            raise NotFound(f"there is no node {node!r}; there are {', '.join(names)}")
+        await self._administer(by, "cluster.undrain" if undo else "cluster.drain", node, commands.encode_noop())
+        if node == mine.name:
+            await answered(lambda done: mine.leadership.drain(not undo, done))
+        else:
+            await answered(lambda done: mine.link.call(node, "drain", not undo, _CHANGE_S, done))
+
+    async def add_member(self, name: str, raft: str, by: Actor) -> None:
+        await self._administer(by, "members.add", f"{name} {raft}", commands.encode_noop())
+        await self._change("add", name, raft)
+
+    async def remove_member(self, name: str, by: Actor) -> None:
+        await self._administer(by, "members.remove", name, commands.encode_noop())
+        await self._change("remove", name, "")
+
+    async def _change(self, op: str, name: str, raft: str) -> None:
+        """Asked again while what forbids it passes: a new leader, the change before."""
+        node = self._node
+        deadline = node.runtime.monotonic() + _CHANGE_S
+        while True:
+            try:
+                await answered(lambda done: node.member_changes.anywhere(op, name, raft, done))
+                return
+            except HadelayError as error:
+                passes = error.retryable and error.outcome_known
+                if not (passes or error.outcome == LEADS) or node.runtime.monotonic() >= deadline:
+                    raise
+                if error.outcome == LEADS:
+                    try:
+                        await answered(lambda done: node.leadership.transfer_anywhere(None, done))
+                    except HadelayError as failed:
+                        log.warning("transfer_failed", error=str(failed))
+            await asyncio.sleep(0.1)
+
+    def livez(self) -> list[CheckOut]:
+        return [CheckOut("loop", True)]
+
+    def readyz(self) -> list[CheckOut]:
+        return ready_checks(self._node)
+
+    def quorum(self, without: str) -> Quorum:
+        membership = self._node.raft.membership
+        names = [member.name for member in membership.members]
+        if without not in names:
+            raise NotFound(f"there is no node {without!r}; there are {', '.join(names)}")
+        left = others_left(self._node, without)
+        return Quorum(without, left, len(membership.voters), membership.majority)
+
+
+def drained(node: Node) -> Overloaded | None:
+    return (
+        Overloaded(f"{node.name} is drained: ask another node", retry_after_ms=0) if node.leadership.drained else None
+    )
+
+
+def ready_checks(node: Node) -> list[CheckOut]:
+    """Can this node serve: the conditions behind /readyz, each with how it stands, or with what is wrong."""
+    raft, clock = node.raft, node.clock
+    lag = raft.commit_index - raft.applied_index
+    skew = clock.skews(node.runtime.monotonic()).get(node.name)
+    alarms = ", ".join(sorted(clock.alarms))
+    free = f"{node.checkpoints.free_bytes >> 20:,} MiB are free"
+    checks = [
+        ("leader", raft.leader is not None, f"{raft.leader} leads term {raft.term}", _without_a_leader(node)),
+        (
+            "clock",
+            clock.ready,
+            alarms or f"this node's wall clock is {skew or 0:+.0f} ms off",
+            f"cluster time is not known: {alarms or 'no node has told it yet'}",
+        ),
+        ("applied", lag <= _MAX_LAG, f"{lag} entries to apply", f"{lag} entries behind what is committed"),
+        # Whoever restarts node after node waits for this: until then the others are the majority, without a spare.
+        (
+            "admitted",
+            raft.journal.admitted,
+            f"incarnation {raft.journal.incarnation} votes",
+            "a new incarnation, which neither votes nor counts yet",
+        ),
+        ("space", node.checkpoints.has_space(), free, f"{free}: less than storage.min_free_bytes"),
+    ]
+    if node.raft.gives_way:
+        undo = "hadelay cluster drain --undo brings it back into traffic"
+        checks.append(("drained", not node.leadership.drained, f"it leads all the same; {undo}", undo))
+    return [CheckOut(name, ok, stands if ok else wrong) for name, ok, stands, wrong in checks]
+
+
+def _without_a_leader(node: Node) -> str:
+    """Why there is no leader, as far as this node sees, and what to do when it has never held anything."""
+    raft, peers = node.raft, node.raft.peers.values()
+    away = sorted(peer.name for peer in peers if not peer.up)
+    blank = sorted(peer.name for peer in peers if peer.up and not peer.admitted)
+    rest = sorted(peer.name for peer in peers if peer.up and peer.admitted)
+    seen = [
+        f"{_names(names)} {what}"
+        for names, what in (
+            (away, "not connected"), (blank, "connected, but without data and without a vote"), (rest, "connected"),
+        )
+        if names
+    ]  # fmt: skip
+    others = "; ".join(seen) or "there are no other members"
+    if raft.journal.admitted or (raft.journal.last_index, raft.journal.term) != FIRST:
+        return f"no majority can be reached: {others}"
+    return (
+        "the data directory is empty, and this node may not found a cluster. Very first start: stop all nodes and "
+        "start each once with --init (or cluster.init = true). Otherwise the node waits for members that hold data: "
+        f"{others}"
+    )
+
+
+def _names(names: list[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last} are" if most else f"{last} is"
+
+
+def others_left(node: Node, without: str) -> list[str]:
+    """Members other than `without` that count, as far as this node sees: admitted, not far behind, and they follow a
+    leader, or are linked and were heard of lately."""
+    raft, peers = node.raft, node.peers
+
+    def fresh(applied_index: int) -> bool:
+        return raft.commit_index - applied_index <= _MAX_LAG
+
+    voters = raft.membership.voters
+    left = [node.name] if raft.leader and raft.journal.admitted and fresh(raft.applied_index) else []
+    left += [
+        name
+        for name, peer in raft.peers.items()
+        if peer.up and peer.admitted and peers.live(name) and fresh(peers.peers[name].applied_index)
+    ]
+    return sorted(name for name in left if name != without and name in voters)

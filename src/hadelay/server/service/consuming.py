@@ -1,0 +1,151 @@
+"""Receiving messages, and settling their leases."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.api.consuming import Received
+from hadelay.api.service import Granting, Handed, ReceiveRequest, SettleKind, settled_by
+from hadelay.api.text import format_instant
+from hadelay.codec import commands
+from hadelay.codec.leasetokens import decode_leases, encode_leases
+from hadelay.codec.meta import Meta, unpack
+from hadelay.codec.results import LeaseOutcome, LeaseResult
+from hadelay.errors import BadRequest, Conflict
+from hadelay.handout.filters import filter_of
+from hadelay.handout.polls import WAITING, Delivery, Poll
+from hadelay.ledger.hourstate import groups
+from hadelay.model import encode_id
+from hadelay.server.reading import split_record
+from hadelay.server.service.part import Door, once_begun
+from hadelay.server.webhooks.pool import CONSUMER
+from hadelay.version import UNCOUNTED
+
+#: Leases of one command: apply takes some milliseconds for so many.
+_SETTLED_AT_ONCE = 2_500
+_DONE = {"ack": "acked", "nack": "nacked", "extend": "extended"}
+
+
+class Consuming(Door):
+    async def receive(self, ask: ReceiveRequest) -> Handed:
+        node = self._node
+        if ask.consumer == CONSUMER:
+            raise BadRequest(f"consumer: {ask.consumer} is the cluster's own name for who pushes: take another")
+        for name in ask.topics:
+            if (topic := node.ledger.topic(name)) is not None and topic.settings.webhook is not None:
+                raise Conflict(f"{name} has a webhook: its messages are pushed there, and cannot be received")
+        future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        poll = Poll(
+            consumer=ask.consumer,
+            request_id=ask.request_id,
+            topics=tuple(ask.topics),
+            max=ask.max,
+            lease_ms=self._lease(ask),
+            wait_ms=ask.wait_ms,
+            done=settled_by(future),
+            filter=filter_of(ask.tags, ask.any_tags),
+        )
+        node.dispatcher.poll(poll)
+        try:
+            return await self._handed(await future)
+        except asyncio.CancelledError:
+            nothing = poll.phase == WAITING
+            node.dispatcher.cancel_poll(poll)
+            if nothing:
+                raise
+            raise Granting from None
+
+    def _lease(self, ask: ReceiveRequest) -> int:
+        if ask.lease_ms is not None:
+            return ask.lease_ms
+        topics = [self._node.ledger.topic(name) for name in ask.topics]
+        leases = [topic.settings.lease_ms for topic in topics if topic is not None and topic.settings.lease_ms]
+        return min(leases, default=self._node.config.http.default_lease_ms)
+
+    async def _handed(self, delivery: Delivery) -> Handed:
+        node, rows = self._node, delivery.rows
+        if not len(delivery.indexes):
+            return Handed([])
+        tokens = encode_leases(
+            node.config.cluster.group, delivery.term, delivery.seq, delivery.positions, delivery.hours, delivery.indexes
+        )
+        bodies = await node.reader.records(delivery.hours, rows)
+        # The lease has run on while the disk was read.
+        now, topics = max(delivery.now_ms, self._now_ms()), node.ledger.topics.all
+        until_ms, due_ms = int(delivery.until_ms.min()), int(rows["deliver_at_ms"].max())
+        until, left_ms = format_instant(until_ms), max(0, until_ms - now)
+        metas: dict[bytes, Meta] = {}
+        columns = zip(
+            rows["first_id"].tolist(), tokens, rows["topic"].tolist(), bodies, rows["deliver_at_ms"].tolist(),
+            delivery.attempts.tolist(), delivery.redelivered.tolist(), strict=True,
+        )  # fmt: skip
+        messages = []
+        for first_id, token, topic, record, at, attempt, again in columns:
+            packed, body = split_record(record)
+            raw = bytes(packed)
+            meta = metas.get(raw)
+            if meta is None:
+                meta = metas[raw] = unpack(raw)
+            received = Received(
+                id=encode_id(first_id), lease=token, topic=topics[topic].name, body=body, content_type=meta.ct,
+                key=meta.key, tags=meta.tags, meta=meta.meta, deliver_at=format_instant(at), late_ms=max(0, now - at),
+                attempt=attempt, traceparent=meta.tp, redelivered=again, lease_until=until, lease_left_ms=left_ms,
+            )  # fmt: skip
+            messages.append(received)
+        answered = partial(node.dispatcher.answered, delivery.term, delivery.seq, delivery.positions, due_ms)
+        return Handed(messages, answered)
+
+    # settling
+
+    async def settle(
+        self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True
+    ) -> list[str]:
+        node = self._node
+        if not count:
+            value_ms = value_ms or 0
+            value_ms = commands.uncounted(value_ms) if node.ledger.level >= UNCOUNTED else value_ms
+        rows, fine = decode_leases(node.config.cluster.group, leases)
+        outcomes = ["lease_lost"] * len(leases)
+        if not fine.any():
+            return outcomes
+        words = {
+            LeaseOutcome.DONE: _DONE[kind],
+            LeaseOutcome.ALREADY_ACKED: "already_acked",
+            LeaseOutcome.LEASE_LOST: "lease_lost",
+        }
+        left = np.flatnonzero(fine)
+        while len(left):
+            some = left[:_SETTLED_AT_ONCE]
+            with once_begun(len(left) < int(fine.sum())):
+                result = await self._propose(self._settlement(kind, rows[some], value_ms, reason))
+            assert isinstance(result, LeaseResult)
+            again = result.outcomes == LeaseOutcome.AGAIN
+            for place, outcome in zip(some[~again].tolist(), result.outcomes[~again].tolist(), strict=True):
+                outcomes[place] = words[outcome]
+            left = np.concatenate((some[again], left[_SETTLED_AT_ONCE:]))
+        return outcomes
+
+    def _settlement(self, kind: SettleKind, rows: NDArray[np.void], value_ms: int | None, reason: str) -> bytes:
+        if kind == "ack":
+            return commands.encode_ack(self._node.name, rows)
+        if kind == "nack":
+            return commands.encode_nack(self._node.name, rows, -1 if value_ms is None else value_ms, reason)
+        assert value_ms is not None
+        return commands.encode_extend(self._node.name, rows, value_ms)
+
+    async def topics_of_leases(self, leases: list[str]) -> set[str]:
+        rows, fine = decode_leases(self._node.config.cluster.group, leases)
+        # What was granted just now may not be applied here yet.
+        await self._confirm()
+        ledger, rows = self._node.ledger, rows[fine]
+        numbers: set[int] = set()
+        for hour, where in groups(rows["hour"]):
+            indexes = rows["index"][where]
+            indexes = indexes[indexes < ledger.store.count(hour)]
+            if len(indexes):
+                numbers.update(ledger.store.entries(hour, indexes)["topic"].tolist())
+        return {ledger.topics[number].name for number in numbers}

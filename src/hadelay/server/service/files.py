@@ -1,0 +1,74 @@
+"""Files of this node: hours, snapshots for backups, and the names whose numbers are in the files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.api.cluster import Hour, HourFileOut, Names, Snapshot
+from hadelay.api.service import HOUR_FILES, HourFile, answered
+from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
+from hadelay.errors import NotFound
+from hadelay.model import DEAD_HOURS, hour_name
+from hadelay.server.copies import Copies
+from hadelay.server.node import Node
+from hadelay.server.service.part import Door
+
+
+class Files(Door):
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._copies = Copies(node.replica, node.raft, node.checkpoints)
+
+    async def hours(self) -> tuple[int, Iterator[Hour]]:
+        # What waits for far hours is written first, in slices: the checksums would do it in one go otherwise.
+        await answered(self._node.storage.write_out)
+        node, store = self._node, self._node.storage.hours
+        found, rows = store.rows()
+        numbers = found.tolist()
+        mapped = {hour for hour in numbers if store.mapped(hour)}
+        return node.raft.applied_index, _hours(numbers, rows, mapped, node.ledger.now_hour)
+
+    async def hour_file_length(self, hour: int, file: HourFile) -> int:
+        store = self._node.storage.hours
+        if not store.count(hour):
+            raise NotFound("that hour has no messages, or is past its retention")
+        return store.lengths(hour)[HOUR_FILES.index(file)]
+
+    async def read_hour_file(self, hour: int, file: HourFile, offset: int, length: int) -> bytes:
+        return self._node.storage.hours.read_file(hour, file, offset, length)
+
+    async def open_snapshot(self) -> Snapshot:
+        await self._confirm()
+        return await self._copies.open()
+
+    async def snapshot_file_length(self, snapshot: str, file: str) -> int:
+        return self._copies.length(snapshot, file)
+
+    async def read_snapshot(self, snapshot: str, file: str, offset: int, length: int) -> bytes:
+        return await self._copies.read(snapshot, file, offset, length)
+
+    async def release_snapshot(self, snapshot: str) -> None:
+        self._copies.release(snapshot)
+
+    async def names(self) -> Names:
+        await self._confirm()
+        return Names(*self._node.storage.names.all())
+
+
+def _hours(numbers: list[int], rows: NDArray[np.void], mapped: set[int], running: int) -> Iterator[Hour]:
+    for at, hour in enumerate(numbers):
+        log_bytes, entries, events, log_crc, idx_crc, dsp_crc, _ = rows[at].item()
+        # Late messages are filed under the running hour, so an hour that is over gets no more entries.
+        # A dead hour gets letters until its retention ends.
+        sealed = hour < running or DEAD_HOURS <= hour < DEAD_HOURS + running
+        yield Hour(
+            hour_name(hour),
+            sealed,
+            hour in mapped,
+            HourFileOut(entries, str(log_bytes), f"{log_crc:08x}"),
+            HourFileOut(entries, str(entries * INDEX_SIZE), f"{idx_crc:08x}"),
+            HourFileOut(events, str(events * DISPATCH_SIZE), f"{dsp_crc if events else 0:08x}"),
+        )

@@ -1,0 +1,220 @@
+"""Messages and dead letters: what is known of them, pages of them, and what changes them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from hadelay.api.messages import DeadLetter, Failure, History, Message
+from hadelay.api.service import Actor, ListRequest, Target
+from hadelay.api.text import format_instant
+from hadelay.codec import commands
+from hadelay.codec.formats import REASON
+from hadelay.codec.meta import unpack
+from hadelay.codec.publishcommand import hash_client_key
+from hadelay.codec.results import (
+    CancelOutcome,
+    CancelResult,
+    Outcome,
+    Progress,
+    RedriveOutcome,
+    RedriveResult,
+    RescheduleResult,
+)
+from hadelay.codec.tags import mask_of
+from hadelay.errors import Conflict, Impossible, NotFound
+from hadelay.ledger import dead, topicchanges
+from hadelay.ledger.describe import describe, described, over
+from hadelay.ledger.keys import find_key
+from hadelay.ledger.listing import MessageQuery, listing
+from hadelay.ledger.lookup import find_entry
+from hadelay.ledger.topics import Topic
+from hadelay.ledger.transitions import failures_of
+from hadelay.model import DEAD_HOURS, NONE32, Description, HistoryEvent, Key, State, encode_id, hour_name
+from hadelay.server.reading import LISTS, extents_of
+from hadelay.server.service.part import Door, once_begun
+
+#: Records of a list read between two turns of others, and for one page: beyond that it is short.
+_TURN_BYTES, _PAGE_BYTES = 1 << 18, 16 << 20
+#: What reading a record costs besides its bytes, in bytes; and the first of an hour whose files have to be opened.
+_RECORD_COST, _HOUR_COST = 8_192, 128 << 10
+#: A page of dead letters is not larger, unless a single letter is; others have their turn after so many letters.
+_DEAD_PAGE_BYTES, _LETTERS = 4 << 20, 50
+_SETTLED = (State.ACKED, State.CANCELLED, State.EXPIRED)
+
+
+class Messages(Door):
+    async def describe(self, target: Target, *, body: bool, stale: bool) -> Message[str]:
+        await self._confirm(stale)
+        node = self._node
+        message_id = target if isinstance(target, int) else find_key(node.ledger, target[0], hash_client_key(target[1]))
+        if message_id is None:
+            raise _not_found(target)
+        now_ms = self._now_ms()
+        view = await node.reader.repaired(lambda: describe(node.ledger, message_id, now_ms, body=body))
+        if view is None:
+            raise _not_found(target)
+        message = message_of(view)
+        message.history = [event_of(event) for event in view.history]
+        return message
+
+    async def cancel(self, target: Target) -> str:
+        result = await self._propose(commands.encode_cancel(self._node.name, *_named(target)))
+        assert isinstance(result, CancelResult)
+        outcome = CancelOutcome(result.outcomes[0])
+        if outcome is CancelOutcome.NOT_FOUND:
+            raise _not_found(target)
+        return outcome.name.lower()
+
+    async def reschedule(self, target: Target, when_ms: int, relative: bool) -> tuple[int, int]:
+        result = await self._propose(commands.encode_reschedule(self._node.name, when_ms, relative, *_named(target)))
+        assert isinstance(result, RescheduleResult)
+        outcome = Outcome(result.outcomes[0])
+        if outcome is Outcome.NOT_FOUND:
+            raise _not_found(target)
+        if outcome is Outcome.TOO_FAR:
+            raise Impossible("that is further ahead than this cluster allows (limits.max_delay)")
+        if outcome is not Outcome.DONE:
+            word = outcome.name.lower()
+            raise Conflict(f"the message cannot be rescheduled: it is {word}", outcome=word)
+        return int(result.ids[0]), int(result.deliver_at_ms[0])
+
+    async def list_messages(self, name: str, ask: ListRequest, *, stale: bool) -> tuple[list[Message[str]], Key | None]:
+        """May be short, even empty, while there is more: whoever asks goes on behind `after` until it is None."""
+        await self._confirm(stale)
+        node, topic = self._node, self._topic(name)
+        mask = mask_of(ask.tags)
+        query = MessageQuery(topic.number, ask.states, ask.from_ms, ask.to_ms, mask, ask.after, ask.limit)
+        now_ms = self._now_ms()
+        page = await node.reader.in_slices(lambda: listing(node.ledger, query, now_ms))
+        messages: list[Message[str]] = []
+        wanted, turn, total = set(ask.tags), 0, 0
+        fits = int(np.searchsorted(page.rows["size"].cumsum(dtype=np.int64), _PAGE_BYTES))
+        await node.reader.read_off_loop(extents_of(page.hours[:fits], page.rows[:fits]), LISTS)
+        for n, (hour, state) in enumerate(zip(page.hours.tolist(), page.states, strict=True)):
+            row = page.rows[n]
+            size = int(row["size"])
+            other = not n or hour != page.hours[n - 1]
+            turn += size + (_RECORD_COST if not other or node.storage.hours.mapped(hour) else _HOUR_COST)
+            total += size
+            if total > _PAGE_BYTES and n:
+                return messages, (int(page.due_ms[n - 1]), int(page.rows["first_id"][n - 1]))
+            if turn > _TURN_BYTES:
+                turn = 0
+                await asyncio.sleep(0)
+            found = await node.reader.repaired(lambda h=hour, r=row, s=state: self._listed(topic, h, r, s))  # type: ignore[misc]
+            # The mask says "perhaps" (codec/tags.py); the record knows.
+            if found is not None and wanted <= set((message := message_of(found)).tags):
+                messages.append(message)
+        return messages, page.after
+
+    def _listed(self, topic: Topic, hour: int, row: np.void, state: State) -> Description | None:
+        """Without history. None: its hour was retired meanwhile, or it is past its topic's retention."""
+        node, index = self._node, int(row["index"])
+        if not node.storage.hours.count(hour):
+            return None
+        if state in _SETTLED and over(node.ledger, topic, hour, index, self._now_ms()):
+            return None
+        # The attempt that ended it, or is under way, is not in the entry yet.
+        attempt = int(row["attempt"])
+        if state in (State.LEASED, State.ACKED):
+            hour_state = node.ledger.hours.get(hour)
+            attempt += hour_state is None or index not in hour_state.late
+        return described(node.ledger, hour, row, state, attempt, [], body=False)
+
+    # dead letters
+
+    async def dead_letters(
+        self, topic: str, after: bytes, limit: int, *, body: bool, stale: bool
+    ) -> tuple[list[DeadLetter[str]], bytes | None]:
+        await self._confirm(stale)
+        node, letters = self._node, list[DeadLetter[str]]()
+        found, room = dead.listing(node.ledger, self._topic(topic), after, limit), _DEAD_PAGE_BYTES
+        for n, (at, first_id) in enumerate(found):
+            if n % _LETTERS == _LETTERS - 1:
+                await asyncio.sleep(0)
+            letter = await node.reader.repaired(lambda first_id=first_id: self._letter(first_id, body))  # type: ignore[misc]
+            if letter is not None:
+                letters.append(letter)
+                room -= letter.size if body else 0
+            if room <= 0:
+                return letters, at
+        return letters, found[-1][0] if len(found) == limit else None
+
+    def _letter(self, first_id: int, body: bool) -> DeadLetter[str] | None:
+        """None: redriven or gone since the list was made."""
+        ledger = self._node.ledger
+        place = find_entry(ledger, first_id)
+        if place is None or place.hour < DEAD_HOURS:
+            return None
+        row = place.rows[0]
+        message = message_of(described(ledger, place.hour, row, State.DEAD, int(row["attempt"]), [], body=body))
+        errors = [
+            Failure(
+                event.name.lower(), format_instant(at_ms), attempt,  # type: ignore[arg-type]
+                None if reason == NONE32 else ledger.names.name(REASON, reason),
+            )
+            for at_ms, event, attempt, reason in failures_of(ledger, first_id)
+        ]  # fmt: skip
+        return DeadLetter(
+            id=message.id, topic=message.topic, key=message.key, deliver_at=message.deliver_at,
+            published_at=message.published_at, died_at=format_instant(int(row["deliver_at_ms"])),
+            attempt=message.attempt, tags=message.tags, meta=message.meta, content_type=message.content_type,
+            size=message.size, errors=errors, body=message.body,
+        )  # fmt: skip
+
+    async def redrive(self, topic: str, ids: list[int], by: Actor) -> list[str]:
+        outcomes: dict[int, str] = {}
+        left = ids
+        while left:
+            command = commands.encode_redrive(self._node.name, topic, left)
+            with once_begun(bool(outcomes)):
+                result = await self._administer(by, "topic.redrive", f"{topic}: {len(left)} ids", command)
+            assert isinstance(result, RedriveResult)
+            found = list(zip(left, map(RedriveOutcome, result.outcomes.tolist()), strict=True))
+            outcomes |= {i: outcome.name.lower() for i, outcome in found if outcome is not RedriveOutcome.AGAIN}
+            left = [i for i, outcome in found if outcome is RedriveOutcome.AGAIN]
+        return [outcomes[i] for i in ids]
+
+    async def redrive_all(self, topic: str, rate: float | None, by: Actor) -> int:
+        command = commands.encode_redrive(self._node.name, topic, [], all=True, rate=rate)
+        result = await self._administer(by, "topic.redrive", f"{topic}: all", command)
+        assert isinstance(result, Progress)
+        return result.count
+
+    async def purge(self, topic: str, states: list[str], by: Actor) -> None:
+        bits = {"scheduled": topicchanges.SCHEDULED, "ready": topicchanges.READY, "dead": topicchanges.DEAD}
+        command = commands.encode_purge(topic, sum(bits[state] for state in set(states)))
+        await self._administer(by, "topic.purge", f"{topic}: {' '.join(states)}", command)
+
+
+def message_of(view: Description) -> Message[str]:
+    """Without the history."""
+    meta = unpack(view.meta)
+    return Message(
+        id=encode_id(view.id), topic=view.topic, key=meta.key, state=str(view.state),  # type: ignore[arg-type]
+        deliver_at=format_instant(view.deliver_at_ms), published_at=format_instant(view.published_at_ms),
+        attempt=view.attempt, tags=meta.tags, meta=meta.meta, content_type=meta.ct, size=view.size,
+        traceparent=meta.tp or None, body=None if view.body is None else bytes(view.body),
+    )  # fmt: skip
+
+
+def event_of(e: HistoryEvent) -> History[str]:
+    left, went = (None if hour is None else hour_name(hour) for hour in (e.from_hour, e.to_hour))
+    due_at = None if e.due_ms is None else format_instant(e.due_ms)
+    return History(
+        e.event.name.lower(), format_instant(e.at_ms), e.attempt, e.consumer, e.node, e.reason or None,  # type: ignore[arg-type]
+        left, went, due_at,
+    )  # fmt: skip
+
+
+def _named(target: Target) -> tuple[list[int], list[tuple[str, bytes]]]:
+    """(ids, keys) of a command for one target."""
+    return ([target], []) if isinstance(target, int) else ([], [target])
+
+
+def _not_found(target: Target) -> NotFound:
+    if isinstance(target, int):
+        return NotFound("no such message: never issued, or past its retention")
+    return NotFound(f"no message of {target[0]} has that key, or it is past its retention")

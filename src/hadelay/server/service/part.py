@@ -1,0 +1,73 @@
+"""What all doors of the service do: propose a command, confirm a read, find a topic.
+
+Reads are linearizable by ReadIndex: the node first learns how far the log was committed when the read began, waits
+until it has applied that much, and then answers from its own state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+
+from hadelay.api.service import Actor, answered
+from hadelay.codec import commands
+from hadelay.codec.results import Refused
+from hadelay.errors import (
+    HadelayError,
+    NotFound,
+    OutcomeUnknown,
+    shortened,
+)
+from hadelay.ledger.topics import Topic
+from hadelay.server.node import Node
+from hadelay.server.refusals import refusal
+
+log = structlog.get_logger("hadelay")
+
+
+class Door:
+    """Base of the doors of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def _propose(self, command: bytes) -> Any:
+        """The command's result; Refused is raised."""
+        result = await answered(lambda done: self._node.propose(command, done))
+        if isinstance(result, Refused):
+            raise refusal(result)
+        return result
+
+    async def _administer(self, by: Actor, action: str, target: str, command: bytes) -> Any:
+        """The same for what goes into the audit trail."""
+        target = shortened(target)
+        command = commands.encode_audited(self._node.name, by.token_id, by.token, action, target, command)
+        log.info("admin_action", action=action, target=target, token=by.token, token_id=by.token_id)
+        return await self._propose(command)
+
+    async def _confirm(self, stale: bool = False) -> None:
+        if not stale:
+            await answered(self._node.raft.read_index)
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._node.ledger.topic(name)
+        if topic is None:
+            raise NotFound(f"there is no topic {name!r}; it appears with its first message, or PUT it")
+        return topic
+
+    def _now_ms(self) -> int:
+        return self._node.clock.read(self._node.runtime.monotonic())
+
+
+@contextmanager
+def once_begun(begun: bool = True) -> Iterator[None]:
+    """Of a request of which something is done already: no failure of the rest may say that nothing happened."""
+    try:
+        yield
+    except HadelayError as error:
+        if not (begun and error.retryable and error.outcome_known):
+            raise
+        raise OutcomeUnknown(f"a part of it is done, but not all: {error}") from error

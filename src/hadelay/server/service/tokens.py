@@ -1,0 +1,50 @@
+"""Tokens, and the audit trail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hadelay.api.service import Actor
+from hadelay.codec import commands
+from hadelay.errors import Conflict
+from hadelay.rights import AuditEntry, Token
+from hadelay.server.node import Node
+from hadelay.server.service.part import Door
+
+
+class Access(Door):
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self.knows_tokens = False
+
+    @property
+    def tokens(self) -> Mapping[str, Token]:
+        return self._node.ledger.tokens
+
+    def now_ms(self) -> int:
+        return self._now_ms() if self._node.clock.ready else self._node.ledger.now_ms
+
+    async def list_tokens(self) -> list[Token]:
+        await self._confirm()
+        return list(self.tokens.values())
+
+    async def create_token(
+        self, name: str, digest: bytes, scopes: list[str], lifetime_ms: int | None, by: Actor
+    ) -> Token:
+        command = commands.encode_token_create(name, digest, scopes, lifetime_ms)
+        await self._administer(by, "token.create", f"{digest.hex()[:12]} {name}: {' '.join(scopes)}", command)
+        await self._confirm()
+        token = next((token for token in self.tokens.values() if token.hash == digest), None)
+        if token is None:
+            raise Conflict("the token was made, and revoked at once by somebody else")
+        return token
+
+    async def revoke_token(self, token_id: str, by: Actor) -> None:
+        found = self.tokens.get(token_id)
+        target = token_id if found is None else f"{token_id} {found.name}"
+        await self._administer(by, "token.revoke", target, commands.encode_token_revoke(token_id))
+        await self._confirm()
+
+    async def audit(self, after: int, limit: int) -> list[AuditEntry]:
+        await self._confirm()
+        return [entry for entry in self._node.ledger.audit.entries if entry.number > after][:limit]

@@ -1,0 +1,132 @@
+"""Topics: their settings, their counts, and what is due in them when."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hadelay.api.service import Actor, answered
+from hadelay.api.settings import settings_out
+from hadelay.api.text import format_instant
+from hadelay.api.topics import Consumer, Lateness
+from hadelay.api.topics import Topic as TopicDocument
+from hadelay.codec import commands
+from hadelay.errors import Conflict, HadelayError, Impossible, NoLeader, NotFound, OutcomeUnknown
+from hadelay.ledger.topics import Topic
+from hadelay.server.node import Node
+from hadelay.server.service.duecounts import DueCounts
+from hadelay.server.service.part import Door, once_begun
+from hadelay.server.webhooks.checks import check_settings
+from hadelay.settings.topic import has_masked_headers
+from hadelay.version import MASKED_OF_ORIGIN, RETRY_DEFAULTS
+
+#: Of a list of all topics, between two turns of others.
+_TOPICS_AT_ONCE = 200
+#: Per topic number, from the leader's dispatcher: ready messages, cluster time at which the oldest fell due; and of
+#: what was handed out in the last minutes: how many, and p50, p99 and maximum of their lateness in ms. A leader of
+#: version 0.1.0 knows no maximum.
+Reports = dict[int, tuple[int, ...]]
+
+
+class Topics(Door):
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._due = DueCounts(node)
+
+    async def get_topic(self, name: str, *, stale: bool) -> TopicDocument[str]:
+        await self._confirm(stale)
+        view = self._document(self._topic(name), await self._ready(stale))
+        view.consumers = await self._consumers(name, stale)
+        return view
+
+    async def _consumers(self, topic: str, stale: bool) -> list[Consumer[str]] | None:
+        node, leader = self._node, self._node.raft.leader
+        if node.leading:
+            return [Consumer(name, format_instant(at_ms)) for name, at_ms in node.dispatcher.askers.of(topic)]
+        if stale or leader is None:
+            return None
+        wait_s = node.config.http.no_leader_wait_ms / 1000
+        try:
+            found = await answered(lambda done: node.link.call(leader, "consumers", topic, wait_s, done))
+        except HadelayError:  # of a leader of an earlier version, or that is none any more
+            return None
+        return None if found is None else [Consumer(str(name), format_instant(int(at_ms))) for name, at_ms in found]
+
+    async def list_topics(self, *, stale: bool) -> list[TopicDocument[str]]:
+        await self._confirm(stale)
+        ready, known, found = await self._ready(stale), self._node.ledger.topics.all, list[TopicDocument[str]]()
+        for first in range(0, len(known), _TOPICS_AT_ONCE):
+            few = known[first : first + _TOPICS_AT_ONCE]
+            found += [self._document(topic, ready) for topic in few if topic.exists]
+            await asyncio.sleep(0)
+        return found
+
+    async def put_topic(self, name: str, config: dict[str, Any], by: Actor) -> TopicDocument[str]:
+        await check_settings(self._node.guard, config)
+        sync = self._node.config.dispatch.sync
+        if config.get("dispatch_sync") not in (None, sync):
+            # Accepting what is not done would promise the topic's owner the wrong thing after a crash.
+            raise Impossible(f"dispatch_sync is one for all topics so far, here {sync!r}: set dispatch.sync")
+        if has_masked_headers(config) and self._node.ledger.level < MASKED_OF_ORIGIN:
+            raise Conflict("webhook: headers as GET shows them: not before every node is upgraded (feature_level)")
+        if "defaults" in config and self._node.ledger.level < RETRY_DEFAULTS:
+            raise Conflict("defaults: not before every node is upgraded (feature_level)")
+        await self._administer(by, *_put_in_words(name, config), commands.encode_topic_put(name, config))
+        with once_begun():
+            return await self.get_topic(name, stale=False)
+
+    async def delete_topic(self, name: str, *, force: bool, by: Actor) -> None:
+        try:
+            await self._administer(by, "topic.delete", name, commands.encode_topic_delete(name, force))
+        except NotFound:
+            # Again after success is as good as once: the answer to the first may have been lost.
+            await self._confirm()
+            if self._node.ledger.known_topic(name) is None:
+                raise
+
+    async def due(
+        self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool
+    ) -> tuple[list[int], list[int]]:
+        await self._confirm(stale)
+        if topic is not None:
+            self._topic(topic)
+        return await self._node.reader.in_slices(lambda: self._due.count(topic, from_ms, to_ms, step_ms))
+
+    async def _ready(self, stale: bool) -> Reports:
+        """What is ready is known to the leader's dispatcher alone; a stale read counts it as scheduled."""
+        node = self._node
+        if node.leading:
+            return node.dispatcher.topic_reports()
+        leader = node.raft.leader
+        if stale or leader is None:
+            return {}
+        wait_s = node.config.http.no_leader_wait_ms / 1000
+        try:
+            reports: Reports = await answered(lambda done: node.link.call(leader, "ready", None, wait_s, done))
+        except OutcomeUnknown as error:
+            # Of a question it is known that nothing came of it.
+            raise NoLeader(error.detail, retry_after_ms=100) from None
+        return reports
+
+    def _document(self, topic: Topic, reports: Reports) -> TopicDocument[str]:
+        count, oldest, *lateness = reports.get(topic.number, (0, 0, 0, 0, 0, 0))
+        # The leader may be ahead of what is applied here.
+        count = min(count, topic.waiting)
+        return TopicDocument(
+            topic.name,
+            topic.waiting - count,
+            count,
+            topic.leased,
+            topic.dead,
+            max(0, self._now_ms() - oldest) if count else None,
+            topic.bytes,
+            Lateness(lateness[0], lateness[1], lateness[2], lateness[-1]) if lateness[0] else None,
+            **settings_out(topic.config),
+        )
+
+
+def _put_in_words(name: str, config: dict[str, Any]) -> tuple[str, str]:
+    """(action, target) of a change of settings, without their values: some are secrets."""
+    if "paused" in config:
+        return "topic.pause" if config["paused"] else "topic.resume", name
+    return "topic.set", f"{name}: {' '.join(sorted(config))}" if config else name
