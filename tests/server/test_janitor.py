@@ -24,13 +24,6 @@ FIRST, SECOND = 500_000, 500_001
 SOURCE = Source(5, 7, 900, (1, 2, 3))
 
 
-class Topics(dict[int, Any]):
-    chores: frozenset[int] = frozenset()
-
-    def to_sweep(self) -> bool:
-        return False
-
-
 class Leader:
     """A janitor, and what it proposed."""
 
@@ -39,8 +32,8 @@ class Leader:
         self.now_s = 0.0
         self.sums: tuple[Any, ...] | None = SOURCE
         state: Any = SimpleNamespace(
-            store=SimpleNamespace(hours=lambda: [FIRST, SECOND], sums=lambda _: self.sums),
-            open_entries=lambda _: 0, hours={}, topics=Topics(),
+            hours=lambda: [FIRST, SECOND], sums=lambda _: self.sums, open_entries=lambda _: 0,
+            topics_with_work=list, must_sweep=lambda: False, kept_until_ms=lambda hour, _: (hour + 1) * HOUR_MS,
         )  # fmt: skip
         runtime: Any = SimpleNamespace(
             monotonic=lambda: self.now_s, in_thread=lambda _, fn, done: self.jobs.append((fn, done)),
