@@ -7,9 +7,9 @@ from inspect import signature
 
 import pytest
 
+from hadelay.api import topics as types
 from hadelay.cli.topic import set_
 from hadelay.client import types as client
-from hadelay.http import types
 from hadelay.ledger.topics import Topic
 from hadelay.settings.cluster import Settings
 from hadelay.settings.topic import (

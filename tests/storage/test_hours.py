@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from chaos.sim.disk import SimDisk
 from hadelay.codec.records import check_record
 from hadelay.model import DEAD_HOURS, NONE32, hour_from_name, hour_name, pack_id
 from hadelay.platform.disk import RealDisk
-from hadelay.server import views
+from hadelay.server.service.files import hours_of
 from hadelay.storage.hours import HourStore
 from tests.memory import MemoryHours
 
@@ -285,23 +283,18 @@ def test_what_a_node_says_of_its_hours_is_of_one_moment(store: HourStore) -> Non
     """However much is filed while the answer is put together."""
     hours = np.array(HOURS, np.int64)
     store.append(*messages(hours, sizes=[10] * len(hours)))
-    node: Any = SimpleNamespace(
-        storage=SimpleNamespace(hours=store),
-        state=SimpleNamespace(now_hour=NOW),
-        raft=SimpleNamespace(applied_index=7),
-    )
-    before = list(views.hours(node).hours)
-    later = views.hours(node)
-    found = [next(later.hours)]
+    before = list(hours_of(store, NOW))
+    later = hours_of(store, NOW)
+    found = [next(later)]
     store.append(*messages(hours, sizes=[20] * len(hours)))
-    found += later.hours
+    found += later
     assert found == before
-    assert [hour.hour for hour in found] == HOURS
-    assert [hour.hour for hour in found if hour.sealed] == [NOW - 1]
-    assert [hour.hour for hour in found if hour.mapped] == [hour for hour in HOURS if store.mapped(hour)]
+    assert [hour.hour for hour in found] == [hour_name(hour) for hour in HOURS]
+    assert [hour.hour for hour in found if hour.sealed] == [hour_name(NOW - 1)]
+    assert [hour.hour for hour in found if hour.mapped] == [hour_name(hour) for hour in HOURS if store.mapped(hour)]
     sums = store.checksums()
-    for hour in views.hours(node).hours:
-        name = hour_name(hour.hour)
-        assert hour.files["log"] == (2, *sums[f"{name}.log"])
-        assert hour.files["idx"] == (2, *sums[f"{name}.idx"])
-        assert hour.files["dsp"] == (0, 0, 0)
+    for hour in hours_of(store, NOW):
+        for file, suffix in ((hour.log, "log"), (hour.idx, "idx")):
+            size, crc = sums[f"{hour.hour}.{suffix}"]
+            assert (file.entries, file.bytes, file.crc32c) == (2, str(size), f"{crc:08x}")
+        assert (hour.dsp.entries, hour.dsp.bytes, hour.dsp.crc32c) == (0, "0", "00000000")

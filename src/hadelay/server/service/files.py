@@ -15,6 +15,7 @@ from hadelay.model import DEAD_HOURS, hour_name
 from hadelay.server.copies import Copies
 from hadelay.server.node import Node
 from hadelay.server.service.part import Door
+from hadelay.storage.hours import HourStore
 
 
 class Files(Door):
@@ -25,11 +26,7 @@ class Files(Door):
     async def hours(self) -> tuple[int, Iterator[Hour]]:
         # What waits for far hours is written first, in slices: the checksums would do it in one go otherwise.
         await answered(self._node.storage.write_out)
-        node, store = self._node, self._node.storage.hours
-        found, rows = store.rows()
-        numbers = found.tolist()
-        mapped = {hour for hour in numbers if store.mapped(hour)}
-        return node.raft.applied_index, _hours(numbers, rows, mapped, node.ledger.now_hour)
+        return self._node.raft.applied_index, hours_of(self._node.storage.hours, self._node.ledger.now_hour)
 
     async def hour_file_length(self, hour: int, file: HourFile) -> int:
         store = self._node.storage.hours
@@ -56,6 +53,13 @@ class Files(Door):
     async def names(self) -> Names:
         await self._confirm()
         return Names(*self._node.storage.names.all())
+
+
+def hours_of(store: HourStore, running: int) -> Iterator[Hour]:
+    """As of now, however long the reader takes to go through it."""
+    found, rows = store.rows()
+    numbers = found.tolist()
+    return _hours(numbers, rows, {hour for hour in numbers if store.mapped(hour)}, running)
 
 
 def _hours(numbers: list[int], rows: NDArray[np.void], mapped: set[int], running: int) -> Iterator[Hour]:
