@@ -25,7 +25,9 @@ from chaos.sim.network import NetworkProfile, SimNet, SimNetwork
 from chaos.sim.receiver import Caller, Receiver
 from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend
-from hadelay.codec.commands import Command, decode, decode_entry, members_in
+from hadelay.codec.commands import decode
+from hadelay.codec.commandtypes import Command
+from hadelay.codec.entries import decode_entry, members_in
 from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import DamagedFile, HadelayError
 from hadelay.raft.journal import Journal

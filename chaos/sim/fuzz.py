@@ -15,23 +15,21 @@ from typing import TYPE_CHECKING, Any
 from chaos.sim.door import Client, Reply, Request, whole
 from hadelay.api.service import Handed, ReceiveRequest, SettleKind
 from hadelay.codec.commands import (
-    Command,
     encode_alerted,
     encode_audited,
     encode_cancel,
-    encode_carry,
-    encode_drop_dead,
+    encode_maintain,
     encode_noop,
     encode_purge,
     encode_redrive,
     encode_reschedule,
-    encode_retire,
     encode_settings,
     encode_token_create,
     encode_token_revoke,
     encode_topic_delete,
     encode_topic_put,
 )
+from hadelay.codec.commandtypes import Command, Job
 from hadelay.errors import is_disk_full
 from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
 from hadelay.model import DEAD_HOURS, HOUR_MS, KEEP, REJECT, REPLACE, Draft
@@ -182,9 +180,9 @@ class FuzzClient(Client):
         rng = self.random
         hour = self.world.wall_ms() // HOUR_MS + rng.randint(-2, 1)
         command = rng.choice((
-            lambda: encode_retire(hour),
-            lambda: encode_carry(hour, 5),
-            lambda: encode_drop_dead(hour + rng.choice((0, DEAD_HOURS))),
+            lambda: encode_maintain(Job.RETIRE, hour),
+            lambda: encode_maintain(Job.ROLL_FORWARD, hour, 5),
+            lambda: encode_maintain(Job.DROP_DEAD, hour + rng.choice((0, DEAD_HOURS))),
             encode_noop,
             lambda: encode_settings(rng.choice(_LIMITS)),
             lambda: encode_token_create(rng.choice(("", "fuzz")), rng.randbytes(rng.choice((31, 32))), [], 1),

@@ -20,11 +20,13 @@ from pyroaring import BitMap
 
 from chaos.sim import promises
 from chaos.sim.disk import SimDisk, SimFile
-from hadelay.codec.commands import Command, decode, decode_entry, encode_entry
+from hadelay.codec.commands import decode
+from hadelay.codec.commandtypes import Command
+from hadelay.codec.entries import decode_entry, encode_entry
 from hadelay.codec.results import GrantResult, LeaseOutcome, LeaseResult
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.filters import Filter
-from hadelay.ledger import idempotency, keys, leases, lookup, publish, ttl, views
+from hadelay.ledger import grant, idempotency, keys, leases, lookup, publish, ttl, views
 from hadelay.ledger.apply import _APPLY
 from hadelay.ledger.hourstate import groups
 from hadelay.ledger.keys import Decision
@@ -235,11 +237,11 @@ def _published_as(change: Callable[[Any], Any]) -> Callable[[], Bug]:
 
 def _short_leases() -> Bug:
     """Leases end half a second before the time that consumers are told."""
-    grant = _APPLY[Command.GRANT]
+    apply_grant = _APPLY[Command.GRANT]
 
     def shorter(ledger: Any, command: Any) -> Any:
         known = set(ledger.grants)
-        result = grant(ledger, command)
+        result = apply_grant(ledger, command)
         for key in ledger.grants.keys() - known:
             ledger.grants[key].rows["until_ms"] -= 500
         return result
@@ -298,10 +300,10 @@ def _other_entry() -> Bug:
 
 def _other_results() -> Bug:
     """What a node answers depends on its name."""
-    grant = _APPLY[Command.GRANT]
+    apply_grant = _APPLY[Command.GRANT]
 
     def other(ledger: Any, command: Any) -> Any:
-        result = grant(ledger, command)
+        result = apply_grant(ledger, command)
         if isinstance(result, GrantResult):
             result.until_ms += id(ledger) % 97
         return result
@@ -430,13 +432,13 @@ def _wall_clock_stamps() -> Bug:
 
 def _reused_attempt() -> Bug:
     """What returns to waiting keeps its attempt number."""
-    lease = leases._lease
+    lease = grant._lease
 
     def again(ledger: Any, hour: int, rows: Any, *more: Any) -> None:
         lease(ledger, hour, rows, *more)
         rows["attempt"] = 1
 
-    return [patch.object(leases, "_lease", again)]
+    return [patch.object(grant, "_lease", again)]
 
 
 def _dropped_ack() -> Bug:
@@ -468,12 +470,12 @@ def _dropped_message() -> Bug:
 
 def _one_attempt_more() -> Bug:
     """max_attempts allows one more."""
-    limits = leases._GivingBack._limits
+    limits = leases.ReturnedLeases._limits
 
     def more(giving: Any, held: Any) -> Any:
         return limits(giving, held) + 1
 
-    return [patch.object(leases._GivingBack, "_limits", more)]
+    return [patch.object(leases.ReturnedLeases, "_limits", more)]
 
 
 def _no_ttl() -> Bug:
@@ -483,6 +485,7 @@ def _no_ttl() -> Bug:
         return np.zeros(len(rows), np.bool_)
 
     return [
+        patch.object(grant, "expired", never),
         patch.object(leases, "expired", never),
         patch.object(views, "expired", never),
         patch.object(ttl, "_expire", lambda *_: 0),
@@ -721,8 +724,8 @@ def _silent_expiry() -> Bug:
         else:
             end(giving, hour, held, previous, event)
 
-    end = leases._GivingBack._end
-    return [patch.object(leases._GivingBack, "_end", quiet)]
+    end = leases.ReturnedLeases._end
+    return [patch.object(leases.ReturnedLeases, "_end", quiet)]
 
 
 def _ignored_retry_after() -> Bug:

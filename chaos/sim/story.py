@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from chaos.sim.cluster import SimCluster
 from chaos.sim.history import Violation
-from hadelay.codec.commands import Cancel, Command, Grant, SettleLeases, decode, decode_entry
+from hadelay.codec.commands import decode
+from hadelay.codec.commandtypes import Cancel, Command, Grant, SettleLeases
+from hadelay.codec.entries import decode_entry
 from hadelay.codec.wire import Malformed
 from hadelay.ledger.lookup import find_entry
 from hadelay.model import unpack_id
@@ -61,7 +61,7 @@ def _about(
         if rows:
             return f"{rows} {command.value_ms}"
     elif isinstance(command, Cancel):
-        if any(int(i) in ids for i in np.asarray(command.targets.ids)):
+        if any(int(i) in ids for i in command.ids):
             return "of it"
     elif kind == Command.EXPIRE and isinstance(command, list):
         named = [key for key in command if key in grants]

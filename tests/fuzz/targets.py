@@ -34,6 +34,8 @@ from hadelay.cli.certs import make_authority, make_certificate
 from hadelay.codec import commands, meta
 from hadelay.codec import records as messages_in_files
 from hadelay.codec.checksums import crc32c
+from hadelay.codec.commandtypes import Grant, Job
+from hadelay.codec.entries import decode_entry, encode_entry, members_in
 from hadelay.codec.formats import DISPATCH, HEADS, HEADS_MAGIC, INDEX
 from hadelay.codec.leasetokens import decode_leases, encode_leases
 from hadelay.codec.meta import Meta
@@ -102,7 +104,7 @@ def entries() -> list[bytes]:
     bodies = [
         commands.encode_publish("n1", [draft(), draft("new", 50)], b"key"),
         commands.encode_publish("n1", [Draft("u", 0, True, 3, 50, b"", b"body", b"own", b"client", 1, 70)]),
-        commands.encode_grant(commands.Grant(2, 1, 50, "c", b"r", "n1", [START_HOUR], [0])),  # type: ignore[arg-type]
+        commands.encode_grant(Grant(2, 1, 50, "c", b"r", "n1", [START_HOUR], [0])),  # type: ignore[arg-type]
         commands.encode_ack("n1", lease), commands.encode_nack("n1", lease, 50, "why"),
         commands.encode_nack("n1", lease, commands.uncounted(0)),
         commands.encode_extend("n1", lease, 50), commands.encode_expire([(1, 1), (1, 2)]),
@@ -111,19 +113,19 @@ def entries() -> list[bytes]:
         commands.encode_cursor(START_HOUR, 5, 1), commands.encode_topic_put(topic, {"rate": 5.0, "ttl_ms": 50}),
         commands.encode_topic_put(topic, {"backoff": {"min_ms": 1, "max_ms": 9, "factor": 2, "jitter": 0.1}}),
         commands.encode_topic_put(topic, {"webhook": {"url": "https://a.b/c", "secrets": ["whsec_MfKQ9r8GKYqrTwjU"]}}),
-        commands.encode_topic_delete(topic, True), commands.encode_sweep(9), commands.encode_carry(START_HOUR, 9),
-        commands.encode_retire(START_HOUR - 1, 9), commands.encode_redrive("n1", topic, [first], all=True, rate=5.0),
-        commands.encode_redrive_some(topic, 9), commands.encode_ttl_expire(9), commands.encode_purge(topic, 7),
-        commands.encode_drop_dead(DEAD_HOURS + START_HOUR, 9), commands.encode_alerted(topic, 1),
+        commands.encode_topic_delete(topic, True), commands.encode_alerted(topic, 1), commands.encode_purge(topic, 7),
+        commands.encode_redrive("n1", topic, [first], all=True, rate=5.0),
+        *(commands.encode_maintain(job, hour, 9, topic) for job, hour in (
+            (Job.SWEEP, 0), (Job.ROLL_FORWARD, START_HOUR), (Job.RETIRE, START_HOUR - 1), (Job.REDRIVE, 0),
+            (Job.TTL_EXPIRE, 0), (Job.DROP_DEAD, DEAD_HOURS + START_HOUR),
+        )),
         commands.encode_token_create("name", bytes(32), ["admin", "consume:a*"], 50),
         commands.encode_token_revoke("00" * 6), commands.encode_feature(3), commands.encode_incarnation("n1", 7),
         commands.encode_members((Member("n1", "a:1"), Member("n2", "b:1", voter=False, joined=True))),
         commands.encode_settings({"max_topics": 5}), commands.encode_noop(),
         commands.encode_audited("n1", "", "name", "POST", "/v1", commands.encode_purge(topic, 1)),
     ]  # fmt: skip
-    return [commands.encode_entry(START_MS + 1_000, [body]) for body in bodies] + [
-        commands.encode_entry(START_MS + _DAY_MS, bodies[:4])
-    ]
+    return [encode_entry(START_MS + 1_000, [body]) for body in bodies] + [encode_entry(START_MS + _DAY_MS, bodies[:4])]
 
 
 # --- the node link
@@ -168,8 +170,8 @@ def raft(data: bytes) -> None:
     the first byte, leads. It may end on purpose, and drop the link; nothing else."""
     lone = Lone()
     machine, node = lone.machine, lone.node
-    machine.members_in = commands.members_in  # type: ignore[assignment]
-    machine.members_command = lambda members: commands.encode_entry(0, [commands.encode_members(members)])  # type: ignore[method-assign]
+    machine.members_in = members_in  # type: ignore[assignment]
+    machine.members_command = lambda members: encode_entry(0, [commands.encode_members(members)])  # type: ignore[method-assign]
     if data[:1] == b"\1":
         lone.lead()
     else:
@@ -191,7 +193,7 @@ def rafts() -> list[bytes]:
     encode = messages.encode
     members = [["n1", "a:1"], ["n2", "b:1"], ["n4", "c:1"]]
     list_ = commands.encode_members(tuple(Member(name, address) for name, address in members))
-    record = records.encode_record(records.ENTRY, 5, 1, commands.encode_entry(0, [list_]))
+    record = records.encode_record(records.ENTRY, 5, 1, encode_entry(0, [list_]))
     other = records.encode_record(records.ENTRY, 4, 2, b"other")
     sent = [
         [encode(messages.MEMBERS, 7, members), encode(messages.VOTE, 3, 9, 2, False)],
@@ -568,7 +570,7 @@ def batch(data: bytes) -> None:
     drafts = built.drafts
     assert len(drafts) + len(built.problems) == built.total
     if drafts:
-        kind, body = commands.decode_entry(commands.encode_entry(0, [commands.encode_publish("n1", drafts)]))[2][0]
+        kind, body = decode_entry(encode_entry(0, [commands.encode_publish("n1", drafts)]))[2][0]
         commands.decode(kind, body)
 
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 
-from hadelay.codec.commands import Command
+from hadelay.codec.commandtypes import Command
 from hadelay.handout import scans
 from hadelay.ledger.apply import apply_entry
 from hadelay.platform.disk import RealDisk

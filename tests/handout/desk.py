@@ -13,7 +13,8 @@ import numpy as np
 from chaos.sim import ledgercheck
 from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.codec import commands
-from hadelay.codec.commands import Command, encode_entry
+from hadelay.codec.commandtypes import Command
+from hadelay.codec.entries import encode_entry
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.meta import Meta, pack
 from hadelay.codec.results import Done as Result

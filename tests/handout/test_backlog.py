@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hadelay.codec.commands import encode_retire, encode_topic_delete
+from hadelay.codec.commands import encode_maintain, encode_topic_delete
+from hadelay.codec.commandtypes import Job
 from hadelay.handout import scans
 from hadelay.model import HOUR_MS
 from tests.handout.desk import START_HOUR, Desk
@@ -170,7 +171,7 @@ def test_an_hour_is_retired_while_the_sweeper_is_in_the_middle_of_it(monkeypatch
     desk.run_to(3 * HOUR_MS + 1_000)
     assert not desk.core.scans.sweep()
     desk.cancel(*names)
-    assert desk.do(encode_retire(START_HOUR)).done
+    assert desk.do(encode_maintain(Job.RETIRE, START_HOUR)).done
     while not desk.core.scans.sweep():
         pass
     assert desk.dispatcher.sweeper_found == 0

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from hadelay.codec.commands import MAX_SEQ, Command, encode_audited, encode_purge, encode_topic_delete, encode_topic_put
+from hadelay.codec.commands import encode_audited, encode_purge, encode_topic_delete, encode_topic_put
+from hadelay.codec.commandtypes import MAX_SEQ, Command
 from hadelay.codec.results import LeaseOutcome
 from hadelay.errors import Conflict, LimitReached, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.ledger.topicchanges import READY, SCHEDULED

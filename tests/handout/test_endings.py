@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from hadelay.codec import commands
-from hadelay.codec.commands import Command
+from hadelay.codec.commandtypes import Command
 from hadelay.ledger.describe import describe
 from hadelay.ledger.topicchanges import READY, SCHEDULED
 from hadelay.model import DEAD_HOURS, Event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hadelay.codec.commands import Command
+from hadelay.codec.commandtypes import Command
 from hadelay.codec.results import LeaseOutcome
 from hadelay.errors import Overloaded
 from hadelay.model import HOUR_MS

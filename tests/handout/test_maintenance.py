@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hadelay.codec.commands import Command, encode_purge, encode_topic_delete
+from hadelay.codec.commands import encode_purge, encode_topic_delete
+from hadelay.codec.commandtypes import Command
 from hadelay.ledger.topicchanges import READY, SCHEDULED
 from hadelay.model import HOUR_MS
 from hadelay.settings.node import RetentionConfig

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hadelay.codec.commands import Command, encode_cursor
+from hadelay.codec.commands import encode_cursor
+from hadelay.codec.commandtypes import Command
 from hadelay.model import HOUR_MS
 from tests.handout.desk import START_HOUR, Desk
 

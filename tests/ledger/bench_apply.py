@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from hadelay.codec import commands
-from hadelay.codec.commands import Grant, encode_entry
+from hadelay.codec.commandtypes import Grant
+from hadelay.codec.entries import encode_entry
 from hadelay.ledger import checkpoint
 from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.describe import describe

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hadelay.codec import commands
+from hadelay.codec.commandtypes import Command
 from hadelay.codec.results import Done, Refused
 from hadelay.ledger import access, checkpoint
 from hadelay.rights import MAX_AUDIT, SCOPES, AuditEntry, Rights, covers
@@ -88,7 +89,7 @@ def test_what_is_no_token(changes: dict[int, Any], words: str) -> None:
     assert words in refused.detail
     assert not world.ledger.tokens
     body = commands.msgpack.packb(fields[:3])
-    assert world.one(commands._frame(commands.Command.TOKEN_CREATE, body)).code == "bad_token"
+    assert world.one(commands._frame(Command.TOKEN_CREATE, body)).code == "bad_token"
 
 
 def test_tokens_are_bounded_and_expired_ones_make_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,9 @@ from msgspec.structs import replace
 
 from chaos.sim import ledgercheck
 from hadelay.codec import commands
-from hadelay.codec.commands import Command, Grant, Malformed, decode, decode_entry, encode_entry
+from hadelay.codec.commands import Malformed, decode
+from hadelay.codec.commandtypes import Command, Grant, Job
+from hadelay.codec.entries import decode_entry, encode_entry
 from hadelay.codec.leasetokens import encode_leases
 from hadelay.codec.publishcommand import hash_key
 from hadelay.codec.results import Done, Refused
@@ -41,18 +43,18 @@ EXAMPLES = [
     commands.encode_cursor(START_HOUR, 3599, 2**32 - 1),
     commands.encode_topic_put("t", {"lease_ms": 1}),
     commands.encode_topic_delete("t", True),
-    commands.encode_sweep(),
-    commands.encode_carry(START_HOUR - 1),
-    commands.encode_retire(START_HOUR - 5),
+    commands.encode_maintain(Job.SWEEP),
+    commands.encode_maintain(Job.ROLL_FORWARD, START_HOUR - 1),
+    commands.encode_maintain(Job.RETIRE, START_HOUR - 5),
     commands.encode_feature(1),
     commands.encode_incarnation("n2", 7),
     commands.encode_settings({"max_topics": 5}),
     commands.encode_reschedule("n1", -5, True, [1], [("t", b"key"), ("u", b"key")]),
     commands.encode_redrive("n1", "t", [1, 2**64 - 1]),
-    commands.encode_ttl_expire(),
+    commands.encode_maintain(Job.TTL_EXPIRE),
     commands.encode_purge("t", 7),
-    commands.encode_drop_dead(DEAD_HOURS + START_HOUR),
-    commands.encode_redrive_some("t"),
+    commands.encode_maintain(Job.DROP_DEAD, DEAD_HOURS + START_HOUR),
+    commands.encode_maintain(Job.REDRIVE, topic="t"),
     commands.encode_alerted("t", 3),
     commands.encode_token_create("shop", bytes(32), ["publish:t", "admin"], 5_000),
     commands.encode_token_revoke("0" * 12),
@@ -206,17 +208,17 @@ def test_the_examples_of_the_specification() -> None:
         "CURSOR": commands.encode_cursor(498665, 1801, 3),
         "TOPIC_PUT": commands.encode_topic_put("orders", {"lease_ms": 30_000}),
         "TOPIC_DELETE": commands.encode_topic_delete("orders", True),
-        "SWEEP": commands.encode_sweep(),
-        "CARRY": commands.encode_carry(498640),
-        "RETIRE": commands.encode_retire(498640),
+        "SWEEP": commands.encode_maintain(Job.SWEEP),
+        "CARRY": commands.encode_maintain(Job.ROLL_FORWARD, 498640),
+        "RETIRE": commands.encode_maintain(Job.RETIRE, 498640),
         "FEATURE": commands.encode_feature(1),
         "INCARNATION": commands.encode_incarnation("n2", 3),
         "SETTINGS": commands.encode_settings({"max_topics": 1_000}),
         "REDRIVE": commands.encode_redrive("n1", "orders", [pack_id(0, 498665, 42)]),
-        "TTL_EXPIRE": commands.encode_ttl_expire(),
+        "TTL_EXPIRE": commands.encode_maintain(Job.TTL_EXPIRE),
         "PURGE": commands.encode_purge("orders", 3),
-        "DROP_DEAD": commands.encode_drop_dead(DEAD_HOURS + 498665),
-        "REDRIVE_SOME": commands.encode_redrive_some("orders"),
+        "DROP_DEAD": commands.encode_maintain(Job.DROP_DEAD, DEAD_HOURS + 498665),
+        "REDRIVE_SOME": commands.encode_maintain(Job.REDRIVE, topic="orders"),
         "ALERTED": commands.encode_alerted("orders", 3),
         "TOKEN_CREATE": commands.encode_token_create("shop", digest, ["publish:orders-*", "read"], 86_400_000),
         "TOKEN_REVOKE": commands.encode_token_revoke(digest.hex()[:12]),

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from hadelay.codec import commands
+from hadelay.codec.commandtypes import Command, Grant, Job
 from hadelay.codec.publishcommand import hash_client_key
 from hadelay.codec.results import LeaseOutcome, Outcome, Refused, RowCode
 from hadelay.ledger.describe import describe
@@ -66,7 +67,7 @@ def test_a_purged_message_that_is_not_swept_yet_answers_for_no_other() -> None:
     purge(world, SCHEDULED)
     (second,) = world.ids(keyed())
     for _ in range(3):
-        world.one(commands.encode_sweep())
+        world.maintain(Job.SWEEP)
     assert world.states(first, second) == ["cancelled", "scheduled"]
 
 
@@ -93,7 +94,7 @@ def test_a_purge_of_dead_letters_in_the_ms_of_a_whole_redrive() -> None:
     first = dies(world)
     redrive(world)
     second = dies(world)
-    world.one(commands.encode_redrive_some("t"))
+    world.maintain(Job.REDRIVE, topic="t")
     purge(world, DEAD)
     assert world.states(first, second) == ["ready", "gone"]
 
@@ -104,7 +105,7 @@ def test_a_second_redrive_in_one_ms_brings_back_what_died_between() -> None:
     redrive(world)
     second = dies(world)
     redrive(world)
-    world.one(commands.encode_redrive_some("t"))
+    world.maintain(Job.REDRIVE, topic="t")
     assert world.states(first, second) == ["ready", "ready"]
 
 
@@ -115,7 +116,7 @@ def test_a_redrive_of_all_leaves_what_was_purged() -> None:
     world.now += 1_000
     second = dies(world)
     redrive(world)
-    world.one(commands.encode_redrive_some("t"))
+    world.maintain(Job.REDRIVE, topic="t")
     assert world.states(first, second) == ["gone", "ready"]
 
 
@@ -128,10 +129,10 @@ def test_no_token_acks_a_dead_letter() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"\x81\x90\xc0", b"\x81\x80\x01"], ids=["list", "map"])
-@pytest.mark.parametrize("kind", [commands.Command.TOPIC_PUT, commands.Command.SETTINGS])
-def test_a_map_with_keys_that_cannot_be_keys_is_malformed(kind: commands.Command, raw: bytes) -> None:
+@pytest.mark.parametrize("kind", [Command.TOPIC_PUT, Command.SETTINGS])
+def test_a_map_with_keys_that_cannot_be_keys_is_malformed(kind: Command, raw: bytes) -> None:
     world = World()
-    name = b"\x01t" if kind == commands.Command.TOPIC_PUT else b""
+    name = b"\x01t" if kind == Command.TOPIC_PUT else b""
     result: Any = world.one(bytes([kind]) + len(name + raw).to_bytes(4, "little") + name + raw)
     assert isinstance(result, Refused)
 
@@ -170,10 +171,10 @@ def test_nothing_but_the_sweep_ends_what_a_partial_purge_means() -> None:
     world.now += 1_000
     world.expire((1, 1))
     purge(world, READY)
-    world.one(commands.encode_ttl_expire())
+    world.maintain(Job.TTL_EXPIRE)
     outcomes = world.ack(held)
     for _ in range(3):
-        world.one(commands.encode_sweep())
+        world.maintain(Job.SWEEP)
     assert (outcomes, world.states(limited, late)) == ([LeaseOutcome.LEASE_LOST], ["cancelled", "cancelled"])
 
 
@@ -183,7 +184,7 @@ def test_a_redrive_waits_for_its_rate_and_says_so() -> None:
     dies(world)
     redrive(world, 0.1)
     before = world.topic().redrive.waits(world.ledger.now_ms)
-    world.one(commands.encode_redrive_some("t"))
+    world.maintain(Job.REDRIVE, topic="t")
     after = [world.topic().redrive.waits(world.ledger.now_ms + ms) for ms in (0, 9_999, 10_000)]
     assert (before, after) == (False, [True, True, False])
 
@@ -195,7 +196,7 @@ def test_a_grant_looks_ahead_as_far_as_it_says_and_never_further_than_100_ms() -
     def granted(seq: int, ahead_ms: int, message_id: int) -> bool:
         hour, index = world.place(message_id)
         places = np.array([hour]), np.array([index])
-        command = commands.Grant(1, seq, 30_000, "c", b"", "n1", *places, ahead_ms=ahead_ms)
+        command = Grant(1, seq, 30_000, "c", b"", "n1", *places, ahead_ms=ahead_ms)
         return bool(world.one(commands.encode_grant(command)).granted.all())
 
     assert not granted(1, 89, soon)
@@ -213,7 +214,7 @@ def test_what_comes_back_before_its_time_is_due_at_its_time() -> None:
     world = World()
     (soon,) = world.ids(draft("t", 90))
     hour, index = world.place(soon)
-    grant = commands.Grant(1, 1, 30_000, "c", b"", "n1", np.array([hour]), np.array([index]), ahead_ms=90)
+    grant = Grant(1, 1, 30_000, "c", b"", "n1", np.array([hour]), np.array([index]), ahead_ms=90)
     world.one(commands.encode_grant(grant))
     world.extend(leases((1, 1, 0, hour, index)), 10)
     world.now += 10
@@ -229,7 +230,7 @@ def test_what_was_in_hands_when_it_was_rescheduled_is_handed_out_as_another_atte
     (message_id,) = world.ids(draft())
     hour, index = world.place(message_id)
     world.one(commands.encode_reschedule("n1", 1_000, True, [message_id]))
-    late = commands.Grant(1, 1, 30_000, "c", b"r", "n1", np.array([hour]), np.array([index]), handed=True)
+    late = Grant(1, 1, 30_000, "c", b"r", "n1", np.array([hour]), np.array([index]), handed=True)
     assert not world.one(commands.encode_grant(late)).granted.any()
     world.now += 2_000
     world.lease(message_id)
@@ -303,7 +304,7 @@ def test_purges_that_are_not_written_down_yet_are_bounded() -> None:
     purge(world, READY)  # means what the one before it means
     assert len(world.topic().marks) == MAX_MARKS + 1
     for _ in range(4):
-        world.one(commands.encode_sweep())
+        world.maintain(Job.SWEEP)
     assert not world.topic().marks
     purge(world, SCHEDULED)
     assert world.states(first) == ["cancelled"]

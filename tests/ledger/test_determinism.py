@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from chaos.sim import ledgercheck
 from hadelay.codec import commands
+from hadelay.codec.commandtypes import Job
 from hadelay.ledger import checkpoint
 from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.lookup import find_entry
@@ -53,9 +54,12 @@ def long_log(seed: int, steps: int = 250) -> list[bytes]:
         world.cancel(*rng.choices(known, k=3))
         if step % 50 == 49:
             world.one(commands.encode_topic_delete("mail", True))
-        world.one(commands.encode_sweep(50))
+        world.maintain(Job.SWEEP, limit=50)
         hour = world.ledger.now_hour - 2
-        world.apply(commands.encode_carry(hour, 20), commands.encode_retire(hour, 20))
+        world.apply(
+            commands.encode_maintain(Job.ROLL_FORWARD, hour, 20),
+            commands.encode_maintain(Job.RETIRE, hour, 20),
+        )
         world.one(commands.encode_cursor(hour, step % 3600, step))
     return world.entries
 

@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from hadelay.codec import commands
+from hadelay.codec.commandtypes import Job
 from hadelay.codec.formats import REASON
 from hadelay.codec.results import LeaseOutcome, RedriveOutcome, RedriveResult
 from hadelay.ledger import dead, topicchanges
@@ -74,18 +75,18 @@ class FailuresPlayer(Player):
 
     def do_redrive_some(self, names: list[str], options: dict[str, str]) -> str:
         limit = int(options.get("limit", 1000))
-        return self._said(self.world.one(commands.encode_redrive_some(names[0], limit)))
+        return self._said(self.world.maintain(Job.REDRIVE, topic=names[0], limit=limit))
 
     def do_purge(self, names: list[str], options: dict[str, str]) -> str:
         topic, *states = names
         return self._said(self.world.one(commands.encode_purge(topic, sum(_STATES[state] for state in states))))
 
     def do_ttl_expire(self, names: list[str], options: dict[str, str]) -> str:
-        return self._said(self.world.one(commands.encode_ttl_expire(int(options.get("limit", 1000)))))
+        return self._said(self.world.maintain(Job.TTL_EXPIRE, limit=int(options.get("limit", 1000))))
 
     def do_drop_dead(self, names: list[str], options: dict[str, str]) -> str:
         hour = DEAD_HOURS + START_HOUR + int(names[0])
-        return self._said(self.world.one(commands.encode_drop_dead(hour, int(options.get("limit", 1000)))))
+        return self._said(self.world.maintain(Job.DROP_DEAD, hour, int(options.get("limit", 1000))))
 
     def do_alerted(self, names: list[str], options: dict[str, str]) -> str:
         self.world.one(commands.encode_alerted(names[0], int(names[1])))

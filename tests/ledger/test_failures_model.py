@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hadelay.codec import commands
+from hadelay.codec.commandtypes import Job
 from hadelay.ledger import checkpoint
 from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.describe import describe
@@ -94,7 +95,7 @@ class Life:
             world.now += args[0]
             one(commands.encode_noop())
         elif what == "ttl":
-            one(commands.encode_ttl_expire(args[0]))
+            one(commands.encode_maintain(Job.TTL_EXPIRE, limit=args[0]))
         elif what == "redrive":
             dead = [
                 i for i in self.ids if (d := describe(world.ledger, i)) and d.state is State.DEAD and d.topic == args[0]
@@ -103,20 +104,20 @@ class Life:
         elif what == "redrive all":
             one(commands.encode_redrive("n1", args[0], [], all=True, rate=args[1]))
         elif what == "redrive some":
-            one(commands.encode_redrive_some(*args))
+            world.maintain(Job.REDRIVE, topic=args[0], limit=args[1])
         elif what == "purge":
             one(commands.encode_purge(*args))
         elif what == "delete":
             one(commands.encode_topic_delete(args[0], True))
         elif what == "sweep":
-            one(commands.encode_sweep(args[0]))
+            one(commands.encode_maintain(Job.SWEEP, limit=args[0]))
         elif what == "carry":
-            one(commands.encode_carry(hour - args[0]))
+            one(commands.encode_maintain(Job.ROLL_FORWARD, hour - args[0]))
         elif what == "retire":
-            one(commands.encode_retire(hour - args[0]))
+            one(commands.encode_maintain(Job.RETIRE, hour - args[0]))
         elif what == "drop":
             for known in world.store.hours()[-args[0] :]:
-                one(commands.encode_drop_dead(known, 2))
+                one(commands.encode_maintain(Job.DROP_DEAD, known, 2))
         elif what == "cancel" and self.ids:
             world.cancel(*self.some([args[0]]))
         elif what == "reschedule" and self.ids:

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from hadelay.codec import commands
-from hadelay.codec.commands import Command, encode_entry
+from hadelay.codec.commandtypes import LEVEL_OF, Command
+from hadelay.codec.entries import encode_entry
 from hadelay.codec.results import Done, LeaseOutcome, Outcome, RedriveOutcome, Refused
 from hadelay.errors import FatalError
 from hadelay.ledger import apply, changes, checkpoint, dead, topicchanges
@@ -36,7 +37,7 @@ NEXT = FEATURE_LEVEL + 1
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> None:
     """This program brings PURGE, with a level of its own."""
-    monkeypatch.setitem(commands.LEVEL_OF, Command.PURGE, NEXT)
+    monkeypatch.setitem(LEVEL_OF, Command.PURGE, NEXT)
     monkeypatch.setattr(apply, "FEATURE_LEVEL", NEXT)
 
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from msgspec.structs import replace
 
 from hadelay.codec import commands
+from hadelay.codec.commandtypes import Job
 from hadelay.codec.leasetokens import LEASE
 from hadelay.ledger import listing, topicchanges
 from hadelay.ledger.describe import describe
@@ -136,7 +137,7 @@ def test_what_was_carried_stands_where_it_was_carried_to(world: World) -> None:
     hour = world.place(a)[0]
     world.now = 3 * HOUR_MS + 5
     (b,) = world.ids(draft())
-    world.one(commands.encode_carry(hour))
+    world.maintain(Job.ROLL_FORWARD, hour)
     assert world.place(a)[0] == hour + 3
     assert listed(world, query(world)) == [(a, "ready"), (b, "ready")]
 
@@ -148,7 +149,7 @@ def test_a_deleted_topic_leaves_cancelled_messages(world: World) -> None:
     assert listed(world, query(world)) == [(new, "ready")]
     question = query(world, frozenset((State.CANCELLED,)))
     assert listed(world, question) == [(i, "cancelled") for i in old]
-    world.one(commands.encode_sweep())
+    world.maintain(Job.SWEEP)
     assert listed(world, question) == [(i, "cancelled") for i in old]
 
 
@@ -232,7 +233,7 @@ class ListingAgainstSorting(RuleBasedStateMachine):
             world.one(commands.encode_noop())
             return set(self.ids)  # what was scheduled may be ready
         elif what == "carry":
-            world.one(commands.encode_carry(self.world.place(some[0])[0]))
+            world.maintain(Job.ROLL_FORWARD, self.world.place(some[0])[0])
             return set(self.ids)
         else:
             due = [i for i in some if world.states(i) == ["ready"]]

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
 from hadelay.codec import commands
-from hadelay.codec.commands import Grant
+from hadelay.codec.commandtypes import Grant, Job
 from hadelay.codec.publishcommand import hash_client_key
-from hadelay.codec.results import CancelOutcome, LeaseOutcome, Outcome, Progress, RowCode
+from hadelay.codec.results import CancelOutcome, JobResult, LeaseOutcome, Outcome, RowCode
 from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import find_key
 from hadelay.model import HOUR_MS, KEEP, REJECT, REPLACE
@@ -378,7 +378,7 @@ class StateAgainstModel(RuleBasedStateMachine):
     def sweep(self, limit: int) -> None:
         swept = 0
         for _ in range(2_000):
-            result = self.world.one(commands.encode_sweep(limit))
+            result = self.world.maintain(Job.SWEEP, limit=limit)
             swept += result.count
             if result.done:
                 break
@@ -393,11 +393,11 @@ class StateAgainstModel(RuleBasedStateMachine):
         hour = hour_at(self.time) - back
         moved = [m for m in self.model.messages if m.hour == hour and m.state == "waiting"]
         if back == 0:
-            assert self.world.one(commands.encode_carry(hour, limit)).code == "hour_running"
+            assert self.world.maintain(Job.ROLL_FORWARD, hour, limit).code == "hour_running"
             return
         count = 0
         for _ in range(2_000):
-            result = self.world.one(commands.encode_carry(hour, limit))
+            result = self.world.maintain(Job.ROLL_FORWARD, hour, limit)
             count += result.count
             if result.done:
                 break
@@ -414,16 +414,16 @@ class StateAgainstModel(RuleBasedStateMachine):
         mine = [m for m in self.model.messages if m.hour == hour]
         is_open = any(m.is_open or not m.swept for m in mine)
         existed = self.world.store.count(hour) > 0
-        result = self.world.one(commands.encode_retire(hour, limit))
+        result = self.world.maintain(Job.RETIRE, hour, limit)
         if not existed:
-            assert result == Progress(True, 0)
+            assert result == JobResult(True, 0)
         elif back < 2:
             assert result.code == "hour_running"
         elif is_open:
             assert result.code == "hour_open"
         else:
             while not result.done:
-                result = self.world.one(commands.encode_retire(hour, limit))
+                result = self.world.maintain(Job.RETIRE, hour, limit)
             self.model.retired.add(hour)
             for m in mine:
                 m.state = "gone"

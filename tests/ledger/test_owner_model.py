@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hadelay.codec import commands
+from hadelay.codec.commandtypes import Grant, Job
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import CancelOutcome, LeaseOutcome, Outcome, RedriveOutcome, RowCode
 from hadelay.ledger import checkpoint, dead, topicchanges
@@ -211,9 +212,7 @@ class Owner(RuleBasedStateMachine):
         self.world.seq += 1
         hours, indexes = np.array(places, np.uint32).reshape(-1, 2).T
         result = self.one(
-            commands.encode_grant(
-                commands.Grant(self.world.term, self.world.seq, lease_ms, "c", b"", "n1", hours, indexes)
-            )
+            commands.encode_grant(Grant(self.world.term, self.world.seq, lease_ms, "c", b"", "n1", hours, indexes))
         )
         held = {name: sum(m.topic == name and m.state == "leased" for m in self.messages) for name in TOPICS}
         for n, m in enumerate(chosen):
@@ -288,7 +287,7 @@ class Owner(RuleBasedStateMachine):
     @rule(limit=st.sampled_from([1, 100]))
     def ttl(self, limit: int) -> None:
         for _ in range(500):
-            if self.one(commands.encode_ttl_expire(limit)).done:
+            if self.one(commands.encode_maintain(Job.TTL_EXPIRE, limit=limit)).done:
                 break
         else:
             raise AssertionError("it never ends")
@@ -319,12 +318,12 @@ class Owner(RuleBasedStateMachine):
         letters = [by_id[i] for _, i in dead.listing(self.world.ledger, self.world.topic(name), b"", 1_000)]
         assert {m.id for m in letters} == {m.id for m in self.messages if m.topic == name and m.state == "dead"}
         # It ends in a later ms: in this one letters may still die.
-        while self.one(commands.encode_redrive_some(name, limit)).count:
+        while self.one(commands.encode_maintain(Job.REDRIVE, topic=name, limit=limit)).count:
             pass
         for m in letters:
             self.revive(m)
         self.clock(1)
-        assert self.one(commands.encode_redrive_some(name, limit)).done
+        assert self.one(commands.encode_maintain(Job.REDRIVE, topic=name, limit=limit)).done
 
     def revive(self, m: Message) -> bool:
         """Unless its key is another one's."""
@@ -358,7 +357,7 @@ class Owner(RuleBasedStateMachine):
     @rule(limit=st.sampled_from([1, 1000]))
     def sweep(self, limit: int) -> None:
         for _ in range(500):
-            if self.one(commands.encode_sweep(limit)).done:
+            if self.one(commands.encode_maintain(Job.SWEEP, limit=limit)).done:
                 return
         raise AssertionError("a sweep that never ends")
 

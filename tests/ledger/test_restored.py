@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from hadelay.codec import commands
+from hadelay.codec.commandtypes import Job
 from hadelay.codec.publishcommand import hash_client_key
 from hadelay.codec.results import CancelOutcome
 from hadelay.ledger import checkpoint
@@ -62,13 +63,13 @@ def test_an_hour_of_two_groups_retires_and_leaves_nothing() -> None:
     world.ack(world.lease(*new))
     assert world.tables.range(PLACE)
     world.now += 4 * HOUR_MS
-    world.apply(commands.encode_retire(START_HOUR))
+    world.apply(commands.encode_maintain(Job.RETIRE, START_HOUR))
     assert world.states(*new) == ["gone"] * 2
     assert world.states(*old) == ["ready"] * 3
     world.ack(world.lease(*old))
     world.now += 4 * HOUR_MS
     for hour in world.store.hours():
-        world.apply(commands.encode_retire(hour))
+        world.apply(commands.encode_maintain(Job.RETIRE, hour))
     assert list(world.store.hours()) == []
     assert [world.tables.range(table) for table in (PLACE, KEY, KEYOF)] == [[], [], []]
     assert find_key(world.ledger, "t", hash_client_key(b"1")) is None

@@ -25,8 +25,9 @@ import pytest
 from msgspec.structs import replace
 
 from hadelay.codec import commands
+from hadelay.codec.commandtypes import Job
 from hadelay.codec.publishcommand import hash_client_key
-from hadelay.codec.results import CancelOutcome, LeaseOutcome, Outcome, Progress, Refused, RowCode
+from hadelay.codec.results import CancelOutcome, JobResult, LeaseOutcome, Outcome, Refused, RowCode
 from hadelay.codec.tags import mask_of
 from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import find_key
@@ -282,15 +283,15 @@ class Player:
         return self._said(self.world.one(commands.encode_topic_delete(names[0], "force" in options)))
 
     def do_sweep(self, names: list[str], options: dict[str, str]) -> str:
-        return self._said(self.world.one(commands.encode_sweep(int(options.get("limit", 1000)))))
+        return self._said(self.world.maintain(Job.SWEEP, limit=int(options.get("limit", 1000))))
 
     def do_carry(self, names: list[str], options: dict[str, str]) -> str:
         hour = START_HOUR + int(names[0])
-        return self._said(self.world.one(commands.encode_carry(hour, int(options.get("limit", 1000)))))
+        return self._said(self.world.maintain(Job.ROLL_FORWARD, hour, int(options.get("limit", 1000))))
 
     def do_retire(self, names: list[str], options: dict[str, str]) -> str:
         hour = START_HOUR + int(names[0])
-        return self._said(self.world.one(commands.encode_retire(hour, int(options.get("limit", 1000)))))
+        return self._said(self.world.maintain(Job.RETIRE, hour, int(options.get("limit", 1000))))
 
     def do_settings(self, names: list[str], options: dict[str, str]) -> str:
         values: dict[str, Any] = {k: v == "true" if v in ("true", "false") else int(v) for k, v in options.items()}
@@ -317,7 +318,7 @@ class Player:
     def _said(self, result: Any) -> str:
         if isinstance(result, Refused):
             return f"refused, {result.code}"
-        if isinstance(result, Progress):
+        if isinstance(result, JobResult):
             return f"{result.count}" + (", done" if result.done else ", more to do")
         return "changed" if result.changed else "as it was"
 

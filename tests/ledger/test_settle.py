@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hadelay.codec import commands
+from hadelay.codec import commands, entries
 from hadelay.codec.formats import MAX_NACK_DELAY_MS, handout_delay_ms
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import LeaseOutcome, Refused
@@ -99,9 +99,9 @@ def test_only_acks_and_nacks_are_looked_into() -> None:
     rows = np.zeros(2, LEASE)
     rows["seq"] = (1, 2)
     for command in (commands.encode_ack("node", rows), commands.encode_nack("node", rows, 5, "why")):
-        found = commands.leases_in(command)
+        found = entries.leases_in(command)
         assert found is not None
         assert found.tobytes() == rows.tobytes()
         for cut in range(5, 5 + 13 + 4 + rows.nbytes):
-            assert commands.leases_in(command[:cut]) is None
-    assert commands.leases_in(commands.encode_extend("node", rows, 5)) is None
+            assert entries.leases_in(command[:cut]) is None
+    assert entries.leases_in(commands.encode_extend("node", rows, 5)) is None

@@ -8,7 +8,8 @@ import numpy as np
 
 from chaos.sim import ledgercheck
 from hadelay.codec import commands
-from hadelay.codec.commands import Grant, encode_entry
+from hadelay.codec.commandtypes import Grant, Job
+from hadelay.codec.entries import encode_entry
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import Refused, Result
 from hadelay.ledger import checkpoint
@@ -61,6 +62,9 @@ class World:
     def one(self, encoded: bytes) -> Any:
         (result,) = self.apply(encoded)
         return result
+
+    def maintain(self, job: Job, hour: int = 0, limit: int | None = None, topic: str = "") -> Any:
+        return self.one(commands.encode_maintain(job, hour, limit, topic))
 
     def publish(self, *drafts: Draft, key: bytes | None = None, node: str = "n1") -> Any:
         return self.one(commands.encode_publish(node, drafts or [draft()], key))

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from hadelay.codec import commands
 from hadelay.codec.checksums import crc32c
+from hadelay.codec.commandtypes import Grant, Job
 from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, HOUR_ROW, INDEX_SIZE
 from hadelay.codec.meta import Meta, pack
 from hadelay.model import NONE32, Draft, Event, hour_name, unpack_id
@@ -113,9 +114,9 @@ def one_of_each() -> tuple[World, dict[str, list[int]]]:
     world.one(commands.encode_expire([key]))
     world.ack(world.lease(ids[3]))
     world.now = 2 * MINUTE
-    world.one(commands.encode_ttl_expire())
+    world.maintain(Job.TTL_EXPIRE)
     world.now = HOUR + MINUTE
-    while not world.one(commands.encode_carry(START_HOUR)).done:
+    while not world.maintain(Job.ROLL_FORWARD, START_HOUR).done:
         pass
     world.now += 10
     world.ack(world.lease(carried))
@@ -142,7 +143,7 @@ def _hand_out(world: World, message_id: int) -> np.ndarray:
     """Grant it although it is due in less than 100 ms."""
     world.seq += 1
     hour, index = world.place(message_id)
-    grant = commands.Grant(world.term, world.seq, 30_000, "c", b"", "n1", [hour], [index], ahead_ms=100)
+    grant = Grant(world.term, world.seq, 30_000, "c", b"", "n1", [hour], [index], ahead_ms=100)
     result = world.one(commands.encode_grant(grant))
     assert result.granted.all()
     return world.held(result.term, result.seq)
@@ -186,5 +187,5 @@ def at_random(seed: int, steps: int = 150) -> tuple[World, list[int]]:
             world.cancel(rng.choice(ids))
         hour = (START_MS + world.now) // HOUR - 1
         if hour in world.store.files:
-            world.one(commands.encode_carry(hour))
+            world.maintain(Job.ROLL_FORWARD, hour)
     return world, ids

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from hadelay.codec import commands
+from hadelay.codec.commandtypes import Job
 from hadelay.codec.records import decode_record
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import encode_id, hour_name
@@ -276,7 +277,7 @@ def test_a_message_of_a_deleted_topic_keeps_its_name(tmp_path: Path) -> None:
     world = World()
     world.ids(message("gone", SECOND))
     world.one(commands.encode_topic_delete("gone", force=True))
-    while not world.one(commands.encode_sweep()).done:
+    while not world.maintain(Job.SWEEP).done:
         pass
     (found,) = read(options(world, write(world, tmp_path), columns="topic,state"))
     assert found == {"topic": "gone", "state": "cancelled"}

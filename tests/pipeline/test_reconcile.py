@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pyarrow.parquet as pq
 import pytest
 
-from hadelay.codec import commands
+from hadelay.codec.commandtypes import Job
 from hadelay.errors import BadRequest
 from hadelay.model import encode_id
 from hadelay.pipeline import archive, lateness, tail
@@ -198,7 +198,7 @@ def test_a_message_carried_on_is_judged_by_its_first_entry(tmp_path: Path) -> No
     world.checking = True
     hour = START_HOUR + 30
     world.now = 31 * 3_600_000
-    while not world.one(commands.encode_carry(hour)).done:
+    while not world.maintain(Job.ROLL_FORWARD, hour).done:
         pass
     summary = judge(world, write(world, tmp_path))
     rows = [row for row in summary.table if row["topic"] == "far"]

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hadelay.codec import commands
+from hadelay.codec.commandtypes import Job
 from hadelay.errors import BadRequest
 from hadelay.pipeline import forecast, lateness, load, timing
 from hadelay.pipeline.forecast import drain, jitter
@@ -36,7 +37,7 @@ def handed_out(directory: Path, late_ms: list[int]) -> World:
         world.now = 10 * SECOND + late
         world.ack(world.lease(message_id))
     world.now = HOUR + MINUTE
-    while not world.one(commands.encode_carry(START_HOUR)).done:
+    while not world.maintain(Job.ROLL_FORWARD, START_HOUR).done:
         pass
     write(world, directory)
     return world

@@ -14,7 +14,7 @@ import pytest
 
 from chaos.sim.cluster import SimCluster
 from hadelay import errors
-from hadelay.codec.commands import Command
+from hadelay.codec.commandtypes import Command
 from hadelay.codec.records import Record
 from hadelay.errors import HadelayError
 from hadelay.ledger import access, checkpoint

@@ -12,7 +12,8 @@ import pytest
 
 from chaos.sim.cluster import SimCluster
 from hadelay.api.service import Actor, Granting, ReceiveRequest
-from hadelay.codec.commands import Command, encode_audited, encode_feature, encode_incarnation, encode_noop
+from hadelay.codec.commands import encode_audited, encode_feature, encode_incarnation, encode_noop
+from hadelay.codec.commandtypes import Command
 from hadelay.codec.leasetokens import encode_leases
 from hadelay.codec.results import Done, LeaseOutcome, LeaseResult, RedriveOutcome, RedriveResult, Refused
 from hadelay.errors import BadRequest, DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded

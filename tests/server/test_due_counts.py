@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from chaos.sim.disk import SimDisk
 from hadelay.codec import commands
+from hadelay.codec.commandtypes import Job
 from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.describe import describe
 from hadelay.ledger.state import Ledger
@@ -251,7 +252,7 @@ def test_what_waits_to_be_written_is_counted_once_whenever_it_is_written(
                 world.one(commands.encode_noop())
             elif what == "retire":
                 for hour in world.store.hours():
-                    world.one(commands.encode_retire(hour))
+                    world.maintain(Job.RETIRE, hour)
             elif what in ("ack", "nack"):
                 if ready := [i for i in dict.fromkeys(some) if world.states(i) == ["ready"]]:
                     leases = world.lease(*ready)

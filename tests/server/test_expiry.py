@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hadelay.codec import commands
+from hadelay.codec.commandtypes import Command, Grant
 from tests.handout.desk import Desk
 from tests.ledger.world import World, draft
 
@@ -65,7 +66,7 @@ def test_however_many_large_messages_run_out_at_once_an_entry_copies_a_bounded_p
 
 def grant(index: int, hour: int) -> bytes:
     places = np.array([hour], np.uint32), np.array([index], np.uint32)
-    return commands.encode_grant(commands.Grant(1, index + 1, 1_000, "c", b"", "n1", *places))
+    return commands.encode_grant(Grant(1, index + 1, 1_000, "c", b"", "n1", *places))
 
 
 def test_one_entry_holds_one_expire_however_many_leases_run_out_at_once() -> None:
@@ -81,7 +82,7 @@ def test_one_entry_holds_one_expire_however_many_leases_run_out_at_once() -> Non
 
     def counted(command: bytes, done: Any) -> None:
         nonlocal under_way, most
-        if command[0] != commands.Command.EXPIRE:
+        if command[0] != Command.EXPIRE:
             propose(command, done)
             return
         under_way += 1

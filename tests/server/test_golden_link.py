@@ -129,7 +129,7 @@ RESULTS = [
     results.CancelResult(outcomes=u(1, 2)),
     results.RedriveResult(outcomes=u(3, 4)),
     results.RescheduleResult(outcomes=u(1), ids=u(2, kind=np.uint64), deliver_at_ms=u(3, kind=np.int64)),
-    results.Progress(done=True, count=7),
+    results.JobResult(done=True, count=7),
     results.Done(changed=False),
     results.Refused(code="no_topic", detail="there is none"),
 ]

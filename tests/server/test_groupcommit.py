@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from hadelay.api.service import Receipts
-from hadelay.codec.commands import decode_entry, encode_entry, encode_noop, encode_publish
+from hadelay.codec.commands import encode_noop, encode_publish
+from hadelay.codec.entries import decode_entry, encode_entry
 from hadelay.codec.publishcommand import decode_publish
 from hadelay.codec.results import Done, PublishResult, RowCode
 from hadelay.errors import HadelayError, Impossible, NoLeader, OutcomeUnknown, Overloaded

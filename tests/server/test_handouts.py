@@ -9,7 +9,7 @@ import pytest
 
 from chaos.sim.cluster import SimCluster
 from hadelay.codec import commands
-from hadelay.codec.commands import Command
+from hadelay.codec.commandtypes import Command
 from hadelay.codec.formats import handout_delay_ms
 from hadelay.codec.leasetokens import LEASE
 from hadelay.model import Event

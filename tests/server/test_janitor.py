@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from hadelay.codec.commands import encode_retire
+from hadelay.codec.commands import encode_maintain
+from hadelay.codec.commandtypes import Job
 from hadelay.model import HOUR_MS, hour_name
 from hadelay.server.janitor import Janitor
 from hadelay.settings.node import DAY, Config, RetentionConfig
@@ -82,12 +83,12 @@ def test_an_hour_goes_when_the_archive_holds_all_of_it(tmp_path: Path) -> None:
     leader = Leader(str(tmp_path))
     assert leader.looks() == []
     archive_hour(tmp_path, SECOND)
-    assert leader.looks() == [encode_retire(SECOND)]
+    assert leader.looks() == [encode_maintain(Job.RETIRE, SECOND)]
     archive_hour(tmp_path, FIRST)
-    assert leader.looks() == [encode_retire(SECOND), encode_retire(FIRST)]
+    assert leader.looks() == [encode_maintain(Job.RETIRE, SECOND), encode_maintain(Job.RETIRE, FIRST)]
     leader.sums = None  # it has not written all of it yet
     assert leader.looks() == []
-    assert Leader("").looks() == [encode_retire(FIRST)] * 2
+    assert Leader("").looks() == [encode_maintain(Job.RETIRE, FIRST)] * 2
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -100,7 +101,9 @@ def test_an_hour_stays_when_anything_of_its_archive_is_missing(tmp_path: Path, n
     else:
         file.write_bytes(data[:-1] if how == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
     parquet = file.suffix == ".parquet"  # a leader compares their sizes; `archive --audit` reads them
-    assert Leader(str(tmp_path)).looks() == ([encode_retire(FIRST)] if parquet and how == "flipped" else [])
+    assert Leader(str(tmp_path)).looks() == (
+        [encode_maintain(Job.RETIRE, FIRST)] if parquet and how == "flipped" else []
+    )
 
 
 def test_an_hour_stays_when_the_archive_is_of_other_bytes_or_of_an_older_version(
@@ -123,7 +126,7 @@ def test_an_hour_stays_when_the_archive_is_of_other_bytes_or_of_an_older_version
 def test_what_was_proven_is_not_believed_for_ever(tmp_path: Path) -> None:
     leader = Leader(str(tmp_path))
     file = archive_hour(tmp_path, FIRST)[1]
-    assert leader.looks() == [encode_retire(FIRST)]
+    assert leader.looks() == [encode_maintain(Job.RETIRE, FIRST)]
     file.unlink()
     leader.now_s += 61
     assert leader.looks() == []
@@ -136,7 +139,7 @@ def test_of_two_catalogues_the_later_row_counts(tmp_path: Path) -> None:
     assert len(manifests.load_catalogue(files).names) == 2
     assert Leader(str(tmp_path)).looks() == []
     archive_hour(tmp_path, FIRST)
-    assert Leader(str(tmp_path)).looks() == [encode_retire(FIRST)]
+    assert Leader(str(tmp_path)).looks() == [encode_maintain(Job.RETIRE, FIRST)]
     catalogue = manifests.load_catalogue(files)
     assert (catalogue.revision, manifests.load_catalogue(files, catalogue)) == (3, catalogue)  # it is not read again
     assert Catalogue([], 0, {}).encode({})[0].startswith("_catalogue/0000000001-")
@@ -151,14 +154,14 @@ def test_an_archive_in_an_object_store_is_believed_alike(tmp_path: Path) -> None
         assert leader.looks() == []
         shutil.copytree(tmp_path / "archive", store.bucket / "a/archive")
         (store.bucket / "a/archive" / file.relative_to(tmp_path / "archive")).write_bytes(b"PAR1")
-        assert leader.looks() == [encode_retire(FIRST)]
+        assert leader.looks() == [encode_maintain(Job.RETIRE, FIRST)]
         leader.now_s += 61
         store.fault = lambda method, path: 403
         assert leader.looks() == []
         store.fault = lambda method, path: 0
         shutil.copytree(tmp_path / "archive", store.bucket / "a/archive", dirs_exist_ok=True)
-        assert leader.looks() == [encode_retire(FIRST)]
-    assert Leader(f"file://{tmp_path}/archive").looks() == [encode_retire(FIRST)]
+        assert leader.looks() == [encode_maintain(Job.RETIRE, FIRST)]
+    assert Leader(f"file://{tmp_path}/archive").looks() == [encode_maintain(Job.RETIRE, FIRST)]
 
 
 def test_a_node_without_pyarrow_refuses_an_archive_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:

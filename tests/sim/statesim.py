@@ -14,6 +14,7 @@ from chaos.sim.promises import state_parts
 from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend
 from hadelay.codec import commands as c
+from hadelay.codec.entries import encode_entry
 from hadelay.codec.leasetokens import LEASE
 from hadelay.ledger import checkpoint
 from hadelay.ledger.apply import apply_entry
@@ -55,7 +56,7 @@ class Entries:
             self._maintenance,
         ]
         made = [m for kind in rng.sample(kinds, rng.randint(1, 3)) for m in [kind(ledger)] if m]
-        entry = c.encode_entry(self.now, made or [c.encode_noop()])
+        entry = encode_entry(self.now, made or [c.encode_noop()])
         self.log.append(entry)
         return entry
 
@@ -162,14 +163,14 @@ class Entries:
         return rng.choice((
             c.encode_topic_put("b", limits | {"dead_letter": rng.choice(("keep", "ccc"))}),
             c.encode_topic_put("ccc", limits),
-            c.encode_ttl_expire(20),
-            c.encode_ttl_expire(500),
+            c.encode_maintain(c.Job.TTL_EXPIRE, limit=20),
+            c.encode_maintain(c.Job.TTL_EXPIRE, limit=500),
             c.encode_purge(topic, rng.randrange(8)),
             c.encode_redrive("n1", topic, rng.sample(ids, min(len(ids), 5))),
             c.encode_redrive("n2", topic, [], all=True, rate=rng.choice((None, 0.5))),
-            c.encode_redrive_some(topic, 3),
-            c.encode_redrive_some(topic),
-            c.encode_drop_dead(rng.choice(dead), 4),
+            c.encode_maintain(c.Job.REDRIVE, topic=topic, limit=3),
+            c.encode_maintain(c.Job.REDRIVE, topic=topic),
+            c.encode_maintain(c.Job.DROP_DEAD, rng.choice(dead), 4),
             c.encode_alerted(topic, rng.randrange(20)),
         ))  # fmt: skip
 
@@ -179,9 +180,9 @@ class Entries:
         return rng.choice((
             c.encode_topic_put("a", {"lease_ms": rng.randrange(1, 5000)}),
             c.encode_topic_delete(rng.choice(("b", "ccc")), True),
-            c.encode_sweep(50),
-            c.encode_carry(rng.choice(hours), 20),
-            c.encode_retire(rng.choice(hours), 100),
+            c.encode_maintain(c.Job.SWEEP, limit=50),
+            c.encode_maintain(c.Job.ROLL_FORWARD, rng.choice(hours), 20),
+            c.encode_maintain(c.Job.RETIRE, rng.choice(hours), 100),
             c.encode_cursor(self.now // HOUR, self.now // 1000 % 3600, 0),
         ))  # fmt: skip
 

@@ -20,7 +20,9 @@ from chaos.sim.producer import Producer
 from chaos.sim.run import check, drained, settle
 from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend
-from hadelay.codec.commands import Command, decode_entry, encode_cancel, encode_reschedule, encode_topic_put
+from hadelay.codec.commands import encode_cancel, encode_reschedule, encode_topic_put
+from hadelay.codec.commandtypes import Command
+from hadelay.codec.entries import decode_entry
 from hadelay.codec.results import CancelOutcome
 from hadelay.errors import OutcomeUnknown
 from hadelay.handout.polls import Poll

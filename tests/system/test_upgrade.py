@@ -14,13 +14,14 @@ from tests.system.test_leader_lost import consume_all, publish_all
 
 #: A program before PURGE was thought of, and the one that brought it, with a feature level of its own.
 OLD, NEW = FEATURE_LEVEL, FEATURE_LEVEL + 1
-_OLD = "commands._DECODERS.pop(commands.Command.PURGE)"
-_NEW = "commands.LEVEL_OF[commands.Command.PURGE] = version.FEATURE_LEVEL"
+_OLD = "commands._DECODERS.pop(Command.PURGE)"
+_NEW = "LEVEL_OF[Command.PURGE] = version.FEATURE_LEVEL"
 _PROGRAM = """
 import sys
 import hadelay.version as version
 version.FEATURE_LEVEL = {level}
 from hadelay.codec import commands
+from hadelay.codec.commandtypes import LEVEL_OF, Command
 {change}
 from hadelay.cli.app import run
 sys.exit(run(sys.argv[1:]))

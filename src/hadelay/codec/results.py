@@ -155,8 +155,8 @@ class RescheduleResult:
 
 
 @dataclass(slots=True)
-class Progress:
-    """Of the commands that work in slices (CARRY, SWEEP, RETIRE, …): propose again until `done`."""
+class JobResult:
+    """Of a maintenance job, or of the begin of a redrive: propose the next slice until `done`."""
 
     done: bool
     count: int
@@ -179,14 +179,6 @@ class Refused:
 
 
 Result = (
-    PublishResult
-    | GrantResult
-    | LeaseResult
-    | ExpireResult
-    | CancelResult
-    | RescheduleResult
-    | RedriveResult
-    | Progress
-    | Done
-    | Refused
-)
+    PublishResult | GrantResult | LeaseResult | ExpireResult | CancelResult | RescheduleResult | RedriveResult
+    | JobResult | Done | Refused
+)  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hadelay.codec.commands import Audited
+from hadelay.codec.commandtypes import Audited
 from hadelay.codec.results import Done, Refused, Result
 from hadelay.ledger.state import Ledger
 from hadelay.rights import (

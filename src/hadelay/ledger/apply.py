@@ -9,21 +9,14 @@ from typing import Any
 import numpy as np
 from google_crc32c import extend as crc32c_extend
 
-from hadelay.codec.commands import (
-    ENTRY_VERSION,
-    LEVEL_OF,
-    Audited,
-    Command,
-    Settle,
-    decode,
-    decode_entry,
-    is_change_of_members,
-)
+from hadelay.codec.commands import decode
+from hadelay.codec.commandtypes import LEVEL_OF, Audited, Command, SettleLeases
+from hadelay.codec.entries import ENTRY_VERSION, decode_entry, is_change_of_members
 from hadelay.codec.formats import SECONDS_PER_HOUR
 from hadelay.codec.results import Done, Refused, Result
 from hadelay.codec.wire import Malformed
 from hadelay.errors import FatalError
-from hadelay.ledger import access, changes, dead, leases, maintenance, publish, topicchanges, ttl
+from hadelay.ledger import access, changes, dead, grant, leases, maintenance, publish, topicchanges
 from hadelay.ledger.hourstate import indexes_of
 from hadelay.ledger.state import Ledger
 from hadelay.members import JOINED, Members
@@ -116,7 +109,7 @@ def _apply_incarnation(ledger: Ledger, command: tuple[str, int]) -> Done:
 
 def _apply_members(ledger: Ledger, command: Members) -> Done | Refused:
     if not ledger.changes_members:
-        # In force it was only if the log shows it at a glance (commands.members_in).
+        # In force it was only if the log shows it at a glance (entries.members_in).
         return Refused("malformed", "a change of the members is the only command of its entry")
     ledger.members, ledger.members_index = command, ledger.applied
     for member in command:
@@ -141,14 +134,15 @@ def _apply_audited(ledger: Ledger, command: Audited) -> Result:
     return access.note(ledger, command, _apply_command(ledger, command.kind, command.body))
 
 
-def _apply_settle(ledger: Ledger, command: Settle) -> Result:
-    return (leases.apply_ack if command.kind == Command.ACK else leases.apply_nack)(ledger, command.leases)
+def _apply_settle(ledger: Ledger, command: tuple[int, SettleLeases]) -> Result:
+    kind, settled = command
+    return (leases.apply_ack if kind == Command.ACK else leases.apply_nack)(ledger, settled)
 
 
 _APPLY: dict[int, Callable[[Ledger, Any], Result]] = {
     Command.NOOP: _apply_noop,
     Command.PUBLISH: publish.apply_publish,
-    Command.GRANT: leases.apply_grant,
+    Command.GRANT: grant.apply_grant,
     Command.ACK: leases.apply_ack,
     Command.NACK: leases.apply_nack,
     Command.EXTEND: leases.apply_extend,
@@ -158,21 +152,16 @@ _APPLY: dict[int, Callable[[Ledger, Any], Result]] = {
     Command.CURSOR: _apply_cursor,
     Command.TOPIC_PUT: topicchanges.apply_put,
     Command.TOPIC_DELETE: topicchanges.apply_delete,
-    Command.SWEEP: maintenance.apply_sweep,
-    Command.CARRY: maintenance.apply_carry,
-    Command.RETIRE: maintenance.apply_retire,
     Command.FEATURE: _apply_feature,
     Command.INCARNATION: _apply_incarnation,
     Command.SETTINGS: _apply_settings,
     Command.REDRIVE: dead.apply_redrive,
-    Command.TTL_EXPIRE: ttl.apply_ttl_expire,
     Command.PURGE: topicchanges.apply_purge,
-    Command.DROP_DEAD: dead.apply_drop_dead,
-    Command.REDRIVE_SOME: dead.apply_redrive_some,
     Command.ALERTED: dead.apply_alerted,
     Command.TOKEN_CREATE: access.apply_token_create,
     Command.TOKEN_REVOKE: access.apply_token_revoke,
     Command.AUDITED: _apply_audited,
     Command.MEMBERS: _apply_members,
     Command.SETTLE: _apply_settle,
+    **maintenance.JOBS,
 }

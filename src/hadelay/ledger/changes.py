@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hadelay.codec.commands import Cancel, Reschedule, Targets
+from hadelay.codec.commandtypes import Cancel, Reschedule
 from hadelay.codec.formats import NODE
 from hadelay.codec.results import CancelOutcome, CancelResult, Outcome, RescheduleResult
 from hadelay.ledger import ttl
@@ -29,8 +29,8 @@ _OUTCOMES = {
 }
 
 
-def _ids(ledger: Ledger, targets: Targets) -> list[int | None]:
-    return [*targets.ids.tolist(), *(find_key(ledger, topic, digest) for topic, digest in targets.keys)]
+def _ids(ledger: Ledger, command: Cancel | Reschedule) -> list[int | None]:
+    return [*command.ids.tolist(), *(find_key(ledger, topic, digest) for topic, digest in command.keys)]
 
 
 def _waiting(ledger: Ledger, message_id: int | None) -> tuple[EntryRef | None, Outcome]:
@@ -44,7 +44,7 @@ def _waiting(ledger: Ledger, message_id: int | None) -> tuple[EntryRef | None, O
 def apply_cancel(ledger: Ledger, command: Cancel) -> CancelResult:
     node = ledger.number_of(NODE, command.node)
     outcomes = []
-    for message_id in _ids(ledger, command.targets):
+    for message_id in _ids(ledger, command):
         place, outcome = _waiting(ledger, message_id)
         if outcome is Outcome.DONE:
             assert place is not None
@@ -58,7 +58,7 @@ def apply_reschedule(ledger: Ledger, command: Reschedule) -> RescheduleResult:
     """The id stays, and so does the attempt. What is due stays where it stands if it is to be due now, or later than
     it was asked for: so a command that comes twice does no harm."""
     node = ledger.number_of(NODE, command.node)
-    ids = _ids(ledger, command.targets)
+    ids = _ids(ledger, command)
     result = RescheduleResult(
         np.zeros(len(ids), np.uint8), np.array([i or 0 for i in ids], np.uint64), np.zeros(len(ids), np.int64)
     )

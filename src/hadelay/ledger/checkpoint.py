@@ -25,19 +25,11 @@ from hadelay.settings.cluster import Settings
 from hadelay.version import FEATURE_LEVEL
 
 VERSION = 1
-#: Plain numbers of the main blob: key → attribute of the state. The keys never change.
-_NUMBERS = {
-    "now_ms": "now_ms",
-    "applied": "applied",
-    "term": "term",
-    "chain": "chain",
-    "level": "level",
-    "key_epoch": "key_epoch",
-    "key_epoch_ends_ms": "key_epoch_ends_ms",
-    "key_count": "key_count",
-    "key_count_before": "key_count_before",
-    "keys_dropped_early": "keys_dropped_early",
-}
+#: Plain numbers of the main blob: keys, and attributes of the ledger. The keys never change.
+_NUMBERS = (
+    "now_ms", "applied", "term", "chain", "level", "key_epoch", "key_epoch_ends_ms", "key_count", "key_count_before",
+    "keys_dropped_early",
+)  # fmt: skip
 #: Attributes in the order in which they are written; the order never changes. New ones go to the end of the row.
 _TOPIC = (
     "number", "name", "exists", "generation", "config", "open", "leased", "tombstoned", "published", "bytes",
@@ -63,7 +55,7 @@ def dump_main(ledger: Ledger) -> bytes:
     return _packed(
         {
             "version": VERSION,
-            **{key: getattr(ledger, name) for key, name in _NUMBERS.items()},
+            **{name: getattr(ledger, name) for name in _NUMBERS},
             "group": ledger.group,
             "cursor": ledger.cursor,
             "sweep": ledger.sweep,
@@ -169,8 +161,8 @@ def _fill(ledger: Ledger, whole: dict[str, Any], hours: dict[int, bytes]) -> Non
             f"this program reads version {VERSION} and level {FEATURE_LEVEL} at most, and the node is of group "
             f"{ledger.group}: use a newer hadelay, or the data directory of this node"
         )
-    for key, name in _NUMBERS.items():
-        setattr(ledger, name, whole[key])
+    for name in _NUMBERS:
+        setattr(ledger, name, whole[name])
     ledger.cursor, ledger.sweep = tuple(whole["cursor"]), tuple(whole["sweep"])
     ledger.named = dict(whole["named"])
     ledger.settings = Settings.from_map(whole["settings"])

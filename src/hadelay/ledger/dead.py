@@ -22,9 +22,9 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.commands import Redrive, Slice
+from hadelay.codec.commandtypes import Maintain, Redrive
 from hadelay.codec.formats import INDEX, NODE
-from hadelay.codec.results import Progress, RedriveOutcome, RedriveResult, Refused
+from hadelay.codec.results import JobResult, RedriveOutcome, RedriveResult, Refused
 from hadelay.ledger import ttl
 from hadelay.ledger.hourstate import bitmap, indexes_of
 from hadelay.ledger.keys import forget_key, forget_keys, take_again
@@ -115,14 +115,24 @@ def _route(
     for first_id in rows["first_id"][rows["flags"] & FLAG_KEYED != 0].tolist():
         forget_key(ledger, first_id)
     new["flags"] = new["flags"] & ~np.uint16(FLAG_KEYED) | FLAG_ROUTED
-    hours = np.full(len(rows), ledger.now_hour)
-    file_anew(
-        ledger, hour, rows, hours, new, Event.DEAD,
-        attempts=rows["attempt"] + 1, previous=previous, node=node, leased=True, failure=failure,
-    )  # fmt: skip
-    to.open += len(new)
-    to.bytes += int(new["size"].sum(dtype=np.int64))
     to.published += len(new)
+    _file_now(
+        ledger, to, hour, rows, new, Event.DEAD,
+        attempts=rows["attempt"] + 1, previous=previous, node=node, failure=failure,
+    )  # fmt: skip
+
+
+def _file_now(
+    ledger: Ledger, topic: Topic, hour: int, rows: NDArray[np.void], new: NDArray[np.void], event: Event,
+    *, attempts: NDArray[np.uint16], previous: NDArray[np.uint32] | int, node: int, failure: Failure | None = None,
+) -> None:  # fmt: skip
+    """File `new` in the running hour of the topic, in the place of `rows`, which were leased if there is a failure."""
+    file_anew(
+        ledger, hour, rows, np.full(len(rows), ledger.now_hour), new, event,
+        attempts=attempts, previous=previous, node=node, leased=failure is not None, failure=failure,
+    )  # fmt: skip
+    topic.open += len(new)
+    topic.bytes += int(new["size"].sum(dtype=np.int64))
     ttl.begin_again(ledger, new, ledger.now_ms)
     filed(ledger, ledger.now_hour, new)
 
@@ -139,7 +149,7 @@ def _due_now(ledger: Ledger, rows: NDArray[np.void]) -> NDArray[np.void]:
 # ---- coming back
 
 
-def apply_redrive(ledger: Ledger, command: Redrive) -> RedriveResult | Progress | Refused:
+def apply_redrive(ledger: Ledger, command: Redrive) -> RedriveResult | JobResult | Refused:
     """Of these ids: at once, an outcome each. Of a whole topic: begin it, and REDRIVE_SOME goes on."""
     topic = ledger.topic(command.topic)
     if topic is None:
@@ -150,7 +160,7 @@ def apply_redrive(ledger: Ledger, command: Redrive) -> RedriveResult | Progress 
         topic.redrive = RedriveJob(topic.last_death_ms(ledger.now_ms), command.rate, ledger.now_ms, after=purged)
         ledger.topics.note_work(topic)
         ledger.listener.on_topic(topic)
-        return Progress(not topic.dead, topic.dead)
+        return JobResult(not topic.dead, topic.dead)
     now = len(command.ids) if ledger.level < BOUNDED else MAX_SLICE
     places = [find_entry(ledger, first_id) for first_id in command.ids[:now].tolist()]
     outcomes = np.full(len(command.ids), RedriveOutcome.NOT_FOUND, np.uint8)
@@ -200,18 +210,17 @@ def _may_come(ledger: Ledger, row: np.void, coming: set[int]) -> bool:
     return True
 
 
-def apply_redrive_some(ledger: Ledger, command: tuple[str, int]) -> Progress | Refused:
+def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     """The next slice of a topic's redrive, at most as many as its rate allows by now, in the order of their deaths."""
-    name, limit = command
-    topic = ledger.topic(name)
+    topic = ledger.topic(command.topic)
     if topic is None:
-        return Refused("no_topic", f"there is no topic {name!r}")
+        return Refused("no_topic", f"there is no topic {command.topic!r}")
     job = topic.redrive
     if job is None:
-        return Progress(True, 0)
-    limit = min(max(limit, 1), MAX_SLICE, job.allowed(ledger.now_ms))
+        return JobResult(True, 0)
+    limit = min(max(command.limit, 1), MAX_SLICE, job.allowed(ledger.now_ms))
     if not limit:
-        return Progress(False, 0)
+        return JobResult(False, 0)
     found = ledger.tables.range(DEAD, key(topic.number, *job.after), key(topic.number, job.upto_ms + 1, 0), limit)
     letters = [KEY.unpack(at)[1:] for at, _ in found]
     hours, indexes = find_entries(ledger, [first_id for _, first_id in letters])
@@ -231,36 +240,29 @@ def apply_redrive_some(ledger: Ledger, command: tuple[str, int]) -> Progress | R
     if count == len(found) < limit and ledger.now_ms > job.upto_ms:
         topic.redrive = None
         ledger.topics.note_work(topic)
-    return Progress(topic.redrive is None, count)
+    return JobResult(topic.redrive is None, count)
 
 
 def _redrive(ledger: Ledger, topic: Topic, hour: int, rows: NDArray[np.void], node: int) -> None:
     new = _due_now(ledger, rows)
     new["generation"] = topic.generation
-    hours = np.full(len(rows), ledger.now_hour)
     for died_ms, first_id in zip(rows["deliver_at_ms"].tolist(), rows["first_id"].tolist(), strict=True):
         ledger.tables.delete(DEAD, key(topic.number, died_ms, first_id))
-    file_anew(
-        ledger, hour, rows, hours, new, Event.REDRIVEN,
-        attempts=rows["attempt"], previous=NONE32, node=node, leased=False,
-    )  # fmt: skip
-    topic.open += len(new)
-    topic.bytes += int(new["size"].sum(dtype=np.int64))
-    ttl.begin_again(ledger, new, ledger.now_ms)
-    filed(ledger, ledger.now_hour, new)
+    attempts = rows["attempt"]
+    _file_now(ledger, topic, hour, rows, new, Event.REDRIVEN, attempts=attempts, previous=NONE32, node=node)
 
 
 # ---- going
 
 
-def apply_drop_dead(ledger: Ledger, command: Slice) -> Progress | Refused:
+def drop_hour(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     """Drop a dead hour that is over: its letters are forgotten in slices, then its files go."""
     hour = command.hour
     if hour < DEAD_HOURS:
         return Refused("not_dead", f"hour {hour} is not an hour of dead letters")
     count = ledger.store.count(hour)
     if hour in ledger.retired or not count:
-        return Progress(True, 0)
+        return JobResult(True, 0)
     if hour - DEAD_HOURS >= ledger.now_hour:
         return Refused("hour_running", f"the retention of hour {hour - DEAD_HOURS} is not over")
     hour_state = ledger.hour_state(hour)
@@ -273,11 +275,11 @@ def apply_drop_dead(ledger: Ledger, command: Slice) -> Progress | Refused:
         _forget(ledger, hour, rows)
     hour_state.retire_at = end
     if end < count and ledger.open_entries(hour):
-        return Progress(False, len(rows))
+        return JobResult(False, len(rows))
     ledger.store.retire(hour)
     ledger.retired.add(hour)
     ledger.forget_hour(hour)
-    return Progress(True, len(rows))
+    return JobResult(True, len(rows))
 
 
 def _forget(ledger: Ledger, hour: int, rows: NDArray[np.void]) -> None:
@@ -295,7 +297,7 @@ def _forget(ledger: Ledger, hour: int, rows: NDArray[np.void]) -> None:
     ledger.hour_state(hour).settle(bitmap(rows["index"]), Event.CANCELLED)
 
 
-def apply_alerted(ledger: Ledger, command: tuple[str, int]) -> Progress | Refused:
+def apply_alerted(ledger: Ledger, command: tuple[str, int]) -> JobResult | Refused:
     """Somebody was told of the topic's first `count` deaths."""
     name, count = command
     topic = ledger.topic(name)
@@ -303,7 +305,7 @@ def apply_alerted(ledger: Ledger, command: tuple[str, int]) -> Progress | Refuse
         return Refused("no_topic", f"there is no topic {name!r}")
     told = min(count, topic.settled[Event.DEAD]) - topic.alerted
     topic.alerted += max(told, 0)
-    return Progress(topic.alerted == topic.settled[Event.DEAD], max(told, 0))
+    return JobResult(topic.alerted == topic.settled[Event.DEAD], max(told, 0))
 
 
 # ---- reading

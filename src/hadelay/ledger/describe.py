@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hadelay.codec.commands import MAX_AHEAD_MS
+from hadelay.codec.commandtypes import MAX_AHEAD_MS
 from hadelay.codec.formats import CONSUMER, NODE, REASON, RECORD, RECORD_SIZE, nack_reason
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.state import Ledger

@@ -238,12 +238,9 @@ class _Look:
             yield self._take(hour, rows, after, where) * step, None
 
     def _take(
-        self,
-        hour: int,
-        rows: NDArray[np.void],
-        after: Key,
+        self, hour: int, rows: NDArray[np.void], after: Key,
         where: Callable[[NDArray[np.integer]], NDArray[np.integer]] | None = None,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Keep those of `rows` that fit; how many were looked at. Columns first: most rows are not worth a copy.
         where: the indexes of rows that are not verified yet, by their positions; a damaged row cannot tell its own."""
         query = self.query

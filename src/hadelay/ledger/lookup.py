@@ -35,22 +35,35 @@ ENDED = {
 
 
 def find_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
-    # Of any group: what was restored keeps its ids, and the entry says its own (ADR 141).
-    _, hour, index = unpack_id(message_id)
-    if index >= ledger.store.count(hour) or _went_on(ledger, hour, index):
-        stored = ledger.tables.get(PLACE, PLACE_KEY.pack(message_id))
-        if stored is None:
-            return None
-        hour, index = PLACE_VALUE.unpack_from(stored)
-        if index >= ledger.store.count(hour):
-            return None
+    """The message's present entry; None if there never was one, or its hour is retired."""
+    hour, index = _present(ledger, message_id)
+    if hour < 0 or index >= ledger.store.count(hour):
+        return None
     rows = ledger.store.entries(hour, slice(index, index + 1))
-    # The place of a returned entry is not an id: ids are where a message was filed first.
+    # The number of a returned entry is not an id: an id says where a message was filed first.
     if int(rows["first_id"][0]) != message_id:
         return None
     # deliver_at_ms of a dead letter is when it died.
     purged = hour >= DEAD_HOURS and rows["deliver_at_ms"][0] <= ledger.topics[int(rows["topic"][0])].dead_mark_ms
     return None if purged else EntryRef(hour, index, rows)
+
+
+def find_entries(ledger: Ledger, ids: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(hours, globalIndexes) of messages that exist or did; hour -1 for those that are gone. Reads no entry."""
+    found = np.full((2, len(ids)), -1, np.int64)
+    for at, message_id in enumerate(ids):
+        found[:, at] = _present(ledger, message_id)
+    return found[0], found[1]
+
+
+def _present(ledger: Ledger, message_id: int) -> tuple[int, int]:
+    """(hour, globalIndex), (-1, -1) of a message that is gone."""
+    # Of any group: what was restored keeps its ids, and the entry says its own (ADR 141).
+    _, hour, index = unpack_id(message_id)
+    if index < ledger.store.count(hour) and not _went_on(ledger, hour, index):
+        return hour, index
+    stored = ledger.tables.get(PLACE, PLACE_KEY.pack(message_id))
+    return (-1, -1) if stored is None else PLACE_VALUE.unpack_from(stored)
 
 
 def _went_on(ledger: Ledger, hour: int, index: int) -> bool:
@@ -59,20 +72,6 @@ def _went_on(ledger: Ledger, hour: int, index: int) -> bool:
     if hour_state is None:
         return False
     return any(index in bits for event, bits in hour_state.others.items() if event in (Event.MOVED, Event.DEAD))
-
-
-def find_entries(ledger: Ledger, ids: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(hours, globalIndexes) of messages that exist or did; hour -1 for those that are gone. Reads no entry."""
-    found = np.full((2, len(ids)), -1, np.int64)
-    for at, message_id in enumerate(ids):
-        _, hour, index = unpack_id(message_id)
-        if index >= ledger.store.count(hour) or _went_on(ledger, hour, index):
-            stored = ledger.tables.get(PLACE, PLACE_KEY.pack(message_id))
-            if stored is None:
-                continue
-            hour, index = PLACE_VALUE.unpack_from(stored)
-        found[:, at] = hour, index
-    return found[0], found[1]
 
 
 def state_of(ledger: Ledger, place: EntryRef, now_ms: int) -> State:

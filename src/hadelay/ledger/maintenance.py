@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.commands import Slice
-from hadelay.codec.results import Progress, Refused
+from hadelay.codec.commandtypes import Job, Maintain
+from hadelay.codec.results import JobResult, Refused
+from hadelay.ledger import dead, ttl
 from hadelay.ledger.hourstate import bitmap, indexes_of
 from hadelay.ledger.keys import forget_keys
 from hadelay.ledger.lookup import cancel_entries
@@ -16,7 +19,7 @@ from hadelay.ledger.transitions import FLAG_KEYED, PLACE, PLACE_KEY, PLACE_VALUE
 from hadelay.model import DEAD_HOURS, NONE32, pack_id
 
 #: CARRY copies at most this many bytes of records in one apply, and at least one record.
-CARRY_BYTES = 4 << 20
+ROLL_FORWARD_BYTES = 4 << 20
 #: RETIRE forgets at most this many keys in one apply: each costs some look-ups in the tables.
 MAX_KEYS = 512
 #: Of an id: the place that it was given at.
@@ -53,10 +56,10 @@ def _cancel_tombstoned(ledger: Ledger, hour: int, rows: NDArray[np.void]) -> NDA
     return rows
 
 
-def apply_sweep(ledger: Ledger, command: Slice) -> Progress:
+def sweep(ledger: Ledger, command: Maintain) -> JobResult:
     """Go on from where the last sweep stopped, hour by hour, until nothing tombstoned is left."""
     if not ledger.topics.to_sweep():
-        return Progress(True, 0)
+        return JobResult(True, 0)
     hour, start = ledger.sweep
     hours = (h for h in ledger.store.hours() if h < DEAD_HOURS)
     later = [h for h in hours if h > hour or (h == hour and start < ledger.store.count(h))]
@@ -64,27 +67,27 @@ def apply_sweep(ledger: Ledger, command: Slice) -> Progress:
         # What is tombstoned still was filed while it ran (a return crossing the deletion): from the beginning.
         ledger.sweep = (0, 0)
         ledger.topics.swept()
-        return Progress(not ledger.topics.to_sweep(), 0)
+        return JobResult(not ledger.topics.to_sweep(), 0)
     if later[0] != hour:
         hour, start = later[0], 0
     rows, end = _waiting(ledger, hour, start, command.limit)
     kept = _cancel_tombstoned(ledger, hour, rows)
     ledger.sweep = (hour, end)
-    return Progress(not ledger.topics.to_sweep(), len(rows) - len(kept))
+    return JobResult(not ledger.topics.to_sweep(), len(rows) - len(kept))
 
 
-def apply_carry(ledger: Ledger, command: Slice) -> Progress | Refused:
+def roll_forward(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     """Move what an hour that is over still owes to the running hour, so that it can close."""
     hour = command.hour
     if hour >= ledger.now_hour:
         return Refused("hour_running", f"hour {hour} is not over")
     if not ledger.open_entries(hour):
-        return Progress(True, 0)
+        return JobResult(True, 0)
     hour_state = ledger.hour_state(hour)
     rows, end = _waiting(ledger, hour, hour_state.carried, MAX_SLICE)
     rows = _cancel_tombstoned(ledger, hour, rows)
     some = rows[: max(command.limit, 1)]
-    some = some[: fitting(some["size"], CARRY_BYTES)]
+    some = some[: fitting(some["size"], ROLL_FORWARD_BYTES)]
     if len(some):
         move(
             ledger, hour, some, deliver_at_ms=some["deliver_at_ms"], attempts=0, flags=some["flags"],
@@ -92,14 +95,14 @@ def apply_carry(ledger: Ledger, command: Slice) -> Progress | Refused:
         )  # fmt: skip
     hour_state.carried = int(rows["index"][len(some)]) if len(some) < len(rows) else end
     # What is leased now comes back into the running hour, if it comes back: no need to look again.
-    return Progress(hour_state.carried >= ledger.store.count(hour), len(some))
+    return JobResult(hour_state.carried >= ledger.store.count(hour), len(some))
 
 
-def apply_retire(ledger: Ledger, command: Slice) -> Progress | Refused:
+def retire(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     """Forget an hour that owes nothing: first the places that point into it, slice by slice, then its files."""
     hour = command.hour
     if hour in ledger.retired or not ledger.store.count(hour):
-        return Progress(True, 0)
+        return JobResult(True, 0)
     # Of dead hours, too: DROP_DEAD is theirs.
     if hour > ledger.now_hour - 2:
         return Refused("hour_running", f"hour {hour} is not two hours past")
@@ -117,11 +120,11 @@ def apply_retire(ledger: Ledger, command: Slice) -> Progress | Refused:
         hour_state.returned -= forgotten
         hour_state.retire_at = end
         if (hour_state.returned or hour_state.keyed) and end < ledger.store.count(hour):
-            return Progress(False, forgotten)
+            return JobResult(False, forgotten)
     ledger.store.retire(hour)
     ledger.retired.add(hour)
     ledger.forget_hour(hour)
-    return Progress(True, 0)
+    return JobResult(True, 0)
 
 
 def _forget_places(ledger: Ledger, hour: int, rows: NDArray[np.void]) -> int:
@@ -133,3 +136,13 @@ def _forget_places(ledger: Ledger, hour: int, rows: NDArray[np.void]) -> int:
         if (ledger.tables.get(PLACE, key) or b"").startswith(PLACE_VALUE.pack(hour, index)):
             ledger.tables.delete(PLACE, key)
     return len(returned)
+
+
+JOBS: dict[int, Callable[[Ledger, Maintain], JobResult | Refused]] = {
+    Job.SWEEP: sweep,
+    Job.ROLL_FORWARD: roll_forward,
+    Job.RETIRE: retire,
+    Job.TTL_EXPIRE: ttl.expire_due,
+    Job.DROP_DEAD: dead.drop_hour,
+    Job.REDRIVE: dead.redrive_some,
+}

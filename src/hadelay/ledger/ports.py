@@ -48,12 +48,9 @@ class HourStore(HourReader, Protocol):
     """The writes, for apply alone."""
 
     def append(
-        self,
-        hours: int | NDArray[np.int64],
-        rows: NDArray[np.void],
-        blob: bytearray,
+        self, hours: int | NDArray[np.int64], rows: NDArray[np.void], blob: bytearray,
         headers: NDArray[np.void] | None = None,
-    ) -> NDArray[np.uint32]: ...
+    ) -> NDArray[np.uint32]: ...  # fmt: skip
 
     def append_again(self, hour: int, rows: NDArray[np.void]) -> int: ...
 

@@ -123,14 +123,9 @@ def _count(ledger: Ledger, command: Publish, numbers: NDArray[np.uint32], take: 
 
 
 def _file(
-    ledger: Ledger,
-    command: Publish,
-    take: slice | NDArray[np.bool_],
-    deliver_at_ms: NDArray[np.int64],
-    hours: NDArray[np.int64],
-    topics: NDArray[np.uint32],
-    result: PublishResult,
-) -> None:
+    ledger: Ledger, command: Publish, take: slice | NDArray[np.bool_], deliver_at_ms: NDArray[np.int64],
+    hours: NDArray[np.int64], topics: NDArray[np.uint32], result: PublishResult,
+) -> None:  # fmt: skip
     rows, deliver, hours = command.rows[take], deliver_at_ms[take], hours[take]
     numbers = topics[rows["topic"]] if len(topics) > 1 else topics
     headers = np.zeros(len(rows), RECORD)

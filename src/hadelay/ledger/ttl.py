@@ -18,8 +18,8 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.commands import Slice
-from hadelay.codec.results import Progress
+from hadelay.codec.commandtypes import Maintain
+from hadelay.codec.results import JobResult
 from hadelay.ledger.lookup import TTL_OF, TTL_OF_KEY, TTL_OF_VALUE, find_entries
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_TTL, log_events, settle
@@ -99,7 +99,7 @@ def ends_something(ledger: Ledger, keys: list[bytes]) -> bool:
     return False
 
 
-def apply_ttl_expire(ledger: Ledger, command: Slice) -> Progress:
+def expire_due(ledger: Ledger, command: Maintain) -> JobResult:
     """End what waits and is over by state.now; drop the rows of what ended otherwise."""
     limit = min(max(command.limit, 1), MAX_SLICE)
     ids = []
@@ -114,7 +114,7 @@ def apply_ttl_expire(ledger: Ledger, command: Slice) -> Progress:
     ended = _expire(ledger, ids)
     if keys:
         ledger.ttl_from = keys[-1] + b"\0"
-    return Progress(len(keys) < limit, ended)
+    return JobResult(len(keys) < limit, ended)
 
 
 def _expire(ledger: Ledger, ids: list[int]) -> int:

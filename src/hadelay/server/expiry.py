@@ -14,8 +14,9 @@ import heapq
 from collections.abc import Iterator
 from typing import Any
 
-from hadelay.codec.commands import encode_expire, encode_ttl_expire
-from hadelay.codec.results import ExpireResult, Progress
+from hadelay.codec.commands import encode_expire, encode_maintain
+from hadelay.codec.commandtypes import Job
+from hadelay.codec.results import ExpireResult, JobResult
 from hadelay.errors import HadelayError
 from hadelay.ledger import ttl
 from hadelay.ledger.state import Ledger
@@ -171,7 +172,7 @@ class TtlExpiry:
         if keys:
             self._rest_until_ms = now + _PAUSE_MS
         if self._silent >= _SILENT_ROWS or ttl.ends_something(self._ledger, keys):
-            self._propose(encode_ttl_expire(), self._ended)
+            self._propose(encode_maintain(Job.TTL_EXPIRE), self._ended)
             return
         if keys:
             self._start = keys[-1] + b"\0"
@@ -182,6 +183,6 @@ class TtlExpiry:
             return
         self._start, self._silent = self._ledger.ttl_from, 0
         # A slice after a slice as long as there is more: a backlog goes as fast as the log takes it.
-        if error is None and isinstance(result, Progress) and not result.done:
+        if error is None and isinstance(result, JobResult) and not result.done:
             self._rest_until_ms = 0
         self._look_at(self._now())

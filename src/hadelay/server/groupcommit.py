@@ -15,7 +15,8 @@ from typing import Any
 
 from hadelay.api.metrics import Histogram
 from hadelay.api.service import Receipts
-from hadelay.codec.commands import Command, encode_publish
+from hadelay.codec.commands import encode_publish
+from hadelay.codec.commandtypes import Command
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.model import Draft

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hadelay.codec.commands import encode_carry, encode_drop_dead, encode_redrive_some, encode_retire, encode_sweep
-from hadelay.codec.results import Progress
+from hadelay.codec.commands import encode_maintain
+from hadelay.codec.commandtypes import Job
+from hadelay.codec.results import JobResult
 from hadelay.errors import HadelayError
 from hadelay.ledger.views import MaintenanceView
 from hadelay.model import DEAD_HOURS, HOUR_MS
@@ -85,7 +86,7 @@ class Janitor:
 
     def _worked(self, result: Any, error: HadelayError | None) -> None:
         # Whatever went wrong may be over at the next look; a refusal would only come back at once.
-        self._rest(self._pause_s if isinstance(result, Progress) else _LOOK_S / 2)
+        self._rest(self._pause_s if isinstance(result, JobResult) else _LOOK_S / 2)
 
     def _next(self) -> bytes | None:
         # A redrive may take days: it takes turns with everything else.
@@ -94,10 +95,10 @@ class Janitor:
         # And so do sweeps and hours: each purge makes a sweep begin anew, so it may never end.
         sweeps = self._view.must_sweep()
         self._swept = sweeps and not self._swept
-        command = encode_sweep() if self._swept else self._next_hour()
+        command = encode_maintain(Job.SWEEP) if self._swept else self._next_hour()
         if command is None and sweeps:
             self._swept = True
-            command = encode_sweep()
+            command = encode_maintain(Job.SWEEP)
         if command is None and self._last_topic >= 0:
             self._last_topic = -1
             return self._redrive()
@@ -110,7 +111,7 @@ class Janitor:
             if topic.number > self._last_topic and topic.redrive and not topic.redrive.waits(self._now_ms()):
                 self._last_topic = topic.number
                 self._pause_s = _PAUSE_S if topic.redrive.rate is None else _RATE_PAUSE_S
-                return encode_redrive_some(topic.name)
+                return encode_maintain(Job.REDRIVE, topic=topic.name)
         return None
 
     def _next_hour(self) -> bytes | None:
@@ -121,14 +122,14 @@ class Janitor:
             if hour >= DEAD_HOURS + running:
                 break
             if hour >= DEAD_HOURS:
-                command = encode_drop_dead(hour)
+                command = encode_maintain(Job.DROP_DEAD, hour)
             elif hour > running - _HOURS_PAST:
                 continue
             elif not self._view.open_entries(hour):
                 if now >= self._view.kept_until_ms(hour, self._retention.settled_ms) and self._is_archived(hour):
-                    command = encode_retire(hour)
+                    command = encode_maintain(Job.RETIRE, hour)
             elif now - (hour + 1) * HOUR_MS >= self._retention.carry_ms and self._view.can_roll_forward(hour):
-                command = encode_carry(hour)
+                command = encode_maintain(Job.ROLL_FORWARD, hour)
             if command is not None:
                 break
         if self._gate is not None:

@@ -109,7 +109,7 @@ _RESULTS = {
     "CancelResult": results.CancelResult,
     "RedriveResult": results.RedriveResult,
     "RescheduleResult": results.RescheduleResult,
-    "Progress": results.Progress,
+    "Progress": results.JobResult,
     "Done": results.Done,
     "Refused": results.Refused,
 }

@@ -6,7 +6,8 @@ import logging
 import struct
 from typing import Any
 
-from hadelay.codec.commands import encode_entry, encode_incarnation, encode_members, members_in
+from hadelay.codec.commands import encode_incarnation, encode_members
+from hadelay.codec.entries import encode_entry, members_in
 from hadelay.errors import DamagedFile
 from hadelay.ledger.apply import apply_entry
 from hadelay.members import Members

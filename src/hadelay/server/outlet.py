@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hadelay.codec.commands import encode_entry
+from hadelay.codec.entries import encode_entry
 from hadelay.errors import HadelayError, NoLeader
 from hadelay.raft.node import RaftNode
 from hadelay.server.clustertime import ClusterClock

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from hadelay.codec.commands import Command, is_whole, kind_of
+from hadelay.codec.commandtypes import Command
+from hadelay.codec.entries import is_whole, kind_of
 from hadelay.codec.results import Refused
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.raft.ports import Done

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.api.metrics import Histogram
-from hadelay.codec.commands import encode_settle, leases_in
+from hadelay.codec.commands import encode_settle
+from hadelay.codec.entries import leases_in
 from hadelay.ledger.state import Ledger
 from hadelay.model import NONE32
 from hadelay.version import SETTLE_LEVEL

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.commands import MAX_AHEAD_MS, Command
+from hadelay.codec.commandtypes import MAX_AHEAD_MS, Command
 from hadelay.errors import HadelayError, LimitReached, NoLeader
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.polls import DONE, Delivery, Poll

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from hadelay.codec.commands import MAX_SEQ, Grant, encode_extend, encode_grant
+from hadelay.codec.commands import encode_extend, encode_grant
+from hadelay.codec.commandtypes import MAX_SEQ, Grant
 from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import Conflict, DamagedFile, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.handout.dispatcher import Dispatcher

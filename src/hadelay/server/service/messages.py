@@ -16,8 +16,8 @@ from hadelay.codec.publishcommand import hash_client_key
 from hadelay.codec.results import (
     CancelOutcome,
     CancelResult,
+    JobResult,
     Outcome,
-    Progress,
     RedriveOutcome,
     RedriveResult,
     RescheduleResult,
@@ -180,7 +180,7 @@ class Messages(Door):
     async def redrive_all(self, topic: str, rate: float | None, by: Actor) -> int:
         command = commands.encode_redrive(self._node.name, topic, [], all=True, rate=rate)
         result = await self._administer(by, "topic.redrive", f"{topic}: all", command)
-        assert isinstance(result, Progress)
+        assert isinstance(result, JobResult)
         return result.count
 
     async def purge(self, topic: str, states: list[str], by: Actor) -> None:

@@ -1,0 +1,91 @@
+"""Entries of the Raft log: commands that are applied together, at one cluster time.
+
+    entry   := {version u1, level u1, count u2, now_ms i8}  count × command                       little-endian
+
+One entry is one step of cluster time: its commands are applied in order, all at `now_ms`, stamped once by the leader.
+`level` is the feature level the entry needs: a node that does not have it stops, because skipping the entry would make
+the node another replica.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.codec.commands import COMMAND, LEASES, decode
+from hadelay.codec.commandtypes import Command
+from hadelay.codec.leasetokens import LEASE
+from hadelay.codec.wire import Malformed, Reader
+from hadelay.members import Members
+
+ENTRY_VERSION = 1
+_ENTRY = struct.Struct("<BBHq")
+
+
+def encode_entry(now_ms: int, commands: Sequence[bytes], level: int = 1) -> bytes:
+    """`commands` are what the other encoders returned. At most 65,535 of them."""
+    return b"".join((_ENTRY.pack(ENTRY_VERSION, level, len(commands), now_ms), *commands))
+
+
+def decode_entry(entry: bytes | memoryview) -> tuple[int, int, list[tuple[int, memoryview]]]:
+    """(level, now_ms, [(type, body)]). Raises Malformed; a body is looked at by `decode`, one by one."""
+    reader = Reader(memoryview(entry))
+    version, level, count, now_ms = reader.unpack(_ENTRY)
+    if version != ENTRY_VERSION:
+        raise Malformed(f"entry version {version}, this code reads {ENTRY_VERSION}")
+    commands = []
+    for _ in range(count):
+        kind, size = reader.unpack(COMMAND)
+        commands.append((kind, reader.take(size)))
+    reader.end()
+    return level, now_ms, commands
+
+
+def is_whole(command: object) -> bool:
+    """Bytes that say their own length: one encoded command, whatever is in it."""
+    if type(command) is not bytes or len(command) < COMMAND.size:
+        return False
+    return bool(COMMAND.unpack_from(command)[1] == len(command) - COMMAND.size)
+
+
+def kind_of(command: bytes) -> int:
+    """Of one encoded command: its number, or that of the command in an AUDITED."""
+    if command[0] != Command.AUDITED:
+        return command[0]
+    try:
+        return int(decode(command[0], memoryview(command)[COMMAND.size :]).kind)
+    except Malformed:
+        return command[0]
+
+
+def leases_in(command: bytes) -> NDArray[np.void] | None:
+    """The leases that an encoded ACK or NACK settles, None for every other command."""
+    start = COMMAND.size + LEASES.size
+    if command[0] not in (Command.ACK, Command.NACK) or len(command) < start:
+        return None
+    name, count, _ = LEASES.unpack_from(command, COMMAND.size)
+    start += name
+    if len(command) < start + count * LEASE.itemsize:
+        return None
+    return np.frombuffer(command, LEASE, count, start)
+
+
+def members_in(entry: bytes | memoryview) -> Members | None:
+    """The members that an entry, once it is in the log, puts in force; None for every other entry."""
+    if len(entry) <= _ENTRY.size or entry[_ENTRY.size] != Command.MEMBERS:
+        return None
+    try:
+        _, _, commands = decode_entry(entry)
+        if not is_change_of_members(commands):
+            return None
+        members: Members = decode(*commands[0])
+    except Malformed:
+        return None
+    return members
+
+
+def is_change_of_members(commands: Sequence[tuple[int, memoryview]]) -> bool:
+    return len(commands) == 1 and commands[0][0] == Command.MEMBERS
