@@ -613,7 +613,7 @@ class SimCluster:
 
     def _watch_members(self, name: str, raft: RaftNode) -> None:
         """I13: majorities go by lists of the members that are in the log."""
-        if raft.snapshots.installing:
+        if raft.applier.installing:
             return  # the state may be the snapshot's, and the log not yet
         at, members = raft.machine.members()
         since, counted = raft.membership.applied_list

@@ -53,11 +53,11 @@ STEPS = {
     # Consensus.
     "raft.frame": Step("raft.node:RaftNode._frame"),
     "raft.send": Step("platform.tcp:AsyncioNetwork.send"),
-    "raft.entries": Step("raft.leader:Leader.send_entries", "leader"),
+    "raft.entries": Step("raft.replication:Replication.send_entries", "leader"),
     "raft.take": Step("raft.follower:Follower._take", "follower"),
     "raft.answer": Step("raft.follower:Follower._send_ok", "follower"),
-    "raft.commit": Step("raft.leader:Leader.committed", "leader"),
-    "raft.ask-vote": Step("raft.election:Elections.send_vote_request", "election"),
+    "raft.commit": Step("raft.replication:Replication.committed", "leader"),
+    "raft.ask-vote": Step("raft.election:Elections.ask_vote", "election"),
     "raft.lead": Step("server.leadership:Leadership.on_leader", "election"),
     "raft.transfer": Step("server.leadership:Leadership.transfer", "election"),
     # Apply, and what users are told of it.

@@ -41,7 +41,7 @@ class _Heard:
 
 
 class LogSafety:
-    """quiet_s: so long after a heartbeat a follower must not ask for votes (RaftConfig.election_min_ms)."""
+    """quiet_s: so long after a heartbeat a follower must not ask for votes (RaftTuning.election_min_ms)."""
 
     def __init__(self, net: SimNet, report: Report, *, quiet_s: float) -> None:
         self.world, self.report, self.quiet_s = net.world, report, quiet_s
@@ -153,7 +153,7 @@ class LogSafety:
         if peer not in leader.peers or follower.term != leader.term or peer in self._wiped:
             return
         at, journal = leader.peers[peer].counted, follower.journal
-        if at <= max(journal.base_index, leader.journal.base_index) or follower.snapshots.installing:
+        if at <= max(journal.base_index, leader.journal.base_index) or follower.applier.installing:
             return
         self.decided["what leaders count"] += 1
         if at > journal.synced_index or journal.term_at(at) != leader.journal.term_at(at):

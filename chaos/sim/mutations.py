@@ -35,12 +35,10 @@ from hadelay.ledger.transitions import settle
 from hadelay.model import Event
 from hadelay.platform.disk import RealDisk, RealFile
 from hadelay.raft import messages
-from hadelay.raft.admission import Admission
 from hadelay.raft.apply import Applier
 from hadelay.raft.election import Elections
 from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
-from hadelay.raft.leader import Leader
 from hadelay.raft.library import NO_OP, Core
 from hadelay.raft.membership import Membership
 from hadelay.raft.messages import AppendReply
@@ -48,6 +46,9 @@ from hadelay.raft.node import RaftNode
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import FOUNDING
 from hadelay.raft.reads import Reads
+from hadelay.raft.ready import Ready
+from hadelay.raft.replication import Replication
+from hadelay.raft.snapshot import Snapshots
 from hadelay.server import groupcommit
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery import cursor, interval
@@ -129,10 +130,10 @@ def _swallowed_sync_error() -> Bug:
 def _answer_before_sync() -> Bug:
     """A follower's yes leaves before its disk has the entries."""
 
-    def answer(follower: Follower, message: Any) -> None:
-        journal = follower.node.journal
+    def answer(follower: Follower, message: Any, ready: Ready) -> None:
+        journal = follower._journal
         journal.synced_index = max(journal.synced_index, follower.verified)
-        follower._send_ok(message.round)
+        follower._send_ok(message.round, ready)
 
     return [patch.object(Follower, "_answer", answer)]
 
@@ -140,13 +141,12 @@ def _answer_before_sync() -> Bug:
 def _commit_alone() -> Bug:
     """The leader counts every peer as soon as its own disk has the entry."""
 
-    def synced(leader: Leader) -> None:
-        node = leader.node
-        for peer in node.peers.values():
-            node.core.acknowledged(peer.name, node.journal.synced_index)
-        node.advance()
+    def synced(leader: Replication, ready: Ready) -> None:
+        for peer in leader._members.peers.values():
+            leader._core.acknowledged(peer.name, leader._journal.synced_index)
+        ready.advance = True
 
-    return [patch.object(Leader, "synced", synced)]
+    return [patch.object(Replication, "count_all", synced)]
 
 
 def _answered_before_commit() -> Bug:
@@ -176,8 +176,8 @@ def _plain_library() -> Bug:
         matched(peer, index)
         peer.next = peer.match + 1
 
-    def take_all(follower: Follower, entries: list[Any]) -> list[Any]:
-        journal = follower.node.journal
+    def take_all(follower: Follower, entries: list[Any], now: float, ready: Ready) -> list[Any]:
+        journal = follower._journal
         if entries[0][1] > journal.base_index and entries[0][1] <= journal.last_index:
             journal.truncate(entries[0][1])
         return entries
@@ -199,7 +199,7 @@ def _dispatch_before_commit() -> Bug:
     """Commit mode hands out like interval mode."""
 
     def at_once(loop: DeliveryLoop, term: Term) -> IntervalHandout:
-        return IntervalHandout(term, loop.config, loop.surely_leads)
+        return IntervalHandout(term, loop.config, loop.has_leader_lease)
 
     return [patch.object(DeliveryLoop, "_make_handout", at_once)]
 
@@ -289,11 +289,11 @@ def _other_entry() -> Bug:
     """A follower applies something else than what is committed."""
     apply = Applier._apply
 
-    def other(applier: Applier, entry: Any) -> None:
+    def other(applier: Applier, entry: Any, *rest: Any) -> None:
         command, index, term, record = entry
-        if command != NO_OP and not index % 50 and applier.node.name == "n2":
+        if command != NO_OP and not index % 50 and applier._members.name == "n2":
             command = encode_entry(0, [])
-        apply(applier, (command, index, term, record))
+        apply(applier, (command, index, term, record), *rest)
 
     return [patch.object(Applier, "_apply", other)]
 
@@ -326,11 +326,10 @@ def _one_vote_elects() -> Bug:
     """A candidate counts the first vote that it gets for all."""
     reply = Elections.on_vote_reply
 
-    def elected(elections: Elections, peer: Peer, data: bytes) -> None:
-        reply(elections, peer, data)
-        term = messages.decode(data, int)[0]
-        for name in elections.node.membership.others:
-            elections.node.core.voted(name, term)
+    def elected(elections: Elections, peer: Peer, term: int, now: float, ready: Ready) -> None:
+        reply(elections, peer, term, now, ready)
+        for name in elections._members.others:
+            elections._core.voted(name, term)
 
     return [patch.object(Elections, "on_vote_reply", elected)]
 
@@ -352,10 +351,10 @@ def _commit_index_back() -> Bug:
     """A follower takes its commit index from a new leader's first heartbeat, also if that is lower."""
     follow = Follower._follow
 
-    def back(follower: Follower, name: str, term: int) -> None:
-        follow(follower, name, term)
-        core = follower.node.core
-        core._SyncObj__raftCommitIndex = max(follower.node.journal.base_index, core.raftCommitIndex - 1)
+    def back(follower: Follower, *args: Any) -> None:
+        follow(follower, *args)
+        core = follower._core
+        core._SyncObj__raftCommitIndex = max(follower._journal.base_index, core.commit_index - 1)
 
     return [patch.object(Follower, "_follow", back)]
 
@@ -364,11 +363,11 @@ def _applied_before_sync() -> Bug:
     """A follower applies what is committed before its own disk has it."""
     run = Applier.run
 
-    def ahead(applier: Applier) -> None:
-        journal = applier.node.journal
+    def ahead(applier: Applier, now: float, ready: Ready) -> None:
+        journal = applier._journal
         synced, journal.synced_index = journal.synced_index, journal.last_index
         try:
-            run(applier)
+            run(applier, now, ready)
         finally:
             journal.synced_index = min(synced, journal.last_index)
 
@@ -608,30 +607,30 @@ def _error_in_apply() -> Bug:
 
 def _deaf_after_transfer() -> Bug:
     """Whoever was told to take over hears no leader until its next campaign."""
-    heard, campaign = Elections.heard_leader, Elections._campaign
+    heard, campaign = Elections.heard_leader, Elections.campaign
     deaf: set[Elections] = set()
 
-    def told(elections: Elections, *, called: bool = False) -> None:
+    def told(elections: Elections, now: float, ready: Ready, *, called: bool = False) -> None:
         (deaf.add if called else deaf.discard)(elections)
-        campaign(elections, called=called)
+        campaign(elections, now, ready, called=called)
 
-    def hear(elections: Elections) -> None:
+    def hear(elections: Elections, now: float) -> None:
         deadline = elections._deadline
-        heard(elections)
+        heard(elections, now)
         if elections in deaf:
             elections._deadline = deadline
 
-    return [patch.object(Elections, "_campaign", told), patch.object(Elections, "heard_leader", hear)]
+    return [patch.object(Elections, "campaign", told), patch.object(Elections, "heard_leader", hear)]
 
 
 def _vote_before_sync() -> Bug:
     """A vote leaves before this disk has it."""
 
-    def at_once(elections: Elections, name: str, term: int) -> None:
-        if elections.node.connected(name):
-            elections.node.network.send(name, messages.encode(messages.VOTE_REPLY, term), True)
+    def at_once(elections: Elections, name: str, term: int, ready: Ready) -> None:
+        if elections._members.connected(name):
+            ready.send(name, messages.encode(messages.VOTE_REPLY, term))
 
-    return [patch.object(Elections, "send_vote", at_once)]
+    return [patch.object(Elections, "vote", at_once)]
 
 
 def _unsynced_name() -> Bug:
@@ -650,9 +649,9 @@ def _kept_verified() -> Bug:
     """What was verified against one leader's log counts for the next one's."""
     follow = Follower._follow
 
-    def keep(follower: Follower, name: str, term: int) -> None:
+    def keep(follower: Follower, *args: Any) -> None:
         verified = follower.verified
-        follow(follower, name, term)
+        follow(follower, *args)
         follower.verified = verified
 
     return [patch.object(Follower, "_follow", keep)]
@@ -660,35 +659,37 @@ def _kept_verified() -> Bug:
 
 def _read_before_no_op() -> Bug:
     """A new leader answers reads before an entry of its own term is committed."""
-    begin = Leader.begin
+    begin = Replication.begin
 
-    def ready(leader: Leader) -> None:
-        begin(leader)
-        leader.no_op = 0
+    def early(leader: Replication, now: float, ready: Ready) -> None:
+        begin(leader, now, ready)
+        leader._core.no_op = 0
 
-    return [patch.object(Leader, "begin", ready)]
+    return [patch.object(Replication, "begin", early)]
 
 
 def _old_reply() -> Bug:
     """An answer to an append of an earlier term counts in this one."""
-    on_reply = Leader.on_reply
+    on_reply = Replication.on_reply
 
-    def count(leader: Leader, peer: Peer, reply: AppendReply) -> None:
-        if reply.status == messages.OK and reply.term < leader.node.term:
-            reply = reply._replace(term=leader.node.term)
-        on_reply(leader, peer, reply)
+    def count(leader: Replication, peer: Peer, reply: AppendReply, now: float, ready: Ready) -> None:
+        if reply.status == messages.OK and reply.term < leader._core.term:
+            reply = reply._replace(term=leader._core.term)
+        on_reply(leader, peer, reply, now, ready)
 
-    return [patch.object(Leader, "on_reply", count)]
+    return [patch.object(Replication, "on_reply", count)]
 
 
 def _commit_past_snapshot() -> Bug:
     """After a snapshot the commit index is one too high."""
-    jump = Core.jump
+    switch = Snapshots._switch
 
-    def further(core: Core, index: int) -> None:
-        jump(core, index + (core._raft.stats.snapshots_installed == 0 and core._raft.snapshots.installing))
+    def further(snapshots: Snapshots, *args: Any) -> None:
+        switch(snapshots, *args)
+        if snapshots._stats.snapshots_installed == 1:
+            snapshots._core.jump(snapshots._core.commit_index + 1)
 
-    return [patch.object(Core, "jump", further)]
+    return [patch.object(Snapshots, "_switch", further)]
 
 
 def _short_window() -> Bug:
@@ -807,11 +808,11 @@ MUTATIONS: dict[str, Mutation] = {
     "kept_change": Mutation(
         "a change of the members that is cut off from the log stays in force", ("I13 log safety, members",),
         ("members",),
-        _instead((Membership, "truncated", lambda membership, index: None)),
+        _instead((Membership, "truncated", lambda membership, index, now, ready: None)),
     ),
     "founder_joins": Mutation(
         "who is added is taken for a founder until that is committed", ("I12",), ("members",),
-        _instead((Admission, "least", lambda self, name: self.node.machine.incarnation(name) or FOUNDING)),
+        _instead((Membership, "min_incarnation", lambda self, name: self._machine.incarnation(name) or FOUNDING)),
     ),
     "dispatch_before_commit": Mutation(
         "hand-outs precede their commit", ("I6",), ("partition", "pause", "kill"), _dispatch_before_commit
@@ -865,7 +866,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "unconfirmed_read": Mutation(
         "a read does not wait for what was committed before it", ("stale read",), ("pause", "partition", "slow_link"),
-        _instead((Reads, "read", lambda self, done: done(None))),
+        _instead((Reads, "read", lambda self, done, now, ready: done(None))),
     ),
     "deaf_after_transfer": Mutation(
         "who was told to take over does not wait for a healthy leader until its next campaign",
@@ -959,7 +960,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "always_sure": Mutation(
         "interval mode: whoever leads is sure that nobody else does", ("I16 fenced leader, interval",),
-        ("partition", "pause", "one_way"), _instead((RaftNode, "surely_leads", lambda node: node.is_leader)),
+        ("partition", "pause", "one_way"), _instead((RaftNode, "has_leader_lease", lambda node: node.is_leader)),
         sync="interval",
     ),
     "kept_poll": Mutation(

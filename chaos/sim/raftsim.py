@@ -24,7 +24,7 @@ from hadelay.members import Members
 from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
-from hadelay.raft.ports import RaftConfig
+from hadelay.raft.ports import RaftTuning
 from hadelay.storage.manifest import Manifest, SnapshotFile
 
 WHO: dict[str, Any] = {"cluster_id": "c", "group": 0}
@@ -219,7 +219,7 @@ class RaftSim:
         #: Linearizable reads that were answered.
         self.reads = 0
         self.faults = faults or tuple(self.rng.sample(FAULTS, self.rng.randint(2, 7)))
-        self.config = RaftConfig(
+        self.config = RaftTuning(
             max_entry_bytes=8000,
             journal_keep_bytes=self.rng.choice((0, 4000, 1 << 20)),
             append_bytes=self.rng.choice((300, 1 << 20)),

@@ -94,7 +94,7 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    network = AsyncioNetwork.from_config(config, runtime)
+    network = node_link(config, runtime)
     backend = partial(LmdbBackend, map_bytes=config.storage.map_bytes)
     node = open_node(config, RealDisk(), network, runtime, fatal, backend=backend)
     sender = Sender(node.guard, config.webhooks.user_agent)
@@ -135,6 +135,21 @@ def notify(state: str) -> None:
     if address:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
+
+
+def node_link(config: Config, runtime: AsyncioRuntime) -> AsyncioNetwork:
+    """ConfigError if the certificate can't be used."""
+    raft = config.raft
+    files = (raft.tls_cert, raft.tls_key, raft.tls_ca)
+    return AsyncioNetwork(
+        config.node.name,
+        raft.listen,
+        config.members,
+        cluster_id=config.cluster.id,
+        group=config.cluster.group,
+        runtime=runtime,
+        tls=Certificates("raft", *files, mutual=True) if all(files) else None,
+    )
 
 
 def _watch(certificates: list[Certificates], runtime: AsyncioRuntime) -> None:
@@ -182,7 +197,7 @@ async def _ready(node: Node, ending: asyncio.Event) -> None:
 
 
 async def _hand_over(node: Node) -> None:
-    if not node.leading or node.raft.alone:
+    if not node.leading or node.raft.membership.sole_voter:
         return
     await _within(_HAND_OVER_S, lambda over: node.leadership.transfer(None, lambda error: over()), "hand_over_failed")
 

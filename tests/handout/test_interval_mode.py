@@ -192,7 +192,7 @@ def test_a_planned_transfer_repeats_nothing(desk: Desk) -> None:
 def test_nothing_is_handed_out_at_once_while_another_may_lead(desk: Desk) -> None:
     """Found by the simulator (seed 76): a leader that had been paused handed out what its successor had, unmarked."""
     sure = False
-    desk.dispatcher.surely_leads = lambda: sure
+    desk.dispatcher.has_leader_lease = lambda: sure
     poll = desk.poll()
     desk.publish("a")
     desk.run(200)

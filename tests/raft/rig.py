@@ -18,12 +18,12 @@ from hadelay.errors import HadelayError
 from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
-from hadelay.raft.ports import FOUNDING, Finished, RaftConfig
+from hadelay.raft.ports import FOUNDING, Finished, RaftTuning
 from hadelay.raft.records import ENTRY, encode_record
 from hadelay.storage.manifest import Manifest, SnapshotFile
 
 WHO = {"cluster_id": "test", "group": 0}
-CONFIG = RaftConfig(max_entry_bytes=8000, journal_keep_bytes=0)
+CONFIG = RaftTuning(max_entry_bytes=8000, journal_keep_bytes=0)
 JOURNAL = JournalConfig(segment_bytes=1 << 15, tail_bytes=1 << 13)
 
 
@@ -134,9 +134,6 @@ class Wire:
         self.sent.append((peer, data))
         return True
 
-    def buffered(self, peer: str) -> int:
-        return 0
-
     def disconnect(self, peer: str) -> None:
         self.dropped.append(peer)
 
@@ -157,7 +154,7 @@ class Wire:
 class Lone:
     """One node, its peers played by the test."""
 
-    def __init__(self, peers: int = 2, seed: int = 1, config: RaftConfig = CONFIG) -> None:
+    def __init__(self, peers: int = 2, seed: int = 1, config: RaftTuning = CONFIG) -> None:
         self.world = SimWorld(seed)
         self.disk = SimDisk(random.Random(seed))
         self.runtime = SimRuntime(self.world, "n1", self.disk)
@@ -198,7 +195,7 @@ class Lone:
 
     def lead(self) -> None:
         """Elected by n2."""
-        self.node.elections._campaign()
+        self.node.event(self.node.elections.campaign)
         self.run(0.05)
         self.node.frame("n2", messages.encode(messages.VOTE_REPLY, self.node.term))
         assert self.node.is_leader
@@ -212,7 +209,7 @@ class Lone:
 
 
 class Cluster:
-    def __init__(self, count: int = 3, seed: int = 1, config: RaftConfig = CONFIG, start: bool = True) -> None:
+    def __init__(self, count: int = 3, seed: int = 1, config: RaftTuning = CONFIG, start: bool = True) -> None:
         self.world = SimWorld(seed)
         self.net = SimNet(self.world)
         self.net.profile.hiccup = 0.0

@@ -8,7 +8,7 @@ import pytest
 from hadelay.errors import FatalError, HadelayError, NoLeader, Overloaded, TooLarge
 from hadelay.raft import messages
 from hadelay.raft.library import NO_OP
-from hadelay.raft.ports import RaftConfig
+from hadelay.raft.ports import RaftTuning
 from tests.raft.rig import CONFIG, Cluster, Lone, one_lags_behind_the_journal
 
 
@@ -36,7 +36,7 @@ def test_limits_are_answered_in_words():
 
 
 def test_waiting_proposals_are_bounded():
-    cluster = Cluster(config=RaftConfig(max_entry_bytes=8000, max_waiting=10))
+    cluster = Cluster(config=RaftTuning(max_entry_bytes=8000, max_waiting=10))
     answers = []
     for n in range(15):
         cluster.leader().propose(b"%02d" % n, lambda result, error: answers.append(error))
@@ -102,7 +102,7 @@ def test_the_nodes_own_traffic_uses_the_same_link():
     cluster.kill(other)
     cluster.run(0.1)
     assert not leader.send(other, 64, b"hello")
-    assert not leader.connected(other)
+    assert not leader.membership.connected(other)
 
 
 # -- transfers
@@ -212,7 +212,7 @@ def test_a_vote_is_given_once_per_term():
 
 def test_a_leader_does_not_campaign_when_answers_to_a_later_question_arrive():
     lone = Lone()
-    lone.node.elections._campaign()
+    lone.node.event(lone.node.elections.campaign)
     term = lone.node.term
     lone.run(2 * CONFIG.election_max_ms / 1000)
     assert lone.wire.take(messages.PRE_VOTE)
@@ -272,12 +272,12 @@ def test_reads_share_one_round():
     cluster = Cluster()
     leader = cluster.leader()
     cluster.run(0.1)
-    before = leader.leader_role.round
+    before = leader.replication.round
     answers = []
     for _ in range(500):
         leader.read_index(answers.append)
     cluster.until(lambda: len(answers) == 500)
-    assert leader.leader_role.round - before <= 3
+    assert leader.replication.round - before <= 3
 
 
 # -- incarnations
@@ -365,7 +365,7 @@ def test_a_follower_behind_the_journal_gets_files_and_the_rest_from_the_log():
     cluster, lagging = one_lags_behind_the_journal()
     leader = cluster.leader()
     node, machine = cluster.nodes[lagging], cluster.machines[lagging]
-    cluster.until(lambda: node.snapshots.installing)
+    cluster.until(lambda: node.applier.installing)
     assert not node.elections.eligible
     assert machine.items == []
     cluster.until(lambda: len(machine.items) == 61, seconds=30)
@@ -407,7 +407,7 @@ def test_damage_in_old_entries_makes_the_leader_send_files():
 def test_a_pull_outlives_the_leader_it_began_with():
     cluster, lagging = one_lags_behind_the_journal()
     node = cluster.nodes[lagging]
-    cluster.until(lambda: node.snapshots.installing)
+    cluster.until(lambda: node.applier.installing)
     cluster.leader().transfer(None, lambda error: None)
     cluster.until(lambda: len(cluster.machines[lagging].items) == 61, seconds=60)
     cluster.settle()
@@ -416,7 +416,7 @@ def test_a_pull_outlives_the_leader_it_began_with():
 @pytest.mark.parametrize("steps", range(1, 24))
 def test_a_crash_at_any_step_of_an_installation(steps):
     cluster, lagging = one_lags_behind_the_journal()
-    cluster.until(lambda: cluster.nodes[lagging].snapshots.installing)
+    cluster.until(lambda: cluster.nodes[lagging].applier.installing)
     cluster.disks[lagging].crash_in = steps
     cluster.run(2.0)
     if lagging not in cluster.nodes:
@@ -433,7 +433,7 @@ def test_a_manifest_that_names_files_outside_is_a_bad_frame():
         lone.wire.dropped.clear()
         lone.node.frame("n2", messages.encode(messages.SNAPSHOT, 1, 50, 1, b"", files))
         assert lone.wire.dropped == ["n2"]
-    assert not lone.node.snapshots.installing
+    assert not lone.node.applier.installing
     assert not lone.fatal
 
 
@@ -483,7 +483,7 @@ def test_who_waits_for_an_entry_that_was_cut_off_is_answered_when_its_place_is_t
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_who_surely_leads_does_so_also_while_a_follower_whose_link_was_reset_is_elected(seed: int) -> None:
+def test_a_leader_lease_holds_also_while_a_follower_whose_link_was_reset_is_elected(seed: int) -> None:
     """By one that came back and has never heard of the leader."""
     cluster = Cluster(seed=seed)
     old = cluster.leader()
@@ -495,10 +495,10 @@ def test_who_surely_leads_does_so_also_while_a_follower_whose_link_was_reset_is_
         cluster.net.cut(a, b)
     cluster.start(back)
     cluster.run(0.2)
-    assert old.surely_leads()
+    assert old.has_leader_lease()
     cluster.net.reset(old.name, near)
     elected = cluster.nodes[near]
     while not elected.is_leader:
         cluster.run(0.001)
-        assert not (old.surely_leads() and elected.is_leader)
+        assert not (old.has_leader_lease() and elected.is_leader)
         assert old.is_leader, "it heard of the next one first: that shows nothing"

@@ -21,7 +21,7 @@ def offer(lone: Lone, other: Machine, *, taken: bool = True) -> None:
     assert manifest is not None
     files = [[file.name, file.length, file.crc] for file in manifest.files]
     lone.node.frame("n2", messages.encode(messages.SNAPSHOT, 1, manifest.index, manifest.term, manifest.blob, files))
-    assert lone.node.snapshots.installing == taken
+    assert lone.node.applier.installing == taken
 
 
 def send(lone: Lone, other: Machine, seconds: float = 0.5) -> None:
@@ -52,7 +52,7 @@ def test_files_of_a_leader_that_is_none_any_more_are_not_waited_for() -> None:
     offer(lone, Machine())
     lone.append([(4, 2, b"a2")], peer="n3", term=2, prev=(3, 1), commit=4)
     lone.run(0.1)
-    assert not lone.node.snapshots.installing
+    assert not lone.node.applier.installing
     assert lone.machine.items == [b"a0", b"a1", b"a2"]
 
 
@@ -60,7 +60,7 @@ def test_files_are_kept_for_a_follower_as_long_as_it_says_that_it_installs_them(
     lone = Lone()
     lone.lead()
     lone.machine.take_checkpoint()
-    lone.node.snapshots.offer(lone.node.peers["n2"])
+    lone.node.event(lone.node.snapshots.offer, lone.node.peers["n2"])
 
     def wait(seconds: int, **says: int) -> int:
         """How often files are offered meanwhile."""
@@ -86,7 +86,7 @@ def test_a_chunk_that_was_read_too_late_is_not_sent() -> None:
     ask = messages.encode(messages.CHUNK, manifest.index, file.name, 0, 1)
 
     def asked(meanwhile: Callable[[], None]) -> int:
-        lone.node.snapshots.offer(peer)
+        lone.node.event(lone.node.snapshots.offer, peer)
         lone.node.frame("n2", ask)
         meanwhile()
         lone.run(0.1)
@@ -103,7 +103,7 @@ def test_files_that_cannot_be_read_are_given_back_and_offered_anew(monkeypatch: 
     lone.machine.take_checkpoint()
     manifest, given_back = lone.machine.checkpoint, Mock(side_effect=lone.machine.release)
     assert manifest is not None
-    lone.node.snapshots.offer(lone.node.peers["n2"])
+    lone.node.event(lone.node.snapshots.offer, lone.node.peers["n2"])
     monkeypatch.setattr(lone.machine, "release", given_back)
     monkeypatch.setattr(lone.machine, "read_chunk", Mock(side_effect=OSError("a bad sector")))
     lone.node.frame("n2", messages.encode(messages.CHUNK, manifest.index, "state", 0, 1))
@@ -134,7 +134,7 @@ def test_a_node_without_room_for_files_goes_on_when_there_is(monkeypatch: pytest
     _fails(lone, monkeypatch, step, DiskFull("no room"))
     offer(lone, other, taken=step in ("last write", "finish"))
     send(lone, other, 0.05)
-    assert not lone.node.snapshots.installing
+    assert not lone.node.applier.installing
     assert not lone.fatal
     assert not lone.wire.take(messages.SNAPSHOT_DONE), "the leader would offer it again at once, and again"
     monkeypatch.undo()
@@ -160,7 +160,7 @@ def test_who_does_not_ask_for_files_at_all_is_offered_them_soon(monkeypatch: pyt
     lone.machine.take_checkpoint()
     ticks, monotonic = count(), lone.runtime.monotonic
     monkeypatch.setattr(lone.runtime, "monotonic", lambda: monotonic() + next(ticks) * 1e-9)
-    lone.node.snapshots.offer(lone.node.peers["n2"])
+    lone.node.event(lone.node.snapshots.offer, lone.node.peers["n2"])
     for _ in range(30):
         lone.answer("n3", 0)
         lone.run(0.1)

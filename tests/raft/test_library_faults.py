@@ -395,7 +395,7 @@ def test_an_answer_to_an_earlier_term_does_not_count():
     lone.node.propose(b"x" * 20, lambda result, error: None)
     lone.run(0.01)
     last = lone.node.last_index
-    lone.node.core.step_down(first + 1)
+    lone.node.event(lambda now, ready: lone.node.core.step_down(first + 1))
     lone.run(0.01)
     lone.lead()
     commit = lone.node.commit_index
@@ -407,7 +407,7 @@ def test_an_answer_to_an_earlier_term_does_not_count():
 
 def test_one_voter_counts_once():
     lone = Lone(peers=4)
-    lone.node.elections._campaign()
+    lone.node.event(lone.node.elections.campaign)
     lone.run(0.05)
     for _ in range(3):
         lone.node.frame("n2", messages.encode(messages.VOTE_REPLY, lone.node.term))

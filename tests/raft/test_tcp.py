@@ -22,7 +22,7 @@ from hadelay.platform.tcp import AsyncioNetwork
 from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
-from hadelay.raft.ports import RaftConfig
+from hadelay.raft.ports import RaftTuning
 from tests.raft.rig import WHO, Machine
 
 
@@ -226,7 +226,7 @@ class Three:
         peers = [peer for peer in self.addresses if peer != name]
         network = make(name, self.addresses, self.runtime)
         node = RaftNode(
-            name, peers, 0, "test", journal, network, self.runtime, machine, RaftConfig(), self.fatal.append
+            name, peers, 0, "test", journal, network, self.runtime, machine, RaftTuning(), self.fatal.append
         )
         self.nodes[name] = node
         node.start()

@@ -8,9 +8,9 @@ import pytest
 
 from chaos.sim.mutations import broken
 from hadelay.errors import BadRequest, HadelayError, NoLeader, OutcomeUnknown, Overloaded
-from hadelay.raft import messages
 from hadelay.raft.library import DISK, NOBODY
 from hadelay.raft.messages import BadFrame
+from hadelay.raft.ready import Ready
 from tests.sim.test_scenarios import Scene
 
 #: Answers after which the same is asked again.
@@ -143,7 +143,7 @@ def test_a_voter_counts_for_a_removal_only_once_it_has_an_entry_of_this_leader()
     town.world.run_for(2.0)
     assert f"bring {', '.join(cut)} back" in str(town.change("remove", gone, new))
     town.net.heal()
-    town.until(lambda: any(town.on(new).raft.leader_role.hears(name) for name in cut))
+    town.until(lambda: any(town.on(new).raft.replication.hears(name) for name in cut))
     town.must("remove", gone)
     town.retire(gone)
     town.publish()
@@ -431,7 +431,7 @@ def test_what_a_peer_says_of_the_members_is_a_list_of_members():
         [["a"]],
     ):
         with pytest.raises(BadFrame):
-            raft.membership.on_members(peer, messages.encode(messages.MEMBERS, 1 << 40, rows))
+            raft.membership.on_members(peer, 1 << 40, rows, 0.0, Ready())
     assert sorted(raft.peers) == ["n2", "n3"]
 
 
@@ -464,7 +464,7 @@ def lost_by_two_lists_at_once() -> None:
     town.must("add", "n5")
     old = town.on("n1")
     town.until(lambda: town.on("n5").raft.journal.admitted and "n5" in old.raft.peers)
-    beat, old.raft.membership.beat = old.raft.membership.beat, lambda: None  # type: ignore[method-assign]
+    beat, old.raft.membership.beat = old.raft.membership.beat, lambda ready: None  # type: ignore[method-assign]
     town.until(lambda: old.raft.peers["n5"].admitted)
     for name in ("n2", "n3", "n4"):
         for other in ("n1", "n5"):

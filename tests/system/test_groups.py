@@ -16,7 +16,7 @@ from hadelay.api.service import ReceiveRequest
 from hadelay.model import Draft, unpack_id
 from hadelay.platform.disk import RealDisk
 from hadelay.platform.runtime import AsyncioRuntime
-from hadelay.platform.tcp import AsyncioNetwork
+from hadelay.process import node_link
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.server.service.node import NodeService
@@ -46,7 +46,7 @@ async def groups(directory: Path, numbers: tuple[int, ...]) -> AsyncIterator[dic
                     retention=RetentionConfig(),
                 )
                 runtimes.append(runtime := AsyncioRuntime(asyncio.get_running_loop()))
-                network = AsyncioNetwork.from_config(config, runtime)
+                network = node_link(config, runtime)
                 node = open_node(config, RealDisk(), network, runtime, raised)
                 found.setdefault(group, []).append(node)
                 node.start()

@@ -44,10 +44,6 @@ class Network(Protocol):
         """Queue one frame (parts are joined). False, and nothing sent, without a link or when its buffer is full."""
         ...
 
-    def buffered(self, peer: str) -> int:
-        """Bytes accepted for `peer` that have not left this process yet."""
-        ...
-
     def disconnect(self, peer: str) -> None:
         """Drop the link now (`link_down(peer, reset=False)` follows later); dialling starts again by itself."""
         ...

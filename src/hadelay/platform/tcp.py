@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from hadelay.codec.checksums import crc32c
 from hadelay.errors import ConfigError, Taken
@@ -28,9 +28,6 @@ from hadelay.platform.network import MAX_FRAME, Buffer, Receiver
 from hadelay.platform.runtime import AsyncioRuntime
 from hadelay.platform.strangers import MAX_HELLO, Stranger, Strangers, Verdict
 from hadelay.platform.tls import Certificates, Decrypted, in_words, names_of
-
-if TYPE_CHECKING:
-    from hadelay.settings.node import Config
 
 log = logging.getLogger(__name__)
 
@@ -155,12 +152,11 @@ class _Link(asyncio.Protocol):
 
     def _is_stuck(self, arrived: int) -> None:
         self._partial = None
-        if not self._buffer or self.transport.is_closing():
-            return
-        if arrived == self.arrived:
-            self._broken("frame_incomplete", len(self._buffer))
-        else:
-            self._partial = self.network.loop.call_later(_FRAME_TIMEOUT_S, self._is_stuck, self.arrived)
+        if self._buffer and not self.transport.is_closing():
+            if arrived == self.arrived:
+                self._broken("frame_incomplete", len(self._buffer))
+            else:
+                self._partial = self.network.loop.call_later(_FRAME_TIMEOUT_S, self._is_stuck, self.arrived)
 
     def _frame(self, frame: bytes) -> None:
         if not frame:
@@ -182,17 +178,14 @@ class _Link(asyncio.Protocol):
             whom = ", ".join(sorted(self.names)) or "nobody"
             reason = f"{name} shows a certificate that names {whom}: a node's certificate has to name the node"
         if reason:
-            self._refuse(reason)
+            self.network.say_refused(self.whom, reason, "hello")
+            self.refused, self.retry_s = True, _REFUSED_RETRY_S
+            self.transport.write(refusal(reason))
+            self.transport.close()
         else:
             self.peer = name
             self._is_no_stranger()
             self.network.linked(self)
-
-    def _refuse(self, reason: str) -> None:
-        self.network.say_refused(self.whom, reason, "hello")
-        self.refused, self.retry_s = True, _REFUSED_RETRY_S
-        self.transport.write(refusal(reason))
-        self.transport.close()
 
     # -- writing
     @property
@@ -254,21 +247,6 @@ class AsyncioNetwork:
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._shaking: set[asyncio.Task[None]] = set()
 
-    @classmethod
-    def from_config(cls, config: Config, runtime: AsyncioRuntime) -> AsyncioNetwork:
-        """ConfigError if the certificate can't be used."""
-        raft = config.raft
-        files = (raft.tls_cert, raft.tls_key, raft.tls_ca)
-        return cls(
-            config.node.name,
-            config.raft.listen,
-            config.members,
-            cluster_id=config.cluster.id,
-            group=config.cluster.group,
-            runtime=runtime,
-            tls=Certificates("raft", *files, mutual=True) if all(files) else None,
-        )
-
     # -- Network
     def start(self, receiver: Receiver) -> None:
         """ConfigError if the address can't be listened on."""
@@ -287,7 +265,8 @@ class AsyncioNetwork:
     def _listen(self) -> socket.socket:
         host, _, port = self.listen.rpartition(":")
         try:
-            sock = socket.create_server((host.strip("[]"), int(port)), family=_family(host), backlog=_BACKLOG)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            sock = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=_BACKLOG)
         except OSError as error:
             what = f"raft.listen: cannot listen on {self.listen}: {error.strerror or error}"
             now = error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
@@ -325,13 +304,12 @@ class AsyncioNetwork:
                 log.error("cannot_listen", extra={"error": str(error)})
 
     def buffered(self, peer: str) -> int:
-        link = self._up.get(peer)
-        return link.buffered if link is not None else 0
+        """Bytes accepted for `peer` that have not left this process yet."""
+        return self._up[peer].buffered if peer in self._up else 0
 
     def disconnect(self, peer: str) -> None:
-        link = self._up.get(peer)
-        if link is not None:
-            link.transport.abort()
+        if peer in self._up:
+            self._up[peer].transport.abort()
 
     def close(self) -> None:
         self._receiver = None
@@ -383,12 +361,9 @@ class AsyncioNetwork:
         while True:
             options: dict[str, Any] = {}
             if self.tls is not None:
-                # Its certificate is compared with the name that it says, not with an address.
-                options = {
-                    "ssl": self.tls.client,
-                    "server_hostname": "",
-                    "ssl_handshake_timeout": strangers.HELLO_TIMEOUT_S,
-                }
+                # The peer's certificate is compared with the name in its HELLO, not with an address.
+                limit_s = strangers.HELLO_TIMEOUT_S
+                options = {"ssl": self.tls.client, "server_hostname": "", "ssl_handshake_timeout": limit_s}
             link = _Link(self, peer)
             try:
                 await self.loop.create_connection(partial(self._protocol, link), host.strip("[]"), int(port), **options)
@@ -458,10 +433,6 @@ class AsyncioNetwork:
 
 def _length(data: bytes | bytearray, at: int) -> int:
     return int.from_bytes(data[at : at + 4], "little")
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 _HUNG_UP = "it hung up instead of a HELLO: it may not accept the certificate of this node; its log says why"

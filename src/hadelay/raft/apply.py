@@ -8,15 +8,17 @@ NoLeader if another entry took the place; with OutcomeUnknown if nothing is know
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
-from hadelay.raft.library import NO_OP
-from hadelay.raft.ports import Done, Finished
+from hadelay.platform.runtime import Runtime
+from hadelay.raft.journal import Journal
+from hadelay.raft.library import NO_OP, Core
+from hadelay.raft.membership import Membership
+from hadelay.raft.ports import Done, Finished, Machine, RaftTuning
+from hadelay.raft.ready import Ready
 from hadelay.raft.segment import Entry
-
-if TYPE_CHECKING:
-    from hadelay.raft.node import RaftNode
 
 _READ_BYTES = 1 << 20
 
@@ -28,24 +30,35 @@ class _Waiter(NamedTuple):
 
 
 class Applier:
-    def __init__(self, node: RaftNode) -> None:
-        self.node = node
-        self.applied, self.applied_term = node.journal.base_index, node.journal.base_term
+    def __init__(
+        self,
+        core: Core,
+        journal: Journal,
+        machine: Machine,
+        members: Membership,
+        runtime: Runtime,
+        config: RaftTuning,
+    ) -> None:
+        self._core, self._journal, self._machine, self._members = core, journal, machine, members
+        self._runtime, self._config = runtime, config
+        self.applied, self.applied_term = journal.base_index, journal.base_term
+        #: Files are pulled that take the place of the state: nothing is applied meanwhile.
+        self.installing = False
         self._ready: deque[Entry] = deque()
         #: In the order of their indexes, and so of their deadlines.
         self._waiters: dict[int, _Waiter] = {}
         self._reads: list[tuple[int, Finished]] = []
-        self._running = self._scheduled = False
+        self._scheduled = False
 
     @property
     def waiting(self) -> int:
         return len(self._waiters)
 
-    def wait(self, index: int, term: int, done: Done, deadline: float) -> None:
+    def wait(self, index: int, term: int, done: Done, now: float, ready: Ready) -> None:
         before = self._waiters.pop(index, None)
         if before is not None:  # of an earlier term, and cut off since: the next entry takes its place
-            self.node.call_soon(before.done, None, OutcomeUnknown("not decided while this node led"))
-        self._waiters[index] = _Waiter(term, done, deadline)
+            ready.answers.append(partial(before.done, None, OutcomeUnknown("not decided while this node led")))
+        self._waiters[index] = _Waiter(term, done, now + self._config.propose_timeout_ms / 1000)
 
     def jump(self, index: int, term: int) -> None:
         """The state machine holds everything up to `index` by other means (checkpoint, snapshot)."""
@@ -54,49 +67,43 @@ class Applier:
         self.expire(float("inf"), upto=index)
         self._answer_reads()
 
-    def run(self) -> None:
+    def run(self, now: float, ready: Ready) -> None:
         """Apply what may be applied: at most a slice now, the rest when the loop comes round."""
-        node = self.node
-        if self._running or self._scheduled or node.snapshots.installing:
+        if self._scheduled or self.installing:
             return
-        self._running = True
-        monotonic = node.runtime.monotonic
-        end = monotonic() + node.config.apply_slice_ms / 1000
-        limit = min(node.core.raftCommitIndex, node.journal.synced_index)
-        try:
-            while self.applied < limit:
-                if not self._ready:
-                    self._ready.extend(node.journal.entries(self.applied + 1, _READ_BYTES))
-                self._apply(self._ready.popleft())
-                if monotonic() >= end:
-                    break
-                limit = min(node.core.raftCommitIndex, node.journal.synced_index)
-            # Entries read ahead may still be cut off by another leader: keep none that are not committed.
-            if self._ready and self._ready[-1][1] > limit:
-                self._ready.clear()
-        finally:
-            self._running = False
+        end = now + self._config.apply_slice_ms / 1000
+        while self.applied < self._limit():
+            if not self._ready:
+                self._ready.extend(self._journal.entries(self.applied + 1, _READ_BYTES))
+            self._apply(self._ready.popleft(), now, ready)
+            if self._runtime.monotonic() >= end:
+                break
+        # Entries read ahead may still be cut off by another leader: keep none that are not committed.
+        if self._ready and self._ready[-1][1] > self._limit():
+            self._ready.clear()
         self._answer_reads()
-        node.applied()
-        if self.applied < limit and not node.stopped:
-            self.soon()
+        if self.applied < self._limit():
+            self.soon(ready)
 
-    def soon(self) -> None:
+    def _limit(self) -> int:
+        return min(self._core.commit_index, self._journal.synced_index)
+
+    def soon(self, ready: Ready) -> None:
         """`run`, when the loop comes round."""
         if not self._scheduled:
             self._scheduled = True
-            self.node.call_soon(self._again)
+            ready.later(0.0, self._again)
 
-    def _again(self) -> None:
+    def _again(self, now: float, ready: Ready) -> None:
         self._scheduled = False
-        self.run()
+        ready.apply = True
 
-    def _apply(self, entry: Entry) -> None:
+    def _apply(self, entry: Entry, now: float, ready: Ready) -> None:
         command, index, term, _ = entry
         assert index == self.applied + 1, "entries are applied in order"
-        result = None if command == NO_OP else self.node.machine.apply(index, term, command)
+        result = None if command == NO_OP else self._machine.apply(index, term, command)
         self.applied, self.applied_term = index, term
-        self.node.membership.applied(index)
+        self._members.applied(index, now, ready)
         waiter = self._waiters.pop(index, None)
         if waiter is None:
             return
@@ -106,9 +113,9 @@ class Applier:
             waiter.done(None, NoLeader("another leader was elected before this was committed", retry_after_ms=50))
 
     # -- those who wait
-    def deposed(self) -> None:
+    def deposed(self, now: float) -> None:
         """What was proposed here may still be committed by the next leader: wait for that, but not for long."""
-        latest = self.node.runtime.monotonic() + self.node.config.deposed_timeout_ms / 1000
+        latest = now + self._config.deposed_timeout_ms / 1000
         self._waiters = {
             index: waiter._replace(deadline=min(waiter.deadline, latest)) for index, waiter in self._waiters.items()
         }

@@ -8,74 +8,84 @@ entry. The commit index goes no further than this leader's log was verified. Ans
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from hadelay.errors import FatalError
 from hadelay.raft import messages
+from hadelay.raft.apply import Applier
+from hadelay.raft.election import Elections
+from hadelay.raft.journal import Journal
+from hadelay.raft.library import Core
+from hadelay.raft.membership import Membership
 from hadelay.raft.messages import Append, BadFrame, encode_append_reply
+from hadelay.raft.peer import Peer
+from hadelay.raft.ports import Machine
+from hadelay.raft.ready import Notice, Ready
 from hadelay.raft.records import decode_entries
 from hadelay.raft.segment import Entry
-
-if TYPE_CHECKING:
-    from hadelay.raft.node import RaftNode
+from hadelay.raft.snapshot import Snapshots
 
 log = logging.getLogger(__name__)
 
 
 class Follower:
-    def __init__(self, node: RaftNode) -> None:
-        self.node = node
+    def __init__(
+        self,
+        core: Core,
+        journal: Journal,
+        members: Membership,
+        elections: Elections,
+        snapshots: Snapshots,
+        *,
+        applier: Applier,
+        machine: Machine,
+    ) -> None:
+        self._core, self._journal, self._members, self._machine = core, journal, members, machine
+        self._elections, self._applier, self._snapshots = elections, applier, snapshots
         #: Whom and in which term `verified` is about.
         self._leader: tuple[str, int] = ("", 0)
         #: The last entry known to be the same as that leader's.
         self.verified = 0
         #: Its last sign of life that has to be answered when the disk is done.
         self._owed: int | None = None
-        self.rtt_ms = 0
 
-    def on_append(self, name: str, data: bytes) -> None:
-        node = self.node
-        m = messages.decode_append(data)
-        if m.term < node.term:
-            self._reply(name, messages.HIGHER_TERM, node.term, 0, 0, 0)
+    def on_append(self, peer: Peer, m: Append, data: bytes, now: float, ready: Ready) -> None:
+        name, core = peer.name, self._core
+        if m.term < core.term:
+            self._reply(name, messages.AppendReply(messages.HIGHER_TERM, core.term, 0, 0, 0), ready)
             return
-        if (name, m.term) != self._leader or node.core.leader != name:
-            self._follow(name, m.term)
-        node.elections.heard_leader()
+        if (name, m.term) != self._leader or core.leader != name:
+            self._follow(name, m.term, now, ready)
+        self._elections.heard_leader(now)
         if m.info:
-            self.rtt_ms = m.rtt_ms
-            node.machine.on_heartbeat_info(m.info)
-        if node.snapshots.installing:
-            self._reply(name, messages.INSTALLING, m.term, 0, 0, m.round)
+            self._elections.rtt_ms = m.rtt_ms
+            self._machine.on_heartbeat_info(m.info)
+        if self._applier.installing:
+            self._reply(name, messages.AppendReply(messages.INSTALLING, m.term, 0, 0, m.round), ready)
             return
         if m.prev_index:
             hint = self._mismatch(m)
             if hint:
-                self._reply(name, messages.MISMATCH, m.term, 0, hint, m.round)
+                self._reply(name, messages.AppendReply(messages.MISMATCH, m.term, 0, hint, m.round), ready)
                 return
-            self._take(name, m, data)
-        if m.commit_index > node.core.raftCommitIndex:
+            self._take(name, m, data, now, ready)
+        if m.commit_index > core.commit_index:
             commit = min(m.commit_index, self.verified)
-            if commit > node.core.raftCommitIndex:
-                node.core.heard(name, m.term, commit)
-        # First the disk: the leader waits for it, and nobody for what is applied here.
-        if not node.flush_soon():
-            node.applier.run()
+            if commit > core.commit_index:
+                core.heard(name, m.term, commit)
+        ready.sync = ready.apply = True
         if not m.flags & messages.NO_REPLY:
-            self._answer(m)
+            self._answer(m, ready)
 
-    def _follow(self, name: str, term: int) -> None:
+    def _follow(self, name: str, term: int, now: float, ready: Ready) -> None:
         """A leader not heard of before: the library learns the term and forgets who led."""
-        node = self.node
-        if node.is_leader and term == node.term:
+        if self._core.leads and term == self._core.term:
             raise FatalError(f"{name} claims to lead term {term}, which this node leads")
-        node.core.heard(name, term, 0)
+        self._core.heard(name, term, 0)
         if (name, term) != self._leader:  # else heard again after a silence: what was verified still is
             self._leader, self.verified, self._owed = (name, term), 0, None
-            node.snapshots.new_leader()
-            node.stats.leader_changes += 1
+            self._snapshots.new_leader(ready)
             log.info("follows", extra={"leader": name, "term": term})
-            node.membership.arrived()
+            ready.notify(Notice.FOLLOWS)
 
     def reset(self) -> None:
         """The log was replaced by a snapshot: nothing is verified but what the snapshot holds."""
@@ -83,22 +93,20 @@ class Follower:
 
     def _mismatch(self, m: Append) -> int:
         """0 if the entry before the new ones is here; else which one the leader should try."""
-        journal = self.node.journal
+        journal, committed = self._journal, max(self._journal.base_index, self._core.commit_index)
         if m.prev_index > journal.last_index:
             return journal.last_index + 1
-        if m.prev_index <= max(journal.base_index, self.node.core.raftCommitIndex):
-            return 0  # committed: the same everywhere
+        if m.prev_index <= committed:
+            return 0  # the same everywhere
         if journal.term_at(m.prev_index) == m.prev_term:
             return 0
         # Back over the whole term that conflicts, but never into what is committed.
         wrong, hint = journal.term_at(m.prev_index), m.prev_index
-        floor = max(journal.base_index, self.node.core.raftCommitIndex) + 1
-        while hint > floor and journal.term_at(hint - 1) == wrong:
+        while hint > committed + 1 and journal.term_at(hint - 1) == wrong:
             hint -= 1
         return hint
 
-    def _take(self, name: str, m: Append, data: bytes) -> None:
-        node, journal = self.node, self.node.journal
+    def _take(self, name: str, m: Append, data: bytes, now: float, ready: Ready) -> None:
         if len(data) <= m.records:
             self.verified = max(self.verified, m.prev_index)
             return
@@ -109,51 +117,50 @@ class Follower:
         if entries[0][1] != m.prev_index + 1 or entries[-1][1] != m.prev_index + len(entries):
             raise BadFrame("append: entries do not follow on the index that the frame names")
         self.verified = max(self.verified, m.prev_index)
-        if m.prev_index < journal.last_index:
-            entries = self._skip_known(entries)
+        if m.prev_index < self._journal.last_index:
+            entries = self._skip_known(entries, now, ready)
         if entries:
             last = entries[-1][1]
-            node.core.append(name, m.term, min(m.commit_index, last), entries)
+            self._core.append(name, m.term, min(m.commit_index, last), entries)
             self.verified = max(self.verified, last)
 
-    def _skip_known(self, entries: list[Entry]) -> list[Entry]:
-        journal = self.node.journal
+    def _skip_known(self, entries: list[Entry], now: float, ready: Ready) -> list[Entry]:
+        journal = self._journal
         for at, (_, index, term, _) in enumerate(entries):
             if index > journal.last_index:
                 return entries[at:]
             if index > journal.base_index and journal.term_at(index) != term:
-                if index <= max(self.node.core.raftCommitIndex, self.node.applier.applied):
+                if index <= max(self._core.commit_index, self._applier.applied):
                     raise FatalError(
                         f"the leader's entry {index} is of term {term}, and the one committed here of term "
                         f"{journal.term_at(index)}: this node's log and the cluster's have parted"
                     )
                 log.warning("journal_cut", extra={"index": index, "last_index": journal.last_index, "term": term})
                 journal.truncate(index)
-                self.node.membership.truncated(index)
+                self._members.truncated(index, now, ready)
                 return entries[at:]
             self.verified = max(self.verified, index)
         return []
 
-    def _answer(self, m: Append) -> None:
+    def _answer(self, m: Append, ready: Ready) -> None:
         """Now if the disk has it all, or if it is only a sign of life; else when the disk has it."""
-        journal = self.node.journal
-        done = journal.synced_index >= self.verified or not m.prev_index
-        if done and journal.term_is_durable:
-            self._send_ok(m.round)
+        done = self._journal.synced_index >= self.verified or not m.prev_index
+        if done and self._journal.term_is_durable:
+            self._send_ok(m.round, ready)
         else:
             self._owed = max(self._owed or 0, m.round)
 
-    def synced(self) -> None:
-        if self._owed is not None and self.node.journal.term_is_durable:
-            self._send_ok(self._owed)
+    def synced(self, ready: Ready) -> None:
+        if self._owed is not None and self._journal.term_is_durable:
+            self._send_ok(self._owed, ready)
 
-    def _send_ok(self, round: int) -> None:
+    def _send_ok(self, round: int, ready: Ready) -> None:
         # A sign of life is answered while entries wait for the disk: they are owed an answer of their own.
-        self._owed = None if self.node.journal.synced_index >= self.verified else 0
+        self._owed = None if self._journal.synced_index >= self.verified else 0
         name, term = self._leader
-        if term == self.node.term:
-            match = min(self.verified, self.node.journal.synced_index)
-            self._reply(name, messages.OK, term, match, 0, round)
+        if term == self._core.term:
+            match = min(self.verified, self._journal.synced_index)
+            self._reply(name, messages.AppendReply(messages.OK, term, match, 0, round), ready)
 
-    def _reply(self, name: str, status: int, term: int, match: int, hint: int, round: int) -> None:
-        self.node.network.send(name, encode_append_reply(status, term, match, hint, round), True)
+    def _reply(self, name: str, reply: messages.AppendReply, ready: Ready) -> None:
+        ready.send(name, encode_append_reply(*reply))

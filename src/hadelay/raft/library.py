@@ -13,15 +13,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pysyncobj import SyncObj, SyncObjConf, syncobj
 from pysyncobj.journal import Journal as LibraryJournal
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-if TYPE_CHECKING:
-    from hadelay.raft.node import RaftNode
+from hadelay.raft.journal import Journal
 
 #: What the library itself puts into the log when a term begins. Proposals are longer (RaftNode.propose sees to it).
 NO_OP = b"\x01"
@@ -36,15 +35,34 @@ _FOLLOWER, _LEADER = 0, 2
 _NEVER = 1e9
 
 
+class Listener(Protocol):
+    """Hears what the library does, from inside the library: a listener may note it, and must not call back."""
+
+    def on_appended(self, index: int, command: bytes) -> None:
+        """An entry is in the log, on a leader or a follower."""
+
+    def on_state(self, leads: bool) -> None:
+        """This node became leader (before its no-op is in the log), or stopped being it."""
+
+    def on_vote_request(self, peer: str, term: int, last_index: int, last_term: int) -> None:
+        """This node campaigns, and asks `peer` (DISK: itself) for its vote."""
+
+    def on_vote(self, peer: str, term: int) -> None:
+        """This node votes for `peer`."""
+
+    def on_entries(self) -> None:
+        """The leader has entries to send."""
+
+
 class _Log(LibraryJournal):  # type: ignore[misc]
     """Our journal, as far as the library looks into it: terms and indexes, never commands."""
 
-    def __init__(self, raft: RaftNode) -> None:
-        self._raft, self._journal = raft, raft.journal
+    def __init__(self, journal: Journal, listener: Listener) -> None:
+        self._journal, self._listener = journal, listener
 
     def add(self, command: bytes, idx: int, term: int, record: memoryview | None = None) -> None:
         self._journal.append(command, idx, term, record)
-        self._raft.on_appended(idx, command)
+        self._listener.on_appended(idx, command)
 
     def __getitem__(self, at: int | slice) -> Any:
         journal = self._journal
@@ -88,16 +106,17 @@ class _Log(LibraryJournal):  # type: ignore[misc]
 class _Transport(Transport):  # type: ignore[misc]
     """The library's other seam. Incoming messages are put in by `Core.message` when they are fit for it."""
 
-    def __init__(self, raft: RaftNode) -> None:
+    def __init__(self, listener: Listener) -> None:
         super().__init__(None, None, None)
-        self._raft = raft
+        self._listener = listener
 
     def send(self, node: Node, message: dict[str, Any]) -> bool:
-        kind, elections = message["type"], self._raft.elections
+        kind = message["type"]
         if kind == "request_vote":
-            elections.send_vote_request(node.id, message["term"], message["last_log_index"], message["last_log_term"])
+            log_end = message["last_log_index"], message["last_log_term"]
+            self._listener.on_vote_request(node.id, message["term"], *log_end)
         elif kind == "response_vote":
-            elections.send_vote(node.id, message["term"])
+            self._listener.on_vote(node.id, message["term"])
         # next_node_idx: the follower's answer is ours, when its disk has it.
         return True
 
@@ -116,10 +135,10 @@ class _Idle:
 
 
 @contextmanager
-def _seams(raft: RaftNode) -> Iterator[None]:
+def _seams(log: _Log) -> Iterator[None]:
     """The library takes these by module-level name, while it constructs itself."""
     names = {
-        "createJournal": lambda _: _Log(raft),
+        "createJournal": lambda _: log,
         "createPoller": _Idle,
         "PipeNotifier": _Idle,
     }
@@ -151,8 +170,13 @@ class _Members(dict[str, _Member]):
 
 
 class Core(SyncObj):  # type: ignore[misc]
-    def __init__(self, raft: RaftNode) -> None:
-        self._raft, peers = raft, list(raft.peers)
+    def __init__(self, name: str, peers: Sequence[str], journal: Journal, listener: Listener) -> None:
+        """`peers`: the names of the other voters."""
+        self._journal, self._listener = journal, listener
+        #: What this node believes: another may have been elected. Only committed entries are proof.
+        self.leads = False
+        #: Index of the no-op that began the term that this node leads, or led last.
+        self.no_op = 0
         #: By name; whoever a frame comes from is one, whether it votes or not.
         self.members = _Members()
         conf = SyncObjConf(
@@ -169,23 +193,34 @@ class Core(SyncObj):  # type: ignore[misc]
             commandsQueueSize=0,
             onStateChanged=self._state_changed,
         )
-        transport = _Transport(raft)
-        with _seams(raft):
+        transport = _Transport(listener)
+        with _seams(_Log(journal, listener)):
             others = [self.members[peer] for peer in peers or [DISK]]
-            super().__init__(_Member(raft.name), others, conf, transport=transport)
+            super().__init__(_Member(name), others, conf, transport=transport)
         self._to_library: Callable[[Node, dict[str, Any]], None] = transport._onMessageReceived
         if not peers:
             self.link(DISK, True)
 
     def _state_changed(self, old: int, new: int) -> None:
         if _LEADER in (old, new):
-            self._raft.on_state(new == _LEADER)
+            self.leads = new == _LEADER
+            if self.leads:
+                self.no_op = self._journal.last_index + 1
+            self._listener.on_state(self.leads)
 
     # -- what it says
     @property
     def leader(self) -> str | None:
         node = self._getLeader()
         return None if node is None else str(node.id)
+
+    @property
+    def term(self) -> int:
+        return int(self.raftCurrentTerm)
+
+    @property
+    def commit_index(self) -> int:
+        return int(self.raftCommitIndex)
 
     def match(self, peer: str) -> int:
         # No public name. For tests and status.
@@ -279,7 +314,7 @@ class Core(SyncObj):  # type: ignore[misc]
     # -- what we take out of its hands
     def _SyncObj__sendAppendEntries(self) -> None:
         """Row 18: its sender slices the whole tail for each follower and knows no window."""
-        self._raft.leader_role.pump()
+        self._listener.on_entries()
 
     def _SyncObj__applyLogEntries(self) -> bool:
         """Row 10: its apply loop retries for ever, and lets callbacks apply twice. Ours is raft/apply.py."""

@@ -14,16 +14,17 @@ A survivor goes by its file for good: a majority of the others is gone, and what
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from hadelay.errors import Conflict, HadelayError, NoLeader, Overloaded
-from hadelay.members import Member, Members, is_whole
+from hadelay.members import JOINED, Member, Members, is_whole
 from hadelay.raft import messages
+from hadelay.raft.journal import Journal
+from hadelay.raft.library import Core
 from hadelay.raft.peer import Peer
-from hadelay.raft.ports import Done
-
-if TYPE_CHECKING:
-    from hadelay.raft.node import RaftNode
+from hadelay.raft.ports import FOUNDING, Done, Machine, Propose
+from hadelay.raft.ready import Notice, Ready
 
 log = logging.getLogger(__name__)
 
@@ -33,39 +34,74 @@ Configuration = tuple[int, Members]
 
 
 class Membership:
-    def __init__(self, node: RaftNode, given: Members) -> None:
-        self.node = node
-        self._given = given
+    def __init__(
+        self,
+        name: str,
+        given: Members,
+        core: Core,
+        journal: Journal,
+        machine: Machine,
+        *,
+        survivor: bool,
+        propose: Propose,
+        handing_over: Callable[[], bool],
+    ) -> None:
+        self.name, self._given, self._survivor = name, given, survivor
+        self._core, self._journal, self._machine = core, journal, machine
+        self._propose, self._handing_over = propose, handing_over
+        #: Replaced when somebody is new, never changed.
+        self.peers = {member.name: Peer(member.name) for member in given if member.name != name}
         self.applied_list: Configuration = (0, given)
         #: In the log and not applied yet, by index.
         self.appended_lists: list[Configuration] = []
         self._heard: Configuration = (0, ())
         #: Since the start no leader was heard of: all that the log names may be gone, and the file may know better.
-        self.astray = True
+        self.no_leader_seen = True
         #: Term and commit index at the last look at the learners.
         self._mark = (0, 0)
         self._derive()
 
     def _derive(self) -> None:
         self.index, self.members = self.appended_lists[-1] if self.appended_lists else self.applied_list
-        if self.node.config.survivor:
+        if self._survivor:
             self.members = self._given
         voters = [member.name for member in self.members if member.voter]
-        was = any(member.voter and member.name == self.node.name for member in self.applied_list[1])
+        was = any(member.voter and member.name == self.name for member in self.applied_list[1])
         #: Never iterated: `others` is.
         self.voters = frozenset(voters)
-        self.others = [name for name in voters if name != self.node.name]
+        self.others = [name for name in voters if name != self.name]
         self.majority = len(voters) // 2 + 1
-        self.votes = self.node.name in self.voters
+        self.votes = self.name in self.voters
         #: A node whose removal is not applied here may be the only one that has it, and so the only one that can lead.
-        self.stands = self.votes or was
+        self.electable = self.votes or was
         self.names = [member.name for member in self.members]
         #: Who was added, and so is no founder.
         self.joined = frozenset(member.name for member in self.members if member.joined)
 
     @property
+    def sole_voter(self) -> bool:
+        """No other node votes."""
+        return not self.others
+
+    @property
     def committed(self) -> bool:
-        return bool(self.index <= self.node.core.raftCommitIndex)
+        return self.index <= self._core.commit_index
+
+    def connected(self, name: str) -> bool:
+        peer = self.peers.get(name)
+        return peer is not None and peer.up
+
+    def agreed(self, peers: Iterable[Peer]) -> bool:
+        """Whether these, with this node, are a majority (of voters, counting none that is not admitted)."""
+        mine = self._journal.admitted and self.votes
+        return mine + sum(peer.admitted and peer.name in self.voters for peer in peers) >= self.majority
+
+    def min_incarnation(self, name: str) -> int:
+        """The smallest incarnation that is still accepted from this node. An added node is no founder, from the moment
+        that the log names it: before that is applied, another cluster's log could look like a beginning of this one's.
+        """
+        known = self._machine.incarnation(name) or FOUNDING
+        return max(known, JOINED) if name in self.joined else known
 
     def electorates(self, index: int) -> list[frozenset[str]]:
         """The voters that the entry at `index`, which is applied next, may have been committed by: of the list in force
@@ -80,31 +116,30 @@ class Membership:
 
     def linked(self) -> dict[str, str]:
         """Name → address of everybody that frames are exchanged with."""
-        if self.node.config.survivor:
+        if self._survivor:
             return {}
         lists = [self.applied_list, *self.appended_lists, *([self._heard] if self.heard else [])]
-        if self.astray or self.node.name not in self.names:
+        if self.no_leader_seen or self.name not in self.names:
             # Or it was removed, and is to come back: by whom the file may know, too.
             lists.insert(0, (0, self._given))
         found = {member.name: member.address for _, members in lists for member in members}
-        found.pop(self.node.name, None)
+        found.pop(self.name, None)
         return dict(sorted(found.items()))
 
-    def arrived(self) -> None:
+    def leader_seen(self, now: float, ready: Ready) -> None:
         """There is a leader, who knows all the others."""
-        if self.astray:
-            self.astray = False
-            self.node.reconfigured()
+        if self.no_leader_seen:
+            self.no_leader_seen = False
+            self._reconfigure(now, ready)
 
     # -- what the log says
-    def load(self) -> None:
+    def load(self, applied: int, now: float, ready: Ready) -> None:
         """Before the start: what is applied, and what the journal has beyond it."""
-        node, journal = self.node, self.node.journal
         self._take_applied()
-        index = node.applier.applied + 1
-        while index <= journal.last_index:
-            for command, at, _, _ in journal.entries(index, _READ_BYTES):
-                members = node.machine.members_in(command)
+        index = applied + 1
+        while index <= self._journal.last_index:
+            for command, at, _, _ in self._journal.entries(index, _READ_BYTES):
+                members = self._machine.members_in(command)
                 if members is not None:
                     self.appended_lists.append((at, members))
                 index = at + 1
@@ -113,60 +148,73 @@ class Membership:
             names = ", ".join(f"{m.name} at {m.address}" for m in self.members)
             log.warning("members_differ_from_file", extra={"members": names, "index": self.index})
         if self.index:
-            self.node.reconfigured()
+            self._reconfigure(now, ready)
 
     def _take_applied(self) -> None:
-        index, members = self.node.machine.members()
+        index, members = self._machine.members()
         if members:
             self.applied_list = (index, members)
 
-    def appended(self, index: int, members: Members) -> None:
-        self.appended_lists.append((index, members))
-        self._changed()
+    def appended(self, index: int, command: bytes, now: float, ready: Ready) -> None:
+        members = self._machine.members_in(command)
+        if members is not None:
+            self.appended_lists.append((index, members))
+            self._changed(now, ready)
 
-    def truncated(self, index: int) -> None:
+    def truncated(self, index: int, now: float, ready: Ready) -> None:
         """Entries from `index` on were cut off, and what they put in force with them."""
         before = len(self.appended_lists)
         self.appended_lists = [change for change in self.appended_lists if change[0] < index]
         if len(self.appended_lists) != before:
-            self._changed()
+            self._changed(now, ready)
 
-    def applied(self, index: int) -> None:
+    def applied(self, index: int, now: float, ready: Ready) -> None:
         if self.appended_lists and self.appended_lists[0][0] == index:
             self.applied_list = self.appended_lists.pop(0)
-            self._changed()
-            for peer in self.node.peers.values():
-                self.tell(peer)
+            self._changed(now, ready)
+            for peer in self.peers.values():
+                self.tell(peer, ready)
 
-    def installed(self, index: int) -> None:
+    def installed(self, index: int, now: float, ready: Ready) -> None:
         """A snapshot took the place of everything up to `index`."""
         self._take_applied()
-        self.appended_lists = [
-            change for change in self.appended_lists if index < change[0] <= self.node.journal.last_index
-        ]
-        self._changed()
+        last = self._journal.last_index
+        self.appended_lists = [change for change in self.appended_lists if index < change[0] <= last]
+        self._changed(now, ready)
 
-    def _changed(self) -> None:
-        before, was = self.index, self.node.name in self.names
+    def _changed(self, now: float, ready: Ready) -> None:
+        before, was = self.index, self.name in self.names
         self._derive()
         if self.index != before:
             voters = " ".join(m.name for m in self.members if m.voter)
             learners = " ".join(m.name for m in self.members if not m.voter)
             log.info("members", extra={"index": self.index, "voters": voters, "learners": learners})
-        if was and self.node.name not in self.names:
+        if was and self.name not in self.names:
             log.warning("removed", extra={"index": self.index})
-        self.node.reconfigured()
+        self._reconfigure(now, ready)
+
+    def _reconfigure(self, now: float, ready: Ready) -> None:
+        """Others vote from now on, or are to be linked. In force at once; links follow when the loop comes round."""
+        added = self._core.set_voters(self.others, self.votes)
+        new = [name for name in self.linked() if name not in self.peers]
+        if new:
+            self.peers = {name: self.peers.get(name) or Peer(name) for name in sorted({*self.peers, *new})}
+            for name in new:
+                self.peers[name].begin(self._journal.last_index + 1, now)
+        for name in added:
+            if name in self.peers:
+                self.peers[name].counted = 0
+        ready.notify(Notice.MEMBERS)
 
     # -- what peers say
-    def tell(self, peer: Peer) -> None:
+    def tell(self, peer: Peer, ready: Ready) -> None:
         """Whom this node knows as members, once the log has said it."""
         index, members = self.applied_list
         if index and peer.up:
-            frame = messages.encode(messages.MEMBERS, index, [[m.name, m.address] for m in members])
-            self.node.network.send(peer.name, frame)
+            rows = [[m.name, m.address] for m in members]
+            ready.send(peer.name, messages.encode(messages.MEMBERS, index, rows), urgent=False)
 
-    def on_members(self, peer: Peer, data: bytes) -> None:
-        index, rows = messages.decode(data, int, list)
+    def on_members(self, peer: Peer, index: int, rows: list[Any], now: float, ready: Ready) -> None:
         for row in rows:
             if not isinstance(row, list) or [type(field) for field in row] != [str, str]:
                 raise messages.BadFrame("members: a member is not [name, address]")
@@ -175,26 +223,25 @@ class Membership:
             raise messages.BadFrame("members: not a list in the order of their names")
         if index > max(self.index, self._heard[0]):
             self._heard = (index, members)
-            self.node.reconfigured()
+            self._reconfigure(now, ready)
 
     # -- changing it
     def refusal(self, members: Members) -> HadelayError | None:
         """Why a leader must not propose this list, or not now."""
-        node = self.node
-        if node.config.survivor:
+        if self._survivor:
             return Conflict("this is what is left of a cluster: back it up, and restore that into a new one")
-        if not node.is_leader:
+        if not self._core.leads:
             return NoLeader("this node does not lead", retry_after_ms=50)
-        if node.transfers.under_way:
+        if self._handing_over():
             return Overloaded("leadership is being handed over", retry_after_ms=500)
-        if node.core.raftCommitIndex < node.leader_role.no_op:
+        if self._core.commit_index < self._core.no_op:
             return Overloaded("this leader is new, and has committed nothing yet", retry_after_ms=200)
         if not self.committed:
             return Overloaded("another change of the members is under way", retry_after_ms=500)
         voters = frozenset(member.name for member in members if member.voter)
-        if not is_whole(members) or len(voters ^ self.voters) > 1 or node.name not in voters:
+        if not is_whole(members) or len(voters ^ self.voters) > 1 or self.name not in voters:
             return Conflict("members are changed one at a time, and never the leader itself")
-        behind = sorted(voters - {node.name} - self._caught_up())
+        behind = sorted(voters - {self.name} - self._caught_up())
         needed = len(voters) // 2 + 1
         if len(voters) - len(behind) < needed:
             text = (
@@ -207,36 +254,30 @@ class Membership:
     def _caught_up(self) -> set[str]:
         """Peers whose disk holds an entry of this leader's term. A founder that never got an entry may come back from a
         power cut as a new incarnation, which does not vote: a list that needs its vote could elect nobody."""
-        first = self.node.leader_role.no_op
-        return {peer.name for peer in self.node.peers.values() if peer.admitted and peer.match >= first}
+        return {peer.name for peer in self.peers.values() if peer.admitted and peer.match >= self._core.no_op}
 
     def propose(self, members: Members, done: Done) -> None:
         error = self.refusal(members)
         if error is not None:
             done(None, error)
         else:
-            self.node.propose(self.node.machine.members_command(members), done)
+            self._propose(self._machine.members_command(members), done)
 
-    def beat(self) -> None:
+    def beat(self, ready: Ready) -> None:
         """Leader, now and then: a learner that has everything of the last look becomes a voter."""
-        node = self.node
         if not self.votes and self.committed:
-            node.transfers.give_away("removed")
-        mark, self._mark = self._mark, (node.term, int(node.core.raftCommitIndex))
-        if mark[0] != node.term or all(member.voter for member in self.members):
+            ready.notify(Notice.HAND_OVER, "removed")
+        mark, self._mark = self._mark, (self._core.term, self._core.commit_index)
+        if mark[0] != self._core.term or all(member.voter for member in self.members):
             return
         for member in self.members:
-            peer = node.peers.get(member.name)
+            peer = self.peers.get(member.name)
             if member.voter or peer is None or not (peer.up and peer.admitted and peer.match >= mark[1]):
                 continue
-            if peer.incarnation != node.admission.least(peer.name):
+            if peer.incarnation != self.min_incarnation(peer.name):
                 continue
             promoted = tuple(m._replace(voter=True) if m is member else m for m in self.members)
             if self.refusal(promoted) is None:
                 log.info("promoting", extra={"peer": peer.name, "incarnation": peer.incarnation})
-                self.propose(promoted, _tried_again)
+                self.propose(promoted, lambda result, error: None)  # tried again at the next look
             return
-
-
-def _tried_again(result: Any, error: HadelayError | None) -> None:
-    """By the next look, or the next leader's."""

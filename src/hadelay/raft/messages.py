@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # encode, decode and BadFrame are for those who use this module, too.
 from hadelay.platform.frames import LIMIT as LIMIT
@@ -41,6 +41,76 @@ APPEND_HEADER_BYTES = _APPEND.size
 NO_REPLY = 1
 #: APPEND_REPLY statuses
 OK, MISMATCH, HIGHER_TERM, INSTALLING = range(4)
+
+
+class Greeting(NamedTuple):
+    feature_level: int
+    incarnation: int
+    admitted: bool
+    boot: int
+    #: Of the log as the process found it.
+    term: int
+    index: int  # type: ignore[assignment]  # tuple has a method of that name
+
+
+def decode_greeting(data: bytes) -> Greeting:
+    return Greeting(*decode(data, int, int, bool, int, int, int))
+
+
+class Vote(NamedTuple):
+    """A question for a vote, or whether there would be one."""
+
+    term: int
+    #: Of the log of the node that asks.
+    last_index: int
+    last_term: int
+    #: The leader asked for this campaign.
+    called: bool = False
+
+
+def decode_vote(data: bytes) -> Vote:
+    flags = (bool,) if data[0] == VOTE else ()
+    return Vote(*decode(data, int, int, int, *flags))
+
+
+class Offer(NamedTuple):
+    """The manifest of a leader's checkpoint."""
+
+    #: Of the leader.
+    term: int
+    index: int  # type: ignore[assignment]  # tuple has a method of that name
+    last_term: int
+    blob: bytes
+    files: list[Any]
+
+
+def decode_offer(data: bytes) -> Offer:
+    return Offer(*decode(data, int, int, int, bytes, list))
+
+
+class Chunk(NamedTuple):
+    """Asks for bytes of a file."""
+
+    index: int  # type: ignore[assignment]
+    name: str
+    offset: int
+    size: int
+
+
+def decode_chunk(data: bytes) -> Chunk:
+    return Chunk(*decode(data, int, str, int, int))
+
+
+class ChunkReply(NamedTuple):
+    index: int  # type: ignore[assignment]
+    name: str
+    offset: int
+    crc: int
+    data: bytes
+
+
+def decode_chunk_reply(data: bytes) -> ChunkReply:
+    return ChunkReply(*decode(data, int, str, int, int, bytes))
 
 
 class Append(NamedTuple):

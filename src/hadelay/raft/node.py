@@ -1,8 +1,9 @@
 """RaftNode: one member of one group, and the only face that the rest of hadelay sees of Raft.
 
-It holds the parts together and lets events in: frames, timers, proposals, finished syncs. Each part has its own file:
-library (PySyncObj), leader, follower, election, apply, reads, snapshot, admission, membership; below them stand journal
-and network.
+RaftNode holds the parts together and lets events in: frames, timers, proposals, finished syncs. A part handles an
+event, and writes what follows from it into a `Ready` (ready.py), which RaftNode carries out at the end of the event.
+Parts: library (PySyncObj), replication, follower, election, transfer, apply, reads, snapshot, admission, membership;
+below them stand journal and network.
 Whatever unexpected is raised anywhere stops the node: a missing replica is better than a wrong one.
 """
 
@@ -11,26 +12,29 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-from hadelay.errors import DiskFull, FatalError, NoLeader, OutcomeUnknown, Overloaded, TooLarge
+from hadelay.errors import DiskFull, FatalError, HadelayError, NoLeader, OutcomeUnknown, Overloaded, TooLarge
 from hadelay.members import Member, Members
 from hadelay.platform.network import Buffer, Network
 from hadelay.platform.runtime import Runtime
 from hadelay.raft import messages
 from hadelay.raft.admission import Admission
 from hadelay.raft.apply import Applier
-from hadelay.raft.election import Elections, Transfers
+from hadelay.raft.election import Elections
 from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
-from hadelay.raft.leader import Leader, ReadDone
 from hadelay.raft.library import Core
 from hadelay.raft.membership import Membership
 from hadelay.raft.peer import Peer
-from hadelay.raft.ports import Done, Finished, Machine, RaftConfig, RaftStats
+from hadelay.raft.ports import Done, Finished, Machine, RaftStats, RaftTuning, ReadDone
 from hadelay.raft.reads import Reads
+from hadelay.raft.ready import Notice, Ready, Step
 from hadelay.raft.records import RECORD_OVERHEAD, SEGMENT_HEADER_BYTES
+from hadelay.raft.replication import Replication
 from hadelay.raft.snapshot import Snapshots
+from hadelay.raft.transfer import Transfers
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +57,7 @@ class RaftNode:
         network: Network,
         runtime: Runtime,
         machine: Machine,
-        config: RaftConfig,
+        config: RaftTuning,
         on_fatal: Callable[[BaseException], None],
         members: Members = (),
     ) -> None:
@@ -69,48 +73,61 @@ class RaftNode:
             raise FatalError("a journal segment has no room for the largest entry: raise segment_bytes")
         self.name, self.journal, self.network, self.runtime = name, journal, network, runtime
         self.machine, self.config, self._on_fatal = machine, config, on_fatal
-        self.peers = {peer: Peer(peer) for peer in sorted(peers)}
-        self.stats = RaftStats(sync_buckets=dict.fromkeys(_SYNC_BUCKETS_S, 0))
+        self.stats = stats = RaftStats(sync_buckets=dict.fromkeys(_SYNC_BUCKETS_S, 0))
         self.stopped = self._started = False
         self._flushing = False
-        #: Others shall lead if they can: it lets them go first.
-        self.gives_way = False
+        #: What follows from the event under way, and whether one is.
+        self._ready, self._busy = Ready(), False
         #: The term whose `on_leader` was called, or 0.
         self._announced = 0
-        self.leader_role = Leader(self)
-        self.follower = Follower(self)
-        self.applier = Applier(self)
-        self.elections = Elections(self)
-        self.transfers = Transfers(self)
-        self.reads = Reads(self)
-        self.snapshots = Snapshots(self)
-        self.admission = Admission(self)
-        self.membership = Membership(self, members or tuple(Member(n, "") for n in sorted([name, *self.peers])))
+        given = members or tuple(Member(other, "") for other in sorted([name, *peers]))
+        self.core = core = Core(name, sorted(peers), journal, self)
+        self.membership = Membership(
+            name, given, core, journal, machine,
+            survivor=config.survivor, propose=self.propose, handing_over=lambda: self.transfers.under_way,
+        )  # fmt: skip
+        self.applier = Applier(core, journal, machine, self.membership, runtime, config)
+        self.snapshots = Snapshots(
+            core, journal, machine, self.applier, runtime, event=self.event, config=config, stats=stats
+        )
+        self.elections = Elections(
+            core, journal, self.membership, self.applier, config=config, random=runtime.random, stats=stats
+        )
+        self.admission = Admission(core, journal, self.membership, machine, runtime, self.propose)
+        self.replication = Replication(
+            core, journal, self.membership, self.elections, self.admission, self.snapshots,
+            network=network, machine=machine, runtime=runtime, config=config,
+        )  # fmt: skip
+        self.follower = Follower(
+            core, journal, self.membership, self.elections, self.snapshots, applier=self.applier, machine=machine
+        )
+        self.transfers = Transfers(core, journal, self.membership, self.replication, config, self.propose)
+        self.reads = Reads(
+            core, self.membership, self.replication.read, self.applier.when_applied, config.propose_timeout_ms / 1000
+        )
         #: Whom the network was told to link with last.
         self._linked = self.membership.linked()
-        self.core = Core(self)
         journal.on_fatal = self.fatal
         journal.on_synced = self._on_synced
-        self._handlers: dict[int, Callable[[Peer, bytes], None]] = {
-            messages.GREETING: self.admission.on_greeting,
-            messages.REWOUND: self.admission.on_rewound,
-            messages.APPEND: lambda peer, data: self.follower.on_append(peer.name, data),
-            messages.APPEND_REPLY: lambda peer, data: self.leader_role.on_reply(
-                peer, messages.decode_append_reply(data)
-            ),
-            messages.PRE_VOTE: self.elections.on_pre_vote,
-            messages.PRE_VOTE_REPLY: self.elections.on_pre_vote_reply,
-            messages.VOTE: self.elections.on_vote,
-            messages.VOTE_REPLY: self.elections.on_vote_reply,
-            messages.TIMEOUT_NOW: self.elections.on_timeout_now,
-            messages.READ: self.reads.on_read,
-            messages.READ_REPLY: self.reads.on_read_reply,
-            messages.SNAPSHOT: self.snapshots.on_snapshot,
-            messages.CHUNK: self.snapshots.on_chunk,
-            messages.CHUNK_REPLY: self.snapshots.on_chunk_reply,
-            messages.SNAPSHOT_DONE: self.snapshots.on_done,
-            messages.SEEN: self.admission.on_seen,
-            messages.MEMBERS: self.membership.on_members,
+        #: By kind: what the fields of a frame are, and who handles them.
+        self._handlers: dict[int, tuple[Callable[[bytes], Iterable[Any]], Step]] = {
+            messages.GREETING: (one(messages.decode_greeting), self.admission.on_greeting),
+            messages.REWOUND: (fields(int, int, int), self.admission.on_rewound),
+            messages.APPEND: (lambda data: (messages.decode_append(data), data), self.follower.on_append),
+            messages.APPEND_REPLY: (one(messages.decode_append_reply), self.replication.on_reply),
+            messages.PRE_VOTE: (one(messages.decode_vote), self.elections.on_pre_vote),
+            messages.PRE_VOTE_REPLY: (fields(int, bool, int), self.elections.on_pre_vote_reply),
+            messages.VOTE: (one(messages.decode_vote), self.elections.on_vote),
+            messages.VOTE_REPLY: (fields(int), self.elections.on_vote_reply),
+            messages.TIMEOUT_NOW: (fields(int), self.elections.on_timeout_now),
+            messages.READ: (fields(int), self.reads.on_read),
+            messages.READ_REPLY: (fields(int, bool, int), self.reads.on_reply),
+            messages.SNAPSHOT: (one(messages.decode_offer), self.snapshots.on_offer),
+            messages.CHUNK: (one(messages.decode_chunk), self.snapshots.on_chunk),
+            messages.CHUNK_REPLY: (one(messages.decode_chunk_reply), self.snapshots.on_chunk_reply),
+            messages.SNAPSHOT_DONE: (fields(int), self.snapshots.on_done),
+            messages.SEEN: (fields(dict), self.admission.on_seen),
+            messages.MEMBERS: (fields(int, list), self.membership.on_members),
         }
 
     def set_applied(self, index: int, term: int) -> None:
@@ -134,12 +151,15 @@ class RaftNode:
     def start(self) -> None:
         if self.applier.applied < self.journal.base_index:
             self.set_applied(self.journal.base_index, self.journal.base_term)
+        self.event(self._start)
+
+    def _start(self, now: float, ready: Ready) -> None:
         self._started = True
-        self.membership.load()
+        self.membership.load(self.applier.applied, now, ready)
         self.journal.want_spare()
-        self.elections.start()
+        self.elections.start(now, ready)
         self.network.start(self)
-        self.call_later(_HOUSEKEEPING_S, self._housekeeping)
+        ready.later(_HOUSEKEEPING_S, self._housekeeping)
 
     def stop(self) -> None:
         """No more timers, frames or callbacks; what still waits is answered `OutcomeUnknown`. Closes the journal."""
@@ -161,9 +181,13 @@ class RaftNode:
 
     # -- what it knows
     @property
+    def peers(self) -> dict[str, Peer]:
+        return self.membership.peers
+
+    @property
     def is_leader(self) -> bool:
         """What this node believes: another may have been elected. Only committed entries are proof."""
-        return self.leader_role.active
+        return self.core.leads
 
     @property
     def leader(self) -> str | None:
@@ -171,11 +195,11 @@ class RaftNode:
 
     @property
     def term(self) -> int:
-        return int(self.core.raftCurrentTerm)
+        return self.core.term
 
     @property
     def commit_index(self) -> int:
-        return int(self.core.raftCommitIndex)
+        return self.core.commit_index
 
     @property
     def applied_index(self) -> int:
@@ -194,19 +218,10 @@ class RaftNode:
         """The last entry on this node's own disk. Nothing beyond it is ever applied here."""
         return self.journal.synced_index
 
-    @property
-    def alone(self) -> bool:
-        """No other node votes."""
-        return not self.membership.others
-
-    def connected(self, name: str) -> bool:
-        peer = self.peers.get(name)
-        return peer is not None and peer.up
-
     def status(self) -> dict[str, object]:
         """For people: role, term, indexes, and per peer what is known of it (match and lag on the leader only)."""
         return {
-            "role": "leader" if self.is_leader else "installing" if self.snapshots.installing else "follower",
+            "role": "leader" if self.is_leader else "installing" if self.applier.installing else "follower",
             "term": self.term,
             "leader": self.leader,
             "commit_index": self.commit_index,
@@ -234,40 +249,50 @@ class RaftNode:
         """One call, one entry, 2 bytes to max_entry_bytes. done(result of apply, None) once applied here, or an error:
         NoLeader, Overloaded, TooLarge, DiskFull (nothing happened), OutcomeUnknown.
         """
-        config = self.config
-        if not self.is_leader or self.stopped:
-            done(None, NoLeader("this node does not lead", retry_after_ms=50))
-        elif not 2 <= len(command) <= config.max_entry_bytes:
-            done(None, TooLarge(f"an entry of {len(command)} bytes; {config.max_entry_bytes} are allowed"))
+        error = self._refusal(command)
+        if error is not None:
+            done(None, error)
         elif self.transfers.under_way:
             self.transfers.hold(command, done)
-        elif self.applier.waiting >= config.max_waiting:
-            done(None, Overloaded("too many proposals wait for their commit", retry_after_ms=100))
-        elif not self.journal.has_space and self.journal.room < len(command) + (64 << 10):
-            done(None, DiskFull("the Raft journal has no space left", retry_after_ms=1_000))
         else:
-            self.stats.proposals += 1
-            deadline = self.runtime.monotonic() + config.propose_timeout_ms / 1000
-            self.applier.wait(self.journal.last_index + 1, self.term, done, deadline)
-            self._guarded(self.core.propose, command)
-            self.flush_soon()
+            self.event(self._propose, command, done)
+
+    def _refusal(self, command: bytes) -> HadelayError | None:
+        config = self.config
+        if not self.is_leader or self.stopped:
+            return NoLeader("this node does not lead", retry_after_ms=50)
+        if not 2 <= len(command) <= config.max_entry_bytes:
+            return TooLarge(f"an entry of {len(command)} bytes; {config.max_entry_bytes} are allowed")
+        if self.transfers.under_way:
+            return None
+        if self.applier.waiting >= config.max_waiting:
+            return Overloaded("too many proposals wait for their commit", retry_after_ms=100)
+        if not self.journal.has_space and self.journal.room < len(command) + (64 << 10):
+            return DiskFull("the Raft journal has no space left", retry_after_ms=1_000)
+        return None
+
+    def _propose(self, command: bytes, done: Done, now: float, ready: Ready) -> None:
+        self.stats.proposals += 1
+        self.applier.wait(self.journal.last_index + 1, self.core.term, done, now, ready)
+        self.core.propose(command)
+        ready.sync = True
 
     def read_index(self, done: Finished) -> None:
         """done(None) when this node has applied everything that was committed anywhere before this call (any node)."""
-        self.reads.read(done)
+        self.event(self.reads.read, done)
 
-    def surely_leads(self) -> bool:
+    def has_leader_lease(self) -> bool:
         """Nobody else can lead yet, as far as clocks run alike and no link was reset at its other end alone: a majority
         has answered within the least time that its nodes wait before they elect another, on links that are still up,
         and nobody is told not to wait. Committed entries prove more, and take longer."""
         if not self.is_leader or self.transfers.in_doubt:
             return False
-        age_s = self.runtime.monotonic() - self.leader_role.confirmed_at
-        return self.alone or age_s < self.config.election_min_ms / 1000
+        age_s = self.runtime.monotonic() - self.replication.confirmed_at
+        return self.membership.sole_voter or age_s < self.config.election_min_ms / 1000
 
     def transfer(self, to: str | None, done: Finished) -> None:
         """Hand leadership to `to` (None: whoever is furthest). Proposals wait meanwhile, at most transfer_ms."""
-        self.transfers.begin(to, done)
+        self.event(self.transfers.begin, to, done)
 
     def compact(self, index: int) -> None:
         """A checkpoint of everything up to `index` is durable: whole segments before it may go.
@@ -286,53 +311,154 @@ class RaftNode:
     def send(self, peer: str, kind: int, payload: Buffer) -> bool:
         """The node's own traffic, `kind` 64 to 255. False, and nothing sent, if the peer is not linked or too slow."""
         assert messages.FIRST_APP_KIND <= kind <= 255
-        return self.connected(peer) and self.network.send(peer, [bytes((kind,)), payload])
+        return self.membership.connected(peer) and self.network.send(peer, [bytes((kind,)), payload])
+
+    # -- one event, and what follows from it
+    def event(self, step: Step, *args: Any) -> None:
+        """Let a part handle an event. An event inside another one ends with that one."""
+        if self.stopped:
+            return
+        inside, self._busy = self._busy, True
+        try:
+            step(*args, self.runtime.monotonic(), self._ready)
+            while not inside and not self.stopped and self._carry_out(self._ready):
+                pass
+        except Exception as error:
+            self.fatal(error)
+        finally:
+            self._busy = inside
+
+    def _carry_out(self, ready: Ready) -> bool:
+        """The first thing that is to be done, in the order of the fields; more may follow from that. False: nothing."""
+        if ready.sends:
+            sends, ready.sends = ready.sends, []
+            for peer, frame, urgent in sends:
+                self.network.send(peer, frame, urgent)
+        elif ready.when_durable:
+            steps, ready.when_durable = ready.when_durable, []
+            for step, args in steps:
+                self.journal.when_synced(partial(self.event, step, *args))
+        elif ready.sync:
+            ready.sync = False
+            if not self._flushing and not self.journal.all_synced:
+                self._flushing = True
+                ready.later(0.0, self._flush)
+            if self._flushing:
+                ready.apply = False  # first the disk: others wait for it, and nobody for what is applied here
+        elif ready.advance:
+            ready.advance = False
+            self._advance(self.runtime.monotonic(), ready)
+        elif ready.apply:
+            ready.apply = False
+            self._apply(self.runtime.monotonic(), ready)
+        elif ready.timers:
+            timers, ready.timers = ready.timers, []
+            for delay_s, step, args in timers:
+                if delay_s > 0:
+                    self.runtime.call_later(delay_s, self.event, step, *args)
+                else:
+                    self.runtime.call_soon(self.event, step, *args)
+        elif ready.notices:
+            notice, about = ready.notices.pop(0)
+            self._notice(notice, about, self.runtime.monotonic(), ready)
+        elif ready.answers:
+            answers, ready.answers = ready.answers, []
+            for answer in answers:
+                answer()
+        else:
+            return False
+        return True
+
+    def _flush(self, now: float, ready: Ready) -> None:
+        """Write and sync what was queued: once for everything that this turn of the loop brought, after its frames."""
+        self._flushing = False
+        self.journal.kick()
+        self.applier.soon(ready)
+
+    def _advance(self, now: float, ready: Ready) -> None:
+        before = self.core.commit_index
+        self.core.tick()
+        if self.core.commit_index != before:
+            self.replication.committed(now, ready)
+            ready.apply = True
+        self.transfers.progress(ready)
+
+    def _apply(self, now: float, ready: Ready) -> None:
+        self.applier.run(now, ready)
+        if self.is_leader and self._announced != self.term and self.applier.applied >= self.core.no_op:
+            self._announced = self.term
+            self.machine.on_leader(self.term)
+        if not self.journal.admitted and not self.applier.installing:
+            self.admission.applied(ready)
+
+    def _notice(self, notice: Notice, about: Any, now: float, ready: Ready) -> None:
+        if notice is Notice.LINK_UP:
+            self._link_ready(about, now, ready)
+        elif notice is Notice.DROP_LINK:
+            self.network.disconnect(about)
+        elif notice is Notice.FOLLOWS:
+            self.stats.leader_changes += 1
+            self.membership.leader_seen(now, ready)
+        elif notice is Notice.PUMP:
+            self.replication.send_entries(about, now, ready)
+        elif notice is Notice.MEMBERS:
+            if self.is_leader:
+                self.replication.count_all(ready)
+                ready.advance = True
+            ready.later(0.0, self._relink)
+        elif notice is Notice.HAND_OVER:
+            self.transfers.give_away(about, now, ready)
+        elif notice is Notice.INSTALLED:
+            self.membership.installed(about.index, now, ready)
+            self.follower.reset()
+            self.admission.applied(ready)
 
     # -- events: frames (network.Receiver)
     def link_up(self, peer: str) -> None:
         if peer in self.peers:
-            self.admission.greet(self.peers[peer])
+            self.event(lambda now, ready: self.admission.greet(self.peers[peer], ready))
 
     def link_down(self, peer: str, reset: bool) -> None:
-        self._guarded(self._link_down, peer, reset)
+        self.event(self._link_down, peer, reset)
 
-    def _link_down(self, name: str, reset: bool) -> None:
+    def _link_down(self, name: str, reset: bool, now: float, ready: Ready) -> None:
         peer = self.peers.get(name)
-        if peer is None or self.stopped:
+        if peer is None:
             return
-        self.admission.remember(peer)
+        if self.is_leader:
+            self.admission.remember(peer, self.term)
         was_up, peer.up = peer.up, False
         self.snapshots.release(peer)
-        self.snapshots.link_lost(name)
+        self.snapshots.link_lost(name, ready)
         if not was_up:
             return
         self.core.link(name, False)
         if self.is_leader:
             peer.probe(peer.match + 1)
-            if reset:  # it may campaign at once: what it answered says no longer who leads (surely_leads)
+            if reset:  # it may campaign at once: what it answered says no longer who leads (has_leader_lease)
                 peer.round = 0
         elif self.core.leader == name:
-            self.reads.leader_lost()
+            self.reads.leader_lost(now, ready)
             if reset:
-                self.elections.leader_lost()
+                self.elections.leader_lost(now, ready)
         self.machine.on_link(name, False)
 
-    def link_ready(self, peer: Peer) -> None:
+    def _link_ready(self, peer: Peer, now: float, ready: Ready) -> None:
         """Its greeting is accepted: from here on its frames count."""
         if not peer.up:
             peer.up = True
             self.core.link(peer.name, True)
             self.machine.on_link(peer.name, True)
-            self.membership.tell(peer)
+            self.membership.tell(peer, ready)
             if self.is_leader:
-                self.leader_role.send_entries(peer)
+                self.replication.send_entries(peer, now, ready)
 
     def frame(self, peer: str, data: bytes) -> None:
-        self._guarded(self._frame, peer, data)
+        self.event(self._frame, peer, data)
 
-    def _frame(self, name: str, data: bytes) -> None:
+    def _frame(self, name: str, data: bytes, now: float, ready: Ready) -> None:
         peer = self.peers.get(name)
-        if peer is None or self.stopped:
+        if peer is None:
             return
         kind = data[0]
         if not peer.up and kind not in (messages.GREETING, messages.REWOUND):
@@ -340,103 +466,53 @@ class RaftNode:
         try:
             if kind >= messages.FIRST_APP_KIND:
                 self.machine.on_message(name, kind, data[1:])
-            elif (handler := self._handlers.get(kind)) is not None:
-                handler(peer, data)  # else: of a later version, which knows that we may not know it
+            elif kind in self._handlers:
+                decode, handler = self._handlers[kind]
+                handler(peer, *decode(data), now, ready)  # else: of a later version, which knows that we may not
         except messages.BadFrame as error:
             # A new link starts from a known state.
             log.warning("bad_frame", extra={"peer": name, "kind": kind, "error": str(error)})
             self.network.disconnect(name)
 
     # -- events: syncs and timers
-    def flush_soon(self) -> bool:
-        """Write and sync what was queued: once for everything that this turn of the loop brings, after its frames. Then
-        apply. False if nothing is queued."""
-        if not self._flushing and not self.journal.all_synced:
-            self._flushing = True
-            self.call_soon(self._flush)
-        return self._flushing
-
-    def _flush(self) -> None:
-        self._flushing = False
-        self.journal.kick()
-        self.applier.soon()
-
     def _on_synced(self, seconds: float) -> None:
-        self._guarded(self._synced, seconds)
+        self.event(self._synced, seconds)
 
-    def _synced(self, seconds: float) -> None:
+    def _synced(self, seconds: float, now: float, ready: Ready) -> None:
         stats = self.stats
         stats.syncs += 1
         stats.sync_seconds += seconds
         stats.sync_buckets[_SYNC_BUCKETS_S[bisect_left(_SYNC_BUCKETS_S, seconds)]] += 1
-        if not self._started or self.stopped:
+        if not self._started:
             return
         if self.is_leader:
-            self.leader_role.synced()
+            self.replication.count_all(ready)
         else:
-            self.follower.synced()
-        self.applier.run()
+            self.follower.synced(ready)
+        ready.apply = True
 
-    def _housekeeping(self) -> None:
-        self.applier.expire(self.runtime.monotonic())
+    def _housekeeping(self, now: float, ready: Ready) -> None:
+        self.applier.expire(now)
         self.journal.want_spare()
-        self.call_later(_HOUSEKEEPING_S, self._housekeeping)
-
-    def advance(self) -> None:
-        """The library was told of something: let it move its commit index, and apply."""
-        before = self.core.raftCommitIndex
-        self.core.tick()
-        if self.core.raftCommitIndex != before:
-            self.leader_role.committed()
-            self.applier.run()
-        if self.transfers.under_way:
-            self.transfers.progress()
-
-    def applied(self) -> None:
-        """Something was applied, or could have been."""
-        if self.is_leader and self._announced != self.term and self.applier.applied >= self.leader_role.no_op:
-            self._announced = self.term
-            self.machine.on_leader(self.term)
-        if not self.journal.admitted:
-            self.admission.applied()
-
-    def agreed(self, peers: Iterable[Peer]) -> bool:
-        """Whether these, with this node, are a majority (of voters, counting none that is not admitted)."""
-        membership = self.membership
-        voters = membership.voters
-        mine = self.journal.admitted and membership.votes
-        return mine + sum(peer.admitted and peer.name in voters for peer in peers) >= membership.majority
+        ready.later(_HOUSEKEEPING_S, self._housekeeping)
 
     # -- members
-    def reconfigured(self) -> None:
-        """Others vote from now on, or are to be linked. In force at once; links follow when the loop comes round."""
-        added = self.core.set_voters(self.membership.others, self.membership.votes)
-        linked = self.membership.linked()
-        new = [name for name in linked if name not in self.peers]
-        if new:
-            self.peers = {name: self.peers.get(name) or Peer(name) for name in sorted({*self.peers, *new})}
-            for name in new:
-                self.peers[name].begin(self.journal.last_index + 1, self.runtime.monotonic())
-        if self.is_leader:
-            self.leader_role.reconfigured(added)
-        self.call_soon(self._relink)
-
-    def _relink(self) -> None:
+    def _relink(self, now: float, ready: Ready) -> None:
         linked = self.membership.linked()
         leaving = [name for name in self.peers if name not in linked]
         if leaving:
-            self.call_later(_FAREWELL_S, self._part)
+            ready.later(_FAREWELL_S, self._part)
         self._link_with({name: self._linked.get(name, "") for name in leaving} | linked)
         for peer in self.peers.values():
-            if peer.up and peer.incarnation < self.admission.least(peer.name):
+            if peer.up and peer.incarnation < self.membership.min_incarnation(peer.name):
                 self.network.disconnect(peer.name)  # to be greeted anew
 
-    def _part(self) -> None:
+    def _part(self, now: float, ready: Ready) -> None:
         """By now whoever was removed had the time to hear of it, and what it had asked for is answered."""
         linked = self.membership.linked()
         for name in [name for name in self.peers if name not in linked]:
-            self._link_down(name, False)
-            self.peers = {peer: known for peer, known in self.peers.items() if peer != name}
+            self._link_down(name, False, now, ready)
+            self.membership.peers = {peer: known for peer, known in self.peers.items() if peer != name}
         self._link_with(linked)
 
     def _link_with(self, linked: dict[str, str]) -> None:
@@ -445,47 +521,54 @@ class RaftNode:
             self.network.set_members(linked)
         self.machine.on_members()
 
-    # -- told by the library
+    # -- told by the library (library.Listener)
     def on_appended(self, index: int, command: bytes) -> None:
-        """An entry is in the log, on a leader or a follower."""
-        members = self.machine.members_in(command)
-        if members is not None:
-            self.membership.appended(index, members)
+        self.membership.appended(index, command, self.runtime.monotonic(), self._ready)
 
     def on_state(self, leads: bool) -> None:
-        """Became leader (before its no-op is in the log), or stopped being it. From inside the library: only our own
-        state changes here, others hear of it when the loop comes round."""
+        """From inside the library: only our own state changes here, others hear of it when the loop comes round."""
+        now, ready = self.runtime.monotonic(), self._ready
+        log.info("leads" if leads else "deposed", extra={"term": self.term})
         if leads:
-            log.info("leads", extra={"term": self.term})
             self.stats.leader_changes += 1
-            self.leader_role.begin()
-            self.call_soon(self.membership.arrived)
+            self.replication.begin(now, ready)
+            ready.later(0.0, self.membership.leader_seen)
         else:
-            log.info("deposed", extra={"term": self.term})
             self._announced = 0
-            self.applier.deposed()
-            self.call_soon(self._deposed, self.leader_role.end())
+            self.applier.deposed(now)
+            ready.later(0.0, self._deposed, self.replication.end())
 
-    def _deposed(self, reads: list[ReadDone]) -> None:
+    def _deposed(self, reads: list[ReadDone], now: float, ready: Ready) -> None:
         self.machine.on_follower()
-        self.transfers.deposed()
+        self.transfers.deposed(ready)
         for done in reads:
-            done(0, NoLeader("this node stopped leading", retry_after_ms=50))
+            done(0, NoLeader("this node stopped leading", retry_after_ms=50), ready)
+
+    def on_vote_request(self, peer: str, term: int, last_index: int, last_term: int) -> None:
+        self.elections.ask_vote(peer, term, last_index, last_term, self._ready)
+
+    def on_vote(self, peer: str, term: int) -> None:
+        self.elections.vote(peer, term, self._ready)
+
+    def on_entries(self) -> None:
+        self.replication.pump(self.runtime.monotonic(), self._ready)
 
     # -- the loop, guarded
-    def _guarded(self, fn: Callable[..., None], *args: Any) -> None:
-        if self.stopped:
-            return
-        try:
-            fn(*args)
-        except Exception as error:
-            self.fatal(error)
-
     def call_soon(self, fn: Callable[..., None], *args: Any) -> None:
-        self.runtime.call_soon(self._guarded, fn, *args)
+        self.runtime.call_soon(self.event, _plain, fn, *args)
 
     def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> None:
-        self.runtime.call_later(delay_s, self._guarded, fn, *args)
+        self.runtime.call_later(delay_s, self.event, _plain, fn, *args)
 
-    def in_thread(self, lane: str, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        self.runtime.in_thread(lane, fn, lambda *ended: self._guarded(done, *ended))
+
+def _plain(fn: Callable[..., None], *rest: Any) -> None:
+    """As a step: a call that needs neither the time nor a Ready."""
+    fn(*rest[:-2])
+
+
+def fields(*types: type) -> Callable[[bytes], Iterable[Any]]:
+    return lambda data: messages.decode(data, *types)
+
+
+def one(decode: Callable[[bytes], Any]) -> Callable[[bytes], Iterable[Any]]:
+    return lambda data: (decode(data),)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hadelay.errors import ConfigError, HadelayError
 from hadelay.members import Members
+from hadelay.raft.peer import Peer
+from hadelay.raft.ready import Ready
 from hadelay.storage.manifest import Manifest
 
 #: done(result, error): exactly one of them is not None (a result may itself be None); called once, on the loop.
@@ -16,9 +18,53 @@ Done = Callable[[Any, HadelayError | None], None]
 Propose = Callable[[bytes, Done], None]
 #: done(error): None when it went well.
 Finished = Callable[[HadelayError | None], None]
+#: done(index, error, ready): everything committed anywhere before the read is at or before `index`.
+ReadDone = Callable[[int, HadelayError | None, Ready], None]
 
 #: The incarnation of the nodes a cluster was founded with: admitted from the first entry on. Later ones are larger.
 FOUNDING = 1
+
+
+class Term(Protocol):
+    """Who leads, as this node sees it. `library.Core` is one."""
+
+    @property
+    def term(self) -> int: ...
+
+    @property
+    def leader(self) -> str | None: ...
+
+    @property
+    def commit_index(self) -> int: ...
+
+    leads: bool
+    no_op: int
+
+
+class LogEnd(Protocol):
+    """How far this node's log goes, and how far its disk has the log. `journal.Journal` is one."""
+
+    term: int
+    voted_for: str | None
+    admitted: bool
+    last_index: int
+    last_term: int
+    synced_index: int
+
+
+class Voters(Protocol):
+    """Whom this node knows, and whose votes count. `membership.Membership` is one."""
+
+    peers: dict[str, Peer]
+    voters: frozenset[str]
+    #: The voters besides this node, in the order of their names.
+    others: list[str]
+
+    def connected(self, name: str) -> bool: ...
+
+    def agreed(self, peers: Iterable[Peer]) -> bool:
+        """Whether these, with this node, are a majority (of voters, counting none that is not admitted)."""
+        ...
 
 
 class Installer(Protocol):
@@ -114,7 +160,7 @@ class Machine(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RaftConfig:
+class RaftTuning:
     #: Silence after which a follower asks for votes, drawn anew from this range each time. The lower end is also how
     #: long a leader may go without a majority. Shorter: faster failover when a machine dies silently, more elections on
     #: a machine that stalls. (A killed process closes its links, and that is noticed at once.)
@@ -128,8 +174,8 @@ class RaftConfig:
     slow_sync_ms: int = 1_000
     #: Proposals pause for a planned transfer; they go on here when nobody took over.
     transfer_ms: int = 300
-    #: Somebody acts on `surely_leads`: a leader that is in doubt for long has an election settle it.
-    by_the_clock: bool = False
+    #: Somebody acts on `has_leader_lease`: after a transfer that nobody took over, an election settles who leads.
+    fence_failed_transfer: bool = False
     #: A proposal that has not been decided after this long is answered `OutcomeUnknown`.
     propose_timeout_ms: int = 5_000
     #: The same, once leadership was lost.

@@ -6,74 +6,77 @@ applied that far itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
 
 from hadelay.errors import HadelayError, NoLeader
 from hadelay.raft import messages
 from hadelay.raft.peer import Peer
-from hadelay.raft.ports import Finished
+from hadelay.raft.ports import Finished, ReadDone, Term, Voters
+from hadelay.raft.ready import Ready
 
-if TYPE_CHECKING:
-    from hadelay.raft.node import RaftNode
+#: confirm(done, now, ready): done(index, error, ready) says how far a read on the leader has to have applied.
+Confirm = Callable[[ReadDone, float, Ready], None]
 
 
 class Reads:
-    def __init__(self, node: RaftNode) -> None:
-        self.node = node
+    def __init__(
+        self,
+        term: Term,
+        voters: Voters,
+        confirm: Confirm,
+        when_applied: Callable[[int, Finished], None],
+        timeout_s: float,
+    ) -> None:
+        self._term, self._voters, self._timeout_s = term, voters, timeout_s
+        self._confirm, self._when_applied = confirm, when_applied
         self._next: list[Finished] = []
         #: Question number → those whom its answer helps.
         self._asked: dict[int, list[Finished]] = {}
         self._number = 0
-        self._scheduled = False
 
-    def read(self, done: Finished) -> None:
+    def read(self, done: Finished, now: float, ready: Ready) -> None:
         self._next.append(done)
-        if not self._scheduled:
-            self._scheduled = True
-            self.node.call_soon(self._ask)
+        if len(self._next) == 1:
+            ready.later(0.0, self._ask)
 
-    def _ask(self) -> None:
-        self._scheduled = False
+    def _ask(self, now: float, ready: Ready) -> None:
         waiting, self._next = self._next, []
-        node = self.node
-        leader = node.leader
-        if node.is_leader:
-            node.leader_role.read(lambda index, error: self._answer(waiting, index, error))
-        elif leader is None or leader == node.name or not node.connected(leader):
-            self._answer(waiting, 0, NoLeader("no leader is known", retry_after_ms=100))
+        leader = self._term.leader
+        if self._term.leads:
+            self._confirm(partial(self._answer, waiting), now, ready)
+        elif leader is None or not self._voters.connected(leader):
+            self._answer(waiting, 0, NoLeader("no leader is known", retry_after_ms=100), ready)
         else:
             self._number += 1
             self._asked[self._number] = waiting
-            node.network.send(leader, messages.encode(messages.READ, self._number), True)
-            node.call_later(node.config.propose_timeout_ms / 1000, self._expire, self._number)
+            ready.send(leader, messages.encode(messages.READ, self._number))
+            ready.later(self._timeout_s, self._expire, self._number)
 
-    def _answer(self, waiting: list[Finished], index: int, error: HadelayError | None) -> None:
+    def _answer(self, waiting: list[Finished], index: int, error: HadelayError | None, ready: Ready) -> None:
         for done in waiting:
             if error is None:
-                self.node.applier.when_applied(index, done)
+                self._when_applied(index, done)
             else:
-                done(error)
+                ready.answers.append(partial(done, error))
 
-    def _expire(self, number: int) -> None:
-        self._answer(self._asked.pop(number, []), 0, NoLeader("the leader does not answer", retry_after_ms=100))
+    def _expire(self, number: int, now: float, ready: Ready) -> None:
+        waiting = self._asked.pop(number, [])
+        self._answer(waiting, 0, NoLeader("the leader does not answer", retry_after_ms=100), ready)
 
-    def leader_lost(self) -> None:
+    def leader_lost(self, now: float, ready: Ready) -> None:
         for number in list(self._asked):
-            self._expire(number)
+            self._expire(number, now, ready)
 
-    def on_read(self, peer: Peer, data: bytes) -> None:
-        (number,) = messages.decode(data, int)
+    def on_read(self, peer: Peer, number: int, now: float, ready: Ready) -> None:
+        def answer(index: int, error: HadelayError | None, ready: Ready) -> None:
+            ready.send(peer.name, messages.encode(messages.READ_REPLY, number, error is None, index))
 
-        def answer(index: int, error: HadelayError | None) -> None:
-            reply = messages.encode(messages.READ_REPLY, number, error is None, index)
-            self.node.network.send(peer.name, reply, True)
-
-        if self.node.is_leader:
-            self.node.leader_role.read(answer)
+        if self._term.leads:
+            self._confirm(answer, now, ready)
         else:
-            answer(0, NoLeader())
+            answer(0, NoLeader(), ready)
 
-    def on_read_reply(self, peer: Peer, data: bytes) -> None:
-        number, led, index = messages.decode(data, int, bool, int)
+    def on_reply(self, peer: Peer, number: int, led: bool, index: int, now: float, ready: Ready) -> None:
         error = None if led else NoLeader(f"{peer.name} does not lead (any more)", retry_after_ms=50)
-        self._answer(self._asked.pop(number, []), index, error)
+        self._answer(self._asked.pop(number, []), index, error, ready)

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
 
 from google_crc32c import value as crc32c
 
 from hadelay.errors import DamagedFile, DiskFull, FatalError, HadelayError
+from hadelay.platform.runtime import Runtime
 from hadelay.raft import messages
+from hadelay.raft.apply import Applier
+from hadelay.raft.journal import Journal
+from hadelay.raft.library import Core
 from hadelay.raft.peer import Peer
-from hadelay.raft.ports import Installer
+from hadelay.raft.ports import Installer, Machine, RaftStats, RaftTuning
+from hadelay.raft.ready import Notice, Ready
 from hadelay.storage.manifest import Manifest, SnapshotFile
-
-if TYPE_CHECKING:
-    from hadelay.raft.node import RaftNode
 
 log = logging.getLogger(__name__)
 
-#: Without a sign from the other side for this long, a pull is given up.
+#: Timeout after which a pull is given up, without a sign from the other side.
 _PATIENCE_S = 15.0
 #: And an offer is made again after this: a node that has just started may not know yet who leads, and ignores it.
 _OFFER_S = 2.0
@@ -43,222 +46,229 @@ class _Pull:
 
 
 class Snapshots:
-    def __init__(self, node: RaftNode) -> None:
-        self.node = node
+    def __init__(
+        self,
+        core: Core,
+        journal: Journal,
+        machine: Machine,
+        applier: Applier,
+        runtime: Runtime,
+        *,
+        event: Callable[..., None],
+        config: RaftTuning,
+        stats: RaftStats,
+    ) -> None:
+        """event(step, *args): lets this node handle what ended outside of its events."""
+        self._core, self._journal, self._machine, self._applier = core, journal, machine, applier
+        self._runtime, self._event, self._config, self._stats = runtime, event, config, stats
         self._pull: _Pull | None = None
 
-    @property
-    def installing(self) -> bool:
-        return self._pull is not None
+    def _set_pull(self, pull: _Pull | None) -> None:
+        self._pull, self._applier.installing = pull, pull is not None
 
     # -- the leader's side
-    def offer(self, peer: Peer, damage: DamagedFile | None = None) -> None:
+    def offer(self, peer: Peer, now: float, ready: Ready, damage: DamagedFile | None = None) -> None:
         """`damage`: why the journal can't give what `peer` needs, if it is that. Then a checkpoint has to hold it."""
-        node = self.node
-        manifest = node.machine.manifest()
-        if manifest is None or manifest.index < (peer.next if damage else node.journal.base_index):
+        manifest = self._machine.manifest()
+        if manifest is None or manifest.index < (peer.next if damage else self._journal.base_index):
             if manifest is not None:
-                node.machine.release(manifest)
+                self._machine.release(manifest)
             if damage is not None:
                 raise damage
             return  # tried again at the next sign of life
         if damage is not None:
             log.error("journal_damaged", extra={"peer": peer.name, "error": str(damage)})
-        peer.manifest = manifest
+        peer.manifest, peer.pulled = manifest, now
         files = [[file.name, file.length, file.crc] for file in manifest.files]
-        frame = messages.encode(messages.SNAPSHOT, node.term, manifest.index, manifest.term, manifest.blob, files)
         log.info("snapshot_offered", extra={"peer": peer.name, "index": manifest.index, "files": len(files)})
-        node.stats.snapshots_sent += 1
-        node.network.send(peer.name, frame)
-        peer.pulled = node.runtime.monotonic()
-        node.call_later(_OFFER_S, self._check, peer, manifest, peer.pulled)
+        self._stats.snapshots_sent += 1
+        what = manifest.index, manifest.term, manifest.blob, files
+        ready.send(peer.name, messages.encode(messages.SNAPSHOT, self._core.term, *what), urgent=False)
+        ready.later(_OFFER_S, self._check, peer, manifest, now)
 
-    def _check(self, peer: Peer, manifest: Manifest, since: float) -> None:
+    def _check(self, peer: Peer, manifest: Manifest, since: float, now: float, ready: Ready) -> None:
         if peer.manifest is not manifest:
             return
         if peer.pulled <= since:
             self.release(peer)
         else:
-            self.node.call_later(_PATIENCE_S, self._check, peer, manifest, peer.pulled)
+            ready.later(_PATIENCE_S, self._check, peer, manifest, peer.pulled)
 
     def release(self, peer: Peer) -> None:
         if peer.manifest is not None:
             manifest, peer.manifest = peer.manifest, None
-            self.node.machine.release(manifest)
-            if self.node.leader_role.active:
+            self._machine.release(manifest)
+            if self._core.leads:
                 peer.probe(peer.match + 1)
 
-    def on_chunk(self, peer: Peer, data: bytes) -> None:
-        index, name, offset, size = messages.decode(data, int, str, int, int)
-        node, manifest = self.node, peer.manifest
-        if manifest is None or manifest.index != index or not 0 < size <= node.config.chunk_bytes * 4 or offset < 0:
+    def on_chunk(self, peer: Peer, ask: messages.Chunk, now: float, ready: Ready) -> None:
+        manifest = peer.manifest
+        if manifest is None or manifest.index != ask.index or not 0 < ask.size <= self._config.chunk_bytes * 4:
             return
-        peer.pulled = node.runtime.monotonic()
-
-        def read(chunk: bytes, error: BaseException | None) -> None:
-            if peer.manifest is not manifest:
-                return
-            if error is not None:
-                log.error("snapshot_unreadable", extra={"file": name, "offset": offset, "error": str(error)})
-                self.release(peer)
-                return
-            node.stats.snapshot_sent_bytes += len(chunk)
-            node.network.send(
-                peer.name, messages.encode(messages.CHUNK_REPLY, index, name, offset, crc32c(chunk), chunk)
-            )
-
+        peer.pulled = now
         # In a thread: the disk may have to look for it, and this node leads.
-        node.in_thread("snapshots", lambda: bytes(node.machine.read_chunk(manifest, name, offset, size)), read)
+        read = partial(self._machine.read_chunk, manifest, ask.name, ask.offset, ask.size)
+        done = partial(self._event, self._send_chunk, peer, manifest, ask)
+        self._runtime.in_thread("snapshots", lambda: bytes(read()), done)
 
-    def on_done(self, peer: Peer, data: bytes) -> None:
+    def _send_chunk(
+        self,
+        peer: Peer,
+        manifest: Manifest,
+        ask: messages.Chunk,
+        chunk: bytes,
+        error: BaseException | None,
+        now: float,
+        ready: Ready,
+    ) -> None:
+        if peer.manifest is not manifest:
+            return
+        if error is not None:
+            log.error("snapshot_unreadable", extra={"file": ask.name, "offset": ask.offset, "error": str(error)})
+            self.release(peer)
+            return
+        self._stats.snapshot_sent_bytes += len(chunk)
+        frame = messages.encode(messages.CHUNK_REPLY, ask.index, ask.name, ask.offset, crc32c(chunk), chunk)
+        ready.send(peer.name, frame, urgent=False)
+
+    def on_done(self, peer: Peer, index: int, now: float, ready: Ready) -> None:
         """It holds the snapshot (and so everything up to its index), or gave up (0)."""
-        (index,) = messages.decode(data, int)
         if peer.manifest is None:
             return
         self.release(peer)
-        if index and self.node.leader_role.active:
+        if index and self._core.leads:
             peer.probe(index + 1)
-            self.node.leader_role.send_entries(peer)
+            ready.notify(Notice.PUMP, peer)
 
     # -- the follower's side
-    def on_snapshot(self, peer: Peer, data: bytes) -> None:
-        node = self.node
-        term, index, last_term, blob, files = messages.decode(data, int, int, int, bytes, list)
-        if term != node.term or node.core.leader != peer.name or (self._pull is not None and self._pull.finishing):
+    def on_offer(self, peer: Peer, offer: messages.Offer, now: float, ready: Ready) -> None:
+        leads = offer.term == self._core.term and self._core.leader == peer.name
+        if not leads or (self._pull is not None and self._pull.finishing):
             return
-        self._give_up(tell=False)
-        if index <= node.applier.applied:
-            self._tell(peer.name, node.applier.applied)
+        self._give_up(ready, tell=False)
+        if offer.index <= self._applier.applied:
+            self._tell(peer.name, self._applier.applied, ready)
             return
-        manifest = Manifest(index, last_term, [_file(file) for file in files], blob)
+        manifest = Manifest(offer.index, offer.last_term, [_file(file) for file in offer.files], offer.blob)
         try:
-            installer = node.machine.install(manifest)
+            installer = self._machine.install(manifest)
         except DiskFull as error:  # it is offered again
-            log.error("snapshot_failed", extra={"index": index, "error": str(error)})
+            log.error("snapshot_failed", extra={"index": manifest.index, "error": str(error)})
             return
-        log.info("snapshot_pull", extra={"source": peer.name, "index": index, "files": len(files)})
-        self._pull = pull = _Pull(peer.name, manifest, installer, node.runtime.monotonic())
-        node.call_later(_PATIENCE_S, self._watch, pull)
-        self._request(pull)
+        log.info("snapshot_pull", extra={"source": peer.name, "index": manifest.index, "files": len(manifest.files)})
+        pull = _Pull(peer.name, manifest, installer, now)
+        self._set_pull(pull)
+        ready.later(_PATIENCE_S, self._watch, pull)
+        self._request(pull, now, ready)
 
-    def _tell(self, name: str, index: int) -> None:
-        self.node.network.send(name, messages.encode(messages.SNAPSHOT_DONE, index))
+    def _tell(self, name: str, index: int, ready: Ready) -> None:
+        ready.send(name, messages.encode(messages.SNAPSHOT_DONE, index), urgent=False)
 
-    def _request(self, pull: _Pull) -> None:
+    def _request(self, pull: _Pull, now: float, ready: Ready) -> None:
         """Ask for what is missing next; when nothing is, switch."""
         if pull is not self._pull or pull.finishing:
             return
-        node, files = self.node, pull.files
+        files = pull.files
         while files and pull.offset >= files[0].length:
-            if not files[0].length and not self._take(pull, files[0].name, 0, b""):
+            if not files[0].length and not self._take(pull, files[0].name, 0, b"", ready):
                 return
             files.popleft()
             pull.offset = pull.installer.have(files[0].name) if files else 0
         if not files:
-            self._finish(pull)
+            # The intention first, on disk: a crash may leave the new files with the old journal.
+            pull.finishing = True
+            self._journal.note_install(pull.manifest.index, pull.manifest.term)
+            ready.durable(self._finish, pull)
+            ready.sync = True
             return
-        now = node.runtime.monotonic()
         if now < pull.allowed:
-            node.call_later(pull.allowed - now, self._request, pull)
+            ready.later(pull.allowed - now, self._request, pull)
             return
-        size = min(node.config.chunk_bytes, files[0].length - pull.offset)
-        pull.allowed = max(pull.allowed, now - 0.1) + size / node.config.pull_bytes_per_s
+        size = min(self._config.chunk_bytes, files[0].length - pull.offset)
+        pull.allowed = max(pull.allowed, now - 0.1) + size / self._config.pull_bytes_per_s
         frame = messages.encode(messages.CHUNK, pull.manifest.index, files[0].name, pull.offset, size)
-        node.network.send(pull.source, frame)
+        ready.send(pull.source, frame, urgent=False)
 
-    def on_chunk_reply(self, peer: Peer, data: bytes) -> None:
-        index, name, offset, crc, chunk = messages.decode(data, int, str, int, int, bytes)
+    def on_chunk_reply(self, peer: Peer, reply: messages.ChunkReply, now: float, ready: Ready) -> None:
         pull = self._pull
-        if pull is None or pull.source != peer.name or pull.manifest.index != index or pull.finishing:
+        if pull is None or pull.source != peer.name or pull.manifest.index != reply.index or pull.finishing:
             return
-        if not pull.files or pull.files[0].name != name or pull.offset != offset:
+        if not pull.files or pull.files[0].name != reply.name or pull.offset != reply.offset:
             return
-        pull.heard = self.node.runtime.monotonic()
-        self.node.stats.snapshot_received_bytes += len(chunk)
-        if not chunk or crc32c(chunk) != crc:
-            self._give_up()
-            return
-        if self._take(pull, name, offset, chunk):
-            pull.offset += len(chunk)
-            self._request(pull)
+        pull.heard = now
+        self._stats.snapshot_received_bytes += len(reply.data)
+        if not reply.data or crc32c(reply.data) != reply.crc:
+            self._give_up(ready)
+        elif self._take(pull, reply.name, reply.offset, reply.data, ready):
+            pull.offset += len(reply.data)
+            self._request(pull, now, ready)
 
-    def _take(self, pull: _Pull, name: str, offset: int, chunk: bytes) -> bool:
+    def _take(self, pull: _Pull, name: str, offset: int, chunk: bytes, ready: Ready) -> bool:
         try:
             pull.installer.write(name, offset, chunk)
         except DiskFull as error:
-            self._failed(pull, error)
+            self._failed(pull, error, ready)
             return False
         return True
 
-    def _failed(self, pull: _Pull, error: HadelayError) -> None:
+    def _failed(self, pull: _Pull, error: HadelayError, ready: Ready) -> None:
         """It may work the next time. The leader is not told of a disk that is full: it offers the files again when it
         has not heard for a while, which is soon enough for somebody to have made room."""
         log.error("snapshot_failed", extra={"index": pull.manifest.index, "error": str(error)})
         pull.finishing = False
-        self._give_up(tell=not isinstance(error, DiskFull))
+        self._give_up(ready, tell=not isinstance(error, DiskFull))
 
-    def _watch(self, pull: _Pull) -> None:
+    def _watch(self, pull: _Pull, now: float, ready: Ready) -> None:
         if pull is not self._pull or pull.finishing:
             return
-        if self.node.runtime.monotonic() - pull.heard >= _PATIENCE_S:
-            self._give_up()
+        if now - pull.heard >= _PATIENCE_S:
+            self._give_up(ready)
         else:
-            self.node.call_later(_PATIENCE_S, self._watch, pull)
+            ready.later(_PATIENCE_S, self._watch, pull)
 
-    def new_leader(self) -> None:
+    def new_leader(self, ready: Ready) -> None:
         """Who no longer leads has released the files, and answers no more; the next leader offers its own."""
-        self._give_up(tell=False)
+        self._give_up(ready, tell=False)
 
-    def link_lost(self, name: str) -> None:
+    def link_lost(self, name: str, ready: Ready) -> None:
         if self._pull is not None and self._pull.source == name:
-            self._give_up(tell=False)
+            self._give_up(ready, tell=False)
 
-    def _give_up(self, tell: bool = True) -> None:
+    def _give_up(self, ready: Ready, tell: bool = True) -> None:
         """Nothing has been switched yet, so this node is what it was; the next try resumes."""
         pull = self._pull
         if pull is not None and not pull.finishing:
-            self._pull = None
+            self._set_pull(None)
             pull.installer.abort()
             if tell:
-                self._tell(pull.source, 0)
+                self._tell(pull.source, 0, ready)
 
-    def _finish(self, pull: _Pull) -> None:
-        """The intention first, on disk: a crash may leave the new files with the old journal."""
-        node, manifest = self.node, pull.manifest
-        pull.finishing = True
+    def _finish(self, pull: _Pull, now: float, ready: Ready) -> None:
+        pull.installer.finish(partial(self._event, self._installed, pull))
 
-        def installed(error: HadelayError | None) -> None:
-            if isinstance(error, FatalError):
-                node.fatal(error)
-                return
-            if error is not None:
-                self._failed(pull, error)
-                return
-            node.journal.when_synced(switched)
-            node.flush_soon()
+    def _installed(self, pull: _Pull, error: HadelayError | None, now: float, ready: Ready) -> None:
+        if isinstance(error, FatalError):
+            raise error
+        if error is not None:
+            self._failed(pull, error, ready)
+            return
+        ready.durable(self._switch, pull)
+        ready.sync = True
 
-        def switched() -> None:
-            if node.stopped:
-                return
-            if node.journal.last_index >= manifest.index and node.journal.base_index <= manifest.index:
-                same = node.journal.term_at(manifest.index) == manifest.term
-            else:
-                same = False
-            if not same:
-                node.journal.reset(manifest.index, manifest.term)
-            node.core.jump(max(manifest.index, node.core.raftCommitIndex if same else 0))
-            node.applier.jump(manifest.index, manifest.term)
-            node.membership.installed(manifest.index)
-            node.follower.reset()
-            self._pull = None
-            node.stats.snapshots_installed += 1
-            log.info("snapshot_installed", extra={"index": manifest.index})
-            self._tell(pull.source, manifest.index)
-            node.admission.applied()
-
-        node.journal.note_install(manifest.index, manifest.term)
-        node.journal.when_synced(lambda: pull.installer.finish(lambda error: node._guarded(installed, error)))
-        node.flush_soon()
+    def _switch(self, pull: _Pull, now: float, ready: Ready) -> None:
+        """The state machine holds the snapshot: the journal begins anew behind it, unless it has the same entry."""
+        journal, manifest = self._journal, pull.manifest
+        here = journal.base_index <= manifest.index <= journal.last_index
+        same = here and journal.term_at(manifest.index) == manifest.term
+        if not same:
+            journal.reset(manifest.index, manifest.term)
+        self._core.jump(max(manifest.index, self._core.commit_index if same else 0))
+        self._applier.jump(manifest.index, manifest.term)
+        self._set_pull(None)
+        self._stats.snapshots_installed += 1
+        log.info("snapshot_installed", extra={"index": manifest.index})
+        self._tell(pull.source, manifest.index, ready)
+        ready.notify(Notice.INSTALLED, manifest)
 
 
 def _file(fields: object) -> SnapshotFile:

@@ -165,20 +165,20 @@ class Leadership:
     @property
     def drained(self) -> bool:
         """This node takes no publishes and no polls, unless it has to lead after all."""
-        return self._raft.gives_way and not self.leading
+        return self._raft.elections.draining and not self.leading
 
     def drain(self, drained: bool, done: Finished) -> None:
         """Hand over, and take nothing new; or end that. A restart ends a drain, too."""
         raft = self._raft
-        if drained and raft.alone:
+        if drained and raft.membership.sole_voter:
             done(Conflict(f"{raft.name} is the only voter; draining it would stop the cluster"))
             return
         log.info("drained" if drained else "undrained")
-        raft.gives_way = drained
+        raft.elections.draining = drained
 
         def handed_over(error: HadelayError | None) -> None:
             if error is not None:
-                raft.gives_way = False
+                raft.elections.draining = False
             done(error)
 
         if drained and self.leading:

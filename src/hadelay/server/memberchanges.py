@@ -140,7 +140,7 @@ class MemberChanges:
         if not left:
             raise Conflict(f"{name} is the only voter; removing it would stop the cluster")
         needed = len(left) // 2 + 1
-        there = [other for other in left if other == self._raft.name or self._raft.leader_role.hears(other)]
+        there = [other for other in left if other == self._raft.name or self._raft.replication.hears(other)]
         if len(there) < needed:
             away = ", ".join(sorted({*left} - {*there}))
             raise Conflict(

@@ -209,7 +209,7 @@ def _of_raft(node: Node) -> dict[str, Values]:
         "snapshots_installed_total": stats.snapshots_installed,
         "snapshot_sent_bytes_total": stats.snapshot_sent_bytes,
         "snapshot_received_bytes_total": stats.snapshot_received_bytes,
-        "snapshot_installing": int(raft.snapshots.installing),
+        "snapshot_installing": int(raft.applier.installing),
     }
     if raft.is_leader:
         peers = raft.peers.values()

@@ -18,7 +18,7 @@ from hadelay.platform.network import Network
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.journal import FIRST, Journal
 from hadelay.raft.node import RaftNode
-from hadelay.raft.ports import RaftConfig
+from hadelay.raft.ports import RaftTuning
 from hadelay.server.checkpoints import Checkpoints
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.loop import DeliveryLoop
@@ -101,7 +101,7 @@ class Node:
             propose=lambda command, done: self.leadership.propose(command, done),
             config=config,
             on_damage=self._damaged,
-            surely_leads=self.raft.surely_leads,
+            has_leader_lease=self.raft.has_leader_lease,
             watch=lambda topic: self.webhooks.on_topic(topic),
             read_ahead=ReadAhead(disk, runtime, lambda hour: self.storage.hours.path(hour)),
         )
@@ -184,9 +184,9 @@ class Node:
         return Peer(self.name, self.config.advertise, VERSION, FEATURE_LEVEL, self.raft.applied_index, has_space)
 
 
-def raft_config(config: Config) -> RaftConfig:
+def raft_config(config: Config) -> RaftTuning:
     raft = config.raft
-    return RaftConfig(
+    return RaftTuning(
         election_min_ms=raft.election_min_ms,
         election_max_ms=raft.election_max_ms or 2 * raft.election_min_ms,
         heartbeat_ms=raft.heartbeat_ms or raft.election_min_ms // 6,
@@ -195,5 +195,5 @@ def raft_config(config: Config) -> RaftConfig:
         max_entry_bytes=min(4 << 20, raft.segment_bytes // 4),
         window_bytes=raft.max_inflight_bytes,
         survivor=config.cluster.survivor,
-        by_the_clock=config.dispatch.sync == "interval",
+        fence_failed_transfer=config.dispatch.sync == "interval",
     )

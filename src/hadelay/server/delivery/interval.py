@@ -30,9 +30,9 @@ _ENTRY_OF_ID = np.uint64((1 << 56) - 1)
 class IntervalHandout:
     ahead_ms = 0
 
-    def __init__(self, term: Term, config: Config, surely_leads: Callable[[], bool]) -> None:
-        """surely_leads: no other node can be leading yet."""
-        self._term, self._surely_leads = term, surely_leads
+    def __init__(self, term: Term, config: Config, has_leader_lease: Callable[[], bool]) -> None:
+        """has_leader_lease: no other node can be leading yet."""
+        self._term, self._has_leader_lease = term, has_leader_lease
         self._interval_s = config.dispatch.interval_ms / 1000
         # The leader before hands out what was due by then, as long as it may believe that it leads.
         self._suspect_ms = term.now() + config.raft.election_min_ms
@@ -48,7 +48,7 @@ class IntervalHandout:
             return self._resting_until
         if mono - next(iter(self._handed_at.values()), mono) >= self._interval_s:
             return math.inf  # an interval's worth of hand-outs is not committed: no more until it is
-        return mono if self._surely_leads() else mono + BACKOFF_S
+        return mono if self._has_leader_lease() else mono + BACKOFF_S
 
     def hand_out(self, offers: list[Offer], now_ms: int) -> None:
         term, mono = self._term, self._term.runtime.monotonic()

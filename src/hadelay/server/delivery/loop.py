@@ -67,16 +67,16 @@ class DeliveryLoop:
         propose: Propose,
         config: Config,
         on_damage: Callable[[int, int, str], None] | None = None,
-        surely_leads: Callable[[], bool] = lambda: True,
+        has_leader_lease: Callable[[], bool] = lambda: True,
         watch: Callable[[Topic], None] = lambda topic: None,
         read_ahead: ReadAhead | None = None,
     ) -> None:
         """propose: Leadership's. on_damage(hour, index, what): a chain is broken at that entry; after the repair
-        call `repaired(hour)`. surely_leads: no other node can be leading yet (interval mode hands out on that).
+        call `repaired(hour)`. has_leader_lease: no other node can be leading yet (interval mode hands out on that).
         watch: handout.dispatcher's; while this node leads."""
         self.ledger, self.runtime, self.clock = ledger, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
-        self.surely_leads, self.watch, self._read_ahead = surely_leads, watch, read_ahead
+        self.has_leader_lease, self.watch, self._read_ahead = has_leader_lease, watch, read_ahead
         #: Plain ints for /metrics.
         self.handed_out = 0
         self.damaged_links = 0
@@ -130,7 +130,7 @@ class DeliveryLoop:
 
     def _make_handout(self, term: Term) -> Handout:
         if self.config.dispatch.sync == "interval":
-            return IntervalHandout(term, self.config, lambda: self.surely_leads())
+            return IntervalHandout(term, self.config, lambda: self.has_leader_lease())
         return CommitHandout(term, self._latency)
 
     def on_follower(self) -> None:

@@ -1,0 +1,279 @@
+"""What a leader does: send, count answers, give signs of life, confirm reads, and notice that it no longer leads.
+
+The library keeps match indexes and the commit rule. It is told of a follower's answer only as far as this node's own
+disk has the entries too, so its commit index never passes it; how much a follower was sent, and where to try next, is
+kept here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hadelay.errors import DamagedFile
+from hadelay.platform.network import Buffer, Network
+from hadelay.platform.runtime import Runtime
+from hadelay.raft import messages
+from hadelay.raft.admission import Admission
+from hadelay.raft.election import Elections
+from hadelay.raft.journal import Journal
+from hadelay.raft.library import DISK, Core
+from hadelay.raft.membership import Membership
+from hadelay.raft.messages import encode_append
+from hadelay.raft.peer import Peer
+from hadelay.raft.ports import Machine, RaftTuning, ReadDone
+from hadelay.raft.ready import Notice, Ready
+from hadelay.raft.records import ENTRY, encode_record
+from hadelay.raft.snapshot import Snapshots
+
+#: A follower that has nothing else coming hears of a new commit index after this.
+_TELL_COMMIT_S = 0.005
+
+
+class Replication:
+    """Append frames leave at once instead of at the end of the event: how many a link takes decides what is read."""
+
+    def __init__(
+        self,
+        core: Core,
+        journal: Journal,
+        members: Membership,
+        elections: Elections,
+        admission: Admission,
+        snapshots: Snapshots,
+        *,
+        network: Network,
+        machine: Machine,
+        runtime: Runtime,
+        config: RaftTuning,
+    ) -> None:
+        self._core, self._journal, self._members, self._elections = core, journal, members, elections
+        self._admission, self._snapshots = admission, snapshots
+        self._network, self._machine, self._runtime, self._config = network, machine, runtime, config
+        #: The term it leads, or led last: the node's own may already be a later one when it learns that it is over.
+        self.term = 0
+        #: Number of the last sign of life; an answer to it says who led when it was sent.
+        self.round = 0
+        self._round_sent: deque[tuple[int, float]] = deque(maxlen=16)
+        #: (round needed, commit index then, done), and those that wait for the no-op.
+        self._reads: deque[tuple[int, int, ReadDone]] = deque()
+        self._early_reads: list[ReadDone] = []
+        self._round_wanted = False
+        self._telling = False
+        self._beats = 0
+        self._doubt = False
+
+    # -- beginning and end
+    def begin(self, now: float, ready: Ready) -> None:
+        """Called by the library's change of state, before the no-op is in the log."""
+        self.term, self._doubt = self._core.term, False
+        for peer in self._members.peers.values():
+            peer.begin(self._core.no_op, now)
+        self._beats += 1
+        ready.later(0.0, self._beat, self._beats, now)
+
+    def end(self) -> list[ReadDone]:
+        """Called by the library's change of state. Returns the reads that nobody can confirm any more."""
+        self._beats += 1
+        for peer in self._members.peers.values():
+            self._admission.remember(peer, self.term)
+            self._snapshots.release(peer)
+        reads = [done for _, _, done in self._reads] + self._early_reads
+        self._reads.clear()
+        self._early_reads = []
+        return reads
+
+    # -- sending
+    def pump(self, now: float, ready: Ready) -> None:
+        """Send every follower what its window has room for."""
+        if self._core.leads:
+            for peer in self._members.peers.values():
+                if peer.up:
+                    self.send_entries(peer, now, ready)
+
+    def send_entries(self, peer: Peer, now: float, ready: Ready) -> None:
+        journal, config, commit = self._journal, self._config, self._core.commit_index
+        while not peer.probe_sent or not peer.probing:
+            if peer.manifest is not None:
+                return
+            if peer.next <= journal.base_index:
+                self._snapshots.offer(peer, now, ready)
+                return
+            room = config.window_bytes - peer.in_flight_bytes
+            if (peer.next > journal.last_index and not peer.probing) or room <= 0:
+                return
+            prev = peer.next - 1
+            last, size = prev, 0
+            try:
+                prev_term = journal.term_at(prev)
+                more = peer.next <= journal.last_index
+                entries = journal.entries(peer.next, min(config.append_bytes, room)) if more else []
+            except DamagedFile as damage:
+                self._snapshots.offer(peer, now, ready, damage)
+                return
+            parts: list[Buffer] = [encode_append(self._core.term, prev, prev_term, commit, self.round)]
+            for command, index, term, record in entries:
+                parts.append(record or encode_record(ENTRY, index, term, command))
+                last, size = index, size + len(command) + 64
+            if not self._network.send(peer.name, parts):
+                return
+            peer.told_commit = commit
+            if size:
+                peer.sent(last, size)
+            if peer.probing:
+                peer.probe_sent, peer.probe_prev = True, prev
+                return
+
+    def _beat(self, beats: int, due: float, now: float, ready: Ready) -> None:
+        if beats != self._beats:
+            return
+        late = now - due
+        interval = self._config.heartbeat_ms / 1000
+        self._broadcast(now, ready)
+        self._admission.beat(ready)
+        if late < interval:  # else it was this node that slept, and the answers have not been read yet
+            self._check_quorum(now, ready)
+        if self._core.leads:
+            due = max(due + interval, now + interval / 2)
+            ready.later(due - now, self._beat, beats, due)
+
+    def _broadcast(self, now: float, ready: Ready) -> None:
+        self._round_wanted = False
+        self.round += 1
+        self._round_sent.append((self.round, now))
+        info, commit = self._machine.heartbeat_info(), self._core.commit_index
+        frame = encode_append(self._core.term, 0, 0, commit, self.round, info=info, rtt_ms=self._rtt_ms())
+        for peer in self._members.peers.values():
+            if peer.up and self._network.send(peer.name, frame, True):
+                peer.told_commit = commit
+                self.send_entries(peer, now, ready)
+
+    def _rtt_ms(self) -> int:
+        """The round trip of the fastest majority."""
+        voters = self._members.voters
+        rtts = sorted(peer.rtt for peer in self._members.peers.values() if peer.name in voters)
+        return int(rtts[(len(rtts) - 1) // 2] * 1000) if rtts else 0
+
+    def _tell_commit(self, now: float, ready: Ready) -> None:
+        self._telling = False
+        if not self._core.leads:
+            return
+        commit = self._core.commit_index
+        frame = encode_append(self._core.term, 0, 0, commit, 0, flags=messages.NO_REPLY)
+        for peer in self._members.peers.values():
+            if peer.up and peer.told_commit < commit and self._network.send(peer.name, frame, True):
+                peer.told_commit = commit
+
+    # -- answers
+    def on_reply(self, peer: Peer, reply: messages.AppendReply, now: float, ready: Ready) -> None:
+        if reply.status == messages.HIGHER_TERM:
+            if reply.term > self._core.term:
+                self._core.step_down(reply.term)
+                ready.sync = True
+            return
+        # An answer to an earlier leadership says nothing about this one.
+        if not self._core.leads or reply.term != self._core.term:
+            return
+        peer.heard = now
+        if reply.round > peer.round:
+            peer.round = reply.round
+            self._measure(peer, now)
+            self._confirm_reads(ready)
+        if reply.status == messages.OK:
+            peer.matched(min(reply.match, self._journal.last_index))
+            if self.count(peer):
+                ready.advance = True
+            ready.notify(Notice.PUMP, peer)  # with the new commit index
+        elif reply.status == messages.MISMATCH:
+            peer.probe(min(peer.next, reply.hint))
+            self.send_entries(peer, now, ready)
+        elif peer.manifest is None:
+            peer.probe(peer.next)  # what it was sent it dropped: again at the next sign of life
+        else:
+            peer.pulled = now  # it pulls files, or puts them in place: minutes, of a large state
+
+    def _measure(self, peer: Peer, now: float) -> None:
+        for round, sent in self._round_sent:
+            if round == peer.round:
+                peer.rtt += (now - sent - peer.rtt) / 8
+
+    def count(self, peer: Peer) -> bool:
+        """Let the commit rule see what `peer` has, as far as this disk has it too. True if that is news."""
+        index = min(peer.match, self._journal.synced_index)
+        if index <= peer.counted or not peer.admitted or peer.name not in self._members.voters:
+            return False
+        peer.counted = index
+        self._core.acknowledged(peer.name, index)
+        return True
+
+    def count_all(self, ready: Ready) -> None:
+        """This node's own disk has caught up with something, or other voters count."""
+        if self._members.sole_voter:
+            self._core.acknowledged(DISK, self._journal.synced_index)
+            ready.advance = True
+        elif sum(self.count(peer) for peer in self._members.peers.values()):
+            ready.advance = True
+
+    # -- still leading?
+    @property
+    def confirmed_at(self) -> float:
+        """When the newest sign of life left here that a majority has answered: nobody else led before that."""
+        for round, sent in reversed(self._round_sent):
+            if self._answered(round):
+                return sent
+        return float("-inf")
+
+    def _answered(self, round: int) -> bool:
+        return self._members.agreed(peer for peer in self._members.peers.values() if peer.round >= round)
+
+    def _check_quorum(self, now: float, ready: Ready) -> None:
+        """Without a majority for one election timeout this node leads no longer, and says so."""
+        limit = self._elections.least_timeout()
+        if self._members.agreed(peer for peer in self._members.peers.values() if now - peer.heard <= limit):
+            self._doubt = False
+        elif not self._doubt:
+            self._doubt = True  # answers may be waiting to be read: decide at the next beat
+        else:
+            self._core.step_down()
+            return
+        started = self._journal.sync_started
+        slow = started is not None and now - started > self._config.slow_sync_ms / 1000
+        if slow and not self._members.sole_voter:
+            ready.notify(Notice.HAND_OVER, "slow_sync")
+
+    def hears(self, name: str) -> bool:
+        """That voter is there, and counts."""
+        peer = self._members.peers.get(name)
+        if peer is None or not (peer.up and peer.admitted):
+            return False
+        return self._runtime.monotonic() - peer.heard <= self._elections.least_timeout()
+
+    # -- reads
+    def read(self, done: ReadDone, now: float, ready: Ready) -> None:
+        if self._core.commit_index < self._core.no_op:
+            self._early_reads.append(done)
+        elif self._members.sole_voter:
+            done(self._core.commit_index, None, ready)
+        else:
+            self._reads.append((self.round + 1, self._core.commit_index, done))
+            if not self._round_wanted:
+                self._round_wanted = True
+                ready.later(0.0, self._extra_round)
+
+    def _extra_round(self, now: float, ready: Ready) -> None:
+        if self._core.leads and self._round_wanted:
+            self._broadcast(now, ready)
+
+    def committed(self, now: float, ready: Ready) -> None:
+        """The commit index moved. Followers hear of it with the next entries, or soon without."""
+        if self._core.commit_index >= self._core.no_op:
+            early, self._early_reads = self._early_reads, []
+            for done in early:
+                self.read(done, now, ready)
+        if not self._telling and self._core.leads and self._members.peers:
+            self._telling = True
+            ready.later(_TELL_COMMIT_S, self._tell_commit)
+
+    def _confirm_reads(self, ready: Ready) -> None:
+        while self._reads and self._answered(self._reads[0][0]):
+            _, index, done = self._reads.popleft()
+            done(index, None, ready)

@@ -1,0 +1,110 @@
+"""Handing leadership over: proposals wait, the target gets the rest of the log, and is told to campaign."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from hadelay.errors import HadelayError, NoLeader, Overloaded
+from hadelay.raft import messages
+from hadelay.raft.library import Core
+from hadelay.raft.peer import Peer
+from hadelay.raft.ports import Done, Finished, LogEnd, Propose, RaftTuning, Voters
+from hadelay.raft.ready import Ready
+from hadelay.raft.replication import Replication
+
+log = logging.getLogger(__name__)
+
+
+class Transfers:
+    def __init__(
+        self,
+        core: Core,
+        log_end: LogEnd,
+        voters: Voters,
+        replication: Replication,
+        config: RaftTuning,
+        propose: Propose,
+    ) -> None:
+        self._core, self._log, self._voters, self._replication = core, log_end, voters, replication
+        self._config, self._propose = config, propose
+        self._target: Peer | None = None
+        self._told = False
+        self._done: Finished | None = None
+        self._held: list[tuple[bytes, Done]] = []
+        self._attempt = 0
+        #: Who was told and did not take over in time, and the round of then: it may campaign yet, and get all votes.
+        self._doubt: tuple[Peer, int] | None = None
+
+    @property
+    def under_way(self) -> bool:
+        return self._target is not None
+
+    @property
+    def in_doubt(self) -> bool:
+        """Until it answers what it was sent later: then it has read that it is to take over, and has not."""
+        return self._doubt is not None and self._doubt[0].round <= self._doubt[1]
+
+    def begin(self, to: str | None, done: Finished, now: float, ready: Ready) -> None:
+        voters, peers = self._voters.voters, self._voters.peers.values()
+        fit = [p for p in peers if p.up and p.admitted and p.name in voters and to in (None, p.name)]
+        error: HadelayError | None = None
+        if not self._core.leads:
+            error = NoLeader("this node does not lead")
+        elif self.under_way or self.in_doubt:
+            error = Overloaded("a transfer is already under way", retry_after_ms=self._config.transfer_ms)
+        elif not fit:
+            error = Overloaded(f"{to or 'no follower'} is not connected, or not a voting member", retry_after_ms=500)
+        if error is not None:
+            ready.answers.append(partial(done, error))
+            return
+        self._target, self._told = max(fit, key=lambda peer: peer.match), False
+        self._done = done
+        self._attempt += 1
+        ready.later(self._config.transfer_ms / 1000, self._give_up, self._attempt)
+        self.progress(ready)
+
+    def give_away(self, why: str, now: float, ready: Ready) -> None:
+        """Anybody else is better than this leader."""
+        if not self.under_way:
+            log.warning(f"{why}_hand_over", extra={"term": self._core.term})
+            self.begin(None, lambda error: self._core.step_down() if error and self._core.leads else None, now, ready)
+
+    def hold(self, command: bytes, done: Done) -> None:
+        if len(self._held) >= self._config.max_waiting:
+            done(None, Overloaded("too many proposals wait for a transfer to end", retry_after_ms=300))
+        else:
+            self._held.append((command, done))
+
+    def progress(self, ready: Ready) -> None:
+        """The target may have caught up."""
+        target = self._target
+        if target is not None and not self._told and target.match == self._log.last_index:
+            self._told = True
+            ready.send(target.name, messages.encode(messages.TIMEOUT_NOW, self._core.term))
+
+    def _give_up(self, attempt: int, now: float, ready: Ready) -> None:
+        target = self._target
+        if attempt == self._attempt and target is not None:
+            if self._told and self._config.fence_failed_transfer:
+                self._doubt = target, self._replication.round
+                ready.later(self._config.transfer_ms / 1000, self._settle, attempt)
+            self._end(Overloaded(f"{target.name} did not take over in time", retry_after_ms=1_000), ready)
+
+    def _settle(self, attempt: int, now: float, ready: Ready) -> None:
+        """Another election makes sure: in that term it is too late for what was told in this one."""
+        if attempt == self._attempt and self.in_doubt and self._core.leads:
+            self._core.step_down()
+
+    def deposed(self, ready: Ready) -> None:
+        self._doubt = None
+        self._end(None, ready)
+
+    def _end(self, error: HadelayError | None, ready: Ready) -> None:
+        if self._target is None:
+            return
+        done, self._done, self._target = self._done, None, None
+        held, self._held = self._held, []
+        ready.answers += [partial(self._propose, command, answer) for command, answer in held]
+        if done is not None:
+            ready.answers.append(partial(done, error))
