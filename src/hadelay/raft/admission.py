@@ -43,13 +43,7 @@ class HighWater(NamedTuple):
 
 class Admission:
     def __init__(
-        self,
-        core: Core,
-        journal: Journal,
-        members: Membership,
-        machine: Machine,
-        runtime: Runtime,
-        propose: Propose,
+        self, core: Core, journal: Journal, members: Membership, machine: Machine, runtime: Runtime, propose: Propose
     ) -> None:
         self._core, self._journal, self._members = core, journal, members
         self._machine, self._runtime, self._propose = machine, runtime, propose

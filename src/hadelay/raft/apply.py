@@ -31,13 +31,7 @@ class _Waiter(NamedTuple):
 
 class Applier:
     def __init__(
-        self,
-        core: Core,
-        journal: Journal,
-        machine: Machine,
-        members: Membership,
-        runtime: Runtime,
-        config: RaftTuning,
+        self, core: Core, journal: Journal, machine: Machine, members: Membership, runtime: Runtime, config: RaftTuning
     ) -> None:
         self._core, self._journal, self._machine, self._members = core, journal, machine, members
         self._runtime, self._config = runtime, config

@@ -148,14 +148,14 @@ class Elections:
             self._waiting_since = now
         return now - self._waiting_since < _DRAIN_S
 
-    def on_pre_vote(self, peer: Peer, vote: messages.Vote, now: float, ready: Ready) -> None:
+    def on_pre_vote(self, peer: Peer, term: int, index: int, last_term: int, now: float, ready: Ready) -> None:
         yes = (
             self.may_vote
-            and vote.term > self._core.term
-            and (vote.last_term, vote.last_index) >= (self._log.last_term, self._log.last_index)
+            and term > self._core.term
+            and (last_term, index) >= (self._log.last_term, self._log.last_index)
             and self._leaderless(now)
         )
-        ready.send(peer.name, messages.encode(messages.PRE_VOTE_REPLY, vote.term, yes, self._core.term))
+        ready.send(peer.name, messages.encode(messages.PRE_VOTE_REPLY, term, yes, self._core.term))
 
     def on_pre_vote_reply(self, peer: Peer, asked: int, yes: bool, term: int, now: float, ready: Ready) -> None:
         core, peers = self._core, self._members.peers

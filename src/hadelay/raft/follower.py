@@ -48,7 +48,7 @@ class Follower:
         #: Its last sign of life that has to be answered when the disk is done.
         self._owed: int | None = None
 
-    def on_append(self, peer: Peer, m: Append, data: bytes, now: float, ready: Ready) -> None:
+    def on_append(self, peer: Peer, m: Append, now: float, ready: Ready) -> None:
         name, core = peer.name, self._core
         if m.term < core.term:
             self._reply(name, messages.AppendReply(messages.HIGHER_TERM, core.term, 0, 0, 0), ready)
@@ -67,7 +67,7 @@ class Follower:
             if hint:
                 self._reply(name, messages.AppendReply(messages.MISMATCH, m.term, 0, hint, m.round), ready)
                 return
-            self._take(name, m, data, now, ready)
+            self._take(name, m, now, ready)
         if m.commit_index > core.commit_index:
             commit = min(m.commit_index, self.verified)
             if commit > core.commit_index:
@@ -106,12 +106,12 @@ class Follower:
             hint -= 1
         return hint
 
-    def _take(self, name: str, m: Append, data: bytes, now: float, ready: Ready) -> None:
-        if len(data) <= m.records:
+    def _take(self, name: str, m: Append, now: float, ready: Ready) -> None:
+        if len(m.frame) <= m.records:
             self.verified = max(self.verified, m.prev_index)
             return
         try:
-            entries: list[Entry] = list(decode_entries(data, m.records))
+            entries: list[Entry] = list(decode_entries(m.frame, m.records))
         except ValueError as error:
             raise BadFrame(f"append: {error}") from error
         if entries[0][1] != m.prev_index + 1 or entries[-1][1] != m.prev_index + len(entries):

@@ -222,10 +222,6 @@ class Core(SyncObj):  # type: ignore[misc]
     def commit_index(self) -> int:
         return int(self.raftCommitIndex)
 
-    def match(self, peer: str) -> int:
-        # No public name. For tests and status.
-        return int(self._SyncObj__raftMatchIndex.get(self.members[peer], 0))
-
     # -- what it is told
     def set_voters(self, others: Sequence[str], votes: bool) -> list[str]:
         """Who votes besides this node, from now on; none: its disk does. votes: whether this node does. Returns who is

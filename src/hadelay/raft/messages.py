@@ -1,8 +1,7 @@
 """Frames on the node link (docs/spec/node-link.md): one kind byte, then a fixed struct or msgpack. Never a pickle."""
 
-from __future__ import annotations
-
 import struct
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 # encode, decode and BadFrame are for those who use this module, too.
@@ -48,57 +47,37 @@ class Greeting(NamedTuple):
     incarnation: int
     admitted: bool
     boot: int
-    #: Of the log as the process found it.
+    #: End of the log as the process found it.
     term: int
     index: int  # type: ignore[assignment]  # tuple has a method of that name
-
-
-def decode_greeting(data: bytes) -> Greeting:
-    return Greeting(*decode(data, int, int, bool, int, int, int))
 
 
 class Vote(NamedTuple):
-    """A question for a vote, or whether there would be one."""
-
     term: int
-    #: Of the log of the node that asks.
+    #: End of the candidate's log.
     last_index: int
     last_term: int
     #: The leader asked for this campaign.
-    called: bool = False
-
-
-def decode_vote(data: bytes) -> Vote:
-    flags = (bool,) if data[0] == VOTE else ()
-    return Vote(*decode(data, int, int, int, *flags))
+    called: bool
 
 
 class Offer(NamedTuple):
-    """The manifest of a leader's checkpoint."""
+    """The manifest of the last checkpoint of the leader of `term`."""
 
-    #: Of the leader.
     term: int
-    index: int  # type: ignore[assignment]  # tuple has a method of that name
+    index: int  # type: ignore[assignment]
     last_term: int
     blob: bytes
-    files: list[Any]
-
-
-def decode_offer(data: bytes) -> Offer:
-    return Offer(*decode(data, int, int, int, bytes, list))
+    files: list  # type: ignore[type-arg]
 
 
 class Chunk(NamedTuple):
-    """Asks for bytes of a file."""
+    """A question for bytes of a file."""
 
     index: int  # type: ignore[assignment]
     name: str
     offset: int
     size: int
-
-
-def decode_chunk(data: bytes) -> Chunk:
-    return Chunk(*decode(data, int, str, int, int))
 
 
 class ChunkReply(NamedTuple):
@@ -109,8 +88,17 @@ class ChunkReply(NamedTuple):
     data: bytes
 
 
-def decode_chunk_reply(data: bytes) -> ChunkReply:
-    return ChunkReply(*decode(data, int, str, int, int, bytes))
+#: What a frame holds: types of fields, a class with such fields, or a function that decodes the frame.
+Shape = tuple[type, ...] | type | Callable[[bytes], Any]
+
+
+def values(shape: Shape, data: bytes) -> list[Any]:
+    """The fields of a frame, or one value of the class. BadFrame."""
+    if isinstance(shape, tuple):
+        return decode(data, *shape)
+    if isinstance(shape, type):
+        return [shape(*decode(data, *shape.__annotations__.values()))]
+    return [shape(data)]
 
 
 class Append(NamedTuple):
@@ -123,8 +111,9 @@ class Append(NamedTuple):
     prev_term: int
     commit_index: int
     round: int
-    #: Where the records begin in the frame.
+    #: Where the records begin in the frame, and the frame.
     records: int
+    frame: bytes
 
 
 def encode_append(
@@ -150,7 +139,9 @@ def decode_append(data: bytes) -> Append:
     if max(term, prev_index, prev_term, commit_index, round) >= LIMIT:
         raise BadFrame("append: a number that none is")
     at = APPEND_HEADER_BYTES + info
-    return Append(flags, data[APPEND_HEADER_BYTES:at], rtt_ms, term, prev_index, prev_term, commit_index, round, at)
+    return Append(
+        flags, data[APPEND_HEADER_BYTES:at], rtt_ms, term, prev_index, prev_term, commit_index, round, at, data
+    )
 
 
 class AppendReply(NamedTuple):

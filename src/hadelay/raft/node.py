@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from hadelay.errors import DiskFull, FatalError, HadelayError, NoLeader, OutcomeUnknown, Overloaded, TooLarge
@@ -23,6 +22,7 @@ from hadelay.raft import messages
 from hadelay.raft.admission import Admission
 from hadelay.raft.apply import Applier
 from hadelay.raft.election import Elections
+from hadelay.raft.events import Events
 from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
 from hadelay.raft.library import Core
@@ -44,7 +44,7 @@ _FAREWELL_S = 1.0
 _SYNC_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, float("inf"))
 
 
-class RaftNode:
+class RaftNode(Events):
     """Construct, `set_applied` to what the checkpoint holds, then `start`. Everything happens on the loop."""
 
     def __init__(
@@ -71,13 +71,10 @@ class RaftNode:
             raise FatalError(f"the journal belongs to {identity.node}, group {identity.group}, {identity.cluster_id}")
         if journal.config.segment_bytes < config.max_entry_bytes + RECORD_OVERHEAD + SEGMENT_HEADER_BYTES:
             raise FatalError("a journal segment has no room for the largest entry: raise segment_bytes")
-        self.name, self.journal, self.network, self.runtime = name, journal, network, runtime
-        self.machine, self.config, self._on_fatal = machine, config, on_fatal
+        super().__init__(journal, network, runtime, on_fatal)
+        self.name, self.machine, self.config = name, machine, config
         self.stats = stats = RaftStats(sync_buckets=dict.fromkeys(_SYNC_BUCKETS_S, 0))
-        self.stopped = self._started = False
-        self._flushing = False
-        #: What follows from the event under way, and whether one is.
-        self._ready, self._busy = Ready(), False
+        self._started = False
         #: The term whose `on_leader` was called, or 0.
         self._announced = 0
         given = members or tuple(Member(other, "") for other in sorted([name, *peers]))
@@ -109,25 +106,28 @@ class RaftNode:
         self._linked = self.membership.linked()
         journal.on_fatal = self.fatal
         journal.on_synced = self._on_synced
-        #: By kind: what the fields of a frame are, and who handles them.
-        self._handlers: dict[int, tuple[Callable[[bytes], Iterable[Any]], Step]] = {
-            messages.GREETING: (one(messages.decode_greeting), self.admission.on_greeting),
-            messages.REWOUND: (fields(int, int, int), self.admission.on_rewound),
-            messages.APPEND: (lambda data: (messages.decode_append(data), data), self.follower.on_append),
-            messages.APPEND_REPLY: (one(messages.decode_append_reply), self.replication.on_reply),
-            messages.PRE_VOTE: (one(messages.decode_vote), self.elections.on_pre_vote),
-            messages.PRE_VOTE_REPLY: (fields(int, bool, int), self.elections.on_pre_vote_reply),
-            messages.VOTE: (one(messages.decode_vote), self.elections.on_vote),
-            messages.VOTE_REPLY: (fields(int), self.elections.on_vote_reply),
-            messages.TIMEOUT_NOW: (fields(int), self.elections.on_timeout_now),
-            messages.READ: (fields(int), self.reads.on_read),
-            messages.READ_REPLY: (fields(int, bool, int), self.reads.on_reply),
-            messages.SNAPSHOT: (one(messages.decode_offer), self.snapshots.on_offer),
-            messages.CHUNK: (one(messages.decode_chunk), self.snapshots.on_chunk),
-            messages.CHUNK_REPLY: (one(messages.decode_chunk_reply), self.snapshots.on_chunk_reply),
-            messages.SNAPSHOT_DONE: (fields(int), self.snapshots.on_done),
-            messages.SEEN: (fields(dict), self.admission.on_seen),
-            messages.MEMBERS: (fields(int, list), self.membership.on_members),
+        self._handlers = self._who_handles()
+
+    def _who_handles(self) -> dict[int, tuple[messages.Shape, Step]]:
+        """By kind of frame: what its fields are, and who handles them."""
+        return {
+            messages.GREETING: (messages.Greeting, self.admission.on_greeting),
+            messages.REWOUND: ((int, int, int), self.admission.on_rewound),
+            messages.APPEND: (messages.decode_append, self.follower.on_append),
+            messages.APPEND_REPLY: (messages.decode_append_reply, self.replication.on_reply),
+            messages.PRE_VOTE: ((int, int, int), self.elections.on_pre_vote),
+            messages.PRE_VOTE_REPLY: ((int, bool, int), self.elections.on_pre_vote_reply),
+            messages.VOTE: (messages.Vote, self.elections.on_vote),
+            messages.VOTE_REPLY: ((int,), self.elections.on_vote_reply),
+            messages.TIMEOUT_NOW: ((int,), self.elections.on_timeout_now),
+            messages.READ: ((int,), self.reads.on_read),
+            messages.READ_REPLY: ((int, bool, int), self.reads.on_reply),
+            messages.SNAPSHOT: (messages.Offer, self.snapshots.on_offer),
+            messages.CHUNK: (messages.Chunk, self.snapshots.on_chunk),
+            messages.CHUNK_REPLY: (messages.ChunkReply, self.snapshots.on_chunk_reply),
+            messages.SNAPSHOT_DONE: ((int,), self.snapshots.on_done),
+            messages.SEEN: ((dict,), self.admission.on_seen),
+            messages.MEMBERS: ((int, list), self.membership.on_members),
         }
 
     def set_applied(self, index: int, term: int) -> None:
@@ -151,15 +151,13 @@ class RaftNode:
     def start(self) -> None:
         if self.applier.applied < self.journal.base_index:
             self.set_applied(self.journal.base_index, self.journal.base_term)
-        self.event(self._start)
-
-    def _start(self, now: float, ready: Ready) -> None:
         self._started = True
-        self.membership.load(self.applier.applied, now, ready)
+        ready = self._ready  # what these raise is the caller's: nothing has happened yet
+        self.membership.load(self.applier.applied, self.runtime.monotonic(), ready)
         self.journal.want_spare()
-        self.elections.start(now, ready)
+        self.elections.start(self.runtime.monotonic(), ready)
         self.network.start(self)
-        ready.later(_HOUSEKEEPING_S, self._housekeeping)
+        self.event(lambda now, ready: ready.later(_HOUSEKEEPING_S, self._housekeeping))
 
     def stop(self) -> None:
         """No more timers, frames or callbacks; what still waits is answered `OutcomeUnknown`. Closes the journal."""
@@ -169,15 +167,6 @@ class RaftNode:
         self.network.close()
         self.applier.end(OutcomeUnknown("the node stopped"))
         self.journal.close()
-
-    def fatal(self, error: BaseException) -> None:
-        """The first unexpected thing is the last: nothing more leaves this node."""
-        if not self.stopped:
-            self.stopped = True
-            log.critical("fatal", exc_info=error)
-            self.journal.closed = True
-            self.network.close()
-            self._on_fatal(error)
 
     # -- what it knows
     @property
@@ -217,32 +206,6 @@ class RaftNode:
     def synced_index(self) -> int:
         """The last entry on this node's own disk. Nothing beyond it is ever applied here."""
         return self.journal.synced_index
-
-    def status(self) -> dict[str, object]:
-        """For people: role, term, indexes, and per peer what is known of it (match and lag on the leader only)."""
-        return {
-            "role": "leader" if self.is_leader else "installing" if self.applier.installing else "follower",
-            "term": self.term,
-            "leader": self.leader,
-            "commit_index": self.commit_index,
-            "applied_index": self.applied_index,
-            "last_index": self.last_index,
-            "synced_index": self.synced_index,
-            "incarnation": self.journal.incarnation,
-            "admitted": self.journal.admitted,
-            "peers": {
-                peer.name: {
-                    "up": peer.up,
-                    "incarnation": peer.incarnation,
-                    "admitted": peer.admitted,
-                    "votes": peer.name in self.membership.voters,
-                    "match": peer.match if self.is_leader else None,
-                    "lag": max(0, self.commit_index - peer.match) if self.is_leader else None,
-                    "rtt_ms": round(peer.rtt * 1000, 3),
-                }
-                for peer in self.peers.values()
-            },
-        }
 
     # -- what it does
     def propose(self, command: bytes, done: Done) -> None:
@@ -313,68 +276,7 @@ class RaftNode:
         assert messages.FIRST_APP_KIND <= kind <= 255
         return self.membership.connected(peer) and self.network.send(peer, [bytes((kind,)), payload])
 
-    # -- one event, and what follows from it
-    def event(self, step: Step, *args: Any) -> None:
-        """Let a part handle an event. An event inside another one ends with that one."""
-        if self.stopped:
-            return
-        inside, self._busy = self._busy, True
-        try:
-            step(*args, self.runtime.monotonic(), self._ready)
-            while not inside and not self.stopped and self._carry_out(self._ready):
-                pass
-        except Exception as error:
-            self.fatal(error)
-        finally:
-            self._busy = inside
-
-    def _carry_out(self, ready: Ready) -> bool:
-        """The first thing that is to be done, in the order of the fields; more may follow from that. False: nothing."""
-        if ready.sends:
-            sends, ready.sends = ready.sends, []
-            for peer, frame, urgent in sends:
-                self.network.send(peer, frame, urgent)
-        elif ready.when_durable:
-            steps, ready.when_durable = ready.when_durable, []
-            for step, args in steps:
-                self.journal.when_synced(partial(self.event, step, *args))
-        elif ready.sync:
-            ready.sync = False
-            if not self._flushing and not self.journal.all_synced:
-                self._flushing = True
-                ready.later(0.0, self._flush)
-            if self._flushing:
-                ready.apply = False  # first the disk: others wait for it, and nobody for what is applied here
-        elif ready.advance:
-            ready.advance = False
-            self._advance(self.runtime.monotonic(), ready)
-        elif ready.apply:
-            ready.apply = False
-            self._apply(self.runtime.monotonic(), ready)
-        elif ready.timers:
-            timers, ready.timers = ready.timers, []
-            for delay_s, step, args in timers:
-                if delay_s > 0:
-                    self.runtime.call_later(delay_s, self.event, step, *args)
-                else:
-                    self.runtime.call_soon(self.event, step, *args)
-        elif ready.notices:
-            notice, about = ready.notices.pop(0)
-            self._notice(notice, about, self.runtime.monotonic(), ready)
-        elif ready.answers:
-            answers, ready.answers = ready.answers, []
-            for answer in answers:
-                answer()
-        else:
-            return False
-        return True
-
-    def _flush(self, now: float, ready: Ready) -> None:
-        """Write and sync what was queued: once for everything that this turn of the loop brought, after its frames."""
-        self._flushing = False
-        self.journal.kick()
-        self.applier.soon(ready)
-
+    # -- what follows from an event (events.Events)
     def _advance(self, now: float, ready: Ready) -> None:
         before = self.core.commit_index
         self.core.tick()
@@ -467,8 +369,9 @@ class RaftNode:
             if kind >= messages.FIRST_APP_KIND:
                 self.machine.on_message(name, kind, data[1:])
             elif kind in self._handlers:
-                decode, handler = self._handlers[kind]
-                handler(peer, *decode(data), now, ready)  # else: of a later version, which knows that we may not
+                shape, handler = self._handlers[kind]
+                handler(peer, *messages.values(shape, data), now, ready)
+            # Else it is of a later version, which knows that we may not know it.
         except messages.BadFrame as error:
             # A new link starts from a known state.
             log.warning("bad_frame", extra={"peer": name, "kind": kind, "error": str(error)})
@@ -553,22 +456,6 @@ class RaftNode:
     def on_entries(self) -> None:
         self.replication.pump(self.runtime.monotonic(), self._ready)
 
-    # -- the loop, guarded
-    def call_soon(self, fn: Callable[..., None], *args: Any) -> None:
-        self.runtime.call_soon(self.event, _plain, fn, *args)
-
     def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> None:
-        self.runtime.call_later(delay_s, self.event, _plain, fn, *args)
-
-
-def _plain(fn: Callable[..., None], *rest: Any) -> None:
-    """As a step: a call that needs neither the time nor a Ready."""
-    fn(*rest[:-2])
-
-
-def fields(*types: type) -> Callable[[bytes], Iterable[Any]]:
-    return lambda data: messages.decode(data, *types)
-
-
-def one(decode: Callable[[bytes], Any]) -> Callable[[bytes], Iterable[Any]]:
-    return lambda data: (decode(data),)
+        """An error of `fn` stops this node, and a node that has stopped does not call `fn`."""
+        self.runtime.call_later(delay_s, self.event, lambda now, ready: fn(*args))

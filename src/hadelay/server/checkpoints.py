@@ -84,7 +84,7 @@ class Checkpoints:
         filled = max(self.bytes_since / config.checkpoint_bytes, waiting / config.far_buffer_bytes)
         if filled >= self._part and not storage.checkpointing:
             # Not inside apply: the entry is not counted as applied yet.
-            self._raft.call_soon(self.begin)
+            self._raft.call_later(0.0, self.begin)
 
     def begin(self, then: Callable[[], None] = lambda: None) -> None:
         """`then` is called when it is durable, or at once when there is nothing to do or one is under way."""

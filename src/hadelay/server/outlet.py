@@ -32,7 +32,9 @@ class Outlet:
     def ready(self) -> bool:
         """Somebody is there to take a batch now."""
         leader = self._raft.leader
-        return bool(self.term()) or (leader is not None and leader != self._raft.name and self._raft.membership.connected(leader))
+        return bool(self.term()) or (
+            leader is not None and leader != self._raft.name and self._raft.membership.connected(leader)
+        )
 
     def to(self) -> str | None:
         """The node that gets a batch now, this one if it leads; None when nobody is known to lead."""

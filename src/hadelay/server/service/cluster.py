@@ -167,7 +167,7 @@ def ready_checks(node: Node) -> list[CheckOut]:
         ),
         ("space", node.checkpoints.has_space(), free, f"{free}: less than storage.min_free_bytes"),
     ]
-    if node.raft.gives_way:
+    if node.raft.elections.draining:
         undo = "hadelay cluster drain --undo brings it back into traffic"
         checks.append(("drained", not node.leadership.drained, f"it leads all the same; {undo}", undo))
     return [CheckOut(name, ok, stands if ok else wrong) for name, ok, stands, wrong in checks]

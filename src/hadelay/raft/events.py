@@ -1,0 +1,110 @@
+"""One event of a Raft node after the other: a part handles it, and what follows from it is carried out at its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hadelay.platform.network import Network
+from hadelay.platform.runtime import Runtime
+from hadelay.raft.apply import Applier
+from hadelay.raft.journal import Journal
+from hadelay.raft.ready import Notice, Ready, Step
+
+log = logging.getLogger(__name__)
+
+
+class Events:
+    """Base of RaftNode. An error in an event stops the node."""
+
+    applier: Applier
+
+    def __init__(
+        self, journal: Journal, network: Network, runtime: Runtime, on_fatal: Callable[[BaseException], None]
+    ) -> None:
+        self.journal, self.network, self.runtime, self._on_fatal = journal, network, runtime, on_fatal
+        self.stopped = False
+        #: What follows from the event under way, and whether one is.
+        self._ready, self._busy = Ready(), False
+        self._flushing = False
+
+    def _advance(self, now: float, ready: Ready) -> None:
+        raise NotImplementedError
+
+    def _apply(self, now: float, ready: Ready) -> None:
+        raise NotImplementedError
+
+    def _notice(self, notice: Notice, about: Any, now: float, ready: Ready) -> None:
+        raise NotImplementedError
+
+    def fatal(self, error: BaseException) -> None:
+        """The first unexpected thing is the last: nothing more leaves this node."""
+        if not self.stopped:
+            self.stopped = True
+            log.critical("fatal", exc_info=error)
+            self.journal.closed = True
+            self.network.close()
+            self._on_fatal(error)
+
+    def event(self, step: Step, *args: Any) -> None:
+        """Let a part handle an event. An event inside another one ends with that one."""
+        if self.stopped:
+            return
+        inside, self._busy = self._busy, True
+        try:
+            step(*args, self.runtime.monotonic(), self._ready)
+            while not inside and not self.stopped and self._carry_out(self._ready):
+                pass
+        except Exception as error:
+            self.fatal(error)
+        finally:
+            self._busy = inside
+
+    def _carry_out(self, ready: Ready) -> bool:
+        """The first thing that is to be done, in the order of the fields; more may follow from that. False: nothing."""
+        if ready.sends:
+            sends, ready.sends = ready.sends, []
+            for peer, frame, urgent in sends:
+                self.network.send(peer, frame, urgent)
+        elif ready.when_durable:
+            steps, ready.when_durable = ready.when_durable, []
+            for step, args in steps:
+                self.journal.when_synced(partial(self.event, step, *args))
+        elif ready.sync:
+            ready.sync = False
+            if not self._flushing and not self.journal.all_synced:
+                self._flushing = True
+                ready.later(0.0, self._flush)
+            if self._flushing:
+                ready.apply = False  # first the disk: others wait for it, and nobody for what is applied here
+        elif ready.advance:
+            ready.advance = False
+            self._advance(self.runtime.monotonic(), ready)
+        elif ready.apply:
+            ready.apply = False
+            self._apply(self.runtime.monotonic(), ready)
+        elif ready.timers:
+            timers, ready.timers = ready.timers, []
+            for delay_s, step, args in timers:
+                if delay_s > 0:
+                    self.runtime.call_later(delay_s, self.event, step, *args)
+                else:
+                    self.runtime.call_soon(self.event, step, *args)
+        elif ready.notices:
+            notice, about = ready.notices.pop(0)
+            self._notice(notice, about, self.runtime.monotonic(), ready)
+        elif ready.answers:
+            answers, ready.answers = ready.answers, []
+            for answer in answers:
+                answer()
+        else:
+            return False
+        return True
+
+    def _flush(self, now: float, ready: Ready) -> None:
+        """Write and sync what was queued: once for everything that this turn of the loop brought, after its frames."""
+        self._flushing = False
+        self.journal.kick()
+        self.applier.soon(ready)
