@@ -19,7 +19,7 @@ import hadelay
 from hadelay.api.problems import error_of
 from hadelay.api.service import Leader
 from hadelay.client import AsyncClient, Client, Message, Put, Receipt, Unreachable, sync
-from hadelay.client.consumer import Consumer, Wish, reason_of
+from hadelay.client.consumer import ConsumeOptions, Consumer, reason_of
 from hadelay.client.transport import Answer, _Connector, addresses
 from hadelay.errors import (
     BadRequest,
@@ -625,7 +625,7 @@ async def test_what_the_last_poll_was_granted_goes_back_in_one_request() -> None
         return [a_message(str(n)) for n in range(100)]
 
     client = Scripted(cut_off, granted)
-    consumer = Consumer(client, Wish(["a"], 30, 20, [], [], "c"), 100, set())  # type: ignore[arg-type]
+    consumer = Consumer(client, ConsumeOptions(["a"], 30, 20, [], [], "c"), 100, set())  # type: ignore[arg-type]
     waiting = asyncio.create_task(anext(consumer, None))
     await asyncio.sleep(0.01)
     consumer.stop()

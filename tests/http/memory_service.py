@@ -316,9 +316,7 @@ class MemoryService:
             m.history,
             m.draft.body if body else None,
         )
-        message = message_of(found)
-        message.history = [event_of(event) for event in m.history]
-        return message
+        return message_of(found, [event_of(event) for event in m.history])
 
     async def list_messages(
         self, name: str, ask: ListRequest, *, stale: bool
@@ -326,8 +324,7 @@ class MemoryService:
         self._topic(name)
         found = []
         for m in sorted(self.stored.values(), key=lambda m: (m.deliver_at_ms, m.id)):
-            view = await self.describe(m.id, body=False, stale=stale)
-            view.history = None
+            view = replace(await self.describe(m.id, body=False, stale=stale), history=None)
             inside = ask.from_ms <= m.deliver_at_ms < ask.to_ms and (m.deliver_at_ms, m.id) > ask.after
             tagged = set(ask.tags) <= set(unpack(m.draft.meta).tags)
             if inside and tagged and m.draft.topic == name and view.state in ask.states:

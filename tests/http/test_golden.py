@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from hadelay import errors
 from hadelay.api.messages import Message
@@ -64,14 +65,14 @@ class GoldenService(MemoryService):
                 HistoryEvent(Event.REDRIVEN, at + 7, 2, None, "n1"),
                 HistoryEvent(Event.CANCELLED, at + 8, 2, None, "n1"),
             ]
-            found.history = [event_of(event) for event in events]
+            found = replace(found, history=[event_of(event) for event in events])
         return found
 
     def _topic(self, name: str) -> Topic[str]:
         view = super()._topic(name)
         if name == "orders":
-            view.bytes, view.lateness = 12_345, Lateness(7, 1.5, 20.25, 21.0)
-            view.consumers = [Consumer("worker-1", format_instant(START_MS))]
+            seen = [Consumer("worker-1", format_instant(START_MS))]
+            return replace(view, bytes=12_345, lateness=Lateness(7, 1.5, 20.25, 21.0), consumers=seen)
         return view
 
 

@@ -42,6 +42,6 @@ def test_every_route_is_described() -> None:
 
 def test_every_method_of_the_client_is_described() -> None:
     text = (REFERENCE / "client.md").read_text()
-    for name in vars(AsyncClient):
+    for name in dir(AsyncClient):
         if not name.startswith("_") and name not in ("close", "consumer"):
             assert f"{name}(" in text, name

@@ -48,10 +48,10 @@ class Cluster:
         if errors := self.refuse.get(put.idempotency_key):
             return errors.pop(0)
         if put.idempotency_key in self.published:
-            return Receipt(put.idempotency_key, DUE, put.topic, duplicate=True, resent=True)
+            return Receipt(put.idempotency_key, put.topic, DUE, duplicate=True, resent=True)
         again = put.idempotency_key in self.known
         self.known.setdefault(put.idempotency_key, put)
-        return Receipt("", DUE, put.topic, again)
+        return Receipt("", put.topic, DUE, duplicate=again)
 
     def cluster(self) -> Any:
         return SimpleNamespace(time=NOW)

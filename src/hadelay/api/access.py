@@ -13,7 +13,7 @@ class CreateToken(Request):
     lifetime: Duration | None = None
 
 
-class TokenOut(Document):
+class TokenOut(Document, frozen=True):
     id: str
     name: str
     scopes: list[str]
@@ -24,7 +24,7 @@ class TokenOut(Document):
     token: str | None = None
 
 
-class Tokens(Document):
+class Tokens(Document, frozen=True):
     tokens: list[TokenOut]
 
 
@@ -33,7 +33,7 @@ class AuditQuery(Request):
     limit: int = 100
 
 
-class AuditOut(Document):
+class AuditOut(Document, frozen=True):
     number: int
     at: str
     node: str
@@ -45,6 +45,6 @@ class AuditOut(Document):
     outcome: str
 
 
-class AuditTrail(Document):
+class AuditTrail(Document, frozen=True):
     #: Oldest first.
     entries: list[AuditOut]

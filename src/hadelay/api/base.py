@@ -37,7 +37,7 @@ class Nothing(Request):
     """The body of an action that takes no options."""
 
 
-class Document(Struct, omit_defaults=True):
+class Document(Struct, omit_defaults=True, frozen=True):
     """What a node answers. Clients ignore members that they do not know, so newer nodes may add some."""
 
 

@@ -9,7 +9,7 @@ from msgspec import field
 from hadelay.api.base import At, DispatchSync, Document, Request
 
 
-class Dispatch(Document):
+class Dispatch(Document, frozen=True):
     """The replicated dispatch cursor, before which everything was made ready: hour, second, localIndex."""
 
     hour: str
@@ -18,7 +18,7 @@ class Dispatch(Document):
     sync: DispatchSync
 
 
-class Member(Document):
+class Member(Document, frozen=True):
     name: str
     http: str
     raft: str
@@ -32,7 +32,7 @@ class Member(Document):
     clock_skew_ms: float | None
 
 
-class Cluster(Document, Generic[At]):
+class Cluster(Document, Generic[At], frozen=True):
     cluster_id: str
     #: What the cluster has switched to: the highest that every member knew at once.
     feature_level: int
@@ -49,7 +49,7 @@ class Transfer(Request):
     to: str | None = None
 
 
-class Transferred(Document):
+class Transferred(Document, frozen=True):
     leader: str
 
 
@@ -58,7 +58,7 @@ class Drain(Request):
     undo: bool = False
 
 
-class Drained(Document):
+class Drained(Document, frozen=True):
     node: str
     drained: bool
 
@@ -69,7 +69,7 @@ class AddMember(Request):
     raft: str
 
 
-class AddedMember(Document):
+class AddedMember(Document, frozen=True):
     name: str
     raft: str
     role: str
@@ -83,14 +83,14 @@ class ReadyQuery(Request):
     exclude: str | None = None
 
 
-class CheckOut(Document, omit_defaults=False):
+class CheckOut(Document, omit_defaults=False, frozen=True):
     name: str
     ok: bool
     #: How it stands, or what is wrong.
     detail: str = ""
 
 
-class Health(Document, omit_defaults=False):
+class Health(Document, omit_defaults=False, frozen=True):
     status: Literal["ok", "failing"]
     checks: list[CheckOut] = field(default_factory=list)
 
@@ -100,7 +100,7 @@ class QuorumQuery(Request):
     without: str | None = None
 
 
-class Quorum(Document):
+class Quorum(Document, frozen=True):
     """Who would be left, as the asked node sees it."""
 
     without: str
@@ -112,14 +112,14 @@ class Quorum(Document):
 # ---- files of one node
 
 
-class HourFileOut(Document):
+class HourFileOut(Document, frozen=True):
     entries: int
     bytes: str
     #: CRC-32C over exactly those bytes, in hex.
     crc32c: str
 
 
-class Hour(Document):
+class Hour(Document, frozen=True):
     hour: str
     sealed: bool
     mapped: bool
@@ -128,21 +128,21 @@ class Hour(Document):
     dsp: HourFileOut
 
 
-class Hours(Document):
+class Hours(Document, frozen=True):
     """One node's files, all as of one applied index."""
 
     applied_index: str
     hours: list[Hour]
 
 
-class SnapshotFileOut(Document):
+class SnapshotFileOut(Document, frozen=True):
     name: str
     bytes: str
     #: CRC-32C over exactly those bytes, in hex.
     crc32c: str
 
 
-class Snapshot(Document):
+class Snapshot(Document, frozen=True):
     """A checkpoint whose files stay as they are until it is released, or not read from for a minute."""
 
     id: str
@@ -156,7 +156,7 @@ class Snapshot(Document):
     files: list[SnapshotFileOut]
 
 
-class Names(Document):
+class Names(Document, frozen=True):
     """The numbers that stand for names in the files."""
 
     topics: dict[str, int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, Literal
 
-from msgspec import UNSET, field
+from msgspec import UNSET, Struct, field
 
 from hadelay.api.base import At, Document, Duration, Request
 
@@ -30,8 +30,8 @@ class ReceiveTopics(Receive, kw_only=True):
     topics: list[str]
 
 
-class Received(Document, Generic[At], kw_only=True):
-    """deliver_at, late_ms and the lease are in cluster time."""
+class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
+    """deliver_at, late_ms and the lease are in cluster time. Not frozen: http moves the payload where it is wanted."""
 
     id: str
     lease: str
@@ -55,7 +55,7 @@ class Received(Document, Generic[At], kw_only=True):
     lease_left_ms: int
 
 
-class ReceivedMessages(Document):
+class ReceivedMessages(Document, frozen=True):
     messages: list[Received[str]]
 
 
@@ -78,28 +78,28 @@ class Extend(Request):
     lease: Duration
 
 
-class Acked(Document):
+class Acked(Document, frozen=True):
     lease: str
     outcome: Literal["acked", "already_acked", "lease_lost"]
 
 
-class Nacked(Document):
+class Nacked(Document, frozen=True):
     lease: str
     outcome: Literal["nacked", "already_acked", "lease_lost"]
 
 
-class Extended(Document):
+class Extended(Document, frozen=True):
     lease: str
     outcome: Literal["extended", "already_acked", "lease_lost"]
 
 
-class AckResults(Document):
+class AckResults(Document, frozen=True):
     results: list[Acked]
 
 
-class NackResults(Document):
+class NackResults(Document, frozen=True):
     results: list[Nacked]
 
 
-class ExtendResults(Document):
+class ExtendResults(Document, frozen=True):
     results: list[Extended]

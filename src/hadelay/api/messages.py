@@ -18,7 +18,7 @@ class MessageQuery(Request):
     stale: bool = False
 
 
-class History(Document, Generic[At]):
+class History(Document, Generic[At], frozen=True):
     event: Literal[
         "leased", "acked", "nacked", "lease_expired", "ttl_expired", "cancelled", "moved", "dead", "redriven"
     ]
@@ -35,7 +35,7 @@ class History(Document, Generic[At]):
     due_at: At | None = None
 
 
-class Message(Document, Generic[At]):
+class Message(Document, Generic[At], frozen=True):
     id: str
     topic: str
     key: str | None
@@ -69,14 +69,14 @@ class ListQuery(Request, rename={"from_": "from"}):
     stale: bool = False
 
 
-class Messages(Document):
+class Messages(Document, frozen=True):
     """In due order. A page may be short while there is more: go on until `cursor` is null."""
 
     messages: list[Message[str]]
     cursor: str | None
 
 
-class Outcome(Document):
+class Outcome(Document, frozen=True):
     outcome: Literal["cancelled"]
 
 
@@ -87,7 +87,7 @@ class Reschedule(Request):
     deliver_at: str | int | float | None = None
 
 
-class Rescheduled(Document, Generic[At]):
+class Rescheduled(Document, Generic[At], frozen=True):
     """The id is the same as before."""
 
     id: str
@@ -104,7 +104,7 @@ class DeadQuery(Request):
     stale: bool = False
 
 
-class Failure(Document, Generic[At]):
+class Failure(Document, Generic[At], frozen=True):
     """An attempt that ended without an ack."""
 
     event: Literal["nacked", "lease_expired"]
@@ -113,7 +113,7 @@ class Failure(Document, Generic[At]):
     reason: str | None
 
 
-class DeadLetter(Document, Generic[At], kw_only=True):
+class DeadLetter(Document, Generic[At], kw_only=True, frozen=True):
     id: str
     topic: str
     key: str | None
@@ -131,7 +131,7 @@ class DeadLetter(Document, Generic[At], kw_only=True):
     body: bytes | None = field(default=None, name="body_base64")
 
 
-class DeadLetters(Document):
+class DeadLetters(Document, frozen=True):
     messages: list[DeadLetter[str]]
     cursor: str | None
 
@@ -144,14 +144,14 @@ class Redrive(Request):
     rate: float | None = None
 
 
-class RedriveResult(Document):
+class RedriveResult(Document, frozen=True):
     id: str
     outcome: Literal[
         "redriven", "key_taken", "scheduled", "ready", "leased", "acked", "cancelled", "expired", "not_found"
     ]
 
 
-class Redriven(Document):
+class Redriven(Document, frozen=True):
     """Of ids: an outcome each. Of all: how many will be redriven."""
 
     results: list[RedriveResult] | None = None
@@ -162,6 +162,6 @@ class Purge(Request):
     states: list[Literal["scheduled", "ready", "dead"]]
 
 
-class Purged(Document):
+class Purged(Document, frozen=True):
     topic: str
     states: list[Literal["scheduled", "ready", "dead"]]

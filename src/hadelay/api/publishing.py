@@ -21,7 +21,7 @@ class PublishQuery(Request):
     callback: str | None = None
 
 
-class Published(Document, Generic[At]):
+class Published(Document, Generic[At], frozen=True):
     """The message is on disk at a majority."""
 
     id: str
@@ -56,7 +56,7 @@ class BatchItem(Request, gc=False):
     traceparent: str | None = None
 
 
-class BatchResult(Document, Generic[At]):
+class BatchResult(Document, Generic[At], frozen=True):
     """id and deliver_at, or error."""
 
     id: str = ""
@@ -66,5 +66,5 @@ class BatchResult(Document, Generic[At]):
     error: dict[str, Any] | None = None
 
 
-class BatchResults(Document, Generic[At]):
+class BatchResults(Document, Generic[At], frozen=True):
     results: list[BatchResult[At]]

@@ -77,14 +77,14 @@ class DeleteTopicQuery(Request):
     force: bool = False
 
 
-class BackoffOut(Document):
+class BackoffOut(Document, frozen=True):
     min: str
     max: str
     factor: float | None = None
     jitter: float | None = None
 
 
-class WebhookOut(Document):
+class WebhookOut(Document, frozen=True):
     url: str
     secrets: list[str] | None = None
     timeout: str | None = None
@@ -92,12 +92,12 @@ class WebhookOut(Document):
     allow_per_message: bool | None = None
 
 
-class AlertOut(Document):
+class AlertOut(Document, frozen=True):
     url: str
     secret: str | None = None
 
 
-class Lateness(Document):
+class Lateness(Document, frozen=True):
     """How long after its deliver_at a message was handed out, over the last five minutes of this leader. p50 and p99
     are of the nearest rank, at most 0.8 % too high; the maximum is exact."""
 
@@ -107,13 +107,13 @@ class Lateness(Document):
     max_ms: float
 
 
-class Consumer(Document, Generic[At]):
+class Consumer(Document, Generic[At], frozen=True):
     name: str
     #: When it asked for messages last.
     asked_at: At
 
 
-class Topic(Document, Generic[At]):
+class Topic(Document, Generic[At], frozen=True):
     """Counts, and of the settings those that were set."""
 
     topic: str
@@ -150,7 +150,7 @@ class Topic(Document, Generic[At]):
     consumers: list[Consumer[At]] | None = None
 
 
-class Topics(Document):
+class Topics(Document, frozen=True):
     topics: list[Topic[str]]
 
 
@@ -161,10 +161,10 @@ class DueQuery(Request, rename={"from_": "from"}):
     stale: bool = False
 
 
-class Bucket(Document, Generic[At], rename={"start": "from"}):
+class Bucket(Document, Generic[At], rename={"start": "from"}, frozen=True):
     start: At
     count: int
 
 
-class Buckets(Document, Generic[At]):
+class Buckets(Document, Generic[At], frozen=True):
     buckets: list[Bucket[At]]

@@ -14,13 +14,10 @@ import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, NackOutcome
+from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Leases, Message, NackOutcome
 from hadelay.errors import BadRequest, HadelayError
-
-if TYPE_CHECKING:
-    from hadelay.client.aio import AsyncClient
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +81,7 @@ def reason_of(error: BaseException) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ConsumeOptions:
     """What a consumer asks for, again and again."""
 
     topics: list[str]
@@ -95,17 +92,31 @@ class Wish:
     name: str
 
 
+class Requests(Protocol):
+    """The requests that a consumer makes; AsyncClient has them."""
+
+    async def receive(
+        self, topics: Sequence[str], *, max: int, wait: Delay, lease: Delay, tags: Sequence[str],
+        any_tags: Sequence[str], consumer: str, request_id: str, timeout: float | None,
+    ) -> list[Message]: ...  # fmt: skip
+    async def ack(self, leases: Leases) -> list[AckOutcome]: ...
+    async def nack(
+        self, leases: Leases, *, delay: Delay | None, reason: str | None, count: bool = True
+    ) -> list[NackOutcome]: ...
+    async def extend(self, leases: Leases, *, lease: Delay) -> list[ExtendOutcome]: ...
+
+
 class Consumer:
     """Iterate it once, with `async for`. Leaving the loop gives back what was fetched and not handed out.
 
     To stop without losing work: `stop` or `drain` first, then leave the loop.
     """
 
-    def __init__(self, client: AsyncClient, wish: Wish, concurrency: int, registry: set[Consumer]) -> None:
+    def __init__(self, client: Requests, options: ConsumeOptions, concurrency: int, registry: set[Consumer]) -> None:
         if concurrency < 1:
             raise ValueError("concurrency: at least 1")
         self.client = client
-        self.wish = wish
+        self.options = options
         self.concurrency = concurrency
         #: lease token → what is unsettled: waiting in the queue, or in the hands of the user
         self.held: dict[str, Leased] = {}
@@ -197,7 +208,7 @@ class Consumer:
             # The same id until there was an answer: a grant whose answer was lost is answered again.
             request_id = request_id or os.urandom(12).hex()
             try:
-                messages = await self._receive(request_id, min(room, _MAX_POLL), self.wish.wait_s)
+                messages = await self._receive(request_id, min(room, _MAX_POLL), self.options.wait_s)
             except asyncio.CancelledError:
                 # It may have been granted something: the same request gets that, and it goes back.
                 with contextlib.suppress(Exception):
@@ -218,10 +229,10 @@ class Consumer:
                 self._queue.put_nowait(leased)
 
     async def _receive(self, request_id: str, most: int, wait_s: float, timeout: float | None = None) -> list[Message]:
-        wish = self.wish
+        options = self.options
         return await self.client.receive(
-            wish.topics, max=most, wait=wait_s, lease=wish.lease_s, tags=wish.tags, any_tags=wish.any_tags,
-            consumer=wish.name, request_id=request_id, timeout=timeout,
+            options.topics, max=most, wait=wait_s, lease=options.lease_s, tags=options.tags, any_tags=options.any_tags,
+            consumer=options.name, request_id=request_id, timeout=timeout,
         )  # fmt: skip
 
     def _take(self, messages: Sequence[Message]) -> Iterator[Leased]:
@@ -234,12 +245,12 @@ class Consumer:
     async def _keep(self) -> None:
         """Extends everything held, every third of a lease: two may fail before one is lost."""
         while True:
-            await asyncio.sleep(self.wish.lease_s / 3)
+            await asyncio.sleep(self.options.lease_s / 3)
             if not self.held:
                 continue
             held = list(self.held.values())
             try:
-                outcomes = await self.client.extend(held, lease=self.wish.lease_s)
+                outcomes = await self.client.extend(held, lease=self.options.lease_s)
             except Exception as error:
                 log.warning("leases were not extended, trying again: %s", error)
                 continue

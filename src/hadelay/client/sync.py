@@ -17,8 +17,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from hadelay.client.aio import AsyncClient, Topics, batches, own_or_new_key
+from hadelay.client.aio import AsyncClient, Topics
 from hadelay.client.consumer import Consumer, Leased
+from hadelay.client.encoding import batches, own_or_new_key
 from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, NackOutcome, Put, PutResult
 
 P = ParamSpec("P")

@@ -1,14 +1,16 @@
-"""What the client gives back. Decoded straight from the wire; unknown members are ignored, so newer servers may add."""
+"""What the client gives back: the documents of the API with datetimes, decoded straight from the wire. Unknown members
+are ignored, and so are new words in place of known ones, so newer servers may add some."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict, TypeVar, overload
 
 import msgspec
 from msgspec import Struct, field
 
+from hadelay.api import cluster, messages, publishing, topics
 from hadelay.errors import HadelayError
 
 T = TypeVar("T")
@@ -47,27 +49,15 @@ class Put(Struct, kw_only=True):
     idempotency_key: str | None = None
 
 
-class Receipt(Struct, frozen=True):
+class Receipt(publishing.Published[datetime], frozen=True):
     """The message is on disk at a majority."""
 
-    id: str
-    #: Resolved against cluster time.
-    deliver_at: datetime
-    topic: str = ""
-    #: It was published before, or its key's message is still pending: `id` and `deliver_at` are that one's.
-    duplicate: bool = False
-    key: str | None = None
-    #: The id of the message that this one took the place of (on_conflict="replace").
-    replaced: str | None = None
     #: The request was sent again, as the answer to an earlier try was lost: a duplicate may be of that try.
     resent: bool = False
 
 
-class Rescheduled(Struct, frozen=True):
+class Rescheduled(messages.Rescheduled[datetime], frozen=True):
     """The id is the same as before."""
-
-    id: str
-    deliver_at: datetime
 
 
 class Message(Struct, kw_only=True):
@@ -104,49 +94,20 @@ class Message(Struct, kw_only=True):
         return msgspec.json.decode(self.body, type=kind)
 
 
-class HistoryEvent(Struct, frozen=True):
-    event: str
-    at: datetime
-    attempt: int
-    consumer: str | None = None
-    node: str | None = None
-    #: Why the attempt failed, if somebody said so.
-    reason: str | None = None
-    #: The hours it left and went to, when it was filed anew.
-    from_hour: str | None = field(default=None, name="from")
-    to_hour: str | None = field(default=None, name="to")
-    #: Of leased: when this attempt was due.
-    due_at: datetime | None = None
+class HistoryEvent(messages.History[datetime], frozen=True):
+    event: str  # type: ignore[assignment]
 
 
-class MessageInfo(Struct, frozen=True, kw_only=True):
-    """What is known of a message; `state` is scheduled, ready, leased, acked, cancelled, expired or dead."""
+class MessageInfo(messages.Message[datetime], frozen=True, kw_only=True):
+    """What is known of a message; `body` only when it was asked for."""
 
-    id: str
-    topic: str
-    state: State
-    deliver_at: datetime
-    published_at: datetime
-    attempt: int
-    content_type: str
-    size: int
-    key: str | None = None
-    tags: list[str] = field(default_factory=list)
-    meta: dict[str, str] = field(default_factory=dict)
-    traceparent: str | None = None
-    history: list[HistoryEvent] = field(default_factory=list)
-    #: Only when it was asked for.
-    body: bytes | None = field(default=None, name="body_base64")
+    history: list[HistoryEvent] = field(default_factory=list)  # type: ignore[assignment]
 
 
-class Failure(Struct, frozen=True):
-    """An attempt that ended without an ack."""
+class Failure(messages.Failure[datetime], frozen=True):
+    """An attempt that ended without an ack: nacked, or lease_expired."""
 
-    #: nacked, or lease_expired.
-    event: str
-    at: datetime
-    attempt: int
-    reason: str | None = None
+    event: str  # type: ignore[assignment]
 
 
 class DeadLetter(MessageInfo, frozen=True, kw_only=True):
@@ -156,12 +117,11 @@ class DeadLetter(MessageInfo, frozen=True, kw_only=True):
     errors: list[Failure]
 
 
-class Redriven(Struct, frozen=True):
+class Redriven(messages.RedriveResult, frozen=True):
     """`redriven`; `key_taken`: another message with its key is pending, so it stays dead; or what it is instead:
     scheduled, ready, leased, acked, cancelled, expired or not_found."""
 
-    id: str
-    outcome: str
+    outcome: str  # type: ignore[assignment]
 
 
 class Backoff(TypedDict, total=False):
@@ -226,136 +186,48 @@ class TopicSettings(TypedDict, total=False):
     defaults: int | None
 
 
-class Lateness(Struct, frozen=True):
-    """How late messages were handed out, over the last five minutes of this leader."""
-
-    count: int
-    p50_ms: float
-    p99_ms: float
+class Lateness(topics.Lateness, frozen=True):
     #: None: the node is older than this client.
-    max_ms: float | None = None
+    max_ms: float | None = None  # type: ignore[assignment]
 
 
-class ConsumerInfo(Struct, frozen=True):
-    name: str
-    #: When it asked for messages last.
-    asked_at: datetime
-
-
-class TopicInfo(Struct, frozen=True, kw_only=True):
+class TopicInfo(topics.Topic[datetime], frozen=True, kw_only=True):
     """Counts, and the settings that were set: durations as text, secrets masked. None: not set."""
 
-    topic: str
-    scheduled: int
-    ready: int
-    leased: int
-    dead: int
     oldest_ready_age_ms: int | None = None
-    #: Of the records of what is pending.
     bytes: int = 0
-    #: None: nothing was handed out lately.
     lateness: Lateness | None = None
-    #: The feature level whose defaults hold for what is not set.
     defaults: int = 1
-    lease: str | None = None
-    max_attempts: int | None = None
-    backoff: list[str] | dict[str, Any] | None = None
-    dead_letter: str | None = None
-    dead_retention: str | None = None
-    rate: float | None = None
-    publish_rate: float | None = None
-    catch_up_rate: float | None = None
-    concurrency: int | None = None
-    max_messages: int | None = None
-    max_bytes: int | None = None
-    ttl: str | None = None
-    retention: str | None = None
-    webhook: dict[str, Any] | None = None
-    alert: dict[str, Any] | None = None
+    backoff: list[str] | dict[str, Any] | None = None  # type: ignore[assignment]
+    webhook: dict[str, Any] | None = None  # type: ignore[assignment]
+    alert: dict[str, Any] | None = None  # type: ignore[assignment]
     paused: bool = False
-    paused_reason: str | None = None
-    dispatch_sync: str | None = None
-    #: Of `topic()`: who asked for its messages since the present leader took over, the latest first. None: not known.
-    consumers: list[ConsumerInfo] | None = None
+    dispatch_sync: str | None = None  # type: ignore[assignment]
 
 
-class Bucket(Struct, frozen=True, rename={"start": "from"}):
-    start: datetime
-    count: int
+class Bucket(topics.Bucket[datetime], frozen=True, rename={"start": "from"}):
+    """Messages that are due from `start` on, until the next step."""
 
 
-class Cursor(Struct, frozen=True):
-    """The replicated dispatch cursor: hour tick, second tick, localIndex."""
-
-    hour: str
-    second: int
-    local_index: int
-    sync: str
-
-
-class Member(Struct, frozen=True, kw_only=True):
-    name: str
-    http: str
-    raft: str
-    role: str
-    applied_index: str
-    lag: int
-    version: str
+class Member(cluster.Member, frozen=True):
     feature_level: int = 1
     clock_skew_ms: float | None = None
 
 
-class ClusterInfo(Struct, frozen=True, kw_only=True):
-    cluster_id: str
+class ClusterInfo(cluster.Cluster[datetime], frozen=True, kw_only=True):
     feature_level: int = 1
-    leader: str | None
-    term: int
-    applied_index: str
-    time: datetime
-    dispatch: Cursor
-    members: list[Member]
+    members: list[Member]  # type: ignore[assignment]
 
 
-class HourFile(Struct, frozen=True):
-    entries: int
-    bytes: str
-    crc32c: str
-
-
-class HourInfo(Struct, frozen=True, kw_only=True):
-    hour: str
-    sealed: bool
-    mapped: bool
-    log: HourFile
-    idx: HourFile
-    dsp: HourFile
-
-
-class HoursInfo(Struct, frozen=True):
+class HoursInfo(cluster.Hours, frozen=True):
     """One node's files, all as of one applied index."""
 
-    applied_index: str
-    hours: list[HourInfo]
 
-
-class Names(Struct, frozen=True):
-    topics: dict[str, int]
-    consumers: dict[str, int]
-    nodes: dict[str, int]
-    #: Why attempts failed.
+class Names(cluster.Names, frozen=True):
     reasons: dict[str, int] = field(default_factory=dict)
 
 
-class Check(Struct, frozen=True):
-    name: str
-    ok: bool
-    detail: str = ""
-
-
-class Health(Struct, frozen=True):
-    status: str
-    checks: list[Check] = field(default_factory=list)
-
-
+#: Lease tokens, or messages that have them.
+Leases = str | Message | Iterable[str | Message]
 #: Per item of put_many: a receipt, or why it was refused.
 PutResult = Receipt | HadelayError

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from hadelay.api.base import Document, schema_hook
+from hadelay.api.consuming import Received
 from hadelay.api.publishing import BatchItem
 from hadelay.http.answers import JSON, MSGPACK
 from hadelay.http.options import HEADERS
@@ -94,7 +95,8 @@ def document(routes: Iterable[Route], *, tokens: bool = False) -> bytes:
 
 def _always_or_not(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """The schema of an answer, without the defaults of members that are left out instead (api.base)."""
-    kind = next((k for k in Document.__subclasses__() if k.__name__ == name.removesuffix("_str_")), None)
+    kinds: list[type[msgspec.Struct]] = [Received, *Document.__subclasses__()]
+    kind = next((kind for kind in kinds if kind.__name__ == name.removesuffix("_str_")), None)
     if kind is None or not kind.__struct_config__.omit_defaults:
         return schema
     for member in msgspec.structs.fields(kind):

@@ -85,11 +85,13 @@ def _mixed(receipts: Receipts, problems: dict[int, HadelayError], total: int) ->
         if error is None:
             error = receipts.problems.get(row)
             if error is None:
-                result = BatchResult(encode_id(receipts.ids[row]), format_instant(receipts.deliver_at_ms[row]))
-                if row in receipts.duplicates:
-                    result.duplicate = True
-                if row in receipts.replaced:
-                    result.replaced = encode_id(receipts.replaced[row])
+                replaced = receipts.replaced.get(row)
+                result = BatchResult(
+                    encode_id(receipts.ids[row]),
+                    format_instant(receipts.deliver_at_ms[row]),
+                    row in receipts.duplicates,
+                    None if replaced is None else encode_id(replaced),
+                )
             row += 1
         if error is not None:
             result = BatchResult(error=error.document())

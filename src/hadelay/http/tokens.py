@@ -38,9 +38,9 @@ async def create_token(call: Call) -> Answer:
         raise BadRequest("lifetime: more than 0 and at most 100 years")
     secret = PREFIX + secrets.token_urlsafe(32)
     token = await call.service.access.create_token(wish.name, hash_token(secret), wish.scopes, lifetime_ms, call.actor)
-    shown = _out(call, token)
-    shown.token = secret
-    return call.answer(shown, 201, {"Location": f"/v1/tokens/{token.id}", "Cache-Control": "no-store"})
+    return call.answer(
+        _out(call, token, secret), 201, {"Location": f"/v1/tokens/{token.id}", "Cache-Control": "no-store"}
+    )
 
 
 @routes.add("GET", "/v1/tokens", returns={200: Tokens}, errors=(503,), scope="admin")
@@ -59,11 +59,11 @@ async def revoke_token(call: Call) -> Answer:
     return NOTHING
 
 
-def _out(call: Call, token: Token) -> TokenOut:
+def _out(call: Call, token: Token, secret: str | None = None) -> TokenOut:
     return TokenOut(
         id=token.id, name=token.name, scopes=list(token.scopes), created_at=format_instant(token.created_at_ms),
         expires_at=None if token.expires_at_ms is None else format_instant(token.expires_at_ms),
-        expired=not token.holds(call.service.access.now_ms()),
+        expired=not token.holds(call.service.access.now_ms()), token=secret,
     )  # fmt: skip
 
 

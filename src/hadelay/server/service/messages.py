@@ -55,9 +55,7 @@ class Messages(Door):
         view = await node.reader.repaired(lambda: describe(node.ledger, message_id, now_ms, body=body))
         if view is None:
             raise _not_found(target)
-        message = message_of(view)
-        message.history = [event_of(event) for event in view.history]
-        return message
+        return message_of(view, [event_of(event) for event in view.history])
 
     async def cancel(self, target: Target) -> str:
         result = await self._propose(commands.encode_cancel(self._node.name, *_named(target)))
@@ -189,14 +187,13 @@ class Messages(Door):
         await self._administer(by, "topic.purge", f"{topic}: {' '.join(states)}", command)
 
 
-def message_of(view: Description) -> Message[str]:
-    """Without the history."""
+def message_of(view: Description, history: list[History[str]] | None = None) -> Message[str]:
     meta = unpack(view.meta)
     return Message(
         id=encode_id(view.id), topic=view.topic, key=meta.key, state=str(view.state),  # type: ignore[arg-type]
         deliver_at=format_instant(view.deliver_at_ms), published_at=format_instant(view.published_at_ms),
         attempt=view.attempt, tags=meta.tags, meta=meta.meta, content_type=meta.ct, size=view.size,
-        traceparent=meta.tp or None, body=None if view.body is None else bytes(view.body),
+        traceparent=meta.tp or None, history=history, body=None if view.body is None else bytes(view.body),
     )  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from msgspec.structs import replace
+
 from hadelay.api.service import Actor, answered
 from hadelay.api.settings import settings_out
 from hadelay.api.text import format_instant
@@ -36,8 +38,7 @@ class Topics(Door):
     async def get_topic(self, name: str, *, stale: bool) -> TopicDocument[str]:
         await self._confirm(stale)
         view = self._document(self._topic(name), await self._ready(stale))
-        view.consumers = await self._consumers(name, stale)
-        return view
+        return replace(view, consumers=await self._consumers(name, stale))
 
     async def _consumers(self, topic: str, stale: bool) -> list[Consumer[str]] | None:
         node, leader = self._node, self._node.raft.leader
