@@ -78,7 +78,7 @@ STEPS = {
     "dispatch.hold": Step("server.delivery.deferred:DeferredDeliveries.until_due", "leader"),
     "dispatch.answer": Step("server.delivery.polls:Polls.answer", "leader"),
     "dispatch.cursor": Step("server.delivery.cursor:CursorKeeper.send", "leader"),
-    "dispatch.expired": Step("server.expiry:Expiry._expired", "leader"),
+    "dispatch.expired": Step("server.maintenance.leases:LeaseExpiry._expired", "leader"),
     # Checkpoints and snapshots.
     "checkpoint.begin": Step("server.checkpoints:Checkpoints.begin"),
     "checkpoint.write": Step("storage.hours:HourStore.write_some"),

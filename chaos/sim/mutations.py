@@ -56,9 +56,9 @@ from hadelay.server.delivery.deferred import DeferredDeliveries
 from hadelay.server.delivery.interval import IntervalHandout
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.delivery.term import Term
-from hadelay.server.expiry import Expiry
 from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.leadership import Leadership
+from hadelay.server.maintenance.leases import LeaseExpiry
 from hadelay.server.node import Node
 from hadelay.server.webhooks.call import Answer
 from hadelay.server.webhooks.pool import Pool
@@ -246,10 +246,10 @@ def _short_leases() -> Bug:
             ledger.grants[key].rows["until_ms"] -= 500
         return result
 
-    add = Expiry.add
+    add = LeaseExpiry.add
     return [
         patch.dict(_APPLY, {Command.GRANT: shorter}),
-        patch.object(Expiry, "add", lambda expiry, until_ms, key: add(expiry, until_ms - 500, key)),
+        patch.object(LeaseExpiry, "add", lambda expiry, until_ms, key: add(expiry, until_ms - 500, key)),
     ]
 
 
@@ -977,7 +977,7 @@ MUTATIONS: dict[str, Mutation] = {
         "a webhook's call may outlast its lease", ("webhooks, one at a time",), (), _long_calls
     ),
     "lost_timer": Mutation(
-        "no lease ever runs out", ("I15",), (), _instead((Expiry, "add", lambda expiry, until_ms, key: None))
+        "no lease ever runs out", ("I15",), (), _instead((LeaseExpiry, "add", lambda expiry, until_ms, key: None))
     ),
     "local_apply": Mutation("apply depends on the process", ("I12",), (), _local_apply),
     "miscounted": Mutation("a batch counts as one message more", ("I2",), (), _miscounted),

@@ -79,7 +79,6 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
 
     loop = asyncio.get_running_loop()
     runtime = AsyncioRuntime(loop)
-    ending = asyncio.Event()
 
     def fatal(error: BaseException) -> None:
         full = {"next": ENDS} if is_disk_full(error) else {}
@@ -87,13 +86,7 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
         # No clean-up: the very next write might be the one that breaks a promise.
         os._exit(FATAL)
 
-    def on_signal() -> None:
-        if ending.is_set():
-            os._exit(130)
-        ending.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    ending = _end_on_signals(loop)
     network = node_link(config, runtime)
     backend = partial(LmdbBackend, map_bytes=config.storage.map_bytes)
     node = open_node(config, RealDisk(), network, runtime, fatal, backend=backend)
@@ -127,6 +120,20 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
         runtime.close()
     log.info("stopped")
     return 0
+
+
+def _end_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
+    """Set by the first signal to end; a second one ends the process at once."""
+    ending = asyncio.Event()
+
+    def on_signal() -> None:
+        if ending.is_set():
+            os._exit(130)
+        ending.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return ending
 
 
 def notify(state: str) -> None:

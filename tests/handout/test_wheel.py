@@ -111,7 +111,7 @@ def test_an_idle_cluster_sleeps_and_writes_nothing() -> None:
     desk.publish("a", at=50 * HOUR_MS + 17)
     desk.run(100)
     written = desk.index
-    # The sweeper every 10 s, the janitor every 30 s, and nothing else: no ticks.
+    # The sweeper every 10 s, maintenance every 30 s, and nothing else: no ticks.
     assert wakes(desk, 1) <= 2 * 360 + 120 + 10
     assert desk.index == written
 

@@ -108,7 +108,7 @@ class Listener:
         """These entries are over: ACKED, TTL_EXPIRED, CANCELLED, MOVED or DEAD."""
 
     def on_topic(self, topic: Topic) -> None:
-        """Made, changed or deleted (`topic.exists`), or has something for the janitor (Topics.with_work)."""
+        """Made, changed or deleted (`topic.exists`), or has work for maintenance (Topics.with_work)."""
 
     def on_purged(self, topic: Topic) -> None:
         """Whatever waits in it, of a generation before topic.floor, is cancelled: `on_settled` names it later."""

@@ -72,19 +72,7 @@ class Node:
             self.name, config.members, floor_ms=self.ledger.now_ms, skew_ms=config.limits.max_clock_skew_ms
         )
         machine = Machine(disk, runtime, self.replica, self.clock)
-        self.raft = RaftNode(
-            self.name,
-            [name for name in config.members if name != self.name],
-            config.cluster.group,
-            config.cluster.id,
-            journal,
-            network,
-            runtime,
-            machine,
-            raft_config(config),
-            on_fatal,
-            tuple(Member(name, address) for name, address in sorted(config.members.items())),
-        )
+        self.raft = self._make_raft(machine, network, journal, on_fatal)
         self.raft.set_applied(*(storage.applied_index, storage.applied_term) if storage.applied_index else FIRST)
         self.link = Link(runtime, self.raft.send)
         self.peers = Peers(
@@ -94,6 +82,41 @@ class Node:
         self.repairer = Repairer(self.name, self.replica, self.link, self.peers)
         self.reader = Reader(self.replica, runtime, self.repairer)
         self.group_commit = self._make_group_commit()
+        self._connect(machine)
+
+    def _make_raft(
+        self, machine: Machine, network: Network, journal: Journal, on_fatal: Callable[[BaseException], None]
+    ) -> RaftNode:
+        config = self.config
+        return RaftNode(
+            self.name,
+            [name for name in config.members if name != self.name],
+            config.cluster.group,
+            config.cluster.id,
+            journal,
+            network,
+            self.runtime,
+            machine,
+            raft_config(config),
+            on_fatal,
+            tuple(Member(name, address) for name, address in sorted(config.members.items())),
+        )
+
+    def _make_group_commit(self) -> GroupCommit:
+        config, commit_timeout_s = self.config, self.config.limits.commit_timeout_ms / 1000
+        return GroupCommit(
+            self.name,
+            self.runtime,
+            Outlet(self.raft, self.replica, self.clock, self.link, lambda: self.leading, commit_timeout_s),
+            Refusals(self.runtime.monotonic, lambda topic: retry_after_ms(self.ledger.topic(topic), self.now_ms())),
+            max_entry_bytes=config.raft.max_entry_bytes,
+            leaderless_wait_s=config.http.no_leader_wait_ms / 1000,
+            commit_timeout_s=commit_timeout_s,
+        )
+
+    def _connect(self, machine: Machine) -> None:
+        """Construct what works for a leader and for users, and give Raft its port."""
+        config, runtime = self.config, self.runtime
         self.dispatcher = DeliveryLoop(
             ledger=self.ledger,
             runtime=runtime,
@@ -103,7 +126,7 @@ class Node:
             on_damage=self._damaged,
             has_leader_lease=self.raft.has_leader_lease,
             watch=lambda topic: self.webhooks.on_topic(topic),
-            read_ahead=ReadAhead(disk, runtime, lambda hour: self.storage.hours.path(hour)),
+            read_ahead=ReadAhead(self.disk, runtime, lambda hour: self.storage.hours.path(hour)),
         )
         self.leadership = Leadership(
             config,
@@ -129,18 +152,6 @@ class Node:
         self.propose = Proposals(self.leadership, self.group_commit, self.peers, self.link, queue_bytes).propose
         machine.raft, machine.link, machine.peers = self.raft, self.link, self.peers
         machine.leadership, machine.checkpoints = self.leadership, self.checkpoints
-
-    def _make_group_commit(self) -> GroupCommit:
-        config, commit_timeout_s = self.config, self.config.limits.commit_timeout_ms / 1000
-        return GroupCommit(
-            self.name,
-            self.runtime,
-            Outlet(self.raft, self.replica, self.clock, self.link, lambda: self.leading, commit_timeout_s),
-            Refusals(self.runtime.monotonic, lambda topic: retry_after_ms(self.ledger.topic(topic), self.now_ms())),
-            max_entry_bytes=config.raft.max_entry_bytes,
-            leaderless_wait_s=config.http.no_leader_wait_ms / 1000,
-            commit_timeout_s=commit_timeout_s,
-        )
 
     def __repr__(self) -> str:
         return f"<Node {self.name} {'leads' if self.leading else 'follows'} term {self.raft.term} {self.ledger!r}>"

@@ -69,19 +69,23 @@ def restore(
         clear(disk, f"{data}/incoming/hours")
         clear(disk, f"{data}/incoming")
         installer = Installer(disk, data, runtime, backend, Manifest(backup.index, backup.term, files), switch)
-        for file in files:
-            installer.write(file.name, 0, b"")
-            for at in range(0, file.length, _CHUNK):
-                part = archive.files.read(file.name, file.length, at, min(_CHUNK, file.length - at))
-                if not part:
-                    raise DamagedFile(f"{archive.where}/{file.name}", at, "the file ends here: hadelay backup verify")
-                installer.write(file.name, at, part)
-                copied(len(part))
+        _fill(installer, archive, files, copied)
     except BaseException:
         for lock in locks:
             lock.close()
         raise
     installer.finish(finished)
+
+
+def _fill(installer: Installer, archive: Archive, files: list[SnapshotFile], copied: Callable[[int], None]) -> None:
+    for file in files:
+        installer.write(file.name, 0, b"")
+        for at in range(0, file.length, _CHUNK):
+            part = archive.files.read(file.name, file.length, at, min(_CHUNK, file.length - at))
+            if not part:
+                raise DamagedFile(f"{archive.where}/{file.name}", at, "the file ends here: hadelay backup verify")
+            installer.write(file.name, at, part)
+            copied(len(part))
 
 
 def _refuse(directories: Directories, backup: Backup) -> None:

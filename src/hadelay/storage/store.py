@@ -118,16 +118,10 @@ class Storage:
         except Exception as error:  # it may have to write what somebody else found no room for
             done(error)
             return
-        row = _first_row(self.identity) | {
-            "index": applied_index,
-            "term": applied_term,
-            "names_length": self.names.length,
-            "names_crc": self.names.crc,
-        }
-        layer = self.tables.freeze()
+        layer, row = self.tables.freeze(), self._row(applied_index, applied_term)
 
         def puts() -> Iterator[Put]:
-            yield CHECKPOINT, ROW, msgpack.packb(row)
+            yield CHECKPOINT, ROW, row
             yield CHECKPOINT, CORE, core_blob
             yield from _hour_puts(sample)
             for hour in sorted(hour_blobs):
@@ -156,6 +150,10 @@ class Storage:
                 self._switch()
 
         self._write_frozen(written)
+
+    def _row(self, index: int, term: int) -> bytes:
+        names = {"names_length": self.names.length, "names_crc": self.names.crc}
+        return msgpack.packb(_first_row(self.identity) | {"index": index, "term": term} | names)  # type: ignore[no-any-return]
 
     def _write_frozen(self, then: Done) -> None:
         """Write what waits for far hours and is frozen, in slices; between them the loop is left to others as long as

@@ -35,8 +35,9 @@ from hadelay.server.delivery.handouts import Handouts
 from hadelay.server.delivery.interval import IntervalHandout
 from hadelay.server.delivery.lateness import Delays, Lateness
 from hadelay.server.delivery.term import Handout, Term
-from hadelay.server.expiry import Expiry, TtlExpiry
-from hadelay.server.janitor import Janitor
+from hadelay.server.maintenance.leases import LeaseExpiry
+from hadelay.server.maintenance.runner import MaintenanceRunner
+from hadelay.server.maintenance.ttl import TtlExpiry
 from hadelay.server.readahead import ReadAhead
 from hadelay.settings.node import Config
 
@@ -118,11 +119,11 @@ class DeliveryLoop:
         )  # fmt: skip
         self._handout = self._make_handout(self._term)
         #: Also of grants whose proposal was given up as unknown: they may be committed later, and have to run out.
-        self._expiry = Expiry(
+        self._expiry = LeaseExpiry(
             self.ledger, self.runtime, self.clock, self.propose, now + self.config.limits.max_clock_skew_ms
         )
         self._ttl = TtlExpiry(self.ledger, self.runtime, self.clock, self._propose_behind)
-        self._janitor = Janitor(
+        self._maintenance = MaintenanceRunner(
             MaintenanceView(self.ledger), self.runtime, self._now, self._propose_behind, self.config.retention
         )
         self._arm_sweeper()
@@ -140,7 +141,7 @@ class DeliveryLoop:
             return
         self.ledger.listener = Listener()
         self.handouts.forget()
-        for part in (self._expiry, self._janitor, self._ttl, self._handout):
+        for part in (self._expiry, self._maintenance, self._ttl, self._handout):
             part.stop()
         self._due.cancel()
         self._sweep_alarm.cancel()
@@ -231,7 +232,7 @@ class DeliveryLoop:
         self._hand_out(term)
         self._answer_late_polls(term)
         term.cursor.watch()
-        self._janitor.watch()
+        self._maintenance.watch()
         if aligned and core.busy:
             self._turn_soon()
         self._wake_at(next_ms)

@@ -1,9 +1,9 @@
-"""What a leader does for the disk's sake, and slowly on purpose: close hours nobody drains, forget hours that are over,
-settle what deleted topics and purges left behind, redrive dead letters at their rate. Each is a replicated command that
-works in slices; one at a time is under way, and the next leader goes on where the state says. A cluster in which
-nothing changes gets none.
+"""Maintenance by the leader, slowly on purpose: move what is left of hours that are over, forget hours past their
+retention, settle what deleted topics and purges left behind, redrive dead letters at their rate.
 
-Where an archive is demanded, the leader alone looks whether it holds an hour before it proposes to forget it: gate.py.
+Each job is a replicated command that works in slices. One slice at a time is under way, and the next leader goes on
+where the ledger says. A cluster in which nothing changes gets none. Where an archive is demanded, the leader alone
+looks whether the archive holds an hour before it proposes to forget the hour (gate.py).
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from hadelay.server.gate import Gate
 from hadelay.settings.node import RetentionConfig
 from hadelay.storage.manifests import Source
 
+#: Pause between two looks when there was nothing to do, in seconds.
 _LOOK_S = 30.0
-#: Between two slices: leaves the log to those who wait for an answer.
+#: Pause between two slices, in seconds: leaves the log to those who wait for an answer.
 _PAUSE_S = 0.02
-#: Between two slices of what has a rate.
+#: Pause between two slices of a redrive with a rate, in seconds.
 _RATE_PAUSE_S = 0.1
-#: An hour goes when it is this many hours past, at the earliest: the running one's files are near ones until then.
+#: Least age of an hour that is worked on, in hours: its files are near ones until then.
 _HOURS_PAST = 2
 
 
-class Janitor:
+class MaintenanceRunner:
     """One per term."""
 
     def __init__(

@@ -13,8 +13,9 @@ import pytest
 
 from hadelay.codec.commands import encode_maintain
 from hadelay.codec.commandtypes import Job
+from hadelay.ledger.views import MaintenanceView
 from hadelay.model import HOUR_MS, hour_name
-from hadelay.server.janitor import Janitor
+from hadelay.server.maintenance.runner import MaintenanceRunner
 from hadelay.settings.node import DAY, Config, RetentionConfig
 from hadelay.settings.rules import problems
 from hadelay.storage import manifests
@@ -26,15 +27,15 @@ SOURCE = Source(5, 7, 900, (1, 2, 3))
 
 
 class Leader:
-    """A janitor, and what it proposed."""
+    """A runner of maintenance, and what it proposed."""
 
     def __init__(self, archive: str) -> None:
         self.jobs: list[tuple[Callable[[], Any], Callable[[Any, Any], None]]] = []
         self.now_s = 0.0
         self.sums: tuple[Any, ...] | None = SOURCE
-        state: Any = SimpleNamespace(
-            hours=lambda: [FIRST, SECOND], sums=lambda _: self.sums, open_entries=lambda _: 0,
-            topics_with_work=list, must_sweep=lambda: False, kept_until_ms=lambda hour, _: (hour + 1) * HOUR_MS,
+        ledger: Any = SimpleNamespace(
+            store=SimpleNamespace(hours=lambda: [FIRST, SECOND], sums=lambda _: self.sums),
+            open_entries=lambda _: 0, hours={}, topics=SimpleNamespace(with_work=(), to_sweep=lambda: False),
         )  # fmt: skip
         runtime: Any = SimpleNamespace(
             monotonic=lambda: self.now_s, in_thread=lambda _, fn, done: self.jobs.append((fn, done)),
@@ -43,13 +44,14 @@ class Leader:
         self.proposed: list[bytes] = []
         now = (SECOND + 1) * HOUR_MS + DAY
         retention = RetentionConfig(archive=archive)
-        self._janitor = Janitor(state, runtime, lambda: now, lambda c, _: self.proposed.append(c), retention)
+        view = MaintenanceView(ledger)
+        self._runner = MaintenanceRunner(view, runtime, lambda: now, lambda c, _: self.proposed.append(c), retention)
 
     def looks(self) -> list[bytes]:
         """What it proposes now: first it asks, then it knows."""
         self.proposed.clear()
         for _ in range(2):
-            self._janitor._look()
+            self._runner._look()
             while self.jobs:
                 fn, done = self.jobs.pop(0)
                 try:
