@@ -362,8 +362,8 @@ _BACKED_UP = (("state-5", b"state"), ("names", b"names"))
 def archive(data: bytes) -> None:
     """A manifest of an archived hour, and what is made of it."""
     from hadelay.pipeline import archived
-    from hadelay.pipeline.locations import Location
     from hadelay.storage import manifests
+    from hadelay.storage.locations import Location
 
     name = hour_name(START_HOUR)
     path = _files() / "archive" / "_manifest" / f"{name}.json"

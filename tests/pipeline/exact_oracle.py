@@ -15,11 +15,12 @@ from hadelay.pipeline.archived import open_hours, parts
 from hadelay.pipeline.check import check
 from hadelay.pipeline.hourfiles import Listing, Rows, Store
 from hadelay.pipeline.jobs import VERDICTS, JobSummary, ReconcileOptions
-from hadelay.pipeline.locations import absolute, check_spark
 from hadelay.pipeline.reconcile import FACTS, Rule
 from hadelay.pipeline.schema import Options, hour_int, hour_number
+from hadelay.pipeline.session import check_spark
 from hadelay.pipeline.stores import listing as list_hours
 from hadelay.pipeline.tasks import no_connect
+from hadelay.storage.locations import absolute
 
 #: Offending rows that are Python objects at once.
 _ROWS = 10_000

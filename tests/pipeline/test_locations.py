@@ -21,12 +21,12 @@ from hadelay.cli.app import run as cli
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.pipeline import archive, audit, reconcile, schedule
 from hadelay.pipeline.jobs import ArchiveOptions, AuditOptions, ReconcileOptions
-from hadelay.pipeline.locations import Location
 from hadelay.pipeline.publish import _Aside
 from hadelay.pipeline.schedule import ScheduleOptions
 from hadelay.pipeline.schema import Options, WriteOptions, parse_options
 from hadelay.settings.node import Config, RetentionConfig
 from hadelay.settings.rules import problems
+from hadelay.storage.locations import Location
 from tests.pipeline import test_archive, test_archived
 from tests.pipeline.support import at_random, options, write
 from tests.pipeline.test_batches import NAME, read

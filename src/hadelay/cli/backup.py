@@ -33,7 +33,7 @@ def archive_at(where: str) -> Archive:
     if "://" not in where:
         return Archive(Directory(RealDisk(private=True), os.path.abspath(where)))
     try:
-        from hadelay.pipeline.locations import Location
+        from hadelay.storage.locations import Location
     except ImportError:
         raise ConfigError(f"{where}: an object store is reached by pyarrow: pip install pyarrow") from None
     return Archive(Objects(Location(where)))

@@ -29,12 +29,12 @@ from hadelay.pipeline.check import check, crc_of, log_bytes, says_all
 from hadelay.pipeline.hourfiles import WAY_OUT, HourFiles, Listing, Store
 from hadelay.pipeline.jobs import ArchiveOptions, JobSummary
 from hadelay.pipeline.lease import Busy, Lease, lease
-from hadelay.pipeline.locations import Location, absolute
 from hadelay.pipeline.schema import KINDS, Options, hour_number
 from hadelay.pipeline.session import plain
 from hadelay.pipeline.stores import listing, open_store
 from hadelay.pipeline.tasks import Progress, each, silent
 from hadelay.storage import manifests
+from hadelay.storage.locations import Location, absolute
 from hadelay.storage.manifests import Listed, Manifest, Part, Source
 
 #: Limit of large hours that are archived at the same time.

@@ -24,10 +24,10 @@ from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.model import NONE32, Event, hour_name
 from hadelay.pipeline.hourfiles import Bytes, HourFiles, Listing, Names, Rows, Store
-from hadelay.pipeline.locations import Location, absolute
 from hadelay.pipeline.schema import Options, hour_number
 from hadelay.pipeline.stores import open_store
 from hadelay.storage import manifests
+from hadelay.storage.locations import Location, absolute
 from hadelay.storage.manifests import Catalogue, Manifest, Part
 
 #: What to say of an archive whose catalogue is missing.

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 from hadelay.model import hour_name
 from hadelay.pipeline.archived import LOST, is_whole
 from hadelay.pipeline.jobs import AuditOptions, JobSummary
-from hadelay.pipeline.locations import Location, absolute
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.tasks import Progress, each, silent
 from hadelay.storage import manifests
+from hadelay.storage.locations import Location, absolute
 from hadelay.storage.manifests import Catalogue, Listed, Manifest, Part
 
 KINDS = ("messages", "events")

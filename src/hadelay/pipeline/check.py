@@ -23,10 +23,10 @@ from hadelay.model import NONE32, Event, hour_name
 from hadelay.pipeline.archived import KIND, WithArchive, read_manifest
 from hadelay.pipeline.audit import of_part
 from hadelay.pipeline.hourfiles import ROW, WAY_OUT, HourFiles, Names, Rows, Store, flaw_of, rows
-from hadelay.pipeline.locations import Location
 from hadelay.pipeline.schema import Options
 from hadelay.pipeline.tasks import Progress, each, silent
 from hadelay.storage import manifests
+from hadelay.storage.locations import Location
 
 #: In this order: the entries say where records are.
 SUFFIXES = ("idx", "dsp", "log")

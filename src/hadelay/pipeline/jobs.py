@@ -68,7 +68,7 @@ class JobSummary(dict[str, Any]):
         nothing is written."""
         if not out:
             return
-        from hadelay.pipeline.locations import Location, absolute
+        from hadelay.storage.locations import Location, absolute
 
         location = Location(absolute(out))
         location.make("")

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from hadelay.model import hour_name
-from hadelay.pipeline.locations import Location
+from hadelay.storage.locations import Location
 
 #: Seconds between two renewals; and after which a lease that was not renewed counts no more.
 _RENEW_S, _ENDS_S = 20.0, 120.0

@@ -45,7 +45,7 @@ def _write_seconds(out: str, found: Rows, names: Names) -> None:
     import pyarrow.parquet as pq
 
     from hadelay.pipeline.arrow import instants, named
-    from hadelay.pipeline.locations import Location, absolute
+    from hadelay.storage.locations import Location, absolute
 
     columns = {"second": instants(found["second"] * 1000), "topic": named(names.topics, found["topic"])}
     columns |= {name: pa.array(found[name]) for name in _COUNTS}

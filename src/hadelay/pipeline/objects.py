@@ -15,7 +15,7 @@ from hadelay.errors import ConfigError
 from hadelay.storage.backup import FILE
 
 if TYPE_CHECKING:
-    from hadelay.pipeline.locations import Location
+    from hadelay.storage.locations import Location
 
 PART = 8 << 20
 #: What no backup needs may be one that is under way, until it is so old.

@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 
 from hadelay.client import Client, ClusterInfo, MessageInfo, Put, PutResult, Receipt
 from hadelay.errors import HadelayError
-from hadelay.pipeline.locations import Location, absolute
 from hadelay.pipeline.schema import PUBLISHED, WriteOptions, check_published
+from hadelay.storage.locations import Location, absolute
 
 #: Rows that are Python objects at once; the client sends them a thousand at a time.
 _ROWS = 10_000

@@ -370,7 +370,7 @@ def summarise(
 def _write_offending(offending: Iterable[Rows], topics: dict[int, str], out: str) -> None:
     import pyarrow.parquet as pq
 
-    from hadelay.pipeline.locations import Location, absolute
+    from hadelay.storage.locations import Location, absolute
 
     location = Location(absolute(out))
     location.make("")

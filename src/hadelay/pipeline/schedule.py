@@ -20,10 +20,11 @@ import pyarrow.dataset
 
 from hadelay import uris
 from hadelay.errors import BadRequest, NotFound
-from hadelay.pipeline.locations import check_spark, filesystem
 from hadelay.pipeline.publish import Published, publish
 from hadelay.pipeline.schema import PUBLISHED, WriteOptions, given
+from hadelay.pipeline.session import check_spark
 from hadelay.pipeline.tasks import cores
+from hadelay.storage.locations import filesystem
 
 
 @dataclass(frozen=True)

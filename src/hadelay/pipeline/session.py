@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hadelay import errors
-from hadelay.errors import ConfigError, HadelayError
+from hadelay.errors import BadRequest, ConfigError, HadelayError
 from hadelay.pipeline.tasks import no_connect
 from hadelay.version import VERSION
 
@@ -234,3 +234,27 @@ def plain(error: Exception) -> Exception:
             return kind.__new__(kind, said)
     of_java = re.search(r"^: (.*)$", text, re.M)  # of py4j, after what was called
     return HadelayError(f"Spark: {of_java[1] if of_java else text.partition(chr(10))[0]}")
+
+
+def check_spark(spark: Any, option: str, where: str) -> None:
+    """ConfigError unless Spark itself can read and write there: its file systems are Hadoop's, not pyarrow's."""
+    from hadelay.storage.locations import absolute
+
+    scheme, is_uri, rest = where.partition("://")
+    if not is_uri:
+        absolute(where)
+        return
+    jvm = spark._jvm
+    try:
+        jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, spark._jsc.hadoopConfiguration())
+    except Exception:
+        needs = {"s3": "; Hadoop's name for it is s3a://", "s3a": " (org.apache.hadoop:hadoop-aws)"}.get(scheme, "")
+        raise ConfigError(
+            f"{option} {where.partition('?')[0]}: Spark reads and writes this itself, and has no file system for "
+            f"{scheme}://{needs}. Give Spark its package (spark.jars.packages), or a directory that all workers see"
+        ) from None
+    if "?" in rest:
+        raise BadRequest(
+            f"{option} {where.partition('?')[0]}: Spark reads and writes this itself, and takes the options behind the "
+            "? from its own configuration (spark.hadoop.fs.…)"
+        )

@@ -47,7 +47,6 @@ from hadelay.errors import BadRequest
 from hadelay.pipeline import batches, stream
 from hadelay.pipeline.arrow import Split
 from hadelay.pipeline.hourfiles import Listing
-from hadelay.pipeline.locations import absolute
 from hadelay.pipeline.schema import (
     KINDS,
     Options,
@@ -57,6 +56,7 @@ from hadelay.pipeline.schema import (
     parse_write_options,
 )
 from hadelay.pipeline.stores import listing, open_store
+from hadelay.storage.locations import absolute
 
 if TYPE_CHECKING:
     # Not for readers: the client was a third of what each worker imports.

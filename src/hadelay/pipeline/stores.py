@@ -36,9 +36,9 @@ from hadelay.pipeline.hourfiles import (
     flaw_of,
     names_of,
 )
-from hadelay.pipeline.locations import Location, absolute
 from hadelay.pipeline.schema import Options
 from hadelay.storage.lmdbtables import Checkpoint, read_checkpoint
+from hadelay.storage.locations import Location, absolute
 
 #: Rows at the end of a file without a checkpoint that are checked: a power cut tears pages, not whole hours.
 _TAIL = 4096

@@ -11,8 +11,8 @@ from typing import Any
 
 from hadelay.errors import ConfigError
 from hadelay.pipeline.jobs import JobSummary, TailOptions
-from hadelay.pipeline.locations import check_spark
 from hadelay.pipeline.schema import given
+from hadelay.pipeline.session import check_spark
 from hadelay.pipeline.stores import open_store
 from hadelay.pipeline.tasks import no_connect
 

@@ -82,6 +82,6 @@ def open_archive(where: str) -> Files:
     where = where.removeprefix("file://")
     if "://" not in where:
         return Directory(where)
-    from hadelay.pipeline.locations import Location
+    from hadelay.storage.locations import Location
 
     return Location(where)

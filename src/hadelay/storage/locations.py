@@ -17,7 +17,7 @@ from typing import Any
 from pyarrow import fs
 
 from hadelay import uris
-from hadelay.errors import BadRequest, ConfigError
+from hadelay.errors import BadRequest
 
 _LOCAL = fs.LocalFileSystem()
 
@@ -162,28 +162,6 @@ class Location:
             with suppress(OSError):  # what went wrong may go wrong here, too, and is what has to be told
                 there.delete_file(part)
             raise
-
-
-def check_spark(spark: Any, option: str, where: str) -> None:
-    """ConfigError unless Spark itself can read and write there: its file systems are Hadoop's, not pyarrow's."""
-    scheme, is_uri, rest = where.partition("://")
-    if not is_uri:
-        absolute(where)
-        return
-    jvm = spark._jvm
-    try:
-        jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, spark._jsc.hadoopConfiguration())
-    except Exception:
-        needs = {"s3": "; Hadoop's name for it is s3a://", "s3a": " (org.apache.hadoop:hadoop-aws)"}.get(scheme, "")
-        raise ConfigError(
-            f"{option} {where.partition('?')[0]}: Spark reads and writes this itself, and has no file system for "
-            f"{scheme}://{needs}. Give Spark its package (spark.jars.packages), or a directory that all workers see"
-        ) from None
-    if "?" in rest:
-        raise BadRequest(
-            f"{option} {where.partition('?')[0]}: Spark reads and writes this itself, and takes the options behind the "
-            "? from its own configuration (spark.hadoop.fs.…)"
-        )
 
 
 def _aside(name: str) -> str:
