@@ -110,7 +110,7 @@ class GroupCommit:
     def waiting_commands(self) -> int:
         return len(self._commands)
 
-    def publish(self, drafts: list[Draft], key: bytes | None, size: int, done: Done) -> None:
+    def enqueue(self, drafts: list[Draft], key: bytes | None, size: int, done: Done) -> None:
         """Queue drafts for one entry. Only Publishing may call this: it has judged them."""
         self.queued_bytes += size
         self._add(Pending(done, size, self.runtime.monotonic(), drafts=drafts, key=key))

@@ -83,7 +83,7 @@ class Publishing:
         if group_commit.queued_bytes + size > self._max_queue_bytes and group_commit.queued_bytes:
             done(None, Overloaded("too many publishes are waiting for their commit on this node", retry_after_ms=200))
         elif size <= group_commit.max_entry_bytes:
-            group_commit.publish(drafts, request_key, size, done)
+            group_commit.enqueue(drafts, request_key, size, done)
         else:
             self._split(drafts, request_key, done)
 
@@ -102,7 +102,7 @@ class Publishing:
         merged = _Merged(len(first), len(drafts), done)
         for n, (start, end) in enumerate(zip(first, [*first[1:], len(drafts)], strict=True)):
             part_key = None if key is None else b"%d:%s" % (n, key)
-            self._group_commit.publish(drafts[start:end], part_key, sizes[n], merged.part(range(start, end)))
+            self._group_commit.enqueue(drafts[start:end], part_key, sizes[n], merged.part(range(start, end)))
 
 
 class _Merged:
