@@ -155,7 +155,7 @@ def _answered_before_commit() -> Bug:
 
     def at_once(self: GroupCommit, command: bytes, done: Any, term: int = 0) -> None:
         ((kind, body),) = decode_entry(encode_entry(0, [command]))[2]
-        leases = decode(kind, body).leases if kind == Command.SETTLE else None
+        leases = decode(kind, body)[1] if kind == Command.SETTLE else None
         if kind == Command.ACK:
             leases = decode(kind, body)
         if leases is None or (kind == Command.SETTLE and body[0] != Command.ACK):
