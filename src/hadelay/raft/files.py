@@ -112,9 +112,9 @@ def recover(disk: Disk, directory: str, owner: dict[str, object]) -> tuple[list[
     found: list[Segment] = []
     number = 0
     for name in disk.listdir(directory):  # segments come first: nothing is touched before they are known to be ours
+        if name in (SPARE, NEW):
+            disk.unlink(f"{directory}/{name}")
         if not name.endswith(SUFFIX):
-            if name in (SPARE, NEW):
-                disk.unlink(f"{directory}/{name}")
             continue
         number = int(name.removesuffix(SUFFIX))
         file = disk.open(f"{directory}/{name}")

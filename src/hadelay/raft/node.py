@@ -1,9 +1,7 @@
 """RaftNode: one member of one group, and the only face that the rest of hadelay sees of Raft.
 
 RaftNode holds the parts together and lets events in: frames, timers, proposals, finished syncs. A part handles an
-event, and writes what follows from it into a `Ready` (ready.py), which RaftNode carries out at the end of the event.
-Parts: library (PySyncObj), replication, follower, election, transfer, apply, reads, snapshot, admission, membership;
-below them stand journal and network.
+event and writes what follows into a `Ready` (ready.py), which is carried out at the end of the event (events.py).
 Whatever unexpected is raised anywhere stops the node: a missing replica is better than a wrong one.
 """
 
@@ -61,49 +59,39 @@ class RaftNode(Events):
         on_fatal: Callable[[BaseException], None],
         members: Members = (),
     ) -> None:
-        """`peers`: the names of the *other* members, and `members` all of them with their addresses, if those are to be
-        changed: what the configuration file says, and counts until the log says something else.
-
-        `on_fatal` is called at most once; the node does nothing any more afterwards, and the process has to end.
-        """
-        identity = journal.identity
-        if (identity.node, identity.group, identity.cluster_id) != (name, group, cluster_id):
-            raise FatalError(f"the journal belongs to {identity.node}, group {identity.group}, {identity.cluster_id}")
+        """peers: names of the *other* members. members: all of them with their addresses, as the configuration file has
+        them, if members may change. on_fatal: called at most once; the process has to end then."""
+        owner = journal.identity
+        if (owner.node, owner.group, owner.cluster_id) != (name, group, cluster_id):
+            raise FatalError(f"the journal belongs to {owner.node}, group {owner.group}, {owner.cluster_id}")
         if journal.config.segment_bytes < config.max_entry_bytes + RECORD_OVERHEAD + SEGMENT_HEADER_BYTES:
             raise FatalError("a journal segment has no room for the largest entry: raise segment_bytes")
         super().__init__(journal, network, runtime, on_fatal)
         self.name, self.machine, self.config = name, machine, config
         self.stats = stats = RaftStats(sync_buckets=dict.fromkeys(_SYNC_BUCKETS_S, 0))
-        self._started = False
-        #: The term whose `on_leader` was called, or 0.
-        self._announced = 0
+        #: Whether `start` was called, and the term whose `on_leader` was called (or 0).
+        self._started, self._announced = False, 0
         given = members or tuple(Member(other, "") for other in sorted([name, *peers]))
         self.core = core = Core(name, sorted(peers), journal, self)
-        self.membership = Membership(
+        self.membership = known = Membership(
             name, given, core, journal, machine,
             survivor=config.survivor, propose=self.propose, handing_over=lambda: self.transfers.under_way,
         )  # fmt: skip
-        self.applier = Applier(core, journal, machine, self.membership, runtime, config)
+        self.applier = applier = Applier(core, journal, machine, known, runtime, config)
         self.snapshots = Snapshots(
-            core, journal, machine, self.applier, runtime, event=self.event, config=config, stats=stats
+            core, journal, machine, applier, runtime, event=self.event, config=config, stats=stats
         )
-        self.elections = Elections(
-            core, journal, self.membership, self.applier, config=config, random=runtime.random, stats=stats
-        )
-        self.admission = Admission(core, journal, self.membership, machine, runtime, self.propose)
+        self.elections = Elections(core, journal, known, applier, config=config, random=runtime.random, stats=stats)
+        self.admission = Admission(core, journal, known, machine, runtime, self.propose)
         self.replication = Replication(
-            core, journal, self.membership, self.elections, self.admission, self.snapshots,
+            core, journal, known, self.elections, self.admission, self.snapshots,
             network=network, machine=machine, runtime=runtime, config=config,
         )  # fmt: skip
-        self.follower = Follower(
-            core, journal, self.membership, self.elections, self.snapshots, applier=self.applier, machine=machine
-        )
-        self.transfers = Transfers(core, journal, self.membership, self.replication, config, self.propose)
-        self.reads = Reads(
-            core, self.membership, self.replication.read, self.applier.when_applied, config.propose_timeout_ms / 1000
-        )
+        self.follower = Follower(core, journal, known, self.elections, self.snapshots, applier=applier, machine=machine)
+        self.transfers = Transfers(core, journal, known, self.replication, config, self.propose)
+        self.reads = Reads(core, known, self.replication.read, applier.when_applied, config.propose_timeout_ms / 1000)
         #: Whom the network was told to link with last.
-        self._linked = self.membership.linked()
+        self._linked = known.linked()
         journal.on_fatal = self.fatal
         journal.on_synced = self._on_synced
         self._handlers = self._who_handles()

@@ -106,30 +106,21 @@ class Snapshots:
         if manifest is None or manifest.index != ask.index or not 0 < ask.size <= self._config.chunk_bytes * 4:
             return
         peer.pulled = now
+
+        def send(chunk: bytes, error: BaseException | None, now: float, ready: Ready) -> None:
+            if peer.manifest is not manifest:
+                return
+            if error is not None:
+                log.error("snapshot_unreadable", extra={"file": ask.name, "offset": ask.offset, "error": str(error)})
+                self.release(peer)
+                return
+            self._stats.snapshot_sent_bytes += len(chunk)
+            frame = messages.encode(messages.CHUNK_REPLY, ask.index, ask.name, ask.offset, crc32c(chunk), chunk)
+            ready.send(peer.name, frame, urgent=False)
+
         # In a thread: the disk may have to look for it, and this node leads.
         read = partial(self._machine.read_chunk, manifest, ask.name, ask.offset, ask.size)
-        done = partial(self._event, self._send_chunk, peer, manifest, ask)
-        self._runtime.in_thread("snapshots", lambda: bytes(read()), done)
-
-    def _send_chunk(
-        self,
-        peer: Peer,
-        manifest: Manifest,
-        ask: messages.Chunk,
-        chunk: bytes,
-        error: BaseException | None,
-        now: float,
-        ready: Ready,
-    ) -> None:
-        if peer.manifest is not manifest:
-            return
-        if error is not None:
-            log.error("snapshot_unreadable", extra={"file": ask.name, "offset": ask.offset, "error": str(error)})
-            self.release(peer)
-            return
-        self._stats.snapshot_sent_bytes += len(chunk)
-        frame = messages.encode(messages.CHUNK_REPLY, ask.index, ask.name, ask.offset, crc32c(chunk), chunk)
-        ready.send(peer.name, frame, urgent=False)
+        self._runtime.in_thread("snapshots", lambda: bytes(read()), partial(self._event, send))
 
     def on_done(self, peer: Peer, index: int, now: float, ready: Ready) -> None:
         """It holds the snapshot (and so everything up to its index), or gave up (0)."""

@@ -1,0 +1,223 @@
+"""Parts of Raft, each alone: one event, and what the part writes into its Ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hadelay.errors import HadelayError, NoLeader, Overloaded
+from hadelay.raft import messages
+from hadelay.raft.election import Elections
+from hadelay.raft.follower import Follower
+from hadelay.raft.peer import Peer
+from hadelay.raft.ports import RaftStats, RaftTuning
+from hadelay.raft.reads import Reads
+from hadelay.raft.ready import Ready
+from hadelay.raft.transfer import Transfers
+
+CONFIG = RaftTuning()
+
+
+class Core(SimpleNamespace):
+    """The library, as parts see it: this node is a follower of n2 in term 5."""
+
+    def __init__(self, **other: Any) -> None:
+        super().__init__(**{"term": 5, "leader": "n2", "leads": False, "commit_index": 7, "no_op": 6} | other)
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args: self.calls.append((name, *args))
+
+
+def log_end(**other: Any) -> Any:
+    end = {"last_index": 9, "last_term": 5, "synced_index": 9, "admitted": True, "term": 5, "voted_for": None}
+    return SimpleNamespace(**end | {"base_index": 1, "term_is_durable": True} | other)
+
+
+def members(*up: str) -> Any:
+    peers = {name: Peer(name, up=name in up, admitted=True) for name in ("n2", "n3")}
+    return SimpleNamespace(
+        peers=peers, voters=frozenset(("n1", "n2", "n3")), others=["n2", "n3"], electable=True, sole_voter=False,
+        connected=lambda name: name in up, agreed=lambda peers: len(list(peers)) >= 1,
+    )  # fmt: skip
+
+
+def elections(core: Core, end: Any | None = None, *up: str, installing: bool = False) -> Elections:
+    applier: Any = SimpleNamespace(applied=9, installing=installing)
+    return Elections(
+        core, end or log_end(), members(*up), applier, config=CONFIG, random=Random(1), stats=RaftStats()
+    )  # fmt: skip
+
+
+def sent(ready: Ready) -> list[tuple[str, int, list[Any]]]:
+    """Peer, kind and fields of what leaves."""
+    types = {
+        messages.READ: (int,), messages.READ_REPLY: (int, bool, int), messages.PRE_VOTE_REPLY: (int, bool, int),
+        messages.VOTE_REPLY: (int,), messages.TIMEOUT_NOW: (int,),
+    }  # fmt: skip
+    return [(peer, frame[0], messages.decode(bytes(frame), *types[frame[0]])) for peer, frame, _ in ready.sends]
+
+
+# ---- reads
+
+
+def reads(core: Core, *up: str, confirm: Any = None) -> Reads:
+    return Reads(core, members(*up), confirm, lambda index, done: done(None), 5.0)
+
+
+def test_reads_that_wait_are_one_question_to_the_leader() -> None:
+    part, ready = reads(Core(), "n2"), Ready()
+    for _ in range(3):
+        part.read(lambda error: None, 0.0, ready)
+    assert [delay for delay, *_ in ready.timers] == [0.0]
+    part._ask(0.0, ready)
+    assert sent(ready) == [("n2", messages.READ, [1])]
+
+
+@pytest.mark.parametrize("leader", [None, "n2"])
+def test_a_read_without_a_leader_that_can_be_asked_is_refused(leader: str | None) -> None:
+    part, ready = reads(Core(leader=leader)), Ready()
+    told: list[HadelayError | None] = []
+    part.read(told.append, 0.0, ready)
+    part._ask(0.0, ready)
+    assert not told, "those who asked hear of it when the event is over"
+    ready.answers[0]()
+    assert isinstance(told[0], NoLeader)
+
+
+def test_a_follower_says_that_it_cannot_confirm_a_read() -> None:
+    part, ready = reads(Core()), Ready()
+    part.on_read(Peer("n3"), 4, 0.0, ready)
+    assert sent(ready) == [("n3", messages.READ_REPLY, [4, False, 0])]
+
+
+# ---- elections
+
+
+@pytest.mark.parametrize(
+    ("term", "index", "last_term", "yes"),
+    [(6, 9, 5, True), (5, 9, 5, False), (6, 8, 5, False), (6, 99, 4, False), (6, 1, 6, True)],
+)
+def test_a_pre_vote_is_for_a_later_term_and_a_log_that_is_no_older(
+    term: int, index: int, last_term: int, yes: bool
+) -> None:
+    ready = Ready()
+    elections(Core()).on_pre_vote(Peer("n3"), term, index, last_term, 0.0, ready)
+    assert sent(ready) == [("n3", messages.PRE_VOTE_REPLY, [term, yes, 5])]
+
+
+def test_while_a_leader_is_heard_nobody_gets_a_pre_vote() -> None:
+    part, ready = elections(Core()), Ready()
+    part.heard_leader(10.0)
+    part.on_pre_vote(Peer("n3"), 6, 9, 5, 10.1, ready)
+    part.on_pre_vote(Peer("n3"), 6, 9, 5, 10.3, ready)
+    assert [fields[1] for _, _, fields in sent(ready)] == [False, True]
+
+
+def test_a_node_whose_state_is_replaced_does_not_vote() -> None:
+    core, ready = Core(), Ready()
+    vote = messages.Vote(6, 9, 5, called=True)
+    elections(core, installing=True).on_vote(Peer("n3", admitted=True), vote, 0.0, ready)
+    assert core.calls == []
+
+
+def test_a_vote_leaves_when_it_is_durable_and_only_in_its_term() -> None:
+    core, ready = Core(), Ready()
+    part = elections(core, None, "n3")
+    part.vote("n3", 5, ready)
+    assert ready.sends == []
+    ((step, args),) = ready.when_durable
+    step(*args, 0.0, ready)
+    assert sent(ready) == [("n3", messages.VOTE_REPLY, [5])]
+    core.term = 6
+    step(*args, 0.0, later := Ready())
+    assert later.sends == []
+
+
+def test_a_voter_counts_once() -> None:
+    core, ready = Core(), Ready()
+    part = elections(core, None, "n3")
+    for _ in range(2):
+        part.on_vote_reply(Peer("n3", admitted=True), 5, 0.0, ready)
+    part.on_vote_reply(Peer("n2"), 5, 0.0, ready)
+    assert core.calls == [("voted", "n3", 5)]
+    assert ready.sync
+
+
+# ---- transfers
+
+
+def transfers(core: Core, voters: Any) -> Transfers:
+    replication: Any = SimpleNamespace(round=3)
+    return Transfers(core, log_end(), voters, replication, CONFIG, lambda command, done: None)
+
+
+def test_the_furthest_follower_is_told_to_take_over_once_it_has_the_whole_log() -> None:
+    voters, ready = members("n2", "n3"), Ready()
+    voters.peers["n2"].match, voters.peers["n3"].match = 7, 8
+    part = transfers(Core(leads=True), voters)
+    part.begin(None, lambda error: None, 0.0, ready)
+    assert ready.sends == []
+    voters.peers["n3"].match = 9
+    for _ in range(2):
+        part.progress(ready)
+    assert sent(ready) == [("n3", messages.TIMEOUT_NOW, [5])]
+
+
+def test_a_transfer_without_a_follower_that_can_lead_is_refused() -> None:
+    ready, told = Ready(), []
+    transfers(Core(leads=True), members()).begin(None, told.append, 0.0, ready)
+    ready.answers[0]()
+    assert isinstance(told[0], Overloaded)
+
+
+# ---- followers
+
+
+def follower(core: Core, journal: Any, installing: bool = False) -> Follower:
+    part: Any = SimpleNamespace(heard_leader=lambda now: None, new_leader=lambda ready: None, rtt_ms=0)
+    applier: Any = SimpleNamespace(installing=installing, applied=7)
+    return Follower(core, journal, members("n2"), part, part, applier=applier, machine=part)
+
+
+def append(term: int = 5, prev: tuple[int, int] = (0, 0), commit: int = 0) -> messages.Append:
+    return messages.decode_append(messages.encode_append(term, *prev, commit, 3))
+
+
+def replies(ready: Ready) -> list[messages.AppendReply]:
+    return [messages.decode_append_reply(bytes(frame)) for _, frame, _ in ready.sends]
+
+
+def test_a_leader_of_an_earlier_term_hears_of_the_later_one() -> None:
+    ready = Ready()
+    follower(Core(), log_end()).on_append(Peer("n3"), append(term=4), 0.0, ready)
+    assert replies(ready) == [messages.AppendReply(messages.HIGHER_TERM, 5, 0, 0, 0)]
+
+
+def test_a_node_that_installs_files_takes_no_entries() -> None:
+    core, ready = Core(), Ready()
+    follower(core, log_end(), installing=True).on_append(Peer("n2"), append(prev=(9, 5)), 0.0, ready)
+    assert replies(ready) == [messages.AppendReply(messages.INSTALLING, 5, 0, 0, 3)]
+
+
+def test_the_commit_index_goes_no_further_than_what_was_verified() -> None:
+    core, ready = Core(), Ready()
+    part = follower(core, log_end(term_at=lambda index: 5))
+    part.on_append(Peer("n2"), append(commit=9), 0.0, ready)
+    part.on_append(Peer("n2"), append(prev=(8, 5), commit=9), 0.0, ready)
+    assert core.calls == [("heard", "n2", 5, 0), ("heard", "n2", 5, 8)]
+
+
+def test_an_answer_waits_for_the_disk() -> None:
+    core, ready = Core(), Ready()
+    journal = log_end(synced_index=8, term_at=lambda index: 5)
+    part = follower(core, journal)
+    part.on_append(Peer("n2"), append(prev=(9, 5)), 0.0, ready)
+    assert ready.sends == []
+    journal.synced_index = 9
+    part.synced(ready)
+    assert replies(ready) == [messages.AppendReply(messages.OK, 5, 9, 0, 3)]
