@@ -18,7 +18,7 @@ class Deadlines(Generic[K]):
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, K]] = []
-        #: Each key's item in the heap, in the order of `set`.
+        #: Each key's item in the heap.
         self._live: dict[K, tuple[float, int, K]] = {}
         self._count = 0
 
@@ -30,12 +30,12 @@ class Deadlines(Generic[K]):
 
     def set(self, key: K, at: float) -> None:
         """Give the key this time instead of the one that it had."""
-        known = self._live.pop(key, None)
-        if known is None or known[0] != at:
-            self._count += 1
-            known = at, self._count, key
-            heapq.heappush(self._heap, known)
-        self._live[key] = known
+        known = self._live.get(key)
+        if known is not None and known[0] == at:
+            return
+        self._count += 1
+        item = self._live[key] = at, self._count, key
+        heapq.heappush(self._heap, item)
         if len(self._heap) > 2 * len(self._live) + _SPARE:
             self._heap = list(self._live.values())
             heapq.heapify(self._heap)
@@ -46,10 +46,12 @@ class Deadlines(Generic[K]):
     def due(self, now: float, limit: int | None = None) -> list[K]:
         """Remove and return the keys whose time has come, the earliest first."""
         found: list[K] = []
-        while (at := self.next()) is not None and at <= now and len(found) != limit:
-            key = heapq.heappop(self._heap)[2]
-            del self._live[key]
-            found.append(key)
+        heap, live = self._heap, self._live
+        while heap and heap[0][0] <= now and len(found) != limit:
+            item = heapq.heappop(heap)
+            if live.get(item[2]) is item:
+                del live[item[2]]
+                found.append(item[2])
         return found
 
     def next(self) -> float | None:

@@ -80,6 +80,8 @@ class Dispatcher(Listener):
         )
         #: Nothing is handed out before this: the previous leader's wheels stood there.
         self.resume_ms = 0
+        #: Cluster time up to which messages were made ready.
+        self.tick_ms = 0
         #: (hour, second) of broken chains, in the order in which they were found.
         self._damages: dict[tuple[int, int], None] = {}
         #: Seconds since 1970 that were repaired while they ran: looked through when they have passed.
@@ -110,15 +112,10 @@ class Dispatcher(Listener):
         hour, second = divmod(self._preload.reached[0], SECONDS_PER_HOUR)
         return hour, second, self._preload.reached[1]
 
-    @property
-    def tick_ms(self) -> int:
-        """Cluster time up to which messages were made ready."""
-        return self._preload.tick_ms
-
     # ---- time
 
     def _tick(self, now_ms: int) -> None:
-        self.scans.tick_ms = now_ms
+        self.tick_ms = self.scans.tick_ms = now_ms
         self.turns.tick(now_ms)
         self.waiting.tick(now_ms)
 
@@ -144,11 +141,11 @@ class Dispatcher(Listener):
     @property
     def busy(self) -> bool:
         """Call `work` soon, then `advance`."""
-        return self._preload.busy or self.scans.busy
+        return bool(self._preload.loading) or self.scans.busy
 
     def work(self) -> None:
         """One slice, two or three milliseconds: of loading a second, or of the scans."""
-        if self._preload.busy:
+        if self._preload.loading:
             self._preload.work()
         if self.scans.busy and not self._preload.late:
             self.scans.work()

@@ -95,7 +95,7 @@ class Matcher:
         """Apply did not grant these: the limits do not count them."""
         at = 0
         for window, entries, _ in offer.parts:
-            self._turns.spend(window, -int(np.count_nonzero(refused[at : at + len(entries)])))
+            self._turns.refund(window, int(np.count_nonzero(refused[at : at + len(entries)])))
             at += len(entries)
 
     def _offer(self, poll: Poll, first: WaitQueue, room: int, now_ms: int) -> Offer | None:

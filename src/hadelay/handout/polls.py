@@ -32,6 +32,10 @@ class Delivery(NamedTuple):
     redelivered: NDArray[np.bool_]
     now_ms: int  # cluster time of the answer
 
+    def only(self, some: NDArray[np.bool_]) -> Delivery:
+        names = ("positions", "hours", "indexes", "attempts", "rows", "until_ms", "redelivered")
+        return self._replace(**{name: getattr(self, name)[some] for name in names})
+
 
 @dataclass(eq=False, slots=True)
 class Poll:

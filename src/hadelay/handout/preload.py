@@ -49,7 +49,8 @@ class Preload:
         self._hours = HourWheel()
         self._wheels: dict[int, SecondWheel] = {}
         self._seconds: dict[int, Second] = {}
-        self._loading: deque[tuple[Second, ChainWalk]] = deque()
+        #: Seconds that are being loaded: call `work` soon.
+        self.loading: deque[tuple[Second, ChainWalk]] = deque()
         #: Seconds of which not everything fitted into memory.
         self._spilled: dict[int, Counter[int]] = {}
         #: Entries of open hours that were settled before they were due; some of them are loaded.
@@ -71,14 +72,15 @@ class Preload:
         self._load_seconds()
         for second in [s for s in self._seconds.values() if s.loaded and s.next_ms <= self.tick_ms]:
             self._run(second)
-        self._leave_spilled()
+        if self._spilled:
+            self._leave_spilled()
 
     @property
     def first_second(self) -> int:
         """The earliest second that is not loaded yet."""
         waiting = self._first_waiting()
         first = NEVER_MS if waiting is None else waiting[1]
-        return min([first, *(second.second for second, _ in self._loading)])
+        return min([first, *(second.second for second, _ in self.loading)])
 
     def next_ms(self) -> int:
         """When to look again, NEVER_MS if nothing is coming."""
@@ -93,14 +95,9 @@ class Preload:
     # loading
 
     @property
-    def busy(self) -> bool:
-        """Call `work` soon."""
-        return bool(self._loading)
-
-    @property
     def late(self) -> bool:
         """A second is still being loaded that has begun already."""
-        return bool(self._loading) and self._loading[0][0].start_ms <= self.tick_ms
+        return bool(self.loading) and self.loading[0][0].start_ms <= self.tick_ms
 
     def _open_hours(self) -> None:
         horizon = (self.tick_ms + self._preload_ms) // HOUR_MS
@@ -132,25 +129,25 @@ class Preload:
             rows = sum(second.size for second in self._seconds.values())
             if ahead > self._preload_ms or (rows > PRELOAD_ROWS and ahead > _LAST_MOMENT_MS):
                 break
-            if len(self._loading) > self._preload_ms // 1000:
+            if len(self.loading) > self._preload_ms // 1000:
                 break
             walk = ChainWalk(self._store, wheel.hour, wheel.take())
             second = self._seconds[at] = Second(at, PRELOAD_ROWS)
-            self._loading.append((second, walk))
+            self.loading.append((second, walk))
             budget -= walk.left
-            if budget >= 0 and len(self._loading) == 1:
+            if budget >= 0 and len(self.loading) == 1:
                 self.work()  # small, and nothing to interleave with
 
     def work(self) -> None:
         """Load a slice of a second."""
-        second, walk = self._loading[0]
+        second, walk = self.loading[0]
         rows = walk.step(SLICE)
         if len(rows):
             owed = rows[self._owed.view.owed(walk.hour, rows)]
             second.add(owed)
             self._on_load(walk.hour, owed, second.start_ms - self.tick_ms)
         if walk.done:
-            self._loading.popleft()
+            self.loading.popleft()
             second.loaded = True
             if second.next_ms == NEVER_MS:
                 del self._seconds[second.second]
@@ -254,4 +251,4 @@ class Preload:
     def load_again(self, at: int) -> None:
         """The second was loaded in part: its chain was broken, and is repaired now."""
         second = self._seconds[at] = Second(at, PRELOAD_ROWS)
-        self._loading.append((second, ChainWalk(self._store, second.hour, at % SECONDS_PER_HOUR)))
+        self.loading.append((second, ChainWalk(self._store, second.hour, at % SECONDS_PER_HOUR)))

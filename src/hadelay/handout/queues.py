@@ -81,7 +81,7 @@ class WaitQueue:
     @property
     def can_go(self) -> bool:
         """There are polls, and messages that may fit them."""
-        return bool(self.waiters) and any(window.entries for window in self.windows)
+        return bool(self.waiters and (self.now.entries or self.windows[-1].entries))
 
     def keep_apart(self, rescan_from: int | None) -> None:
         """From now on overdue messages have a window of their own."""

@@ -137,9 +137,10 @@ class Turns:
         topic.served = self._served
         topic.deficit -= size + _MESSAGE_COST * count
         topic.in_flight += count
-        self.spend(window, count)
+        if topic.flow is not None:
+            topic.flow.take(count, window.overdue, self.now_ms)
 
-    def spend(self, window: Window, count: int) -> None:
-        """Take tokens of the topic's rates; a negative count gives them back."""
+    def refund(self, window: Window, count: int) -> None:
+        """So many messages were not granted: the rates do not count them."""
         if window.queue.topic.flow is not None:
-            window.queue.topic.flow.take(count, window.overdue, self.now_ms)
+            window.queue.topic.flow.take(-count, window.overdue, self.now_ms)

@@ -45,15 +45,11 @@ class CommitLatency:
 
 class CommitHandout:
     def __init__(self, term: Term, latency: CommitLatency) -> None:
-        self._term, self._latency = term, latency
+        self._term, self._latency, self.ahead_ms = term, latency, latency.ms
         #: No new proposals before this monotonic time.
         self._resting_until = 0.0
         #: Offers of each round that are not decided yet.
         self._rounds: list[set[Offer]] = []
-
-    @property
-    def ahead_ms(self) -> int:
-        return self._latency.ms
 
     def ready_at(self, mono: float) -> float:
         if mono < self._resting_until:
@@ -72,6 +68,7 @@ class CommitHandout:
         term = self._term
         mono = term.runtime.monotonic()
         self._latency.took((mono - proposed) * 1000)
+        self.ahead_ms = self._latency.ms
         del term.offers[offer.seq]
         for offers in self._rounds:
             offers.discard(offer)

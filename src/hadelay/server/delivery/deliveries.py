@@ -11,6 +11,7 @@ from hadelay.codec.results import GrantResult
 from hadelay.handout.matching import Offer
 from hadelay.handout.polls import Delivery
 from hadelay.ledger.grants import HeldGrant
+from hadelay.ledger.hourstate import groups
 from hadelay.ledger.ports import HourReader
 from hadelay.ledger.transitions import FLAG_WAS_DUE
 
@@ -27,27 +28,13 @@ def empty(now_ms: int) -> Delivery:
 def first_time(term: int, offer: Offer, result: GrantResult, suspect_ms: int, now_ms: int) -> Delivery:
     """What apply granted of an offer. suspect_ms: whatever was due by then may have been handed out before, by a
     leader that fell before it could say so (interval mode; else 0), as may what was due before it was rescheduled."""
-    granted = result.granted
-    if granted.all():
-        positions = np.arange(len(granted), dtype=np.uint16)
-        hours, indexes, rows, attempts = offer.hours, offer.indexes, offer.rows, result.attempts
-    else:
-        positions = np.flatnonzero(granted).astype(np.uint16)
-        hours, indexes, rows = offer.hours[granted], offer.indexes[granted], offer.rows[granted]
-        attempts = result.attempts[granted]
+    count, rows = len(offer.rows), offer.rows
     suspect = (rows["deliver_at_ms"] <= suspect_ms) | (rows["flags"] & FLAG_WAS_DUE != 0) & bool(suspect_ms)
-    return Delivery(
-        term,
-        offer.seq,
-        positions,
-        hours,
-        indexes,
-        attempts,
-        rows,
-        np.full(len(positions), result.until_ms, np.int64),
-        (attempts > 1) | suspect,
-        now_ms,
-    )
+    delivery = Delivery(
+        term, offer.seq, np.arange(count, dtype=np.uint16), offer.hours, offer.indexes, result.attempts, rows,
+        np.full(count, result.until_ms, np.int64), (result.attempts > 1) | suspect, now_ms,
+    )  # fmt: skip
+    return delivery if result.granted.all() else delivery.only(result.granted)
 
 
 def again(grant: HeldGrant, store: HourReader) -> tuple[Delivery, NDArray[np.void]]:
@@ -55,29 +42,19 @@ def again(grant: HeldGrant, store: HourReader) -> tuple[Delivery, NDArray[np.voi
     positions = np.flatnonzero(grant.rows["open"] == 1)
     held = grant.rows[positions]
     rows = np.zeros(len(held), INDEX)
-    for hour in np.unique(held["hour"]).tolist():
-        mine = held["hour"] == hour
+    for hour, mine in groups(held["hour"]):
         rows[mine] = store.entries(hour, held["index"][mine])
     leases = np.zeros(len(held), LEASE)
     leases["term"], leases["seq"], leases["pos"] = grant.term, grant.seq, positions
     leases["hour"], leases["index"] = held["hour"], held["index"]
     delivery = Delivery(
-        grant.term,
-        grant.seq,
-        positions.astype(np.uint16),
-        held["hour"].copy(),
-        held["index"].copy(),
-        held["attempt"].copy(),
-        rows,
-        held["until_ms"].copy(),
-        np.ones(len(held), np.bool_),
-        0,
-    )
+        grant.term, grant.seq, positions.astype(np.uint16), held["hour"].copy(), held["index"].copy(),
+        held["attempt"].copy(), rows, held["until_ms"].copy(), np.ones(len(held), np.bool_), 0,
+    )  # fmt: skip
     return delivery, leases
 
 
 def still_held(delivery: Delivery, held: NDArray[np.bool_], until_ms: int, now_ms: int) -> Delivery:
     """Those of a delivery whose leases were extended."""
-    names = ("positions", "hours", "indexes", "attempts", "rows", "redelivered")
-    until = np.full(np.count_nonzero(held), until_ms, np.int64)
-    return delivery._replace(**{name: getattr(delivery, name)[held] for name in names}, until_ms=until, now_ms=now_ms)
+    left = delivery.only(held)
+    return left._replace(until_ms=np.full(len(left.rows), until_ms, np.int64), now_ms=now_ms)

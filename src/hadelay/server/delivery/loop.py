@@ -320,7 +320,7 @@ class DeliveryLoop:
     def _sweep(self, slices: int = _SWEEP_SLICES) -> None:
         if self._term is None:
             return
-        self._turn_soon()  # the wheels may have stood still for long: it looks at what they have passed
+        self._turn_soon()  # the wheels may have stood still for long: the sweeper looks at what they have passed
         core = self._term.core
         before = core.scans.swept
         if slices and not core.busy and not core.scans.sweep():
@@ -354,7 +354,7 @@ class DeliveryLoop:
         return len(self._term.core.waiting.queues) if self._term is not None else 0
 
     def window_size(self) -> int:
-        """Places of ready messages in memory."""
+        """Ready messages in memory."""
         return self._term.core.windows.size if self._term is not None else 0
 
     def ready_counts(self, numbers: Iterable[int] | None = None) -> dict[int, tuple[int, int]]:

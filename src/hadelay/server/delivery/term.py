@@ -31,10 +31,8 @@ _OTHER_TOPICS = "a receive of this consumer with this request_id named other top
 class Handout(Protocol):
     """How offers become hand-outs. One per term; the rest of the leader knows no mode."""
 
-    @property
-    def ahead_ms(self) -> int:
-        """How early offers are made."""
-        ...
+    #: How early offers are made.
+    ahead_ms: int
 
     def ready_at(self, mono: float) -> float:
         """When offers may be made: `mono` for now, inf for after the next decision."""

@@ -1,18 +1,17 @@
-"""Leases that run out, on the leader: a heap of grants by the time of their earliest lease.
+"""Leases that run out, on the leader: grants by the time of their earliest lease.
 
-The heap only says when to look. Apply judges every position against the time of its entry, and what became of a grant
-is noticed when the grant comes up: nothing here has to be told about acks and nacks, and of extensions only because
-they may shorten.
+The time only says when to look. Apply judges every position against the time of its entry, and what became of a grant
+is noticed when the grant comes up: nothing here has to be told about acks and nacks.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from typing import Any
 
 from hadelay.codec.commands import encode_expire
 from hadelay.codec.results import ExpireResult
+from hadelay.deadlines import Deadlines
 from hadelay.errors import HadelayError
 from hadelay.ledger.state import Ledger
 from hadelay.platform.runtime import Runtime
@@ -24,7 +23,7 @@ Key = tuple[int, int]
 #: Limit of grants named in one EXPIRE, and looked at in one go after a take-over.
 _BATCH = 512
 _RETRY_MS = 100
-#: Heap entries beyond twice the grants at which those of grants that are over are dropped.
+#: Limit of grants that are over, beyond twice the others: then they are dropped.
 _STALE = 1_024
 
 
@@ -42,7 +41,7 @@ class LeaseExpiry:
     ) -> None:
         self._ledger, self._runtime, self._clock, self._propose = ledger, runtime, clock, propose
         self._not_before_ms = not_before_ms
-        self._heap: list[tuple[int, Key]] = []
+        self._leases: Deadlines[Key] = Deadlines()
         self._alarm = Alarm(runtime, self._ring)
         self._stopped = False
         #: One EXPIRE at a time: several in one entry would copy as many times what one may.
@@ -50,17 +49,17 @@ class LeaseExpiry:
         self._take_over(iter(list(ledger.grants)))
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._leases)
 
     def stop(self) -> None:
         self._stopped = True
         self._alarm.cancel()
 
     def add(self, until_ms: int, key: Key) -> None:
-        heapq.heappush(self._heap, (until_ms, key))
-        if len(self._heap) > 2 * len(self._ledger.grants) + _STALE:
-            first = {key: until for until, key in sorted(self._heap, reverse=True) if key in self._ledger.grants}
-            self._heap = sorted((until, key) for key, until in first.items())
+        self._leases.set(key, until_ms)
+        if len(self._leases) > 2 * len(self._ledger.grants) + _STALE:
+            for over in [known for known in self._leases if known not in self._ledger.grants]:
+                self._leases.discard(over)
         self._arm()
 
     def _take_over(self, keys: Iterator[Key]) -> None:
@@ -80,24 +79,20 @@ class LeaseExpiry:
             self.add(max(grant.next_until_ms(), not_before_ms), key)
 
     def _arm(self) -> None:
-        if self._heap and not (self._stopped or self._proposed):
+        if (until_ms := self._leases.next()) is not None and not (self._stopped or self._proposed):
             mono = self._runtime.monotonic()
-            at_ms = max(self._heap[0][0], self._not_before_ms)
+            at_ms = max(int(until_ms), self._not_before_ms)
             self._alarm.at(mono + self._clock.delay_s(at_ms, mono))
 
     def _ring(self) -> None:
         now = self._clock.read(self._runtime.monotonic())
         over: list[Key] = []
-        while self._heap and self._heap[0][0] <= now >= self._not_before_ms and len(over) < _BATCH:
-            key = heapq.heappop(self._heap)[1]
+        for key in self._leases.due(now, _BATCH) if now >= self._not_before_ms else ():
             grant = self._ledger.grants.get(key)
-            if grant is None:
-                continue
-            until_ms = grant.next_until_ms()
-            if until_ms <= now:
+            if grant is not None and grant.next_until_ms() > now:
+                self._leases.set(key, grant.next_until_ms())
+            elif grant is not None:
                 over.append(key)
-            else:
-                heapq.heappush(self._heap, (until_ms, key))
         if over:
             self._proposed = True
             self._propose(encode_expire(over), lambda result, error: self._expired(over, result, error))
