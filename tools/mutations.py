@@ -23,7 +23,7 @@ BY_HAND = {
     "old_reply": ("what leaders count", 1),
 }
 
-HEAD = """<!-- Made by tools/mutations.py; change chaos/sim/mutations.py instead. -->
+HEAD = """<!-- Made by tools/mutations.py; change chaos/sim/mutations/ instead. -->
 # Deliberate bugs, and what notices them
 
 A check that cannot fail is no check. Each of these bugs is put into the shipped classes, one at a time; then the

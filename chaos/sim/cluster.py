@@ -7,33 +7,26 @@ other; when nothing had been done to its disk that explains it, that is a violat
 
 from __future__ import annotations
 
-import pickle
 import random
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from chaos.sim.disk import SimCrash, SimDisk
-from chaos.sim.door import Call, Door
+from chaos.sim.door import Door
 from chaos.sim.file import is_injected
-from chaos.sim.history import History, Violation, number_of
-from chaos.sim.logsafety import LogSafety
+from chaos.sim.history import Violation, number_of
 from chaos.sim.loop import SimLoop
-from chaos.sim.network import NetworkProfile, SimNet, SimNetwork
-from chaos.sim.receiver import Caller, Receiver
+from chaos.sim.machines import Machine, Process
+from chaos.sim.network import NetworkProfile
+from chaos.sim.receiver import Caller
 from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend
-from hadelay.codec.commands import decode
-from hadelay.codec.commandtypes import Command
-from hadelay.codec.entries import decode_entry, members_in
-from hadelay.codec.results import LeaseOutcome, LeaseResult
+from chaos.sim.watch import Watch
+from chaos.sim.workload import HOUR_S, Parts, Workload
 from hadelay.errors import DamagedFile, HadelayError
 from hadelay.raft.journal import Journal
-from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import FOUNDING
-from hadelay.server.clustertime import NEAR_MS
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.server.service.node import NodeService
@@ -48,114 +41,13 @@ from hadelay.settings.node import (
     StorageConfig,
 )
 
-#: How often the log's safety is looked at.
-WATCH_S = 0.01
-HOUR_S = 3600
-#: A sync may take some seconds on a slow disk, and so may the one that fails.
-FAILED_S = 4.0
 #: Share of runs that have a fuzz client.
 FUZZED = 0.2
 #: The share of runs in which brief syncs run on the loop; and the shortest of them that counts as a stall (seconds).
 BRIEF, STALL_S = 0.4, 0.15
-#: Of one entry in so many the results are compared as well.
-_SAMPLE = 16
 
 
-@dataclass(eq=False)
-class Machine:
-    """What outlives a process: the disk, and clocks with their faults."""
-
-    name: str
-    disk: SimDisk
-    drift: float
-    wall_offset_ms: int
-    #: Added by the nemesis.
-    stepped_ms: int = 0
-    process: Process | None = None
-    founded: bool = False
-    #: Whom its configuration file names, besides itself.
-    others: tuple[str, ...] = ()
-    #: The newest entry that its journal ever called synced; and the newest one that is committed and that it called so
-    #: when its last process ended: there it has to be when the next one starts.
-    had: int = 0
-    held: int = 0
-
-
-@dataclass(eq=False)
-class Process:
-    """One run of one node, from its start to its end."""
-
-    name: str
-    runtime: SimRuntime
-    network: SimNetwork
-    #: For tasks on its virtual time.
-    loop: SimLoop
-    node: Node | None = None
-    calls: list[Call] = field(default_factory=list)
-    #: Receives that it relays to the leader.
-    relays: set[Call] = field(default_factory=set)
-    #: How many syncs of this disk had failed before it; and since when one of its own has.
-    failed_before: int = 0
-    failed_at: float | None = None
-    #: Of the node, which it has too then.
-    service: NodeService = field(init=False)
-
-
-@dataclass(frozen=True)
-class Workload:
-    topics: tuple[str, ...] = ("orders", "mail", "jobs")
-    #: The last of them has an administrator (chaos/sim/admin.py); a part of its messages always fails.
-    max_attempts: int = 2
-    failing: float = 0.3
-    purges: float = 0.15
-    leases_ms: tuple[int, ...] = (700, 2000, 5000)
-    cancels: float = 0.04
-    #: Batches that are published again, under the same key, after they were answered.
-    repeated: float = 0.05
-    #: Messages that have one of a few client keys; and those that are rescheduled.
-    keyed: float = 0.15
-    keys: int = 8
-    reschedules: float = 0.08
-    ttls: float = 0.15
-    #: Messages that have tags; and polls that ask for some.
-    tagged: float = 0.4
-    tags: tuple[str, ...] = ("red", "green", "blue")
-    selective: float = 0.25
-    #: No delay is longer than this, but for the few that stay until the end.
-    longest_ms: int = 4500
-    far: float = 0.03
-
-    @property
-    def limited(self) -> str:
-        return self.topics[-1]
-
-    def delay_ms(self, rng: random.Random) -> int:
-        chance = rng.random()
-        if chance < self.far:
-            return rng.choice((2, 5, 100)) * HOUR_S * 1000 + rng.randrange(100_000)
-        if chance < 0.2:
-            return rng.choice((-5000, 0, 0, 1))
-        if chance < 0.6:
-            return rng.randrange(1, 800)
-        return rng.randrange(800, self.longest_ms)
-
-
-class Parts:
-    """What clients and nemesis would do in a run, each under a name and drawn from a stream of its own: so one can be
-    left out, and the others stay what they were (chaos/sim/shrink.py). only: the names of those that are done, or all.
-    """
-
-    def __init__(self, only: frozenset[str] | None = None) -> None:
-        self.only = only
-        #: All that came up, in order.
-        self.seen: list[str] = []
-
-    def take(self, name: str) -> bool:
-        self.seen.append(name)
-        return self.only is None or name in self.only
-
-
-class SimCluster:
+class SimCluster(Watch):
     """See the module. `kill`, `power_cut`, `wipe` and the like are the nemesis's tools."""
 
     def __init__(
@@ -174,18 +66,13 @@ class SimCluster:
         only: frozenset[str] | None = None,
     ) -> None:
         self.seed, self.names, self.sync, self.group = seed, names, sync, group
+        super().__init__(world or SimWorld(seed, epoch_ms=epoch_ms), profile)
         #: Those it was founded with; `names` are the members that are meant to be there now.
         self.founders = names
-        self.world = world or SimWorld(seed, epoch_ms=epoch_ms)
         self.world.on_crash = self._crashed_at_io
-        self.history = History()
         self.parts = Parts(only)
         self.workload = workload or Workload()
-        self.net = SimNet(self.world, profile)
-        self.safety = LogSafety(self.net, self._unsafe, quiet_s=RaftConfig().election_min_ms / 1000)
         self.door = Door(self)
-        #: The receiver of the limited topic's webhook; None: it has none.
-        self.receiver: Receiver | None = None
         self.restart, self.window_ms = restart, window_ms
         rng = self.world.random
         #: Small: whoever lags gets files, not entries.
@@ -196,43 +83,15 @@ class SimCluster:
         self.fuzzed = random.Random(f"{seed} fuzz").random() < FUZZED
         #: Brief syncs run on the loop, as in the real runtime: a slow one holds its node up.
         self.brief = random.Random(f"{seed} brief").random() < BRIEF
-        self.machines = {name: self._machine(name) for name in names}
-        #: Those whose nodes are no members any more.
-        self.retired: dict[str, Machine] = {}
+        self.machines |= {name: self._machine(name) for name in names}
         #: A change of the members that is under way.
         self.changing = ""
-        #: What each index was applied as, by whoever was first: (term, crc of entry, crc of results).
-        self.applied: dict[int, tuple[int, int, int]] = {}
-        #: The entries themselves: when they were first applied, where, and what.
-        self.entries: dict[int, tuple[float, str, bytes]] = {}
-        self.terms: dict[str, int] = {}
-        #: Nodes that have heard of a term, and vote.
-        self.admitted: set[str] = set()
-        #: When a grant was first applied, its cluster time, and the term it was committed in.
-        self.grants: dict[tuple[int, int], tuple[float, int, int]] = {}
-        #: When leases that were extended end: (term, seq, position) → cluster time.
-        self.extended: dict[tuple[int, int, int], int] = {}
-        #: When an entry of that term was first applied.
-        self.term_began: dict[int, float] = {}
         self.healed_at = float("inf")
-        #: When an entry was proposed; (true seconds, now_ms) of those that were committed.
-        self.proposed: dict[bytes, float] = {}
-        self.stamps: list[tuple[float, int]] = []
-        #: When a new leader was first seen.
-        self.elected: list[float] = []
-        #: When the cluster switched to the feature level of this code.
-        self.switched = float("inf")
-        #: When cluster time was taken from the wall clocks, because no node knew it any more.
-        self.cold_starts: list[float] = []
-        #: How wrong, at most, a node may have been that learnt cluster time from slow answers only.
-        self.doubt_ms = 0.0
         #: How long all machines were suspended: their monotonic clocks drifted apart, and nobody heard of a leader.
         self.slept_s = 0.0
         #: Nodes in whose files bits flipped: they may meet damage, and begin anew.
         self.rotten: set[str] = set()
-        self.violations: list[Violation] = []
         self.on_boot: list[Callable[[Node], None]] = []
-        self.world.after(WATCH_S, self._watch)
 
     def _machine(self, name: str) -> Machine:
         rng = self.world.random
@@ -492,161 +351,3 @@ class SimCluster:
             return False
         limited = self.history.messages[number].topic == self.workload.limited
         return limited and number % 10 < 10 * self.workload.failing
-
-    def note(self, text: str, who: str = "nemesis") -> None:
-        self.history.note(self.world.now, who, text)
-
-    def violate(self, violation: Violation) -> None:
-        self.note(f"VIOLATION {violation}", violation.who or "nemesis")
-        self.violations.append(violation)
-
-    def _observe(self, process: Process, node: Node) -> None:
-        """Every apply of every node goes through here."""
-        machine = node.raft.machine
-        apply = machine.apply
-
-        def observed(index: int, term: int, command: bytes) -> Any:
-            results = apply(index, term, command)
-            # Results are costly to compare, and equal states give equal ones: a sample is enough.
-            mark = (term, zlib.crc32(command), 0 if index % _SAMPLE else zlib.crc32(pickle.dumps(results)))
-            first = self.applied.setdefault(index, mark)
-            what = "entries" if first[:2] != mark[:2] else "results"
-            if first is not mark:
-                self.history.count("checked I12 divergence, entries")
-                self.history.count("checked I12 divergence, results", not index % _SAMPLE)
-            if first != mark:
-                text = f"{node.name} applied entry {index} with other {what}"
-                self.violate(Violation(f"I12 divergence, {what}", text, who=node.name))
-            elif first is mark:
-                self.entries[index] = (self.world.now, node.name, bytes(command))
-                self._committed(index, term, command, results, node)
-            return results
-
-        machine.apply = observed  # type: ignore[method-assign]
-        propose = node.raft.propose
-
-        def proposed(command: bytes, done: Any) -> None:
-            # What waits for a transfer to end passes here twice; the first time is the stamp's.
-            self.proposed.setdefault(bytes(command), self.world.now)
-            propose(command, done)
-
-        node.raft.propose = proposed  # type: ignore[method-assign]
-        start_cold = node.clock._start_cold
-
-        def started(agreed: float | None, mono: float) -> None:
-            start_cold(agreed, mono)
-            if node.clock.ready:
-                self.note(f"takes cluster time from the wall clocks: {node.clock.exact(mono):.1f}", node.name)
-                self.cold_starts.append(self.world.now)
-
-        node.clock._start_cold = started  # type: ignore[method-assign]
-        learn = node.clock._learn
-
-        def learnt(least: float, most: float, mono: float) -> bool:
-            ready = learn(least, most, mono)
-            low, high = node.clock._told
-            if ready and high - low > NEAR_MS:
-                self.note(f"learns cluster time from slow answers: to {(high - low) / 2:.1f} ms", node.name)
-                self.history.count("learnt slowly")
-                self.doubt_ms = max(self.doubt_ms, (high - low) / 2)
-            return ready
-
-        node.clock._learn = learnt  # type: ignore[method-assign]
-
-    def _committed(self, index: int, term: int, entry: bytes, results: list[Any], node: Node) -> None:
-        """An entry that counts: when its leader wrote cluster time into it, what it grants, and on whose disks it is
-        (I14: on those of a majority, or it may be lost with an answer that was given)."""
-        _, now_ms, commands = decode_entry(entry)
-        at = self.proposed.get(bytes(entry))
-        if at is not None:
-            self.stamps.append((at, now_ms))
-        self.term_began.setdefault(term, self.world.now)
-        for (kind, body), result in zip(commands, results, strict=True):
-            if kind in (Command.EXTEND, Command.ACK, Command.SETTLE) and isinstance(result, LeaseResult):
-                self._note_leases(decode(kind, body), kind, result)
-            elif kind == Command.GRANT:
-                grant = decode(kind, body)
-                self.grants.setdefault((grant.term, grant.seq), (self.world.now, now_ms, term))
-                if (grant.consumer, grant.request_id) in self.history.hung_up:
-                    text = f"grant {grant.term}.{grant.seq} is for {grant.consumer}, who hung up while it waited"
-                    self.violate(Violation("hang-ups", text, who=node.name))
-            elif kind == Command.FEATURE:
-                self.switched = min(self.switched, self.world.now)
-        for machine in self.machines.values():
-            if machine.process is not None and machine.process.node is not None:
-                machine.had = max(machine.had, machine.process.node.raft.synced_index)
-        having = {name for name, m in (*self.machines.items(), *self.retired.items()) if m.had >= index}
-        votes = node.raft.membership.electorates(index)
-        self.history.count("checked I14 durability, majority")
-        if not any(len(voters & having) > len(voters) // 2 for voters in votes):
-            text = f"entry {index} counts as committed, and only the disks of {sorted(having)} have it"
-            self.violate(Violation("I14 durability, majority", text))
-
-    def _note_leases(self, command: Any, kind: int, result: LeaseResult) -> None:
-        """Leases that were extended, and webhooks' leases that ended with an ack."""
-        if kind == Command.SETTLE:
-            kind, command = command
-        for row, outcome in zip(command.rows.tolist(), result.outcomes, strict=True):
-            if kind == Command.EXTEND and outcome == LeaseOutcome.DONE:
-                self.extended[row[:3]] = result.until_ms
-            elif kind == Command.ACK and outcome == LeaseOutcome.DONE and self.receiver is not None:
-                self.receiver.settled(row[:3])
-
-    def _watch(self) -> None:
-        """I13, log safety, on everything that is up."""
-        self.world.after(WATCH_S, self._watch)
-        up: dict[str, RaftNode] = {}
-        stirred: set[str] = set()
-        for name, machine in self.machines.items():
-            process = machine.process
-            if process is None or process.node is None or process.runtime.crashed:
-                continue
-            self._watch_syncs(machine, process)
-            raft = up[name] = process.node.raft
-            if process.runtime.stirred():
-                stirred.add(name)
-                self._watch_members(name, raft)
-                self._watch_votes(name, raft.journal)
-                if raft.is_leader and raft.term not in self.leaders:
-                    self.elected.append(self.world.now)
-        self.safety.look(up, stirred.__contains__)
-
-    def _watch_members(self, name: str, raft: RaftNode) -> None:
-        """I13: majorities go by lists of the members that are in the log."""
-        if raft.applier.installing:
-            return  # the state may be the snapshot's, and the log not yet
-        at, members = raft.machine.members()
-        since, counted = raft.membership.applied_list
-        wrong = [since] if since != at or (members and counted != members) else []
-        for since, counted in raft.membership.appended_lists:
-            self.history.count("checked I13 log safety, members")
-            if since > raft.last_index or members_in(raft.journal.entries(since, 1)[0][0]) != counted:
-                wrong.append(since)
-        if wrong:
-            text = f"{name} goes by a list of the members, of entry {wrong[0]}, that its log does not have"
-            self.violate(Violation("I13 log safety, members", text, who=name))
-
-    def _unsafe(self, promise: str, text: str, who: str) -> None:
-        self.violate(Violation(promise, text, who=who))
-
-    def _watch_syncs(self, machine: Machine, process: Process) -> None:
-        """I17: whoever was told that a sync failed ends, since it cannot know what its disk has."""
-        if machine.disk.failed_syncs == process.failed_before or process.runtime.paused:
-            process.failed_at = None
-            return
-        process.failed_at = self.world.now if process.failed_at is None else process.failed_at
-        if self.world.now > process.failed_at + FAILED_S:
-            process.failed_before = machine.disk.failed_syncs
-            text = f"{machine.name} goes on {FAILED_S:.0f} s after a sync of its disk failed"
-            self.violate(Violation("I17 fail-stop, failed sync", text, who=machine.name))
-
-    def _watch_votes(self, name: str, journal: Journal) -> None:
-        """What is durable: a term or vote that never reached the disk has not left the node either."""
-        if not journal.all_synced:
-            return
-        self.history.count("checked I13 log safety, term", journal.term > 0)
-        if journal.term < self.terms.get(name, 0):
-            text = f"the term of {name} went back to {journal.term}"
-            self.violate(Violation("I13 log safety, term", text, who=name))
-        self.terms[name] = journal.term
-        (self.admitted.add if journal.admitted and journal.term else self.admitted.discard)(name)

@@ -18,7 +18,8 @@ from hadelay.handout.filters import filter_of
 from hadelay.model import decode_id
 
 if TYPE_CHECKING:
-    from chaos.sim.cluster import Process, SimCluster
+    from chaos.sim.cluster import SimCluster
+    from chaos.sim.machines import Process
 
 #: Limits of the retries of a settlement.
 _RETRIES = {"ack": 6, "nack": 3, "extend": 2}

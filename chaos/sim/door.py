@@ -15,7 +15,8 @@ from hadelay.errors import DamagedFile, HadelayError, NoLeader, OutcomeUnknown
 from hadelay.server.service.node import NodeService
 
 if TYPE_CHECKING:
-    from chaos.sim.cluster import Process, SimCluster
+    from chaos.sim.cluster import SimCluster
+    from chaos.sim.machines import Process
 
 T = TypeVar("T")
 Reply = Callable[[Any, HadelayError | None], None]

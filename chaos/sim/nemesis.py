@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from chaos.sim.cluster import HOUR_S, SimCluster
+from chaos.sim.cluster import SimCluster
 from chaos.sim.operator import Operator
+from chaos.sim.workload import HOUR_S
 from hadelay.api.service import Actor
 from hadelay.raft import messages
 

@@ -15,7 +15,7 @@ from hadelay.errors import HadelayError, NotFound
 from hadelay.model import KEEP, REJECT, REPLACE, Draft
 
 if TYPE_CHECKING:
-    from chaos.sim.cluster import Process
+    from chaos.sim.machines import Process
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import time
-import zlib
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -17,15 +16,14 @@ from chaos.sim.disk import SimDisk
 from chaos.sim.file import is_injected
 from chaos.sim.logsafety import LogSafety
 from chaos.sim.network import SimNet
+from chaos.sim.raftmachine import Machine
 from chaos.sim.run import Report
 from chaos.sim.runtime import SimRuntime, SimWorld
-from hadelay.errors import DamagedFile, FatalError, HadelayError
-from hadelay.members import Members
+from hadelay.errors import DamagedFile, HadelayError
 from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import RaftTuning
-from hadelay.storage.manifest import Manifest, SnapshotFile
 
 WHO: dict[str, Any] = {"cluster_id": "c", "group": 0}
 
@@ -35,159 +33,6 @@ FAULTS = (
     "reset", "cut", "split", "oneway", "pause", "kill", "io", "power", "power_all", "power_at_send", "slow", "fail",
     "wipe", "transfer", "slow_link",
 )  # fmt: skip
-
-
-class PlainMachine:
-    """What a machine has to have besides, when members never change and checkpoints stay."""
-
-    incarnations: dict[str, int]
-
-    def incarnation(self, node: str) -> int | None:
-        return self.incarnations.get(node)
-
-    def on_incarnation(self, incarnation: int) -> None:
-        pass
-
-    def members(self) -> tuple[int, Members]:
-        return 0, ()
-
-    def members_in(self, command: bytes) -> Members | None:
-        return None
-
-    def members_command(self, members: Members) -> bytes:
-        raise NotImplementedError
-
-    def on_members(self) -> None:
-        pass
-
-    def on_link(self, peer: str, up: bool) -> None:
-        pass
-
-    def release(self, manifest: Manifest) -> None:
-        pass
-
-
-class Machine(PlainMachine):
-    """State: all numbers that were applied. A checkpoint is one file."""
-
-    def __init__(self, sim: RaftSim, name: str, disk: SimDisk, runtime: SimRuntime) -> None:
-        self.sim, self.name, self.disk, self.runtime = sim, name, disk, runtime
-        self.index, self.term = 1, 0
-        self.items: list[int] = []
-        self.incarnations = {}
-        self.leading = 0
-        self.raft: RaftNode | None = None
-        disk.makedirs("/data")
-        if disk.exists("/data/state"):
-            f = disk.open("/data/state")
-            self._load(f.pread(f.size(), 0))
-        self.durable = self._dump()
-        self.busy = False
-
-    def _dump(self) -> bytes:
-        body = json.dumps([self.index, self.term, self.items, self.incarnations]).encode()
-        return b"%08x" % zlib.crc32(body) + body
-
-    def _load(self, data: bytes) -> None:
-        body = data[8:]
-        assert int(data[:8], 16) == zlib.crc32(body), "torn checkpoint"
-        self.index, self.term, self.items, self.incarnations = json.loads(body)
-
-    def apply(self, index: int, term: int, command: bytes) -> Any:
-        assert index > self.index, f"{self.name}: {index} after {self.index}"
-        self.index, self.term = index, term
-        kind, *values = json.loads(command)
-        if kind == "inc":
-            self.incarnations[values[0]] = values[1]
-        else:
-            self.items.append(values[0])
-        self.sim.applied(self.name, index, term, command)
-        if index % 40 == 0:
-            self.runtime.call_soon(self.checkpoint)
-        return values[0]
-
-    def checkpoint(self) -> None:
-        if self.busy or self.raft is None:
-            return
-        self.busy = True
-        data, index = self._dump(), self.index
-
-        def done(result: Any, error: BaseException | None) -> None:
-            self.busy = False
-            if error is not None:
-                self.sim.fatal(self.name, error)
-                return
-            self.durable = data
-            if self.raft is not None:
-                self.raft.compact(index)
-
-        self.runtime.in_thread("disk", lambda: self.write(data), done)
-
-    def write(self, data: bytes) -> None:
-        f = self.disk.open("/data/state.new", create=True)
-        f.truncate(0)
-        f.pwrite(data, 0)
-        f.sync()
-        self.disk.rename("/data/state.new", "/data/state")
-        self.disk.sync_dir("/data")
-
-    def on_leader(self, term: int) -> None:
-        self.leading = term
-
-    def on_follower(self) -> None:
-        self.leading = 0
-
-    def incarnation_command(self, node: str, incarnation: int) -> bytes:
-        return json.dumps(["inc", node, incarnation]).encode()
-
-    def heartbeat_info(self) -> bytes:
-        return b"t"
-
-    def on_heartbeat_info(self, info: bytes) -> None:
-        pass
-
-    def on_message(self, peer: str, kind: int, payload: bytes) -> None:
-        pass
-
-    def manifest(self) -> Manifest | None:
-        index, term, *_ = json.loads(self.durable[8:])
-        if index <= 1:
-            return None
-        return Manifest(index, term, [SnapshotFile("state", len(self.durable), zlib.crc32(self.durable))], self.durable)
-
-    def read_chunk(self, manifest: Manifest, name: str, offset: int, size: int) -> bytes:
-        return manifest.blob[offset : offset + size]
-
-    def install(self, manifest: Manifest) -> Installer:
-        return Installer(self, manifest)
-
-
-class Installer:
-    def __init__(self, machine: Machine, manifest: Manifest) -> None:
-        self.machine, self.manifest, self.data = machine, manifest, bytearray()
-
-    def have(self, name: str) -> int:
-        return len(self.data)
-
-    def write(self, name: str, offset: int, data: bytes) -> None:
-        assert offset == len(self.data)
-        self.data += data
-
-    def finish(self, done: Any) -> None:
-        machine, data = self.machine, bytes(self.data)
-
-        def written(result: Any, error: BaseException | None) -> None:
-            if error is not None:
-                done(FatalError(str(error)))
-                return
-            machine._load(data)
-            machine.durable = data
-            done(None)
-
-        machine.runtime.in_thread("disk", lambda: machine.write(data), written)
-
-    def abort(self) -> None:
-        pass
 
 
 class RaftSim:

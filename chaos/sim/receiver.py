@@ -18,7 +18,8 @@ from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.server.webhooks.queues import Job
 
 if TYPE_CHECKING:
-    from chaos.sim.cluster import Process, SimCluster
+    from chaos.sim.cluster import SimCluster
+    from chaos.sim.machines import Process
 
 #: Share of runs in which the limited topic has a webhook.
 HOOKED = 0.25

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from chaos.sim import promises
 from chaos.sim.admin import AdminClient
-from chaos.sim.cluster import HOUR_S, SimCluster, Workload
+from chaos.sim.cluster import SimCluster
 from chaos.sim.consumer import Consumer
 from chaos.sim.fuzz import FuzzClient
 from chaos.sim.history import Violation
@@ -17,6 +17,7 @@ from chaos.sim.producer import Producer
 from chaos.sim.reader import Reader
 from chaos.sim.receiver import HOOKED, Receiver
 from chaos.sim.story import tell
+from chaos.sim.workload import HOUR_S, Workload
 from hadelay.model import Event
 
 #: At most so many simulated seconds until everything has converged and is drained.

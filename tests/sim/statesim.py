@@ -10,7 +10,7 @@ import numpy as np
 
 from chaos.sim import ledgercheck
 from chaos.sim.disk import SimDisk
-from chaos.sim.promises import state_parts
+from chaos.sim.replicas import state_parts
 from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend
 from hadelay.codec import commands as c

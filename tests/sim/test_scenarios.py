@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from chaos.sim import cluster, promises
-from chaos.sim.cluster import HOUR_S, SimCluster
+from chaos.sim import promises, watch
+from chaos.sim.cluster import SimCluster
 from chaos.sim.consumer import Consumer
 from chaos.sim.disk import SimDisk
 from chaos.sim.file import InjectedFault
@@ -20,6 +20,7 @@ from chaos.sim.producer import Producer
 from chaos.sim.run import check, drained, settle
 from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend
+from chaos.sim.workload import HOUR_S
 from hadelay.codec.commands import encode_cancel, encode_reschedule, encode_topic_put
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import decode_entry
@@ -455,7 +456,7 @@ def test_the_checks_run_on_a_quiet_cluster():
 
 def test_two_entries_of_one_checksum_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run has so many entries that in one of some ten thousand two have the same: the clock seemed to have jumped."""
-    monkeypatch.setattr(cluster, "zlib", SimpleNamespace(crc32=lambda data, before=0: before))
+    monkeypatch.setattr(watch, "zlib", SimpleNamespace(crc32=lambda data, before=0: before))
     scene = Scene()
     for _ in range(3):
         scene.publish()

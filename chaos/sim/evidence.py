@@ -1,0 +1,76 @@
+"""What the checks of promises read: entries, grants, and how far clocks may differ.
+
+Cluster time may be slewed by 500 ppm and crystals drift by 50 ppm; that much, rounding, and a little for each new
+leader, is what "not early" allows.
+"""
+
+from __future__ import annotations
+
+from chaos.sim.cluster import SimCluster
+from chaos.sim.history import HandOut, Message, number_of
+from hadelay.ledger.keys import KEY, KEYOF
+from hadelay.ledger.lookup import EntryRef, find_entry, state_of
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.transitions import PLACE_KEY
+from hadelay.model import State
+from hadelay.server.node import Node
+
+#: Drift of a crystal.
+DRIFT = 50e-6
+#: How much faster than true time cluster time may run.
+RATE = 600e-6
+ROUNDING_MS = 1.5
+#: Nodes know the leader's clock as well as links are quick (2 ms here, and a restarted node may hear it at second
+#: hand): so much a new leader may be ahead of the last one, unless one restarted behind a slow link, see
+#: `change_bound_ms`.
+CHANGE_MS = 5.0
+#: What the wall clocks of an agreeing majority may be off, so what a cold start of the whole cluster may move time by.
+COLD_MS = 2 * 250.0
+WAITING = (State.SCHEDULED, State.READY, State.LEASED)
+
+
+def latest(cluster: SimCluster) -> list[Node]:
+    """The node that has applied most, if any is up."""
+    return sorted(cluster.nodes(), key=lambda node: -node.raft.applied_index)[:1]
+
+
+def message_of(cluster: SimCluster, h: HandOut) -> Message | None:
+    number = number_of(h.body)
+    messages = cluster.history.messages
+    return messages[number] if number is not None and number < len(messages) else None
+
+
+def lease_began(cluster: SimCluster, h: HandOut) -> tuple[float, int]:
+    """When its lease began, at the latest: true time, and cluster time."""
+    at, now_ms, _ = cluster.grants.get((h.term, h.seq), (h.answered, h.now_ms, 0))
+    return min(at, h.answered), min(now_ms, h.now_ms)
+
+
+def where(node: Node, message_id: int) -> tuple[EntryRef | None, str]:
+    """Its entry and its state; `gone` when nothing is known of it."""
+    place = find_entry(node.ledger, message_id)
+    return place, "gone" if place is None else state_of(node.ledger, place, node.ledger.now_ms)
+
+
+def ids_of(message: Message) -> frozenset[int]:
+    return frozenset() if message.id is None else frozenset({message.id})
+
+
+def was_cold(cluster: SimCluster, at: float) -> bool:
+    """A majority had lost the time and took it from the wall clocks before `at`, other than when the cluster began:
+    also soon after that, for whoever led first may die before another one heard of its time. From then on there may be
+    two times: a node that was cut off meanwhile goes by the old one until it hears the new leader."""
+    return any(start <= at for start in cluster.cold_starts[1:])
+
+
+def change_bound_ms(cluster: SimCluster) -> float:
+    """So much a new leader may be ahead of the last one. A restarted node that had slow answers only may be wrong by
+    half of what their bounds left open (ClusterClock._learn), at most half of the skew bound: a limit that
+    docs/explanation/time-and-dispatch.md tells of. Crystals of two suspended machines drift apart meanwhile."""
+    return CHANGE_MS + cluster.doubt_ms + cluster.slept_s * 1000 * 2 * DRIFT
+
+
+def found_by_key_of(ledger: Ledger, first_id: int) -> int:
+    """The message that the client key of this one finds; 0 if none."""
+    key = ledger.tables.get(KEYOF, PLACE_KEY.pack(first_id)) or b""
+    return int.from_bytes((ledger.tables.get(KEY, key) or bytes(8))[:8], "little")

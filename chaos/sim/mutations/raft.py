@@ -1,0 +1,290 @@
+"""Deliberate bugs of disks and of Raft."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from unittest.mock import patch
+
+from chaos.sim.disk import SimDisk, SimFile
+from chaos.sim.mutations.table import CRASHES, LOG, Bug, Original, bug, instead
+from hadelay.codec.entries import encode_entry
+from hadelay.platform.disk import RealDisk, RealFile
+from hadelay.raft import messages
+from hadelay.raft.apply import Applier
+from hadelay.raft.election import Elections
+from hadelay.raft.follower import Follower
+from hadelay.raft.journal import Journal
+from hadelay.raft.library import NO_OP, Core
+from hadelay.raft.membership import Membership
+from hadelay.raft.messages import AppendReply
+from hadelay.raft.node import RaftNode
+from hadelay.raft.peer import Peer
+from hadelay.raft.ports import FOUNDING
+from hadelay.raft.reads import Reads
+from hadelay.raft.ready import Ready
+from hadelay.raft.replication import Replication
+from hadelay.raft.snapshot import Snapshots
+
+bug("no sync reaches the disk", "power_cut_all kill", *LOG, name="no_sync")(
+    instead(
+        (SimDisk, "sync", lambda disk, settle: None),
+        (RealFile, "sync", lambda file: None),
+        (RealDisk, "sync_dir", lambda disk, path: None),
+        (RealDisk, "sync_files", lambda disk, paths, root: None),
+    )
+)
+
+
+@bug("every fifth sync is skipped", "power_cut_all power_cut", *LOG, at=(SimDisk, "sync"))
+def skipped_sync(sync: Original, disk: SimDisk, settle: Callable[[], None]) -> None:
+    sync(disk, (lambda: None) if disk.syncs % 5 == 4 else settle)
+
+
+@bug("an error of fdatasync is ignored", "failed_sync", "I17")
+def swallowed_sync_error() -> Bug:
+    def careless(sync: Callable[[Any], None]) -> Callable[[Any], None]:
+        def careless(file: Any) -> None:
+            with suppress(OSError):
+                sync(file)
+
+        return careless
+
+    return [
+        patch.object(SimFile, "sync", careless(SimFile.sync)),
+        patch.object(RealFile, "sync", careless(RealFile.sync)),
+    ]
+
+
+@bug("a follower acknowledges before its disk has it", "power_cut_all slow_sync", *LOG, at=(Follower, "_answer"))
+def answer_before_sync(_: Original, follower: Follower, message: Any, ready: Ready) -> None:
+    journal = follower._journal
+    journal.synced_index = max(journal.synced_index, follower.verified)
+    follower._send_ok(message.round, ready)
+
+
+@bug("the leader commits without a majority", CRASHES, "I14", at=(Replication, "count_all"))
+def commit_alone(_: Original, leader: Replication, ready: Ready) -> None:
+    for peer in leader._members.peers.values():
+        leader._core.acknowledged(peer.name, leader._journal.synced_index)
+    ready.advance = True
+
+
+@bug(
+    "PySyncObj's own follower and sender: batches are sent twice, and matching entries are cut", "reset kill one_way",
+    *LOG,
+)  # fmt: skip  # fmt: skip  # fmt: skip
+def plain_library() -> Bug:
+    matched = Peer.matched
+
+    def back(peer: Peer, index: int) -> None:
+        matched(peer, index)
+        peer.next = peer.match + 1
+
+    def take_all(follower: Follower, entries: list[Any], now: float, ready: Ready) -> list[Any]:
+        journal = follower._journal
+        if entries[0][1] > journal.base_index and entries[0][1] <= journal.last_index:
+            journal.truncate(entries[0][1])
+        return entries
+
+    return [patch.object(Follower, "_skip_known", take_all), patch.object(Peer, "matched", back)]
+
+
+@bug("a vote is not written down", CRASHES, "I13", "I12", "I1 ", at=(Journal, "vote"))
+def forgotten_vote(vote: Original, journal: Journal, term: int, voted_for: str | None) -> None:
+    vote(journal, term, None)
+    journal.voted_for = voted_for
+
+
+@bug("a node with an empty disk votes at once", "wipe kill partition", *LOG)
+def wiped_node_votes() -> Bug:
+    note = Journal.create.__func__  # type: ignore[attr-defined]
+
+    def trusted(cls: type[Journal], *args: Any, **more: Any) -> Journal:
+        journal: Journal = note(cls, *args, **more)
+        journal.admitted = True
+        return journal
+
+    return [patch.object(Journal, "create", classmethod(trusted))]
+
+
+@bug("a change of the members is in force only when it is applied", "members", *LOG, at=(Membership, "_derive"))
+def members_when_applied(derive: Original, membership: Membership) -> None:
+    appended, membership.appended_lists = membership.appended_lists, []
+    derive(membership)
+    membership.appended_lists = appended
+
+
+bug(
+    "a leader changes the members before an entry of its own term is committed", "members", *LOG,
+    name="two_lists_at_once",
+)(instead((Membership, "refusal", lambda membership, members: None)))  # fmt: skip  # fmt: skip  # fmt: skip
+bug(
+    "a change of the members that is cut off from the log stays in force", "members", "I13 log safety, members",
+    name="kept_change",
+)(instead((Membership, "truncated", lambda membership, index, now, ready: None)))  # fmt: skip  # fmt: skip  # fmt: skip
+bug("who is added is taken for a founder until that is committed", "members", "I12", name="founder_joins")(
+    instead((Membership, "min_incarnation", lambda self, name: self._machine.incarnation(name) or FOUNDING))
+)
+
+
+bug(
+    "a read does not wait for what was committed before it", "pause partition slow_link", "stale read",
+    name="unconfirmed_read",
+)(instead((Reads, "read", lambda self, done, now, ready: done(None))))  # fmt: skip  # fmt: skip  # fmt: skip
+
+
+@bug("who was told to take over does not wait for a healthy leader until its next campaign", "transfer", "campaigns")
+def deaf_after_transfer() -> Bug:
+    heard, campaign = Elections.heard_leader, Elections.campaign
+    deaf: set[Elections] = set()
+
+    def told(elections: Elections, now: float, ready: Ready, *, called: bool = False) -> None:
+        (deaf.add if called else deaf.discard)(elections)
+        campaign(elections, now, ready, called=called)
+
+    def hear(elections: Elections, now: float) -> None:
+        deadline = elections._deadline
+        heard(elections, now)
+        if elections in deaf:
+            elections._deadline = deadline
+
+    return [patch.object(Elections, "campaign", told), patch.object(Elections, "heard_leader", hear)]
+
+
+@bug("a vote leaves before its sync", "power_at_send kill", "I13", at=(Elections, "vote"), raft=True)
+def vote_before_sync(_: Original, elections: Elections, name: str, term: int, ready: Ready) -> None:
+    if elections._members.connected(name):
+        ready.send(name, messages.encode(messages.VOTE_REPLY, term))
+
+
+@bug(
+    "the name of the segment that a truncation begins is not synced", "split power power_at_send", *LOG,
+    at=(Journal, "truncate"), raft=True,
+)  # fmt: skip  # fmt: skip  # fmt: skip
+def unsynced_name(truncate: Original, journal: Journal, index: int) -> None:
+    names_changed = journal._names_changed
+    truncate(journal, index)
+    journal._names_changed = names_changed
+
+
+bug("the files of a snapshot are not synced", "power_at_send power_cut kill partition", *LOG, name="unsynced_snapshot")(
+    instead((SimDisk, "sync_files", lambda disk, paths, root: None))
+)
+
+
+@bug(
+    "what was verified against one leader's log counts for the next one's", "split reset kill", "what leaders count",
+    at=(Follower, "_follow"), raft=True,
+)  # fmt: skip  # fmt: skip  # fmt: skip
+def kept_verified(follow: Original, follower: Follower, *args: Any) -> None:
+    verified = follower.verified
+    follow(follower, *args)
+    follower.verified = verified
+
+
+@bug(
+    "a new leader answers reads before an entry of its own term is committed", "kill slow", "I17", "stale read",
+    at=(Replication, "begin"), raft=True,
+)  # fmt: skip  # fmt: skip  # fmt: skip
+def read_before_no_op(begin: Original, leader: Replication, now: float, ready: Ready) -> None:
+    begin(leader, now, ready)
+    leader._core.no_op = 0
+
+
+@bug(
+    "an answer to an append of an earlier term counts", "split transfer oneway", "what leaders count",
+    at=(Replication, "on_reply"), raft=True,
+)  # fmt: skip  # fmt: skip  # fmt: skip
+def old_reply(
+    on_reply: Original, leader: Replication, peer: Peer, reply: AppendReply, now: float, ready: Ready
+) -> None:
+    if reply.status == messages.OK and reply.term < leader._core.term:
+        reply = reply._replace(term=leader._core.term)
+    on_reply(leader, peer, reply, now, ready)
+
+
+@bug("after a snapshot the commit index is one too high", "kill cut", "I13", at=(Snapshots, "_switch"), raft=True)
+def commit_past_snapshot(switch: Original, snapshots: Snapshots, *args: Any) -> None:
+    switch(snapshots, *args)
+    if snapshots._stats.snapshots_installed == 1:
+        snapshots._core.jump(snapshots._core.commit_index + 1)
+
+
+@bug("a node applies another entry", "", "I12 divergence, entries", at=(Applier, "_apply"))
+def other_entry(apply: Original, applier: Applier, entry: Any, *rest: Any) -> None:
+    command, index, term, record = entry
+    if command != NO_OP and not index % 50 and applier._members.name == "n2":
+        command = encode_entry(0, [])
+    apply(applier, (command, index, term, record), *rest)
+
+
+@bug("who has voted votes again", "cut kill reset", "I13 log safety, votes", at=(Core, "vote_requested"), raft=True)
+def two_votes(request: Original, core: Core, *args: Any) -> None:
+    core._SyncObj__votedForNodeId = None
+    request(core, *args)
+
+
+@bug(
+    "the first vote that a candidate gets elects it", "cut kill reset", "I13 log safety, leaders",
+    at=(Elections, "on_vote_reply"), raft=True,
+)  # fmt: skip  # fmt: skip  # fmt: skip
+def one_vote_elects(reply: Original, elections: Elections, peer: Peer, term: int, now: float, ready: Ready) -> None:
+    reply(elections, peer, term, now, ready)
+    for name in elections._members.others:
+        elections._core.voted(name, term)
+
+
+@bug("a term without a vote is not written down", CRASHES, "I13 log safety, term", at=(Journal, "vote"))
+def forgotten_term(vote: Original, journal: Journal, term: int, voted_for: str | None) -> None:
+    if voted_for is None:
+        journal.term, journal.voted_for = term, None
+    else:
+        vote(journal, term, voted_for)
+
+
+@bug(
+    "a new leader's heartbeat sets the commit index back", "kill cut", "I13 log safety, commit index back",
+    at=(Follower, "_follow"), raft=True,
+)  # fmt: skip  # fmt: skip  # fmt: skip
+def commit_index_back(follow: Original, follower: Follower, *args: Any) -> None:
+    follow(follower, *args)
+    core = follower._core
+    core._SyncObj__raftCommitIndex = max(follower._journal.base_index, core.commit_index - 1)
+
+
+@bug(
+    "a follower applies before its own disk has the entry", "slow_sync", "I14 durability, applied", at=(Applier, "run")
+)
+def applied_before_sync(run: Original, applier: Applier, now: float, ready: Ready) -> None:
+    journal = applier._journal
+    synced, journal.synced_index = journal.synced_index, journal.last_index
+    try:
+        run(applier, now, ready)
+    finally:
+        journal.synced_index = min(synced, journal.last_index)
+
+
+@bug(
+    "a journal that is opened forgets its last entry", "kill stop", "I14 durability, restart",
+    at=(Journal, "_begin_anew"),
+)  # fmt: skip  # fmt: skip  # fmt: skip
+def lost_tail(begin: Original, journal: Journal, durable: tuple[int, int]) -> None:
+    begin(journal, durable)
+    if journal.last_index > journal.base_index + 1:
+        journal.truncate(journal.last_index)
+        journal._write_all()
+
+
+@bug("a node whose sync failed goes on", "failed_sync", "I17 fail-stop, failed sync", at=(RaftNode, "fatal"))
+def goes_on(fatal: Original, node: RaftNode, error: BaseException) -> None:
+    if not isinstance(error, OSError) or error.errno != errno.EIO:
+        fatal(node, error)
+
+
+bug(
+    "interval mode: whoever leads is sure that nobody else does", "partition pause one_way",
+    "I16 fenced leader, interval", sync="interval", name="always_sure",
+)(instead((RaftNode, "has_leader_lease", lambda node: node.is_leader)))  # fmt: skip  # fmt: skip  # fmt: skip

@@ -1,0 +1,366 @@
+"""Deliberate bugs of the ledger, of hand-outs and of the server."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from msgspec.structs import replace
+from pyroaring import BitMap
+
+from chaos.sim import replicas
+from chaos.sim.mutations.table import CRASHES, Bug, Original, bug, instead
+from hadelay.codec.commands import decode
+from hadelay.codec.commandtypes import Command
+from hadelay.codec.entries import decode_entry, encode_entry
+from hadelay.codec.results import GrantResult, LeaseOutcome, LeaseResult
+from hadelay.handout.dispatcher import Dispatcher
+from hadelay.handout.filters import Filter
+from hadelay.ledger import grant, idempotency, keys, leases, lookup, publish, ttl, views
+from hadelay.ledger.apply import _APPLY
+from hadelay.ledger.hourstate import groups
+from hadelay.ledger.keys import Decision
+from hadelay.ledger.topics import Topics
+from hadelay.ledger.transitions import settle
+from hadelay.model import Event
+from hadelay.server import groupcommit
+from hadelay.server.clustertime import ClusterClock
+from hadelay.server.delivery import cursor, interval
+from hadelay.server.delivery.deferred import DeferredDeliveries
+from hadelay.server.delivery.interval import IntervalHandout
+from hadelay.server.delivery.loop import DeliveryLoop
+from hadelay.server.delivery.term import Term
+from hadelay.server.groupcommit import GroupCommit
+from hadelay.server.leadership import Leadership
+from hadelay.server.maintenance.leases import LeaseExpiry
+from hadelay.server.node import Node
+from hadelay.server.webhooks.call import Answer
+from hadelay.server.webhooks.pool import Pool
+from hadelay.server.webhooks.queues import WebhookQueue
+from hadelay.storage.heads import HeadsCache
+from hadelay.storage.tables import Tables
+
+
+def _published_as(change: Callable[[Any], Any]) -> Callable[[], Bug]:
+    """What is stored is not what was published. change: of each Draft."""
+    encode = vars(groupcommit)["encode_publish"]
+
+    def other(node: str, drafts: Any, key: bytes | None = None) -> bytes:
+        command: bytes = encode(node, [change(draft) for draft in drafts], key)
+        return command
+
+    return lambda: [patch.object(groupcommit, "encode_publish", other)]
+
+
+@bug("apply raises an OSError that no disk raised", "", "I17", at=(publish, "filed"))
+def error_in_apply(filed: Original, ledger: Any, hours: Any, rows: Any) -> None:
+    if (rows["index"] % 97 == 96).any():
+        raise FileNotFoundError(errno.ENOENT, "no such file", "hours/1")
+    filed(ledger, hours, rows)
+
+
+@bug("an ack is answered before its commit", CRASHES, "I5", "I6", at=(GroupCommit, "propose"))
+def answered_before_commit(propose: Original, self: GroupCommit, command: bytes, done: Any, term: int = 0) -> None:
+    ((kind, body),) = decode_entry(encode_entry(0, [command]))[2]
+    leases = decode(kind, body)[1] if kind == Command.SETTLE else None
+    if kind == Command.ACK:
+        leases = decode(kind, body)
+    if leases is None or (kind == Command.SETTLE and body[0] != Command.ACK):
+        propose(self, command, done, term)
+        return
+    propose(self, command, lambda result, error: None)
+    done(LeaseResult(np.full(len(leases.rows), LeaseOutcome.DONE, np.uint8)), None)
+
+
+@bug("hand-outs precede their commit", "partition pause kill", "I6", at=(DeliveryLoop, "_make_handout"))
+def dispatch_before_commit(_: Original, loop: DeliveryLoop, term: Term) -> IntervalHandout:
+    return IntervalHandout(term, loop.config, loop.has_leader_lease)
+
+
+@bug("a grant of a leader that lost office reaches the next one", CRASHES, "I16", at=(Leadership, "propose"))
+def unfenced_grant(_: Original, leadership: Leadership, command: bytes, done: Any) -> None:
+    leadership._group_commit.propose(command, done)
+
+
+@bug("delays are 5 ms short", "", "I9", at=(groupcommit, "encode_publish"))
+def five_ms_early(encode: Original, node: str, drafts: Any, key: bytes | None = None) -> bytes:
+    sooner = [replace(d, when_ms=d.when_ms - 5) if d.relative else d for d in drafts]
+    command: bytes = encode(node, sooner, key)
+    return command
+
+
+@bug("grants ahead of their time are answered at once", "", "I9", at=(DeferredDeliveries, "until_due"))
+def not_held_back(
+    _: Original, held: DeferredDeliveries, poll: Any, delivery: Any, release: Callable[[Any], None]
+) -> None:
+    release(delivery._replace(now_ms=held._clock.read(held._runtime.monotonic())))
+
+
+@bug(
+    "cluster time follows one wall clock", "clock_step", "I6 double lease, true time", at=(ClusterClock, "observe_wall")
+)
+def wall_clock_stamps(observe: Original, clock: ClusterClock, node: str, wall_ms: int, mono: float, *more: Any) -> None:
+    observe(clock, node, wall_ms, mono, *more)
+    if clock.leading and node == clock.node:
+        clock._anchor(float(wall_ms), mono)
+
+
+@bug("the cursor is ahead of what it stands for", "kill stop", "I10", at=(cursor, "encode_cursor"))
+def cursor_ahead(encode: Original, hour: int, second: int, local: int) -> bytes:
+    hours, seconds = divmod(second + 8, 3600)
+    command: bytes = encode(hour + hours, seconds, local)
+    return command
+
+
+bug("the wheel is not told of new messages", "", "forgotten", name="deaf_wheel")(
+    instead((Dispatcher, "on_filed", lambda *_: None))
+)
+
+
+@bug("attempt numbers are used again", "", "I6", at=(grant, "_lease"))
+def reused_attempt(lease: Original, ledger: Any, hour: int, rows: Any, *more: Any) -> None:
+    lease(ledger, hour, rows, *more)
+    rows["attempt"] = 1
+
+
+@bug("an acked message is still owed", "", "I5", "I6", at=(leases, "settle"))
+def dropped_ack(settle: Original, ledger: Any, hour: int, rows: Any, event: Any, **more: Any) -> None:
+    if int(rows["index"][0]) % 7:
+        settle(ledger, hour, rows, event, **more)
+    else:
+        ledger.hour_state(hour).leased -= BitMap(rows["index"])
+        ledger.listener.on_filed(hour, ledger.store.entries(hour, rows["index"]))
+
+
+@bug("one message in 29 is never handed out", "", "I1 ", at=(publish, "filed"))
+def dropped_message(filed: Original, ledger: Any, hours: Any, rows: Any) -> None:
+    filed(ledger, hours, rows)
+    lost = rows["index"] % 29 == 28
+    for hour, where in groups(np.broadcast_to(hours, len(rows))[lost]):
+        settle(ledger, hour, rows[lost][where], Event.CANCELLED, leased=False)
+
+
+bug("a cancelled message is still owed", "", "I3", name="ignored_cancel")(
+    instead((lookup, "settle", lambda *args, **more: None))
+)
+
+
+bug("a purged message is still owed", "", "I3", name="ignored_purge")(
+    instead((Topics, "end", lambda topics, topic: topics.note_work(topic)))
+)
+
+
+@bug("max_attempts allows one attempt more", "", "attempts", at=(leases.ReturnedLeases, "_limits"))
+def one_attempt_more(limits: Original, giving: Any, held: Any) -> Any:
+    return limits(giving, held) + 1
+
+
+@bug("what is past its TTL is handed out", "kill pause", "TTL")
+def no_ttl() -> Bug:
+    def never(ledger: Any, rows: Any, now_ms: int) -> Any:
+        return np.zeros(len(rows), np.bool_)
+
+    return [
+        patch.object(grant, "expired", never),
+        patch.object(leases, "expired", never),
+        patch.object(views, "expired", never),
+        patch.object(ttl, "_expire", lambda *_: 0),
+    ]
+
+
+@bug("max_wait counts from the last publish", "", "max_wait", at=(Decision, "_decide"))
+def no_max_wait(decide: Original, decision: Decision, row: int, *more: Any) -> None:
+    decide(decision, row, *more)
+    decision._starts.pop(row, None)
+
+
+bug("idempotency keys are forgotten", "reset kill", "I8", "I1 ", name="forgotten_key")(
+    instead((idempotency, "remember", lambda *args: None))
+)
+
+
+@bug("the key index is ahead of the checkpoint", "kill", "I12", "I1 ", at=(Tables, "put"))
+def keys_ahead(put: Original, tables: Tables, table: bytes, key: bytes, value: bytes) -> None:
+    put(tables, table, key, value)
+    if table.startswith(b"idem:"):
+        tables.backend.commit([], [(table, key, value)])
+
+
+bug("two messages of one client key are pending", "", "one per key", name="blind_key")(
+    instead((keys, "_pending", lambda ledger, message_id: (None, False)))
+)
+
+
+@bug(
+    "after a restart a second's chain ends too early", "kill stop", "I12", "I15", "forgotten", at=(HeadsCache, "_scan")
+)
+def wrong_local_index(scan: Original, heads: HeadsCache, hour: int, derived: Any, entries: int) -> None:
+    scan(heads, hour, derived, entries - 1 if entries > derived.entries + 1 else entries)
+    derived.entries = entries
+
+
+bug("who asks for tags gets others as well", "", "filters", name="ignored_filter")(
+    instead(
+        (Filter, "may", lambda self, masks: np.ones(len(masks), np.bool_)),
+        (Filter, "matches", lambda self, tags: True),
+    )
+)
+
+
+@bug(
+    "idempotency keys live for a sixtieth of their time", CRASHES, "I8 duplicate, handed out", at=(idempotency, "turn")
+)
+def short_window(turn: Original, ledger: Any) -> None:
+    window_ms = ledger.settings.idempotency_window_ms
+    settings, ledger.settings = (
+        ledger.settings,
+        dataclasses.replace(ledger.settings, idempotency_window_ms=window_ms // 60),
+    )
+    try:
+        turn(ledger)
+    finally:
+        ledger.settings = settings
+
+
+@bug("a reschedule keeps the end of the TTL", "kill", "TTL", "I1 ")
+def kept_ttl() -> Bug:
+    return [patch.object(ttl, "begin_again", lambda *_: None)]
+
+
+@bug(
+    "what is given back behind its TTL is not written down", "kill", "TTL, written", at=(leases.ReturnedLeases, "_end")
+)
+def silent_expiry(end: Original, giving: Any, hour: int, held: Any, previous: Any, event: Event) -> None:
+    ledger = giving.ledger
+    if event is Event.TTL_EXPIRED:
+        ledger.hour_state(hour).leased -= BitMap(held["index"])
+    else:
+        end(giving, hour, held, previous, event)
+
+
+bug("a body is stored that nobody sent", "", "I3 phantom", name="foreign_body")(
+    _published_as(lambda d: replace(d, body=d.body[::-1]))
+)
+
+
+bug("the last byte of a body is lost", "", "I3 phantom, body", name="short_body")(
+    _published_as(lambda d: replace(d, body=d.body[:-1]) if len(d.body) > 5 else d)
+)
+
+
+bug("tags are stored for filters only", "", "I3 phantom, tags", name="lost_tags")(
+    _published_as(lambda d: replace(d, meta=b""))
+)
+
+
+bug("a time of day is taken 600 ms early", "", "I9 early, time of day", name="early_time_of_day")(
+    _published_as(lambda d: d if d.relative else replace(d, when_ms=d.when_ms - 600))
+)
+
+
+@bug("leases end half a second early", "", "I6 double lease, overlap")
+def short_leases() -> Bug:
+    apply_grant = _APPLY[Command.GRANT]
+
+    def shorter(ledger: Any, command: Any) -> Any:
+        known = set(ledger.grants)
+        result = apply_grant(ledger, command)
+        for key in ledger.grants.keys() - known:
+            ledger.grants[key].rows["until_ms"] -= 500
+        return result
+
+    add = LeaseExpiry.add
+    return [
+        patch.dict(_APPLY, {Command.GRANT: shorter}),
+        patch.object(LeaseExpiry, "add", lambda expiry, until_ms, key: add(expiry, until_ms - 500, key)),
+    ]
+
+
+@bug(
+    "interval mode: what comes again after a take-over is not marked", CRASHES, "I6 double lease, interval",
+    at=(interval, "first_time"), sync="interval",
+)  # fmt: skip  # fmt: skip  # fmt: skip
+def unmarked(first_time: Original, *args: Any) -> Any:
+    delivery = first_time(*args)
+    return delivery._replace(redelivered=np.zeros(len(delivery.redelivered), np.bool_))
+
+
+@bug("a repeated publish is told another id", "", "I8 duplicate, told", at=(idempotency, "_answer"))
+def second_answer(answer: Original, stored: bytes, fingerprint: int, first: int, count: int, result: Any) -> None:
+    answer(stored, fingerprint, first, count, result)
+    result.ids[first : first + count] += np.uint64(1)
+
+
+@bug("a leader's clock runs a hundredth fast", "", "I9 early, clock", at=(ClusterClock, "_slew"))
+def fast_clock(_: Original, clock: ClusterClock, agreed: float | None, mono: float) -> None:
+    clock._anchor(clock.exact(mono), mono)
+    clock._rate = 1.01
+
+
+@bug("what a node answers depends on it", "", "I12 divergence, results", at=(_APPLY, Command.GRANT))
+def other_results(apply_grant: Original, ledger: Any, command: Any) -> Any:
+    result = apply_grant(ledger, command)
+    if isinstance(result, GrantResult):
+        result.until_ms += id(ledger) % 97
+    return result
+
+
+@bug("/metrics shows half of what waits", "", "I18 metrics honesty, waiting", at=(replicas, "measured"))
+def few_waiting(measured: Original, node: Node) -> Any:
+    shown = measured(node)
+    shown["messages"]["waiting",] //= 2
+    return shown
+
+
+bug("the receive of a consumer that hung up goes on waiting", "", "hang-ups", name="kept_poll")(
+    instead((DeliveryLoop, "cancel_poll", lambda dispatcher, poll: None))
+)
+
+
+@bug("a webhook's Retry-After is ignored", "", "webhooks, Retry-After", at=(Pool, "_called"))
+def ignored_retry_after(called: Original, pool: Pool, feed: Any, job: Any, url: str, host: str, answer: Answer) -> None:
+    called(pool, feed, job, url, host, answer._replace(retry_after_ms=None))
+
+
+@bug("a webhook's message is done however the call was answered", "", "I1 ", at=(Pool, "_called"))
+def any_answer_is_yes(called: Original, pool: Pool, feed: Any, job: Any, url: str, host: str, answer: Answer) -> None:
+    called(pool, feed, job, url, host, answer._replace(reason="") if answer.status else answer)
+
+
+@bug("a webhook's call may outlast its lease", "", "webhooks, one at a time", at=(WebhookQueue, "set"))
+def long_calls(set_: Original, queue: WebhookQueue, *args: Any) -> None:
+    set_(queue, *args)
+    queue.lease_ms, queue.needs_s = 100, 0.0
+
+
+bug("no lease ever runs out", "", "I15", name="lost_timer")(
+    instead((LeaseExpiry, "add", lambda expiry, until_ms, key: None))
+)
+
+
+@bug("apply depends on the process", "", "I12")
+def local_apply() -> Bug:
+    resolve = publish._resolve
+    processes: dict[int, int] = {}
+
+    def rounded(ledger: Any, *rest: Any) -> Any:
+        return resolve(ledger, *rest) + (processes.setdefault(id(ledger), len(processes)) + hash("late")) % 50
+
+    return [patch.object(publish, "_resolve", rounded)]
+
+
+@bug("a batch counts as one message more", "", "I2", at=(publish, "_count"))
+def miscounted(count: Original, ledger: Any, command: Any, numbers: Any, take: Any) -> None:
+    count(ledger, command, numbers, take)
+    ledger.topics[int(numbers[0])].published += int(len(take) > 4)
+
+
+@bug("/metrics shows twice as many acks", "", "I18", at=(replicas, "measured"))
+def boastful_metrics(measured: Original, node: Node) -> Any:
+    shown = measured(node)
+    shown["settled_messages_total"]["acked",] *= 2
+    return shown

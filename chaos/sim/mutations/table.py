@@ -1,0 +1,89 @@
+"""What a deliberate bug is, and how it is put in.
+
+A check that cannot fail is no check. Each bug breaks the shipped classes in place for the time of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+#: What stands in for methods and functions of the server while the bug is in.
+Bug = list[AbstractContextManager[Any]]
+#: The method or function that a bug replaces.
+Original = Callable[..., Any]
+
+#: Faults under which most promises are hard to keep.
+CRASHES = "kill power_cut power_cut_all reset partition"
+#: What notices a lost log. A journal that lost what it promised may notice by itself, and stop.
+LOG = ("I1 ", "I12", "I13", "I14", "I17")
+#: Seeds that are tried before a bug counts as not noticed.
+SEEDS = range(1, 61)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    what: str
+    #: Beginnings of the invariants' names, any of which counts.
+    caught_by: tuple[str, ...]
+    faults: tuple[str, ...]
+    apply: Callable[[], Bug]
+    #: Noticed by the simulator of Raft alone (chaos/sim/raftsim.py), whose faults these are.
+    raft: bool = False
+    #: The mode of hand-outs in which it matters; empty: either.
+    sync: str = ""
+
+    @property
+    def families(self) -> dict[str, float]:
+        """For the nemesis: these faults, all of them, and no others."""
+        return dict.fromkeys(self.faults, 1.0)
+
+
+MUTATIONS: dict[str, Mutation] = {}
+
+
+@contextmanager
+def broken(name: str) -> Iterator[Mutation]:
+    """While this context is open, the bug is in."""
+    mutation = MUTATIONS[name]
+    with ExitStack() as patches:
+        for one in mutation.apply():
+            patches.enter_context(one)
+        yield mutation
+
+
+def bug(
+    what: str, faults: str, *caught_by: str, at: tuple[Any, Any] | None = None, name: str = "", raft: bool = False,
+    sync: str = "",
+) -> Callable[[Function], Function]:  # fmt: skip
+    """Add a bug to the table, under the function's name or `name`. faults: families that give it a chance to matter.
+    at: (owner, name) of what the decorated function replaces; it is called with the original first. Without `at` the
+    function returns the patches."""
+
+    def add(function: Function) -> Function:
+        def apply() -> Bug:
+            return function() if at is None else _replaced(*at, function)
+
+        key = name or function.__name__
+        MUTATIONS[key] = Mutation(what, caught_by, tuple(faults.split()), apply, raft, sync)
+        return function
+
+    return add
+
+
+def _replaced(owner: Any, name: Any, function: Callable[..., Any]) -> Bug:
+    original = owner[name] if isinstance(owner, dict) else getattr(owner, name)
+
+    def stand_in(*args: Any, **more: Any) -> Any:
+        return function(original, *args, **more)
+
+    return [patch.dict(owner, {name: stand_in}) if isinstance(owner, dict) else patch.object(owner, name, stand_in)]
+
+
+def instead(*stand_ins: tuple[Any, str, Callable[..., Any]]) -> Callable[[], Bug]:
+    """Of bugs that need no more: (owner, name, what it is instead)."""
+    return lambda: [patch.object(*one) for one in stand_ins]

@@ -1,0 +1,141 @@
+"""Promises about the nodes once everything has converged: equal, consistent, and honest."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from chaos.sim import ledgercheck
+from chaos.sim.cluster import SimCluster
+from chaos.sim.door import whole
+from chaos.sim.evidence import (
+    WAITING,
+    found_by_key_of,
+    where,
+)
+from chaos.sim.fuzz import TOPICS
+from chaos.sim.history import Violation
+from hadelay.ledger import checkpoint
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.transitions import FLAG_KEYED
+from hadelay.model import DEAD_HOURS, Event
+from hadelay.server.metrics import NodeMetrics
+from hadelay.server.node import Node
+from hadelay.storage.store import Storage
+
+
+def measured(node: Node) -> dict[str, Any]:
+    """What /metrics says, by the family's name without its prefix."""
+    return {family.name.removeprefix("hadelay_"): values for family, values in whole(NodeMetrics(node).collect())}
+
+
+def honest(cluster: SimCluster) -> Iterator[Violation]:
+    """I18: what /metrics says of the cluster lies between what clients know and what they asked for."""
+    history = cluster.history
+    stored = len({m.id for m in history.messages if m.id is not None})
+    acked = len({h.id for h in history.hand_outs if h.acked is not None})
+    asked = len({h.id for h in history.hand_outs if h.ack_invoked is not None})
+    # Their states are equal by now: one is asked where everything is.
+    ids = {m.id for m in history.messages if m.id is not None}
+    waiting = sum(where(node, i)[1] in WAITING for node in cluster.nodes()[:1] for i in ids)
+    for node in cluster.nodes():
+        values = measured(node)
+        messages, settled = values["messages"], values["settled_messages_total"]
+        aside = [topic for topic in node.ledger.topics.all if topic.name in TOPICS]
+        published, done = sum(t.published for t in aside), sum(t.settled[Event.ACKED] for t in aside)
+        bounds = {
+            "published": (values["published_messages_total"] - published, stored, len(history.messages)),
+            "acked": (settled["acked",] - done, acked, asked),
+        }
+        for name, (value, least, most) in bounds.items():
+            history.count("checked I18 metrics honesty")
+            if not least <= value <= most:
+                text = f"{node.name} says {value} were {name}, and it is {least} to {most}"
+                yield Violation("I18 metrics honesty", text, who=node.name)
+        history.count("checked I18 metrics honesty, waiting")
+        if messages["waiting",] + messages["leased",] < waiting:
+            text = f"{node.name} says {messages}, and {waiting} wait or are leased"
+            yield Violation("I18 metrics honesty, waiting", text, who=node.name)
+
+
+def diverged(cluster: SimCluster) -> Iterator[Violation]:
+    """I12: at one applied index every node has byte-identical files, equal state, and the same chain of entries."""
+    nodes = cluster.nodes()
+    first = nodes[0]
+    cluster.history.count("checked I12 divergence, replicas", len(nodes) - 1)
+    want = fingerprint(first)
+    for node in nodes[1:]:
+        have = fingerprint(node)
+        for part in want:
+            if have.get(part) != want[part]:
+                text = f"{node.name} and {first.name} differ in {part}: {have.get(part)!r:.200} {want[part]!r:.200}"
+                yield Violation("I12 divergence, replicas", text, who=node.name)
+
+
+def fingerprint(node: Node) -> dict[str, Any]:
+    return {"applied index": node.raft.applied_index, **state_parts(node.ledger, node.storage)}
+
+
+def state_parts(ledger: Ledger, storage: Storage) -> dict[str, Any]:
+    """Everything that has to be equal, by part: what the node would tell `check replicas`, and what its readers see."""
+    main, per_hour = checkpoint.dump(ledger, everything=True)
+    hours = storage.hours
+    parts: dict[str, Any] = {
+        "chain": ledger.chain,
+        "state": zlib.crc32(main),
+        "file checksums": hours.checksums(),
+        "tables": zlib.crc32(repr(_tables(storage)).encode()),
+    }
+    for hour in hours.hours():
+        parts[f"entries of {hour}"] = zlib.crc32(hours.entries(hour, slice(None)).tobytes())
+        parts[f"events of {hour}"] = zlib.crc32(hours.events(hour).tobytes())
+        parts[f"state of {hour}"] = zlib.crc32(per_hour.get(hour, b""))
+    return parts
+
+
+def _tables(storage: Storage) -> list[list[tuple[bytes, bytes]]]:
+    names = (b"place", b"key", b"keyof", b"ttl", b"ttlof", b"dead")
+    return [storage.tables.range(name, limit=100_000) for name in names]
+
+
+def conserved(cluster: SimCluster) -> Iterator[Violation]:
+    """I2: on every node bitmaps, grants and counters agree with the entries: published = open + ended, per topic."""
+    for node in cluster.nodes():
+        cluster.history.count("checked I2 conservation")
+        try:
+            ledgercheck.check(node.ledger)
+        except AssertionError as error:
+            yield Violation("I2 conservation", f"{node.name}: {error}", who=node.name)
+
+
+def nothing_forgotten(cluster: SimCluster) -> Iterator[Violation]:
+    """The sweeper looks for messages that are owed and that the wheels do not know. There must not be any, nor a link
+    of a chain that is broken, but on a node whose files rotted."""
+    for node in (node for node in cluster.nodes() if node.name not in cluster.rotten):
+        cluster.history.count("checked forgotten")
+        if node.dispatcher.sweeper_found or node.dispatcher.damaged_links:
+            text = f"{node.dispatcher.sweeper_found} by the sweeper, {node.dispatcher.damaged_links} broken links"
+            yield Violation("forgotten", f"{node.name} found {text}", who=node.name)
+
+
+def one_per_key(cluster: SimCluster) -> Iterator[Violation]:
+    """Of the messages with one client key at most one is pending, and the key finds it; unless a dead letter may have
+    been redriven before the cluster knew better (codec/formats.py, ONE_PER_KEY)."""
+    orders = cluster.history.orders
+    redrives = [order for order in orders if order.kind == "redrive" and order.invoked < cluster.switched]
+    for node in cluster.nodes():
+        ledger = node.ledger
+        for hour in (hour for hour in ledger.store.hours() if hour < DEAD_HOURS):
+            rows = ledger.store.entries(hour, slice(0, ledger.store.count(hour)))
+            rows = rows[(rows["flags"] & FLAG_KEYED != 0) & ledger.topics.alive(rows)]
+            for topic, first_id, index in rows[["topic", "first_id", "index"]].tolist():
+                if ledger.outcome_of(hour, index)[0] is None:
+                    mine = (order for order in redrives if order.topic == ledger.topics[topic].name)
+                    if any(order.ids is None or first_id in order.ids for order in mine):
+                        continue
+                    cluster.history.count("checked one per key")
+                    found = found_by_key_of(ledger, first_id)
+                    if found != first_id:
+                        text = f"{first_id:x} is pending and its key finds {found:x}"
+                        yield Violation("one per key", text, frozenset({first_id, found}), node.name)

@@ -1,0 +1,229 @@
+"""What is watched in a simulated cluster as it runs: every applied entry, every vote, every sync that failed."""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from typing import Any
+
+from chaos.sim.history import History, Violation
+from chaos.sim.logsafety import LogSafety
+from chaos.sim.machines import Machine, Process
+from chaos.sim.network import NetworkProfile, SimNet
+from chaos.sim.receiver import Receiver
+from chaos.sim.runtime import SimWorld
+from hadelay.codec.commands import decode
+from hadelay.codec.commandtypes import Command
+from hadelay.codec.entries import decode_entry, members_in
+from hadelay.codec.results import LeaseOutcome, LeaseResult
+from hadelay.raft.journal import Journal
+from hadelay.raft.node import RaftNode
+from hadelay.server.clustertime import NEAR_MS
+from hadelay.server.node import Node
+from hadelay.settings.node import (
+    RaftConfig,
+)
+
+#: How often the log's safety is looked at.
+WATCH_S = 0.01
+#: A sync may take some seconds on a slow disk, and so may the one that fails.
+FAILED_S = 4.0
+#: Of one entry in so many the results are compared as well.
+_SAMPLE = 16
+
+
+class Watch:
+    """What was applied, granted and promised so far, and the promises that it broke. A cluster is one."""
+
+    def __init__(self, world: SimWorld, profile: NetworkProfile | None) -> None:
+        self.world, self.history, self.net = world, History(), SimNet(world, profile)
+        self.safety = LogSafety(self.net, self._unsafe, quiet_s=RaftConfig().election_min_ms / 1000)
+        #: The receiver of the limited topic's webhook; None: it has none.
+        self.receiver: Receiver | None = None
+        self.machines: dict[str, Machine] = {}
+        #: Those whose nodes are no members any more.
+        self.retired: dict[str, Machine] = {}
+        self.violations: list[Violation] = []
+        #: What each index was applied as, by whoever was first: (term, crc of entry, crc of results).
+        self.applied: dict[int, tuple[int, int, int]] = {}
+        #: The entries themselves: when they were first applied, where, and what.
+        self.entries: dict[int, tuple[float, str, bytes]] = {}
+        self.terms: dict[str, int] = {}
+        #: Nodes that have heard of a term, and vote.
+        self.admitted: set[str] = set()
+        #: When a grant was first applied, its cluster time, and the term it was committed in.
+        self.grants: dict[tuple[int, int], tuple[float, int, int]] = {}
+        #: When leases that were extended end: (term, seq, position) → cluster time.
+        self.extended: dict[tuple[int, int, int], int] = {}
+        #: When an entry of that term was first applied.
+        self.term_began: dict[int, float] = {}
+        #: When an entry was proposed; (true seconds, now_ms) of those that were committed.
+        self.proposed: dict[bytes, float] = {}
+        self.stamps: list[tuple[float, int]] = []
+        #: When a new leader was first seen.
+        self.elected: list[float] = []
+        #: When the cluster switched to the feature level of this code.
+        self.switched = float("inf")
+        #: When cluster time was taken from the wall clocks, because no node knew it any more.
+        self.cold_starts: list[float] = []
+        #: How wrong, at most, a node may have been that learnt cluster time from slow answers only.
+        self.doubt_ms = 0.0
+        self.world.after(WATCH_S, self._watch)
+
+    def note(self, text: str, who: str = "nemesis") -> None:
+        self.history.note(self.world.now, who, text)
+
+    def violate(self, violation: Violation) -> None:
+        self.note(f"VIOLATION {violation}", violation.who or "nemesis")
+        self.violations.append(violation)
+
+    def _observe(self, process: Process, node: Node) -> None:
+        """Every apply of every node goes through here."""
+        machine = node.raft.machine
+        apply = machine.apply
+
+        def observed(index: int, term: int, command: bytes) -> Any:
+            results = apply(index, term, command)
+            # Results are costly to compare, and equal states give equal ones: a sample is enough.
+            mark = (term, zlib.crc32(command), 0 if index % _SAMPLE else zlib.crc32(pickle.dumps(results)))
+            first = self.applied.setdefault(index, mark)
+            what = "entries" if first[:2] != mark[:2] else "results"
+            if first is not mark:
+                self.history.count("checked I12 divergence, entries")
+                self.history.count("checked I12 divergence, results", not index % _SAMPLE)
+            if first != mark:
+                text = f"{node.name} applied entry {index} with other {what}"
+                self.violate(Violation(f"I12 divergence, {what}", text, who=node.name))
+            elif first is mark:
+                self.entries[index] = (self.world.now, node.name, bytes(command))
+                self._committed(index, term, command, results, node)
+            return results
+
+        machine.apply = observed  # type: ignore[method-assign]
+        propose = node.raft.propose
+
+        def proposed(command: bytes, done: Any) -> None:
+            # What waits for a transfer to end passes here twice; the first time is the stamp's.
+            self.proposed.setdefault(bytes(command), self.world.now)
+            propose(command, done)
+
+        node.raft.propose = proposed  # type: ignore[method-assign]
+        start_cold = node.clock._start_cold
+
+        def started(agreed: float | None, mono: float) -> None:
+            start_cold(agreed, mono)
+            if node.clock.ready:
+                self.note(f"takes cluster time from the wall clocks: {node.clock.exact(mono):.1f}", node.name)
+                self.cold_starts.append(self.world.now)
+
+        node.clock._start_cold = started  # type: ignore[method-assign]
+        learn = node.clock._learn
+
+        def learnt(least: float, most: float, mono: float) -> bool:
+            ready = learn(least, most, mono)
+            low, high = node.clock._told
+            if ready and high - low > NEAR_MS:
+                self.note(f"learns cluster time from slow answers: to {(high - low) / 2:.1f} ms", node.name)
+                self.history.count("learnt slowly")
+                self.doubt_ms = max(self.doubt_ms, (high - low) / 2)
+            return ready
+
+        node.clock._learn = learnt  # type: ignore[method-assign]
+
+    def _committed(self, index: int, term: int, entry: bytes, results: list[Any], node: Node) -> None:
+        """An entry that counts: when its leader wrote cluster time into it, what it grants, and on whose disks it is
+        (I14: on those of a majority, or it may be lost with an answer that was given)."""
+        _, now_ms, commands = decode_entry(entry)
+        at = self.proposed.get(bytes(entry))
+        if at is not None:
+            self.stamps.append((at, now_ms))
+        self.term_began.setdefault(term, self.world.now)
+        for (kind, body), result in zip(commands, results, strict=True):
+            if kind in (Command.EXTEND, Command.ACK, Command.SETTLE) and isinstance(result, LeaseResult):
+                self._note_leases(decode(kind, body), kind, result)
+            elif kind == Command.GRANT:
+                grant = decode(kind, body)
+                self.grants.setdefault((grant.term, grant.seq), (self.world.now, now_ms, term))
+                if (grant.consumer, grant.request_id) in self.history.hung_up:
+                    text = f"grant {grant.term}.{grant.seq} is for {grant.consumer}, who hung up while it waited"
+                    self.violate(Violation("hang-ups", text, who=node.name))
+            elif kind == Command.FEATURE:
+                self.switched = min(self.switched, self.world.now)
+        for machine in self.machines.values():
+            if machine.process is not None and machine.process.node is not None:
+                machine.had = max(machine.had, machine.process.node.raft.synced_index)
+        having = {name for name, m in (*self.machines.items(), *self.retired.items()) if m.had >= index}
+        votes = node.raft.membership.electorates(index)
+        self.history.count("checked I14 durability, majority")
+        if not any(len(voters & having) > len(voters) // 2 for voters in votes):
+            text = f"entry {index} counts as committed, and only the disks of {sorted(having)} have it"
+            self.violate(Violation("I14 durability, majority", text))
+
+    def _note_leases(self, command: Any, kind: int, result: LeaseResult) -> None:
+        """Leases that were extended, and webhooks' leases that ended with an ack."""
+        if kind == Command.SETTLE:
+            kind, command = command
+        for row, outcome in zip(command.rows.tolist(), result.outcomes, strict=True):
+            if kind == Command.EXTEND and outcome == LeaseOutcome.DONE:
+                self.extended[row[:3]] = result.until_ms
+            elif kind == Command.ACK and outcome == LeaseOutcome.DONE and self.receiver is not None:
+                self.receiver.settled(row[:3])
+
+    def _watch(self) -> None:
+        """I13, log safety, on everything that is up."""
+        self.world.after(WATCH_S, self._watch)
+        up: dict[str, RaftNode] = {}
+        stirred: set[str] = set()
+        for name, machine in self.machines.items():
+            process = machine.process
+            if process is None or process.node is None or process.runtime.crashed:
+                continue
+            self._watch_syncs(machine, process)
+            raft = up[name] = process.node.raft
+            if process.runtime.stirred():
+                stirred.add(name)
+                self._watch_members(name, raft)
+                self._watch_votes(name, raft.journal)
+                if raft.is_leader and raft.term not in self.safety.leaders:
+                    self.elected.append(self.world.now)
+        self.safety.look(up, stirred.__contains__)
+
+    def _watch_members(self, name: str, raft: RaftNode) -> None:
+        """I13: majorities go by lists of the members that are in the log."""
+        if raft.applier.installing:
+            return  # the state may be the snapshot's, and the log not yet
+        at, members = raft.machine.members()
+        since, counted = raft.membership.applied_list
+        wrong = [since] if since != at or (members and counted != members) else []
+        for since, counted in raft.membership.appended_lists:
+            self.history.count("checked I13 log safety, members")
+            if since > raft.last_index or members_in(raft.journal.entries(since, 1)[0][0]) != counted:
+                wrong.append(since)
+        if wrong:
+            text = f"{name} goes by a list of the members, of entry {wrong[0]}, that its log does not have"
+            self.violate(Violation("I13 log safety, members", text, who=name))
+
+    def _unsafe(self, promise: str, text: str, who: str) -> None:
+        self.violate(Violation(promise, text, who=who))
+
+    def _watch_syncs(self, machine: Machine, process: Process) -> None:
+        """I17: whoever was told that a sync failed ends, since it cannot know what its disk has."""
+        if machine.disk.failed_syncs == process.failed_before or process.runtime.paused:
+            process.failed_at = None
+            return
+        process.failed_at = self.world.now if process.failed_at is None else process.failed_at
+        if self.world.now > process.failed_at + FAILED_S:
+            process.failed_before = machine.disk.failed_syncs
+            text = f"{machine.name} goes on {FAILED_S:.0f} s after a sync of its disk failed"
+            self.violate(Violation("I17 fail-stop, failed sync", text, who=machine.name))
+
+    def _watch_votes(self, name: str, journal: Journal) -> None:
+        """What is durable: a term or vote that never reached the disk has not left the node either."""
+        if not journal.all_synced:
+            return
+        self.history.count("checked I13 log safety, term", journal.term > 0)
+        if journal.term < self.terms.get(name, 0):
+            text = f"the term of {name} went back to {journal.term}"
+            self.violate(Violation("I13 log safety, term", text, who=name))
+        self.terms[name] = journal.term
+        (self.admitted.add if journal.admitted and journal.term else self.admitted.discard)(name)
