@@ -86,7 +86,7 @@ class Connection(Protocol):
             return
         body_bytes, asks, _ = seen
         after = end + body_bytes
-        if asks is None or len(data) < after or self._context.draining:
+        if asks is None or len(data) < after or self._context.polls.draining:
             self._missing = max(after, len(data)) - len(data) if len(data) <= after else -1
             super().data_received(data)
             return
@@ -165,7 +165,6 @@ class Connection(Protocol):
             transport.write(head + body)
         else:
             transport.writelines((head, body))
-        self.restart_keepalive()
         if self._held:
             # Not at once: an answer may come from within data_received, and this must not nest.
             self.loop.call_soon(self._go_on)

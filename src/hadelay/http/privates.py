@@ -54,12 +54,10 @@ class Protocol(RequestHandler):
         self._request_in_progress = True
 
     def end_request(self) -> None:
+        self._next_keepalive_close_time = self.loop.time() + self._keepalive_timeout
         self._request_in_progress = False
         if self._handler_waiter is not None and not self._handler_waiter.done():
             self._handler_waiter.set_result(None)
-
-    def restart_keepalive(self) -> None:
-        self._next_keepalive_close_time = self.loop.time() + self._keepalive_timeout
 
     def is_busy(self) -> bool:
         """A connection that is busy is not closed for being idle."""
@@ -67,5 +65,5 @@ class Protocol(RequestHandler):
 
     def _process_keepalive(self) -> None:
         if self.is_busy():
-            self.restart_keepalive()
+            self._next_keepalive_close_time = self.loop.time() + self._keepalive_timeout
         super()._process_keepalive()
