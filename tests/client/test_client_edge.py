@@ -8,14 +8,15 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from hadelay.client import AsyncClient, Client, Put, Receipt, Unreachable
+from hadelay.client import AsyncClient, Client, Message, Put, Receipt, Unreachable
+from hadelay.client.consumer import ConsumeOptions, Consumer
 from hadelay.client.sync import _loop
 from hadelay.errors import Conflict, OutcomeUnknown, Unauthorized
 from tests.client.test_client import url
@@ -359,3 +360,30 @@ async def test_a_consumer_in_vain_says_why(caplog: pytest.LogCaptureFixture) -> 
         await until(lambda: caplog.records)
         waiting.cancel()
     assert "127.0.0.1:1" in caplog.messages[0]
+
+
+async def test_who_settles_again_is_answered_although_the_first_request_was_cut_off() -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        async def ack(self, leases: list[str]) -> list[str]:
+            if not asked.is_set():
+                asked.set()
+                await go_on.wait()
+            return ["acked"] * len(leases)
+
+    now = datetime.now(UTC)
+    message = Message(
+        id="1", lease="l", topic="t", body=b"", deliver_at=now, late_ms=0, attempt=1, redelivered=False,
+        lease_until=now, lease_left_ms=1,
+    )  # fmt: skip
+    options = ConsumeOptions(["t"], 1.0, 1.0, [], [], "me")
+    consumer = Consumer(Slow(), options, 1, set())  # type: ignore[arg-type]
+    (leased,) = consumer._take([message])
+    settling = asyncio.create_task(consumer._settle_all())
+    first = asyncio.create_task(consumer.settle(leased, "ack"))
+    await asked.wait()
+    again = asyncio.create_task(consumer.settle(leased, "ack"))
+    await asyncio.sleep(0)
+    settling.cancel()
+    assert await asyncio.wait_for(asyncio.gather(first, again), 5) == ["acked", "acked"]

@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -308,7 +309,12 @@ class Consumer:
         try:
             outcomes = await self._settled(how, list(futures))
         except asyncio.CancelledError:
-            self._orders.setdefault(how, {}).update(futures)
+            again = self._orders.setdefault(how, {})
+            for lease, future in futures.items():
+                # Settled again meanwhile: that one gets the answer of this one.
+                if (later := again.get(lease)) is not None:
+                    future.add_done_callback(partial(_copy_outcome, later))
+                again[lease] = future
             raise
         except Exception as error:
             outcomes = error
@@ -336,3 +342,13 @@ class Consumer:
     def _forget(self, lease: str) -> None:
         if self.held.pop(lease, None) is not None:
             self._room.set()
+
+
+def _copy_outcome(waiting: asyncio.Future[str], settled: asyncio.Future[str]) -> None:
+    """Give `waiting` what `settled` came to."""
+    if waiting.done() or settled.cancelled():
+        waiting.cancel()
+    elif (error := settled.exception()) is not None:
+        waiting.set_exception(error)
+    else:
+        waiting.set_result(settled.result())
