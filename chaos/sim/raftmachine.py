@@ -158,7 +158,9 @@ class Installer:
 
         def written(result: Any, error: BaseException | None) -> None:
             if error is not None:
-                done(FatalError(str(error)))
+                fatal = FatalError(str(error))
+                fatal.__cause__ = error
+                done(fatal)
                 return
             machine._load(data)
             machine.durable = data
