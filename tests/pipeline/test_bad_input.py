@@ -75,7 +75,7 @@ def test_an_entry_that_is_corrupt_is_named_or_left_out(tmp_path: Path, capsys: T
     words = ("--path", tmp_path, "--as-of", options(world, tmp_path).as_of, "--fail-on", "gone")
     code, said = told(capsys, "reconcile", *words)
     assert code == 1
-    assert re.search(rf"{NAME}\.idx.*: hour {NAME}, entry 3: the entry's CRC does not hold; .*onTorn=skip", said)
+    assert re.search(rf"{NAME}\.idx.*: hour {NAME}, entry 3: the entry's CRC is wrong; .*onTorn=skip", said)
     code, said = told(capsys, "reconcile", *words, "--on-torn", "skip")
     assert (code, "3 ok" in said) == (0, True)
 

@@ -164,7 +164,7 @@ def test_what_the_nodes_send_is_verified_on_request(nodes: list[Node]) -> None:
     given = {"endpoint": nodes[0].url, "columns": "entry"}
     assert read(parse_options(given))
     for use in (read, lambda options: reconcile.run(None, ReconcileOptions(options))):
-        with pytest.raises(DamagedFile, match="entry 0: the entry's CRC does not hold"):
+        with pytest.raises(DamagedFile, match="entry 0: the entry's CRC is wrong"):
             use(parse_options(given | {"verify": "true"}))
 
 

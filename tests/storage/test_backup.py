@@ -212,7 +212,7 @@ def test_a_newer_format_is_refused_in_words(source: Source) -> None:
 
 
 def test_two_at_once_are_refused(source: Source) -> None:
-    with pytest.raises(ConfigError, match="under way"):
+    with pytest.raises(ConfigError, match="another backup is writing to"):
         Directory(source.disk, BACKUP).prepare()
 
 

@@ -155,5 +155,5 @@ def test_a_directory_with_parts_is_refused_in_words(source: Source, bucket: Buck
     source.back_up()
     manifest = source.disk.open("/backup/manifest-1.json", create=True)
     manifest.pwrite(bucket.objects["manifest-1.json"][0], 0)
-    with pytest.raises(ConfigError, match="what was made in an object store is read from one"):
+    with pytest.raises(ConfigError, match="read a backup where it was written"):
         Archive(Directory(source.disk, "/backup")).read()

@@ -99,7 +99,7 @@ def test_a_repair_that_does_not_verify_changes_nothing(storage: Storage, hour: i
     ]:
         with pytest.raises(BadRequest):
             hours.repair(hour, suffix, offset, data)
-    with pytest.raises(BadRequest, match="not the record of this place"):
+    with pytest.raises(BadRequest, match="no index entry points to this record"):
         hours.repair(hour, ".log", SIZE, record)  # sound, but it belongs elsewhere
     assert (file(storage, hour, ".log").read_bytes(), file(storage, hour, ".idx").read_bytes()) == before
 
@@ -113,7 +113,7 @@ def test_a_repaired_place_is_synced_by_the_next_checkpoint(storage: Storage, hou
 def test_the_names(storage: Storage) -> None:
     storage.close()
     flip(Path(storage.directory, "names"), 13)
-    with pytest.raises(DamagedFile, match="names, offset 0: the name's CRC does not hold"):
+    with pytest.raises(DamagedFile, match="names, offset 0: the name's CRC is wrong"):
         storage.reopen()
 
 
@@ -122,7 +122,7 @@ def test_heads_are_not_derived_from_a_damaged_entry(storage: Storage, hour: int)
     not be those of the others. From seed 148 of `python -m chaos sim --fault rot`."""
     flip(file(storage, hour, ".idx"), 7 * INDEX_SIZE + INDEX.fields["second"][1])
     fresh = HeadsCache(RealDisk(), storage.hours.path, storage.hours._read_rows)  # as a restart makes it
-    with pytest.raises(DamagedFile, match="the entry's CRC does not hold") as caught:
+    with pytest.raises(DamagedFile, match="the entry's CRC is wrong") as caught:
         fresh.get(hour, 30)
     assert (caught.value.offset, caught.value.size) == (7 * INDEX_SIZE, INDEX_SIZE)
 
@@ -133,7 +133,7 @@ def test_nothing_is_linked_after_a_damaged_entry_of_a_far_hour(storage: Storage,
     storage.hours._heads.forget(hour)
     flip(file(storage, hour, ".idx"), 7 * INDEX_SIZE + INDEX.fields["second"][1])
     storage.hours.append(*messages(hour, sizes=[40]))
-    with pytest.raises(DamagedFile, match="the entry's CRC does not hold") as caught:
+    with pytest.raises(DamagedFile, match="the entry's CRC is wrong") as caught:
         storage.hours.entries(hour, slice(None))
     assert (caught.value.offset, caught.value.size) == (7 * INDEX_SIZE, INDEX_SIZE)
     flip(file(storage, hour, ".idx"), 7 * INDEX_SIZE + INDEX.fields["second"][1])  # back

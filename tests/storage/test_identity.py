@@ -23,7 +23,7 @@ def files(directory: Path) -> dict[str, bytes]:
         (replace(IDENTITY, cluster_id="other"), "belongs to cluster 'other', and this is cluster 'test'"),
         (replace(IDENTITY, group=4), "group 4"),
         (replace(IDENTITY, node="n2"), "node 'n2'"),
-        (replace(IDENTITY, format_version=2), "format version 2; this program knows 1: use a newer hadelay"),
+        (replace(IDENTITY, format_version=2), "format version 2; this hadelay reads up to 1: use a newer one"),
         (replace(IDENTITY, feature_level=99), "feature level 99"),
     ],
 )

@@ -136,7 +136,7 @@ def test_a_file_shorter_than_its_checkpoint_is_damage(tmp_path: Path, loop: Loop
     data = path.read_bytes()
     for damaged in (data[: len(data) - 1], None):
         path.unlink() if damaged is None else path.write_bytes(damaged)
-        with pytest.raises(DamagedFile, match=rf"{path.name}, offset \d+: the checkpoint knows"):
+        with pytest.raises(DamagedFile, match=rf"{path.name}, offset \d+: the file ends here; the checkpoint says"):
             open_storage(RealDisk(), str(tmp_path), loop)
 
 

@@ -190,7 +190,7 @@ def test_an_older_backup_is_restored_by_its_index(
 ) -> None:
     first, second = (said["index"] for said in taken.said)
     settings = ("cluster.id=other", "cluster.group=1")
-    with pytest.raises(NotFound, match=f"no backup of index {second + 1}; there are {first}, {second}"):
+    with pytest.raises(NotFound, match=f"no backup of index {second + 1}; choose one of {first}, {second}"):
         restore_node(str(taken.directory), data_dir=tmp_path / "none", index=second + 1, settings=settings)
     assert not (tmp_path / "none").exists()
     restore_node(

@@ -83,6 +83,6 @@ def test_a_rolling_upgrade_loses_nothing_and_repeats_nothing(make_cluster: Make)
     # There is no way back for a single node: it says so, and touches nothing.
     cluster.kill("n1", number=signal.SIGTERM)
     said = cluster.refused("n1")
-    assert f"feature level {NEW}; this program knows {OLD}" in said
+    assert f"feature level {NEW}; this hadelay reads up to {OLD}" in said
     start_as(cluster, NEW, "n1")
     cluster.assert_identical()

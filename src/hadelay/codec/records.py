@@ -46,12 +46,12 @@ def check_record(data: bytes, size: int | None = None) -> str | None:
         return "the record's header is cut off"
     magic, version, _, meta_size, body_size, *_, payload_crc, header_crc = _HEADER.unpack_from(data)
     if masked(crc32c(data[:RECORD_CRC_AT])) != header_crc or magic != RECORD_MAGIC:
-        return "the record's header CRC does not hold"
+        return "the record's header CRC is wrong"
     if version > RECORD_VERSION:
         return f"the record has version {version}, newer than this program"
     whole = RECORD_SIZE + meta_size + body_size
     if len(data) < whole or size not in (None, whole):
         return "the record is cut off"
     if crc32c(data[RECORD_SIZE:whole]) != payload_crc:
-        return "the record's payload CRC does not hold"
+        return "the record's payload CRC is wrong"
     return None

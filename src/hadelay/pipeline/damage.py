@@ -70,7 +70,7 @@ def in_index(found: Rows, log_bytes: int | None = None) -> Flaw | None:
             n = int(bad[0])
             own = int(some["index"][n])
             sound = not len(INDEX_CRC.bad(np.ascontiguousarray(some[n : n + 1])))
-            return _entry(at + n, f"entry {own} stands here" if sound else "the entry's CRC does not hold")
+            return _entry(at + n, f"entry {own} stands here" if sound else "the entry's CRC is wrong")
         if log_bytes is not None:
             ends = some["offset"] + some["size"]
             if len(beyond := np.flatnonzero((ends > log_bytes) | (ends < some["offset"]))):
@@ -84,7 +84,7 @@ def in_events(found: Rows) -> Flaw | None:
     """The first event of a .dsp that is damaged, as far as the events themselves tell."""
     for at in range(0, len(found), _AT_ONCE):
         if len(bad := in_rows(found[at : at + _AT_ONCE], "dsp", at)):
-            return _event(at + int(bad[0]), "the event's CRC does not hold")
+            return _event(at + int(bad[0]), "the event's CRC is wrong")
     before = _before(found["index"])
     if not len(wrong := np.flatnonzero(found["previous"] != before)):
         return None

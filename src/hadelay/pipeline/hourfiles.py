@@ -95,12 +95,12 @@ class Store(Protocol):
 
 def rows(store: Store, files: HourFiles, suffix: str, start: int, stop: int, *, verify: bool = False) -> Rows:
     """INDEX or DISPATCH rows [start, stop). DamagedFile names file, hour and entry: of an entry that says it stands
-    elsewhere, and, with verify, of a row whose CRC does not hold."""
+    elsewhere, and, with verify, of a row whose CRC is wrong."""
     found, bad = _rows_and_bad(store, files, suffix, start, stop, verify=verify)
     if len(bad):
         name = ROW[suffix][2]
         wrong = ROW[suffix][1].bad(np.ascontiguousarray(found[bad[:1]]))
-        what = f"the {name}'s CRC does not hold" if len(wrong) else f"{name} {found['index'][bad[0]]} stands here"
+        what = f"the {name}'s CRC is wrong" if len(wrong) else f"{name} {found['index'][bad[0]]} stands here"
         raise damage(store, files, suffix, start + int(bad[0]), what)
     return found
 

@@ -208,7 +208,7 @@ class LocalStore:
         start = max(0, n - _TAIL)
         if len(bad := crc.bad(np.ascontiguousarray(found[start:n]))):
             if not self.skip_torn:
-                raise damage(self, files, suffix, start + int(bad[0]), f"the {what}'s CRC does not hold")
+                raise damage(self, files, suffix, start + int(bad[0]), f"the {what}'s CRC is wrong")
             n = start + int(bad[0])
         return n
 

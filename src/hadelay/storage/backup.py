@@ -1,13 +1,13 @@
-"""Backups: the files of one or more snapshots, and a manifest per snapshot (docs/spec/backup.md).
+"""Backups: files of one or more snapshots, with a manifest per snapshot (docs/spec/backup.md).
 
     BACKUP/  lock  manifest-<index>.json  state-<index>  names  hours/<hour>.{log,idx,dsp}
 
-In a directory (Directory), or in parts in an object store (pipeline/objects.py).
+A backup is in a directory (Directory), or in parts in an object store (pipeline/objects.py).
 
-Law 1: a manifest is written last, when everything it names is synced: without it there is no backup.
-Law 2: `names` and hour files only grow, so all snapshots share them: each is the beginning of the file, as long as its
-       manifest says. What an interrupted backup has copied is a beginning, too, and is gone on with.
-Law 3: bytes are written where the cluster has them and nowhere else, so copying again can only repair.
+Law 1: a manifest is written last, after a sync of all files that it names: a backup exists once its manifest does.
+Law 2: `names` and hour files only grow, so all snapshots share them: a manifest says how long its prefix is. The next
+       backup continues the files of an interrupted backup.
+Law 3: bytes have the same offset as in the cluster, so copying them again can only repair.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hadelay.errors import ConfigError, DamagedFile, NotFound
 from hadelay.platform.disk import Disk, read_file, replace_file
 from hadelay.version import FEATURE_LEVEL
 
-#: The highest that is known: 1 in a directory, 2 in parts.
+#: Highest manifest format: 1 in a directory, 2 in parts.
 FORMAT = 2
-#: Bytes that share a CRC: how exactly damage is found.
+#: Size of a block with its own CRC, in bytes: the resolution of damage reports.
 BLOCK = 64 << 10
 _READ = 16 * BLOCK
 _MANIFEST = re.compile(r"manifest-(\d+)\.json")
@@ -35,7 +35,7 @@ FILE = re.compile(r"names|state-\d+|hours/(dead-)?\d{10}\.(log|idx|dsp)")
 
 
 class Contents(Struct):
-    """What a file begins with: so many bytes, the CRC-32C of all of them, and of each block (u32, little-endian)."""
+    """Prefix of a file: length, CRC-32C of the prefix, and CRC-32C of each block (u32, little-endian)."""
 
     length: int
     crc: int
@@ -47,19 +47,19 @@ class Contents(Struct):
 
 
 class Backup(Struct, omit_defaults=True):
-    """A manifest."""
+    """Manifest of a backup."""
 
     format: int
     cluster_id: str
     group: int
     feature_level: int
-    #: Of the last entry that is in it.
+    #: Index of the last entry in the backup.
     index: int
     term: int
-    #: RFC 3339, cluster time.
+    #: Cluster time of the backup, RFC 3339.
     time: str
     files: dict[str, Contents]
-    #: Bytes of the parts that files are in; 0: they are whole.
+    #: Size of a part, in bytes; 0: whole files.
     part: int = 0
 
     @property
@@ -83,54 +83,54 @@ class Damage(Struct):
 
 
 class Files(Protocol):
-    """Where backups lie. Names are those of a manifest; a file of length n is what begins with these n bytes."""
+    """Storage of backups. Names are those of a manifest; `length` is the manifest's length of the file."""
 
-    #: For messages.
+    #: Location, for error messages.
     where: str
     format: int
-    #: Backup.part of what is written here, and can be read.
+    #: Backup.part of the backups written and read here.
     part: int
 
     def prepare(self) -> None:
-        """To be written to."""
+        """Prepare the location for writing."""
         ...
 
     def manifests(self) -> list[str]:
-        """Among other names."""
+        """Names of manifests, among other names."""
         ...
 
     def load(self, name: str) -> bytes:
-        """A manifest."""
+        """Read a manifest."""
         ...
 
     def size(self, name: str, length: int) -> int:
-        """Of the first `length` bytes, so many are there."""
+        """Number of the file's first `length` bytes that are stored."""
         ...
 
     def read(self, name: str, length: int, offset: int, size: int) -> bytes:
-        """Up to 1 MiB from a multiple of that; fewer where the file ends too early."""
+        """Up to 1 MiB from an offset that is a multiple of 1 MiB; fewer bytes at the end of a short file."""
         ...
 
     def fill(self, name: str, length: int, read: Callable[[int, int], bytes], *, anew: bool) -> None:
-        """Make these bytes be there, by read(offset, most): up to so many, at least one. What is there is trusted
-        unless `anew`. Durable when it returns."""
+        """Store the file's first `length` bytes; read(offset, limit) returns 1 to `limit` bytes. Stored bytes are kept
+        unless `anew`. The file is durable on return."""
         ...
 
     def put(self, name: str, data: bytes, lengths: dict[str, int]) -> None:
-        """Write a manifest, whole or not at all, behind the files that it names."""
+        """Write a manifest atomically, after a sync of the files that it names."""
         ...
 
     def remove(self, name: str) -> None:
-        """A manifest."""
+        """Remove a manifest."""
         ...
 
     def keep(self, backups: list[dict[str, int]]) -> None:
-        """name → length of every backup that stays; files that none of them needs go."""
+        """Remove files that no kept backup needs. backups: name → length of the files of each kept backup."""
         ...
 
 
 class Directory:
-    """Of this machine."""
+    """Backups in a local directory."""
 
     format, part = 1, 0
 
@@ -138,13 +138,13 @@ class Directory:
         self._disk, self.where = disk, directory
 
     def prepare(self) -> None:
-        """Make it, and keep other backups out of it while this process lives."""
+        """Create the directory, and lock out other backups while this process lives."""
         self._disk.makedirs(f"{self.where}/hours")
         self._disk.protect(self.where)
         try:
             self._lock = self._disk.lock(f"{self.where}/lock")
         except BlockingIOError:
-            raise ConfigError(f"{self.where}: another backup into it is under way") from None
+            raise ConfigError(f"another backup is writing to {self.where}: wait for its end") from None
 
     def manifests(self) -> list[str]:
         return self._disk.listdir(self.where) if self._disk.exists(self.where) else []
@@ -174,7 +174,7 @@ class Directory:
                 file.pwrite(data, at)
                 at += len(data)
             file.sync()
-            file.drop_cache()  # read back is the disk, which may have failed a sync of an earlier try
+            file.drop_cache()  # verify the disk, not the cache: an earlier sync may have failed
         finally:
             file.close()
 
@@ -187,7 +187,7 @@ class Directory:
         self._disk.unlink(f"{self.where}/{name}")
 
     def keep(self, backups: list[dict[str, int]]) -> None:
-        self._disk.sync_dir(self.where)  # a power cut must not bring back a manifest without its files
+        self._disk.sync_dir(self.where)  # a power loss must not bring back a manifest without its files
         needed = {name for lengths in backups for name in lengths}
         for place in ("", "hours/"):
             for name in self._disk.sizes(f"{self.where}/{place}".rstrip("/")):
@@ -196,24 +196,22 @@ class Directory:
 
 
 class Archive:
-    """One place with backups."""
+    """Backups in one location."""
 
     def __init__(self, files: Files) -> None:
         self.files, self.where = files, files.where
-
-    # what is there
 
     def indexes(self) -> list[int]:
         found = (_MANIFEST.fullmatch(name) for name in self.files.manifests())
         return sorted(int(match[1]) for match in found if match)
 
     def read(self, index: int | None = None) -> Backup:
-        """The newest, or that one. DamagedFile when its bytes do not verify."""
+        """The manifest of the newest backup, or of this index. DamagedFile when its bytes do not verify."""
         indexes = self.indexes()
         if not indexes:
-            raise NotFound(f"{self.where}: no backup in it (no manifest: perhaps it was interrupted)")
+            raise NotFound(f"{self.where}: no backup in it (no manifest; a backup may have been interrupted)")
         if index is not None and index not in indexes:
-            raise NotFound(f"{self.where}: no backup of index {index}; there are {', '.join(map(str, indexes))}")
+            raise NotFound(f"{self.where}: no backup of index {index}; choose one of {', '.join(map(str, indexes))}")
         name = _manifest(indexes[-1] if index is None else index)
         path = f"{self.where}/{name}"
         data = self.files.load(name)
@@ -223,41 +221,41 @@ class Archive:
                 raise ValueError
             backup = msgspec.json.decode(sealed.backup, type=Backup)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            raise DamagedFile(path, 0, "the manifest does not verify; an older one may") from None
+            raise DamagedFile(path, 0, "the manifest does not verify; try an older one") from None
         if backup.format > FORMAT or backup.feature_level > FEATURE_LEVEL:
-            raise ConfigError(f"{path}: a newer hadelay made it: use that one")
+            raise ConfigError(f"{path}: a newer hadelay wrote this backup: use that version")
         if backup.part != self.files.part:
             raise ConfigError(
-                f"{path}: its files are in parts of {backup.part:,} bytes, and not here (of {self.files.part:,}, 0: "
-                "whole): what was made in an object store is read from one"
+                f"{path}: a backup in parts of {backup.part:,} bytes (0: whole files), but this location uses parts of "
+                f"{self.files.part:,}: read a backup where it was written, an object store or a directory"
             )
         if not all(map(FILE.fullmatch, backup.files)) or backup.state not in backup.files:
-            raise DamagedFile(path, 0, "the manifest names files that no backup has")
+            raise DamagedFile(path, 0, "the manifest's list of files is not valid")
         if not all(known.is_whole for known in backup.files.values()):
-            raise DamagedFile(path, 0, "the manifest has a file whose blocks are not as long as it")
+            raise DamagedFile(path, 0, "the manifest has a file whose number of block CRCs does not match its length")
         return backup
 
     def intact(self, index: int | None = None) -> Backup | None:
-        """`read`; None when there is none, or it does not verify."""
+        """`read`, or None for a missing or damaged manifest."""
         try:
             return self.read(index)
         except (NotFound, DamagedFile):
             return None
 
     def verify(self, backup: Backup) -> Iterator[tuple[str, list[Damage]]]:
-        """Every file of it, and what is wrong there."""
+        """(name, damage) of every file of a backup."""
         for name, known in backup.files.items():
             size = self.files.size(name, known.length)
             if size < known.length:
-                yield name, [Damage(name, size, f"the file ends here, and had {known.length:,} bytes")]
+                yield name, [Damage(name, size, f"the file ends here; the manifest says {known.length:,} bytes")]
                 continue
             found = np.frombuffer(self.contents(name, known.length).blocks, "<u4")
             wrong = np.flatnonzero(found != np.frombuffer(known.blocks, "<u4")) * BLOCK
-            what = "not as backed up, from here to {:,}"
+            what = "the bytes from here to {:,} have changed since the backup"
             yield name, [Damage(name, at, what.format(min(at + BLOCK, known.length))) for at in wrong.tolist()]
 
     def contents(self, name: str, length: int) -> Contents:
-        """Of the first `length` bytes that are there; of less if there is less."""
+        """Contents of the first `length` bytes, or of all bytes of a shorter file."""
         crc, blocks = 0, []
         for at in range(0, length, _READ):
             data = self.files.read(name, length, at, min(_READ, length - at))
@@ -265,29 +263,27 @@ class Archive:
             blocks += [crc32c(data[start : start + BLOCK]) for start in range(0, len(data), BLOCK)]
         return Contents(length, crc, np.array(blocks, "<u4").tobytes())
 
-    # adding to it
-
     def has(self, name: str, length: int, crc: int, before: Backup | None) -> Contents | None:
-        """The file is unchanged since that backup: nothing is to be copied."""
+        """Contents of a file that is unchanged since the backup `before` and need not be copied; else None."""
         known = before.files.get(name) if before else None
         if known is None or (known.length, known.crc) != (length, crc) or self.files.size(name, length) < length:
             return None
         return known
 
     def copy(self, name: str, length: int, crc: int, read: Callable[[int, int], bytes]) -> Contents:
-        """Files.fill, and read it back: if what was there does not verify, anew."""
+        """Store a file and verify it by reading it back; if stored bytes are wrong, copy the whole file once more."""
         if not FILE.fullmatch(name):
-            raise ConfigError(f"the node names a file {name!r}, which no snapshot has")
+            raise ConfigError(f"the node's snapshot lists a file {name!r}, which is not a snapshot file")
         for anew in (False, True):
             self.files.fill(name, length, read, anew=anew)
             found = self.contents(name, length)
             if found.crc == crc:
                 return found
         path = f"{self.where}/{name}"
-        raise DamagedFile(path, 0, "what the node sent is not what its manifest says, twice: try another node")
+        raise DamagedFile(path, 0, "the node sent bytes that differ from its manifest, twice: try another node")
 
     def finish(self, backup: Backup, keep: int) -> None:
-        """From now on it is a backup. The `keep` newest stay, with all they need; other files go."""
+        """Write the manifest, then remove all but the `keep` newest backups and the files that only they need."""
         data = msgspec.json.encode(backup)
         sealed = msgspec.json.encode(_Sealed(f"{crc32c(data):08x}", msgspec.Raw(data)))
         self.files.put(_manifest(backup.index), sealed, _lengths(backup))

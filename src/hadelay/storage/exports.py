@@ -1,4 +1,4 @@
-"""Giving a checkpoint as files: the source's side of a snapshot."""
+"""Serving a checkpoint as files: the source of a snapshot."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from hadelay.storage.tables import CHECKPOINT, ROW, Tables, hour_rows
 
 log = logging.getLogger(__name__)
 
-#: Pause after an export that failed, in seconds: each try fills the disk up again, where a checkpoint, and the journal,
-#: may need the room just then.
+#: Pause after a failed export, in seconds: each attempt may fill a disk whose space the journal needs.
 _PAUSE_S = 15.0
 
 
 class _Export:
-    """An export on the disk: how many use it, and what keeps its hour files."""
+    """An export on disk, its number of users, and the pin that keeps its hour files."""
 
     def __init__(self, manifest: Manifest, pin: object) -> None:
         self.manifest, self.pin, self.users = manifest, pin, 0
 
 
 class Exports:
-    """At most one export is current: that of the last durable checkpoint, at `index`."""
+    """Exports of checkpoints; only the last durable checkpoint, at `index`, gets a new export."""
 
     def __init__(
         self, disk: Disk, directory: str, runtime: Runtime, hours: HourStore, tables: Tables, index: int
@@ -39,12 +38,12 @@ class Exports:
         self._index = index
         self._made: dict[int, _Export] = {}
         self._making = False
-        #: Of the last one, and until when no other is made.
+        #: Error of the last export, and the end of the pause after it.
         self.failure: BaseException | None = None
         self._paused_until = 0.0
 
     def manifest(self, term: int, checkpointing: bool) -> Manifest | None:
-        """As Storage.manifest. term: of the last durable checkpoint. checkpointing: another one is under way."""
+        """See Storage.manifest. term: term of the last durable checkpoint. checkpointing: a checkpoint is running."""
         made = self._made.get(self._index)
         if made is not None:
             made.users += 1
@@ -59,7 +58,7 @@ class Exports:
 
         def finish(manifest: Manifest | None, error: BaseException | None) -> None:
             self._making = False
-            if manifest is None:  # no snapshot this time: the disk may be full; the node itself is well
+            if manifest is None:  # the disk may be full; the node can continue without a snapshot
                 log.error("snapshot_not_exported", extra={"index": index, "error": str(error)})
                 self.failure, self._paused_until = error, self._runtime.monotonic() + _PAUSE_S
                 self._hours.unpin(pin)
@@ -67,7 +66,7 @@ class Exports:
             self.forget_older(self._index)
             self._made[index] = _Export(manifest, pin)
 
-        # A checkpoint that begins meanwhile commits after this job: the thread's lane is in order.
+        # A checkpoint that begins meanwhile commits later: the lane runs its jobs in order.
         self._runtime.in_thread(LANE, lambda: self._export(index, term), finish)
 
     def _export(self, index: int, term: int) -> Manifest:
@@ -81,7 +80,7 @@ class Exports:
                     file.pwrite(part, length)
                     length, crc = length + len(part), crc32c(part, crc)
                 file.truncate(length)
-        except Exception:  # of a disk that is full, a half must not take more
+        except Exception:  # a partial export must not occupy a full disk
             disk.unlink(f"{self._directory}/{name}")
             raise
         row = msgpack.unpackb(self._tables.backend.get(CHECKPOINT, ROW) or b"")
@@ -99,14 +98,14 @@ class Exports:
         self.forget_older(self._index)
 
     def forget_older(self, index: int) -> None:
-        """The last durable checkpoint is that of `index`. While an export stays, no file of a retired hour goes."""
+        """Remove unused exports older than `index`, the last durable checkpoint. An export pins all hour files."""
         self._index = index
         for older in [i for i, made in self._made.items() if not made.users and i != index]:
             self._hours.unpin(self._made.pop(older).pin)
             self._disk.unlink(f"{self._directory}/state-{older}")
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        """Bytes of a manifest's file. FileNotFoundError when it was released."""
+        """Bytes of a manifest's file. FileNotFoundError after the manifest's release."""
         where = self._directory if name.startswith("state-") else self._root
         if not (name == "names" or name.startswith(("state-", "hours/"))) or ".." in name:
             raise FileNotFoundError(name)

@@ -1,8 +1,8 @@
-"""Where appends to far hours wait: written as they come, they would open a thousand files per batch.
+"""Buffer of appends to far hours, which would open a thousand files per batch if written at once.
 
-The journal has these messages already, so waiting costs no durability; it ends at the next checkpoint, or earlier for
-an hour that is read. A generation is what arrived between two checkpoints: the frozen one is being written while the
-fresh one takes arrivals. Rows lie in arrival order and are chained per hour, by the same linking as seconds are.
+The journal has the buffered messages, so buffering costs no durability. The next checkpoint writes all of them; a read
+writes those of its hour. A generation holds the arrivals between two checkpoints: the frozen generation is written
+while the fresh generation takes arrivals. Rows are in arrival order and chained per hour.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from hadelay.codec.formats import INDEX, INDEX_SIZE, RECORD_SIZE
 
-#: Bytes kept per row besides its record.
+#: Size of a buffered row without its record, in bytes.
 ROW_COST = INDEX_SIZE + 4 + 4 + 8 + 4 + 4 + 2
 
 
 def _memory(size: int) -> mmap.mmap:
-    """Private pages that cost nothing until touched and go back to the system at once, whatever the heap looks like."""
+    """Anonymous pages: allocated on first use, and returned to the system at once when freed."""
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
@@ -30,19 +30,19 @@ def _array(n: int, dtype: Any) -> npt.NDArray[Any]:
 
 class Generation:
     def __init__(self, capacity: int, slots: int) -> None:
-        """capacity: bytes, rows and records together, after which nothing fits. slots: hours there are."""
+        """capacity: size limit of rows and records together, in bytes. slots: number of slots in the hour table."""
         self.n = 0
         self._capacity = capacity
         rows = capacity // (ROW_COST + RECORD_SIZE) + 1
         self._rows = _array(rows, INDEX)
         self._slots = _array(rows, np.uint32)
         self._previous = _array(rows, np.int32)
-        self._starts = _array(rows, np.int64)  # in the arena; -1: the hour has the record already
-        # What is asked of all rows again and again, once more: a look at a row is a look at memory.
+        self._starts = _array(rows, np.int64)  # in the arena; -1: the record is already in the hour's log
+        # Copies of columns that scans read: a scan of the wide rows would miss the cache at each row.
         self._indexes, self._topics = _array(rows, np.uint32), _array(rows, np.uint32)
         self._seconds = _array(rows, np.uint16)
         self._arena, self._used = memoryview(_memory(capacity)), 0
-        #: Position of each slot's latest row, -1 for none.
+        #: Position of each slot's latest row; -1 for none.
         self.tail = np.full(slots, -1, np.int32)
 
     @property
@@ -57,7 +57,7 @@ class Generation:
             self.tail = np.append(self.tail, np.full(slots - len(self.tail), -1, np.int32))
 
     def numbers(self, n: int) -> npt.NDArray[np.int32]:
-        """The positions the next n rows will have."""
+        """Positions of the next n rows."""
         return np.arange(self.n, self.n + n, dtype=np.int32)
 
     def add(
@@ -67,9 +67,9 @@ class Generation:
         rows: npt.NDArray[np.void],
         records: bytearray | None,
     ) -> None:
-        """Take rows and their records, one after another in the order of rows; None: their hour has them already.
+        """Append rows and their records, concatenated in the order of rows; None: the records are already in the log.
 
-        previous: from chaining the positions `numbers(len(rows))` by slot into `tail`.
+        previous: result of chaining the positions `numbers(len(rows))` by slot into `tail`.
         """
         first, end = self.n, self.n + len(rows)
         self._rows[first:end] = rows
@@ -87,7 +87,7 @@ class Generation:
         self.n = end
 
     def of(self, slot: int, written: int) -> npt.NDArray[np.intp]:
-        """Positions of one hour's rows from globalIndex `written` on, in order: found by walking back."""
+        """Positions of one hour's rows from globalIndex `written` on, ascending."""
         positions: list[int] = []
         at = int(self.tail[slot]) if slot < len(self.tail) else -1
         indexes = self._rows["index"]
@@ -97,7 +97,7 @@ class Generation:
         return np.array(positions[::-1], np.intp)
 
     def by_hour(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint32]]:
-        """(positions ordered by slot, their slots) of everything here."""
+        """(positions ordered by slot, their slots) of all rows."""
         slots = self._slots[: self.n]
         if not self.n:
             return np.zeros(0, np.intp), slots
@@ -108,7 +108,7 @@ class Generation:
     def waiting(
         self, written: npt.NDArray[np.integer]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
-        """(slot, second, topic) of each row that is not written yet. written: rows of each slot that are."""
+        """(slot, second, topic) of each row that is not written yet. written: number of written rows per slot."""
         columns = (self._slots[: self.n], self._seconds[: self.n], self._topics[: self.n])
         waits = self._indexes[: self.n] >= written[columns[0]]
         if waits.all():
@@ -117,7 +117,7 @@ class Generation:
         return slots[waits], seconds[waits], topics[waits]
 
     def get(self, positions: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.void], list[int]]:
-        """(rows, where each one's record starts in the arena)."""
+        """(rows, start of each row's record in the arena)."""
         return self._rows.take(positions), self._starts[positions].tolist()
 
     def records(self, starts: list[int], sizes: list[int]) -> bytes:

@@ -1,7 +1,7 @@
-"""Writing out what waits for far hours: link, seal and append, many hours in one vectorised pass.
+"""Writing the buffered messages of far hours: link, seal and append, many hours in one vectorised pass.
 
-Two years of hours get a dozen messages each between checkpoints, so the cost per hour counts: hours with few entries
-have their heads rebuilt from the index for the moment, all of a batch at once; hours with many keep them in the LRU.
+Two years of hours get a dozen messages each between checkpoints, so the cost per hour matters. Hours with few entries
+get temporary heads, rebuilt from the index for a whole batch at once; hours with many entries keep heads in the LRU.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from hadelay.storage.handles import Handles
 from hadelay.storage.heads import HeadsCache, bad_entry
 from hadelay.storage.hourtable import IDX, LOG, HourTable, places
 
-#: Hours, rows and bytes per pass: a few milliseconds. The dense heads of one pass are 0.9 MB.
+#: Limits of hours, rows and bytes per pass: a few milliseconds. The dense heads of one pass take 0.9 MB.
 _BATCH_HOURS, _BATCH_ROWS, _BATCH_BYTES = 32, 1024, 1 << 19
-#: Up to so many entries, an hour's heads are rebuilt rather than kept.
+#: Number of entries up to which an hour's heads are rebuilt rather than kept.
 _FEW_ENTRIES = 2048
 
 
 class Sample(NamedTuple):
-    """What a checkpoint will say of the hours, at one applied index. rows: HOUR_ROW of `hours`, in the order of their
-    places (storage/hourtable.py); `gone` have none any more."""
+    """Changed hours of a checkpoint, at one applied index. rows: HOUR_ROW of `hours`, in slot order
+    (storage/hourtable.py); gone: retired hours."""
 
     hours: npt.NDArray[np.int64]
     rows: npt.NDArray[np.void]
@@ -41,7 +41,7 @@ class FarWriter:
     def __init__(
         self, table: HourTable, handles: Handles, heads: HeadsCache, path_of: Callable[[int], str], capacity: int
     ) -> None:
-        """capacity: bytes one generation may hold."""
+        """capacity: size limit of one generation, in bytes."""
         self._table, self._handles, self._heads, self._path_of = table, handles, heads, path_of
         self._capacity = capacity
         self.fresh = Generation(capacity, 0)
@@ -52,7 +52,7 @@ class FarWriter:
         self._next = 0
 
     def freeze(self, sample: Sample | None) -> None:
-        """What waits now is to be written by `write_some`, and completes the sample's CRCs; arrivals wait anew."""
+        """Freeze the buffer for `write_some`, which also completes the sample's CRCs; start an empty buffer."""
         assert self._frozen is None, "one checkpoint at a time"
         if not self.fresh.n:
             return
@@ -63,7 +63,7 @@ class FarWriter:
         self._next = 0
 
     def write_some(self) -> bool:
-        """Write the next few dozen hours, or a part of a big one. True when nothing frozen is left."""
+        """Write the next few dozen hours, or a part of a big hour; True when the frozen buffer is written."""
         frozen = self._frozen
         if frozen is None:
             return True
@@ -78,18 +78,18 @@ class FarWriter:
         return end == n
 
     def write_rest(self) -> None:
-        """Write what is frozen, now."""
+        """Write the rest of the frozen buffer now."""
         while not self.write_some():
             pass
 
     def spill(self) -> None:
-        """Write everything that waits, now."""
+        """Write all buffered messages now."""
         self.write_rest()
         self.freeze(None)
         self.write_rest()
 
     def write_out(self, slot: int) -> None:
-        """Write what waits for one hour, in the order it came."""
+        """Write the buffered messages of one hour, in order of arrival."""
         table = self._table
         if table.written[slot] == table.entries[slot]:
             return
@@ -99,15 +99,15 @@ class FarWriter:
                 self._write(generation, positions, np.full(len(positions), slot, np.uint32))
 
     def waiting(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
-        """(slot, second, topic) of each row that is not written yet."""
+        """(slot, second, topic) of each buffered row."""
         generations = [generation for generation in (self._frozen, self.fresh) if generation is not None]
         found = [generation.waiting(self._table.written) for generation in generations]
         slots, seconds, topics = (np.concatenate(column) for column in zip(*found, strict=True))
         return slots, seconds, topics
 
     def _write(self, generation: Generation, positions: npt.NDArray[np.integer], slots: npt.NDArray[np.uint32]) -> None:
-        """positions: the next unwritten rows of some hours, ordered by slot. Those that `write_out` took are passed
-        over."""
+        """Link and write rows. positions: the next rows of some hours, ordered by slot; rows that `write_out` has
+        written already are skipped."""
         rows, starts = generation.get(positions)
         waiting = rows["index"] >= self._table.written[slots]
         if not waiting.all():
@@ -126,7 +126,7 @@ class FarWriter:
                 at = next((o for o, s in zip(offsets[first:end], starts[first:end], strict=True) if s >= 0), 0)
                 self._append(slot, entries[first * INDEX_SIZE : end * INDEX_SIZE], records, at)
         except BaseException:
-            # A read on a full disk ends here, and the node goes on: heads are ahead of what stands in the files.
+            # A full disk fails the write, but the node continues: drop the heads, which are ahead of the files.
             for hour in self._table.hours(touched).tolist():
                 self._heads.forget(hour)
             raise
@@ -159,7 +159,7 @@ class FarWriter:
         self, slots: npt.NDArray[np.uint32], written: npt.NDArray[np.uint32], counts: npt.NDArray[np.intp],
         rows: npt.NDArray[np.void],
     ) -> None:  # fmt: skip
-        """Link hours whose heads nobody keeps. Second s of the i-th hour has the key i × 3600 + s."""
+        """Link hours without cached heads. Second s of the i-th hour has the key i × 3600 + s."""
         firsts = np.arange(len(slots)) * SECONDS_PER_HOUR
         last, count = no_heads(len(slots))
         before = self._read(slots, written)
@@ -190,7 +190,7 @@ class FarWriter:
         if records:
             self._handles.get(path + ".log", create=True).pwrite(records, offset)
         self._handles.get(path + ".idx", create=True).pwrite(entries, written * INDEX_SIZE)
-        # Both or neither: what failed is written again, over what stands there of it.
+        # Lengths change after both writes: a retry overwrites the bytes of a failed write.
         if records:
             table.log_crc[slot] = crc32c(records, int(table.log_crc[slot]))
             table.log_written[slot] = offset + len(records)
@@ -199,8 +199,8 @@ class FarWriter:
         table.unsynced[slot] |= LOG | IDX if records else IDX
 
     def _complete(self, sample: Sample, slots: npt.NDArray[np.uint32]) -> None:
-        """The CRCs of a sampled hour are those its files have when the last sampled row is written: rows that came
-        later are written after it, by another call."""
+        """Copy the CRCs of hours whose last sampled row is now written into the sample; later rows are written by
+        later calls."""
         table = self._table
         at = np.searchsorted(places(sample.hours), places(table.hours(slots)))
         whole = table.written[slots] == sample.rows["entries"][at]

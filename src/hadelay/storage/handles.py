@@ -1,7 +1,7 @@
-"""A bounded set of open files: two years of hours have 50,000, and only the latest used stay open.
+"""An LRU of open files: two years of hours have 50,000 files, too many to keep open.
 
-Once closed, it opens none: a list that goes on over a store which a snapshot has replaced would read the new store's
-files, write to them what waited in the old one, and leave them open.
+A closed LRU opens no file: a listing over a store that a snapshot has replaced would otherwise read the new store's
+files, and write the old store's messages to them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from hadelay.platform.disk import Disk, File
 
 
 def files_closed() -> Overloaded:
-    """What whoever still looks gets: soon there are others here, or another node has them."""
-    return Overloaded("this node's files are closed: it stops, or takes in a snapshot", retry_after_ms=1_000)
+    """The error of a read from a closed store; another node, or the reopened store, can answer."""
+    return Overloaded("this node's files are closed: it stops or installs a snapshot; retry", retry_after_ms=1_000)
 
 
 class Handles:
@@ -24,7 +24,7 @@ class Handles:
         self._closed = False
 
     def get(self, path: str, *, create: bool = False) -> File:
-        """The open file; owned here, and closed when `limit` others were used since. FileNotFoundError."""
+        """The open file, which the LRU owns and closes after `limit` other files were used. FileNotFoundError."""
         file = self._open.get(path)
         if file is not None:
             self._open.move_to_end(path)

@@ -1,7 +1,7 @@
-"""Heads of hours that are not mapped: an LRU in memory, `.heads` files behind it, the index behind those.
+"""Heads of hours: an LRU in memory, backed by `.heads` files, backed by the index.
 
-Two years of dense heads would be half a gigabyte. The file is a cache: when it is missing, bad or behind, the index
-entries it has not seen are read, in one vectorised pass. It is written when an hour leaves the LRU and is worth it.
+Two years of dense heads would take half a gigabyte. A `.heads` file is a cache: if the file is missing, damaged or
+behind, one vectorised pass reads the remaining index entries. Checkpoints and evictions rewrite files that lag far.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from hadelay.codec.linking import INDEX_CRC, Heads, catch_up, no_heads
 from hadelay.errors import DamagedFile
 from hadelay.platform.disk import Disk, read_file
 
-#: How far a `.heads` file may lag before it is written again: reading so many entries takes a millisecond.
+#: Number of entries that a `.heads` file may lag before it is written again; reading as many takes a millisecond.
 WORTH_WRITING = 16_384
-#: Up to here {topic, minute} are counted in an array, which is twenty times faster than by sorting.
+#: Limit of {topic, minute} keys counted in an array, twenty times faster than by sorting.
 _DENSE_KEYS = 1 << 18
-#: Entries read at once while catching up: to read and verify so many takes two milliseconds.
+#: Number of entries read per slice while catching up; reading and verifying a slice takes two milliseconds.
 _SCAN = 16_384
 
 ReadRows = Callable[[int, int, int], npt.NDArray[np.void]]
 
 
 class Derived:
-    """What is derived from the first `entries` entries of one hour's index."""
+    """Heads of the first `entries` index entries of an hour, and counters of the first `counted`."""
 
     __slots__ = ("counted", "counters", "entries", "heads", "on_disk")
 
@@ -39,7 +39,7 @@ class Derived:
         self.entries = 0
         self.counters = no_counters()
         self.counted = 0
-        #: How many entries the `.heads` file covers.
+        #: Number of entries that the `.heads` file covers.
         self.on_disk = 0
 
 
@@ -56,7 +56,7 @@ def encode_heads(hour: int, derived: Derived) -> bytes:
 
 
 def decode_heads(data: bytes, hour: int) -> Derived | None:
-    """None unless every byte verifies."""
+    """The content of a `.heads` file; None unless every byte verifies."""
     if len(data) < HEADS.itemsize:
         return None
     header = np.frombuffer(data, HEADS, 1)[0]
@@ -80,7 +80,7 @@ def no_counters() -> npt.NDArray[np.void]:
 
 
 def count_topics(counters: npt.NDArray[np.void], rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-    """COUNTER rows with those of INDEX `rows` added."""
+    """`counters` (COUNTER rows) plus the counts of the INDEX `rows`."""
     keys = rows["topic"].astype(np.int64) << 6 | rows["second"] // 60
     if len(keys) and keys.max() < _DENSE_KEYS:
         counts = np.bincount(keys)
@@ -97,20 +97,20 @@ def count_topics(counters: npt.NDArray[np.void], rows: npt.NDArray[np.void]) -> 
 
 
 def bad_entry(path: str, index: int) -> DamagedFile:
-    """Entry `index` of this .idx file does not verify."""
-    return DamagedFile(path, index * INDEX_SIZE, "the entry's CRC does not hold", size=INDEX_SIZE)
+    """The error for entry `index` of this .idx file, whose CRC is wrong."""
+    return DamagedFile(path, index * INDEX_SIZE, "the entry's CRC is wrong", size=INDEX_SIZE)
 
 
 class HeadsCache:
     def __init__(self, disk: Disk, path_of: Callable[[int], str], read_rows: ReadRows, limit: int = 512) -> None:
-        """path_of: an hour's files without suffix. read_rows(hour, first, end): INDEX rows that are written."""
+        """path_of: path of an hour's files without suffix. read_rows(hour, first, end): written INDEX rows."""
         self._disk, self._path_of, self._read, self._limit = disk, path_of, read_rows, limit
         self._known: OrderedDict[int, Derived] = OrderedDict()
         self._held: dict[int, Derived] = {}
         self.worth_writing = WORTH_WRITING
 
     def hold(self, hour: int, entries: int) -> Derived:
-        """As `get`, and keep it until `release`: an hour that is mapped."""
+        """`get`, and keep the result of this mapped hour until `release`."""
         derived = self._held[hour] = self.get(hour, entries)
         self._known.pop(hour, None)
         return derived
@@ -122,8 +122,8 @@ class HeadsCache:
         return hour in self._known or hour in self._held
 
     def get(self, hour: int, entries: int) -> Derived:
-        """Heads after exactly the first `entries` entries, all written. Live: whoever links further moves them on and
-        sets `entries`."""
+        """Heads after exactly the first `entries` entries, all written. The object is live: the caller that links
+        further entries updates its heads and `entries`."""
         derived = self._held.get(hour) or self._latest(hour, entries)
         while derived.entries < entries:
             self._scan(hour, derived, entries)
@@ -136,7 +136,7 @@ class HeadsCache:
         return derived.counters
 
     def derive_some(self, hour: int, entries: int, *, topics: bool) -> int:
-        """One slice of what `get` (topics: `topic_minutes`) has to do; how many rows it was, 0 when nothing is left."""
+        """Do one slice of the work of `get` (topics: `topic_minutes`); returns the number of rows, 0 when done."""
         derived = self._held.get(hour) or self._latest(hour, entries)
         before = derived.entries + derived.counted
         if derived.entries < entries:
@@ -156,8 +156,8 @@ class HeadsCache:
         derived.counted += len(rows)
 
     def _sound(self, hour: int, first: int, end: int) -> npt.NDArray[np.void]:
-        """These INDEX rows. DamagedFile when one does not verify: its second or topic may be wrong, and what is linked
-        after it would be, too."""
+        """Verified INDEX rows. DamagedFile when a CRC is wrong: a wrong second or topic would make all later links
+        wrong, too."""
         rows = self._read(hour, first, end)
         if len(bad := INDEX_CRC.bad(rows)):
             raise bad_entry(self._path_of(hour) + ".idx", first + int(bad[0]))
@@ -177,11 +177,11 @@ class HeadsCache:
         self._held.pop(hour, None)
 
     def close(self) -> None:
-        """Write no more files: those there may be another store's now."""
+        """Write no more files: the directory may belong to another store now."""
         self.worth_writing = 1 << 62
 
     def save(self, limit: int) -> None:
-        """Write up to `limit` files that lag far behind: part of every checkpoint, never synced."""
+        """Write up to `limit` files that lag far behind, without a sync. Every checkpoint calls this."""
         everything = (self._held | self._known).items()
         late = [(hour, one) for hour, one in everything if one.entries >= one.on_disk + self.worth_writing]
         for hour, derived in late[:limit]:
@@ -206,5 +206,5 @@ class HeadsCache:
                 file.pwrite(data, 0)
                 file.truncate(len(data))
         except OSError:
-            return  # the disk is full: without it, or with half of it, the index is read
+            return  # a full disk: a missing or torn file only makes the next load read the index
         derived.on_disk = derived.entries

@@ -1,6 +1,6 @@
-"""Reading the hour files of one group: zero-copy from the mapped hours, with pread from all others.
+"""Reading the hour files of one group: zero-copy from mapped hours, with pread from all others.
 
-What was read is verified before it is used, unless the caller asks for a whole index and checks what it picks.
+Reads verify CRCs, except views of a whole index, whose callers verify the rows that they pick.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hadelay.storage.hourtable import HourTable
 from hadelay.storage.near import NearHour
 
 Rows = npt.NDArray[np.void]
-#: Reading a span in one piece beats a read per row while the span is shorter than this.
+#: Maximum span of rows read in one piece, in rows and in rows per wanted row; longer spans are read row by row.
 _SPAN_ROWS, _SPAN_PER_ROW = 1024, 16
 
 
 class HourReader:
-    """What HourStore has, as far as reading needs it."""
+    """The reading half of HourStore."""
 
     def __init__(self, disk: Disk, directory: str, far_capacity: int) -> None:
         self._disk, self._directory = disk, directory
@@ -37,18 +37,18 @@ class HourReader:
         self._heads = HeadsCache(disk, self.path, self._read_rows)
         self._far = FarWriter(self._table, self._handles, self._heads, self.path, far_capacity)
 
-    # -- what there is
+    # -- hours and sizes
 
     def path(self, hour: int) -> str:
-        """Of an hour's files, without suffix."""
+        """Path of an hour's files, without suffix."""
         n = (hour - DEAD_HOURS if hour >= DEAD_HOURS else hour) % 24
         start = self._days.get(hour - n)
-        if start is None:  # a checkpoint asks for tens of thousands of paths, and dates are slow
+        if start is None:  # a checkpoint builds tens of thousands of paths, and formatting dates is slow
             start = self._days[hour - n] = f"{self._directory}/{hour_name(hour - n)[:-2]}"
         return f"{start}{n:02}"
 
     def count(self, hour: int) -> int:
-        """Entries applied, 0 for an hour without any."""
+        """Number of applied entries of an hour."""
         slot = self._table.find(hour)
         return int(self._table.entries[slot]) if slot >= 0 else 0
 
@@ -61,8 +61,8 @@ class HourReader:
         return int(self._table.events[slot]) if slot >= 0 else 0
 
     def sums(self, hour: int) -> tuple[int, int, int, tuple[int, int, int]] | None:
-        """(entries, events, bytes of .log, CRC-32C of .log, .idx and .dsp) at the applied index. None while some of it
-        waits to be written."""
+        """(entries, events, bytes of .log, CRC-32C of .log, .idx and .dsp) at the applied index. None while messages of
+        the hour are buffered."""
         slot, table = self._table.find(hour), self._table
         if slot < 0 or table.written[slot] < table.entries[slot] or table.log_written[slot] < table.log_bytes[slot]:
             return None
@@ -70,7 +70,7 @@ class HourReader:
         return entries, events, log_bytes, (log_crc, idx_crc, dsp_crc)
 
     def hours(self) -> list[int]:
-        """Hours with entries that are not retired, ascending: dead ones last."""
+        """Hours with entries, without retired hours, ascending; dead hours last."""
         return sorted(self._table.hours(np.flatnonzero(self._table.entries)).tolist())
 
     def lengths(self, hour: int) -> tuple[int, int, int]:
@@ -85,7 +85,7 @@ class HourReader:
         )
 
     def totals(self) -> tuple[int, int, int, int]:
-        """Hours that are not retired, and bytes of all their .log, .idx and .dsp at the applied index."""
+        """Number of hours that are not retired, and bytes of their .log, .idx and .dsp files at the applied index."""
         table = self._table
         entries, events = int(table.entries.sum(dtype=np.int64)), int(table.events.sum(dtype=np.int64))
         log_bytes = int(table.log_bytes.sum())
@@ -97,7 +97,7 @@ class HourReader:
     # -- reading
 
     def entries(self, hour: int, indexes: npt.NDArray[np.integer] | slice, *, verify: bool = True) -> Rows:
-        """A copy of those INDEX rows. IndexError beyond the applied length; DamagedFile when a CRC does not hold."""
+        """Copy of these INDEX rows. IndexError beyond the applied length; DamagedFile when a CRC is wrong."""
         near = self._near.get(hour)
         if near is not None:
             rows = near.rows()[indexes].copy() if isinstance(indexes, slice) else near.rows().take(indexes)
@@ -105,34 +105,34 @@ class HourReader:
             rows = self._far_entries(hour, indexes)
         if verify and len(rows) and len(bad := INDEX_CRC.bad(rows)):
             at = int(np.arange(self.count(hour))[indexes][bad[0]]) * INDEX_SIZE
-            raise DamagedFile(self.path(hour) + ".idx", at, "the entry's CRC does not hold", size=INDEX_SIZE)
+            raise DamagedFile(self.path(hour) + ".idx", at, "the entry's CRC is wrong", size=INDEX_SIZE)
         return rows
 
     def index_view(self, hour: int) -> Rows:
-        """All INDEX rows of an hour, not verified: zero-copy and read-only when mapped, read from disk otherwise."""
+        """All INDEX rows of an hour, not verified: a read-only view when mapped, else read from disk."""
         near = self._near.get(hour)
         return near.rows() if near is not None else self._far_entries(hour, slice(None))
 
     def pre_view(self, hour: int) -> memoryview:
-        """The index as a memoryview of u4, for walking: entry n's preGlobalIndex is `view[n * 16 + 11]`."""
+        """The index as a memoryview of u4, to walk chains: entry n's preGlobalIndex is `view[n * 16 + 11]`."""
         near = self._near.get(hour)
         return near.words() if near is not None else self._far_entries(hour, slice(None)).view(np.uint32).data
 
     def heads(self, hour: int) -> Heads:
-        """Of a mapped hour they are live: they change as entries are appended."""
+        """Heads of an hour. Heads of a mapped hour are live: appends change them."""
         self._write_out(hour)
         return self._heads.get(hour, self.count(hour)).heads
 
-    # Counts of what is filed, settled entries included. Unlike all else here they do not write out what waits: who
-    # counts looks at all hours, and `waiting` tells of the rest.
+    # Counts of filed entries, settled entries included. These methods do not write buffered messages, because counting
+    # visits all hours; `waiting` returns the buffered entries.
 
     def written(self, hour: int) -> int:
-        """How many entries are."""
+        """Number of entries in the hour's .idx file."""
         slot = self._table.find(hour)
         return min(int(self._table.written[slot]), int(self._table.entries[slot])) if slot >= 0 else 0
 
     def written_seconds(self, hour: int) -> npt.NDArray[np.uint32]:
-        """Written entries per second, u4[3600]; live as `heads` are."""
+        """Written entries per second, u4[3600]; live like `heads`."""
         return self._heads.get(hour, self.written(hour)).heads.count
 
     def written_minutes(self, hour: int) -> Rows:
@@ -140,17 +140,17 @@ class HourReader:
         return self._heads.topic_minutes(hour, self.written(hour))
 
     def derive_some(self, hour: int, *, topics: bool = False) -> int:
-        """Do one slice of what `written_seconds` (topics: `written_minutes`) would have to do; how many rows it was, 0
-        when nothing is left."""
+        """Do one slice of the work of `written_seconds` (topics: `written_minutes`); returns the number of rows, 0 when
+        all is done."""
         return self._heads.derive_some(hour, self.written(hour), topics=topics)
 
     def waiting(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
-        """(hour, second, topic) of each entry that waits to be written."""
+        """(hour, second, topic) of each buffered entry."""
         slots, seconds, topics = self._far.waiting()
         return self._table.hours(np.arange(self._table.size))[slots], seconds, topics
 
     def record(self, hour: int, offset: int, size: int, *, verify: bool = False) -> bytes:
-        """One record, header included. With verify, DamagedFile unless both CRCs hold."""
+        """One record, header included. verify: DamagedFile when a CRC is wrong."""
         near = self._near.get(hour)
         if near is not None:
             data = near.record(offset, size)
@@ -161,7 +161,7 @@ class HourReader:
         return data
 
     def cached_record(self, hour: int, offset: int, size: int) -> bytes | None:
-        """`record`, not verified, if it is in memory; None if that would wait for the disk, or the hour is gone."""
+        """`record`, not verified, if in memory; None if reading would wait for the disk, or the hour is retired."""
         near = self._near.get(hour)
         if near is not None:
             return near.cached_record(offset, size)
@@ -170,14 +170,14 @@ class HourReader:
         return self._log_with(hour, offset + size).pread_cached(size, offset)
 
     def _log_with(self, hour: int, end: int) -> File:
-        """The .log of an hour that is not mapped, written up to `end` at least."""
+        """The .log file of an hour that is not mapped, written at least up to `end`."""
         slot = self._table.find(hour)
         if slot < 0 or end > self._table.log_written[slot]:
             self._write_out(hour)
         return self._handles.get(self.path(hour) + ".log")
 
     def read_file(self, hour: int, suffix: str, offset: int, size: int) -> bytes:
-        """Bytes of the hour's "log", "idx" or "dsp", within the applied length."""
+        """Bytes of the hour's "log", "idx" or "dsp" file, cut at the applied length."""
         self._write_out(hour)
         length = self.lengths(hour)[("log", "idx", "dsp").index(suffix)]
         size = min(size, length - offset)
@@ -202,7 +202,7 @@ class HourReader:
         return np.frombuffer(data, INDEX)
 
     def _read_rows(self, hour: int, first: int, end: int) -> Rows:
-        """INDEX rows that are written."""
+        """INDEX rows of the .idx file."""
         near = self._near.get(hour)
         if near is not None:
             return near.rows()[first:end]
@@ -214,14 +214,14 @@ class HourReader:
         return np.frombuffer(data, INDEX)
 
     def _write_out(self, hour: int, end: int | None = None) -> None:
-        """What waits for the hour, if any of its entries before `end` does: who looks at single messages all over a
-        busy store would otherwise write a few entries of an hour at each."""
+        """Write the hour's buffered entries if one lies before `end`: unconditional writes would make each read of a
+        single message write a few entries."""
         slot = self._table.find(hour)
         if slot >= 0 and (end is None or end > self._table.written[slot]):
             self._far.write_out(slot)
 
     def events(self, hour: int, numbers: npt.NDArray[np.integer] | slice = slice(None), *, verify: bool = True) -> Rows:
-        """A copy of those DISPATCH rows. DamagedFile when a CRC does not hold."""
+        """Copy of these DISPATCH rows. DamagedFile when a CRC is wrong."""
         n = self.event_count(hour)
         if isinstance(numbers, slice):
             first, end, step = numbers.indices(n)
@@ -239,5 +239,5 @@ class HourReader:
         rows = rows[::step] if isinstance(numbers, slice) else rows.take(numbers - first)
         if verify and len(bad := DISPATCH_CRC.bad(np.ascontiguousarray(rows))):
             at = np.arange(n)[numbers][bad[0]]
-            raise DamagedFile(path, int(at) * DISPATCH_SIZE, "the event's CRC does not hold", size=DISPATCH_SIZE)
+            raise DamagedFile(path, int(at) * DISPATCH_SIZE, "the event's CRC is wrong", size=DISPATCH_SIZE)
         return rows

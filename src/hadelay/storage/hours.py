@@ -1,11 +1,11 @@
 """All hour files of one group: the delay log, its linked index and the dispatch log of every hour (S1, S2).
 
 The previous, the current and the next two hours are *near*: mapped, linked and written as messages arrive. All others
-are *far*: their messages wait in a bounded buffer and are linked and written at the checkpoint, many hours in one
-vectorised pass; an hour that is read before is written first, so reads know only files. What a file holds depends on
-the order of appends alone, never on when it was written: that is what keeps replicas byte-identical.
+are *far*: a bounded buffer collects their messages, and the checkpoint links and writes many hours in one vectorised
+pass. A read writes the buffered messages of its hour first. The bytes of a file depend only on the order of appends,
+never on the time of writing, so replicas stay byte-identical.
 
-Called on the loop only, and from apply for whatever changes.
+All methods are called on the loop; apply calls the ones that change something.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from hadelay.storage.hourtable import place as place_of
 from hadelay.storage.near import NearHour
 from hadelay.storage.repair import check_repair
 
-#: What one call to append may bring, records and rows: an entry of the journal is at most 4 MiB.
+#: Maximum size of one append, records and rows, in bytes; a journal entry has at most 4 MiB.
 _LARGEST_APPEND = 16 << 20
 _ROW = f"V{INDEX_SIZE}"
-#: Below this many records a loop is quicker than a dozen numpy calls.
+#: Number of records below which a loop is faster than numpy.
 _FEW = 32
 
 
@@ -45,7 +45,7 @@ class HourStore(HourReader):
 
     @property
     def far_bytes(self) -> int:
-        """Waiting for far hours since the last checkpoint began; the server starts one at `far_buffer_bytes`."""
+        """Bytes buffered for far hours since the last checkpoint began; `far_buffer_bytes` triggers a checkpoint."""
         return self._far.fresh.used_bytes
 
     # -- filing
@@ -53,14 +53,13 @@ class HourStore(HourReader):
     def append(
         self, hours: int | npt.NDArray[np.int64], rows: Rows, blob: bytearray, headers: Rows | None = None
     ) -> npt.NDArray[np.uint32]:
-        """File messages with their records; returns the globalIndex of each, in the order given.
+        """File messages with their records; returns the globalIndex of each, in the order of `rows`.
 
-        hours: the filing hour of all, or of each row. rows: INDEX with deliver_at_ms, tag_mask, size, topic, attempt,
-        flags, second filled (first_id 0 = its own id); offset, index and first_id are filled here, in place. blob: the
-        records one after another in the order of rows, each rows.size long. headers: RECORD array with meta_size,
-        body_size, topic, published_at_ms, deliver_at_ms, payload_crc and flags filled, completed and written over the
-        first 48 bytes of each record here; None when the records are whole (copies). rows and blob belong to the
-        store afterwards.
+        hours: filing hour of all rows, or of each row. rows: INDEX rows with deliver_at_ms, tag_mask, size, topic,
+        attempt, flags and second (first_id 0: a new message); `append` fills offset, index and first_id in place.
+        blob: the records in the order of rows, each rows.size long. headers: RECORD rows with meta_size, body_size,
+        topic, published_at_ms, deliver_at_ms, payload_crc and flags, completed here and written over the first 48
+        bytes of each record; None for complete records (copies). The store owns rows and blob afterwards.
         """
         if not isinstance(hours, int):
             first, last = int(hours.min()), int(hours.max())
@@ -75,8 +74,8 @@ class HourStore(HourReader):
         return rows["index"]
 
     def append_again(self, hour: int, rows: Rows) -> int:
-        """File entries that point at records their hour already has (offset, size, first_id filled): the return to
-        waiting within the hour. Returns the first globalIndex."""
+        """File entries again whose records are already in the hour's log (offset, size, first_id filled), for messages
+        that are deferred within their hour. Returns the first globalIndex."""
         slot = self._slot(hour)
         if hour in self._window:
             self._append_near(hour, slot, rows, None, None)
@@ -116,7 +115,7 @@ class HourStore(HourReader):
         headers: Rows | None,
     ) -> None:  # fmt: skip
         table, fresh = self._table, self._far.fresh
-        if not fresh.fits(len(rows), len(blob or b"")):  # nobody took a checkpoint in time
+        if not fresh.fits(len(rows), len(blob or b"")):  # the checkpoint came too late
             self._far.spill()
             fresh = self._far.fresh
         assert (table.written[slots] <= table.entries[slots]).all(), "nothing is filed in a retired hour"
@@ -154,12 +153,12 @@ class HourStore(HourReader):
                 self._append_far(self._table.slots(far).astype(np.uint32), far, part, records, part_headers)
             else:
                 self._append_near(hour, self._slot(hour), part, records, part_headers)
-            # As bytes: a row is copied at once, not field by field.
+            # A view as bytes copies whole rows, not field by field.
             rows.view(_ROW)[chosen] = part.view(_ROW)
         return rows["index"]
 
     def _name(self, hours: int | npt.NDArray[np.int64], rows: Rows) -> None:
-        """A message that is filed for the first time is named after its place (model.pack_id)."""
+        """Assign ids to messages filed for the first time: group, hour and index (model.pack_id)."""
         ids = rows["first_id"]
         new = ids == 0
         if not new.any():
@@ -170,7 +169,7 @@ class HourStore(HourReader):
     # -- events
 
     def append_events(self, hour: int, rows: Rows) -> int:
-        """Append DISPATCH rows (crc filled here, in place); returns the number of the first."""
+        """Append DISPATCH rows, filling their CRCs in place; returns the number of the first."""
         slot, table = self._slot(hour), self._table
         first = int(table.events[slot])
         DISPATCH_CRC.seal(rows)
@@ -182,10 +181,10 @@ class HourStore(HourReader):
         table.unsynced[slot] |= DSP
         return first
 
-    # -- the life of an hour
+    # -- mapping and retiring hours
 
     def set_clock(self, now_hour: int) -> None:
-        """Map the previous, current and next two hours, unmap the others. Called from apply when the hour changes."""
+        """Map the previous, current and next two hours, unmap the others. Apply calls this when the hour changes."""
         window = range(now_hour - 1, now_hour + 3)
         if window == self._window:
             return
@@ -212,11 +211,11 @@ class HourStore(HourReader):
         self._heads.release(hour)
 
     def retire(self, hour: int) -> None:
-        """Forget an hour now; its files go after the next durable checkpoint that finds no pin left."""
+        """Forget an hour; the next durable checkpoint without a pin removes its files."""
         slot = self._table.find(hour)
         if slot < 0 or not self._table.entries[slot]:
             return
-        self._far.write_out(slot)  # a checkpoint under way may have sampled it
+        self._far.write_out(slot)  # a running checkpoint may have sampled the hour
         if hour in self._near:
             self._close_near(hour)
         self._heads.forget(hour)
@@ -224,7 +223,7 @@ class HourStore(HourReader):
         self._retired.append(hour)
 
     def pin(self) -> object:
-        """While the returned token is held, no file is unlinked: for backups and for peers that copy files."""
+        """Keep all files until `unpin(token)`, for backups and peers that copy files; returns the token."""
         token = object()
         self._pins.add(token)
         return token
@@ -247,7 +246,7 @@ class HourStore(HourReader):
     # -- checkpoint
 
     def sample(self) -> Sample:
-        """What changed since the last sample, as of now. `write_some` has to finish before the CRCs in it are right."""
+        """Hours changed since the last sample. The sample's CRCs are complete once `write_some` returned True."""
         table = self._table
         self._far.write_rest()
         slots = np.flatnonzero(table.changed)
@@ -258,11 +257,11 @@ class HourStore(HourReader):
         return sample
 
     def write_some(self) -> bool:
-        """Link and write a few dozen of the sampled far hours. True when all are written."""
+        """Link and write a few dozen of the sampled far hours; True when none is left."""
         return self._far.write_some()
 
     def unsynced(self) -> list[str]:
-        """Files to sync before the sample may be committed. Asked once: they count as synced from now on."""
+        """Files to sync before the sample is committed. The call marks them as synced."""
         table, paths = self._table, []
         for slot in np.flatnonzero(table.unsynced).tolist():
             path, bits = self.path(table.hour(slot)), int(table.unsynced[slot])
@@ -271,12 +270,12 @@ class HourStore(HourReader):
         return paths
 
     def freeze(self) -> None:
-        """Let `write_some` write what waits now, without a sample."""
+        """Let `write_some` write the messages buffered until now, without a sample."""
         self._far.write_rest()
         self._far.freeze(None)
 
     def committed(self, sample: Sample) -> list[str]:
-        """The sample is durable. Returns the files of retired hours that may be unlinked now."""
+        """Note that the sample is durable; returns the files of retired hours that may now be unlinked."""
         self._doomed += sample.gone
         self._heads.save(limit=8)
         if self._pins:
@@ -288,17 +287,17 @@ class HourStore(HourReader):
         return [path for path in paths if self._disk.exists(path)]
 
     def load(self, hours: npt.NDArray[np.int64], rows: Rows) -> None:
-        """Start from what the last checkpoint says."""
+        """Load the hours and HOUR_ROWs of the last checkpoint."""
         self._table.load(hours, rows)
         self._far.fresh.cover(self._table.size)
 
     def checksums(self) -> dict[str, tuple[int, int]]:
-        """File name → (length, crc32c) at the applied index. Writes out what waits."""
+        """File name → (length, crc32c) at the applied index. Writes buffered messages first."""
         return dict(file_checksums(*self.rows()))
 
     def rows(self) -> tuple[npt.NDArray[np.int64], Rows]:
-        """Hours with entries that are not retired, ascending, dead ones last; and the HOUR_ROW of each at the applied
-        index. Copies. Writes out what waits."""
+        """Copies of (hours with entries, HOUR_ROW of each) at the applied index, without retired hours; ascending, dead
+        hours last. Writes buffered messages first."""
         self._far.spill()
         table = self._table
         slots = np.flatnonzero(table.entries)
@@ -307,8 +306,8 @@ class HourStore(HourReader):
         return hours[order], table.rows(slots[order])
 
     def repair(self, hour: int, suffix: str, offset: int, data: bytes) -> None:
-        """Write bytes from a peer over a damaged place of ".log", ".idx" or ".dsp". BadRequest unless they verify as
-        what has to stand there: a whole record of this place, or whole entries."""
+        """Overwrite damaged bytes of ".log", ".idx" or ".dsp" with a peer's. BadRequest unless `data` verifies as the
+        record, or the whole entries, of this offset."""
         place, bit = {".log": (0, LOG), ".idx": (1, IDX), ".dsp": (2, DSP)}[suffix]
         check_repair(suffix, offset, data, self.lengths(hour)[place], self.index_view(hour))
         near = self._near.get(hour)
@@ -326,7 +325,7 @@ class HourStore(HourReader):
 
 
 def file_checksums(hours: npt.NDArray[np.int64], rows: Rows) -> Iterator[tuple[str, tuple[int, int]]]:
-    """(file name, (length, crc32c)) of every file that HOUR_ROW rows speak of."""
+    """(file name, (length, crc32c)) of every file that the HOUR_ROW rows describe."""
     for hour, row in zip(hours.tolist(), rows.tolist(), strict=True):
         log_bytes, entries, events, log_crc, idx_crc, dsp_crc, _ = row
         name = hour_name(hour)
@@ -337,11 +336,11 @@ def file_checksums(hours: npt.NDArray[np.int64], rows: Rows) -> Iterator[tuple[s
 
 
 def _write_headers(headers: Rows, rows: Rows, blob: bytearray, starts: npt.NDArray[np.int64]) -> None:
-    """Complete the record headers and put each before its payload."""
+    """Complete the record headers and write each at the start of its record in `blob`."""
     headers["magic"], headers["version"] = RECORD_MAGIC, RECORD_VERSION
     headers["first_id"] = rows["first_id"]
     RECORD_CRC.seal(headers)
-    # One 48-byte element at every byte offset: assigning through it is the scatter, without a loop.
+    # Overlapping view with a 48-byte element at every byte offset: one assignment writes all headers.
     anywhere = np.ndarray((len(blob) - RECORD_SIZE + 1,), f"V{RECORD_SIZE}", blob, 0, (1,))
     anywhere[starts] = headers.view(f"V{RECORD_SIZE}")
 
@@ -349,7 +348,7 @@ def _write_headers(headers: Rows, rows: Rows, blob: bytearray, starts: npt.NDArr
 def _cut(
     blob: bytearray, ends: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint32], chosen: npt.NDArray[np.intp]
 ) -> bytearray:
-    """The records of the chosen rows (ascending), one after another."""
+    """Concatenated records of the chosen rows, which are ascending."""
     if len(chosen) < _FEW:
         spans = zip(ends[chosen].tolist(), sizes[chosen].tolist(), strict=True)
         with memoryview(blob) as view:

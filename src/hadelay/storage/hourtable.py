@@ -1,7 +1,7 @@
-"""What is known of every hour, in columns: two years are 17,520 rows of 58 bytes, looked up and changed vectorised.
+"""Table of all hours, in columns: two years are 17,520 rows of 58 bytes, read and changed vectorised.
 
-A row's place (its slot) is place(hour) − base: dead hours lie between the others, so that both are dense. Columns grow
-at either end as hours appear.
+The slot of an hour is place(hour) − base: live hours have even places and dead hours odd ones, so both are dense.
+Columns grow at either end as hours appear.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from hadelay.codec.formats import HOUR_ROW
 from hadelay.model import DEAD_HOURS, NONE32
 
-#: Bits of `unsynced`: which files of the hour hold bytes that no sync has covered yet.
+#: Bits of `unsynced`: the hour's files with bytes that are not synced yet.
 LOG, IDX, DSP = 1, 2, 4
 _MARGIN = 256
 
@@ -22,9 +22,9 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "entries": np.uint32,  # applied
     "log_bytes": np.int64,  # applied
     "events": np.uint32,
-    "written": np.uint32,  # entries that stand in .idx; the others wait in the far buffer
-    "log_written": np.int64,  # bytes of the records that stand in .log
-    "log_crc": np.uint32,  # of what is written
+    "written": np.uint32,  # entries in .idx; the other entries are in the far buffer
+    "log_written": np.int64,  # bytes of records in .log
+    "log_crc": np.uint32,  # CRC of the written bytes
     "idx_crc": np.uint32,
     "dsp_crc": np.uint32,
     "changed": np.bool_,  # since the last sample for a checkpoint
@@ -58,12 +58,12 @@ class HourTable:
             setattr(self, name, np.zeros(0, kind))
 
     def covers(self, first: int, last: int) -> bool:
-        """There are surely slots for these two hours, and for those between them."""
+        """Whether both hours, and all hours between them, have slots."""
         low, high = place(first), place(last)
         return self.base <= low and high < self.base + self.size and not (low ^ high) & 1
 
     def cover(self, hours: npt.NDArray[np.int64]) -> None:
-        """Make room for these hours. Slots move when one lies below base: see `moves`."""
+        """Add slots for these hours. Existing slots move when an hour lies below base: see `moves`."""
         wanted = places(hours)
         first, last = int(wanted.min()), int(wanted.max())
         base = min(first, self.base) if self.size else first
@@ -78,11 +78,11 @@ class HourTable:
         self.base, self.size = base, size
 
     def moves(self, hours: npt.NDArray[np.int64]) -> bool:
-        """Covering these hours moves the slots there are."""
+        """Whether covering these hours moves existing slots."""
         return bool(self.size) and int(places(hours).min()) < self.base
 
     def slots(self, hours: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Of hours that are covered."""
+        """Slots of covered hours."""
         return places(hours) - self.base
 
     def hours(self, slots: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
@@ -99,21 +99,21 @@ class HourTable:
         return slot if 0 <= slot < self.size else -1
 
     def clear(self, slot: int) -> None:
-        """Forget a retired hour, but not what is to be synced: a checkpoint under way may still name its files."""
+        """Forget a retired hour, except `unsynced`: a running checkpoint may still sync its files."""
         for name in _COLUMNS:
             if name != "unsynced":
                 getattr(self, name)[slot] = 0
-        self.written[slot] = NONE32  # nothing of it waits, whatever the far buffer still has
+        self.written[slot] = NONE32  # rows of the hour in the far buffer count as written
 
     def rows(self, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.void]:
-        """HOUR_ROW of each slot; the CRCs are those of what is written."""
+        """HOUR_ROW of each slot; the CRCs cover the written bytes."""
         rows = np.zeros(len(slots), HOUR_ROW)
         for name in ("log_bytes", "entries", "events", "log_crc", "idx_crc", "dsp_crc"):
             rows[name] = getattr(self, name)[slots]
         return rows
 
     def load(self, hours: npt.NDArray[np.int64], rows: npt.NDArray[np.void]) -> None:
-        """Set what a checkpoint says."""
+        """Set the HOUR_ROWs of a checkpoint."""
         if not len(hours):
             return
         self.cover(hours)
@@ -123,7 +123,7 @@ class HourTable:
         self.written[slots], self.log_written[slots] = rows["entries"], rows["log_bytes"]
 
     def take(self, column: str, hours: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """A column's values for many hours; 0 for hours that are not known."""
+        """A column's values for many hours; 0 for unknown hours."""
         slots = self.slots(hours)
         known = (slots >= 0) & (slots < self.size)
         values = np.zeros(len(hours), _COLUMNS[column])

@@ -1,4 +1,4 @@
-"""Whose data directory this is: a small file that is read before anything else, and refuses in words.
+"""Identity of a data directory: the file that names its cluster, group and node, read before all other files.
 
 identity := magic "HDID" | size u32 | crc32c u32 (of the map) | msgpack map
 """
@@ -20,7 +20,7 @@ from hadelay.version import FEATURE_LEVEL, FIRST_LEVEL
 
 _HEAD = struct.Struct("<4sII")
 _MAGIC = b"HDID"
-_WAY_OUT = "take the node's directory away and let it start anew"
+_WAY_OUT = "move the node's data directory away and start the node with an empty one"
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Identity:
     cluster_id: str
     group: int
     node: str
-    #: Of this copy of the data: a node that lost or rewound its disk comes back as a new one.
+    #: Incarnation of this copy of the data; a node that lost or rewound its disk gets a new one.
     incarnation: int = 1
     format_version: int = FORMAT_VERSION
-    #: Highest level the cluster has switched on; files may hold what belongs to it.
+    #: Highest feature level that the cluster has activated; files may use its formats.
     feature_level: int = FIRST_LEVEL
 
 
@@ -52,7 +52,7 @@ def encode_identity(identity: Identity) -> bytes:
 
 
 def decode_identity(data: bytes, path: str) -> dict[str, Any]:
-    """The map. DamagedFile unless every byte verifies."""
+    """The decoded map of an identity file. DamagedFile unless every byte verifies."""
     if len(data) < _HEAD.size:
         raise DamagedFile(path, len(data), "the file ends too early")
     magic, size, crc = _HEAD.unpack_from(data)
@@ -61,7 +61,7 @@ def decode_identity(data: bytes, path: str) -> dict[str, Any]:
         raise DamagedFile(path, 0, f"the identity does not verify; {_WAY_OUT}")
     try:
         found = msgpack.unpackb(body)
-    except (ValueError, msgpack.UnpackException):  # of zeroes the checksum is zero
+    except (ValueError, msgpack.UnpackException):  # a file of zeroes has a valid checksum, zero
         found = None
     if not isinstance(found, dict):
         raise DamagedFile(path, 0, f"the identity is empty; {_WAY_OUT}")
@@ -69,12 +69,12 @@ def decode_identity(data: bytes, path: str) -> dict[str, Any]:
 
 
 def write_identity(disk: Disk, directory: str, identity: Identity) -> None:
-    """Durable when it returns."""
+    """Write the identity file; the file is durable on return."""
     replace_file(disk, f"{directory}/identity", encode_identity(identity))
 
 
 def read_identity(disk: Disk, directory: str) -> Identity | None:
-    """None: nobody lives here. ConfigError for a newer format."""
+    """The directory's identity, or None for a new directory. ConfigError for a newer format."""
     path = f"{directory}/identity"
     if not disk.exists(path):
         return None
@@ -82,15 +82,15 @@ def read_identity(disk: Disk, directory: str) -> Identity | None:
     for key, known in (("format_version", FORMAT_VERSION), ("feature_level", FEATURE_LEVEL)):
         if isinstance(found.get(key), int) and found[key] > known:
             what = key.replace("_", " ")
-            raise ConfigError(f"{directory} has {what} {found[key]}; this program knows {known}: use a newer hadelay")
+            raise ConfigError(f"{directory} has {what} {found[key]}; this hadelay reads up to {known}: use a newer one")
     try:
         return msgspec.convert({name: found[key] for key, name in _KEYS.items() if key in found}, Identity)
     except msgspec.ValidationError as error:
-        raise DamagedFile(path, 0, f"the identity is not one ({error}); {_WAY_OUT}") from None
+        raise DamagedFile(path, 0, f"the identity is not valid ({error}); {_WAY_OUT}") from None
 
 
 def check_identity(disk: Disk, directory: str, expected: Identity) -> Identity:
-    """What stands in the directory; an empty one becomes `expected`. ConfigError when it is somebody else's."""
+    """The directory's identity; a new directory gets `expected`. ConfigError when another node owns the directory."""
     found = read_identity(disk, directory)
     if found is None:
         write_identity(disk, directory, expected)
@@ -100,7 +100,7 @@ def check_identity(disk: Disk, directory: str, expected: Identity) -> Identity:
 
 
 def refuse_strangers(directory: str, found: Identity, expected: Identity) -> None:
-    """ConfigError unless both are of one node."""
+    """ConfigError unless both identities are of one cluster, group and node."""
     for key, what in (("cluster_id", "cluster"), ("group", "group"), ("node", "node")):
         theirs, ours = getattr(found, key), getattr(expected, key)
         if theirs != ours:
@@ -108,8 +108,8 @@ def refuse_strangers(directory: str, found: Identity, expected: Identity) -> Non
 
 
 def note_damage(disk: Disk, directory: str, what: str) -> None:
-    """A file was found damaged while an entry was applied: this copy of the data can't go on, also not after a restart.
-    Durable when it returns."""
+    """Note that apply found a damaged file: this copy of the data must not be used, also after a restart. The note is
+    durable on return."""
     file = disk.open(f"{directory}/damaged", create=True)
     file.pwrite(what.encode(), 0)
     file.sync()
@@ -123,7 +123,7 @@ def noted_damage(disk: Disk, directory: str) -> str | None:
 
 
 def lock_directory(disk: Disk, directory: str, path: str = "") -> Lock:
-    """ConfigError when another process has it. `path`: of the lock, if it is not to be in the directory."""
+    """Lock a data directory. ConfigError when another process has the lock. path: path of a lock file elsewhere."""
     try:
         return disk.lock(path or f"{directory}/lock")
     except BlockingIOError as error:

@@ -1,8 +1,7 @@
-"""Rows to print for any file of a data directory (`hadelay inspect FILE`); the journal's are decoded in raft/.
+"""Printable rows of any file of a data directory (`hadelay inspect FILE`), except journals, which raft/ decodes.
 
-Decoders read what is there and judge it: a row whose bytes do not verify is printed with the key `damage`, and reading
-goes on where the format allows it. The end of what is used is the first entry of zeroes (space allocated ahead).
-docs/spec/on-disk-format.md describes what they print.
+A row whose bytes do not verify gets the key `damage`, and decoding continues if the format allows it. The first entry
+of zeroes (space allocated ahead) ends a file. docs/spec/on-disk-format.md describes the rows.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _NO_NODE = 0xFF
 
 
 def inspect(path: str, disk: Disk | None = None) -> Iterator[Row]:
-    """Rows of the file at `path`. BadRequest when its name is not that of any file we write."""
+    """Rows of the file at `path`. BadRequest for an unknown file name."""
     name = os.path.basename(path)
     suffix = os.path.splitext(name)[1]
     if name == "state.mdb":
@@ -52,7 +51,7 @@ def inspect(path: str, disk: Disk | None = None) -> Iterator[Row]:
     decode = _BY_NAME.get(name) or _BY_SUFFIX.get(suffix)
     if decode is None:
         known = ", ".join(["state.mdb", *_BY_NAME, *(f"<hour>{suffix}" for suffix in _BY_SUFFIX)])
-        raise BadRequest(f"{name} is not a file of a data directory: {known}")
+        raise BadRequest(f"{name} is not a file of a data directory; known names: {known}")
     return _closing((disk or ReadOnlyDisk()).open(path), path, decode)
 
 
@@ -76,7 +75,7 @@ def _log(file: File, path: str) -> Iterator[Row]:
         damage = check_record(data)
         if damage and "payload" not in damage:
             yield {"offset": at, "damage": damage}
-            return  # without a sound header nobody knows where the next record starts
+            return  # only a valid header says where the next record starts
         record = decode_record(data)
         row: Row = {"offset": at, "size": record.size} | record._asdict()
         row |= {"first_id": encode_id(record.first_id), "meta": _unpacked(record.meta)}
@@ -96,9 +95,9 @@ def _entries(dtype: np.dtype[Any], crc: RowCrc, show: Callable[[Row], Row]) -> C
                 if not any(values):
                     return
                 row = {"n": at // size + n} | dict(zip(names, values, strict=True))
-                with suppress(ValueError, OverflowError):  # times that are none: only a damaged row has them
+                with suppress(ValueError, OverflowError):  # a damaged row may have invalid times
                     row = show(row)
-                yield row | ({"damage": "the CRC does not hold"} if n in bad else {})
+                yield row | ({"damage": "the CRC is wrong"} if n in bad else {})
             if len(data) % size:
                 yield {"n": (at + len(data)) // size, "damage": "the entry is cut off"}
             at += len(data)
@@ -112,7 +111,7 @@ def _show_entry(row: Row) -> Row:
 
 
 def _show_event(row: Row) -> Row:
-    """Numbers of consumers, nodes and reasons are those of the file `names`."""
+    """A DISPATCH row for printing. The file `names` resolves its numbers of consumers, nodes and reasons."""
     event, other, consumer = row["event"], row["other_hour"], row["consumer"]
     shown = row | {
         "event": Event(event).name.lower() if event in list(Event) else event,
@@ -137,7 +136,7 @@ def _heads(file: File, path: str) -> Iterator[Row]:
     hour = hour_from_name(os.path.basename(path).partition(".")[0])
     derived = decode_heads(file.pread(file.size(), 0), hour)
     if derived is None:
-        yield {"damage": "it does not verify; it is a cache, and will be made anew"}
+        yield {"damage": "the file does not verify; it is a cache, and the node will write it again"}
         return
     last, count = derived.heads
     yield {"hour": hour_name(hour), "entries": derived.entries, "counted": derived.counted}

@@ -1,4 +1,4 @@
-"""Taking in a checkpoint as files: the receiver's side of a snapshot, and the switch to it."""
+"""Installing a snapshot: receive the files of a checkpoint, verify them and switch to them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from hadelay.platform.runtime import Runtime
 from hadelay.storage.manifest import CHUNK, LANE, Manifest, SnapshotFile, row_at
 from hadelay.storage.tables import Backend, Put
 
-#: Rows per commit while the receiver builds its tables.
+#: Number of rows per commit while the receiver builds its tables.
 _COMMIT_ROWS = 50_000
-#: Size of the tables, at most, as a multiple of the size of their export.
+#: Maximum size of the tables, as a multiple of the size of their export.
 _TABLES = 2
-#: Names of what a switch replaces.
+#: Names of the directory entries that a switch replaces.
 _SWITCHED = ("hours", "names", "state.mdb")
 
 
 class Installer:
-    """The receiver's side: one manifest on its way in. What an earlier try has pulled is kept, as far as it is still
-    asked for: hour files only grow, so the beginning of an older one is the beginning of the newer one.
+    """Receives the files of one manifest. Files that an earlier attempt has pulled are continued: hour files only grow,
+    so the older content is a prefix of the newer one.
 
-    What a disk has no room for, or did not take, is not kept: a disk that is full would stay full of it, and what is
-    left behind a failed sync looks as if it were durable. DiskFull says so, also before anything is pulled."""
+    A full disk (DiskFull, also raised before the first pull) or a failed sync discards all files: they would keep the
+    disk full, or look durable without being so."""
 
     def __init__(
         self, disk: Disk, directory: str, runtime: Runtime, backend: Callable[[str], Backend], manifest: Manifest,
@@ -49,17 +49,17 @@ class Installer:
         free, _ = disk.free(self._incoming)
         if free < missing:
             self._clear()
-            raise DiskFull(f"a snapshot takes {missing:,} bytes more, and {free:,} are free at {directory}")
+            raise DiskFull(f"a snapshot needs {missing:,} more bytes; {directory} has {free:,} free bytes")
 
     def have(self, name: str) -> int:
-        """How many bytes of this file are already there."""
+        """Number of bytes of this file that are already received."""
         path = f"{self._incoming}/{name}"
         if not self._disk.exists(path):
             return 0
         return min(self._file(name).size(), self._files[name].length)
 
     def write(self, name: str, offset: int, data: bytes) -> None:
-        """KeyError for a name that is not in the manifest."""
+        """Write received bytes. KeyError for a name that is not in the manifest."""
         assert offset + len(data) <= self._files[name].length
         with self._or_nothing():
             file = self._file(name)
@@ -67,14 +67,14 @@ class Installer:
             file.write_behind(len(data), offset)
 
     def finish(self, done: Callable[[HadelayError | None], None]) -> None:
-        """Verify, sync, switch, then `done(None)`; `done(error)` when a file is not what the manifest says: it is
-        thrown away, and the next try pulls it anew. DiskFull: all is; FatalError: nobody knows what this disk has."""
+        """Verify, sync and switch, then `done(None)`. `done(error)`: DamagedFile when a file does not match the
+        manifest (the next attempt pulls the file again), DiskFull, or FatalError when the disk's state is unknown."""
 
         def finished(_: object, error: BaseException | None) -> None:
             if error is None:
                 self._switch(done)
             else:
-                done(error if isinstance(error, HadelayError) else FatalError(f"installing a snapshot: {error}"))
+                done(error if isinstance(error, HadelayError) else FatalError(f"installing a snapshot failed: {error}"))
 
         self.abort()
         self._runtime.in_thread(LANE, self._complete, finished)
@@ -135,7 +135,7 @@ class Installer:
         handle.close()
         if crc != file.crc or size != file.length:
             self._disk.unlink(path)
-            raise DamagedFile(path, 0, "what was pulled is not what the manifest says")
+            raise DamagedFile(path, 0, "the received file does not match the snapshot's manifest")
 
     def _rows(self) -> Iterator[Put]:
         handle = self._disk.open(f"{self._incoming}/{self._state}")
@@ -152,8 +152,8 @@ class Installer:
 
 
 def roll_forward(disk: Disk, directory: str) -> None:
-    """Finish a switch to `incoming/`, if one was decided: every step may be the one after which the power fails, and
-    of renames that are not synced any may be lost."""
+    """Finish a switch to `incoming/` if `incoming/complete` exists. Safe to repeat after a power loss at any step,
+    which may undo any rename that was not synced."""
     incoming, outgoing = f"{directory}/incoming", f"{directory}/outgoing"
     if disk.exists(f"{incoming}/complete"):
         if disk.exists(f"{incoming}/hours") and disk.exists(f"{directory}/hours"):
@@ -176,7 +176,7 @@ def _sync_dirs(disk: Disk, *paths: str) -> None:
 
 
 def clear(disk: Disk, directory: str) -> None:
-    """Remove the files of a directory, if it is one."""
+    """Remove the files of a directory, if the directory exists."""
     if disk.exists(directory):
         for name in disk.sizes(directory):
             disk.unlink(f"{directory}/{name}")

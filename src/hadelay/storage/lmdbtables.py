@@ -1,7 +1,6 @@
-"""LMDB behind `Tables`. The only importer of lmdb; its errors become OSError or DamagedFile here.
+"""LMDB backend of `Tables`. Only this module imports lmdb, and turns its errors into OSError or DamagedFile.
 
-LMDB has no checksums, and the checkpoint must not come back with a wrong bit in it: behind every value stands the
-CRC32C of its key and of itself.
+LMDB has no checksums, so the CRC32C of key and value follows every stored value.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from hadelay.model import hour_name
 from hadelay.platform.disk import PRIVATE
 from hadelay.storage.tables import CHECKPOINT, HOUR_STATES, HOURS, ROW, Put, hour_rows, scan_all
 
-#: Named tables that may exist at once.
+#: Limit of named tables.
 _MAX_TABLES = 64
 _GIB = 1 << 30
-#: Changes that one transaction makes: 16 MB of pages, if each is in another.
+#: Number of changes per transaction: 16 MB if each change is in another page.
 _AT_ONCE = 4_096
 _REDO = b"redo"
 _CRC_SIZE = 4
-#: A disk that has no room for this is full.
+#: Size in bytes; a disk without room for as much counts as full.
 _LITTLE = 1 << 20
-#: Gives free memory back to the system, whole pages amid the heap included; glibc's own.
+#: glibc's function that returns free memory to the system, including pages inside the heap.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)
-#: Reads all of the file at argv[1], or the tables named behind it, and counts what is in them.
+#: Program that reads the file at argv[1], all tables or those in argv[2:], and checks their numbers of entries.
 _READ_ALL = """
 import sys, lmdb
 env = lmdb.open(sys.argv[1], max_dbs=64, subdir=False, readonly=True, lock=False)
@@ -54,15 +53,15 @@ with env.begin() as txn:
 
 
 def _can_be_read(path: str, *tables: bytes) -> bool:
-    """Whether LMDB can read these tables, or all: of a file that is shorter than it says, the pages at its end may be
-    free, and need not be there. In a process of its own, which a page that is missing or wrong ends by a signal."""
+    """Whether LMDB can read these tables (default: all) of a file that may have lost its end; missing pages may be
+    free pages. A missing or wrong page may raise a signal, so the check runs in its own process."""
     names = [table.decode() for table in tables]
     done = subprocess.run([sys.executable, "-c", _READ_ALL, path, *names], capture_output=True, check=False)
     return done.returncode == 0
 
 
 class Checkpoint(NamedTuple):
-    """row: of the table `checkpoint`, None if there never was one; hours and their HOUR_ROW, ascending."""
+    """row: row of the table `checkpoint`, None before the first checkpoint; hours and their HOUR_ROW, ascending."""
 
     row: dict[str, Any] | None
     hours: npt.NDArray[np.int64]
@@ -70,7 +69,7 @@ class Checkpoint(NamedTuple):
 
 
 def read_checkpoint(path: str) -> Checkpoint:
-    """Of a file that may be damaged anywhere. DamagedFile, and never a signal."""
+    """The checkpoint of a file that may be damaged anywhere: damage raises DamagedFile, never a signal."""
     if not _can_be_read(path, CHECKPOINT, HOURS, HOUR_STATES, _REDO):
         raise DamagedFile(path, 0, f"LMDB cannot read its tables; {WAY_OUT}")
     backend = LmdbBackend(path, readonly=True)
@@ -81,15 +80,15 @@ def read_checkpoint(path: str) -> Checkpoint:
     finally:
         backend.close()
     if missing := sorted(set(states) - set(hours.tolist())):
-        raise DamagedFile(path, 0, f"it has a state of hour {hour_name(missing[0])}, and no lengths; {WAY_OUT}")
+        raise DamagedFile(path, 0, f"hour {hour_name(missing[0])} has a state, but no lengths; {WAY_OUT}")
     return Checkpoint(msgpack.unpackb(row) if row else None, hours, rows)
 
 
 class LmdbBackend:
-    """One file, synced on every commit, never written through its map: a bug elsewhere cannot scribble on it, and a
-    full disk is an error instead of a signal.
+    """One LMDB file, synced on every commit. The map is read-only: a bug elsewhere cannot overwrite it, and a full disk
+    is an error instead of a signal.
 
-    map_bytes is address space and the most it can ever hold, not memory and not disk.
+    map_bytes: size limit of the file, in bytes of address space.
     """
 
     def __init__(self, path: str, *, map_bytes: int = 64 * _GIB, readonly: bool = False) -> None:
@@ -104,15 +103,15 @@ class LmdbBackend:
             if size < whole:
                 if not _can_be_read(path):
                     self._env.close()
-                    raise DamagedFile(path, size, f"it ends here, and has lost what came behind; {WAY_OUT}")
+                    raise DamagedFile(path, size, f"the file has lost its end; {WAY_OUT}")
                 if not readonly:
-                    # The list of free pages may be behind the end, too: zeros in its place are an error, not a signal.
+                    # The list of free pages may be lost, too: reading zeros is an error, not a signal.
                     os.truncate(path, whole)
             with self._env.begin() as txn:
                 names = [bytes(key) for key in txn.cursor().iternext(values=False)]
             self._tables: dict[bytes, Any] = {name: self._env.open_db(name, create=False) for name in names}
             if readonly and self.scan(_REDO, b"", 1):
-                raise DamagedFile(path, 0, "its last commit is there, but not sorted in yet: start the node once")
+                raise DamagedFile(path, 0, "its last commit is not fully applied: start the node once")
             self._sort_in()
 
     def get(self, table: bytes, key: bytes) -> bytes | None:
@@ -122,7 +121,7 @@ class LmdbBackend:
         try:
             with self._env.begin(db) as txn:
                 data = txn.get(key)
-        except lmdb.Error as error:  # not the context manager: it would cost twice as much as the look-up
+        except lmdb.Error as error:  # the context manager would cost twice as much as the look-up
             raise _os_error(error, self.path) from error
         return None if data is None else self._verified(key, data)
 
@@ -139,7 +138,7 @@ class LmdbBackend:
         if crc32c(value, crc32c(key)).to_bytes(_CRC_SIZE, "little") != data[-_CRC_SIZE:]:
             with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
                 at = max(0, whole.find(data))
-            raise DamagedFile(self.path, at, f"a value of the tables, of key {key[:32]!r}, does not verify; {WAY_OUT}")
+            raise DamagedFile(self.path, at, f"the table value of key {key[:32]!r} does not verify; {WAY_OUT}")
         return value
 
     def scan(self, table: bytes, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
@@ -158,9 +157,8 @@ class LmdbBackend:
         return sorted(self._tables.keys() - {_REDO})
 
     def commit(self, dropped: Iterable[bytes], puts: Iterable[Put]) -> None:
-        """One transaction. Of many changes, what is beyond the first few thousand stands in it as a list, and is sorted
-        in by small ones: the pages that a transaction changes lie in memory until it ends, and keys that are hashes
-        change a page each."""
+        """Commit in one transaction, which stores changes beyond the first few thousand as a redo list; small
+        transactions then apply the list. This bounds the memory for changed pages: hash keys change a page each."""
         tables = dict(self._tables)
         puts = iter(puts)
         with _as_os_error(self.path), self._env.begin(write=True) as txn:
@@ -176,7 +174,7 @@ class LmdbBackend:
                 self._put(txn, tables, [(_REDO, number.to_bytes(4, "big"), msgpack.packb(rest))])
         self._tables = tables
         self._sort_in()
-        # What lay in memory until this commit is free now, and would count as ours for good.
+        # Return the memory that the commit has freed to the system.
         _malloc_trim(0)
 
     def _put(self, txn: Any, tables: dict[bytes, Any], puts: Iterable[Put]) -> None:
@@ -194,7 +192,7 @@ class LmdbBackend:
                 put(key, value + crc32c(key + value).to_bytes(_CRC_SIZE, "little"), True, True, False, db)
 
     def _sort_in(self) -> None:
-        """Carry out what the last commit left as lists; after a crash or an interruption, when the file is opened."""
+        """Apply the redo lists of the last commit; after a crash or an interruption, the next open does this."""
         while not self._interrupted and (lists := self.scan(_REDO, b"", 1)):
             tables = dict(self._tables)
             with _as_os_error(self.path), self._env.begin(write=True) as txn:
@@ -205,7 +203,7 @@ class LmdbBackend:
         self._interrupted = True
 
     def close(self) -> None:
-        """Never while a thread is in `commit` or reads: LMDB would end its transaction under it."""
+        """Close the file. No thread may be in `commit` or a read: LMDB would end its transaction."""
         self._env.close()
 
 
@@ -221,14 +219,14 @@ def _os_error(error: Exception, path: str) -> OSError | DamagedFile:
     if isinstance(error, lmdb.CorruptedError | lmdb.InvalidError | lmdb.PageNotFoundError):
         return DamagedFile(path, 0, f"LMDB: {error}; {WAY_OUT}")
     if isinstance(error, lmdb.MapFullError):
-        return OSError(errno.ENOSPC, "the tables have reached storage.map_bytes: raise it", path)
+        return OSError(errno.ENOSPC, "the tables have reached storage.map_bytes: raise this setting", path)
     full = isinstance(error, lmdb.DiskError) or _is_full(os.path.dirname(path))
     return OSError(errno.ENOSPC if full else errno.EIO, f"LMDB: {error}", path)
 
 
 def _is_full(directory: str) -> bool:
-    """Whether its disk takes no more: LMDB tells of a write that was cut short as of one that failed, and of a quota in
-    words alone."""
+    """Whether the disk of `directory` is full: LMDB reports a short write like a failed one, and a quota only in the
+    text of its error."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             os.posix_fallocate(file.fileno(), 0, _LITTLE)

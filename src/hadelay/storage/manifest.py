@@ -1,8 +1,8 @@
-"""A checkpoint as files, for a peer that is new or too far behind, or for a backup.
+"""Snapshot: the files of one checkpoint, for a peer that is new or too far behind, or for a backup.
 
-The source exports its tables into one file, in a thread; hour files and names are served as they are, up to the lengths
-of the checkpoint (exports.py). The receiver pulls everything into `incoming/`, verifies it, builds its own tables and
-marks the whole complete; switching is then a matter of renames (installer.py).
+The source exports its tables into one file, in a thread, and serves hour files and names up to the lengths of the
+checkpoint (exports.py). The receiver pulls all files into `incoming/`, verifies them, builds its own tables, marks
+`incoming/` complete and switches by renaming (installer.py).
 
     export := { table_size u32 | key_size u32 | value_size u32 | table | key | value }*
 """
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from hadelay.storage.tables import Backend, Put, scan_all
 
-#: Name of the thread that checkpoints, exports and installs, one after the other.
+#: Name of the thread that runs checkpoints, exports and installs, one after the other.
 LANE = "disk"
-#: Size of the parts in which files are read and written, in bytes.
+#: Size of one read or write, in bytes.
 CHUNK = 1 << 20
 _SIZES = struct.Struct("<III")
 
@@ -31,7 +31,7 @@ class SnapshotFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One durable checkpoint. Names are paths relative to a data directory, but for the export: `state-<index>`."""
+    """Files of one durable checkpoint. Names are relative to a data directory, except the export: `state-<index>`."""
 
     index: int
     term: int
@@ -40,7 +40,7 @@ class Manifest:
 
 
 def rows_as_bytes(backend: Backend) -> Iterator[bytes]:
-    """An export, in parts of about CHUNK bytes."""
+    """The export of all tables, in parts of about CHUNK bytes."""
     for table in backend.tables():
         part = bytearray()
         for key, value in scan_all(backend, table):
@@ -53,7 +53,7 @@ def rows_as_bytes(backend: Backend) -> Iterator[bytes]:
 
 
 def row_at(buffer: bytes, at: int) -> tuple[Put, int] | None:
-    """(row, where the next one starts), None when it is not all there."""
+    """(row at `at`, start of the next row); None when the buffer ends within the row."""
     if len(buffer) - at < _SIZES.size:
         return None
     table_size, key_size, value_size = _SIZES.unpack_from(buffer, at)

@@ -1,7 +1,7 @@
-"""What proves that an hour is archived: its manifest, and the catalogue of all archived hours (docs/spec/archive.md).
+"""Manifests of archived hours and the catalogue of all archived hours (docs/spec/archive.md).
 
-`pipeline archive` writes both, jobs and the audit read them, and a leader checks them before it deletes an hour. Needs
-no pyarrow: nodes run without it.
+`pipeline archive` writes both, jobs and the audit read both, and a leader checks both before it deletes an hour. This
+module does not import pyarrow, because nodes run without it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Source(NamedTuple):
     entries: int
     events: int
     log_bytes: int
-    #: Of .log, .idx and .dsp. None: unknown, which only a manifest of version 1 may say.
+    #: CRCs of .log, .idx and .dsp; None (unknown) only in a manifest of version 1.
     crcs: tuple[int, int, int] | None
 
     def encode(self) -> dict[str, Any]:
@@ -70,27 +70,27 @@ class _Body(TypedDict):
 
 
 class Files(Protocol):
-    """An archive, as far as manifests need it. Names are relative. OSError when a store does not answer."""
+    """Read access to an archive. Names are relative. OSError when the store does not answer."""
 
     def path(self, name: str) -> str:
-        """For messages."""
+        """The full path, for error messages."""
         ...
 
     def load(self, name: str) -> bytes:
-        """Raises FileNotFoundError."""
+        """The bytes of a file. FileNotFoundError."""
         ...
 
     def size(self, name: str) -> int | None:
-        """None if there is no such file."""
+        """Size in bytes; None if the file does not exist."""
         ...
 
     def list(self, directory: str) -> list[str] | None:
-        """Names in it, ascending. None if there is no such directory."""
+        """Names in a directory, ascending; None if the directory does not exist."""
         ...
 
 
 class Directory:
-    """Files of this machine."""
+    """An archive in a local directory."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -123,10 +123,10 @@ def manifest_name(hour: int) -> str:
 
 
 def manifest_hours(files: Files) -> set[int]:
-    """Hours with a manifest. NotFound when there is no archive."""
+    """Hours with a manifest. NotFound when the directory is not an archive."""
     names = files.list("_manifest")
     if names is None:
-        raise NotFound(f"{files.path('')}: no directory _manifest/ in it, so it is no archive")
+        raise NotFound(f"{files.path('')} is not an archive: it has no directory _manifest/")
     return {hour_from_name(name[:-5]) for name in names if name[:1].isdigit() and name.endswith(".json")}
 
 
@@ -136,18 +136,18 @@ def encode_manifest(hour: int, source: Source, parts: list[Part]) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Raises ValueError in words."""
+    """The decoded manifest. ValueError, with a message for users, when the bytes are not a manifest."""
     try:
         found = msgspec.json.decode(data, type=Manifest)
     except RecursionError:
-        raise ValueError("it is no manifest") from None
+        raise ValueError("the file is not a manifest") from None
     if not 1 <= found["version"] <= VERSION:
-        raise ValueError(f"it is of version {found['version']}; this hadelay knows versions 1 to {VERSION}")
+        raise ValueError(f"the manifest has version {found['version']}; this hadelay reads versions 1 to {VERSION}")
     return found
 
 
 def source_of(manifest: Manifest) -> Source | None:
-    """None when the manifest does not say all of it, as it may in version 1."""
+    """Source of a manifest; None when the manifest lacks a part of it, as version 1 may."""
     said = manifest["source"]
     try:
         crcs = said["crc32c_log_idx_dsp"]
@@ -158,7 +158,7 @@ def source_of(manifest: Manifest) -> Source | None:
 
 
 def of_kind(manifest: Manifest, kind: str) -> list[Part]:
-    """messages or events: files in the order of their rows."""
+    """Files of a kind ("messages" or "events"), in the order of their rows."""
     return [part for part in manifest["files"] if part["path"].startswith(f"{kind}/")]
 
 
@@ -170,14 +170,14 @@ def rows(manifest: Manifest, kind: str) -> int:
 
 
 class Catalogue:
-    """Every archived hour, by number."""
+    """All archived hours, by hour number."""
 
     def __init__(self, names: list[str], revision: int, hours: dict[int, Listed]) -> None:
-        #: Files that it was read from; empty when the archive has no catalogue.
+        #: Names of the files that the catalogue was read from; empty when the archive has no catalogue.
         self.names, self.revision, self.hours = names, revision, hours
 
     def row(self, manifest: bytes) -> Listed:
-        """Of a manifest that is not in it. Raises ValueError for what is none."""
+        """Catalogue row for a manifest that is not listed yet. ValueError when the bytes are not a manifest."""
         found = decode_manifest(manifest)
         return {
             "crc32c": f"{crc32c(manifest):08x}", "messages": rows(found, "messages"), "events": rows(found, "events"),
@@ -188,7 +188,7 @@ class Catalogue:
         return hour in self.hours and self.hours[hour]["crc32c"] == f"{crc32c(manifest):08x}"
 
     def encode(self, added: dict[int, Listed]) -> tuple[str, bytes]:
-        """(name, bytes) of the next one, with these hours, too."""
+        """(name, bytes) of the next catalogue: this one plus the added hours."""
         hours = {hour_name(hour): row for hour, row in sorted((self.hours | added).items())}
         body = {
             "version": _CATALOGUE_VERSION, "revision": self.revision + 1,
@@ -199,8 +199,8 @@ class Catalogue:
 
 
 def load_catalogue(files: Files, known: Catalogue | None = None, attempts: int = 5) -> Catalogue:
-    """What all catalogues say together. DamagedFile for one that is not as it was written. known: of an earlier call,
-    which is returned when nothing has changed: a catalogue with another content has another name."""
+    """Merge all catalogue files of an archive. DamagedFile when a file does not match its CRC. known: result of an
+    earlier call, returned when the file names are unchanged (a name contains the CRC of the content)."""
     names = [f"_catalogue/{name}" for name in files.list("_catalogue") or () if name[:1].isdigit()]
     if known is not None and known.names == names:
         return known
@@ -209,7 +209,7 @@ def load_catalogue(files: Files, known: Catalogue | None = None, attempts: int =
         try:
             data = files.load(name)
         except FileNotFoundError:
-            if attempts > 1:  # a run has replaced it since the listing
+            if attempts > 1:  # another run has replaced the catalogue since the listing
                 return load_catalogue(files, known, attempts - 1)
             raise
         try:
@@ -217,7 +217,7 @@ def load_catalogue(files: Files, known: Catalogue | None = None, attempts: int =
                 raise ValueError("its CRC is not the one in its name")
             body = msgspec.json.decode(data, type=_Body)
             if body["version"] != _CATALOGUE_VERSION:
-                raise ValueError(f"it is of version {body['version']}; this hadelay knows {_CATALOGUE_VERSION}")
+                raise ValueError(f"it has version {body['version']}; this hadelay reads version {_CATALOGUE_VERSION}")
         except (ValueError, RecursionError) as error:
             raise DamagedFile(files.path(name), 0, f"the catalogue cannot be read: {error}") from None
         revision = max(revision, body["revision"])
@@ -234,8 +234,8 @@ def load_catalogue(files: Files, known: Catalogue | None = None, attempts: int =
 def unproven(
     files: Files, catalogue: Catalogue, wanted: Iterable[tuple[int, Source]], limit: int
 ) -> dict[int, str]:  # fmt: skip
-    """Why each hour may not be deleted; "" for those that may: the archive has them in full. Ends after `limit` of
-    them. Reads manifests, and sizes of files. OSError when the archive does not answer."""
+    """Hour → reason why the archive does not prove the hour; "" for a proven hour, which may be deleted. Stops after
+    `limit` proven hours. Reads manifests and file sizes only. OSError when the archive does not answer."""
     found, proven = dict[int, str](), 0
     for hour, source in wanted:
         found[hour] = _problem(files, catalogue, hour, source)
@@ -247,27 +247,27 @@ def unproven(
 
 def _problem(files: Files, catalogue: Catalogue, hour: int, source: Source) -> str:
     if hour not in catalogue.hours:
-        return "the archive's catalogue does not name it"
+        return "the archive's catalogue does not list the hour"
     name = manifest_name(hour)
     try:
         data = files.load(name)
         if not catalogue.lists(hour, data):
-            return f"{name} is not the one that the catalogue names"
+            return f"{name} does not match the CRC in the catalogue"
         manifest = decode_manifest(data)
     except FileNotFoundError:
         return f"{name} is missing"
     except ValueError as error:
         return f"{name}: {error}"
     if manifest["version"] < VERSION:
-        return f"{name} is of version {manifest['version']}, which proves too little"
+        return f"{name} has version {manifest['version']}, which proves too little: archive the hour again"
     if source_of(manifest) != source or manifest["hour"] != int(hour_name(hour)):
-        return f"{name} is of another source: {manifest['source']}, and this node has {source.encode()}"
+        return f"{name} describes another source: {manifest['source']}; this node has {source.encode()}"
     if (rows(manifest, "messages"), rows(manifest, "events")) != (source.entries, source.events):
-        return f"{name} names files with other numbers of rows"
+        return f"{name} lists files whose row counts differ from the source's"
     for part in manifest["files"]:
         size = files.size(part["path"])
         if size is None:
             return f"{part['path']} is missing"
         if size != part["bytes"]:
-            return f"{part['path']} has {size} bytes, not {part['bytes']}"
+            return f"{part['path']} has {size} bytes; the manifest says {part['bytes']}"
     return ""

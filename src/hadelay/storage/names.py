@@ -1,4 +1,4 @@
-"""Numbers for topic, consumer and node names: the hour files hold numbers only. One append-only file, all in memory."""
+"""Table of names in one append-only file: hour files hold numbers of topics, consumers, nodes and reasons only."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def encode_name(kind: int, number: int, name: str) -> bytes:
 
 
 def decode_names(data: bytes, path: str) -> Iterator[Name]:
-    """Every record. DamagedFile at the first that does not verify."""
+    """All records of the file. DamagedFile at the first wrong CRC."""
     at = 0
     while at < len(data):
         head = np.frombuffer(data[at : at + NAME_SIZE].ljust(NAME_SIZE, b"\0"), NAME)[0]
         text = data[at + NAME_SIZE : at + NAME_SIZE + int(head["size"])]
         if crc32c(text, crc32c(data[at : at + NAME_SIZE - 4])) != head["crc"] or len(text) != head["size"]:
-            raise DamagedFile(path, at, "the name's CRC does not hold")
+            raise DamagedFile(path, at, "the name's CRC is wrong")
         yield Name(at, int(head["kind"]), int(head["number"]), text.decode())
         at += NAME_SIZE + len(text)
 
 
 class NameTable:
-    """Numbers count from 0 per kind."""
+    """Names and their numbers, which count from 0 per kind; all are in memory."""
 
     def __init__(self, disk: Disk, path: str, length: int = 0, crc: int = 0) -> None:
-        """Load the first `length` bytes, whose checksum has to be `crc`. Cutting what follows is recovery's job."""
+        """Load the first `length` bytes, whose checksum must be `crc`. Recovery has cut the file to this length."""
         self.path, self.length, self.crc = path, length, crc
         self.unsynced = False
         self._disk = disk
@@ -57,16 +57,16 @@ class NameTable:
         data = read_file(disk, path, length)
         for name in decode_names(data, path):
             if name.number != self._add(name.kind, name.name):
-                raise DamagedFile(path, name.offset, "the name has another number than its place says")
+                raise DamagedFile(path, name.offset, "the name's number does not match its position")
         if len(data) < length or crc32c(data) != crc:
-            raise DamagedFile(path, len(data), "the names are not those of the checkpoint")
+            raise DamagedFile(path, len(data), "the file's CRC differs from the checkpoint's")
 
     def number(self, kind: int, name: str) -> int:
-        """KeyError if it was never registered."""
+        """The number of a registered name. KeyError."""
         return self._numbers[kind][name]
 
     def name(self, kind: int, number: int) -> str:
-        """KeyError if there is none."""
+        """The name with this number. KeyError."""
         names = self._names[kind]
         if not 0 <= number < len(names):
             raise KeyError(number)
@@ -77,7 +77,7 @@ class NameTable:
         return [self._numbers[kind].copy() for kind in KINDS]
 
     def register(self, kind: int, name: str) -> int:
-        """The number of `name`, given now if it has none yet. Only from apply."""
+        """The number of `name`; a new name gets the next number. Called from apply only."""
         found = self._numbers[kind].get(name)
         if found is not None:
             return found

@@ -1,7 +1,7 @@
-"""An hour that is about to run: its index and log mapped read-only (S2).
+"""Near hour: the previous, current or one of the next two hours, with index and log mapped read-only (S2).
 
-Appends are pwrite into allocated space, never stores through the mapping: a full disk under a written map is a SIGBUS,
-a full disk under pwrite is an OSError. Both go through the page cache, so a read through the map sees them at once.
+Appends use pwrite into allocated space: on a full disk, a store through the map raises SIGBUS, but pwrite an OSError.
+Reads through the map see a pwrite at once, because both use the page cache.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hadelay.codec.formats import INDEX, INDEX_SIZE
 from hadelay.platform.disk import Disk, File
 
 _PAGE = 4096
-#: Space is allocated and mapped ahead by doubling, within these bounds: few remaps, little waste.
+#: Minimum and maximum size of one allocation ahead, in bytes; steps double, for few remaps and little waste.
 _STEP_MIN, _STEP_MAX = 64 << 10, 32 << 20
 
 
 class Mapped:
-    """One append-only file with a mapping that stays ahead of what is written."""
+    """One append-only file with a mapping that extends beyond the written bytes."""
 
     def __init__(self, disk: Disk, path: str, length: int) -> None:
         self.file: File = disk.open(path, create=True)
@@ -30,7 +30,7 @@ class Mapped:
         self.reserve(length)
 
     def reserve(self, length: int) -> bool:
-        """Allocate and map at least `length` bytes. True when the map changed: derived views must be made anew."""
+        """Allocate and map at least `length` bytes. True when the map changed: views of the old map are stale."""
         if length <= self._mapped:
             return False
         step = min(max(self._mapped, _STEP_MIN), _STEP_MAX)
@@ -38,14 +38,14 @@ class Mapped:
         try:
             self.file.allocate(size)
         except OSError:
-            size = _pages(length)  # a disk that is nearly full has no room for steps, but perhaps for this
+            size = _pages(length)  # a nearly full disk may have room for this, but not for a whole step
             self.file.allocate(size)
         self.view = self.file.map(size)
         self._mapped = size
         return True
 
     def close(self) -> None:
-        """Unmap, and give back the space behind the end unless somebody still reads through the map."""
+        """Unmap, and free the space beyond the end unless a reader still uses the map."""
         with contextlib.suppress(BufferError):
             self.view.release()
             self.file.truncate(self.length)
@@ -58,7 +58,7 @@ def _pages(length: int) -> int:
 
 class NearHour:
     def __init__(self, disk: Disk, path: str, entries: int, log_bytes: int) -> None:
-        """path: of the hour's files, without their suffix."""
+        """path: path of the hour's files, without suffix."""
         self.entries = entries
         self._idx = Mapped(disk, path + ".idx", entries * INDEX_SIZE)
         self._log = Mapped(disk, path + ".log", log_bytes)
@@ -70,7 +70,7 @@ class NearHour:
         self._rows = rows
 
     def append(self, rows: npt.NDArray[np.void], records: bytearray | None) -> None:
-        """Write linked and sealed rows, their records (if any) first."""
+        """Write records (if any), then the linked and sealed rows."""
         log, idx = self._log, self._idx
         if records:
             log.reserve(log.length + len(records))
@@ -93,11 +93,11 @@ class NearHour:
         return bytes(self._log.view[offset : offset + size])
 
     def cached_record(self, offset: int, size: int) -> bytes | None:
-        """Not through the map: there, a page that is not in memory stops the whole process."""
+        """One record if in memory. Read without the map, where a missing page would block the whole process."""
         return self._log.file.pread_cached(size, offset)
 
     def overwrite(self, suffix: str, data: bytes, offset: int) -> None:
-        """Repair only: the same bytes as were once written."""
+        """Restore the originally written bytes; for repairs only."""
         (self._idx if suffix == ".idx" else self._log).file.pwrite(data, offset)
 
     def close(self) -> None:

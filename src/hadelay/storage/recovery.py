@@ -1,8 +1,7 @@
-"""Bringing a directory back to its last checkpoint: files are cut to the lengths it names, the journal does the rest.
+"""Recovery to the last checkpoint: cut all files to the checkpoint's lengths; the journal replays the later entries.
 
-The cost is one look at the sizes of the files, whatever is in them. What was appended after the checkpoint is cut off,
-torn or not: the journal still has it, and appending it again gives the same bytes. A file that is *shorter* than its
-checkpoint says has lost bytes that were synced: that is damage, and not a crash.
+Recovery reads only the sizes of the files. Appending the entries again gives the same bytes, so all bytes after the
+checkpoint are cut, torn or not. A file *shorter* than its checkpoint length has lost synced bytes, which is damage.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from hadelay.storage.hours import file_checksums
 
 
 def cut_hours(disk: Disk, directory: str, hours: npt.NDArray[np.int64], rows: npt.NDArray[np.void]) -> None:
-    """Make every hour file as long as its HOUR_ROW says, and remove those of hours that have none."""
+    """Cut every hour file to the length in its HOUR_ROW; remove files of hours without a HOUR_ROW."""
     sizes = disk.sizes(directory)
     known = set(hours.tolist())
     for name, (length, _) in file_checksums(hours, rows):
         size = sizes.pop(name, 0)
         cut_file(disk, f"{directory}/{name}", size, length)
         if size > length and name.endswith(".idx"):
-            sizes[name.removesuffix("idx") + "heads"] = 0  # they may be ahead of what is left: gone, see below
+            sizes[name.removesuffix("idx") + "heads"] = 0  # may be ahead of the cut index: removed below
     for name in sizes:
         stem, _, suffix = name.partition(".")
         if suffix == "heads" and sizes[name] and hour_from_name(stem) in known:
@@ -36,7 +35,7 @@ def cut_hours(disk: Disk, directory: str, hours: npt.NDArray[np.int64], rows: np
 
 def cut_file(disk: Disk, path: str, size: int, length: int) -> None:
     if size < length:
-        raise DamagedFile(path, size, f"the checkpoint knows {length} bytes; {WAY_OUT}")
+        raise DamagedFile(path, size, f"the file ends here; the checkpoint says {length} bytes; {WAY_OUT}")
     if size > length:
         file = disk.open(path)
         file.truncate(length)

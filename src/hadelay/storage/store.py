@@ -1,10 +1,10 @@
-"""One group's data directory, and the checkpoint that ties everything in it to one applied index.
+"""One group's data directory, and the checkpoint that ties all its files to one applied index.
 
     directory/  identity  lock  names  state.mdb  hours/<hour>.{log,idx,dsp,heads}  [export/  incoming/]
 
-A checkpoint: sample what changed, at one applied index; write what waits for far hours, in slices on the loop; sync
-those files, then commit one transaction with the applied index, the lengths of the files, core's state and the changes
-of the tables, both in a thread. Only then does any of it count: recovery cuts back to the last one that committed.
+A checkpoint samples the changes at one applied index and writes buffered messages of far hours, in slices on the loop.
+A thread then syncs the files and commits one transaction: applied index, file lengths, core's state, table changes.
+Recovery cuts all files back to the last committed checkpoint.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from hadelay.storage.names import NameTable
 from hadelay.storage.recovery import cut_file, cut_hours
 from hadelay.storage.tables import CHECKPOINT, CORE, HOUR_STATES, HOURS, ROW, Backend, Put, Tables, hour_rows, scan_all
 
-#: Between two slices of a checkpoint, at most; a slice is as long when nothing else is going on.
+#: Maximum pause between two slices of a checkpoint, in seconds.
 _PAUSE_S = 0.01
 
 Done = Callable[[BaseException | None], None]
 
 
 class Storage:
-    """Everything is called on the loop.
+    """Files and tables of one group; all methods are called on the loop.
 
-    applied_index, applied_term: of the last durable checkpoint; replay starts after it.
-    core_blob: what core gave to it; b"" for a new directory.
+    applied_index, applied_term: position of the last durable checkpoint; replay starts after it.
+    core_blob: core's state in that checkpoint; b"" for a new directory.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class Storage:
         backend: Callable[[str], Backend] = LmdbBackend,
         far_buffer_bytes: int = 32 << 20,
     ) -> None:
-        """Lock the directory, check that it is ours (ConfigError), recover to its last checkpoint (DamagedFile).
+        """Lock the directory, check its identity (ConfigError), recover to its last checkpoint (DamagedFile).
 
-        backend: opens the tables at a path.
+        backend: function that opens the tables at a path.
         """
         self.disk, self.directory, self._runtime = disk, directory, runtime
         self._make_backend, self._far_buffer_bytes = backend, far_buffer_bytes
         disk.makedirs(directory)
         self._lock = lock_directory(disk, directory)
         self.checkpointing = self._closed = False
-        #: A switch to a snapshot that waits for the checkpoint under way.
+        #: Switch to a snapshot, deferred until the running checkpoint ends.
         self._switch: Callable[[], None] | None = None
         try:
             self.identity = check_identity(disk, directory, identity)
@@ -86,7 +86,7 @@ class Storage:
         disk, directory, get = self.disk, self.directory, self.tables.backend.get
         row = msgpack.unpackb(get(CHECKPOINT, ROW) or msgpack.packb(_first_row(self.identity)))
         if (row["cluster_id"], row["group"]) != (self.identity.cluster_id, self.identity.group):
-            raise DamagedFile(f"{directory}/state.mdb", 0, f"its checkpoint is of another cluster or group; {WAY_OUT}")
+            raise DamagedFile(f"{directory}/state.mdb", 0, f"a checkpoint of another cluster or group; {WAY_OUT}")
         self.applied_index, self.applied_term = row["index"], row["term"]
         self.core_blob = get(CHECKPOINT, CORE) or b""
         hours, rows = hour_rows(self.tables.backend)
@@ -100,22 +100,22 @@ class Storage:
         clear(disk, f"{directory}/export")
 
     def hour_blobs(self) -> dict[int, bytes]:
-        """What core gave per hour to the checkpoints so far."""
+        """Core's state per hour, as of the last checkpoint."""
         return {int.from_bytes(key, "big"): value for key, value in scan_all(self.tables.backend, HOUR_STATES)}
 
     def checkpoint(
         self, applied_index: int, applied_term: int, core_blob: bytes, hour_blobs: dict[int, bytes], done: Done
     ) -> None:
-        """Make the present durable, then `done(None)`; `done(error)` ends the node: never try again after it.
+        """Make the current state durable, then call `done(None)`; `done(error)` is final: the node must stop.
 
-        applied_index: at most what this node's own journal has synced. hour_blobs: those that changed since the last
-        call; b"" forgets one. One checkpoint at a time.
+        applied_index: at most the last index that this node's journal has synced. hour_blobs: core's states that
+        changed since the last call; b"" deletes a state. Only one checkpoint runs at a time.
         """
         assert not self.checkpointing, "one checkpoint at a time"
         self.checkpointing = True
         try:
             sample = self.hours.sample()
-        except Exception as error:  # it may have to write what somebody else found no room for
+        except Exception as error:  # sampling writes messages whose earlier write may have failed on a full disk
             done(error)
             return
         layer, row = self.tables.freeze(), self._row(applied_index, applied_term)
@@ -156,16 +156,15 @@ class Storage:
         return msgpack.packb(_first_row(self.identity) | {"index": index, "term": term} | names)  # type: ignore[no-any-return]
 
     def _write_frozen(self, then: Done) -> None:
-        """Write what waits for far hours and is frozen, in slices; between them the loop is left to others as long as
-        they take. A method and no closure: one that names itself is a cycle, and would keep what the checkpoint wrote
-        until the collector comes."""
+        """Write the frozen messages of far hours in slices; after each slice, pause as long as the slice took. A
+        closure that names itself would be a reference cycle and keep the written data until garbage collection."""
         if self._closed:
             then(files_closed())
             return
         began = self._runtime.monotonic()
         try:
             written = self.hours.write_some()
-        except Exception as error:  # the loop would only log it, and no checkpoint would ever end again
+        except Exception as error:  # the loop would only log the error, and the checkpoint would never end
             then(error)
             return
         if written:
@@ -180,7 +179,7 @@ class Storage:
         self.tables.backend.commit(sorted(dropped), puts)
 
     def _remove(self, paths: list[str]) -> None:
-        # In the thread: giving back the blocks of a large file takes long. If it fails, recovery does it.
+        # In the thread: unlinking a large file is slow. Recovery removes files that stay after a failure.
         def unlink() -> None:
             for path in paths:
                 self.disk.unlink(path)
@@ -189,14 +188,13 @@ class Storage:
             self._runtime.in_thread(LANE, unlink, lambda *_: None)
 
     def write_out(self, done: Done) -> None:
-        """Write what waits for far hours, in slices; then `checksums` has nothing left to write."""
-
+        """Write the buffered messages of far hours, in slices, so that `checksums` has nothing left to write."""
         if not self.checkpointing:
             self.hours.freeze()
         self._write_frozen(done)
 
     def set_identity(self, *, incarnation: int | None = None, feature_level: int | None = None) -> None:
-        """Durable when it returns; rare."""
+        """Change the identity file; the change is durable on return."""
         self.identity = replace(
             self.identity,
             incarnation=self.identity.incarnation if incarnation is None else incarnation,
@@ -207,25 +205,25 @@ class Storage:
     # -- snapshots
 
     def manifest(self) -> Manifest | None:
-        """The last durable checkpoint as files, which stay until `exports.release`. None: there is none yet, or its
-        tables are being exported in the thread, or could not be (`exports.failure`); ask again soon."""
+        """Files of the last durable checkpoint, kept until `exports.release`. None when no checkpoint exists yet, the
+        export of its tables is running, or the export failed (`exports.failure`): call again soon."""
         return self.exports.manifest(self.applied_term, self.checkpointing)
 
     def install(self, manifest: Manifest, installed: Callable[[], None]) -> Installer:
-        """Take in another node's manifest. When its `finish` has switched, this object is closed, and `installed` is
-        called: `reopen` then gives the new one. Nothing of it happens once this object was closed by others."""
+        """Installer of another node's snapshot. Its `finish` closes this object and calls `installed`; `reopen` then
+        returns the new Storage. If this object was closed before, the switch does nothing."""
 
         def switch(switched: Callable[[HadelayError | None], None]) -> None:
             if self._closed:
                 return
-            if self.checkpointing:  # it writes to what is about to be replaced
+            if self.checkpointing:  # a running checkpoint writes to the files that the switch replaces
                 self._switch = lambda: switch(switched)
                 return
             try:
                 self.close()
                 installed()
-            except Exception as error:  # half of it is closed or open: there is nothing to go on with
-                switched(FatalError(f"switching to a snapshot: {error}"))
+            except Exception as error:  # the storage is half closed, so the node cannot continue
+                switched(FatalError(f"switching to a snapshot failed: {error}"))
             else:
                 switched(None)
 
@@ -243,7 +241,7 @@ class Storage:
         )
 
     def close(self) -> None:
-        """Without a checkpoint: the journal has the rest. Waits for the thread, which may be in the middle of one."""
+        """Close without a checkpoint: the journal has the later changes. Waits for a checkpoint in the thread."""
         self._closed = True
         self.tables.backend.interrupt()
         self._runtime.join(LANE)

@@ -1,7 +1,7 @@
-"""Named tables of bytes to bytes: changes since the last checkpoint in memory, everything older behind a Backend.
+"""Named tables of bytes to bytes: changes since the last checkpoint in memory, older rows in a Backend.
 
-The backend is written only by the checkpoint's one transaction. Were it written earlier, replay after a crash would see
-keys that are not there yet at the entry being replayed, and lose a message over it.
+Only the checkpoint's transaction writes to the backend. After an earlier write and a crash, replay would see keys of
+later entries, and lose a message.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy.typing as npt
 from hadelay.codec.formats import HOUR_ROW
 from hadelay.storage.handles import files_closed
 
-#: What a key and value in a dict cost besides their bytes, roughly.
+#: Approximate size of a dict entry without the bytes of key and value, in bytes.
 _ROW_COST = 150
 _NEW_KEYS = 512
 
-#: The checkpoint's own tables: {b"row": msgpack, b"core": bytes}, and hour u32 big-endian → HOUR_ROW, → core's bytes.
+#: Tables of the checkpoint: {b"row": msgpack, b"core": bytes}, and hour u32 big-endian → HOUR_ROW, → core's bytes.
 CHECKPOINT, HOURS, HOUR_STATES = b"checkpoint", b"hours", b"hour-states"
 ROW, CORE = b"row", b"core"
 
@@ -30,34 +30,34 @@ Put = tuple[bytes, bytes, bytes | None]
 
 class Backend(Protocol):
     """An ordered key-value store with named tables and one atomic, durable commit: LmdbBackend, and a simulated twin in
-    chaos.sim. `commit` may run in a thread while the loop reads; readers see either all of it or nothing. An
-    error of the disk is an OSError."""
+    chaos.sim. `commit` may run in a thread while the loop reads; a reader sees all of a commit or nothing. Disk errors
+    are OSErrors."""
 
     def get(self, table: bytes, key: bytes) -> bytes | None: ...
 
     def get_many(self, table: bytes, keys: Sequence[bytes]) -> list[bytes | None]: ...
 
     def scan(self, table: bytes, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        """Up to `limit` pairs with key ≥ start, ascending; none when there is no such table."""
+        """Up to `limit` pairs with key ≥ start, ascending; empty for an unknown table."""
         ...
 
     def tables(self) -> list[bytes]:
-        """Names of the tables that hold something (or did), sorted."""
+        """Names of all tables, sorted; tables that became empty included."""
         ...
 
     def commit(self, dropped: Iterable[bytes], puts: Iterable[Put]) -> None:
-        """Drop whole tables first, then put (table, key, value) or delete (value None). Durable when it returns."""
+        """Drop whole tables, then put (table, key, value) or delete (value None). The commit is durable on return."""
         ...
 
     def interrupt(self) -> None:
-        """A commit under way in a thread ends as soon as it can, either durable or not at all: `close` comes next."""
+        """Make a commit in a thread end soon, either durable or without effect; call `close` next."""
         ...
 
     def close(self) -> None: ...
 
 
 class _Closed:
-    """A Backend that was one."""
+    """Backend of closed Tables: every call fails."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise files_closed()
@@ -86,7 +86,7 @@ def hour_rows(backend: Backend) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.v
 
 
 class _Order:
-    """Keys of one table in order. New ones wait until there are enough of them to be worth a sort."""
+    """Keys of one table in order; new keys are sorted in batches."""
 
     def __init__(self, keys: Iterable[bytes]) -> None:
         self._keys = sorted(keys)
@@ -113,7 +113,7 @@ class Layer:
         self.rows: dict[bytes, dict[bytes, bytes | None]] = {}
         self.dropped: set[bytes] = set()
         self.bytes = 0
-        #: Of tables that somebody walks through.
+        #: Key order of the tables that were scanned.
         self._orders: dict[bytes, _Order] = {}
 
     def put(self, table: bytes, key: bytes, value: bytes | None) -> None:
@@ -151,7 +151,7 @@ class Layer:
     def puts(self) -> Iterator[Put]:
         for table in sorted(self.rows):
             rows = self.rows[table]
-            for key in sorted(rows):  # in order: the backend's pages are then filled one after another
+            for key in sorted(rows):  # in order, to fill the backend's pages one after another
                 yield table, key, rows[key]
 
 
@@ -163,7 +163,7 @@ class Tables:
 
     @property
     def overlay_bytes(self) -> int:
-        """What changed since the last checkpoint began, roughly as it lies in memory: a reason for a checkpoint."""
+        """Approximate memory of the changes since the last checkpoint began, in bytes; many trigger a checkpoint."""
         return self._fresh.bytes
 
     def get(self, table: bytes, key: bytes) -> bytes | None:
@@ -176,7 +176,7 @@ class Tables:
         return self.backend.get(table, key)
 
     def get_many(self, table: bytes, keys: Sequence[bytes]) -> list[bytes | None]:
-        """`get` of each: many in a third of the time."""
+        """`get` of many keys, in a third of the time."""
         layers = self._layers()
         if any(table in layer.dropped or table in layer.rows for layer in layers[1:]) or table in layers[0].dropped:
             return [self.get(table, key) for key in keys]
@@ -203,8 +203,8 @@ class Tables:
     def range(
         self, table: bytes, start: bytes = b"", end: bytes | None = None, limit: int = 1000
     ) -> list[tuple[bytes, bytes]]:
-        """Up to `limit` pairs with start ≤ key < end, ascending. What was deleted since the last checkpoint is walked
-        over each time, so whoever works through a table should begin behind what is done."""
+        """Up to `limit` pairs with start ≤ key < end, ascending. Each call skips keys deleted since the last checkpoint
+        one by one, so a caller that consumes a table should start after the last consumed key."""
         sources: list[Callable[[bytes], Sequence[tuple[bytes, bytes | None]]]] = []
         for layer in self._layers():
             sources.append(partial(layer.page, table, limit=limit))
@@ -215,7 +215,7 @@ class Tables:
         found: list[tuple[bytes, bytes]] = []
         while True:
             pages = [source(start) for source in sources]
-            # Up to the first page's end that is not the table's, every source has told all it has.
+            # Up to the lowest last key of the full pages, all sources are complete.
             known = min((page[-1][0] for page in pages if len(page) == limit), default=None)
             rows = dict(row for page in reversed(pages) for row in page)
             for key, value in sorted(rows.items()):
@@ -232,13 +232,13 @@ class Tables:
             start = known + b"\0"
 
     def freeze(self) -> Layer:
-        """What changed until now, for the backend; changes go to a new layer over it."""
+        """The changes until now, for the backend; later changes go to a new layer."""
         assert self._frozen is None, "one checkpoint at a time"
         self._frozen, self._fresh = self._fresh, Layer()
         return self._frozen
 
     def committed(self) -> None:
-        """The backend has the frozen layer."""
+        """Drop the frozen layer, which the backend has now."""
         self._frozen = None
 
     def close(self) -> None:
