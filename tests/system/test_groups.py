@@ -13,7 +13,7 @@ from typing import Any
 
 from chaos.freeports import free_ports
 from hadelay.api.service import ReceiveRequest
-from hadelay.model import Draft, unpack_id
+from hadelay.model import Draft, decode_id, unpack_id
 from hadelay.platform.disk import RealDisk
 from hadelay.platform.runtime import AsyncioRuntime
 from hadelay.process import node_link
@@ -101,7 +101,7 @@ async def test_two_groups_in_one_process(tmp_path: Path) -> None:
         for group, expected in ids.items():
             assert {unpack_id(i)[0] for i in expected} == {group}
             got = await receive(leaders[group], "orders", len(expected))
-            assert sorted(message.id for message in got) == sorted(expected)
+            assert sorted(decode_id(message.id) for message in got) == sorted(expected)
         assert leaders[0].ledger.topic("only") is None
         # A leader of one steps down; the other's does not notice.
         term = leaders[7].raft.term
@@ -110,7 +110,7 @@ async def test_two_groups_in_one_process(tmp_path: Path) -> None:
         new = await leader(rest)
         assert len(await receive(new, "orders", 0)) == 0
         later = await publish(rest[0], "orders", 10)
-        assert {m.id for m in await receive(await leader(rest), "orders", 10)} == set(later)
+        assert {decode_id(m.id) for m in await receive(await leader(rest), "orders", 10)} == set(later)
         assert (leaders[7].raft.term, bool(leaders[7].leading)) == (term, True)
         for name in NAMES:
             assert {path.name for path in (tmp_path / name).glob("g*") if path.is_dir()} == {"g0", "g7"}
@@ -122,4 +122,4 @@ async def test_both_come_back(tmp_path: Path) -> None:
     async with groups(tmp_path, (1, 2)) as found:
         for group, expected in kept.items():
             got = await receive(await leader(found[group]), "kept", len(expected))
-            assert sorted(message.id for message in got) == sorted(expected)
+            assert sorted(decode_id(message.id) for message in got) == sorted(expected)
