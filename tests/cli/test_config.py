@@ -58,15 +58,15 @@ def test_durations_sizes_and_peers_in_words() -> None:
         ("[http]\nmax_waiting = 0", "2: http.max_waiting: is 0; must be at least 1"),
         ('[dispatch]\nsync = "never"', '2: dispatch.sync: \'never\': choose "commit" or "interval"'),
         ('[http]\nlisten = "8400"', '2: http.listen: expected "host:port"'),
-        ('[http]\nlisten = "0.0.0.0:8400"', "2: http.listen: 0.0.0.0:8400 can be reached from other machines"),
+        ('[http]\nlisten = "0.0.0.0:8400"', "2: http.listen: other machines can reach 0.0.0.0:8400"),
         ('[raft.peers]\nn2 = "127.0.0.1:1"', "1: raft.peers: lists every member, but not this node (n1)"),
         ('[raft.peers]\nn1 = "127.0.0.1:1"\nn2 = "x"', '3: raft.peers.n2: expected "host:port"'),
         ("[raft]\nheartbeat_ms = 190", "2: raft.heartbeat_ms: is 190; must be at most a third"),
-        ('[http]\ntls_cert = "a"', "2: http.tls_cert: goes with tls_key"),
-        ('[raft]\ntls_cert = "a"\ntls_key = "b"', "2: raft.tls_cert: goes with tls_ca"),
+        ('[http]\ntls_cert = "a"', "2: http.tls_cert: needs tls_key"),
+        ('[raft]\ntls_cert = "a"\ntls_key = "b"', "2: raft.tls_cert: needs tls_ca"),
         (
             '[http]\ntls_cert = "a"\ntls_key = "b"\nadvertise = "http://x"',
-            "4: http.advertise: http://x: this node has a tls_cert",
+            "4: http.advertise: http://x: this node serves HTTPS",
         ),
         ('[security]\nbootstrap_token_hash = "abc"', "2: security.bootstrap_token_hash: expected 64 hex digits"),
         ("[http]\nlisten = ", "not TOML"),
@@ -121,7 +121,7 @@ def test_insecure_in_so_many_words(tmp_path: Path) -> None:
     [
         (
             "",
-            "2: http.listen: 10.* set tls_cert and tls_key under \\[http\\], tokens = true under \\[security\\]",
+            "2: http.listen: other machines can reach 10.* set tls_cert and tls_key under \\[http\\], tokens = true under \\[security\\]",
         ),
         ('tls_cert = "a"\ntls_key = "b"', "nothing protects it: .* set tokens = true under"),
         ("[security]\ntokens = true", "set tls_cert and tls_key under"),
@@ -141,7 +141,7 @@ def test_others_are_let_near_a_node_that_asks_who_they_are(tmp_path: Path, text:
 
 def test_a_node_link_that_others_reach_takes_certificates(tmp_path: Path) -> None:
     said = complaint(tmp_path, '[raft]\nlisten = "[fd00::1]:8500"')
-    assert "2: raft.listen: [fd00::1]:8500 can be reached" in said
+    assert "2: raft.listen: other machines can reach [fd00::1]:8500" in said
     assert "set tls_cert, tls_key and tls_ca under [raft]" in said
 
 
@@ -197,7 +197,7 @@ def test_a_retired_key_is_honoured_with_a_warning(key: str, source: str, tmp_pat
     assert getattr(getattr(config, section), name) == value
     (warning,) = said
     where = {"file": f"{path}:2", "environment": f"environment variable {next(iter(environ), '')}"}
-    assert warning.startswith(f"{where.get(source, f'--set {key}={value}')}: {key} is retired. Its value holds in")
+    assert warning.startswith(f"{where.get(source, f'--set {key}={value}')}: {key} is retired. Its value is used in")
 
 
 def test_nothing_is_said_of_other_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,4 +213,4 @@ def test_a_typo_is_not_led_to_a_retired_key(tmp_path: Path) -> None:
 
 def test_a_survivor_is_alone(tmp_path: Path) -> None:
     two = '[cluster]\nsurvivor = true\n[raft.peers]\nn1 = "127.0.0.1:1"\nn2 = "127.0.0.1:2"\n'
-    assert "cluster.survivor: goes on alone: --set raft.peers=" in complaint(tmp_path, two)
+    assert "cluster.survivor: needs a cluster of this node alone: --set raft.peers=" in complaint(tmp_path, two)

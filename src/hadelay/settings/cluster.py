@@ -1,4 +1,4 @@
-"""The limits apply decides by. They are replicated (SETTINGS), since two nodes whose files differ must still agree."""
+"""Limits that apply uses, replicated (SETTINGS): nodes with different configuration files must decide alike."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 _DAY_MS = 86_400_000
-#: No limit of delays is longer: hours have 23 bits of an id (hadelay.model.DEAD_HOURS), enough until the year 2926.
+#: Maximum of max_delay_ms. Hours have 23 bits of an id (hadelay.model.DEAD_HOURS), enough until the year 2926.
 MAX_DELAY_MS = 100 * 365 * _DAY_MS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    #: A longer delay is refused, never clamped (S1).
+    #: Limit of delays; a longer delay is refused, never clamped (S1).
     max_delay_ms: int = 2 * 365 * _DAY_MS
-    #: An Idempotency-Key is remembered for at least this long, and at most twice as long.
+    #: Minimum time that an Idempotency-Key is remembered; the maximum is twice as long.
     idempotency_window_ms: int = 3_600_000
-    #: Beyond this many keys the older half is forgotten early.
+    #: Limit of idempotency keys; beyond it, the older half is forgotten early.
     idempotency_max_keys: int = 10_000_000
     auto_create_topics: bool = True
     max_topics: int = 100_000
-    #: Consumers beyond this many are written to the dispatch log without a name: names are never forgotten.
+    #: Limit of consumer names, which are never deleted; the dispatch log omits the names of further consumers.
     max_consumers: int = 100_000
-    #: The same of texts that say why an attempt failed.
+    #: Limit of failure reasons, which are never deleted either.
     max_reasons: int = 10_000
-    #: Request ids remembered per consumer, while their leases run; the oldest go first.
+    #: Limit of request ids remembered per consumer, while their leases run; the oldest are dropped first.
     requests_per_consumer: int = 64
     max_lease_ms: int = _DAY_MS // 2
 
@@ -33,21 +33,20 @@ class Settings:
 
     @classmethod
     def from_map(cls, value: Any) -> Settings:
-        """Raises ValueError in words for anything that is not a map of known keys and positive numbers."""
+        """Settings from a replicated map. ValueError, with a message for users, for unknown keys and invalid values."""
         if not isinstance(value, dict):
-            raise ValueError("settings are a map")
+            raise ValueError("settings must be a map")
         for key, given in value.items():
             if key not in _KEYS:
-                raise ValueError(f"there is no setting {key!r}")
+                raise ValueError(f"unknown setting {key!r}")
             if type(given) is not _TYPES[key] or (type(given) is int and not 0 < given < 2**53):
                 raise ValueError(f"{key} cannot be {given!r}")
         if value.get("max_delay_ms", 0) > MAX_DELAY_MS:
-            raise ValueError(f"max_delay_ms is at most {MAX_DELAY_MS}")
+            raise ValueError(f"max_delay_ms must be at most {MAX_DELAY_MS}")
         return cls(**value)
 
 
-#: Keys in SETTINGS and in checkpoints, which are the attributes. They and their order never change; new ones go to the
-#: end.
+#: Keys in SETTINGS and in checkpoints, equal to the attributes. Keys and order never change; append new keys.
 _KEYS = (
     "max_delay_ms", "idempotency_window_ms", "idempotency_max_keys", "auto_create_topics", "max_topics",
     "max_consumers", "max_reasons", "requests_per_consumer", "max_lease_ms",

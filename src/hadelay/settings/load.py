@@ -1,7 +1,6 @@
-"""Reading a configuration: a TOML file, then HADELAY_… from the environment, then --set, each over the one before.
+"""Loading a configuration: a TOML file, overridden by HADELAY_… from the environment, overridden by --set.
 
-Everything wrong is collected and told at once, with the line (or the variable) and the key: a typo is refused, with
-the key that was probably meant.
+One error lists all problems, with line (or variable) and key. An unknown key is an error that suggests a similar key.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from hadelay.settings.node import RETIRED, Config, keys
 from hadelay.settings.rules import problems
 from hadelay.words import plain
 
-#: Variables of ours that are no keys: where clients and the command line find a cluster, who they are, how they print.
+#: HADELAY_ variables of clients and the command line, which are not configuration keys.
 CLIENT_VARIABLES = frozenset({"HADELAY_SERVERS", "HADELAY_TOKEN", "HADELAY_OUTPUT"})
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -32,11 +31,11 @@ _SIZE = re.compile(r"(\d+) ?(B|[KMGT]iB)")
 
 
 class Setting(NamedTuple):
-    """One value and where it came from: what a complaint about it is prefixed with."""
+    """A value and its origin (file and line, variable, or option), the prefix of error messages."""
 
     value: Any
     origin: str
-    #: Where the entries of a table (raft.peers) stand, by their own keys.
+    #: Origins of the entries of a table (raft.peers), by key.
     inner: Mapping[str, str] = {}
 
 
@@ -44,8 +43,8 @@ def load(
     path: str | None = None, environ: Mapping[str, str] | None = None, overrides: Iterable[str] = (),
     warn: Callable[[str], object] = lambda text: print(f"hadelay: {text}", file=sys.stderr, flush=True),
 ) -> Config:  # fmt: skip
-    """The configuration of one node. Raises ConfigError that lists every problem, one per line. warn: called for each
-    retired key, which still holds."""
+    """The configuration of one node. ConfigError lists all problems, one per line. warn: called for each retired key,
+    which still has effect."""
     settings: dict[str, Setting] = {}
     if path is not None:
         settings |= _from_file(path)
@@ -58,14 +57,14 @@ def load(
         raise ConfigError("\n".join(complaints))
     for key in sorted(RETIRED & settings.keys()):
         warn(
-            f"{settings[key].origin}: {key} is retired. Its value holds in this release; the next one refuses the key "
-            "and uses a constant. Remove it (docs/howto/upgrade.md)"
+            f"{settings[key].origin}: {key} is retired. Its value is used in this release; the next release refuses "
+            "the key and uses a constant. Remove the key (docs/howto/upgrade.md)"
         )
     return found
 
 
 def _origin(settings: Mapping[str, Setting], key: str) -> str:
-    """Where `key` was set; for a default, where its nearest relative was (`raft.peers.n2` → `raft.peers`)."""
+    """Origin of a key; for a default, the origin of the nearest parent (`raft.peers.n2` → `raft.peers`)."""
     asked = key
     while key:
         if key in settings:
@@ -78,16 +77,16 @@ def _origin(settings: Mapping[str, Setting], key: str) -> str:
 
 
 def read_toml(path: Path | str) -> tuple[dict[str, Any], dict[str, int]]:
-    """The tree, and the line of each dotted key (`raft.peers.n2`, `faults[2].kind`), for `line_of`. Raises ConfigError.
+    """(tree, line of each dotted key, such as `raft.peers.n2`, `faults[2].kind`). ConfigError if the file is not TOML.
 
-    tomllib gives no lines; headers and `key =` are enough for the files people write.
+    tomllib gives no lines, so a scan for headers and `key =` finds them.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
         tree = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    except (ValueError, RecursionError) as error:  # of tomllib, or of a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # from tomllib, or a number with thousands of digits
         raise ConfigError(f"{path}: not TOML: {error}") from error
     lines: dict[str, int] = {}
     tables: Counter[str] = Counter()
@@ -106,7 +105,7 @@ def read_toml(path: Path | str) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def line_of(lines: Mapping[str, int], key: str) -> int:
-    """That of the key, else of the first within it, else of what it is in."""
+    """Line of a key, else of the first key within it, else of its nearest parent."""
     while key:
         if found := [n for k, n in lines.items() if k == key or k.startswith(f"{key}.")]:
             return lines.get(key, min(found))
@@ -124,7 +123,7 @@ def _from_file(path: str) -> dict[str, Setting]:
 
 
 def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(section.key, value); what is not in a section is yielded under its bare name, to be refused with its line."""
+    """(section.key, value) of all keys; a key outside a section has its bare name, which is refused later."""
     for section, part in tree.items():
         if not isinstance(part, dict):
             yield section, part
@@ -153,7 +152,7 @@ def _from_overrides(overrides: Iterable[str]) -> dict[str, Setting]:
 
 
 def _text_value(key: str, text: str) -> Any:
-    """A value that arrived as text, turned into what TOML would have given for this key's type."""
+    """Value of a text from the environment or --set, as TOML would give it for this key's type."""
     kind = keys().get(key)
     if kind is bool and text.lower() in ("true", "false", "1", "0", "yes", "no"):
         return text.lower() in ("true", "1", "yes")
@@ -192,7 +191,7 @@ def _build(settings: Mapping[str, Setting]) -> tuple[Config | None, list[str]]:
 def _in_unit(name: str, value: Any, kind: Any) -> Any:
     if not isinstance(value, str):
         return value
-    if kind == list[str]:  # outside TOML a list is written with commas
+    if kind == list[str]:  # outside TOML, commas separate a list
         return [one.strip() for one in value.split(",") if one.strip()]
     if name.endswith("_ms"):
         if not _DURATION.fullmatch(value):

@@ -1,4 +1,4 @@
-"""What is wrong with the keys of a node, beyond their types."""
+"""Validation of a node's configuration beyond types: ranges, addresses, and relations between keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hadelay import uris
 from hadelay.settings.node import DAY, GIB, HOUR, KIB, MIB, Config, WebhooksConfig
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-#: key → smallest, largest value that makes sense; a key with a unit and no entry has to be positive.
+#: Key → (minimum, maximum); other numbers must be positive.
 _RANGES: dict[str, tuple[int, int]] = {
     "cluster.group": (0, 255), "http.max_body_bytes": (1, 64 * MIB), "http.max_batch_bytes": (1, 256 * MIB),
     "http.max_batch_items": (1, 100_000), "http.max_receive": (1, 10_000),
@@ -26,7 +26,7 @@ _RANGES: dict[str, tuple[int, int]] = {
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port`. Raises ValueError in words."""
+    """Split `host:port` or `[v6]:port`. ValueError with a message for users."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdigit() or int(port) > 65535:
@@ -43,7 +43,7 @@ def is_loopback(address: str) -> bool:
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
-    """(key, what is wrong and what it should be) for everything that types alone do not catch."""
+    """(key, problem and expected value) of every invalid key."""
     yield from _numbers(config)
     for key, name in (("node.name", config.node.name), ("cluster.id", config.cluster.id)):
         if not _NAME.fullmatch(name):
@@ -85,8 +85,8 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
             yield (
                 key,
                 (
-                    f"{address} can be reached from other machines, and nothing protects it: listen on 127.0.0.1, "
-                    f"set {missing}, or accept that with insecure = true under [security]"
+                    f"other machines can reach {address}, and nothing protects it: listen on 127.0.0.1, "
+                    f"set {missing}, or accept the risk with insecure = true under [security]"
                 ),
             )
     if config.http.advertise and not re.fullmatch(r"https?://[^/\s]+", config.http.advertise):
@@ -104,13 +104,13 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
         if not _NAME.fullmatch(name):
             yield f"raft.peers.{name}", "a node's name is 1 to 64 of A-Z a-z 0-9 . _ -"
     if config.cluster.survivor and len(config.members) > 1:
-        yield "cluster.survivor", "goes on alone: --set raft.peers=NAME=HOST:PORT of this node, and of no other"
+        yield "cluster.survivor", "needs a cluster of this node alone: --set raft.peers=NAME=HOST:PORT of this node"
     if len(set(peers.values())) < len(peers):
         yield "raft.peers", "two members have the same address"
 
 
 def _unprotected(config: Config, key: str) -> str:
-    """What an address that others can reach still needs."""
+    """Missing settings for an address that other machines can reach; empty if none."""
     if key == "raft.listen":
         return "" if config.raft.tls_cert else "tls_cert, tls_key and tls_ca under [raft]"
     needed = [] if config.http.tls_cert else ["tls_cert and tls_key under [http]"]
@@ -124,9 +124,9 @@ def _certificates(config: Config) -> Iterator[tuple[str, str]]:
         given = [name for name in needed if getattr(part, name)]
         missing = [name for name in needed if name not in given]
         if given and missing:
-            yield f"{section}.{given[0]}", f"goes with {' and '.join(missing)}"
+            yield f"{section}.{given[0]}", f"needs {' and '.join(missing)}"
     if config.http.tls_cert and config.http.advertise.startswith("http:"):
-        yield "http.advertise", f"{config.http.advertise}: this node has a tls_cert, so it is https://…"
+        yield "http.advertise", f"{config.http.advertise}: this node serves HTTPS (tls_cert): use https://…"
 
 
 def _webhooks(webhooks: WebhooksConfig) -> Iterator[tuple[str, str]]:
@@ -138,14 +138,14 @@ def _webhooks(webhooks: WebhooksConfig) -> Iterator[tuple[str, str]]:
     if webhooks.alert_url and not re.fullmatch(r"https?://[^\s@/]+(/\S*)?", webhooks.alert_url):
         yield "webhooks.alert_url", f"{webhooks.alert_url!r}: expected a URL such as https://alerts.example.com/hadelay"
     if not webhooks.user_agent.isprintable() or not webhooks.user_agent.isascii():
-        yield "webhooks.user_agent", "is sent as a header: printable ASCII only"
+        yield "webhooks.user_agent", "must be printable ASCII: the value is sent as a header"
 
 
 def _archive(where: str) -> Iterator[tuple[str, str]]:
     if wrong := uris.problem(where):
         yield "retention.archive", wrong
     elif uris.is_uri(where) and not where.startswith("file://") and find_spec("pyarrow") is None:
-        yield "retention.archive", f"{where}: a node reads it with pyarrow: pip install 'hadelay[archive]'"
+        yield "retention.archive", f"{where}: a node needs pyarrow to read the archive: pip install 'hadelay[archive]'"
 
 
 def _relations(config: Config) -> Iterator[tuple[str, str]]:

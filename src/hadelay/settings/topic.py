@@ -1,8 +1,8 @@
-"""What a topic's owner may set, and what holds where nothing is set. One table, `TopicSettings`: HTTP, command line,
-reference and checks read it, and a test compares the client's typed dict with it.
+"""Settings of topics and their defaults. HTTP, command line, reference and validation read one table, `TopicSettings`;
+a test compares the client's typed dict with it.
 
-A topic's `config` is the map of what was set, replicated as it is (TOPIC_PUT); `TopicSettings` is that map over the
-defaults. Times are ms and rates are messages per second. Apply checks every value again, whoever checked before.
+A topic's `config` is the map of the settings that were set, replicated unchanged (TOPIC_PUT); `TopicSettings` adds the
+defaults. Times are in ms, rates in messages per second. Apply always validates every value again.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ from hadelay.version import FIRST_LEVEL, RETRY_DEFAULTS
 _SECOND, _HOUR, _DAY = 1_000, 3_600_000, 86_400_000
 MAX_URL = 2_048
 MAX_BACKOFF_STEPS = 32
-#: Signing keys valid at once: the new one and those that receivers may still know.
+#: Limit of signing secrets: the newest, and older ones that receivers may still use.
 MAX_SECRETS = 4
 MAX_HEADERS = 16
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
-#: Of a URL: host and port; and those of an IPv6 address, without a scope.
+#: Host and port of a URL; the same for an IPv6 address without a scope.
 _HOST = re.compile(r"[^/]*//([^/?#]*)")
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]+)?")
 _ORIGIN = re.compile(r"(https?)://(\[[^\]/?#]*\]|[^:/?#]*)(?::([0-9]*))?", re.IGNORECASE)
 _PORTS = {"http": "80", "https": "443"}
-#: Set by the sender, or by HTTP itself.
+#: Headers that the webhook sender, or HTTP itself, sets.
 _OWN_HEADERS = re.compile(r"(webhook-|ce-)|(host|content-length|content-type|transfer-encoding|connection|te|upgrade)$")
 
 
-#: What is wrong with a value, in words that say what to write; empty if nothing is.
+#: Returns the expected value, as an error text, for an invalid value; else "".
 Check = Callable[[Any, Settings], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Retry n (from 1) waits min × factor^(n−1), at most max, and up to `jitter` of that longer or shorter."""
+    """Exponential backoff: retry n (from 1) waits min × factor^(n−1), at most max, plus or minus a random part of up to
+    `jitter` of this wait."""
 
     min_ms: int
     max_ms: int
     factor: float = 2.0
     jitter: float = 0.1
-    #: Jitter makes waits longer; False: shorter, as for topics with the defaults of the first feature level.
+    #: Jitter lengthens waits; False: shortens waits, for topics with the defaults of the first feature level.
     longer: bool = False
 
 
@@ -58,7 +59,7 @@ class Webhook:
     secrets: tuple[str, ...] = ()
     timeout_ms: int = 15 * _SECOND
     headers: tuple[tuple[str, str], ...] = ()
-    #: A message may name a URL of its own.
+    #: Messages may set their own URL.
     allow_per_message: bool = False
 
 
@@ -77,7 +78,7 @@ def _integer(least: int, most: int, what: str) -> Check:
 
 
 def _duration(least_ms: int, most: int | str) -> Check:
-    """most: ms, or the name of a limit of Settings."""
+    """Check of a duration in ms. most: ms, or the name of a limit in Settings."""
 
     def check(value: Any, settings: Settings) -> str:
         most_ms = most if isinstance(most, int) else getattr(settings, most)
@@ -121,13 +122,13 @@ def _backoff(value: Any, settings: Settings) -> str:
     longest = settings.max_delay_ms
     if isinstance(value, list):
         if not 0 < len(value) <= MAX_BACKOFF_STEPS:
-            return f"1 to {MAX_BACKOFF_STEPS} durations, the last one repeats"
+            return f"1 to {MAX_BACKOFF_STEPS} durations; the last one repeats"
         fine = all(type(ms) is int and 0 <= ms <= longest for ms in value)
         return "" if fine else f"each wait is at least 0 and at most {longest} ms"
     if not isinstance(value, dict):
         return "a list of durations, or {min, max, factor, jitter}"
     if not {"min_ms", "max_ms"} <= value.keys() <= {"min_ms", "max_ms", "factor", "jitter"}:
-        return "min and max, and if you like factor and jitter"
+        return "min and max, optionally factor and jitter"
     least, most = value["min_ms"], value["max_ms"]
     if not (type(least) is type(most) is int and 0 < least <= most <= longest):
         return f"0 < min ≤ max ≤ {longest} ms, not {least!r} and {most!r}"
@@ -135,21 +136,21 @@ def _backoff(value: Any, settings: Settings) -> str:
     if type(factor) not in (int, float) or not 1 <= factor <= 100:
         return f"factor: 1 to 100, not {factor!r}"
     if type(jitter) not in (int, float) or not 0 <= jitter <= 1:
-        return f"jitter: the part of a wait left to chance, 0 to 1, not {jitter!r}"
+        return f"jitter: the random part of a wait, 0 to 1, not {jitter!r}"
     return ""
 
 
-#: In place of what is not shown.
+#: Replacement of the masked characters.
 MASK = "****"
 
 
 def mask_secret(secret: str) -> str:
-    """Enough to tell which one it is, of no use to sign with."""
+    """A secret with only its last characters: enough to recognise it, useless for signing."""
     return f"{secret[:6] if secret.startswith('whsec_') else ''}{MASK}{secret[-4:]}"
 
 
 def mask_header(value: str) -> str:
-    """A header may be a secret, such as Authorization: of a long one enough to tell which one it is."""
+    """A masked header value, which may be a secret (Authorization); a long value keeps its last 4 characters."""
     return MASK + (value[-4:] if len(value) >= 16 else "")
 
 
@@ -161,7 +162,7 @@ def _part(known: dict[str, Check]) -> Check:
             return "url is missing"
         for name, one in value.items():
             if name not in known:
-                return f"there is no {name!r} in it"
+                return f"unknown field {name!r}"
             if wrong := known[name](one, settings):
                 return f"{shown_name(name)}: {wrong}"
         return ""
@@ -171,25 +172,25 @@ def _part(known: dict[str, Check]) -> Check:
 
 def _secrets(value: Any, settings: Settings) -> str:
     if not isinstance(value, list) or not 0 < len(value) <= MAX_SECRETS:
-        return f"1 to {MAX_SECRETS} secrets, the newest first"
+        return f"a list of 1 to {MAX_SECRETS} secrets, the newest first"
     return next((wrong for secret in value if (wrong := _one_secret(secret, settings))), "")
 
 
 def _one_secret(value: Any, settings: Settings) -> str:
     if isinstance(value, str) and MASK in value:
-        return "that is a secret as GET shows it: leave secrets out to keep them"
+        return "the secret is masked, as GET shows it: leave secrets out to keep them"
     fine = isinstance(value, str) and 16 <= len(value) <= 256 and value.isascii() and value.isprintable()
     return "" if fine else "a secret is 16 to 256 printable characters"
 
 
 def _headers(value: Any, settings: Settings) -> str:
     if not isinstance(value, dict) or len(value) > MAX_HEADERS:
-        return f"at most {MAX_HEADERS} names with their values"
+        return f"a map of at most {MAX_HEADERS} names and values"
     for name, text in value.items():
         if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-            return f"{name!r} is not a header's name"
+            return f"{name!r} is not a valid header name"
         if _OWN_HEADERS.match(name.lower()):
-            return f"{name} is set by hadelay itself"
+            return f"{name} is set by hadelay itself: leave it out"
         if not isinstance(text, str) or len(text) > 1_024 or not text.isascii() or not (text.isprintable() or not text):
             return f"{name}: at most 1024 printable ASCII characters"
     return ""
@@ -207,7 +208,7 @@ ALERT: dict[str, Check] = {"url": _url, "secret": _one_secret}
 
 
 def url_problem(url: Any) -> str:
-    """Only its form: where it leads is checked by who connects."""
+    """Error text for an invalid URL; "" for a valid one. The caller that connects checks the address."""
     if not isinstance(url, str) or not 0 < len(url) <= MAX_URL or not url.isascii() or not url.isprintable():
         return f"a URL is 1 to {MAX_URL} printable ASCII characters"
     if " " in url:
@@ -222,11 +223,11 @@ def url_problem(url: Any) -> str:
             f"a URL begins with http:// or https://, not {parts.scheme[:20] + ':' if parts.scheme else 'without one'}"
         )
     if not host or port == 0:
-        return "the URL names no host to connect to"
+        return "the URL has no host"
     if parts.username is not None or parts.password is not None:
-        return "a URL with a password in it ends up in logs: use `headers` instead"
+        return "a URL must not contain a password, which would appear in logs: use `headers` instead"
     if parts.fragment:
-        return "a URL with a fragment (#…): receivers never see it, leave it out"
+        return "a URL must not have a fragment (#…), which receivers never see: leave it out"
     return ""
 
 
@@ -241,84 +242,91 @@ def _set(default: Any, help: str, check: Check) -> Any:
 
 
 _HELP_ATTEMPTS = (
-    "Attempts before a message is a dead letter; 0 for no limit. Topics made at feature level 3 or later: 84."
+    "Attempts before a message becomes a dead letter; 0: no limit. Default of topics created at feature level 3 or "
+    "later: 84."
 )
 _HELP_BACKOFF = (
-    "Waits before retry 1, 2, …: 1s,10s,5m, the last repeats. Or exponential: min=1s,max=1h,factor=2,jitter=0.1, which "
-    "topics made at feature level 3 or later have: with 84 attempts that is 72 hours at least."
+    "Waits before retry 1, 2, …: 1s,10s,5m; the last one repeats. Or exponential: min=1s,max=1h,factor=2,jitter=0.1, "
+    "the default of topics created at feature level 3 or later: 84 attempts then last at least 72 hours."
 )
-_HELP_DEFAULTS = "Feature level whose defaults the topic has: 3, or 1 for topics from before."
-_HELP_WEBHOOK = "The URL that messages are pushed to. Settings of a webhook are set together."
+_HELP_DEFAULTS = "Feature level of the topic's defaults: 3, or 1 for older topics."
+_HELP_WEBHOOK = "URL that messages are pushed to. All settings of a webhook are replaced together."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
-    """The table. Fields are named as they are kept: in the API a duration's name has no `_ms`. None: no limit, unless
-    said otherwise."""
+    """All settings of a topic. The API's names of durations have no `_ms`. None means no limit, unless a comment says
+    otherwise."""
 
     #: None: the node's `http.default_lease_ms`.
-    lease_ms: int | None = _set(
-        None, "How long a consumer holds a message when it does not say: 30s, 5m.", _duration(1, "max_lease_ms")
-    )
+    lease_ms: int | None = _set(None, "Default lease of the topic's consumers: 30s, 5m.", _duration(1, "max_lease_ms"))
     max_attempts: int = _set(0, _HELP_ATTEMPTS, _integer(0, 65_534, "hand-outs, 0 for no limit"))
-    #: Empty: at once.
+    #: Empty: retry at once.
     backoff: tuple[int, ...] | Exponential = _set((), _HELP_BACKOFF, _backoff)
-    dead_letter: str = _set("keep", "keep, or the topic where dead messages go.", _dead_letter)
-    dead_retention_ms: int = _set(30 * _DAY, "How long dead letters are kept.", _duration(_HOUR, 3_650 * _DAY))
-    rate: float | None = _set(None, "Messages handed out per second.", _rate)
-    publish_rate: float | None = _set(None, "Messages published per second.", _rate)
-    catch_up_rate: float | None = _set(None, "Messages per second of what fell due in an outage or a pause.", _rate)
+    dead_letter: str = _set("keep", "keep, or the topic that dead letters move to.", _dead_letter)
+    dead_retention_ms: int = _set(30 * _DAY, "Retention of dead letters.", _duration(_HOUR, 3_650 * _DAY))
+    rate: float | None = _set(None, "Limit of messages handed out per second.", _rate)
+    publish_rate: float | None = _set(None, "Limit of messages published per second.", _rate)
+    catch_up_rate: float | None = _set(
+        None, "Limit per second of messages that fell due in an outage or a pause.", _rate
+    )
     concurrency: int | None = _set(
-        None, "Messages leased at once.", _integer(1, 1_000_000, "unacked messages at once")
+        None, "Limit of leased messages.", _integer(1, 1_000_000, "unacked messages at once")
     )  # fmt: skip
-    max_messages: int | None = _set(None, "Pending messages.", _integer(1, 2**53, "pending messages"))
-    max_bytes: int | None = _set(None, "Bytes of pending messages.", _integer(1, 2**53, "bytes of pending messages"))
-    #: None: messages do not expire by themselves.
-    ttl_ms: int | None = _set(None, "Messages expire this long after they were due.", _duration(1, "max_delay_ms"))
-    retention_ms: int = _set(_DAY, "How long a settled message can still be asked for.", _duration(0, 730 * _DAY))
+    max_messages: int | None = _set(None, "Limit of pending messages.", _integer(1, 2**53, "pending messages"))
+    max_bytes: int | None = _set(
+        None, "Limit of pending messages, in bytes.", _integer(1, 2**53, "bytes of pending messages")
+    )
+    #: None: messages do not expire.
+    ttl_ms: int | None = _set(
+        None, "Time after which a message expires, counted from its due time.", _duration(1, "max_delay_ms")
+    )
+    retention_ms: int = _set(_DAY, "Retention of settled messages.", _duration(0, 730 * _DAY))
     webhook: Webhook | None = _set(None, _HELP_WEBHOOK, _part(WEBHOOK))
     alert: Alert | None = _set(None, "URL to notify when messages become dead letters.", _part(ALERT))
-    paused: bool = _set(False, "Hand out nothing; publishing goes on.", _flag)
-    paused_reason: str = _set("", "Shown with the topic while it is paused.", _reason)
+    paused: bool = _set(False, "Stop handing out messages; publishing continues.", _flag)
+    paused_reason: str = _set("", "Reason of the pause, shown with the topic.", _reason)
     #: None: the node's `dispatch.sync`.
-    dispatch_sync: str | None = _set(None, "commit or interval.", _one_of("commit", "interval"))
+    dispatch_sync: str | None = _set(
+        None, "commit or interval: whether hand-outs wait for replication.", _one_of("commit", "interval")
+    )
     defaults: int = _set(FIRST_LEVEL, _HELP_DEFAULTS, _defaults)
 
 
-#: By the names under which they are kept.
+#: Settings by field name.
 SETTINGS: dict[str, Setting] = {field.name: field.metadata["setting"] for field in fields(TopicSettings)}
-#: A receiver that is down for a weekend misses nothing: the 83 waits between 84 attempts add up to 72 hours at least.
+#: Retries that cover a receiver's outage of a weekend: the 83 waits of 84 attempts add up to at least 72 hours.
 _RETRIES = TopicSettings(
     max_attempts=84, backoff=Exponential(_SECOND, _HOUR, factor=2.0, jitter=0.1, longer=True), defaults=RETRY_DEFAULTS
 )
-#: What holds where a topic's owner set nothing, by the feature level that was the cluster's when the topic was made.
+#: Defaults, by the feature level of the cluster when the topic was created.
 DEFAULTS_OF = {FIRST_LEVEL: TopicSettings(), RETRY_DEFAULTS: _RETRIES}
-#: The newest defaults that this program knows.
+#: Newest feature level with its own defaults.
 NEWEST_DEFAULTS = max(DEFAULTS_OF)
-#: Shortest wait between two calls of a webhook about one message, whatever its topic or its receiver says.
+#: Minimum wait between two webhook calls for one message, whatever the topic or the receiver asks for.
 WEBHOOK_FLOOR_MS = _SECOND
 
 
 def shown_name(name: str) -> str:
-    """The name in the API of a setting, or of a part of one."""
+    """API name of a setting, or of a field of one."""
     return name.removesuffix("_ms")
 
 
 def problem(config: Any, settings: Settings) -> str:
-    """What is wrong with a map of settings; empty if nothing is. None as a value takes a setting back."""
+    """Error text for an invalid map of settings; "" for a valid one. The value None resets a setting."""
     if not isinstance(config, dict):
-        return "the settings of a topic are a map"
+        return "the settings of a topic must be a map"
     for name, value in config.items():
         known = SETTINGS.get(name)
         if known is None:
-            return f"a topic has no setting {name!r}"
+            return f"unknown topic setting {name!r}"
         if value is not None and (wrong := known.check(value, settings)):
             return f"{shown_name(name)}: {wrong}"
     return ""
 
 
 def merged(before: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """`config` over what was set before; secrets that it leaves out stay."""
+    """The settings `before`, changed by `config`; secrets that `config` omits stay."""
     after = {**before, **config}
     for name, part in (("webhook", "secrets"), ("alert", "secret")):
         new, old = config.get(name), before.get(name)
@@ -328,9 +336,9 @@ def merged(before: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
 
 
 def unmasked(before: dict[str, Any], config: dict[str, Any], *, any_origin: bool = False) -> tuple[dict[str, Any], str]:
-    """`config` with the values of its webhook's headers that are given as GET shows them, masked; or what is wrong with
-    one. Before `merged`. Masked headers are dropped where the URL is of another origin: whoever may set the URL would
-    get their values sent. any_origin: as before feature level 3."""
+    """(`config` with the old values of masked webhook headers, error text). Call this before `merged`. For a URL of
+    another origin, masked headers are dropped: a user who may set the URL must not receive their values. any_origin:
+    keep them, as before feature level 3."""
     webhook = config.get("webhook")
     if not isinstance(webhook, dict) or not has_masked_headers(config):
         return config, ""
@@ -349,7 +357,7 @@ def unmasked(before: dict[str, Any], config: dict[str, Any], *, any_origin: bool
 
 
 def origin_of(url: str) -> tuple[str, str, str]:
-    """Scheme, host and port of a URL that `url_problem` finds nothing wrong with."""
+    """Scheme, host and port of a valid URL."""
     found = _ORIGIN.match(url)
     if found is None:
         return "", "", ""
@@ -364,7 +372,7 @@ def has_masked_headers(config: dict[str, Any]) -> bool:
 
 
 def settings_of(config: dict[str, Any]) -> TopicSettings:
-    """`config` is one that `problem` found nothing wrong with."""
+    """Settings of a topic: a valid `config` over the defaults."""
     defaults = DEFAULTS_OF[config.get("defaults", FIRST_LEVEL)]
     if not config.keys() - {"defaults"}:
         return defaults
@@ -381,28 +389,28 @@ def settings_of(config: dict[str, Any]) -> TopicSettings:
 
 
 def with_defaults(config: dict[str, Any], level: int) -> tuple[dict[str, Any], str]:
-    """`config` with the defaults that a topic gets whose `defaults` are taken back, or what is wrong. Before a cluster
-    has the level that brought it, no node knows the setting."""
+    """(`config` with the newest defaults if `defaults` is None, error text). `defaults` needs a cluster of feature
+    level RETRY_DEFAULTS or later."""
     if "defaults" not in config:
         return config, ""
     if level < RETRY_DEFAULTS:
-        return config, "defaults: not before every node is upgraded (feature_level of GET /v1/cluster)"
+        return config, "defaults: upgrade every node first (feature_level of GET /v1/cluster)"
     return {**config, "defaults": newest_defaults(level)} if config["defaults"] is None else config, ""
 
 
 def newest_defaults(level: int) -> int:
-    """Of a topic that is made in a cluster of this feature level."""
+    """Defaults of a topic created in a cluster of this feature level."""
     return max(brought for brought in DEFAULTS_OF if brought <= level)
 
 
 def disputed_url(config: dict[str, Any]) -> str:
-    """The same of what one version of Python takes for a URL and another does not: of brackets. Apply has to say the
-    same on every node, so it takes the plain form alone. After `problem`."""
+    """Error text for a URL with brackets that Python versions judge differently; "" for others. Apply must decide alike
+    on all nodes, so only plain IPv6 addresses pass. Call this after `problem`."""
     for name in ("webhook", "alert"):
         url = (config.get(name) or {}).get("url", "")
         host = _HOST.match(url)
         if host is not None and not _is_plain(host[1]):
-            return f"{name}: url: brackets are for an IPv6 address alone, as in http://[2001:db8::1]:8080/"
+            return f"{name}: url: brackets are only for an IPv6 address, as in http://[2001:db8::1]:8080/"
     return ""
 
 
