@@ -52,7 +52,7 @@ def test_a_table_and_a_word_when_there_is_more(dev: Dev, ids: list[str]) -> None
     done = dev.run("msg", "list", "listed", "--limit", "1")
     assert ids[1] in done.stdout
     assert ids[0] not in done.stdout
-    assert "there are more" in done.stderr
+    assert "raise --limit for more" in done.stderr
     assert dev.run("msg", "list", "listed").stderr == ""
 
 

@@ -65,7 +65,7 @@ def test_a_message_by_its_key(dev: Dev) -> None:
         (("msg", "get"), "by --topic and --key"),
         (("msg", "get", "--key", "k"), "by --topic and --key"),
         (("msg", "cancel", "0000000000000", "--topic", "t", "--key", "k"), "by --topic and --key"),
-        (("msg", "reschedule", "0000000000000"), "say when"),
+        (("msg", "reschedule", "0000000000000"), "give either --delay or --deliver-at"),
         (("topic", "set", "t", "--rate", "fast"), "expected a number"),
         (("topic", "set", "t", "--backoff", "min=1s,max"), "NAME=VALUE"),
         (("topic", "set", "t", "--webhook-secret", "whsec_x"), "--webhook URL"),
@@ -145,7 +145,7 @@ def test_dead_letters(dev: Dev, tmp_path: Path) -> None:
     assert listed[0]["errors"][0]["event"] == "lease_expired"
     table = dev.run("dead", "list", "doomed", "-n", 1)
     assert "lease_expired" in table.stdout
-    assert "there are more" in table.stderr
+    assert "raise --limit for more" in table.stderr
     file = tmp_path / "dead.jsonl"
     assert dev.run("dead", "export", "doomed", file).returncode == 0
     exported = [json.loads(line) for line in file.read_text().splitlines()]

@@ -249,7 +249,7 @@ def test_where_nobody_is_no_node_is_said_to_be(capsys: pytest.CaptureFixture[str
     assert run(["pipeline", "replay", "t", "--servers", "http://127.0.0.1:1"]) == UNREACHABLE
     assert "127.0.0.1:1" in (shown := capsys.readouterr().err)
     assert "--servers names another" in shown
-    assert "A node is there" not in shown
+    assert "A node answers, but does not serve" not in shown
 
 
 @pytest.mark.parametrize("stranger", [0], indirect=True)

@@ -77,7 +77,7 @@ def _make(shell: Shell, directory: Path, store: Store) -> None:
         before = store.objects("backups/orders")
         store.fault = lambda method, path: None if method == "POST" else 0
         client.put_many([Put(topic="orders", body=b"not backed up", delay="3h")])
-        assert "those before are as they were" in shell.refused(*create)
+        assert "earlier backups are unchanged" in shell.refused(*create)
         store.fault = lambda method, path: 0
         assert store.objects("backups/orders") == before
         assert shell.said("backup", "verify", where)["damaged"] == []

@@ -260,7 +260,7 @@ def test_a_cluster_never_goes_on_with_anothers_backup(taken: Taken, tmp_path: Pa
         cluster.publish("n1", "t", b"x", "?delay=1h")
         words = ("backup", "create", copy, "-s", cluster.urls["n1"])
         done = hadelay(*words)
-        assert (done.returncode, "name another directory" in done.stderr) == (2, True), done.stderr
+        assert (done.returncode, "use another directory" in done.stderr) == (2, True), done.stderr
     gone = hadelay(*words)
     assert gone.returncode == 5, gone.stderr
 

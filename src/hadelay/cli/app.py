@@ -1,12 +1,12 @@
-"""The command tree, and the one place where what went wrong becomes a message and an exit code.
+"""The command tree, and the mapping of errors to messages and exit codes.
 
-Commands are named by import path and imported when used: `hadelay msg put` never loads the server.
+Commands are named by import path and imported on use: `hadelay msg put` never loads the server.
 
-    0 done · 1 refused · 2 usage or configuration · 3 not found · 4 token · 5 no quorum, or nobody answers
+    0 done · 1 refused · 2 usage or configuration · 3 not found · 4 token · 5 no quorum, or no answer
     6 timed out, outcome unknown · 130 interrupted
 
-With `-o json`, what went wrong is one line of JSON, the last on stderr: a problem document as of the API, without
-`status`, and with the `idempotency_key` where only a repetition finds out whether it happened.
+With `-o json`, an error is the last line of stderr: a problem document like the API's, without `status`, and with the
+`idempotency_key` if only a repetition can tell whether the request took effect.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class WrongUsage(HadelayError):
 
 
 class Interrupted(OutcomeUnknown):
-    """Ctrl-C, with a request under way that has a key."""
+    """Ctrl-C during a request with an Idempotency-Key."""
 
     type, title = "interrupted", "Interrupted"
 
 
 class SystemRefusal(HadelayError):
-    """An OSError: of a file, most often."""
+    """An OSError, usually of a file."""
 
     type, title = "system", "Refused by the system"
 
 
-#: The first class that fits decides.
+#: Exit codes by class; the first matching class decides.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
     (Interrupted, INTERRUPTED), (WrongUsage, USAGE), (NotANode, UNREACHABLE), (Taken, REFUSED), (ConfigError, USAGE),
     (BadRequest, USAGE), (NotFound, NOT_FOUND), (Unauthorized, AUTH), (Forbidden, AUTH), (NoLeader, UNREACHABLE),
@@ -66,7 +66,7 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
 
 
 class Command(NamedTuple):
-    """One line of the tree: `path` as typed, where its function is, and the line shown in the list of commands."""
+    """A command: words as typed, import path of its function, and the line in the list of commands."""
 
     path: str
     where: str
@@ -77,76 +77,76 @@ COMMANDS = (
     Command("serve", "hadelay.cli.serve:serve", "Run one node, from a TOML file or from defaults on loopback."),
     Command("dev", "hadelay.cli.dev:dev", "Run a cluster of real processes on this machine, in the foreground."),
     Command("msg put", "hadelay.cli.msg:put", "Publish one message."),
-    Command("msg get", "hadelay.cli.msg:get", "Show a message: its state, its times, what happened to it."),
+    Command("msg get", "hadelay.cli.msg:get", "Show a message: its state, times and history."),
     Command("msg list", "hadelay.cli.msg:list_", "List the messages of a topic in due order."),
     Command("msg cancel", "hadelay.cli.msg:cancel", "Cancel messages that have not been handed out."),
     Command("msg reschedule", "hadelay.cli.msg:reschedule", "Make a message due at another time."),
     Command("msg deliver", "hadelay.cli.msg:deliver", "Make a message due now."),
-    Command("msg receive", "hadelay.cli.msg:receive", "Take due messages, print them, and ack them."),
-    Command("topic list", "hadelay.cli.topic:list_", "Every topic with its counts."),
-    Command("topic get", "hadelay.cli.topic:get", "One topic: its configuration and counts."),
+    Command("msg receive", "hadelay.cli.msg:receive", "Receive due messages, print them, and ack them."),
+    Command("topic list", "hadelay.cli.topic:list_", "List topics with their counts."),
+    Command("topic get", "hadelay.cli.topic:get", "Show the configuration and counts of a topic."),
     Command("topic set", "hadelay.cli.topic:set_", "Create a topic, or change its settings."),
-    Command("topic due", "hadelay.cli.topic:due", "How many messages fall due when, in one topic or in all."),
-    Command("topic defaults", "hadelay.cli.topic:defaults", "Which defaults topics have; convert old ones."),
-    Command("topic pause", "hadelay.cli.topic:pause", "Hand out nothing more of a topic."),
-    Command("topic resume", "hadelay.cli.topic:resume", "Hand out again."),
-    Command("topic purge", "hadelay.cli.topic:purge", "Cancel what is pending in a topic."),
+    Command("topic due", "hadelay.cli.topic:due", "Count the messages that fall due per hour, in one topic or all."),
+    Command("topic defaults", "hadelay.cli.topic:defaults", "Show the defaults of topics; convert old ones."),
+    Command("topic pause", "hadelay.cli.topic:pause", "Stop handing out messages of a topic."),
+    Command("topic resume", "hadelay.cli.topic:resume", "Hand out messages of a paused topic again."),
+    Command("topic purge", "hadelay.cli.topic:purge", "Cancel the pending messages of a topic."),
     Command("topic redrive", "hadelay.cli.dead:redrive_all", "Make all dead letters of a topic due again."),
     Command("topic delete", "hadelay.cli.topic:delete", "Delete a topic."),
-    Command("dead list", "hadelay.cli.dead:list_", "Dead letters of a topic, and why they died."),
+    Command("dead list", "hadelay.cli.dead:list_", "List the dead letters of a topic, with reasons."),
     Command("dead redrive", "hadelay.cli.dead:redrive", "Make dead letters due again, by id."),
     Command("dead export", "hadelay.cli.dead:export", "Write dead letters to a file, with their payloads."),
-    Command("dead purge", "hadelay.cli.dead:purge", "Forget the dead letters of a topic."),
-    Command("trace", "hadelay.cli.trace:trace", "How one message stands, and why; and all that happened to it."),
-    Command("top", "hadelay.cli.top:top", "Nodes, rates, lateness and topics, again and again."),
-    Command("cluster status", "hadelay.cli.cluster:status", "Members, leader, lag, and the dispatch cursor."),
-    Command("cluster transfer", "hadelay.cli.cluster:transfer", "Hand leadership over, without a gap."),
-    Command("cluster drain", "hadelay.cli.cluster:drain", "Take a node out of traffic, before it is stopped."),
-    Command("cluster members list", "hadelay.cli.members:list_", "Who belongs to the cluster, and who votes."),
+    Command("dead purge", "hadelay.cli.dead:purge", "Delete the dead letters of a topic."),
+    Command("trace", "hadelay.cli.trace:trace", "Show the status of a message, the reason for it, and its history."),
+    Command("top", "hadelay.cli.top:top", "Watch nodes, rates, lateness and topics."),
+    Command("cluster status", "hadelay.cli.cluster:status", "Show members, leader, lag, and dispatch cursor."),
+    Command("cluster transfer", "hadelay.cli.cluster:transfer", "Transfer leadership without a gap."),
+    Command("cluster drain", "hadelay.cli.cluster:drain", "Take a node out of traffic before a stop."),
+    Command("cluster members list", "hadelay.cli.members:list_", "List members and voters."),
     Command("cluster members add", "hadelay.cli.members:add", "Add a node while the cluster runs."),
     Command("cluster members remove", "hadelay.cli.members:remove", "Remove a node while the cluster runs."),
     Command("cluster members replace", "hadelay.cli.members:replace", "Add a node, then remove another one."),
-    Command("cluster certs", "hadelay.cli.certs:certs", "Make certificates for the nodes, and an authority for them."),
-    Command("cluster audit", "hadelay.cli.token:audit", "What administrators did."),
-    Command("token bootstrap", "hadelay.cli.token:bootstrap", "Make what makes the first token; asks no cluster."),
-    Command("token create", "hadelay.cli.token:create", "Make a token, and print it once."),
-    Command("token list", "hadelay.cli.token:list_", "Tokens, and what they may."),
-    Command("token revoke", "hadelay.cli.token:revoke", "Refuse a token from now on."),
+    Command("cluster certs", "hadelay.cli.certs:certs", "Create certificates for nodes, and a CA for them."),
+    Command("cluster audit", "hadelay.cli.token:audit", "Show the audit trail of administrators."),
+    Command("token bootstrap", "hadelay.cli.token:bootstrap", "Create the bootstrap token, without a cluster."),
+    Command("token create", "hadelay.cli.token:create", "Create a token, and print it once."),
+    Command("token list", "hadelay.cli.token:list_", "List tokens and their scopes."),
+    Command("token revoke", "hadelay.cli.token:revoke", "Revoke a token."),
     Command("check replicas", "hadelay.cli.check:replicas", "Compare every node's files at one applied index."),
-    Command("check quorum", "hadelay.cli.check:quorum", "May this node stop now?"),
+    Command("check quorum", "hadelay.cli.check:quorum", "Check whether a node may stop now."),
     Command("backup create", "hadelay.cli.backup:create", "Copy a running cluster into a directory."),
-    Command("backup verify", "hadelay.cli.backup:verify", "Is every byte of a backup what was backed up?"),
-    Command("restore", "hadelay.cli.restore:restore", "Make a node of a new cluster from a backup."),
-    Command("pipeline reconcile", "hadelay.cli.pipeline:reconcile", "What became of every message that fell due."),
+    Command("backup verify", "hadelay.cli.backup:verify", "Read every byte of a backup, and compare checksums."),
+    Command("restore", "hadelay.cli.restore:restore", "Create a node of a new cluster from a backup."),
+    Command("pipeline reconcile", "hadelay.cli.pipeline:reconcile", "Report the outcome of every due message."),
     Command("pipeline archive", "hadelay.cli.pipeline:archive", "Write closed hours to Parquet."),
-    Command("pipeline tail", "hadelay.cli.pipeline:tail", "A stream of what is filed into Parquet."),
-    Command("pipeline lateness", "hadelay.cli.pipeline:lateness", "How late messages were handed out."),
-    Command("pipeline load", "hadelay.cli.pipeline:load", "How much fell due, per hour, topic and second."),
-    Command("pipeline forecast", "hadelay.cli.pipeline:forecast", "Seconds to come with too much, and what helps."),
+    Command("pipeline tail", "hadelay.cli.pipeline:tail", "Stream new entries to Parquet."),
+    Command("pipeline lateness", "hadelay.cli.pipeline:lateness", "Report how late messages were handed out."),
+    Command("pipeline load", "hadelay.cli.pipeline:load", "Report load per hour, topic and second."),
+    Command("pipeline forecast", "hadelay.cli.pipeline:forecast", "Predict overloaded seconds, with advice."),
     Command("pipeline schedule", "hadelay.cli.pipeline:schedule", "Publish the rows of a table: CSV or Parquet."),
-    Command("pipeline replay", "hadelay.cli.pipeline:replay", "Make dead letters due again that a filter fits."),
-    Command("pipeline doctor", "hadelay.cli.pipeline:doctor", "Is everything there that Spark needs?"),
-    Command("pipeline pack", "hadelay.cli.pipeline:pack", "What executors of a Spark cluster need, as one archive."),
-    Command("config check", "hadelay.cli.serve:config_check", "Read a configuration and say everything wrong in it."),
+    Command("pipeline replay", "hadelay.cli.pipeline:replay", "Make dead letters due again, by a filter."),
+    Command("pipeline doctor", "hadelay.cli.pipeline:doctor", "Check the requirements of Spark jobs."),
+    Command("pipeline pack", "hadelay.cli.pipeline:pack", "Write an archive for executors of a Spark cluster."),
+    Command("config check", "hadelay.cli.serve:config_check", "Read a configuration and list all its errors."),
     Command("inspect", "hadelay.cli.inspect:inspect", "Print any file of a data directory."),
-    Command("bench", "hadelay.cli.bench:bench", "Put load on a running cluster and measure it."),
+    Command("bench", "hadelay.cli.bench:bench", "Measure a running cluster under load."),
     Command("completion", "hadelay.cli.app:completion", "Print a script that completes commands and options."),
 )
-#: Earlier names, not listed.
+#: Earlier names of commands, accepted but not listed.
 ALIASES = {"story": "trace"}
 GROUPS = {
-    "msg": "Publish, look at, list, cancel, reschedule and receive messages.",
+    "msg": "Publish, show, list, cancel, reschedule and receive messages.",
     "topic": "List, configure, pause and purge topics.", "dead": "List, redrive, export and purge dead letters.",
-    "cluster": "See and steer the cluster.", "cluster members": "Add, remove and replace nodes.",
-    "token": "Make, list and revoke tokens.", "check": "Verify what a cluster promises.",
+    "cluster": "Show and manage the cluster.", "cluster members": "Add, remove and replace nodes.",
+    "token": "Create, list and revoke tokens.", "check": "Compare replicas, and check the quorum.",
     "backup": "Copy a cluster, and verify the copy.", "pipeline": "Jobs on the hour files, with Spark.",
     "config": "Configuration files.",
 }  # fmt: skip
 
 
 def build(typed: Sequence[str] = ()) -> App:
-    """typed: words of the command line. Help for one command is its docstring, in lists of commands it is a line."""
-    # A flag is true by being there: no --no-… twins, and a list takes one value per flag.
+    """The application. typed: words of the command line; only the typed command gets its docstring as help text."""
+    # Flags have no --no-… twins, and a list takes one value per flag.
     default = Parameter(negative="", consume_multiple=False)
     app = App(
         name="hadelay",
@@ -179,13 +179,13 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     Parameters
     ----------
     shell
-        The shell that is to read it.
+        Shell that will read the script.
     """
     print(build().generate_completion(shell=shell))
 
 
 def run(argv: Sequence[str]) -> int:
-    """The exit code of one command line."""
+    """Run one command line; returns the exit code."""
     app = build(argv)
     call: Callable[..., Any] = app
     as_json = wants_json(argv)
@@ -204,7 +204,7 @@ def run(argv: Sequence[str]) -> int:
             return INTERRUPTED
         problem: Exception = Interrupted("interrupted", **dict(zip(["idempotency_key"], stop.args, strict=False)))
     except BrokenPipeError:
-        # `hadelay … | head`: the reader has what it wanted. Python would complain once more when it flushes.
+        # `hadelay … | head`: the reader has closed the pipe. Closing stderr silences Python's error at exit.
         sys.stderr.close()
         return OK
     except Exception as error:
@@ -227,7 +227,7 @@ def run(argv: Sequence[str]) -> int:
     return code
 
 
-#: What other systems call our options.
+#: Names of other systems for our options.
 _SYNONYMS = {
     "--at": "--deliver-at", "--in": "--delay", "--after": "--delay", "--eta": "--deliver-at", "--countdown": "--delay",
     "--max-retries": "--max-attempts", "--retries": "--max-attempts", "--visibility-timeout": "--lease",
@@ -237,7 +237,7 @@ _SYNONYMS = {
 
 
 def _usage(error: CycloptsError) -> str:
-    """Say which of the typed words is wrong, and where the right ones are listed."""
+    """Error message for a wrong command line, with the help command."""
     path = " ".join(error.command_chain or ())
     text = str(error)
     found = re.match(r"Unknown option: (--[a-z-]+)", text)
@@ -245,17 +245,17 @@ def _usage(error: CycloptsError) -> str:
         known = {name for argument in getattr(error, "argument_collection", None) or () for name in argument.names}
         meant = _SYNONYMS.get(found[1])
         text = f"{found[0]}. Did you mean {meant}?" if meant in known else text
-    return f"{text}\n  hadelay {path + ' ' if path else ''}--help shows what there is."
+    return f"{text}\n  hadelay {path + ' ' if path else ''}--help lists commands and options."
 
 
 def wants_json(argv: Sequence[str]) -> bool:
-    """By the words as typed: wrong ones become no command that could be asked for its options."""
+    """Whether errors go out as JSON, read from the typed words: a wrong command line has no parsed options."""
     typed = re.search(r"\0(?:-o|--output)[=\0]?([^\0]*)", "\0".join(["", *argv]).partition("\0--\0")[0])
     return (typed[1] if typed else os.environ.get("HADELAY_OUTPUT")) == "json"
 
 
 def exit_code(error: Exception) -> int | None:
-    """None: of a bug, for which a traceback is right."""
+    """The exit code for an error; None for a bug, which deserves a traceback."""
     known = not isinstance(error, HadelayError) or error.outcome_known or isinstance(error, Interrupted)
     return next((code for kind, code in _CODES if isinstance(error, kind)), None) if known else TIMEOUT
 
@@ -265,18 +265,18 @@ def _print_document(error: Exception) -> None:
         kinds = {ConnectionError: Unreachable, TimeoutError: RequestTimeout}
         kind = next((kinds[theirs] for theirs in kinds if isinstance(error, theirs)), SystemRefusal)
         error = kind(str(error) or type(error).__name__)
-    # No status: often nobody answered at all.
+    # Without the HTTP status: often no node has answered.
     document = {name: value for name, value in error.document().items() if name != "status"}
     print(json.dumps(document, default=str), file=sys.stderr)
 
 
 def message(error: Exception, servers: str) -> str:
-    """The error, and what to do where the error does not say it. servers: the option that names nodes."""
+    """Error message, with advice if the error has none. servers: option that names nodes."""
     text = str(error) or type(error).__name__
     if isinstance(error, HadelayError) and "id" in error.extra:
         return f"{text}\n  id {error.extra['id']}"
     if isinstance(error, NoLeader) and error.of_a_node:
-        return f"{text}\n  A node is there: /readyz?verbose of each says, to anybody, what keeps it from serving."
+        return f"{text}\n  A node answers, but does not serve: GET /readyz?verbose on each node tells the reason."
     if isinstance(error, NoLeader | ConnectionError) and servers not in text:
         return f"{text}\n  Is a cluster running there? `hadelay dev` starts one; {servers} names another."
     if isinstance(error, HadelayError) and not error.outcome_known:

@@ -1,4 +1,4 @@
-"""`hadelay backup`: copy a running cluster into a directory or object store, and verify what was copied."""
+"""`hadelay backup`: copy a running cluster into a directory or object store, and verify backups."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hadelay.pipeline.objects import Objects
 from hadelay.platform.disk import RealDisk
 from hadelay.storage.backup import BLOCK, Archive, Backup, Contents, Directory
 
-#: Bytes per request.
+#: Size of one request, in bytes.
 _PART = 4 << 20
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-#: With another node it may go better.
+#: Errors after which the backup is tried on another node.
 _ELSEWHERE = (ConnectionError, TimeoutError, NoLeader, NotFound, Overloaded, DamagedFile)
 
 
 def archive_at(where: str) -> Archive:
-    """A directory's, or what lies at a URI."""
+    """Backups in a directory or at a URI."""
     if wrong := uris.problem(where):
         raise BadRequest(wrong)
     where = where.removeprefix("file://")
@@ -35,27 +35,27 @@ def archive_at(where: str) -> Archive:
     try:
         from hadelay.storage.locations import Location
     except ImportError:
-        raise ConfigError(f"{where}: an object store is reached by pyarrow: pip install pyarrow") from None
+        raise ConfigError(f"{where}: object stores need pyarrow: pip install pyarrow") from None
     return Archive(Objects(Location(where)))
 
 
 def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote = Remote()) -> None:
-    """Copy the cluster as it is now, while it serves; a follower's files if there is one. Into a directory that has a
-    backup, what is new. One that was interrupted goes on when it is run again.
+    """Copy the running cluster, from a follower if possible. A directory with backups gets only new data. Run the
+    command again to continue an interrupted backup.
 
     Parameters
     ----------
     directory
-        Where to: also by a URI such as s3://bucket/backup.
+        Target directory, or a URI such as s3://bucket/backup.
     rate
-        Bytes per second at most, such as 20MiB.
+        Maximum bytes per second, such as 20MiB.
     keep
-        So many backups stay, this one included; older ones go.
+        Number of backups to keep, this one included; older ones are deleted.
     """
     limit = _rate(rate)
     archive = archive_at(directory)
     archive.files.prepare()
-    problem: Exception = ConnectionError("no server was named: --servers")
+    problem: Exception = ConnectionError("no server was given: use --servers")
     for url in _nodes(remote):
         try:
             done = _Copying(archive, replace(remote, servers=url), limit).run(keep)
@@ -63,10 +63,10 @@ def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote =
             note(f"{url}: {error}")
             problem = error
             continue
-        except OSError as error:  # of the disk or store
+        except OSError as error:  # error of the target disk or store
             raise OSError(
-                f"{archive.where}: {error}. There is no new backup, and those before are as they were: when that is "
-                "mended, run it again, and it goes on where it ended"
+                f"{archive.where}: {error}. No backup was added, and earlier backups are unchanged. Fix the cause and "
+                "run the command again to continue"
             ) from error
         show({"directory": archive.where, **done}, remote)
         return
@@ -74,14 +74,14 @@ def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote =
 
 
 def verify(directory: str, /, *, index: int | None = None, printing: Printing = Printing()) -> int:
-    """Read every byte of a backup again. Ends with 1 when some are not those that were backed up, and says where.
+    """Read every byte of a backup and compare checksums. Lists damaged files; exit code 1 if there are any.
 
     Parameters
     ----------
     directory
-        The backup's, or its URI.
+        Directory of the backup, or its URI.
     index
-        Of an older backup in it; without it, the newest.
+        Index of an older backup in the directory. Default: the newest.
     """
     archive = archive_at(directory)
     backup = archive.read(index)
@@ -95,9 +95,9 @@ def verify(directory: str, /, *, index: int | None = None, printing: Printing = 
     elif wrong:
         table(wrong, ("file", "offset", "what"))
     verdict = f"{len({row['file'] for row in wrong})} of {len(backup.files)} files are damaged"
-    note(f"index {backup.index}, {backup.time}: {verdict if wrong else f'{len(backup.files)} files, all as backed up'}")
+    note(f"index {backup.index}, {backup.time}: {verdict if wrong else f'{len(backup.files)} files, none damaged'}")
     if wrong:
-        note("Nothing is restored from that. Back up into another directory while there is a cluster.")
+        note("A damaged backup cannot be restored. Back up the running cluster into another directory.")
     return 1 if wrong else 0
 
 
@@ -109,19 +109,19 @@ def summary(backup: Backup) -> dict[str, Any]:
 
 
 def _rate(text: str) -> float:
-    """Bytes per second; inf when nothing is said."""
+    """Bytes per second; inf without a limit."""
     if not text:
         return float("inf")
     number = text.rstrip("KMGiB")
     unit = text.removeprefix(number)
     if not number.isdigit() or unit not in _UNITS or int(number) * _UNITS[unit] < BLOCK:
-        raise BadRequest(f"--rate {text}: expected bytes per second such as 20MiB, and at least {BLOCK >> 10}KiB")
+        raise BadRequest(f"--rate {text}: expected bytes per second, such as 20MiB, at least {BLOCK >> 10}KiB")
     return float(int(number) * _UNITS[unit])
 
 
 def _nodes(remote: Remote) -> list[str]:
-    """URLs of the nodes, followers first and the one furthest behind last among them; then those that were named, for
-    the others may not be reachable from here."""
+    """URLs of all nodes: followers by lag, then the leader, then --servers, because advertised URLs may be unreachable
+    from this machine."""
     members = call(remote, "GET", "/v1/cluster", needs="members")["members"]
     live = [member for member in members if member["http"] and member["role"] in ("leader", "follower")]
     live.sort(key=lambda member: (member["role"] == "leader", member["lag"]))
@@ -129,7 +129,7 @@ def _nodes(remote: Remote) -> list[str]:
 
 
 class _Copying:
-    """One snapshot of one node on its way into an archive."""
+    """Copies one snapshot of one node to the backup's location."""
 
     def __init__(self, archive: Archive, node: Remote, rate: float) -> None:
         self.archive, self.node, self.rate = archive, node, rate
@@ -143,7 +143,7 @@ class _Copying:
         try:
             files = self._copy(url, snapshot)
         finally:
-            # Else the node holds its files for a minute more; that is all.
+            # If this fails, the node keeps the snapshot for a minute.
             with suppress(HadelayError, OSError):
                 call(self.node, "DELETE", url)
         backup = Backup(
@@ -163,8 +163,8 @@ class _Copying:
         theirs = (snapshot["cluster_id"], snapshot["group"])
         if before is not None and (before.cluster_id, before.group) != theirs:
             raise ConfigError(
-                f"{archive.where} has backups of cluster {before.cluster_id!r}, group {before.group}, and this is "
-                f"{theirs[0]!r}, group {theirs[1]}: name another directory"
+                f"{archive.where} has backups of cluster {before.cluster_id!r}, group {before.group}, but this is "
+                f"cluster {theirs[0]!r}, group {theirs[1]}: use another directory"
             )
         files = {file["name"]: (int(file["bytes"]), int(file["crc32c"], 16)) for file in snapshot["files"]}
         known = {name: archive.has(name, *file, before) for name, file in files.items()}

@@ -1,4 +1,4 @@
-"""`hadelay bench`: load on a cluster that runs, a first answer to "how fast is it here". The harness is in bench/."""
+"""`hadelay bench`: a quick load test of a running cluster. The real benchmarks are in bench/."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Load:
         self.publish_ms: list[float] = []
         self.late_ms: list[float] = []
         self.failure: Exception | None = None
-        #: Called when more was published or acked.
+        #: Callback after each publish and ack.
         self.counted: Callable[[], None] = lambda: None
 
     def take(self) -> int:
@@ -62,23 +62,23 @@ def bench(
     *, count: int = 10_000, batch: int = 100, size: int = 200, delay: str = "2s", threads: int = 4,
     remote: Remote = Remote(),
 ) -> None:  # fmt: skip
-    """Publish, receive and ack messages on a running cluster, and print what it managed.
+    """Publish, receive and ack messages on a running cluster, and print rates and latencies.
 
-    One Python process makes the load, so this is a floor; `make bench` in a checkout measures the cluster itself.
-    Its topic is deleted afterwards.
+    One Python process makes the load, so the rates are lower bounds; `make bench` in a checkout measures the cluster
+    itself. The command deletes its topic at the end.
 
     Parameters
     ----------
     count
-        Messages.
+        Number of messages.
     batch
-        Per request.
+        Messages per request.
     size
-        Bytes of each payload.
+        Size of each payload, in bytes.
     delay
-        Of every message.
+        Delay of each message.
     threads
-        Producers, and as many consumers.
+        Number of producers, and of consumers.
     """
     if min(count, batch, threads) < 1 or size < 0:
         raise BadRequest("--count, --batch and --threads are at least 1")
@@ -100,7 +100,7 @@ def bench(
 
 
 def _run(load: _Load, producers: list[Any], consumers: list[Any]) -> float:
-    """Seconds until everything was published; returns when everything is acked. Raises the first failure."""
+    """Run all threads to the end; returns the seconds until all messages were published. Raises the first failure."""
 
     def guarded(work: Any) -> None:
         try:
@@ -125,7 +125,7 @@ def _run(load: _Load, producers: list[Any], consumers: list[Any]) -> float:
 
 @contextlib.contextmanager
 def _progress(load: _Load, count: int) -> Iterator[None]:
-    """Bars on stderr while it runs; silent when nobody watches."""
+    """Progress bars on stderr; only a line if stderr is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

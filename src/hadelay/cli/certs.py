@@ -1,6 +1,6 @@
-"""`hadelay cluster certs`: a small certificate authority for one cluster, made by the openssl command.
+"""`hadelay cluster certs`: a small certificate authority (CA) for one cluster, run by the openssl command.
 
-Whoever has an authority already uses that: what a node's certificate needs is in docs/howto/security.md.
+docs/howto/security.md says what a node's certificate needs if another CA signs it.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes
 def certs(
     directory: Path, /, *nodes: str, host: Several = (), days: int = 365, printing: Printing = Printing(),
 ) -> None:  # fmt: skip
-    """Make certificates for the nodes of a cluster, signed by an authority of its own.
+    """Create certificates for the nodes of a cluster, signed by the cluster's own certificate authority (CA).
 
-    The authority (ca.pem, ca.key) is made the first time; keep ca.key off the nodes. A node gets NODE.pem and NODE.key;
-    named again it gets new ones, and a running node that has them read in a while.
+    The first run creates the CA (ca.pem, ca.key); keep ca.key off the nodes. Each named node gets a new NODE.pem and
+    NODE.key. Running nodes load changed files by themselves.
 
     Parameters
     ----------
     directory
-        Where they are kept.
+        Directory of certificates and keys.
     nodes
         Names of nodes, as in node.name.
     host
-        NODE=HOST: a name or address by which clients reach the node. HOST alone: every node's, {node} in it stands for
-        the node's name. May be repeated.
+        NODE=HOST: name or address of the node for clients. HOST: the same for every node, where {node} stands for the
+        node's name. May be repeated.
     days
-        How long the nodes' certificates hold.
+        Validity of the nodes' certificates, in days.
     """
     if not nodes:
         raise BadRequest("name the nodes: hadelay cluster certs DIRECTORY n1 n2 n3")
@@ -73,7 +73,7 @@ def certs(
     for text in host:
         one, equals, address = text.rpartition("=")
         if not address or (equals and one not in hosts):
-            raise BadRequest(f"--host {text}: expected NODE=HOST, of the nodes named, or HOST for every node")
+            raise BadRequest(f"--host {text}: expected NODE=HOST, with one of the given nodes, or HOST for every node")
         for name in [one] if equals else nodes:
             hosts[name].append(address.replace("{node}", name))
     make_authority(directory)
@@ -82,7 +82,7 @@ def certs(
 
 
 def make_authority(directory: Path) -> None:
-    """ca.pem and ca.key, unless they are there."""
+    """Create ca.pem and ca.key unless they exist."""
     directory.mkdir(parents=True, exist_ok=True)
     if (directory / "ca.key").exists():
         return
@@ -94,14 +94,14 @@ def make_authority(directory: Path) -> None:
 
 
 def make_certificate(directory: Path, name: str, hosts: Sequence[str] = (), days: int = 365) -> Path:
-    """NAME.pem and NAME.key, in the place of those that are there."""
+    """Create or replace NAME.pem and NAME.key; returns the path of NAME.pem."""
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) or name == "ca":
         raise BadRequest(f"{name!r}: a node's name is 1 to 64 of A-Z a-z 0-9 . _ -, and not ca")
     for host in hosts:
         if not re.fullmatch(r"[A-Za-z0-9.:*_-]+", host):
             raise BadRequest(f"{host!r} is neither a host's name nor an address")
     if not (directory / "ca.key").exists():
-        raise NotFound(f"{directory}: there is no ca.key to sign with")
+        raise NotFound(f"{directory}: there is no ca.key to sign certificates with")
     names = ", ".join(f"{'IP' if _is_address(host) else 'DNS'}:{host}" for host in dict.fromkeys((name, *hosts)))
     with tempfile.TemporaryDirectory(dir=directory) as made:
         scratch, authority = Path(made), directory.absolute()
@@ -138,6 +138,6 @@ def _openssl(directory: Path, *words: str) -> None:
     try:
         done = subprocess.run(("openssl", *words), cwd=directory, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise NotFound("the openssl command is not installed; any other tool makes certificates as well") from None
+        raise NotFound("the openssl command is not installed: install it, or use another CA") from None
     if done.returncode:
         raise HadelayError(f"openssl {words[0]}: {done.stderr.strip()[-500:]}")

@@ -1,4 +1,4 @@
-"""`hadelay check`: replicas, every node's files at one applied index; quorum, whether a node may stop."""
+"""`hadelay check`: compare the nodes' files at one applied index; check whether a node may stop."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hadelay.errors import Conflict, HadelayError, NotFound, OutcomeUnknown
 
 
 def replicas(*, timeout: float = 30, remote: Remote = Remote()) -> int:
-    """Compare every node's hour files by length and checksum, at one applied index. Ends with 1 when they differ.
+    """Compare the lengths and checksums of all nodes' hour files at one applied index. Exit code 1 if they differ.
 
-    The checksums are of what was written: what a disk has changed since is found by `hadelay inspect --verify FILE`.
-    While messages are published the nodes are asked again until their answers are of the same index.
+    Checksums are those of the written bytes; `hadelay inspect --verify FILE` finds later changes on a disk. The command
+    repeats its requests until all nodes answer at the same index.
 
     Parameters
     ----------
     timeout
-        Seconds to keep trying for that.
+        Limit of these attempts, in seconds.
     """
     answers = _same_index(_members(remote, timeout), timeout, remote)
     index = next(iter(answers.values()))["applied_index"]
@@ -34,7 +34,7 @@ def replicas(*, timeout: float = 30, remote: Remote = Remote()) -> int:
 
 
 def _members(remote: Remote, timeout_s: float) -> list[dict[str, Any]]:
-    """Every member. One that has just come back says in a moment where it is."""
+    """All members, once each has told its HTTP address; a restarted node does so within a moment."""
     end = time.monotonic() + timeout_s
     while True:
         members: list[dict[str, Any]] = call(remote, "GET", "/v1/cluster", needs="members")["members"]
@@ -42,7 +42,7 @@ def _members(remote: Remote, timeout_s: float) -> list[dict[str, Any]]:
         if not silent:
             return members
         if time.monotonic() > end:
-            raise OutcomeUnknown(f"nobody knows where {', '.join(silent)} is: is it up, and linked with the others?")
+            raise OutcomeUnknown(f"the address of {', '.join(silent)} is unknown: check that it runs and is linked")
         time.sleep(0.1)
 
 
@@ -62,12 +62,12 @@ def _same_index(members: list[dict[str, Any]], timeout_s: float, remote: Remote)
             return answers
         if time.monotonic() > end:
             raise OutcomeUnknown(
-                f"no common applied index within {timeout_s:.0f} s: {indexes}; publish less, or ask again"
+                f"no common applied index within {timeout_s:.0f} s: {indexes}; publish less, or raise --timeout"
             )
 
 
 def _differences(answers: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row per file that is not the same everywhere: what each node has of it."""
+    """A row per file that differs between nodes: its length and checksum on each node."""
     seen: dict[tuple[str, str], dict[str, str]] = {}
     for name, answer in answers.items():
         for hour in answer["hours"]:
@@ -82,20 +82,20 @@ def _differences(answers: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def quorum(node: str | None = None, /, *, remote: Remote = Remote()) -> int:
-    """May this node stop now? Ends with 1 if not.
+    """Check whether a node may stop now. Exit code 1 if not.
 
-    Asks every other node: a majority of all must say that, without it, they see a majority of nodes that are linked,
-    admitted and not far behind. What the node itself sees does not count, since it will be gone.
+    The command asks all other voters. A majority of all voters must see, without this node, a majority of voters that
+    are linked, admitted and not far behind.
 
     Parameters
     ----------
     node
-        Its name. Without it: each node in turn; ends with 1 if none may stop.
+        Name of the node. Default: check each node; exit code 1 if none may stop.
     """
     members = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": "true"})["members"]
     names = [member["name"] for member in members]
     if node is not None and node not in names:
-        raise NotFound(f"there is no node {node!r}; there are {', '.join(names)}")
+        raise NotFound(f"there is no node {node!r}; choose one of {', '.join(names)}")
     rows = [_without(name, members, remote) for name in ([node] if node else names)]
     show(rows, remote, ("node", "may_stop", "say_yes", "needed", "others"))
     return 0 if any(row["may_stop"] for row in rows) else 1

@@ -1,4 +1,4 @@
-"""`hadelay cluster`: status, transfer, drain."""
+"""`hadelay cluster`: commands status, transfer, drain."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from hadelay.cli.remote import call, call_member
 from hadelay.errors import HadelayError
 
 _MEMBERS = ("name", "role", "state", "http", "raft", "lag", "version", "feature_level", "clock_skew_ms")
-#: Timeout of the question whether a node is ready.
+#: Timeout of a readiness request, in seconds.
 _READY_S = 3.0
 
 
 def status(*, stale: bool = False, remote: Remote = Remote()) -> None:
-    """Members, leader, lag, and the dispatch cursor.
+    """Show members, leader, lag, and the dispatch cursor.
 
     Parameters
     ----------
     stale
-        What the asked node believes; works without a leader.
+        Show the asked node's own view; works without a leader.
     """
     found = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": "true" if stale else None})
     if remote.output == "json":
@@ -33,7 +33,7 @@ def status(*, stale: bool = False, remote: Remote = Remote()) -> None:
 
 
 def state_of(remote: Remote, member: Mapping[str, Any]) -> str:
-    """What a node says of itself: ready, drained, or what else keeps it from serving."""
+    """State of a node: "ready", the failed readiness checks, or "no answer"."""
     try:
         call_member(remote, member, "GET", "/readyz?verbose", needs="status", timeout_s=_READY_S)
     except (HadelayError, OSError) as error:
@@ -43,27 +43,27 @@ def state_of(remote: Remote, member: Mapping[str, Any]) -> str:
 
 
 def transfer(to: str | None = None, /, *, remote: Remote = Remote()) -> None:
-    """Hand leadership over, without a gap in the hand-outs.
+    """Transfer leadership without a gap in the hand-outs.
 
     Parameters
     ----------
     to
-        A node's name; without it, the follower that has most.
+        Name of the new leader. Default: the follower with the smallest lag.
     """
     wish = {} if to is None else {"to": to}
     show(call(remote, "POST", "/v1/cluster:transfer-leader", wish, needs="leader", timeout_s=30), remote)
 
 
 def drain(node: str, /, *, undo: bool = False, remote: Remote = Remote()) -> None:
-    """Take a node out of traffic: another one leads, and it takes no publishes and polls until that is undone, or it
-    restarts. Acks and reads are answered, and it goes on as a replica.
+    """Take a node out of traffic until --undo or a restart: the node gives up leadership and refuses publishes and
+    polls. It still answers acks and reads, and remains a replica.
 
     Parameters
     ----------
     node
-        Its name.
+        Name of the node.
     undo
-        Back into traffic.
+        Put the node back into traffic.
     """
     wish = {"node": node, "undo": undo}
     show(call(remote, "POST", "/v1/cluster:drain", wish, needs="drained", timeout_s=30), remote)

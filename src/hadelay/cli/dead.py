@@ -1,4 +1,4 @@
-"""`hadelay dead`: list, redrive, export, purge; `hadelay topic redrive`."""
+"""`hadelay dead`: commands list, redrive, export, purge; `hadelay topic redrive`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hadelay.errors import BadRequest
 from hadelay.paths import segment
 
 _COLUMNS = ("id", "died_at", "attempt", "reason", "key", "tags", "size")
-#: A page with payloads: of a MiB each, at the worst.
+#: Page size of an export, in messages; a payload has up to 1 MiB.
 _EXPORTED = 100
 
 
 def list_(topic: Topic, /, *, limit: Limit = 100, remote: Remote = Remote()) -> None:
-    """Dead letters of a topic in the order of their deaths, and why the last attempt failed. As JSON, a line each."""
+    """List the dead letters of a topic by time of death, with the reason of the last failure. As JSON, a line each."""
     show_pages(lambda size, cursor: _page(remote, topic, size, cursor), limit, remote, _COLUMNS, _with_reason)
 
 
@@ -37,15 +37,15 @@ def _page(remote: Remote, topic: str, limit: int, cursor: str | None, body: bool
 
 
 def redrive(topic: Topic, /, *ids: str, remote: Remote = Remote()) -> int:
-    """Make dead letters due again, as if they had never been tried. Ends with 1 when one was none.
+    """Make dead letters due again, with attempts counted from 0. Exit code 1 if an id is not a dead letter.
 
     Parameters
     ----------
     ids
-        One or more. `hadelay topic redrive` takes all there are.
+        Ids of dead letters. `hadelay topic redrive` redrives all of a topic.
     """
     if not ids:
-        raise BadRequest("name at least one id; `hadelay topic redrive` takes all there are")
+        raise BadRequest("give at least one id; `hadelay topic redrive` redrives all of a topic")
     results: list[dict[str, Any]] = []
     for at in range(0, len(ids), PAGE):
         results += _redrive(remote, topic, {"ids": ids[at : at + PAGE]}, "results")["results"]
@@ -54,12 +54,12 @@ def redrive(topic: Topic, /, *ids: str, remote: Remote = Remote()) -> int:
 
 
 def redrive_all(topic: Topic, /, *, rate: float | None = None, remote: Remote = Remote()) -> None:
-    """Begin to make all dead letters of a topic due again, and print how many they are.
+    """Start to make all dead letters of a topic due again, and print their number.
 
     Parameters
     ----------
     rate
-        So many per second; as fast as it goes without it.
+        Messages per second. Default: no limit.
     """
     wish: dict[str, Any] = {"all": True} | ({} if rate is None else {"rate": rate})
     show(_redrive(remote, topic, wish, "redriving"), remote)
@@ -70,7 +70,7 @@ def _redrive(remote: Remote, topic: str, wish: dict[str, Any], needs: str) -> An
 
 
 def purge(topic: Topic, /, *, yes: Yes = False, remote: Remote = Remote()) -> None:
-    """Forget the dead letters that a topic has now. Shows how many they are, and asks."""
+    """Delete the dead letters that a topic has now. Shows their number and asks for confirmation."""
     if not yes:
         confirm(f"deletes {counted(remote, topic, ('dead',))}")
     call(remote, "DELETE", f"/v1/topics/{segment(topic)}/dead")
@@ -78,17 +78,17 @@ def purge(topic: Topic, /, *, yes: Yes = False, remote: Remote = Remote()) -> No
 
 
 def export(topic: Topic, file: Path | None = None, /, *, restart: bool = False, remote: Remote = Remote()) -> None:
-    """Write the dead letters of a topic, payloads and errors included, as JSON, a line each.
+    """Write the dead letters of a topic as JSON, a line each, with payloads and errors.
 
-    An export to a file that was interrupted goes on where it stopped: beside FILE, FILE.cursor says where that is, and
-    goes when the export is complete.
+    Run the command again to continue an interrupted export to a file. FILE.cursor keeps the position until the export
+    is complete.
 
     Parameters
     ----------
     file
-        Where to; standard output without it.
+        Target file. Default: standard output.
     restart
-        Begin anew, over what FILE has.
+        Start over, and overwrite FILE.
     """
     if file is None:
         _export(remote, topic, sys.stdout.buffer, None, None, 0)
@@ -96,7 +96,7 @@ def export(topic: Topic, file: Path | None = None, /, *, restart: bool = False, 
     mark = file.with_name(file.name + ".cursor")
     cursor, size, done = _resume(mark, topic, restart, file)
     with open(file, "r+b" if size else "wb") as out:
-        # What came after the last mark is fetched again.
+        # Letters after the last mark are fetched again.
         out.truncate(size)
         out.seek(size)
         count = _export(remote, topic, out, mark, cursor, done)
@@ -105,14 +105,14 @@ def export(topic: Topic, file: Path | None = None, /, *, restart: bool = False, 
 
 
 def _resume(mark: Path, topic: str, restart: bool, file: Path) -> tuple[str | None, int, int]:
-    """(cursor, bytes of FILE that are good, letters in them)."""
+    """(cursor, complete bytes of FILE, number of letters in them)."""
     if restart or not mark.exists():
         if file.exists() and not restart:
-            raise BadRequest(f"{file} exists, and no export to it was interrupted: --restart writes over it")
+            raise BadRequest(f"{file} exists, but not from an interrupted export: --restart overwrites it")
         return None, 0, 0
     known = json.loads(mark.read_text())
     if known["topic"] != topic:
-        raise BadRequest(f"{file} is an export of topic {known['topic']}: name another file, or --restart")
+        raise BadRequest(f"{file} is an export of topic {known['topic']}: use another file, or --restart")
     return known["cursor"], known["bytes"], known["count"]
 
 

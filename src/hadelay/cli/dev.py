@@ -1,7 +1,7 @@
 """`hadelay dev`: a cluster of real processes on this machine, for a first look, for tests and for the demo.
 
-Node i = 0…N−1 is called n<i+1>, answers HTTP on port base + i and its peers on base + N + i. The directory keeps a
-TOML file, a log and a data directory per node, and `cluster.json`, so that a killed node can be started again by name.
+Node i = 0…N−1 is called n<i+1>, serves HTTP on port base + i and its peers on base + N + i. The directory has a TOML
+file, a log and a data directory per node, and `cluster.json`, to start a killed node again by name.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from hadelay.errors import Conflict, NotFound
 from hadelay.platform.disk import RealDisk, private, replace_file
 from hadelay.settings.load import load
 
-#: How long nodes may take to end by themselves: a leader hands over and everybody makes a checkpoint.
+#: Timeout of a node's own shutdown, in seconds: leaders hand over, and all nodes make a checkpoint.
 END_S = 20.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
 class Layout(msgspec.Struct, kw_only=True):
-    """cluster.json. `founded` turns true when every node was ready once: from then on an empty directory is a loss."""
+    """Content of cluster.json. founded: every node was ready once, so an empty data directory now means lost data."""
 
     id: str
     nodes: int
@@ -79,17 +79,17 @@ def dev(
     Parameters
     ----------
     nodes
-        How many. 3 unless the directory has a cluster already.
+        Number of nodes. Default: 3, or those of the directory's cluster.
     data_dir
-        Where everything is kept.
+        Directory of the cluster.
     port_base
-        HTTP on this port and the ones after it, then the links between nodes. 8400 unless the directory says.
+        First port: one HTTP port per node, then one node link port per node. Default: 8400, or the directory's.
     dispatch_sync
-        commit: a hand-out waits for its replication. interval: it does not.
+        commit: a hand-out waits for its replication. interval: a hand-out does not wait.
     settings
         KEY=VALUE for every node, such as limits.max_delay_ms=30d. May be repeated.
     start
-        Start this one node of a cluster that is there: the way to bring a killed one back.
+        Start only this node of an existing cluster, for example after a kill.
     """
     directory = data_dir.absolute()
     if start is not None:
@@ -110,7 +110,7 @@ def _prepare(directory: Path, nodes: int | None, port_base: int | None, sync: An
     if layout is None:
         layout = Layout(id=f"dev-{secrets.token_hex(4)}", nodes=nodes or 3, port_base=port_base or 8400)
     elif nodes not in (None, layout.nodes):
-        raise Conflict(f"{directory} holds a cluster of {layout.nodes} nodes, not {nodes}: name another --data-dir")
+        raise Conflict(f"{directory} holds a cluster of {layout.nodes} nodes, not {nodes}: use another --data-dir")
     layout.port_base = port_base or layout.port_base
     layout.sync = sync or layout.sync
     layout.settings = list(settings) or layout.settings
@@ -132,23 +132,23 @@ def _must_be_free(address: str) -> None:
             probe.bind((host, int(port)))
         except OSError as error:
             raise Conflict(
-                f"{address}: {error.strerror}; end what listens there, or choose another --port-base"
+                f"{address}: {error.strerror}; stop the process that listens there, or choose another --port-base"
             ) from error
 
 
 def _start_one(directory: Path, name: str, settings: tuple[str, ...], printing: Printing) -> int:
     layout = _read_layout(directory)
     if layout is None:
-        raise NotFound(f"{directory} holds no cluster: `hadelay dev --data-dir {directory}` makes one")
+        raise NotFound(f"{directory} holds no cluster: `hadelay dev --data-dir {directory}` creates one")
     if name not in layout.names():
-        raise NotFound(f"no node {name} in {directory}; there are {', '.join(layout.names())}")
+        raise NotFound(f"no node {name} in {directory}; choose one of {', '.join(layout.names())}")
     founding = () if layout.founded else ("cluster.init=true",)
     overrides = (*founding, *layout.settings, *settings)
     return run_node(load(str(directory / f"{name}.toml"), os.environ, overrides), printing)
 
 
 class _Cluster:
-    """The supervisor: starts, watches, ends."""
+    """Supervisor: starts, watches and ends the node processes."""
 
     def __init__(self, layout: Layout, directory: Path, printing: Printing) -> None:
         self.layout, self.directory, self.json = layout, directory, printing.output == "json"
@@ -181,8 +181,8 @@ class _Cluster:
         for setting in self.layout.settings:
             arguments += ["--set", setting]
         with open(self.directory / f"{name}.log", "ab", opener=private) as log:
-            # A session of its own, so that Ctrl-C reaches the nodes through us, in our order; and the kernel ends
-            # a node whose supervisor was killed, or its port would stay taken.
+            # Own session: Ctrl-C must reach the nodes through the supervisor, in order. PDEATHSIG: the kernel ends
+            # nodes whose supervisor was killed, which would keep their ports.
             return await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "hadelay", "serve", *arguments),
@@ -194,7 +194,7 @@ class _Cluster:
             )
 
     async def _until_ready(self, name: str) -> bool:
-        """False when the process ended first."""
+        """Wait for the node's ready line; False when its process ended first."""
         output = self.processes[name].stdout
         assert output is not None
         while line := await output.readline():
@@ -247,7 +247,7 @@ class _Cluster:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         tail = "" if code == -signal.SIGKILL else f"; {self._log_tail(name)}"
         note(
-            f"hadelay: {name} (pid {self.processes[name].pid}) {how}; the others go on{tail}\n"
+            f"hadelay: {name} (pid {self.processes[name].pid}) {how}; the other nodes keep running{tail}\n"
             f"  Start it again: hadelay dev --data-dir {self.directory} --start {name}"
         )
         if self.json:
@@ -267,7 +267,7 @@ class _Cluster:
         _, late = await asyncio.wait(waits, timeout=END_S)
         for name, process in self.processes.items():
             if late and process.returncode is None:
-                note(f"hadelay: {name} (pid {process.pid}) did not end within {END_S:.0f} s and is killed")
+                note(f"hadelay: {name} (pid {process.pid}) did not end within {END_S:.0f} s: killing it")
                 process.kill()
         if late:
             await asyncio.wait(late)

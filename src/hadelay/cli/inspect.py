@@ -1,4 +1,4 @@
-"""`hadelay inspect FILE`: print what docs/spec describes, and say where a byte is wrong."""
+"""`hadelay inspect FILE`: print a file of a data directory (docs/spec), and locate damage."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hadelay.raft.records import MAGIC, SEGMENT_HEADER_BYTES, Torn, decode_recor
 from hadelay.storage.inspect import inspect as storage_rows
 
 Row = dict[str, Any]
-#: Rows of one table on the terminal: its columns are as wide as its widest cell, so not the whole file at once.
+#: Rows per printed table: column widths need all rows of a table in memory.
 _TABLE_ROWS = 1000
-#: Bytes of a payload that a table shows.
+#: Number of payload bytes in a table cell.
 _SHOWN = 48
 
 
@@ -27,19 +27,18 @@ def inspect(
 ) -> int:
     """Print a file of a data directory: .log, .idx, .dsp, .heads, names, identity, state.mdb, or a journal segment.
 
-    Reads only what is asked for. Ends with 1 when something does not verify.
+    Exit code 1 if an entry is damaged.
 
     Parameters
     ----------
     file
-        Its name or its first bytes say what it is. The directory of a journal (raft/g0) of a node that has ended: whose
-        it is, and which entry is its last.
+        Path of the file. For the journal directory (raft/g0) of a stopped node: print its node and its last entry.
     skip
-        Entries to leave out from the front.
+        Number of entries to skip.
     limit
-        How many to print; 0 is all of them.
+        Number of entries to print; 0: all.
     verify
-        Read everything, and print only what does not verify.
+        Print only damaged entries.
     """
     if file.is_dir():
         return _directory(file, printing)
@@ -59,7 +58,7 @@ def inspect(
 
 def _directory(path: Path, printing: Printing) -> int:
     if not any(path.glob(f"*{SUFFIX}")):
-        raise BadRequest(f"{path} is a directory, and not that of a journal: name a file in it, or raft/g0")
+        raise BadRequest(f"{path} is a directory without a journal: name a file in it, or raft/g0")
     row = end_of(ReadOnlyDisk(), str(path))
     _print([row], tuple(row), printing)
     return 0
@@ -86,8 +85,8 @@ def _journal(path: Path) -> Iterator[Row]:
         try:
             record = decode_record(data, at)
         except Torn:
-            # What a power cut stopped was never acknowledged; recovery cuts it off, so it is no damage.
-            yield {"offset": at, "torn": True} if is_torn(data, at) else {"offset": at, "damage": "it does not verify"}
+            # A torn write at the end is not damage: it was never acknowledged, and recovery cuts it off.
+            yield {"offset": at, "torn": True} if is_torn(data, at) else {"offset": at, "damage": "wrong record"}
             return
         if record is None:
             return
@@ -109,12 +108,12 @@ def _cell(name: str, value: Any) -> Any:
         return f"{datetime.fromtimestamp(value // 1000, UTC):%Y-%m-%d %H:%M:%S}.{value % 1000:03}"
     if isinstance(value, bytes):
         return _text(value[:_SHOWN]) + ("…" if len(value) > _SHOWN else "")
-    # Sizes and positions are to be compared with the spec, and copied: no thousands separators.
+    # No thousands separators: users compare sizes and offsets with the spec, and copy them.
     return str(value) if isinstance(value, int) else value
 
 
 def _text(value: Any) -> Any:
-    """Bytes as text if they are text, as hex otherwise."""
+    """Bytes as text if printable, else as hex."""
     if not isinstance(value, bytes):
         return value
     try:

@@ -1,4 +1,4 @@
-"""`hadelay cluster members`: list, add, remove, replace."""
+"""`hadelay cluster members`: commands list, add, remove, replace."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _LOOK_S = 0.5
 
 
 def list_(*, remote: Remote = Remote()) -> None:
-    """Who belongs to the cluster: a learner gets everything, and does not vote yet."""
+    """List the members of the cluster. A learner receives all data, but does not vote yet."""
     members = [{name: member.get(name) for name in _COLUMNS} for member in _members(remote).values()]
     show(members, remote, _COLUMNS)
 
 
 def add(name: str, raft: str, /, *, wait: bool = False, remote: Remote = Remote()) -> None:
-    """Add a node while the cluster runs. It fills itself from the others, and votes once it has caught up.
+    """Add a node to the running cluster. The node copies the data from the others, and votes once it has caught up.
 
-    Start it first, or now: with an empty data directory, without --init, and with [raft.peers] that name the members
-    and itself.
+    Start the node before or after this command: with an empty data directory, without --init, and with [raft.peers]
+    that names the members and the new node.
 
     Parameters
     ----------
     name
-        Its node.name.
+        The new node's node.name.
     raft
-        host:port of its node link, as the others reach it.
+        host:port of its node link, as the other nodes reach it.
     wait
-        Until it votes.
+        Wait until the node votes.
     """
     _add(remote, name, raft)
     if wait:
@@ -43,35 +43,35 @@ def add(name: str, raft: str, /, *, wait: bool = False, remote: Remote = Remote(
 
 
 def remove(name: str, /, *, remote: Remote = Remote()) -> None:
-    """Remove a node while the cluster runs. If it leads, another one does first. Stop its process afterwards.
+    """Remove a node from the running cluster. A leader first hands over leadership. Stop its process afterwards.
 
     Parameters
     ----------
     name
-        Its node.name.
+        The node's node.name.
     """
     _remove(remote, name)
     _say_how_many(remote)
 
 
 def replace(old: str, new: str, raft: str, /, *, remote: Remote = Remote()) -> None:
-    """Add a node, wait until it votes, and remove another one. Asked again after anything went wrong, it goes on.
+    """Add a node, wait until it votes, and remove another node. Run the command again to continue after a failure.
 
     Parameters
     ----------
     old
-        The node that goes; it may be dead.
+        Name of the node to remove; the node may be dead.
     new
-        The node that comes.
+        Name of the node to add.
     raft
-        host:port of its node link, as the others reach it.
+        host:port of the new node's node link, as the other nodes reach it.
     """
     members = _members(remote)
     if new in members:
         if members[new]["raft"] != raft:
             raise Conflict(f"{new} is a member already, at {members[new]['raft']}")
     elif old not in members:
-        raise NotFound(f"there is no node {old!r}; there are {', '.join(members)}")
+        raise NotFound(f"there is no node {old!r}; choose one of {', '.join(members)}")
     else:
         _add(remote, new, raft)
     _wait(remote, new)
@@ -91,11 +91,11 @@ def _add(remote: Remote, name: str, raft: str) -> None:
 
 def _remove(remote: Remote, name: str) -> None:
     call(remote, "DELETE", f"/v1/cluster/members/{segment(name)}", timeout_s=30)
-    note(f"{name} is removed: stop it")
+    note(f"{name} is removed: stop its process")
 
 
 def _wait(remote: Remote, name: str) -> None:
-    """Until it votes, however long it fills itself."""
+    """Wait until the node votes, without a timeout: copying the data may take long."""
     said = ""
     while True:
         try:
@@ -105,7 +105,7 @@ def _wait(remote: Remote, name: str) -> None:
                 raise
             member = {"role": "unknown", "lag": ""}
         if member is None:
-            raise OutcomeUnknown(f"{name} was removed meanwhile")
+            raise OutcomeUnknown(f"{name} was removed while this command waited for it")
         if member["role"] in ("leader", "follower"):
             note(f"{name} votes")
             return
@@ -117,7 +117,7 @@ def _wait(remote: Remote, name: str) -> None:
 
 
 def _say_how_many(remote: Remote) -> None:
-    with suppress(HadelayError, OSError):  # it is done, and the node that was asked may be the one that left
+    with suppress(HadelayError, OSError):  # the change is done, and the asked node may be the removed one
         voters = sum(member["role"] != "learner" for member in _members(remote).values())
         spare = (voters - 1) // 2
         loss = {0: "stops when one of them is lost", 1: "survives the loss of any one"}

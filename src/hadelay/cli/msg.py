@@ -1,4 +1,4 @@
-"""`hadelay msg`: put, get, list, cancel, reschedule, deliver, receive."""
+"""`hadelay msg`: commands put, get, list, cancel, reschedule, deliver, receive."""
 
 from __future__ import annotations
 
@@ -47,38 +47,38 @@ def put(
     Parameters
     ----------
     topic
-        Where to. It appears when it is first published to.
+        Name of the topic. The first publish creates it.
     body
-        The payload. Without it, and without --file, it is read from standard input.
+        The payload. Without a body and --file, standard input is read.
     delay
-        Until it is due: 250ms, 15m, 2h30m, 7d.
+        Time until the message is due: 250ms, 15m, 2h30m, 7d.
     deliver_at
-        Or when: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
+        Due time instead of a delay: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
     key
-        Your name for it within the topic, to find, cancel, move or replace it by.
+        Your name for the message within the topic, to find, cancel, reschedule or replace it.
     on_conflict
-        When the key's message is pending: keep it (the default), replace it, or reject this one.
+        If a message with this key is pending: keep it (the default), replace it, or reject the new message.
     max_wait
-        With --on-conflict replace: due at most this long after the first of those that replaced one another.
+        With --on-conflict replace: limit of the total delay since the first of the replaced messages.
     ttl
-        It expires this long after it was due.
+        Time after which the message expires, counted from its due time.
     tag
-        For consumers that ask for it. May be repeated.
+        Tag that consumers can filter by. May be repeated.
     callback
-        A webhook URL for this message, where the topic allows it.
+        Webhook URL for this message, if the topic allows one.
     file
         Read the payload from a file.
     content_type
-        Kept, and given to the consumer.
+        Content type, stored and given to the consumer.
     meta
-        NAME=VALUE that travels with the message. May be repeated.
+        NAME=VALUE, stored with the message. May be repeated.
     idempotency_key
-        Makes a repetition of this command harmless. Made up when not given.
+        Key that makes a repetition of this command harmless. Default: a random key.
     """
     if body is not None and file is not None:
-        raise BadRequest("a body and --file: give one of them")
+        raise BadRequest("give either a body or --file, not both")
     if body is None and file is None and sys.stdin.isatty():
-        note("the payload, from this terminal; Ctrl-D ends it:")
+        note("Type the payload; Ctrl-D ends it:")
     payload = body.encode() if body is not None else file.read_bytes() if file else sys.stdin.buffer.read()
     headers = {"Idempotency-Key": secrets.token_hex(16) if idempotency_key is None else idempotency_key}
     headers["Content-Type"] = content_type or ("text/plain; charset=utf-8" if body else "application/octet-stream")
@@ -99,12 +99,12 @@ def get(
     id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, body: bool = False, stale: Stale = False,
     remote: Remote = Remote(),
 ) -> None:  # fmt: skip
-    """Show a message: its state, its times, what happened to it.
+    """Show a message: its state, times and history.
 
     Parameters
     ----------
     body
-        Its payload too; alone, as bytes, on stdout.
+        Print only the payload, as bytes; with -o json, add the payload.
     """
     query = {"body": "true" if body else None, "stale": "true" if stale else None}
     found = call(remote, "GET", message_path(id, topic, key), needs="deliver_at", query=query)
@@ -129,13 +129,14 @@ def list_(
     Parameters
     ----------
     state
-        scheduled, ready, leased, acked, cancelled, expired, dead, separated by commas; pending: the first three; all.
+        States, separated by commas: scheduled, ready, leased, acked, cancelled, expired, dead; pending: the first
+        three; all.
     start
-        Due from here on: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
+        Earliest due time: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
     to
-        Due before.
+        End of the due times, exclusive.
     tag
-        Messages that have it. May be repeated: that have all of them.
+        Only messages with this tag. May be repeated: with all of these tags.
     """
     query = {"state": state, "from": start, "to": to, "tag": ",".join(tag) or None, "stale": "true" if stale else None}
 
@@ -147,14 +148,14 @@ def list_(
 
 
 def cancel(*ids: str, topic: str | None = None, key: OfKey = None, remote: Remote = Remote()) -> int:
-    """Cancel messages that have not been handed out. Ends with 1 when one was too late.
+    """Cancel messages that have not been handed out. Exit code 1 if one could not be cancelled.
 
     Parameters
     ----------
     ids
-        One or more.
+        Ids of messages.
     topic
-        Or the topic of one,
+        Topic of the message, with --key instead of an id.
     """
     if len(ids) < 2:
         answer = call(remote, "DELETE", message_path(ids[0] if ids else None, topic, key), needs="outcome")
@@ -169,7 +170,7 @@ def cancel(*ids: str, topic: str | None = None, key: OfKey = None, remote: Remot
             except (BadRequest, Conflict, NotFound) as error:
                 code = 1
                 done.append({"id": id, "outcome": error.outcome or error.type, "detail": error.detail})
-    finally:  # what is done is told, also when nobody answers for the next one
+    finally:  # report the finished cancels, also when the next request fails
         if done:
             show(done, remote, _OUTCOME)
     return code
@@ -179,23 +180,23 @@ def reschedule(
     id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, delay: str | None = None,
     deliver_at: str | None = None, remote: Remote = Remote(),
 ) -> None:  # fmt: skip
-    """Make a message due at another time; it keeps its id. Ends with 1 when it is not pending, or leased.
+    """Make a message due at another time; its id stays. Exit code 1 if the message is not pending, or leased.
 
     Parameters
     ----------
     delay
-        From now: 250ms, 15m, 2h30m, 7d.
+        Delay from now: 250ms, 15m, 2h30m, 7d.
     deliver_at
-        Or when: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
+        Due time instead of a delay: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
     """
     wish = {name: text for name, text in (("delay", delay), ("deliver_at", deliver_at)) if text is not None}
     if len(wish) != 1:
-        raise BadRequest("say when: --delay or --deliver-at")
+        raise BadRequest("give either --delay or --deliver-at")
     show(call(remote, "PATCH", message_path(id, topic, key), wish, needs="deliver_at"), remote)
 
 
 def deliver(id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, remote: Remote = Remote()) -> None:
-    """Make a message due now. Ends with 1 when it is not pending, or leased."""
+    """Make a message due now. Exit code 1 if the message is not pending, or leased."""
     show(call(remote, "PATCH", message_path(id, topic, key), {"delay": 0}, needs="deliver_at"), remote)
 
 
@@ -211,24 +212,24 @@ def receive(
     *topics: str, most: Annotated[int, Parameter(name=("--max", "-n"))] = 10, wait: str = "0s",
     lease: str | None = None, tag: Several = (), any_tag: Several = (), keep: bool = False, remote: Remote = Remote(),
 ) -> int:  # fmt: skip
-    """Take due messages, print them, and ack them. Ends with 3 when there was none.
+    """Receive due messages, print them, and ack them. Exit code 3 if no message was due.
 
     Parameters
     ----------
     topics
-        One or more.
+        Names of topics.
     most
-        At most so many.
+        Limit of messages.
     wait
-        How long to wait for the first one: 30s, at most 60s.
+        Time to wait for the first message, such as 30s; at most 60s.
     lease
-        How long the messages are held.
+        Length of the lease.
     tag
-        Only messages that have it. May be repeated: that have all of them.
+        Only messages with this tag. May be repeated: with all of these tags.
     any_tag
-        Only messages that have one of these. May be repeated.
+        Only messages with one of these tags. May be repeated.
     keep
-        Do not ack: print the leases, and let them end.
+        Do not ack: print the leases, and let them expire.
     """
     if not topics:
         raise BadRequest("name at least one topic")
@@ -247,7 +248,9 @@ def receive(
         outcomes = call(remote, "POST", "/v1/leases:ack", leases, needs="results")["results"]
         lost = [result["lease"] for result in outcomes if result["outcome"] == "lease_lost"]
         if lost:
-            raise HadelayError(f"{len(lost)} of {len(messages)} leases had ended before the ack: they come again")
+            raise HadelayError(
+                f"{len(lost)} of {len(messages)} leases expired before the ack: their messages come again"
+            )
     if not messages:
         note("nothing is due")
     return 0 if messages else 3

@@ -1,4 +1,4 @@
-"""What commands print: results on stdout as a table or as JSON, everything else on stderr."""
+"""Output of commands: results on stdout as a table or as JSON, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from hadelay.errors import BadRequest, HadelayError
 
 R = TypeVar("R")
 Format = Literal["table", "json"]
-#: Where the nodes of `hadelay dev`, and of the files in cluster/, serve on this machine.
+#: Addresses of the nodes of `hadelay dev`, and of the files in cluster/.
 LOCAL_SERVERS = "http://127.0.0.1:8400,http://127.0.0.1:8401,http://127.0.0.1:8402"
-#: What is listed is asked for so many at a time.
+#: Number of messages per page of a listing.
 PAGE = 1_000
 
-# Arguments of many commands, with their words: docstrings leave them out.
-Topic = Annotated[str, Parameter(help="Its name.")]
-MessageId = Annotated[str | None, Parameter(help="The 13 characters that publishing gave.")]
-OfTopic = Annotated[str | None, Parameter(help="Or its topic,")]
-OfKey = Annotated[str | None, Parameter(help="and the key that it was published under.")]
-Stale = Annotated[bool, Parameter(help="What the asked node knows, without confirming it with the leader.")]
-Limit = Annotated[int, Parameter(name=("--limit", "-n"), help="At most so many; 0 for all there are.")]
-Yes = Annotated[bool, Parameter(name=("--yes", "-y"), help="Do not ask first; a script has to say so.")]
-#: Without a default that is shown: none are what nothing is.
+# Arguments of many commands, with their help texts.
+Topic = Annotated[str, Parameter(help="Name of the topic.")]
+MessageId = Annotated[str | None, Parameter(help="Id of the message: 13 characters, returned by the publish.")]
+OfTopic = Annotated[str | None, Parameter(help="Topic of the message, with --key instead of an id.")]
+OfKey = Annotated[str | None, Parameter(help="Key of the message, with --topic instead of an id.")]
+Stale = Annotated[bool, Parameter(help="Show the asked node's own view; works without a leader.")]
+Limit = Annotated[int, Parameter(name=("--limit", "-n"), help="Limit of results; 0: all.")]
+Yes = Annotated[bool, Parameter(name=("--yes", "-y"), help="Do not ask for confirmation; required in scripts.")]
+#: Repeatable option; its empty default is not shown.
 Several = Annotated[tuple[str, ...], Parameter(show_default=False)]
 
 
@@ -44,7 +44,7 @@ class Printing:
     """Options of every command that prints a result."""
 
     output: Annotated[Format, Parameter(name=("--output", "-o"), env_var="HADELAY_OUTPUT")] = "table"
-    "A table to read, or JSON to pipe."
+    "table for people, json for scripts."
 
 
 @Parameter(name="*")
@@ -53,16 +53,16 @@ class Remote(Printing):
     """Options of every command that talks to a cluster."""
 
     servers: Annotated[str, Parameter(name=("--servers", "-s"), env_var="HADELAY_SERVERS")] = LOCAL_SERVERS
-    "URLs of one or more nodes, separated by commas; any node answers everything."
+    "URLs of one or more nodes, separated by commas; any node serves every request."
     token: Annotated[str, Parameter(env_var="HADELAY_TOKEN", show_default=False)] = ""
-    "Where the cluster asks for one. Other users of this machine see what is typed here, but not the variable."
+    "Token, if the cluster requires one. Other users of this machine can see the option, but not the variable."
 
     def addresses(self) -> list[str]:
         return [url.strip().rstrip("/") for url in self.servers.split(",") if url.strip()]
 
 
 class Option(NamedTuple):
-    """An option of a command that is declared elsewhere. default: dataclasses.MISSING if there has to be a value."""
+    """A command's option that is declared elsewhere. default: dataclasses.MISSING for a required option."""
 
     name: str
     kind: Any
@@ -71,7 +71,7 @@ class Option(NamedTuple):
 
 
 def takes(options: Iterable[Option], help: str = "") -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Decorate a command that has **given: it takes these options in it. help: for a command without a docstring."""
+    """Decorator of a command with **given, which receives these options. help: text for a missing docstring."""
 
     def decorate(command: Callable[..., R]) -> Callable[..., R]:
         own = [one for one in signature(command, eval_str=True).parameters.values() if one.kind is not one.VAR_KEYWORD]
@@ -94,39 +94,39 @@ def takes(options: Iterable[Option], help: str = "") -> Callable[[Callable[..., 
 
 
 def emit_json(value: Any) -> None:
-    """One line, so that a reader can take the output line by line. Flushed: it may be waiting for it."""
+    """Print a value as one line of JSON, and flush: a reader may wait for the line."""
     sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
     sys.stdout.buffer.flush()
 
 
 def note(text: str) -> None:
-    """To the person, not to the pipe."""
+    """Print a note for people, on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def confirm(effect: str) -> None:
-    """Ask the person at the terminal before something is lost for good. effect: a clause, such as "deletes 3 messages".
+    """Ask for confirmation at the terminal. effect: a clause, such as "deletes 3 messages".
 
-    Raises BadRequest where nobody can be asked, and Declined when the answer is not yes: then nothing has happened.
+    BadRequest without a terminal; Declined when the answer is not yes.
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise BadRequest(f"this {effect}, and there is no terminal to ask on; nothing was done. --yes does it unasked")
-    print(f"This {effect}. It cannot be undone. Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+        raise BadRequest(f"this {effect}, and there is no terminal to confirm; nothing was done. Use --yes")
+    print(f"This {effect}. This cannot be undone. Continue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Declined("not confirmed: nothing was done")
 
 
 class Declined(HadelayError):
-    """The person at the terminal did not say yes."""
+    """The user did not confirm."""
 
     type, title = "declined", "Not confirmed"
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Columns by name; a cell that is missing is empty. Lines break between words and nowhere else.
+    """Print rows as a table; missing cells are empty, and lines break only between words.
 
-    Where a terminal is too narrow for that, columns without a value go; where that is not enough, each row becomes a
-    block with a line per field. A file or a pipe has no width of its own, so there every row is one line.
+    A narrow terminal drops columns without values; if the table still does not fit, each row becomes a block with a
+    line per field. In a file or a pipe, every row is one line.
     """
     cells = [{column: cell(row.get(column)) for column in columns} for row in rows]
     width = _columns()
@@ -151,12 +151,12 @@ def _columns() -> int:
 
 
 def _lines(text: str, width: int) -> list[str]:
-    """As wide as that, unless a single word is wider."""
+    """Lines of at most `width` characters, or of a single longer word."""
     return wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _widths(rows: Sequence[Mapping[str, str]], columns: Sequence[str], width: int) -> dict[str, int] | None:
-    """Of each column, so that all of them fit and no word is broken; None: that cannot be."""
+    """Width of each column, so that all fit without breaking a word; None if impossible."""
     texts = {column: [column.replace("_", " "), *(row[column] for row in rows)] for column in columns}
     least = {name: max(len(word) for text in some for word in text.split() or [""]) for name, some in texts.items()}
     most = {name: max(map(len, some)) for name, some in texts.items()}
@@ -184,7 +184,7 @@ def _print_grid(rows: Sequence[Mapping[str, str]], widths: Mapping[str, int]) ->
 def progress(
     total: int | None, done: int = 0, *, hidden: bool = False, sizes: bool = False
 ) -> Iterator[Callable[..., None]]:  # fmt: skip
-    """update(completed=…) or update(advance=…) of a bar on stderr, while somebody watches. sizes: of bytes."""
+    """Progress bar on a terminal's stderr; yields update(completed=…) or update(advance=…). sizes: counts bytes."""
     from rich import progress as rich
     from rich.console import Console
 
@@ -197,7 +197,7 @@ def progress(
 
 
 def fields(value: Mapping[str, Any]) -> None:
-    """One thing, a line per field."""
+    """Print one mapping, a line per field."""
     width = max(map(len, value), default=0)
     room = max(_columns() - width - _GAP, 1)
     for name, item in value.items():
@@ -218,7 +218,7 @@ def cell(value: Any) -> str:
         return " ".join(f"{k}={cell(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(cell(item) for item in value)
-    # A key or a reason may have been chosen to steer the terminal.
+    # A key or a reason may contain control sequences of terminals.
     return "".join(c if c.isprintable() else "�" for c in str(value))
 
 
@@ -235,7 +235,7 @@ def span(ms: float) -> str:
 
 
 def show(value: Any, printing: Printing, columns: Sequence[str] = ()) -> None:
-    """A list of mappings, or one mapping, as asked for."""
+    """Print a list of mappings, or one mapping, in the chosen format."""
     if printing.output == "json":
         emit_json(value)
     elif isinstance(value, Mapping):
@@ -248,8 +248,8 @@ def show_pages(
     page: Callable[[int, str | None], Any], limit: int, printing: Printing, columns: Sequence[str],
     row: Callable[[Any], Mapping[str, Any]] = lambda message: message,
 ) -> None:  # fmt: skip
-    """The messages of page after page, at most `limit` of them (0: all), as they come when it is JSON. page: of a size,
-    from a cursor on. row: what a table has of one."""
+    """Print the messages of all pages, up to `limit` (0: all); JSON is printed page by page. page(size, cursor): one
+    page. row: a message's row in the table."""
     if limit < 0:
         raise BadRequest(f"--limit {limit}: expected 0 or more")
     rows: list[Mapping[str, Any]] = []
@@ -267,4 +267,4 @@ def show_pages(
     if printing.output != "json":
         table(rows, columns)
     if cursor is not None:
-        note(f"the first {found:,}: there are more, --limit says how many to show")
+        note(f"the first {found:,} results; raise --limit for more")

@@ -1,5 +1,5 @@
-"""`hadelay pipeline …`: jobs on the hour files. They need `hadelay[spark]`, and say so. The options of most jobs are
-declared once, in pipeline/jobs.py: `_command` makes a command of them."""
+"""`hadelay pipeline …`: jobs on the hour files, which need `hadelay[spark]`. pipeline/jobs.py declares the options of
+most jobs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Running(Printing):
     endpoint: Annotated[str, Parameter(env_var="HADELAY_SERVERS")] = ""
     "URLs of nodes, separated by commas."
     token: Annotated[str, Parameter(env_var="HADELAY_TOKEN")] = ""
-    "For them."
+    "Token for the nodes."
     master: str = "local[*]"
-    "Where Spark runs, as spark-submit has it; none: in this process, without Spark and Java."
+    "Spark master, as for spark-submit; none: run in this process, without Spark and Java."
     driver_memory: str = "2g"
-    "For a local Spark."
+    "Memory of a local Spark."
 
     def spark(self, **settings: str) -> Any:
-        """None if it is to be done without."""
+        """The Spark session; None with --master none."""
         from hadelay.pipeline.session import INSTALL, session
 
         if self.master != "none":
@@ -51,7 +51,7 @@ class Running(Printing):
 
     @contextlib.contextmanager
     def bar(self) -> Iterator[Callable[[int, int], None]]:
-        """bar(done, total), for a job in this process, while somebody watches; Spark has a bar of its own."""
+        """Progress bar of a job in this process; yields bar(done, total). Spark has its own bar."""
         with progress(None, hidden=self.master != "none" or self.output == "json") as update:
             yield lambda done, total: update(completed=done, total=total)
 
@@ -62,23 +62,23 @@ class Source(Running):
     """Options of jobs that read hours."""
 
     path: str = ""
-    "Instead of --endpoint: a node's data directory, or a copy of one, also by a URI such as s3://bucket/n1."
+    "Data directory of a node, a copy of one, or a URI such as s3://bucket/n1; replaces --endpoint."
     hour_from: int = 0
     "First hour, as yyyymmddHH."
     hour_to: int = 0
-    "Last hour."
+    "Last hour, as yyyymmddHH."
     on_torn: Literal["fail", "skip"] = "fail"
-    "What to do about files that are shorter than they should be."
+    "Damaged or shortened files: fail, or skip the damaged part."
     verify: Annotated[bool, Parameter(negative="--no-verify")] = True
-    "Compare every file that is read with its checksum first. Archiving always does."
+    "Compare every file with its checksum before reading. Archiving always does."
     as_of: int = 0
-    "Unix ms at which what waits is judged; 0: of the last checkpoint, or the nodes' time."
+    "Time for the states of pending messages, in Unix ms; 0: time of the last checkpoint, or of the nodes."
 
     def options(self) -> Options:
         return Options(
             path=self.path, endpoint="" if self.path else self.endpoint, token=self.token,
             hour_from=self.hour_from, hour_to=self.hour_to, on_torn=self.on_torn, as_of=self.as_of,
-            # Whole files are compared with their checksums by the job itself.
+            # The job itself compares whole files with their checksums.
             verify=self.verify and self.on_torn == "skip",
         )  # fmt: skip
 
@@ -89,14 +89,14 @@ class Counting(Source):
     """Options of lateness, load and forecast."""
 
     topics: str = ""
-    "Only these, separated by commas."
+    "Only these topics, separated by commas."
 
     def options(self) -> Options:
         return replace(super().options(), topics=self.topics)
 
 
 def _takes(kind: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """The command takes the fields of `kind` that have a help text, as keywords."""
+    """Decorator of a command whose options are the fields of `kind` with a help text."""
     types = get_type_hints(kind)
     options = [
         Option(field.name, types[field.name], field.default, field.metadata["help"])
@@ -114,7 +114,7 @@ def _run(name: str, options: Any, source: Running) -> int:
 
 
 def _tell(summary: jobs.JobSummary, printing: Printing) -> int:
-    """All of it as JSON, or its rows. Hours are names, not amounts."""
+    """Print the summary as JSON, or its rows as a table; returns the exit code. Hours have no thousands separators."""
     if printing.output == "json":
         emit_json(dict(summary))
     elif summary.columns:
@@ -131,12 +131,12 @@ def reconcile(*, source: Source = Source(), **given: Any) -> int:
 
 @_takes(jobs.ArchiveOptions)
 def archive(*, audit: bool = False, source: Source = Source(), **given: Any) -> int:
-    """Write closed hours to Parquet, with a manifest each, and a catalogue of all. Run again, it writes what is new.
+    """Write closed hours to Parquet, with a manifest per hour and a catalogue of all. Later runs add new hours.
 
     Parameters
     ----------
     audit
-        Write nothing: read every archived hour again, and end with 1 if one is damaged or missing. Needs no cluster.
+        Verify the archive instead: read all archived hours; exit code 1 if one is damaged or missing. Needs no cluster.
     """
     if audit:
         return _run("audit", jobs.AuditOptions(given["out"], source.hour_from, source.hour_to), source)
@@ -145,13 +145,13 @@ def archive(*, audit: bool = False, source: Source = Source(), **given: Any) -> 
 
 @_takes(jobs.JobOptions)
 def lateness(*, source: Counting = Counting(), **given: Any) -> int:
-    """How late messages were handed out: p50, p90, p99, p99.9 and the worst, per hour and topic."""
+    """Report how late messages were handed out: p50, p90, p99, p99.9 and maximum, per hour and topic."""
     return _run("lateness", jobs.JobOptions(source.options(), check=source.verify, **given), source)
 
 
 @_takes(jobs.JobOptions)
 def load(*, source: Counting = Counting(), **given: Any) -> int:
-    """How much fell due, was handed out and acked: per hour and topic, with the busiest second."""
+    """Count the messages that fell due, were handed out and acked, per hour and topic, with the busiest second."""
     return _run("load", jobs.JobOptions(source.options(), check=source.verify, **given), source)
 
 
@@ -165,20 +165,20 @@ def tail(
     *, kind: Literal["messages", "events", "dispatches", "settlements"] = "messages", columns: str = "",
     body: bool = False, topics: str = "", max_rows: int = 0, source: Source = Source(), **given: Any,
 ) -> int:  # fmt: skip
-    """Write what is filed to Parquet, as it is: each row once, also when it is ended and run again.
+    """Stream new entries or events to Parquet. Each row is written once, also across restarts.
 
     Parameters
     ----------
     kind
-        messages: an entry for each time one is filed; state is as it was then. events: what happens to them.
+        messages: index entries, with their state at that time. events: hand-outs (dispatches) and settlements.
     columns
-        Only these, separated by commas; hour among them.
+        Only these columns, separated by commas; hour is required.
     body
-        Bodies too.
+        Add the bodies.
     topics
-        Only these, separated by commas.
+        Only these topics, separated by commas.
     max_rows
-        At once, about; 0: all.
+        Approximate number of rows per micro-batch; 0: no limit.
     """
     chosen = replace(
         source.options(), kind=kind, columns=columns, body=body, topics=topics, max_rows_per_trigger=max_rows,
@@ -205,29 +205,29 @@ def schedule(
     file: str, /, *, key: str, topic: str = "", columns: str = "", rejected: str = "", prefix: str = "",
     format: Literal["", "csv", "parquet"] = "", timeout: int = 300, running: Running = Running(),
 ) -> int:  # fmt: skip
-    """Publish the rows of a table, each once, also when it is run again within the hour.
+    """Publish the rows of a table. Each row is published once, also if the command runs again within the hour.
 
-    Ends with 1 if one is rejected.
+    Exit code 1 if a row is rejected.
 
     Parameters
     ----------
     file
-        CSV with a header, or Parquet; a file or a directory. Columns named as a message's are taken: topic, body,
-        deliver_at or delay, key, tags, ttl, meta … By a URI, too: s3:// with --master none, else one that Spark has.
+        CSV with a header, or Parquet; a file, a directory, or a URI: s3:// with --master none, else one that Spark
+        supports. Columns are named like a message's fields: topic, body, deliver_at or delay, key, tags, ttl, meta …
     key
-        Column that identifies a row: the same value again is the same message.
+        Column that identifies a row: rows with the same value are the same message.
     topic
-        For a table without that column.
+        Topic of a table without that column.
     columns
-        Where names differ: deliver_at=due,body=payload.
+        Other names of columns: deliver_at=due,body=payload.
     rejected
-        Directory for rows that are rejected, with the reason: FILE.rejected here, without it.
+        Directory for rejected rows, with reasons. Default: FILE.rejected.
     prefix
-        Put before each key: what tells this job's keys from another's. Its topic, or the file's name, without it.
+        Prefix of each key, to separate the keys of jobs. Default: the topic, or the file's name.
     format
-        If the file's name does not say it.
+        Format of a file whose name does not tell it.
     timeout
-        Seconds for which what may succeed later is tried again.
+        Limit of retries after temporary errors, in seconds.
     """
     spark = running.spark()
     from hadelay.pipeline.schedule import ScheduleOptions, count, run
@@ -237,7 +237,7 @@ def schedule(
     rejected = rejected or f"{Path(file).name}.rejected"
     write = WriteOptions(running.endpoint, running.token, topic, key, prefix, rejected, timeout=timeout)
     options = ScheduleOptions(write, file, format, columns)
-    total = count(options) if spark is None else 0  # Spark has a bar of its own
+    total = count(options) if spark is None else 0  # Spark has its own bar
     with progress(total, hidden=total == 0) as update:
         done = run(spark, options, lambda published: update(completed=published.rows))
     if running.output == "json":
@@ -261,7 +261,7 @@ def replay(topic: Topic, /, *, remote: Remote = Remote(), **given: Any) -> int:
 
 
 def doctor(*, printing: Printing = Printing()) -> int:
-    """Java, versions, a job of one row; and what to do about what is missing. Ends with 1 when something is."""
+    """Check Java, versions, and a job of one row, with advice. Exit code 1 if a check fails."""
     from hadelay.pipeline.session import doctor as examine
 
     checks = examine()
@@ -270,12 +270,12 @@ def doctor(*, printing: Printing = Printing()) -> int:
 
 
 def pack(file: str, /, *, printing: Printing = Printing()) -> int:
-    """Write what executors need to FILE, for `spark-submit --archives`. Needs no Spark, and asks nobody.
+    """Write the packages that executors need to FILE, for `spark-submit --archives`. Needs neither Spark nor a cluster.
 
     Parameters
     ----------
     file
-        A .zip.
+        Path of the .zip file.
     """
     from hadelay.pipeline.pack import pack as write
 

@@ -1,7 +1,7 @@
-"""One request to a cluster, for commands that make one and end.
+"""HTTP requests of commands to a cluster.
 
-Standard library only: a command should answer before a client library is imported. Servers are tried in turn; what
-is sent more than once carries an Idempotency-Key, a request_id, or is harmless to repeat.
+Standard library only, because importing a client library would delay commands. Servers are tried in turn, so every
+request has an Idempotency-Key or a request_id, or is harmless to repeat.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hadelay.api.problems import NO_NEWS, NONSENSE, Headers, NotANode, not_a_nod
 from hadelay.cli.output import Remote
 from hadelay.errors import HadelayError
 
-#: How long a node may take to accept a connection; the answer has as long as the request may need.
+#: Timeout of connecting, in seconds; the answer has its own timeout.
 _CONNECT_S = 3.0
-#: Errors of one address: the next one may do better.
+#: Errors after which the next address is tried.
 _ASK_ANOTHER = (errors.NoLeader, errors.Overloaded, NotANode)
 
 
@@ -32,26 +32,26 @@ def call(
     query: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None, timeout_s: float = 15.0,
     decode: Callable[[bytes], Any] = msgspec.json.decode, node: str = "",
 ) -> Any:  # fmt: skip
-    """The decoded answer: JSON, if nothing else is said. Refusals are raised as errors.*
+    """Send a request; returns the decoded answer (default: JSON). Refusals are raised as errors.*
 
-    body: bytes as they are, anything else as JSON. needs: a member of every node's answer to this, and of hardly
-    anybody else's; without one it answers nothing (204). What is not JSON has the header that a node sends.
-    node: the node that has to answer; the answer of another one is passed over.
+    body: bytes are sent unchanged, other values as JSON. needs: a member that every node's answer has, to recognise
+    other servers; without `needs`, the answer is empty (204). Other content must have a node's header.
+    node: name of the node that must answer; answers of other nodes are ignored.
     """
     asked = {key: value for key, value in (query or {}).items() if value is not None}
     target = f"{path}?{urlencode(asked)}" if asked else path
     sent = dict(headers or {})
     if token := remote.token.strip():
         if not token.isascii() or not token.isprintable():
-            raise errors.BadRequest("--token, HADELAY_TOKEN: not a line of ASCII")
+            raise errors.BadRequest("--token, HADELAY_TOKEN: the token must be one line of ASCII")
         sent["Authorization"] = f"Bearer {token}"
     if body is not None and not isinstance(body, bytes):
         try:
             body = json.dumps(body, allow_nan=False).encode()
         except ValueError:
-            raise errors.BadRequest("nan and inf are not numbers that can be sent") from None
+            raise errors.BadRequest("nan and inf cannot be sent as JSON numbers") from None
         sent["Content-Type"] = "application/json"
-    problem: Exception = ConnectionError("no server was named: --servers")
+    problem: Exception = ConnectionError("no server was given: use --servers")
     silent: list[str] = []
     for url in remote.addresses():
         try:
@@ -61,7 +61,7 @@ def call(
                 raise KeyboardInterrupt(sent["Idempotency-Key"]) from None
             raise
         except ValueError as error:
-            raise errors.BadRequest(f"it cannot be sent: {error}") from None
+            raise errors.BadRequest(f"the request cannot be sent: {error}") from None
         except (HadelayError, OSError) as error:
             known = getattr(error, "outcome_known", True)
             settled = getattr(problem, "outcome_known", True)
@@ -69,8 +69,7 @@ def call(
                 if settled or not isinstance(error, NO_NEWS):
                     raise
                 break
-            # That nothing happened is true of this address, and not of an earlier one. And what a node says counts for
-            # more than that another one is not there.
+            # Keep an unknown outcome of an earlier address; else prefer a node's error to a connection error.
             if settled and (isinstance(error, HadelayError) or not isinstance(problem, HadelayError)):
                 problem = error
             if isinstance(error, OSError):
@@ -83,8 +82,8 @@ def call(
 
 
 def call_member(remote: Remote, member: Mapping[str, Any], method: str, path: str, **options: Any) -> Any:
-    """As `call`, of one member of GET /v1/cluster and no other: at the address that it advertises, or at whichever of
-    --servers it answers, since an advertised name may mean nothing on this machine."""
+    """`call` to one member of GET /v1/cluster: at its advertised address, or at any of --servers where this member
+    answers, because this machine may not resolve an advertised name."""
     servers = ",".join(filter(None, (member["http"], *remote.addresses())))
     return call(replace(remote, servers=servers), method, path, node=member["name"], **options)
 
@@ -93,14 +92,14 @@ def read_answer(
     url: str, method: str, status: int, headers: Headers, answer: bytes, needs: str = "",
     decode: Callable[[bytes], Any] = msgspec.json.decode,
 ) -> Any:  # fmt: skip
-    """Of whatever listens there: of something else than a node nobody knows what it did."""
+    """The decoded answer; refusals are raised. NotANode, with an unknown outcome, if another server has answered."""
     if not 200 <= status < 300:
         raise refusal(url, method, status, headers, answer)
     try:
         found = decode(answer) if answer else None
     except NONSENSE as error:
         raise not_a_node(url, method, status, headers, answer, str(error)) from None
-    # Gateways drop headers that they don't know, so what can be seen from the answer itself is.
+    # Gateways may drop unknown headers, so JSON answers are recognised by their content.
     if decode is not msgspec.json.decode:
         wrong = "no header Hadelay-Node: does a gateway drop it?" if "Hadelay-Node" not in headers else ""
     elif needs:
@@ -123,7 +122,7 @@ def _exchange(
     connection = kind(parts.hostname, parts.port, timeout=_CONNECT_S)
     asked = False
     try:
-        # What cannot be sent is refused before anybody is connected to.
+        # Build the request before connecting: an invalid one must not open a connection.
         connection.putrequest(method, target)
         for name, text in headers.items():
             connection.putheader(name, text.encode())
@@ -149,7 +148,7 @@ def _exchange(
         try:
             return _exchange(leader, method, path, body, headers, timeout_s, needs, decode, node, redirects - 1)
         except OSError:
-            # The leader cannot be reached from here under the address that it advertises: this node relays.
+            # The leader's advertised address is unreachable from this machine: let this node relay the request.
             relay = f"{target}{'&' if '?' in target else '?'}redirect=false"
             return _exchange(url, method, relay, body, headers, timeout_s, needs, decode, node, redirects=0)
     if node and (name := answer.getheader("Hadelay-Node", node)) != node:
@@ -159,10 +158,10 @@ def _exchange(
 
 def _unreachable(url: str, error: Exception) -> Exception:
     if isinstance(error, ssl.SSLCertVerificationError):
-        why = f"its certificate is not accepted: {error.verify_message}"
-        return ConnectionError(f"{url}: {why} (SSL_CERT_FILE names a file of authorities; --servers names the nodes)")
+        why = f"the server's certificate is not accepted: {error.verify_message}"
+        return ConnectionError(f"{url}: {why} (set SSL_CERT_FILE to the file of its CA, or correct --servers)")
     if isinstance(error, TimeoutError):
         return TimeoutError(f"{url} did not answer in time")
     if isinstance(error, http.client.RemoteDisconnected) and url.startswith("http:"):
-        return ConnectionError(f"{url}: it hung up without a word: is it https://?")
+        return ConnectionError(f"{url}: the server closed the connection without an answer: try https://")
     return ConnectionError(f"{url}: {getattr(error, 'strerror', None) or error or type(error).__name__}")

@@ -1,4 +1,4 @@
-"""`hadelay restore`: the directory of a node of a new cluster, from a backup."""
+"""`hadelay restore`: create a node's data directory of a new cluster from a backup."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def restore(
     backup: str, file: Path | None = None, /, *, data_dir: Path | None = None, index: int | None = None,
     settings: Settings = (), printing: Printing = Printing(),
 ) -> None:  # fmt: skip
-    """Make the directory of one founding node of a new cluster from a backup; the same for each of its nodes. The
-    cluster needs an id and a group that the old one did not have.
+    """Create the data directory of a node of a new cluster from a backup. Repeat this for each node. The new cluster
+    needs another id and another group than the old one.
 
     Parameters
     ----------
     backup
-        Directory of `hadelay backup`, or its URI.
+        Directory or URI of the backup.
     file
-        The node's TOML file, as for serve.
+        TOML file of the node, as for serve.
     data_dir
-        Instead of node.data_dir. It has to be empty.
+        Empty directory that replaces node.data_dir.
     index
-        Of an older backup in it; without it, the newest.
+        Index of an older backup in the directory. Default: the newest.
     settings
-        KEY=VALUE, over the file, such as cluster.id=orders-2 and cluster.group=1. May be repeated.
+        KEY=VALUE that overrides the file, such as cluster.id=orders-2 and cluster.group=1. May be repeated.
     """
     named = () if data_dir is None else (f"node.data_dir={data_dir}",)
     config = load(None if file is None else str(file), os.environ, (*named, *settings))
@@ -64,7 +64,7 @@ def restore(
             raise error
     except (OSError, DiskFull) as failed:
         raise OSError(
-            f"{config.node.data_dir}: {failed}. Nothing is restored there: when that is mended, run it again"
+            f"{config.node.data_dir}: {failed}. Nothing was restored: fix the cause and run the command again"
         ) from failed
     done = summary(found) | {
         "node": config.node.name,
@@ -73,4 +73,4 @@ def restore(
         "data_dir": config.node.data_dir,
     }
     show(done, printing)
-    note("When every node is restored, start them with `hadelay serve`, without --init.")
+    note("Restore all nodes, then start them with `hadelay serve`, without --init.")

@@ -1,4 +1,4 @@
-"""`serve`: one node in this process. `config check`: the same reading, and nothing else."""
+"""`serve`: run one node in this process. `config check`: only load and validate a configuration."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def serve(
 ) -> int:
     """Run one node until SIGTERM or SIGINT; a leader hands over first.
 
-    Without a file, and with an empty data directory, it founds a cluster of this node alone on loopback.
+    Without a file, and with an empty data directory, the node founds a cluster of itself on loopback.
 
     Parameters
     ----------
     file
-        A TOML file; see docs/reference/config.md. HADELAY_… variables and --set go over it.
+        TOML file; see docs/reference/config.md. HADELAY_… variables and --set override it.
     init
-        Found the cluster: an empty data directory does not start without it.
+        Found the cluster; required once, for an empty data directory.
     settings
-        KEY=VALUE, such as http.listen=127.0.0.1:8400. May be repeated.
+        KEY=VALUE that overrides the file, such as http.listen=127.0.0.1:8400. May be repeated.
     """
     founding = ("cluster.init=true",) if init or file is None else ()
     path = None if file is None else str(file)
@@ -50,21 +50,20 @@ def run_node(config: Config, printing: Printing) -> int:
         return serve_node(config, ready)
     except DamagedFile as damage:
         alone = len(config.members) == 1
-        others = "from a backup, if there is one" if alone else "all others have to be up, and fill it"
-        way_out = f"No node can start from that. Move {config.node.data_dir} away and start again: {others}."
+        others = "restore a backup" if alone else "start it again; the other nodes, which must all run, fill it"
+        way_out = f"No node can start with damaged files. Move {config.node.data_dir} away and {others}."
         raise HadelayError(f"{damage}\n  {way_out}") from damage
 
 
 def config_check(file: Path | None = None, /, *, settings: Settings = (), printing: Printing = Printing()) -> None:
-    """Read a configuration as `serve` would, and say everything that is wrong in it, with line and key. Certificates
-    and keys that it names are read, too.
+    """Load a configuration like `serve`, certificates and keys included, and list all errors with line and key.
 
     Parameters
     ----------
     file
-        The TOML file; without one, the environment and --set alone.
+        TOML file. Default: only the environment and --set.
     settings
-        KEY=VALUE, over the file.
+        KEY=VALUE that overrides the file. May be repeated.
     """
     config = load(None if file is None else str(file), os.environ, settings)
     _read_certificates(config)

@@ -1,4 +1,4 @@
-"""`hadelay token`: bootstrap, create, list, revoke; `hadelay cluster audit`."""
+"""`hadelay token`: commands bootstrap, create, list, revoke; `hadelay cluster audit`."""
 
 from __future__ import annotations
 
@@ -14,63 +14,64 @@ _TRAIL = ("number", "at", "token", "action", "target", "outcome", "node")
 
 
 def bootstrap(*, printing: Printing = Printing()) -> None:
-    """Make the token that makes the first one with the scope admin, and what a node's configuration says of it.
+    """Create the bootstrap token, which can only create the first token with the scope admin, and its hash.
 
-    Nothing is asked or told over the network: whoever can change the configuration of a node, and nobody else, can
-    make the first token.
+    The command does not use the network. The hash goes into a node's configuration, so only operators who can change
+    the configuration can create the first token.
     """
-    # As in http/access.py, which the command line does not import.
+    # Same format as in http/access.py, which the command line does not import.
     token = "hadelay_" + secrets.token_urlsafe(32)
     digest = hashlib.sha256(token.encode()).hexdigest()
     show({"token": token, "security.bootstrap_token_hash": digest}, printing)
-    note("Put the hash into the configuration of a node, under [security], and start it. Then, with this token:")
+    note("Put the hash into the configuration of a node, under [security], and start the node. Then use the token:")
     note("  HADELAY_TOKEN=… hadelay token create admin --scope admin")
 
 
 def create(
     name: str, /, *, scope: Several, lifetime: str | None = None, remote: Remote = Remote(),
 ) -> None:  # fmt: skip
-    """Make a token. It is printed once, and nobody can find it out again.
+    """Create a token and print it. The token cannot be shown again.
 
     Parameters
     ----------
     name
-        Says whose it is, in the audit trail and in refusals. Two may have the same.
+        Name of the owner, for the audit trail and for refusals. Names need not be unique.
     scope
-        publish, consume, read or admin, for everything; or for topics, such as publish:orders-*. May be repeated.
+        publish, consume, read or admin, for all topics; or limited to topics, such as publish:orders-*. May be
+        repeated.
     lifetime
-        It expires after 90d, 12h, …; without it, it holds until it is revoked.
+        Time until the token expires: 90d, 12h. Default: valid until revoked.
     """
     wish = {"name": name, "scopes": scope} | ({} if lifetime is None else {"lifetime": lifetime})
     show(call(remote, "POST", "/v1/tokens", wish, needs="token"), remote)
 
 
 def list_(*, remote: Remote = Remote()) -> None:
-    """Tokens, and what they may."""
+    """List tokens and their scopes."""
     show(call(remote, "GET", "/v1/tokens", needs="tokens")["tokens"], remote, _COLUMNS)
 
 
 def revoke(token_id: str, /, *, remote: Remote = Remote()) -> None:
-    """Refuse a token from now on.
+    """Revoke a token: all requests with it are refused.
 
     Parameters
     ----------
     token_id
-        As `hadelay token list` shows it.
+        Id of the token, from `hadelay token list`.
     """
     call(remote, "DELETE", f"/v1/tokens/{segment(token_id)}")
     show({"id": token_id, "revoked": True}, remote)
 
 
 def audit(*, after: int = 0, limit: int = 1_000, remote: Remote = Remote()) -> None:
-    """What was asked for that takes the scope admin, by whom, and what became of it.
+    """Show the audit trail: requests that need the scope admin, with token and outcome.
 
     Parameters
     ----------
     after
         Only entries with a higher number.
     limit
-        At most so many, the oldest first.
+        Limit of entries, oldest first.
     """
     query = {"after": after, "limit": limit}
     show(call(remote, "GET", "/v1/audit", needs="entries", query=query)["entries"], remote, _TRAIL)

@@ -1,4 +1,4 @@
-"""`hadelay top`: the cluster at a glance, again and again. What a node does is read from its /metrics, twice."""
+"""`hadelay top`: a live view of the cluster. Rates come from two samples of each node's /metrics."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from hadelay.errors import BadRequest, HadelayError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-#: Observations in a bucket below which a quantile is not interpolated within it.
+#: Minimum number of observations in a bucket for interpolating a quantile in it.
 _MANY = 30
 _TOPICS = ("topic", "scheduled", "ready", "leased", "dead", "oldest_ready_age_ms", "late_p99_ms")
 _NODES = ("node", "role", "lag", "cpu", "memory_mb", "sync_p99_ms", "loop_p99_ms", "clock_ms", "connections", "detail")
-#: As the alert HadelayDiskFull has it.
+#: Limit of free disk space for a warning, in bytes; the same as in the alert HadelayDiskFull.
 _LITTLE = 1 << 30
-#: Of a series: its name and labels as they are written → its value.
+#: Series, as its name and labels are written → value.
 Sample = dict[str, float]
 
 
 def top(*, interval: float = 2, once: bool = False, topics: int = 20, remote: Remote = Remote()) -> None:
-    """Nodes, leader, rates, lateness and the fullest topics, until Ctrl-C.
+    """Show nodes, leader, rates, lateness and the fullest topics, until Ctrl-C. With -o json: a line per update.
 
     Parameters
     ----------
     interval
-        Seconds between two looks; rates are over that time.
+        Seconds between updates; rates are averages of this time.
     once
-        Two looks, print, and end. With -o json one line, else one per look.
+        Print one update and end.
     topics
-        So many of them: those with most ready messages, then those with most scheduled ones.
+        Number of topics: first those with most ready messages, then those with most scheduled ones.
     """
     if not 0.1 <= interval <= 3600:
         raise BadRequest(f"--interval {interval}: 0.1 to 3600 seconds")
@@ -95,7 +95,7 @@ def _parse(text: str) -> Sample:
 
 
 def _rates(before: dict[str, Sample], now: dict[str, Sample], leader: str | None, seconds: float) -> dict[str, Any]:
-    """Per second; None: not known, because a node, or the leader, was not there at both looks."""
+    """Rates per second; None if a sample of a node, or of the leader, is missing."""
     both = [(before[name], now[name]) for name in now if name in before]
     led = (before[leader], now[leader]) if leader in before and leader in now else None
 
@@ -121,15 +121,15 @@ def _rates(before: dict[str, Sample], now: dict[str, Sample], leader: str | None
 
 
 def _late(part: float, before: Sample, now: Sample) -> float | None:
-    """A quantile of lateness in ms, at most the largest that the node remembers."""
+    """A quantile of lateness in ms, limited to the node's maximum."""
     found = _quantile(part, "hadelay_delivery_lateness_seconds", before, now)
     most = now.get("hadelay_delivery_lateness_max_seconds")
     return found if found is None or most is None else min(found, round(most * 1000, 1))
 
 
 def _quantile(part: float, name: str, before: Sample, now: Sample) -> float | None:
-    """In ms, of what was observed in between; None: nothing was. The upper bound of the rank's bucket where few were
-    observed in it, since interpolation would make up a figure; else as Prometheus has it."""
+    """A quantile, in ms, of the observations between two samples; None without any. Interpolates like Prometheus, but
+    takes the upper bound of a bucket with few observations, where interpolation would be a guess."""
     head = f'{name}_bucket{{le="'
     counts = [
         (float(series[len(head) : -2]), value - before.get(series, 0))
@@ -196,7 +196,7 @@ def _fullest(remote: Remote, most: int) -> list[dict[str, Any]]:
     return rows
 
 
-# ---- for people
+# ---- printing
 
 
 def _print(look: dict[str, Any]) -> None:

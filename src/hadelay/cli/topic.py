@@ -1,4 +1,4 @@
-"""`hadelay topic`: list, get, set, pause, resume, purge, delete. Redrive is in cli/dead.py."""
+"""`hadelay topic`: commands list, get, set, pause, resume, purge, delete. Redrive is in cli/dead.py."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hadelay.settings.topic import DEFAULTS_OF, NEWEST_DEFAULTS, SETTINGS, Expon
 from hadelay.version import FIRST_LEVEL
 
 _COLUMNS = ("topic", "scheduled", "ready", "leased", "dead", "overdue", "late_p99_ms", "bytes", "state")
-#: What `topic due` counts per bucket and over how many, when nothing else is said.
+#: Default length and number of the buckets of `topic due`.
 _STEP, _BUCKETS = "1h", 24
 _BAR = 30
 
 
 def list_(*, remote: Remote = Remote()) -> None:
-    """Every topic with its counts, and what is special about it: paused, pushed to a webhook."""
+    """List all topics with their counts and states: paused, webhook."""
     topics = call(remote, "GET", "/v1/topics", needs="topics")["topics"]
     show(topics if remote.output == "json" else [_row(topic) for topic in topics], remote, _COLUMNS)
 
@@ -45,18 +45,18 @@ def due(
     topic: str | None = None, /, *, start: Annotated[str | None, Parameter(name="--from")] = None,
     to: str | None = None, step: str = _STEP, stale: Stale = False, remote: Remote = Remote(),
 ) -> None:  # fmt: skip
-    """How many messages fall due when, in one topic or in all of them.
+    """Count the messages that fall due per bucket of time, in one topic or in all.
 
     Parameters
     ----------
     topic
-        Its name; all topics without it.
+        Name of the topic. Default: all topics.
     start
-        Due from here on: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds. Now, without it.
+        Earliest due time: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds. Default: now.
     to
-        Due before. 24 steps later, without it.
+        End of the due times, exclusive. Default: 24 steps after the start.
     step
-        Length of a bucket: 1m, 1h, 1d. Buckets without a message are left out.
+        Length of a bucket: 1m, 1h, 1d. Buckets without messages are omitted.
     """
     path = "/v1/due" if topic is None else f"/v1/topics/{segment(topic)}/due"
     step_ms = _step_ms(step)
@@ -87,11 +87,11 @@ def _step_ms(text: str) -> int:
 
 
 def get(topic: Topic, /, *, remote: Remote = Remote()) -> None:
-    """One topic: its configuration and counts."""
+    """Show the configuration and counts of a topic."""
     show(call(remote, "GET", f"/v1/topics/{segment(topic)}", needs="scheduled"), remote)
 
 
-#: Settings that have commands or options of their own.
+#: Settings with their own commands or options.
 _OTHERS = ("webhook", "alert", "paused", "paused_reason")
 _DEFAULT = "default"
 
@@ -107,22 +107,22 @@ def set_(
     alert: Annotated[str | None, Parameter(help=SETTINGS["alert"].help)] = None,
     alert_secret: str | None = None, remote: Remote = Remote(), **given: str | None,
 ) -> None:  # fmt: skip
-    """Create a topic, or change the settings named; the word `default` takes one back.
+    """Create a topic, or change the given settings; the word `default` resets a setting.
 
     Parameters
     ----------
     topic
-        A-Z a-z 0-9 . _ - and at most 128 of them.
+        Name of the topic: at most 128 of A-Z a-z 0-9 . _ -
     webhook_secret
-        Signs them: whsec_…. May be repeated, the newest first. Without it those set before stay.
+        Secret that signs webhook calls: whsec_…. May be repeated, the newest first. Default: unchanged.
     webhook_timeout
-        For an answer.
+        Timeout of a webhook call: 15s.
     webhook_header
-        NAME=VALUE that is sent too. May be repeated.
+        NAME=VALUE, an extra header of webhook calls. May be repeated.
     allow_per_message
-        Messages may name a webhook URL of their own.
+        Messages may set their own webhook URL.
     alert_secret
-        Signs them. Without it the one set before stays.
+        Secret that signs alerts. Default: unchanged.
     """
     wish: dict[str, Any] = {name: _setting(name, text) for name, text in given.items() if text is not None}
     hook: dict[str, Any] = {
@@ -152,7 +152,7 @@ def _setting(name: str, text: str) -> Any:
         raise BadRequest(f"--{name.replace('_', '-')} {text}: expected a number, or {_DEFAULT}") from None
 
 
-#: What is not text in the API, with its type.
+#: Settings that are not text in the API → type.
 _NUMBERS = {
     field.name: str(field.type) for field in (*fields(TopicSettings), *fields(Exponential)) if field.name[-3:] != "_ms"
 }
@@ -167,19 +167,19 @@ def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def pause(topic: Topic, /, *, reason: str | None = None, remote: Remote = Remote()) -> None:
-    """Hand out nothing more of a topic; publishing goes on, and so do running leases.
+    """Stop handing out messages of a topic. Publishing and current leases continue.
 
     Parameters
     ----------
     reason
-        Shown with the topic while it is paused.
+        Reason of the pause, shown with the topic.
     """
     wish = {} if reason is None else {"reason": reason}
     show(call(remote, "POST", f"/v1/topics/{segment(topic)}:pause", wish, needs="scheduled"), remote)
 
 
 def resume(topic: Topic, /, *, remote: Remote = Remote()) -> None:
-    """Hand out again, what fell due meanwhile at the topic's catch-up rate if it has one."""
+    """Hand out messages of a paused topic again; overdue ones at the topic's catch-up rate, if set."""
     show(call(remote, "POST", f"/v1/topics/{segment(topic)}:resume", {}, needs="scheduled"), remote)
 
 
@@ -187,12 +187,12 @@ def purge(
     topic: Topic, /, *, state: tuple[Literal["scheduled", "ready", "dead"], ...] = (), yes: Yes = False,
     remote: Remote = Remote(),
 ) -> None:  # fmt: skip
-    """Cancel what is pending in a topic now and not leased. Shows how many messages that are, and asks.
+    """Cancel the pending messages of a topic that are not leased. Shows their number and asks for confirmation.
 
     Parameters
     ----------
     state
-        scheduled, ready, or dead. May be repeated. Without it: scheduled and ready.
+        scheduled, ready, or dead. May be repeated. Default: scheduled and ready.
     """
     wish = {"states": state or ("scheduled", "ready")}
     if not yes:
@@ -201,18 +201,18 @@ def purge(
 
 
 def counted(remote: Remote, topic: str, states: Iterable[str]) -> str:
-    """The number of messages that a topic has in these states, in words."""
+    """Text with the number of a topic's messages in each of these states."""
     found = call(remote, "GET", f"/v1/topics/{segment(topic)}", needs="scheduled")
     return f"{', '.join(f'{found[state]:,} {state}' for state in states)} messages of topic {topic}"
 
 
 def delete(topic: Topic, /, *, force: bool = False, yes: Yes = False, remote: Remote = Remote()) -> None:
-    """Delete a topic that has nothing pending. Shows how many messages it has, and asks.
+    """Delete a topic without pending messages. Shows the number of its messages and asks for confirmation.
 
     Parameters
     ----------
     force
-        Cancel what is pending.
+        Cancel pending messages.
     """
     if not yes:
         states = ("scheduled", "ready", "leased", "dead") if force else ("dead",)
@@ -225,16 +225,16 @@ def delete(topic: Topic, /, *, force: bool = False, yes: Yes = False, remote: Re
 
 
 def defaults(topics: tuple[str, ...] = (), /, *, convert: bool = False, remote: Remote = Remote()) -> None:
-    """Which defaults topics have, and how their failed messages are retried.
+    """Show the defaults of topics, and the retries of failed messages.
 
-    A topic keeps the defaults of the feature level at which it was made.
+    A topic keeps the defaults of the feature level at which it was created.
 
     Parameters
     ----------
     topics
-        Their names; without any: all topics.
+        Names of topics. Default: all topics.
     convert
-        Give those with older defaults the newest. Settings that were set stay.
+        Give topics with older defaults the newest ones. Explicit settings stay.
     """
     known = call(remote, "GET", "/v1/topics", needs="topics")["topics"]
     if unknown := set(topics) - {topic["topic"] for topic in known}:
@@ -248,7 +248,7 @@ def defaults(topics: tuple[str, ...] = (), /, *, convert: bool = False, remote: 
 
 
 def _retries(topic: dict[str, Any]) -> dict[str, Any]:
-    """How a topic's failed messages are retried: what was set, else its defaults."""
+    """Attempts and backoff of a topic: explicit settings, else its defaults."""
     level = topic.get("defaults", FIRST_LEVEL)
     of = DEFAULTS_OF.get(level, DEFAULTS_OF[NEWEST_DEFAULTS])
     return {
@@ -260,7 +260,7 @@ def _retries(topic: dict[str, Any]) -> dict[str, Any]:
 
 
 def _backoff(settings: TopicSettings) -> Any:
-    """As the API writes it."""
+    """The backoff in the API's format."""
     if not isinstance(settings.backoff, Exponential):
         return list(settings.backoff)
     of = settings.backoff
@@ -268,6 +268,6 @@ def _backoff(settings: TopicSettings) -> Any:
 
 
 def _whole(ms: int) -> str:
-    """In whole hours, or in seconds."""
+    """Duration in whole hours, or in seconds."""
     hours, left_ms = divmod(ms, 3_600_000)
     return f"{ms // 1_000}s" if left_ms else f"{hours}h"

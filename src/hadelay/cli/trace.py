@@ -1,4 +1,4 @@
-"""`hadelay trace`: a verdict on one message, and everything the cluster knows about it, in the order of events."""
+"""`hadelay trace`: the status of a message, the reason for it, and the message's history."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hadelay.errors import HadelayError
 from hadelay.model import decode_id, hour_name, unpack_id
 from hadelay.paths import segment
 
-#: A consumer that has not asked for this long has stopped: a receive waits 60 s at most.
+#: Time without a poll after which a consumer counts as stopped; a receive waits at most 60 s.
 _SILENT_MS = 90_000
-#: What a topic is asked for, of its settings: what decides about a message.
+#: Topic settings that affect the delivery of a message.
 _SETTINGS = (
     "lease", "max_attempts", "backoff", "dead_letter", "ttl", "rate", "concurrency", "catch_up_rate", "paused",
     "paused_reason", "webhook",
@@ -25,13 +25,13 @@ _SETTINGS = (
 def trace(
     id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, stale: bool = False, remote: Remote = Remote()
 ) -> int:
-    """How one message stands, and why; then what happened to it and when, where it lies, and what each node says.
-    Ends with 1 if the nodes do not agree.
+    """Show the status of a message and the reason for it, its history, its hours, and the view of each node. Exit code
+    1 if the nodes disagree.
 
     Parameters
     ----------
     stale
-        What the asked node knows; works without a leader.
+        Show the asked node's own view; works without a leader.
     """
     query = {"stale": "true"} if stale else {}
     message = call(remote, "GET", message_path(id, topic, key), needs="state", query=query)
@@ -54,7 +54,7 @@ def trace(
 
 
 def verdict(message: dict[str, Any], topic: dict[str, Any], nodes: list[dict[str, Any]], now: str) -> str:
-    """One sentence: how the message stands, and what it waits for. topic: {} where it is not known."""
+    """One sentence: status of the message, and the reason for it. topic: {} for an unknown topic."""
     said = _standing(message, topic, now)
     others = [f"{node['node']}: {node['state']}" for node in nodes if node["state"] not in (None, message["state"])]
     return f"{said}. THE NODES DISAGREE ({', '.join(others)})" if others else said
@@ -86,7 +86,7 @@ def _paused(topic: dict[str, Any]) -> str:
 
 
 def _waits_for(topic: dict[str, Any], now: str) -> str:
-    """Why nobody has what is due: the first reason that explains it."""
+    """The first reason why a due message has not been handed out."""
     limit, consumers = topic.get("concurrency"), topic.get("consumers")
     if paused := _paused(topic):
         return paused.removeprefix("; ")
@@ -107,7 +107,7 @@ def _waits_for(topic: dict[str, Any], now: str) -> str:
 
 
 def _ms(start: str, end: str) -> float:
-    """From one instant to the other, at least 0."""
+    """Milliseconds between two instants, at least 0."""
     return max(0.0, (_instant(end) - _instant(start)).total_seconds() * 1000)
 
 
@@ -115,25 +115,25 @@ def _tried(remote: Remote, path: str, query: dict[str, Any]) -> dict[str, Any]:
     try:
         found: dict[str, Any] = call(remote, "GET", path, needs="scheduled", query=query)
     except HadelayError:
-        return {}  # deleted; the message is still told of
+        return {}  # deleted topic: the trace continues without its settings
     return found
 
 
 def _at(member: dict[str, Any], message: dict[str, Any], remote: Remote) -> dict[str, Any]:
-    """What one node says by itself; state None: nothing, and why. A follower may be a moment behind."""
+    """A node's own view of the message; state None, with the error as detail, if it has none. Followers may lag."""
     row = {"node": member["name"], "role": member["role"], "state": None, "events": None, "detail": ""}
     try:
         path = f"/v1/messages/{message['id']}"
         seen = call_member(remote, member, "GET", path, needs="state", query={"stale": "true"})
     except (HadelayError, OSError) as error:
         return row | {"detail": str(error).partition("\n")[0]}
-    # Only the leader knows what is ready: to the others it is scheduled until somebody has it.
+    # Only the leader knows ready messages; on other nodes they stay scheduled until leased.
     state = message["state"] if {seen["state"], message["state"]} == {"scheduled", "ready"} else seen["state"]
     return row | {"state": state, "events": len(seen["history"])}
 
 
 def _timeline(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What happened, with when each attempt fell due where that belongs."""
+    """Events of the message by time, with the due time of each attempt."""
     due = sorted({message["deliver_at"], *(e["due_at"] for e in message["history"] if e.get("due_at"))})
     happened = [{"at": message["published_at"], "event": "published"}, *message["history"]]
     happened += [{"at": at, "event": "due"} for at in due]
@@ -143,7 +143,7 @@ def _timeline(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _places(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Hours whose files have something of it, the first of them first."""
+    """Hours whose files have entries of the message, in order."""
     _, hour, index = unpack_id(decode_id(message["id"]))
     yield {"hour": hour_name(hour), "entry": index, "as": "filed first"}
     for entry in message["history"]:
@@ -172,7 +172,7 @@ def _tell(found: dict[str, Any]) -> None:
 
 
 def _lines(timeline: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Each with its distance from when its attempt was due: that of its hand-out, or the first one before that."""
+    """Table rows of the events, each with its time relative to the due time of its attempt."""
     due = next(entry["at"] for entry in timeline if entry["event"] == "due")
     for entry in timeline:
         due = entry.get("due_at", due)
