@@ -129,8 +129,8 @@ async def test_both_ends_learn_of_the_end_and_dial_again():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"cluster_id": "prod"}, "n1 is of cluster 'test', you are of 'prod'"),
-        ({"group": 7}, "n1 is of group 0, you are of 7"),
+        ({"cluster_id": "prod"}, "n1 is in cluster 'test', you are in 'prod'"),
+        ({"group": 7}, "n1 is in group 0, you are in 7"),
     ],
 )
 async def test_strangers_are_refused_in_words(changes, words, caplog):

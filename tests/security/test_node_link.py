@@ -93,9 +93,9 @@ async def test_who_is_refused(pki: Pki, strangers: Pki, caplog: pytest.LogCaptur
     expired = Certificates("raft", *pki.files("n4"), mutual=True)
     cases = [
         ("n2", strangers.mutual("n2"), "self-signed certificate in certificate chain|unable to get local issuer"),
-        ("n4", expired, "the certificate it shows is not accepted: certificate has expired"),
+        ("n4", expired, "the other side's certificate is not accepted: certificate has expired"),
         ("n2", pki.mutual("n3"), "n2 shows a certificate that names localhost, n3"),
-        ("n2", None, "it does not speak TLS"),
+        ("n2", None, "the other side does not use TLS"),
     ]
     for name, certificates, words in cases:
         caplog.clear()
@@ -110,7 +110,7 @@ async def test_the_other_side_learns_why(pki: Pki, strangers: Pki, caplog: pytes
     """Whoever dials accepts n1's certificate, and is told that its own is not accepted."""
     both = Certificates("raft", *strangers.files("n2")[:2], pki.ca, mutual=True)
     async with pair(pki.mutual("n1"), both) as (_, left, _, right):
-        await until(lambda: any("not accept the certificate of this node" in r for r in reasons(caplog)))
+        await until(lambda: any("not accept this node's certificate" in r for r in reasons(caplog)))
         assert any("unable to get local issuer certificate" in r for r in reasons(caplog)), "n1 says it, too"
         assert not left.up + right.up
 
@@ -118,7 +118,7 @@ async def test_the_other_side_learns_why(pki: Pki, strangers: Pki, caplog: pytes
 @on_uvloop
 async def test_a_node_without_tls_is_not_spoken_to(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
     async with pair(None, pki.mutual("n2")) as (_, left, _, right):
-        await until(lambda: any("does not speak TLS" in reason for reason in reasons(caplog)))
+        await until(lambda: any("does not use TLS" in reason for reason in reasons(caplog)))
         assert not left.up + right.up
 
 
@@ -137,7 +137,7 @@ async def test_new_files_count_for_the_next_connection(
         shutil.copy(cert, files[0])
         assert not changing.refresh(), "a certificate without its key is half a rotation"
         (told,) = [record.reason for record in caplog.records if record.msg == "certificate_not_read"]  # type: ignore[attr-defined]
-        assert "the key is not that of the certificate" in told
+        assert "the key is for another certificate" in told
         shutil.copy(key, files[1])
         shutil.copy(ca, files[2])
         assert changing.refresh()
@@ -239,7 +239,7 @@ def test_an_address_with_few_connections_is_served_before_one_with_many() -> Non
     [
         (("missing.pem", "cert.key", "ca.pem"), "raft.tls_cert: .*missing.pem: No such file"),
         (("cert.pem", "ca.pem", "ca.pem"), "raft.tls_cert"),
-        (("cert.pem", "other.key", "ca.pem"), "the key is not that of the certificate"),
+        (("cert.pem", "other.key", "ca.pem"), "the key is for another certificate"),
         (("cert.pem", "cert.key", "cert.key"), "raft.tls_ca"),
     ],
 )

@@ -1,11 +1,11 @@
-"""The door to the file system. Two implementations: `RealDisk` here, `SimDisk` in chaos.sim (power cuts, torn
-writes, full disks, failing syncs).
+"""File system access. Two implementations: `RealDisk` here, `SimDisk` in chaos.sim (power cuts, torn writes, full
+disks, failing syncs).
 
 Modes do not depend on the umask (ADR 193). The group may list directories, and read hour files and `names`, for
-pipelines. Everything else may hold secrets: only the owner reads it.
+pipelines. Only the owner may read other files, which may contain secrets.
 
-Rules for callers: what was not synced may vanish in any subset; a file's name is durable only after `sync_dir` of its
-directory; an error of any sync is final (stop the process, never sync again: the page cache looks clean afterwards).
+Rules for callers: any subset of unsynced writes may vanish; a file's name is durable only after `sync_dir` of its
+directory; a failed sync is final (stop the process: the page cache looks clean afterwards, so a retry proves nothing).
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class File(Protocol):
     def size(self) -> int: ...
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Up to `size` bytes: fewer at the end of the file."""
+        """Read up to `size` bytes; fewer at the end of the file."""
         ...
 
     def pread_cached(self, size: int, offset: int) -> bytes | None:
-        """`pread` of all `size` bytes if that does not wait for the disk; None if it would, or the file ends before."""
+        """`pread` of all `size` bytes from memory; None if the read would wait for the disk, or the file is shorter."""
         ...
 
     def will_need(self, size: int, offset: int) -> None:
-        """Have these bytes read into memory soon. May block: call it in a thread."""
+        """Start reading these bytes into memory. May block: call it in a thread."""
         ...
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        """All of it, or OSError."""
+        """Write all bytes, or raise OSError."""
         ...
 
     def pwritev(self, parts: list[bytes | bytearray | memoryview], offset: int) -> int:
-        """All parts one after another; the number of bytes. Any number of parts."""
+        """Write all parts, of any number, one after another; returns the number of bytes."""
         ...
 
     def allocate(self, size: int) -> None:
@@ -57,12 +57,12 @@ class File(Protocol):
         ...
 
     def write_behind(self, size: int, offset: int) -> None:
-        """Have these bytes written soon, which says nothing of when they are durable: of many that wait together, the
-        next sync of any file may have to wait for all."""
+        """Start writing these bytes, without making them durable, so that the next sync of any file need not wait for
+        many of them."""
         ...
 
     def drop_cache(self) -> None:
-        """Have what was synced read from the disk the next time, and not from memory."""
+        """Drop synced bytes from memory: the next read comes from the disk."""
         ...
 
     def map(self, length: int) -> memoryview:
@@ -79,7 +79,7 @@ class Lock(Protocol):
 
 class Disk(Protocol):
     def open(self, path: str, *, create: bool = False) -> File:
-        """For reading and writing. FileNotFoundError unless it exists or `create`."""
+        """Open a file for reading and writing. FileNotFoundError if it does not exist, unless `create`."""
         ...
 
     def exists(self, path: str) -> bool: ...
@@ -93,16 +93,16 @@ class Disk(Protocol):
         ...
 
     def makedirs(self, path: str) -> None:
-        """And make their names durable: whoever creates a directory rarely thinks of its parent."""
+        """Create a directory and its parents, and make their names durable."""
         ...
 
     def protect(self, path: str, *, below: bool = True) -> int:
-        """Give `path`, and everything `below` it, the modes that new files get. Files of other users stay as they are.
-        Returns how many modes were changed."""
+        """Set the modes of `path`, and of all files `below` it, to those of new files, except files of other users.
+        Returns the number of changed modes."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Replaces `new`."""
+        """Rename a file; an existing `new` is replaced."""
         ...
 
     def unlink(self, path: str) -> None: ...
@@ -110,7 +110,7 @@ class Disk(Protocol):
     def sync_dir(self, path: str) -> None: ...
 
     def sync_files(self, paths: Iterable[str], root: str) -> None:
-        """Make every one durable, names included; one syncfs of `root` when there are many."""
+        """Make all files and their names durable; many files by one syncfs of `root`."""
         ...
 
     def free(self, path: str) -> tuple[int, int]:
@@ -118,7 +118,7 @@ class Disk(Protocol):
         ...
 
     def lock(self, path: str) -> Lock:
-        """Hold `path` exclusively until the returned object is closed or gone. BlockingIOError when another has it."""
+        """Lock `path` until the returned object is closed. BlockingIOError when another process has the lock."""
         ...
 
 
@@ -126,19 +126,19 @@ DIRECTORY, PRIVATE, SHARED = 0o750, 0o600, 0o640
 
 
 def mode_of(path: str) -> int:
-    """Of a file."""
+    """Mode of a new file."""
     directory, name = os.path.split(path)
     shared = os.path.basename(directory) == "hours" or name.removesuffix(".new") == "names"
     return SHARED if shared else PRIVATE
 
 
 def private(path: str, flags: int) -> int:
-    """For open(…, opener=private)."""
+    """Opener of private files, for open(…, opener=private)."""
     return os.open(path, flags, PRIVATE)
 
 
 def read_file(disk: Disk, path: str, size: int | None = None, offset: int = 0) -> bytes:
-    """All of a file, or up to `size` bytes of it. FileNotFoundError."""
+    """Read a whole file, or up to `size` bytes. FileNotFoundError."""
     file = disk.open(path)
     try:
         return file.pread(file.size() if size is None else size, offset)
@@ -147,7 +147,7 @@ def read_file(disk: Disk, path: str, size: int | None = None, offset: int = 0) -
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:
-    """Whole or not at all, and durable when it returns."""
+    """Replace a file's content atomically; the file is durable on return."""
     file = disk.open(f"{path}.new", create=True)
     try:
         file.truncate(0)
@@ -160,15 +160,15 @@ def replace_file(disk: Disk, path: str, data: bytes) -> None:
 
 
 _IOV_MAX = 1024
-#: From here on one syncfs is cheaper than a sync per file.
+#: Number of files from which one syncfs is cheaper than a sync per file.
 _MANY_FILES = 64
 _libc = ctypes.CDLL(None, use_errno=True)
-#: Linux's own; elsewhere the system writes when it likes.
+#: Exists on Linux only; a no-op elsewhere.
 _sync_file_range = getattr(_libc, "sync_file_range", lambda *_: 0)
 _SYNC_FILE_RANGE_WRITE = 2
-#: Where the system has none, reads wait.
+#: 0 on systems without this flag: reads then wait for the disk.
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-#: The kernel reads no more ahead at a time, in bytes.
+#: Maximum size of one read-ahead of the kernel, in bytes.
 _AHEAD = 128 << 10
 
 
@@ -187,9 +187,9 @@ class RealFile:
         try:
             read = os.preadv(self.fd, [data], offset, _RWF_NOWAIT)
         except OSError as error:
-            if error.errno != errno.EOPNOTSUPP:  # EAGAIN: some of it is on the disk alone
+            if error.errno != errno.EOPNOTSUPP:  # EAGAIN: some bytes are not in memory
                 return None
-            read = os.preadv(self.fd, [data], offset)  # a file system in memory, or one that cannot tell
+            read = os.preadv(self.fd, [data], offset)  # a file system in memory, or without support
         return bytes(data) if read == size else None
 
     def will_need(self, size: int, offset: int) -> None:
@@ -225,7 +225,7 @@ class RealFile:
         os.fdatasync(self.fd)
 
     def write_behind(self, size: int, offset: int) -> None:
-        # What fails is told by the next sync.
+        # The next sync reports errors.
         _sync_file_range(self.fd, ctypes.c_int64(offset), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
     def drop_cache(self) -> None:
@@ -241,7 +241,7 @@ class RealFile:
 
 
 class RealDisk:
-    """private: nothing is for the group, as of a backup, which is all of a cluster's secrets and messages in one."""
+    """The real file system. private: no access for the group, as for a backup, which contains all secrets."""
 
     def __init__(self, *, private: bool = False) -> None:
         self._mode_of = (lambda path: PRIVATE) if private else mode_of
@@ -315,7 +315,7 @@ class RealDisk:
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if _libc.syncfs(fd) != 0:
-                # Whose bytes are lost nobody knows, so a full disk is no better here than a broken one.
+                # The lost bytes are unknown, so ENOSPC is as fatal as EIO.
                 why = os.strerror(ctypes.get_errno())
                 raise OSError(errno.EIO, f"a sync of the file system failed: {why}", root)
         finally:
@@ -336,18 +336,18 @@ class RealDisk:
 
 
 class ReadOnlyDisk(RealDisk):
-    """For whoever only looks, and may own nothing of it."""
+    """Disk for programs that only read, perhaps files of another user."""
 
     def open(self, path: str, *, create: bool = False) -> File:
         return RealFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
     def unlink(self, path: str) -> None:
-        """Recovery would remove what does not count."""
+        """Do nothing: recovery would remove files that a checkpoint does not name."""
 
 
 def _set_mode(path: str | int, mode: int) -> bool:
-    """False if it had that mode, or another user owns it, or its file system knows no modes. setgid stays: of a
-    directory it gives what is made in it the directory's group."""
+    """Set a mode; False if unchanged, owned by another user, or unsupported by the file system. setgid stays: new files
+    in such a directory get the directory's group."""
     try:
         found = os.stat(path, follow_symlinks=not isinstance(path, str))
         now = stat.S_IMODE(found.st_mode)

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgpack
 
-#: Terms, indexes, incarnations and the like are below: one more than any of them can still be counted and written.
+#: Upper limit of terms, indexes, incarnations and other numbers: each can still be incremented and encoded.
 LIMIT = 1 << 63
 
 
 class BadFrame(Exception):
-    """A frame that is not what docs/spec/node-link.md says. Nothing of it was used; the link is dropped."""
+    """A frame that violates docs/spec/node-link.md. The frame is ignored, and the link dropped."""
 
 
 def encode(kind: int, *fields: Any) -> bytes:
@@ -20,7 +20,7 @@ def encode(kind: int, *fields: Any) -> bytes:
 
 
 def decode(data: bytes, *types: type) -> list[Any]:
-    """The fields of a frame, checked against `types`; numbers are from 0 to below LIMIT."""
+    """Fields of a frame. BadFrame unless they have these types, and numbers are from 0 to below LIMIT."""
     try:
         fields = msgpack.unpackb(memoryview(data)[1:])
     except Exception as error:  # msgpack raises a family of them
@@ -28,5 +28,5 @@ def decode(data: bytes, *types: type) -> list[Any]:
     if type(fields) is not list or [type(field) for field in fields] != list(types):
         raise BadFrame(f"kind {data[0]}: the fields are not {[t.__name__ for t in types]}")
     if any(type(field) is int and not 0 <= field < LIMIT for field in fields):
-        raise BadFrame(f"kind {data[0]}: a number that none is")
+        raise BadFrame(f"kind {data[0]}: a number is negative or too large")
     return fields

@@ -1,4 +1,4 @@
-"""HELLO, the first frame of each side on the node link, and what is said to a connection that is refused."""
+"""HELLO, the first frame of each side on the node link, and REFUSED, the frame for refused connections."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from hadelay.platform.strangers import MAX_HELLO, Verdict
 PROTOCOL = "hadelay-raft"
 VERSION = 1
 HELLO, REFUSED = 1, 0
-#: Length of a frame, and CRC32C of it.
+#: Header of a frame: length, and CRC32C of the frame.
 HEAD = struct.Struct("<II")
-_NO_HELLO = "this is the node link of a hadelay cluster, and that was no HELLO"
+_NO_HELLO = "the first frame on this node link of a hadelay cluster must be HELLO"
 
 
 class Hello:
-    """What this node says of itself, and whom it accepts."""
+    """This node's HELLO, and the check of other nodes' HELLOs."""
 
     def __init__(self, name: str, *, cluster_id: str, group: int, feature_level: int, tls: bool) -> None:
         self.name, self.cluster_id, self.group, self.tls = name, cluster_id, group, tls
-        #: The frame, as it crosses.
+        #: HELLO with its header, ready to send.
         self.packed = packed(encode(HELLO, PROTOCOL, VERSION, cluster_id, group, name, feature_level))
 
     def judge(self, data: bytes, peers: Mapping[str, str]) -> tuple[Verdict, str]:
-        """The first bytes of a connection; and why not, in words for the operator of the other side."""
-        looks_like_tls = data[:2] == b"\x16\x03" and data[2:3] != b"\0"  # a handshake record, no length of a frame
+        """(verdict on the first bytes of a connection, reason of a refusal for the other side's operator)."""
+        looks_like_tls = data[:2] == b"\x16\x03" and data[2:3] != b"\0"  # a TLS handshake record
         if self.tls:
-            return (Verdict.IN_TURN, "") if looks_like_tls else (Verdict.NEVER, "it does not speak TLS")
+            return (Verdict.IN_TURN, "") if looks_like_tls else (Verdict.NEVER, "the other side does not use TLS")
         if looks_like_tls:
-            return Verdict.NEVER, f"{self.name} does not speak TLS on the node link (raft.tls_cert is not set)"
+            return Verdict.NEVER, f"{self.name} does not use TLS on the node link (raft.tls_cert is not set)"
         if len(data) < HEAD.size:
             return Verdict.IN_TURN, ""
         length, crc = HEAD.unpack_from(data)
@@ -44,8 +44,8 @@ class Hello:
         return (Verdict.NEVER, reason) if reason else (Verdict.NOW, "")
 
     def read(self, frame: bytes, peers: Mapping[str, str], dialled: str | None) -> tuple[str, str]:
-        """The name in a HELLO, and why it is refused; empty: it is not. peers: name → address. dialled: whom this node
-        called."""
+        """(name in a HELLO, reason of a refusal or ""). peers: name → address. dialled: the peer that this node called,
+        None for an accepted connection."""
         try:
             if len(frame) > MAX_HELLO or frame[:1] != bytes((HELLO,)):
                 raise BadFrame("the first frame is not a HELLO")
@@ -54,11 +54,11 @@ class Hello:
             return "", _NO_HELLO
         reason = ""
         if protocol != PROTOCOL or version != VERSION:
-            reason = f"{self.name} speaks {PROTOCOL} {VERSION}, you speak {protocol} {version}"
+            reason = f"{self.name} uses protocol {PROTOCOL} {VERSION}, you use {protocol} {version}"
         elif cluster_id != self.cluster_id:
-            reason = f"{self.name} is of cluster {self.cluster_id!r}, you are of {cluster_id!r}"
+            reason = f"{self.name} is in cluster {self.cluster_id!r}, you are in {cluster_id!r}"
         elif group != self.group:
-            reason = f"{self.name} is of group {self.group}, you are of {group}"
+            reason = f"{self.name} is in group {self.group}, you are in {group}"
         elif name == self.name:
             reason = f"{self.name} is my own name: two nodes must not share it"
         elif name not in peers:
@@ -69,10 +69,10 @@ class Hello:
 
 
 def refusal(reason: str) -> bytes:
-    """The frame that says why, as it crosses."""
+    """A REFUSED frame with its header."""
     return packed(bytes((REFUSED,)) + reason.encode())
 
 
 def packed(frame: bytes) -> bytes:
-    """As it crosses."""
+    """A frame with its header, ready to send."""
     return HEAD.pack(len(frame), crc32c(frame)) + frame

@@ -1,7 +1,7 @@
-"""What a node asks of the world besides its disk and its peers: time, timers, and a thread for what blocks.
+"""Time, timers and threads of a node.
 
-Everything between codec/ and http/ is written in callbacks over this interface, so that the same classes run on
-uvloop (`AsyncioRuntime`) and, many nodes in one thread from one seed, in the simulator (`chaos.sim`).
+All packages between codec/ and http/ use callbacks over this interface, so that the same classes run on uvloop
+(`AsyncioRuntime`) and in the simulator (`chaos.sim`), which runs many nodes in one thread from one seed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
-#: Told of the end of what ran in a thread: its result, or its error.
+#: Callback at the end of a job in a thread: result, error.
 Ended = Callable[[Any, BaseException | None], None]
 
 
@@ -23,15 +23,15 @@ class Handle(Protocol):
 
 
 class Runtime(Protocol):
-    #: Only for jitter (elections): nothing that is replicated may depend on it.
+    #: Random numbers for jitter (elections) only; replicated data must not depend on them.
     random: random.Random
 
     def monotonic(self) -> float:
-        """Seconds; never steps."""
+        """Monotonic clock, in seconds."""
         ...
 
     def wall_ms(self) -> int:
-        """The machine's wall clock in Unix ms; may be wrong, may step. See server/clustertime.py for who may ask."""
+        """The machine's wall clock in Unix ms, which may be wrong or step; server/clustertime.py tells the users."""
         ...
 
     def call_soon(self, fn: Callable[..., None], *args: Any) -> None: ...
@@ -39,35 +39,35 @@ class Runtime(Protocol):
     def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> Handle: ...
 
     def in_thread(self, lane: str, fn: Callable[[], Any], done: Ended, *, brief: bool = False) -> None:
-        """Run `fn` off the loop, then `done(result, error)` on it. Jobs of one lane run one after another, in order.
+        """Run `fn` in a thread, then `done(result, error)` on the loop. Jobs of one lane run in order, one at a time.
 
-        brief: it may run on the loop instead, while the lane's last jobs took less time than changing threads does.
+        brief: `fn` may run on the loop while the lane's last jobs took less time than a change of threads.
         """
         ...
 
     def join(self, lane: str) -> None:
-        """Block until the lane's thread is through with what it was given: before what it uses is closed."""
+        """Block until the lane's thread has finished its jobs; call this before closing what the jobs use."""
         ...
 
 
-#: A brief job may run on the loop when the quickest of the lane's last so many took less than this (seconds). The
-#: quickest tells what the disk can do: on a busy node most also wait for the interpreter, and would for ever.
+#: Number of measured jobs, and limit of the quickest one's duration in seconds, for running brief jobs on the loop. The
+#: quickest job shows the speed of the disk: on a busy node most jobs also wait for the interpreter.
 _BRIEF_JOBS, _BRIEF_S = 8, 0.0005
-#: One that took longer than this on the loop, as long as other things there do, sends its lane back to the thread.
+#: Limit of a brief job's duration on the loop, in seconds; a longer job sends its lane back to the thread.
 _LONG_S = 0.005
 
 
 class Brevity:
-    """Whether a lane's brief jobs may run on the loop: how quick they were lately (ADR 16)."""
+    """Decides from recent durations whether a lane's brief jobs run on the loop (ADR 16)."""
 
     __slots__ = ("needed", "quickest")
 
     def __init__(self) -> None:
-        #: Jobs still to be seen in the thread before one runs on the loop, and the quickest of those seen.
+        #: Number of jobs still to be measured in the thread; quickest measured job, in seconds.
         self.needed, self.quickest = _BRIEF_JOBS, math.inf
 
     def took(self, seconds: float) -> None:
-        if not self.needed:  # it ran on the loop
+        if not self.needed:  # the job ran on the loop
             if seconds >= _LONG_S:
                 self.needed, self.quickest = _BRIEF_JOBS, math.inf
             return
@@ -78,22 +78,22 @@ class Brevity:
 
 
 class _Lane(Brevity):
-    """One thread, what waits for it, and how quick its brief jobs are lately."""
+    """One thread, its queue, and the recent durations of its brief jobs."""
 
     __slots__ = ("deferred", "executor", "on_loop", "pending")
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"hadelay-{name}")
-        #: In the thread.
+        #: Number of jobs in the thread.
         self.pending = 0
-        #: A job is about to run on the loop; those that came after it wait here.
+        #: A job is about to run on the loop; later jobs are deferred.
         self.on_loop = False
         self.deferred: list[Callable[[], None]] = []
 
 
 class AsyncioRuntime:
-    """The real one. Make it inside the running loop; `close` waits for the threads."""
+    """Runtime of a real node. Create it inside the running loop; `close` waits for the threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -119,7 +119,7 @@ class AsyncioRuntime:
             return
         if brief and not jobs.needed and not jobs.pending:
             jobs.on_loop = True
-            # What else is ready goes first: frames leave for other disks before this one is waited for.
+            # Ready callbacks run first, so that frames leave for other nodes before this node waits for its disk.
             self.loop.call_soon(self._on_loop, jobs, fn, done)
             return
         jobs.pending += 1

@@ -1,8 +1,8 @@
-"""Connections to the node link before HELLO: bounded, fair between addresses, cheap to turn away (ADR 195).
+"""Connections to the node link before HELLO: limited, fair between addresses, cheap to refuse (ADR 195).
 
-A new connection first waits as a bare socket until its first bytes arrive. These are judged before anything is built
-for it. Only then does it get a transport, a TLS handshake and a chance to say HELLO. Waiting connections and those that
-have begun are bounded apart; when one crowd is full, the oldest connection of the address with the most is closed.
+A new connection is a bare socket until its first bytes arrive and are judged. An accepted connection then gets a
+transport, a TLS handshake and a timeout for HELLO. Each of these stages has a limit; beyond it, the oldest connection
+of the address with the most connections is closed.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-#: Limit of connections that have said nothing yet.
+#: Limit of connections without a first byte.
 MAX_SILENT = 128
-#: Limit of connections that have said something and wait for their turn to begin.
+#: Limit of connections with first bytes that wait to begin.
 MAX_READY = 64
-#: Limit of connections that have begun (a TLS handshake, or part of a HELLO) and have not said HELLO.
+#: Limit of connections that have begun (a TLS handshake, or part of a HELLO), without a HELLO yet.
 MAX_BEGUN = 64
-#: Connections begun per second (a TLS handshake costs about 1 ms of the loop), and how many may begin at once.
+#: Maximum rate of begun connections per second (a TLS handshake costs about 1 ms of the loop), and burst size.
 _RATE, _BURST = 300.0, 32.0
-#: Connections accepted before the loop does other work.
+#: Number of connections accepted before the loop does other work.
 _ACCEPTS = 32
-#: Time to say something, in seconds.
+#: Timeout of the first bytes, of the TLS handshake, and of HELLO, in seconds each.
 HELLO_TIMEOUT_S = 5.0
-#: Bytes looked at: the longest HELLO.
+#: Maximum size of a HELLO, in bytes.
 MAX_HELLO = 4096
-#: Wait after an accept that failed, for example because no descriptor is left, in seconds.
+#: Wait after a failed accept, for example without free descriptors, in seconds.
 _ACCEPT_RETRY_S = 0.1
 
 
 class Verdict(enum.Enum):
     #: The first bytes are a complete and acceptable HELLO.
     NOW = enum.auto()
-    #: They may become one.
+    #: The first bytes may become a HELLO.
     IN_TURN = enum.auto()
-    #: They never will. Whoever judged has counted and answered the connection.
+    #: The first bytes cannot become a HELLO. `judge` has counted and answered the connection.
     NEVER = enum.auto()
 
 
 class Stranger:
-    """One connection that has not said HELLO."""
+    """A connection before HELLO."""
 
     __slots__ = ("connection", "host", "network", "timeout")
 
     def __init__(self, connection: socket.socket, host: str) -> None:
         self.connection, self.host = connection, host
-        #: The address that limits go by: an IPv4 address, or the /64 of an IPv6 address.
+        #: Key of the limits per address: an IPv4 address, or the /64 of an IPv6 address.
         self.network = host
         if ":" in host:
             address = int(ipaddress.IPv6Address(host.partition("%")[0]))
@@ -57,14 +57,14 @@ class Stranger:
 
 
 class Crowd:
-    """Strangers by address, at most `limit` of them."""
+    """Connections before HELLO by address, at most `limit`."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.size = limit, 0
         self._by_network: dict[str, dict[Stranger, None]] = {}
 
     def add(self, stranger: Stranger) -> Stranger | None:
-        """Returns who has to leave for it: the oldest of the address with the most."""
+        """Add a connection; beyond the limit, returns the one to close: the oldest of the address with the most."""
         self._by_network.setdefault(stranger.network, {})[stranger] = None
         self.size += 1
         if self.size <= self.limit:
@@ -73,7 +73,7 @@ class Crowd:
         return next(iter(self._by_network[most]))
 
     def remove(self, stranger: Stranger) -> bool:
-        """False: it was not there."""
+        """Remove a connection; False if unknown."""
         mine = self._by_network.get(stranger.network, {})
         if stranger not in mine:
             return False
@@ -84,7 +84,7 @@ class Crowd:
         return True
 
     def pop_newest(self) -> Stranger:
-        """Remove the newest of the address with the fewest: of a flood, the one most likely to be there still."""
+        """Remove and return the newest of the address with the fewest: in a flood, most likely still connected."""
         fewest = min(self._by_network, key=lambda network: len(self._by_network[network]))
         found = next(reversed(self._by_network[fewest]))
         self.remove(found)
@@ -112,9 +112,9 @@ class Strangers:
         self._loop, self._judge, self._begin, self._refused = loop, judge, begin, refused
         self._listening: socket.socket | None = None
         self._retry: asyncio.TimerHandle | None = None
-        #: Said nothing yet; said something and wait for their turn; in their handshake or before their HELLO.
+        #: Connections without a byte; with first bytes, waiting to begin; begun, before their HELLO.
         self._silent, self._ready, self._begun = Crowd(MAX_SILENT), Crowd(MAX_READY), Crowd(MAX_BEGUN)
-        #: Connections that may begin now, and when that was counted.
+        #: Number of connections that may begin now, and the time of this count.
         self._tokens, self._counted = _BURST, loop.time()
         self._next_turn: asyncio.TimerHandle | None = None
 
@@ -142,7 +142,7 @@ class Strangers:
                 connection, address = self._listening.accept()
             except BlockingIOError:
                 return
-            except ConnectionError:  # it left before it was accepted
+            except ConnectionError:  # closed before it was accepted
                 continue
             except OSError as error:
                 self._refused("unknown", f"accept failed: {error.strerror or error}", "accept")
@@ -151,7 +151,7 @@ class Strangers:
                 return
             connection.setblocking(False)
             stranger = Stranger(connection, address[0])
-            quiet = f"it said nothing for {HELLO_TIMEOUT_S:g} s"
+            quiet = f"the connection sent nothing for {HELLO_TIMEOUT_S:g} s"
             stranger.timeout = self._loop.call_later(HELLO_TIMEOUT_S, self._drop, stranger, quiet, "silent")
             self._add(self._silent, stranger)
             self._loop.add_reader(connection, self._spoke, stranger)
@@ -191,13 +191,13 @@ class Strangers:
 
     def _enter(self, stranger: Stranger) -> None:
         assert stranger.timeout is not None
-        stranger.timeout.cancel()  # the handshake and HELLO have timeouts of their own
+        stranger.timeout.cancel()  # the handshake and HELLO have their own timeouts
         self._add(self._begun, stranger)
         self._begin(stranger)
 
     # -- leaving
     def leave(self, stranger: Stranger) -> None:
-        """It has said HELLO, or is gone."""
+        """Remove a connection that has sent HELLO, or is closed."""
         self._begun.remove(stranger)
 
     def _add(self, crowd: Crowd, stranger: Stranger) -> None:
@@ -223,6 +223,6 @@ class Strangers:
 
 
 _CROWDED = (
-    "too many connections have not said HELLO: the oldest of the address with the most was closed; let only the nodes "
-    "reach raft.listen"
+    "too many connections without a HELLO: closed the oldest of the address with the most; let only the nodes reach "
+    "raft.listen"
 )

@@ -1,9 +1,8 @@
 """`AsyncioNetwork`: the node link over TCP (docs/spec/node-link.md).
 
-One connection per pair of nodes; the later name dials, and keeps trying. Both sides say who they are first (HELLO), and
-refuse a stranger in words; under TLS both show a certificate before that, and it has to name the node that HELLO says
-(ADR 120). A frame goes with its length and its checksum; what does not verify or is not understood ends the
-connection, and nothing from the wire is ever unpickled.
+One connection per pair of nodes; the node with the later name dials, and retries. Both sides first send HELLO, and
+refuse unknown nodes with a reason. With TLS, both first show a certificate, which must contain the name in HELLO (ADR
+120). A frame has a length and a checksum; a damaged or unknown frame ends the connection. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from hadelay.platform.tls import Certificates, Decrypted, in_words, names_of
 
 log = logging.getLogger(__name__)
 
-#: A frame that has begun and does not end: its length is wrong, or nobody means to send it.
+#: Timeout of receiving a frame, in seconds; its length may be wrong.
 _FRAME_TIMEOUT_S = 30.0
-#: Connections that the kernel accepts while the loop is busy.
+#: Limit of connections that the kernel queues while the loop is busy.
 _BACKLOG = 1024
 _RETRY_S = (0.05, 1.0)
 _REFUSED_RETRY_S = 5.0
-#: Two nodes with one name take its link from each other again and again. One node does so now and then: it noticed
-#: before the other side did that the link was broken. More often than this within so long, and it is refused.
+#: Limit of replaced links per peer, and its period in seconds. One node replaces its link now and then, when it notices
+#: a broken link first; two nodes with the same name replace each other's all the time, and are refused.
 _TAKEOVERS, _TAKEN_S = 8, 30.0
-#: Bytes given to the kernel at a time; the rest waits here, where urgent frames can overtake it.
+#: Limit of bytes given to the transport; further frames are queued, where urgent frames can overtake them.
 _WRITE_HIGH = 256 << 10
 _SOCKET_BUFFER = 512 << 10
-#: Refuse to queue more than this for one peer.
+#: Limit of queued bytes per peer.
 _MAX_QUEUED = 32 << 20
 _JOIN_BYTES = 64 << 10
 
@@ -51,15 +50,15 @@ _JOIN_BYTES = 64 << 10
 class _Link(asyncio.Protocol):
     def __init__(self, network: AsyncioNetwork, dialled: str | None, stranger: Stranger | None = None) -> None:
         self.network = network
-        #: Whose connection was accepted; None: this node dialled.
+        #: The accepted connection; None: this node dialled.
         self.stranger = stranger
-        #: Whom we called; and who it is, once HELLO is accepted.
+        #: Name of the peer that this node dialled; name of the peer once its HELLO is accepted.
         self.dialled, self.peer = dialled, ""
         self.closed: asyncio.Future[None] = network.loop.create_future()
-        #: Whether either side said why not; and when to dial again.
+        #: Whether either side refused the connection; wait before the next dial, in seconds.
         self.refused, self.retry_s = False, _RETRY_S[0]
         self._buffer = bytearray()
-        #: Frames that have arrived; and the timer of the one that has arrived in part.
+        #: Number of received frames; timer of a partially received frame.
         self.arrived = 0
         self._partial: asyncio.TimerHandle | None = None
         self._paused = False
@@ -69,7 +68,7 @@ class _Link(asyncio.Protocol):
     # -- coming and going
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        #: Whom its certificate names.
+        #: Names in the peer's certificate.
         self.names = names_of(transport.get_extra_info("peercert"))
         self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
         sock = transport.get_extra_info("socket")
@@ -86,11 +85,11 @@ class _Link(asyncio.Protocol):
 
     @property
     def whom(self) -> str:
-        """For the log: its name, or whom this node dialled, or the address."""
+        """Peer for the log: its name, or the dialled name, or its address."""
         return self.peer or self.dialled or (self.stranger.host if self.stranger is not None else "unknown")
 
     def _broken(self, event: str, size: int) -> None:
-        """A frame that cannot be read ends the connection."""
+        """Log an unreadable frame and drop the connection."""
         self.network.broken_frame(event, self.whom, size)
         self.transport.abort()
 
@@ -101,13 +100,14 @@ class _Link(asyncio.Protocol):
         self.network.links.discard(self)
         self._is_no_stranger()
         if self.dialled and self.network.tls is not None and not self.peer and not self.refused:
-            # In TLS 1.3 whoever dials has sent its certificate before it is looked at, and mostly gets no alert.
-            self.refused, self.retry_s = True, _RETRY_S[1]  # or too many strangers are there
+            # In TLS 1.3 the dialling side finishes its handshake before its certificate is checked, often without an
+            # alert. The other side may also have too many connections before HELLO.
+            self.refused, self.retry_s = True, _RETRY_S[1]
             reason = in_words(exc) if isinstance(exc, ssl.SSLError) else _HUNG_UP
             self.network.say_refused(self.dialled, reason, "tls")
         if not self.closed.done():
             self.closed.set_result(None)
-        # A clean end or a reset: the process on the other side closed it, or is gone. Anything else is silence.
+        # A clean end or a reset: the other process closed the connection or ended. All other errors are silence.
         self.network.lost(self, exc is None or isinstance(exc, _RESETS))
 
     def _is_no_stranger(self) -> None:
@@ -162,7 +162,7 @@ class _Link(asyncio.Protocol):
         if not frame:
             self.transport.abort()
         elif frame[0] == REFUSED:
-            # Perhaps by a node whose own HELLO was accepted here.
+            # The sender may be a node whose HELLO was accepted here.
             self.refused, self.retry_s = True, _REFUSED_RETRY_S
             self.network.say_refused(self.whom, frame[1:500].decode(errors="replace"), "by_peer")
             self.transport.abort()
@@ -176,7 +176,7 @@ class _Link(asyncio.Protocol):
         reason = reason or self.network.twice(name)
         if not reason and self.network.tls is not None and name not in self.names:
             whom = ", ".join(sorted(self.names)) or "nobody"
-            reason = f"{name} shows a certificate that names {whom}: a node's certificate has to name the node"
+            reason = f"{name} shows a certificate that names {whom}: a node's certificate must name the node"
         if reason:
             self.network.say_refused(self.whom, reason, "hello")
             self.refused, self.retry_s = True, _REFUSED_RETRY_S
@@ -227,7 +227,7 @@ class AsyncioNetwork:
         feature_level: int = 1,
         tls: Certificates | None = None,
     ) -> None:
-        """`peers`: name → host:port of the other members (this node among them is ignored). tls: a mutual one."""
+        """peers: name → host:port of the members; this node's own entry is ignored. tls: mutual certificates."""
         self.name, self.listen = name, listen
         self.peers = {peer: address for peer, address in peers.items() if peer != name}
         self.loop = runtime.loop
@@ -235,11 +235,11 @@ class AsyncioNetwork:
         self.hello = Hello(name, cluster_id=cluster_id, group=group, feature_level=feature_level, tls=tls is not None)
         self.links: set[_Link] = set()
         self._up: dict[str, _Link] = {}
-        #: By peer: since when another link came in the place of one that was up, how often, and the frames that had
-        #: arrived on that one when the last was refused.
+        #: Replaced links by peer: start of the period, number of replacements, and received frames of the current link
+        #: at the last refusal.
         self._taken: dict[str, tuple[float, int, int]] = {}
         self._receiver: Receiver | None = None
-        #: Connections refused, by reason.
+        #: Number of refused connections, by reason.
         self.refused: Counter[str] = Counter()
         self._log_limit = LogLimit(runtime.monotonic)
         self.strangers = Strangers(self.loop, judge=self._judge, begin=self._begin, refused=self.say_refused)
@@ -249,12 +249,12 @@ class AsyncioNetwork:
 
     # -- Network
     def start(self, receiver: Receiver) -> None:
-        """ConfigError if the address can't be listened on."""
+        """Listen and dial. ConfigError if listening on the address fails."""
         self._receiver = receiver
         self._reach_out()
 
     def _reach_out(self) -> None:
-        """Listen once there is anybody, and dial those who are to be."""
+        """Listen if there are peers, and dial peers with earlier names."""
         if self.peers and not self._serving:
             self.strangers.serve(self._listen())
             self._serving = True
@@ -300,11 +300,11 @@ class AsyncioNetwork:
             try:
                 self._reach_out()
             except ConfigError as error:
-                # The node serves as before; whoever is to link with it will say that it cannot.
+                # The node keeps serving; nodes that cannot link with it will log that.
                 log.error("cannot_listen", extra={"error": str(error)})
 
     def buffered(self, peer: str) -> int:
-        """Bytes accepted for `peer` that have not left this process yet."""
+        """Number of bytes queued for `peer` in this process."""
         return self._up[peer].buffered if peer in self._up else 0
 
     def disconnect(self, peer: str) -> None:
@@ -326,7 +326,7 @@ class AsyncioNetwork:
             self.say_refused(stranger.host, reason, "hello" if self.tls is None else "tls")
             if self.tls is None:
                 with suppress(OSError):
-                    stranger.connection.recv(MAX_HELLO)  # unread bytes would reset the connection before it hears why
+                    stranger.connection.recv(MAX_HELLO)  # unread bytes would reset the connection
                     stranger.connection.send(self.hello.packed + refusal(reason))
         return verdict
 
@@ -337,7 +337,7 @@ class AsyncioNetwork:
 
     def _has_begun(self, stranger: Stranger, task: asyncio.Task[None]) -> None:
         self._shaking.discard(task)
-        if task.cancelled():  # perhaps before a transport owned the socket
+        if task.cancelled():  # possibly before a transport owned the socket
             stranger.connection.close()
 
     async def _accept(self, stranger: Stranger) -> None:
@@ -370,9 +370,9 @@ class AsyncioNetwork:
             except ssl.SSLError as error:
                 self.say_refused(peer, in_words(error), "tls")
                 wait = _REFUSED_RETRY_S
-            except (ConnectionResetError, ConnectionAbortedError):  # during the handshake: too many strangers are there
+            except (ConnectionResetError, ConnectionAbortedError):  # during the handshake: too many connections
                 wait = _RETRY_S[0]
-            except (OSError, ValueError, OverflowError):  # the latter two: it was told an address that is none
+            except (OSError, ValueError, OverflowError):  # the latter two: an invalid address
                 wait = min(wait * 2, _RETRY_S[1])
             else:
                 await link.closed
@@ -383,7 +383,7 @@ class AsyncioNetwork:
         return link if self.tls is None else Decrypted(link)
 
     def say_refused(self, whom: str, reason: str, kind: str) -> None:
-        """whom: a node's name, or an address. kind: of the metric."""
+        """Count and log a refusal. whom: a node's name, or an address. kind: label of the metric."""
         self.refused[kind] += 1
         if count := self._log_limit.count(f"{kind} {whom}"):
             log.error("link_refused", extra={"peer": whom, "reason": reason, "count": count})
@@ -394,7 +394,7 @@ class AsyncioNetwork:
             log.warning(event, extra={"peer": whom, "bytes": size, "count": count})
 
     def twice(self, name: str) -> str:
-        """Why a second link with a node is not wanted; empty if it may take the place of the first."""
+        """Reason to refuse a second link with a node; "" if it may replace the first link."""
         old = self._up.get(name)
         if old is None:
             return ""
@@ -412,7 +412,7 @@ class AsyncioNetwork:
     def linked(self, link: _Link) -> None:
         old = self._up.pop(link.peer, None)
         if old is not None:
-            # The other side began anew: what it had sent on the old one it has forgotten.
+            # The other side has dropped the old link, with the frames in flight.
             old.transport.abort()
             if self._receiver is not None:
                 self._receiver.link_down(link.peer, False)
@@ -435,12 +435,12 @@ def _length(data: bytes | bytearray, at: int) -> int:
     return int.from_bytes(data[at : at + 4], "little")
 
 
-_HUNG_UP = "it hung up instead of a HELLO: it may not accept the certificate of this node; its log says why"
+_HUNG_UP = "the peer closed the connection before HELLO: it may not accept this node's certificate; see its log"
 _RESETS = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 _SOCKET_OPTIONS = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER),
-    # A peer that vanished without a word is noticed within about five seconds.
+    # These options detect a vanished peer within about five seconds.
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
