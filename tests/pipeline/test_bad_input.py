@@ -58,8 +58,8 @@ def test_no_such_directory_nobody_there_and_wrong_options(job: str, tmp_path: Pa
         (("--path", tmp_path / "none"), 3, f"{tmp_path}/none: no such directory"),
         (("--path", tmp_path), 3, "no directory hours/ in it"),
         (("--endpoint", NOBODY), 5, "no node has it: http://127.0.0.1:1: .*refused.*\n.* --endpoint names another"),
-        (("--path", tmp_path, "--hour-from", "20261399"), 2, "is no hour: it is written yyyymmddHH"),
-        ((), 2, "one of the options path .* and endpoint"),
+        (("--path", tmp_path, "--hour-from", "20261399"), 2, "is not an hour: write yyyymmddHH"),
+        ((), 2, "set either the option path .* or endpoint"),
     ):
         found = told(capsys, job, *words, *out)
         assert found[0] == code
@@ -91,7 +91,7 @@ def test_tables_that_cannot_be_meant(tmp_path: Path, capsys: Told) -> None:
         ((table, *asked, "--columns", "delay=when"), 2, "t.csv has no column when; there are id, due, deliver"),
         ((table, *asked, "--columns", "dely=due"), 2, "dely is none of a message's fields"),
         ((table, "--key", "order", "--columns", "delay=due", "--endpoint", NOBODY), 2, "has no column order"),
-        ((table, *asked), 2, "no column deliver_at or delay says when"),
+        ((table, *asked), 2, "no column deliver_at or delay for the due time"),
         ((table, "--key", "id", "--columns", "delay=due", "--endpoint", NOBODY), 2, "no column topic"),
         ((table, "--key", "id", "--columns", "delay=due", "--topic", "t"), 2, "option endpoint"),
         ((table, *asked, "--columns", "delay=due", "--timeout", "0"), 5, "is a node running there?"),

@@ -244,9 +244,9 @@ def test_behind_a_checkpoint_nothing_counts_and_before_it_nothing_may_be_missing
     ("given", "said"),
     [
         ({}, "path .* endpoint"),
-        ({"path": "/x", "endpoint": "http://y"}, "one of"),
+        ({"path": "/x", "endpoint": "http://y"}, "set either the option path"),
         ({"path": "/x", "kind": "letters"}, "messages, dispatches"),
-        ({"path": "/x", "colums": "id"}, "no option colums; there are .*columns"),
+        ({"path": "/x", "colums": "id"}, "no option colums; the options are .*columns"),
         ({"path": "/x", "columns": "id,boddy"}, "'boddy' is none of"),
         ({"path": "/x", "splitRows": "many"}, "splitRows is a whole number"),
         ({"path": "/x", "batchRows": "0"}, "at least 1"),

@@ -157,7 +157,7 @@ def test_it_is_not_sent_again_for_ever() -> None:
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"topic": "string", "deliver_at": "timestamp"}, "no column idempotency_key, .* keyColumn names another"),
+        ({"topic": "string", "deliver_at": "timestamp"}, "no column idempotency_key, .* Set the option keyColumn"),
         ({"topic": "string", "idempotency_key": "string"}, "no column deliver_at or delay"),
         ({"deliver_at": "timestamp", "idempotency_key": "int"}, "no column topic, and no option"),
         ({"topic": "string", "delver_at": "bigint", "delay": "int", "idempotency_key": "int"}, "delver_at is none of"),

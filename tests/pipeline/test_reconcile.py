@@ -175,7 +175,7 @@ def test_it_needs_neither_more_nor_less_than_it_is_told(tmp_path: Path) -> None:
     assert run(None, ReconcileOptions(given, grace_ms=10**9)).verdicts["undelivered"] == 0
     with pytest.raises(BadRequest, match="no such verdict"):
         ReconcileOptions(given, fail_on="lots")
-    with pytest.raises(BadRequest, match=r"engine 'exact': leave it out\. The SQL engine ended"):
+    with pytest.raises(BadRequest, match=r"engine 'exact': leave it out\. The SQL engine was removed"):
         ReconcileOptions(given, engine="exact")
 
 

@@ -67,7 +67,7 @@ def test_the_doctor_says_what_is_too_old(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_spark_connect_server_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"sc://there is a Spark Connect server: .*Use --master local"):
+    with pytest.raises(ConfigError, match=r"sc://there is a Spark Connect server, .*Use --master local"):
         session._new(None, "sc://there", "1g", {})
     monkeypatch.setenv("SPARK_REMOTE", "sc://there")
     with pytest.raises(ConfigError, match="SPARK_REMOTE is a Spark Connect server"):

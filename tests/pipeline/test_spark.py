@@ -90,7 +90,7 @@ def test_a_dataframe_counts_the_same_whatever_was_asked_of_it_before(spark: Any,
     everything = len(read(options(world, path)))
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
-        with pytest.raises(Exception, match="option pushdown: Spark keeps the filters of one query"):
+        with pytest.raises(Exception, match="option pushdown: Spark reuses the filters of a query"):
             read_from(spark, path, columns="topic,state", pushdown="true").count()
         frame = read_from(spark, path, columns="topic,state")
         some = frame.where("topic = 'a'").count()

@@ -1,7 +1,7 @@
-"""Options of the jobs, as the command line documents them, and what a job reports. Imports neither pyarrow nor pyspark.
+"""Options of the jobs, with the help texts of the command line, and job summaries. Imports neither pyarrow nor pyspark.
 
-`option` gives a field its help text: cli/pipeline.py makes the commands of these classes. Every job has a module of its
-name with `run(spark, options, progress)`; spark: a session, or None to do the work in this process.
+`option` sets a field's help text; cli/pipeline.py makes commands from these classes. Every job has a module of its name
+with `run(spark, options, progress)`; spark: a session, or None to run in this process.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from hadelay.pipeline.schema import Options, within
 FACTS = {
     "archive": "as_of_ms hours",
     "audit": "messages events hours problem",
-    # overdue: due before as_of and not handed out. hot: the hottest seconds. backlog, wait_s, clear_at: what waits at
-    # `threshold` per second. jitter_s: null when an hour is not enough. catch_up_rate: null when nothing is overdue.
+    # overdue: due before as_of and not handed out. hot: the busiest seconds. backlog, wait_s, clear_at: the queue at
+    # `threshold` per second. jitter_s: null if an hour is too short. catch_up_rate: null if no message is overdue.
     "forecast": "as_of_ms threshold coming overdue hot_seconds hot table backlog wait_s clear_at jitter_s "
     "catch_up_rate advice",
-    # overdue: in no percentile. not_measured: the time of the grant counts. Quantiles are exact below 1,024 ms, and at
-    # most 0.8 % too high above; max_ms is exact.
+    # overdue: excluded from percentiles. not_measured: measured at the grant. Quantiles are exact below 1,024 ms, and
+    # at most 0.8 % too high above; max_ms is exact.
     "lateness": "as_of_ms handed_out overdue not_measured overall table",
     "load": "as_of_ms due handed_out acked table",
     "reconcile": "as_of_ms engine hours messages verdicts table offending failed",
     "replay": "looked_at fit outcomes",
     "tail": "batches rows",
 }
-#: Verdicts of `reconcile`. orphan is not a message's: an event of an entry that is not there.
+#: Verdicts of `reconcile`. orphan: an event of a missing entry, without a message.
 VERDICTS = (
     "ok", "pending", "undelivered", "duplicate", "early", "late", "orphan", "unacked", "cancelled", "expired", "dead",
     "gone",
@@ -40,7 +40,7 @@ VERDICTS = (
 
 
 class JobSummary(dict[str, Any]):
-    """What a job found: members of summary.json, which are attributes too. A terminal shows `shown` and `notes`."""
+    """Result of a job: members of summary.json, also as attributes. A terminal shows `shown` and `notes`."""
 
     def __init__(self, job: str, **facts: Any) -> None:
         assert " ".join(facts) == FACTS[job], f"{job} reports {list(facts)}"
@@ -48,7 +48,7 @@ class JobSummary(dict[str, Any]):
         self.shown: Iterable[Mapping[str, Any]] = ()
         self.columns: tuple[str, ...] = ()
         self.notes: list[str] = []
-        #: The command ends with 1.
+        #: The command's exit code is 1.
         self.failed = False
 
     def __getattr__(self, name: str) -> Any:
@@ -58,14 +58,13 @@ class JobSummary(dict[str, Any]):
             raise AttributeError(name) from None
 
     def show(self, rows: Iterable[Mapping[str, Any]], columns: str, *notes: str, failed: bool = False) -> JobSummary:
-        """columns: names, separated by spaces."""
+        """Set the rows, columns (separated by spaces) and notes for the terminal."""
         self.shown, self.columns, self.failed = rows, tuple(columns.split()), failed
         self.notes += notes
         return self
 
     def write(self, out: str, report: str = "") -> None:
-        """summary.json, and report.html if there is a report, each whole or not at all. out: a directory or URI; empty:
-        nothing is written."""
+        """Write summary.json, and report.html for a report, atomically. out: directory or URI; empty: do nothing."""
         if not out:
             return
         from hadelay.storage.locations import Location, absolute
@@ -79,7 +78,7 @@ class JobSummary(dict[str, Any]):
 
 
 def option(default: Any, help: str) -> Any:
-    """A field that is an option of the command."""
+    """A field that is a command's option, with its help text."""
     return field(default=default, metadata={"help": help})
 
 
@@ -87,28 +86,30 @@ def required(help: str) -> Any:
     return field(metadata={"help": help})
 
 
-_ARCHIVE = "Directory that `archive` wrote: hours that are deleted are read from there."
+_ARCHIVE = "Directory of `archive`, to read deleted hours from."
 
 
 @dataclass(frozen=True)
 class ReconcileOptions:
-    """A verdict for every message: was it delivered, once, and on time. Ends with 1 when something was lost."""
+    """Check that every due message was delivered, once and on time. Exit code 1 if a message was lost."""
 
     source: Options
-    out: str = option("", "Directory for summary.json and offending.parquet: messages that are not as they should be.")
+    out: str = option("", "Directory for summary.json and offending.parquet, the messages with problems.")
     archive: str = option("", _ARCHIVE)
-    engine: str = option("fast", "fast is the only one: `exact` has become an oracle of the tests.")
-    late_ms: int = option(1_000, "Handed out later than this after deliver_at is late.")
-    grace_ms: int = option(60_000, "What is overdue for less is pending.")
-    fail_on: str = option("undelivered,orphan,early", "Verdicts with which the command ends with 1.")
-    #: Compare every file with its checksum before its hour is judged.
+    engine: str = option("fast", "Always fast; the engine `exact` was removed.")
+    late_ms: int = option(1_000, "Limit of lateness: later hand-outs count as late.")
+    grace_ms: int = option(60_000, "Messages overdue for less count as pending.")
+    fail_on: str = option("undelivered,orphan,early", "Verdicts that make the exit code 1.")
+    #: Compare every file with its checksum before judging its hour.
     check: bool = True
 
     def __post_init__(self) -> None:
         if self.engine != "fast":
-            raise BadRequest(f"engine {self.engine!r}: leave it out. The SQL engine ended after 0.1.0: both agreed")
+            raise BadRequest(f"engine {self.engine!r}: leave it out. The SQL engine was removed after 0.1.0")
         if unknown := self.failing - set(VERDICTS):
-            raise BadRequest(f"fail_on: {', '.join(sorted(unknown))}: no such verdict; there are {', '.join(VERDICTS)}")
+            raise BadRequest(
+                f"fail_on: {', '.join(sorted(unknown))}: no such verdict; choose from {', '.join(VERDICTS)}"
+            )
 
     @property
     def failing(self) -> set[str]:
@@ -117,16 +118,16 @@ class ReconcileOptions:
 
 @dataclass(frozen=True)
 class ArchiveOptions:
-    """Write closed hours to Parquet, with a manifest each, and a catalogue of all. Run again, it writes what is new."""
+    """Write closed hours to Parquet, with a manifest per hour and a catalogue of all. Later runs add new hours."""
 
     source: Options
     out: str = required("Directory that all workers see, or a URI such as s3://bucket/archive.")
-    level: int = option(3, "Of zstd.")
-    new_catalogue: bool = option(False, "Make the catalogue of the hours that are there, when it was lost.")
+    level: int = option(3, "Compression level of zstd.")
+    new_catalogue: bool = option(False, "Rebuild a lost catalogue from the existing hours.")
 
     def __post_init__(self) -> None:
         if not self.out:
-            raise BadRequest("archive: out has to say where to")
+            raise BadRequest("archive: out is missing: name the target directory or URI")
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class AuditOptions:
 
     def __post_init__(self) -> None:
         if not self.out:
-            raise BadRequest("archive: out has to say where the archive is")
+            raise BadRequest("archive: out is missing: name the archive's directory or URI")
 
     def takes(self, hour: int) -> bool:
         return within(hour, self.hour_from, self.hour_to)
@@ -147,23 +148,23 @@ class AuditOptions:
 
 @dataclass(frozen=True)
 class JobOptions:
-    """Of lateness, load and forecast."""
+    """Options of lateness, load and forecast."""
 
     source: Options
-    out: str = option("", "Directory for summary.json and report.html, a page with plots that needs nothing else.")
+    out: str = option("", "Directory for summary.json and report.html, a self-contained page with plots.")
     archive: str = option("", _ARCHIVE)
-    #: Compare the files that are read with their checksums first.
+    #: Compare files with their checksums before reading.
     check: bool = True
 
 
 @dataclass(frozen=True)
 class ForecastOptions(JobOptions):
-    """Seconds to come in which more falls due than can be taken, and what would help."""
+    """Predict the seconds in which more messages fall due than consumers can take, with advice."""
 
     archive: str = ""
     threshold: int = option(5_000, "Messages per second that consumers, or the cluster, can take.")
-    hours: int = option(24, "How far to look ahead.")
-    fail: bool = option(False, "End with 1 when there are such seconds.")
+    hours: int = option(24, "Hours to look ahead.")
+    fail: bool = option(False, "Exit code 1 if there are such seconds.")
 
     def __post_init__(self) -> None:
         if self.threshold < 1 or not 1 <= self.hours <= 24 * 31:
@@ -172,31 +173,31 @@ class ForecastOptions(JobOptions):
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Make dead letters due again that fit: of an outage, say, by reason and time of death. Needs no Spark."""
+    """Make dead letters due again that match a filter, for example those of an outage. Needs no Spark."""
 
     #: URLs of nodes, separated by commas.
     endpoint: str
     topic: str
     token: str = ""
-    reason: str = option("", "Regular expression, found in the last reason to fail; lease_expired: its lease ran out.")
-    died_from: str = option("", "RFC 3339: died then or later.")
-    died_to: str = option("", "Died before.")
-    tags: str = option("", "Have all of these, separated by commas.")
-    limit: int = option(0, "At most so many; 0: all that fit.")
-    rate: float = option(0.0, "Per second; 0: as fast as it goes.")
-    dry_run: bool = option(False, "Only count them.")
+    reason: str = option("", "Regular expression for the reason of the last failure; lease_expired: the lease expired.")
+    died_from: str = option("", "Earliest time of death, RFC 3339.")
+    died_to: str = option("", "End of the times of death, exclusive, RFC 3339.")
+    tags: str = option("", "Only letters with all of these tags, separated by commas.")
+    limit: int = option(0, "Limit of redriven letters; 0: all matching ones.")
+    rate: float = option(0.0, "Messages per second; 0: no limit.")
+    dry_run: bool = option(False, "Only count the matching letters.")
 
     def __post_init__(self) -> None:
         try:
             re.compile(self.reason)
         except re.error as error:
-            raise BadRequest(f"reason: {self.reason!r} is no regular expression: {error}") from None
+            raise BadRequest(f"reason: {self.reason!r} is not a regular expression: {error}") from None
         self.died()
         if self.limit < 0 or self.rate < 0:
             raise BadRequest("replay: limit and rate are 0 or more")
 
     def died(self) -> tuple[datetime | None, datetime | None]:
-        """[from, to)."""
+        """Time of death as (from, to), to exclusive."""
         return _instant("died_from", self.died_from), _instant("died_to", self.died_to)
 
 
@@ -212,19 +213,17 @@ def _instant(name: str, text: str) -> datetime | None:
 
 @dataclass(frozen=True)
 class TailOptions:
-    """Write what is filed to Parquet, as it is: each row once, also when it is ended and run again."""
+    """Stream new entries or events to Parquet. Each row is written once, also across restarts."""
 
     source: Options
     out: str = required("Directory that all workers see, or a URI of a file system that Spark has (s3a://, hdfs://).")
-    checkpoint: str = option("", "Where it remembers how far it is: OUT/_checkpoint without it.")
-    every: float = option(
-        0.0, "Seconds between looks; goes on until it is ended (Ctrl-C). 0: read what is there, and end."
-    )
+    checkpoint: str = option("", "Directory of the stream's position. Default: OUT/_checkpoint.")
+    every: float = option(0.0, "Seconds between reads, until Ctrl-C; 0: read once.")
 
     def __post_init__(self) -> None:
         if not self.out:
-            raise BadRequest("tail: out has to say where to")
+            raise BadRequest("tail: out is missing: name the target directory or URI")
         if self.every < 0:
-            raise BadRequest("tail: every is 0 or more")
+            raise BadRequest("tail: every must be 0 or more")
         if "hour" not in self.source.projection():
-            raise BadRequest("tail: the columns have to include hour, by which the files are partitioned")
+            raise BadRequest("tail: the columns must include hour, which partitions the files")

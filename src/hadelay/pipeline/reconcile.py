@@ -1,11 +1,11 @@
-"""What became of every message that fell due: a verdict each, moved ones judged once, by their first id.
+"""Verdict for every due message: the outcome of its delivery. A moved message is judged once, by its first id.
 
-Facts are taken per entry, in numpy, an hour or a part of one at a time: its status, how often it was handed out,
-whether too early, how late. A message that never moved is judged on the spot; the entries of the others, which are few,
-are put together afterwards. tests/pipeline/exact_oracle.py does the same in SQL, and has to agree.
+Each task collects facts per entry, in numpy: status, number of hand-outs, early or late. A message that never moved is
+judged at once; the entries of the few others are grouped and judged afterwards. tests/pipeline/exact_oracle.py computes
+the same verdicts in SQL.
 
-A grant may be committed up to 100 ms before its messages are due, and is held back until they are (ADR 0092): a
-hand-out's time is the later one of its event's and of deliver_at.
+A grant may be committed up to 100 ms before its messages are due, but is deferred until then (ADR 0092): the time of a
+hand-out is the later one of its event and deliver_at.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ from hadelay.pipeline.stores import listing as list_hours
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Worst last: a message with several entries has the status of its worst.
+#: Statuses, worst last: a message with several entries has the worst status.
 MOVED, GONE, ACKED, CANCELLED, EXPIRED, DEAD, PENDING, UNACKED, LOST = range(9)
 OK, UNDELIVERED, DUPLICATE, EARLY, LATE, ORPHAN = map(
     VERDICTS.index, ("ok", "undelivered", "duplicate", "early", "late", "orphan")
 )
-#: Written out one by one.
+#: Verdicts whose messages are listed.
 OFFENDING = (UNDELIVERED, DUPLICATE, EARLY, LATE, ORPHAN, VERDICTS.index("unacked"))
-#: Of each status, where nothing worse is to be said.
+#: Verdict of each status, unless another rule applies.
 _OF_STATUS = ("gone", "gone", "ok", "cancelled", "expired", "dead", "pending", "unacked", "undelivered")
 OF_STATUS = np.array([VERDICTS.index(name) for name in _OF_STATUS], np.uint8)
-#: How long before deliver_at a grant may be committed.
+#: Maximum time between a grant's commit and deliver_at.
 AHEAD_MS = 100
-#: Hours go two hours past their end, dead ones at their end.
+#: Minimum age of a live hour when deleted; dead hours may be deleted at their end.
 RETIRED_MS = 2 * HOUR_MS
 _EVENTS_AT_ONCE = 1 << 20
-#: Entries of messages that moved, in one task.
+#: Number of entries of moved messages per task.
 _MOVED_AT_ONCE = 1 << 20
-#: Rows of a piece of what was judged; Spark moves ten pieces at a time.
+#: Number of rows per piece of a result; Spark moves ten pieces at a time.
 _ROWS_AT_ONCE = 1 << 16
-#: Offending rows that a task sends to the driver.
+#: Number of offending rows that a task sends to the driver.
 _SENT_AT_ONCE = 1 << 20
 _OFFENDS = np.isin(np.arange(len(VERDICTS)), OFFENDING)
-#: By the names of FACTS.
+#: Columns by name, as in FACTS.
 Columns = dict[str, npt.NDArray[Any]]
 _STATUS_OF_EVENT = np.array(
     [PENDING, UNACKED, ACKED, PENDING, PENDING, EXPIRED, CANCELLED, MOVED, MOVED, MOVED], np.uint8
 )
 _HOME = np.uint64((1 << 56) - 1)
 
-#: What is known of one entry, or, put together, of a message.
+#: Facts of an entry, or of a message with several entries.
 FACTS = np.dtype(
     [
         ("first_id", "<u8"), ("hour", "<u4"), ("entry", "<u4"), ("topic", "<u4"), ("status", "u1"), ("early", "?"),
@@ -76,23 +76,23 @@ class Rule(NamedTuple):
     as_of_ms: int
     late_ms: int
     grace_ms: int
-    #: First hours of the messages to judge; None: all messages, whether their first hour is still there or not.
+    #: First hours of the messages to judge; None: all messages, also those whose first hour is deleted.
     homes: frozenset[int] | None
-    #: Rows that do not verify, or stand in the wrong place, are left out; with verify their CRCs are compared.
+    #: skip: omit damaged or misplaced rows. verify: check their CRCs.
     skip: bool = False
     verify: bool = False
 
 
 class Judged(NamedTuple):
-    #: FACTS of messages judged, offending ones only; how many there are of (home hour, topic, verdict).
+    #: FACTS of offending messages; number of messages per (first hour, topic, verdict).
     offending: Rows
     counts: Counter[tuple[int, int, int]]
-    #: FACTS of entries of messages that moved.
+    #: FACTS of entries of moved messages.
     moving: Rows
 
 
 def run(spark: Any, options: ReconcileOptions, progress: tasks.Progress = tasks.silent) -> JobSummary:
-    """progress is told of files and hours; more hours may follow where messages were moved to."""
+    """Run the job. progress counts files and hours; moved messages may add hours."""
     store = open_hours(options.source, options.archive)
     listing = list_hours(store, options.source)
     rule = rule_of(listing, options)
@@ -126,7 +126,7 @@ def rule_of(listing: Listing, options: ReconcileOptions) -> Rule:
 
 
 class Told(NamedTuple):
-    """Of Judged, what is small. moving: how many; to_hours: where they went."""
+    """Summary of a Judged. moving: number of entries of moved messages; to_hours: their new hours."""
 
     counts: Counter[tuple[int, int, int]]
     moving: int
@@ -145,14 +145,14 @@ def _offending(judged: Judged) -> Iterator[Rows]:
 def _follow(
     spark: Any, store: Store, listing: Listing, rule: Rule, options: ReconcileOptions, progress: tasks.Progress
 ) -> Iterator[tuple[tasks.Kept[Judged], list[Told]]]:
-    """Every hour that may have to do with the messages: those asked for, then wherever they were moved to."""
+    """Results of all hours with entries of the messages: the selected hours, then those that messages moved to."""
     split_rows = options.source.split_rows
     listed = {files.hour: files for files in listing.hours}
     todo, done = set(listed) if rule.homes is None else set(rule.homes), set[int]()
     while todo:
         done |= todo
         found = [listed[hour] for hour in sorted(todo)]
-        # A large hour would be alone with its core. Each part goes through all events: no more of them than cores.
+        # Split large hours to use all cores; at most one part per core, because each part reads all events.
         most = -(-tasks.cores(spark) // len(found)) if found else 1
         parts = [part for files in found for part in split(files, min(most, -(-files.entries // split_rows)))]
         files = len(found) * len(SUFFIXES) if options.check else 0
@@ -178,7 +178,7 @@ class Part(NamedTuple):
 
 
 def split(files: HourFiles, parts: int) -> list[Part]:
-    """So many of a size, one at least."""
+    """Split an hour into at least one part, of equal sizes."""
     bounds = [files.entries * n // max(parts, 1) for n in range(max(parts, 1) + 1)]
     return [Part(files, start, stop) for start, stop in pairwise(bounds)]
 
@@ -205,7 +205,7 @@ def judge(store: Store, part: Part, *, rule: Rule) -> Judged:
 
 
 def in_pieces(store: Store, part: Part, *, rule: Rule) -> Iterator[Judged]:
-    """What `judge` says, so many rows at a time."""
+    """Result of `judge` in pieces."""
     whole = judge(store, part, rule=rule)
     for at in range(0, max(len(whole.offending), len(whole.moving), 1), _ROWS_AT_ONCE):
         some = slice(at, at + _ROWS_AT_ONCE)
@@ -213,7 +213,7 @@ def in_pieces(store: Store, part: Part, *, rule: Rule) -> Iterator[Judged]:
 
 
 def entry_facts(store: Store, part: Part, rule: Rule) -> tuple[Columns, npt.NDArray[np.uint32]]:
-    """(columns of FACTS of every entry; with an hour's first part, entries that events name and that are not there)."""
+    """(columns of FACTS per entry, missing entries that events name); the latter only for an hour's first part."""
     files, n = part.files, part.stop - part.start
     take = partial(usable, store, files, verify=rule.verify, skip=rule.skip)
     index, there = take("idx", part.start, part.stop)
@@ -235,7 +235,7 @@ def entry_facts(store: Store, part: Part, rule: Rule) -> tuple[Columns, npt.NDAr
         entries = np.ascontiguousarray(events["index"])
         if part.start == 0 and entries.max() >= files.entries:
             orphans.append(entries[entries >= files.entries])
-        at = entries - np.uint32(part.start)  # what is before it becomes large
+        at = entries - np.uint32(part.start)  # numbers before the part wrap around and become large
         which: slice | npt.NDArray[np.intp] = slice(None) if at.max() < n else np.flatnonzero(at < n)
         at, kind = at[which].astype(np.intp), np.minimum(events["event"][which], len(_STATUS_OF_EVENT) - 1)
         np.maximum.at(codes, at, kind)
@@ -273,7 +273,7 @@ def _table(facts: Columns, which: npt.NDArray[np.bool_]) -> Rows:
 
 
 def verdicts(facts: Rows | Columns, rule: Rule) -> npt.NDArray[np.uint8]:
-    """One per message: a loss before everything, then what must never be, then how it ended."""
+    """Verdict of each message: a loss first, then violations (early, duplicate), then the outcome."""
     found: npt.NDArray[np.uint8] = OF_STATUS[facts["status"]]
     found[(found == OK) & (facts["late_ms"] > rule.late_ms)] = LATE
     lost = facts["status"] == LOST
@@ -283,7 +283,7 @@ def verdicts(facts: Rows | Columns, rule: Rule) -> npt.NDArray[np.uint8]:
 
 
 def by_message(groups: int, judged: Judged) -> Iterator[tuple[int, Rows]]:
-    """(group, entries of `moving`): all entries of a message are of one group."""
+    """(group, entries of `moving`); all entries of a message have the same group."""
     group = (judged.moving["first_id"] % np.uint64(groups)).astype(np.intp)
     for n in np.unique(group).tolist():
         yield n, judged.moving[group == n]
@@ -294,14 +294,14 @@ def _together(listed: frozenset[int], rule: Rule, moving: list[Rows]) -> Judged:
 
 
 def conclude(moving: Rows, listed: frozenset[int], rule: Rule) -> Judged:
-    """Judge messages by all their entries, which lead from one to the next."""
+    """Judge moved messages by all their entries."""
     if not len(moving):
         return Judged(moving, Counter(), moving)
     own = moving["hour"].astype(np.uint64) << np.uint64(32) | moving["entry"]
     target = moving["to_hour"].astype(np.uint64) << np.uint64(32) | moving["to_entry"]
     broken = np.flatnonzero((moving["status"] == MOVED) & ~np.isin(target, own))
     for hour in np.unique(moving["to_hour"][broken]).tolist():
-        # An hour goes when all in it is settled, and never before its time.
+        # A missing hour that may be deleted was settled; else its messages are lost.
         away = hour not in listed and retired_by(hour) <= rule.as_of_ms
         moving["status"][broken[moving["to_hour"][broken] == hour]] = GONE if away else LOST
     moving = moving[np.lexsort((moving["entry"], moving["hour"], moving["first_id"]))]
@@ -320,14 +320,14 @@ def conclude(moving: Rows, listed: frozenset[int], rule: Rule) -> Judged:
 
 
 def retired_by(hour: int) -> int:
-    """Unix ms before which an hour cannot have gone."""
+    """Earliest deletion of an hour, in Unix ms."""
     return (hour % DEAD_HOURS + 1) * HOUR_MS + (0 if hour >= DEAD_HOURS else RETIRED_MS)
 
 
 def _count(
     hours: list[int], hour_at: npt.NDArray[np.intp] | int, topics: npt.NDArray[np.uint32], found: npt.NDArray[np.uint8]
 ) -> Counter[tuple[int, int, int]]:
-    """hour_at: which of `hours`. One number per (hour, topic, verdict), so that counting is a bincount."""
+    """Number of messages per (hour, topic, verdict), counted by one bincount. hour_at: positions in `hours`."""
     width, height = len(VERDICTS), int(topics.max(initial=0)) + 1
     totals = np.bincount((hour_at * height + topics.astype(np.int64)) * width + found)
     return Counter(
@@ -338,15 +338,15 @@ def _count(
     )
 
 
-# ---- telling
+# ---- summary
 
 
 def summarise(
     counts: Counter[tuple[int, int, int]], offending: Iterable[Rows], names: Names, listing: Listing, rule: Rule,
     options: ReconcileOptions,
 ) -> JobSummary:  # fmt: skip
-    """counts: of (home hour, topic number, verdict); topic -1: not known. offending: FACTS, some at a time; not asked
-    for unless they are to be written."""
+    """Summary of the job. counts: per (first hour, topic number, verdict); topic -1: unknown. offending: FACTS in
+    pieces, read only if they are written."""
     topics = dict(enumerate(names.topics))
     table: list[dict[str, Any]] = [
         {"hour": hour_int(hour), "topic": topics.get(topic), "verdict": VERDICTS[verdict], "count": count}
@@ -382,7 +382,7 @@ def _write_offending(offending: Iterable[Rows], topics: dict[int, str], out: str
 
 
 def _shown(offending: Rows, topics: dict[int, str]) -> Any:
-    """As an Arrow table."""
+    """Offending messages as an Arrow table."""
     import pyarrow as pa
 
     from hadelay.pipeline.arrow import ids, instants, named, without

