@@ -26,7 +26,7 @@ def test_nodes_that_apply_the_same_checkpoint_apart() -> None:
         )  # fmt: skip
         raft: Any = SimpleNamespace(
             name=name, stopped=False, runtime=SimpleNamespace(monotonic=lambda: 0.0),
-            call_soon=lambda *_: begun.append(True),
+            call_later=lambda *_: begun.append(True),
         )  # fmt: skip
         replica: Any = SimpleNamespace(storage=storage)
         nobody: Any = None
