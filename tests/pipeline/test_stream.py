@@ -69,7 +69,7 @@ def test_a_deleted_hour_is_forgotten_after_a_day() -> None:
 
 
 def test_wrong_options_of_a_stream_are_refused_in_words(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match="maxRowsPerTrigger has to be 0 or more"):
+    with pytest.raises(BadRequest, match="maxRowsPerTrigger must be 0 or more"):
         parse_options({"path": "/x", "maxRowsPerTrigger": "-1"})
     with pytest.raises(BadRequest, match="must include hour"):
         TailOptions(parse_options({"path": "/x", "columns": "id"}), "out")
