@@ -213,7 +213,7 @@ def test_an_older_backup_is_restored_by_its_index(
 
 
 @pytest.mark.parametrize(
-    ("step", "words"), [("free", "are free at"), ("pwrite", "No space"), ("sync_files", "No space")]
+    ("step", "words"), [("free", "has 0 free bytes"), ("pwrite", "No space"), ("sync_files", "No space")]
 )
 def test_a_disk_that_is_too_small_for_it_is_named(
     taken: Taken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, words: str
@@ -228,7 +228,7 @@ def test_a_disk_that_is_too_small_for_it_is_named(
     settings = ("cluster.id=other", "cluster.group=1")
     with monkeypatch.context() as patch:
         patch.setattr(RealFile if step == "pwrite" else RealDisk, step, full)
-        with pytest.raises(OSError, match=f"{tmp_path}/node: .*{words}.* run it again"):
+        with pytest.raises(OSError, match=f"{tmp_path}/node: .*{words}.* run the command again"):
             restore_node(str(taken.directory), data_dir=tmp_path / "node", settings=settings)
     restore_node(str(taken.directory), data_dir=tmp_path / "node", settings=settings)
 
@@ -248,7 +248,7 @@ def test_a_flipped_byte_is_named_and_never_restored(taken: Taken, tmp_path: Path
     refused = hadelay("restore", copy, "--data-dir", node, *ours)
     assert (refused.returncode, log.name in refused.stderr) == (1, True), refused.stderr
     assert not (node / "g1" / "identity").exists()
-    assert "Back up into another directory" in done.stderr
+    assert "Back up the running cluster into another directory" in done.stderr
     # The same directory takes the intact one.
     assert hadelay("restore", taken.directory, "--data-dir", node, *ours).returncode == 0
 
