@@ -255,7 +255,7 @@ def test_where_nobody_is_no_node_is_said_to_be(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("stranger", [0], indirect=True)
 def test_who_hangs_up_may_want_to_be_asked_over_tls(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["cluster", "status", "--servers", stranger]) == UNREACHABLE
-    assert "is it https://?" in capsys.readouterr().err
+    assert "try https://" in capsys.readouterr().err
 
 
 def test_a_secret_is_not_told_on(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,8 +60,8 @@ def _make(shell: Shell, directory: Path, store: Store) -> None:
         # The key has expired when all but the manifest is there: nothing counts.
         store.fault = lambda method, path: 403 if "manifest-" in path and method == "POST" else 0
         told = shell.refused(*create)
-        assert "There is no new backup" in told
-        assert "run it again" in told
+        assert "No backup was added" in told
+        assert "run the command again" in told
         half = store.objects("backups/orders")
         assert half
         assert not [name for name in half if "manifest" in name]

@@ -129,8 +129,7 @@ def list_(
     Parameters
     ----------
     state
-        States, separated by commas: scheduled, ready, leased, acked, cancelled, expired, dead; pending: the first
-        three; all.
+        scheduled, ready, leased, acked, cancelled, expired, dead, separated by commas; pending: the first three; all.
     start
         Earliest due time: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
     to

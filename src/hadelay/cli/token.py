@@ -37,8 +37,7 @@ def create(
     name
         Name of the owner, for the audit trail and for refusals. Names need not be unique.
     scope
-        publish, consume, read or admin, for all topics; or limited to topics, such as publish:orders-*. May be
-        repeated.
+        publish, consume, read or admin, for all topics; or limited to topics, such as publish:orders-*. Repeatable.
     lifetime
         Time until the token expires: 90d, 12h. Default: valid until revoked.
     """

@@ -61,8 +61,7 @@ class HttpConfig(tuning.Http, frozen=True, kw_only=True, forbid_unknown_fields=T
     #: host names are refused, as protection against web pages that misuse a browser (DNS rebinding). Addresses,
     #: localhost and the health routes are always accepted. Empty with security.tokens: all names are accepted.
     hosts: list[str] = field(default_factory=list)
-    #: PEM file of this node's certificate and its intermediate certificates. Set it to serve HTTPS. The node loads
-    #: changes by itself.
+    #: PEM file of this node's certificate and intermediates, reloaded on changes. Set it to serve HTTPS.
     tls_cert: str = ""
     #: PEM file of the certificate's key, without a password. Required with tls_cert.
     tls_key: str = ""
@@ -135,8 +134,7 @@ class LimitsConfig(tuning.Limits, frozen=True, kw_only=True, forbid_unknown_fiel
     #: Limit of remembered idempotency keys; beyond it, the oldest are forgotten early and a metric counts them. Raise
     #: it for more publishes with a key within the window; a key costs about 100 bytes of disk.
     idempotency_keys: int = 10_000_000
-    #: Timeout of a publish's commit; then the answer is 504 (outcome unknown). Lower it for clients that give up
-    #: earlier.
+    #: Timeout of a publish's commit (504, outcome unknown). Lower it for clients that give up earlier.
     commit_timeout_ms: int = 10 * SECOND
     #: Create a topic on its first publish. Set it to false to refuse misspelt names: then only PUT creates topics, and
     #: publishes to others get 404.
@@ -174,8 +172,7 @@ class WebhooksConfig(tuning.Webhooks, frozen=True, kw_only=True, forbid_unknown_
     #: Private networks ("10.0.0.0/8") that webhooks may call: add those of your receivers. Empty: only public
     #: addresses, so that users who set URLs cannot reach your network. `hadelay dev` allows loopback.
     allow: list[str] = field(default_factory=list)
-    #: Limit of concurrent calls for all topics, shared equally at the limit. Raise it for slow receivers; a call needs
-    #: a socket.
+    #: Limit of concurrent calls (sockets) for all topics, shared equally at the limit. Raise it for slow receivers.
     max_calls: int = 1_024
     #: Limit of concurrent calls per topic; the topic's `concurrency` can only lower it. Raise it for busy topics.
     topic_calls: int = 64
@@ -183,8 +180,7 @@ class WebhooksConfig(tuning.Webhooks, frozen=True, kw_only=True, forbid_unknown_
     alert_url: str = ""
     #: Secret that signs these notifications, like a webhook's secret. Set it if the receiver checks signatures.
     alert_secret: str = ""
-    #: Minimum time between two alerts of a topic; an alert counts the dead letters since the last one. Raise it for
-    #: fewer calls.
+    #: Minimum time between two alerts of a topic; an alert counts new dead letters. Raise it for fewer calls.
     alert_interval_ms: int = MINUTE
 
 

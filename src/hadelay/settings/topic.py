@@ -255,8 +255,7 @@ _HELP_WEBHOOK = "URL that messages are pushed to. All settings of a webhook are 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
-    """All settings of a topic. The API's names of durations have no `_ms`. None means no limit, unless a comment says
-    otherwise."""
+    """All settings of a topic; the API's names have no `_ms`. None: no limit, unless a comment says otherwise."""
 
     #: None: the node's `http.default_lease_ms`.
     lease_ms: int | None = _set(None, "Default lease of the topic's consumers: 30s, 5m.", _duration(1, "max_lease_ms"))
