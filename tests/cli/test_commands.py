@@ -291,4 +291,4 @@ def test_serve_with_nothing_is_a_node_on_loopback(tmp_path: Path) -> None:
     assert damaged.returncode == 1
     assert b"identity, offset 0: the file ends too early" in damaged.stderr
     assert b"Move hadelay-data away" in damaged.stderr
-    assert b"from a backup" in damaged.stderr
+    assert b"restore a backup" in damaged.stderr
