@@ -136,7 +136,7 @@ class AdminClient(Client):
         self._ask(change, replied)
 
     def _order(self, order: Order, request: Request, what: str) -> None:
-        """What is not answered may be carried out later: it is not asked for again, but anew."""
+        """Send an order. An unanswered order may be carried out later, so a repetition is a new order."""
         self.history.orders.append(order)
 
         def replied(result: Any, error: HadelayError | None) -> None:

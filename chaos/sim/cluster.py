@@ -309,7 +309,7 @@ class SimCluster(Watch):
 
     @property
     def leaders(self) -> dict[int, str]:
-        """Who led each term."""
+        """Term → name of its leader."""
         return self.safety.leaders
 
     def process(self, name: str | None) -> Process | None:
@@ -333,7 +333,7 @@ class SimCluster(Watch):
         return [m.process.node for m in self.machines.values() if m.process is not None and m.process.node is not None]
 
     def leader(self) -> Node | None:
-        """Whoever leads in the newest term."""
+        """The leader of the newest term."""
         leading = [node for node in self.nodes() if node.leading]
         return max(leading, key=lambda node: node.leading) if leading else None
 

@@ -46,7 +46,7 @@ class LogSafety:
     def __init__(self, net: SimNet, report: Report, *, quiet_s: float) -> None:
         self.world, self.report, self.quiet_s = net.world, report, quiet_s
         net.observer = self
-        #: Who led each term.
+        #: Term → name of its leader.
         self.leaders: dict[int, str] = {}
         #: How often each promise was decided on.
         self.decided: Counter[str] = Counter()

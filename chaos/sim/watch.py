@@ -1,4 +1,4 @@
-"""What is watched in a simulated cluster as it runs: every applied entry, every vote, every sync that failed."""
+"""Observers of a simulated cluster as it runs: of every applied entry, every vote, every failed sync."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SAMPLE = 16
 
 
 class Watch:
-    """What was applied, granted and promised so far, and the promises that it broke. A cluster is one."""
+    """What the nodes applied, granted and promised so far, and each broken promise. Base of SimCluster."""
 
     def __init__(self, world: SimWorld, profile: NetworkProfile | None) -> None:
         self.world, self.history, self.net = world, History(), SimNet(world, profile)
@@ -218,7 +218,7 @@ class Watch:
             self.violate(Violation("I17 fail-stop, failed sync", text, who=machine.name))
 
     def _watch_votes(self, name: str, journal: Journal) -> None:
-        """What is durable: a term or vote that never reached the disk has not left the node either."""
+        """Check that the durable term of a node never goes back. A term that is not durable has not left the node."""
         if not journal.all_synced:
             return
         self.history.count("checked I13 log safety, term", journal.term > 0)

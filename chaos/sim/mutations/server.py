@@ -46,7 +46,7 @@ from hadelay.storage.tables import Tables
 
 
 def _published_as(change: Callable[[Any], Any]) -> Callable[[], Bug]:
-    """What is stored is not what was published. change: of each Draft."""
+    """Store another draft than the published one. change: makes it of each Draft."""
     encode = vars(groupcommit)["encode_publish"]
 
     def other(node: str, drafts: Any, key: bytes | None = None) -> bytes:

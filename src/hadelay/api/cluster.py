@@ -101,7 +101,7 @@ class QuorumQuery(Request):
 
 
 class Quorum(Document, frozen=True):
-    """Who would be left, as the asked node sees it."""
+    """Voters left after a stop of the node `without`, as the asked node sees them, and the number needed."""
 
     without: str
     left: list[str]

@@ -93,7 +93,7 @@ class Leader(Struct):
 
 
 class Actor(Struct, frozen=True):
-    """Who asks: by which token, both empty where none are asked for. The audit trail shows it."""
+    """The token of a request, as the audit trail shows it. Both fields are empty in a cluster without tokens."""
 
     token_id: str = ""
     token: str = ""

@@ -22,7 +22,7 @@ log = structlog.get_logger("hadelay")
 
 
 class Webhooks:
-    """Does nothing before it has somebody to make the calls: a node in the simulator has nobody."""
+    """Webhooks of one node: calls about messages, and alerts about dead letters. Idle until the pool has a caller."""
 
     def __init__(
         self,
