@@ -1,4 +1,4 @@
-"""Which lines of four packages the simulator's seeds run: `python tools/coverage.py [FIRST [COUNT]]`.
+"""Which lines of four packages the simulator's seeds run: `python -m tools.coverage [FIRST [COUNT]]`.
 
 Counted are the statements in functions, so nothing that an import runs. Modules are loaded with a note before each of
 those statements: a seed takes a tenth longer than without. Prints what was never run, by file, and the share of what

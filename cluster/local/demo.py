@@ -26,6 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# The repository's own packages, from whatever directory this is started.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from chaos.freeports import free_ports
 
 TOPIC = "demo"
