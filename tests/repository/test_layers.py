@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "raft": {"platform", "storage"},
     "api": {"settings"},
     "client": {"api"},
-    "http": {"api", "codec", "platform", "settings"},
+    "http": {"api", "codec", "platform", "server", "settings"},
     "server": {"api", "codec", "handout", "ledger", "platform", "raft", "settings", "storage"},
     "pipeline": {"client", "codec", "storage"},
     "process": {"http", "platform", "server", "settings", "storage"},
@@ -107,6 +107,11 @@ def test_pure_parts_do_no_io() -> None:
     pure = [SOURCE / "deadlines.py", SOURCE / "settings/topic.py", SOURCE / "server/clustertime.py"]
     wrong = {f"{p.name}: {m}" for p in pure for m in imported(p) if part_of(m) in IO}
     assert wrong == set()
+
+
+def test_http_knows_only_the_services_of_a_node() -> None:
+    named = {other for module, others in graph().items() if part_of(module) == "http" for other in others}
+    assert {other for other in named if part_of(other) == "server" and not other.startswith("server.service")} == set()
 
 
 def test_one_importer_of_the_consensus_library() -> None:

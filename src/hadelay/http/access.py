@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from hadelay.api.service import AccessDoor, Actor
+from hadelay.api.service import Actor
 from hadelay.errors import Forbidden, HadelayError, NoLeader, Unauthorized
 from hadelay.http.routes import Route
 from hadelay.loglimit import LogLimit
 from hadelay.rights import Rights, Token
+from hadelay.server.service.tokens import Access as TokenService
 from hadelay.settings.node import HttpConfig, SecurityConfig
 
 log = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ class Authenticator:
     """Looks tokens up. `monotonic`: seconds. `forget` is called when a request that was allowed may be so no more."""
 
     def __init__(
-        self, service: AccessDoor, config: SecurityConfig, monotonic: Callable[[], float], forget: Callable[[], None]
+        self, service: TokenService, config: SecurityConfig, monotonic: Callable[[], float], forget: Callable[[], None]
     ) -> None:
         self.service, self.config, self.monotonic, self.forget = service, config, monotonic, forget
         self._tokens: Mapping[str, Token] | None = None

@@ -8,7 +8,6 @@ from typing import Any
 
 from aiohttp import web
 
-from hadelay.api.service import Service
 from hadelay.errors import BadRequest, HadelayError
 from hadelay.http import cluster, consume, dead, files, health, messages, publish, tokens, topics
 from hadelay.http.access import Authenticator, check_site
@@ -21,6 +20,7 @@ from hadelay.http.listener import Listener
 from hadelay.http.privates import Server
 from hadelay.http.requestheads import RequestHeads
 from hadelay.http.routes import Routes, origin_form
+from hadelay.server.service.node import NodeService
 from hadelay.settings.node import HttpConfig, SecurityConfig
 from hadelay.settings.rules import split_address
 
@@ -33,7 +33,7 @@ class HttpServer(Context):
     """Serves `service`. sockets: see Listener. Raises ConfigError if the certificate can't be used."""
 
     def __init__(
-        self, service: Service, config: HttpConfig, max_delay_ms: int, security: SecurityConfig | None = None,
+        self, service: NodeService, config: HttpConfig, max_delay_ms: int, security: SecurityConfig | None = None,
         *, sockets: int | None = None,
     ) -> None:  # fmt: skip
         tokens = security is not None and security.tokens

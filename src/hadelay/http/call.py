@@ -12,7 +12,7 @@ from typing import Any
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from hadelay.api.service import Actor, Service
+from hadelay.api.service import Actor
 from hadelay.api.text import check_topic
 from hadelay.errors import HadelayError, TooLarge
 from hadelay.http import problems
@@ -26,6 +26,7 @@ from hadelay.http.routes import OPEN, Route, Routes, origin_form
 from hadelay.http.turns import Turns
 from hadelay.loglimit import LogLimit
 from hadelay.platform.tls import Certificates
+from hadelay.server.service.node import NodeService
 from hadelay.settings.node import HttpConfig
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Context:
     """
 
     def __init__(
-        self, service: Service, config: HttpConfig, max_delay_ms: int, routes: Routes, *, tokens: bool
+        self, service: NodeService, config: HttpConfig, max_delay_ms: int, routes: Routes, *, tokens: bool
     ) -> None:
         self.service, self.config, self.max_delay_ms, self.routes = service, config, max_delay_ms, routes
         self.tls = Certificates("http", config.tls_cert, config.tls_key, config.tls_ca) if config.tls_cert else None
@@ -134,7 +135,7 @@ class Call:
     reservation: Reservation | None = None
 
     @property
-    def service(self) -> Service:
+    def service(self) -> NodeService:
         return self.context.service
 
     @property

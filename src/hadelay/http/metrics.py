@@ -15,9 +15,9 @@ from itertools import accumulate, islice
 from pathlib import Path
 
 from hadelay.api.metrics import Family, Histogram, Measured, Values
-from hadelay.api.service import Service
 from hadelay.http.turns import Turns
 from hadelay.platform.tls import Certificates
+from hadelay.server.service.node import NodeService
 from hadelay.version import VERSION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -67,7 +67,7 @@ FAMILIES = (
 class Metrics:
     """What the HTTP layer counts, and the text."""
 
-    def __init__(self, service: Service, denied: Counter[str], turns: Turns) -> None:
+    def __init__(self, service: NodeService, denied: Counter[str], turns: Turns) -> None:
         """denied: requests refused for who asked, by reason."""
         self.service, self.denied, self.turns = service, denied, turns
         #: (route, status) → answers

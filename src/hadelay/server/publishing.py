@@ -39,7 +39,10 @@ class Publishing:
         self._is_known, self._max_queue_bytes = is_known, max_queue_bytes
 
     def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
-        """Overloaded, DiskFull and LimitReached at once mean that nothing was stored."""
+        """Commit the drafts in one entry. `request_key` covers all of them: with other drafts under it, Impossible.
+
+        Raises nothing: errors come through `done`, which may be called before this returns. Overloaded, DiskFull and
+        LimitReached mean that nothing was stored."""
         if self._leadership.drained:
             node = self._group_commit.node
             done(None, Overloaded(f"{node} is drained: ask another node", retry_after_ms=0))

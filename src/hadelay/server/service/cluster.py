@@ -28,6 +28,7 @@ _MAX_LAG = 10_000
 
 class Clusters(Door):
     async def find_leader(self) -> Leader:
+        """The known leader; without one, waits up to http.no_leader_wait_ms, then raises NoLeader."""
         if (gone := drained(self._node)) is not None:
             raise gone  # the poll goes to another node, and so do those that follow it
         return await self._find_leader()
@@ -73,6 +74,7 @@ class Clusters(Door):
         )  # fmt: skip
 
     async def transfer(self, to: str | None, by: Actor) -> str:
+        """Hand leadership to `to`, or to the most advanced follower; returns the name of the new leader."""
         node = self._node
         if to is not None and to not in node.peers.peers:
             raise BadRequest(f"there is no node {to!r}; there are {', '.join(sorted(node.peers.peers))}")
@@ -84,6 +86,7 @@ class Clusters(Door):
             return (await self._find_leader()).name
 
     async def drain(self, node: str, undo: bool, by: Actor) -> None:
+        """`node` hands over and takes no publishes and polls, until it restarts or `undo` ends this."""
         mine = self._node
         names = [member.name for member in mine.raft.membership.members]
         if node not in names:
@@ -95,10 +98,12 @@ class Clusters(Door):
             await answered(lambda done: mine.link.call(node, "drain", not undo, _CHANGE_S, done))
 
     async def add_member(self, name: str, raft: str, by: Actor) -> None:
+        """Add a learner, which becomes a voter by itself. Raises Conflict with the reason."""
         await self._administer(by, "members.add", f"{name} {raft}", commands.encode_noop())
         await self._change("add", name, raft)
 
     async def remove_member(self, name: str, by: Actor) -> None:
+        """A leader hands over first. Raises NotFound, or Conflict with the reason."""
         await self._administer(by, "members.remove", name, commands.encode_noop())
         await self._change("remove", name, "")
 
@@ -122,12 +127,14 @@ class Clusters(Door):
             await asyncio.sleep(0.1)
 
     def livez(self) -> list[CheckOut]:
+        """Should this process live on? Never depends on a quorum, or a partition would restart every node."""
         return [CheckOut("loop", True)]
 
     def readyz(self) -> list[CheckOut]:
         return ready_checks(self._node)
 
     def quorum(self, without: str) -> Quorum:
+        """As this node sees the cluster now. Raises NotFound: no such member."""
         membership = self._node.raft.membership
         names = [member.name for member in membership.members]
         if without not in names:

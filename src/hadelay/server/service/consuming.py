@@ -32,6 +32,10 @@ _DONE = {"ack": "acked", "nack": "nacked", "extend": "extended"}
 
 class Consuming(Door):
     async def receive(self, ask: ReceiveRequest) -> Handed:
+        """Wait up to ask.wait_ms for messages; no message in time is an empty answer. Raises NoLeader on a follower.
+
+        Cancelling withdraws the request; a grant that was proposed for it stands until its lease ends.
+        """
         node = self._node
         if ask.consumer == CONSUMER:
             raise BadRequest(f"consumer: {ask.consumer} is the cluster's own name for who pushes: take another")
@@ -104,6 +108,11 @@ class Consuming(Door):
     async def settle(
         self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True
     ) -> list[str]:
+        """Outcome per lease, after commit: acked | nacked | extended, already_acked, lease_lost (malformed too).
+
+        value_ms: the delay of a nack (None: the topic's), the new lease of an extend (required), None for ack. reason:
+        of a nack, at most 128 bytes. count: whether a nack counts as an attempt; below feature level 3 each nack does.
+        """
         node = self._node
         if not count:
             value_ms = value_ms or 0
@@ -138,6 +147,7 @@ class Consuming(Door):
         return commands.encode_extend(self._node.name, rows, value_ms)
 
     async def topics_of_leases(self, leases: list[str]) -> set[str]:
+        """Names of the topics; invalid leases are ignored."""
         rows, fine = decode_leases(self._node.config.cluster.group, leases)
         # What was granted just now may not be applied here yet.
         await self._confirm()

@@ -24,27 +24,33 @@ class Files(Door):
         self._copies = Copies(node.replica, node.raft, node.checkpoints)
 
     async def hours(self) -> tuple[int, Iterator[Hour]]:
+        """(applied index, hours at this index: ascending, dead ones last). The iterator can be read once."""
         # What waits for far hours is written first, in slices: the checksums would do it in one go otherwise.
         await answered(self._node.storage.write_out)
         return self._node.raft.applied_index, hours_of(self._node.storage.hours, self._node.ledger.now_hour)
 
     async def hour_file_length(self, hour: int, file: HourFile) -> int:
+        """Committed bytes. Raises NotFound."""
         store = self._node.storage.hours
         if not store.count(hour):
             raise NotFound("that hour has no messages, or is past its retention")
         return store.lengths(hour)[HOUR_FILES.index(file)]
 
     async def read_hour_file(self, hour: int, file: HourFile, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes, within hour_file_length."""
         return self._node.storage.hours.read_file(hour, file, offset, length)
 
     async def open_snapshot(self) -> Snapshot:
+        """Snapshot of everything committed before the call. Raises Overloaded."""
         await self._confirm()
         return await self._copies.open()
 
     async def snapshot_file_length(self, snapshot: str, file: str) -> int:
+        """Bytes. Raises NotFound, also of a snapshot that was released."""
         return self._copies.length(snapshot, file)
 
     async def read_snapshot(self, snapshot: str, file: str, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes, within snapshot_file_length."""
         return await self._copies.read(snapshot, file, offset, length)
 
     async def release_snapshot(self, snapshot: str) -> None:

@@ -46,6 +46,7 @@ _SETTLED = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 class Messages(Door):
     async def describe(self, target: Target, *, body: bool, stale: bool) -> Message[str]:
+        """Raises NotFound for an id never issued, or past its retention. stale: this node's state, unconfirmed."""
         await self._confirm(stale)
         node = self._node
         message_id = target if isinstance(target, int) else find_key(node.ledger, target[0], hash_client_key(target[1]))
@@ -58,6 +59,7 @@ class Messages(Door):
         return message_of(view, [event_of(event) for event in view.history])
 
     async def cancel(self, target: Target) -> str:
+        """cancelled (also if it was before) | leased | acked | expired | dead. Raises NotFound."""
         result = await self._propose(commands.encode_cancel(self._node.name, *_named(target)))
         assert isinstance(result, CancelResult)
         outcome = CancelOutcome(result.outcomes[0])
@@ -66,6 +68,8 @@ class Messages(Door):
         return outcome.name.lower()
 
     async def reschedule(self, target: Target, when_ms: int, relative: bool) -> tuple[int, int]:
+        """(id, deliver_at_ms). Raises NotFound, Impossible, and Conflict whose outcome is leased, acked, cancelled,
+        expired or dead."""
         result = await self._propose(commands.encode_reschedule(self._node.name, when_ms, relative, *_named(target)))
         assert isinstance(result, RescheduleResult)
         outcome = Outcome(result.outcomes[0])
@@ -79,7 +83,8 @@ class Messages(Door):
         return int(result.ids[0]), int(result.deliver_at_ms[0])
 
     async def list_messages(self, name: str, ask: ListRequest, *, stale: bool) -> tuple[list[Message[str]], Key | None]:
-        """May be short, even empty, while there is more: whoever asks goes on behind `after` until it is None."""
+        """(messages in due order without their histories, key after which the next page begins; None: no next page).
+        A page may be short, even empty, while there are more. Raises NotFound."""
         await self._confirm(stale)
         node, topic = self._node, self._topic(name)
         mask = mask_of(ask.tags)
@@ -126,6 +131,8 @@ class Messages(Door):
     async def dead_letters(
         self, topic: str, after: bytes, limit: int, *, body: bool, stale: bool
     ) -> tuple[list[DeadLetter[str]], bytes | None]:
+        """(letters in the order of their deaths, behind `after`; where the next page begins, None: no next page).
+        after: b"" for the first page. Raises NotFound."""
         await self._confirm(stale)
         node, letters = self._node, list[DeadLetter[str]]()
         found, room = dead.listing(node.ledger, self._topic(topic), after, limit), _DEAD_PAGE_BYTES
@@ -163,6 +170,8 @@ class Messages(Door):
         )  # fmt: skip
 
     async def redrive(self, topic: str, ids: list[int], by: Actor) -> list[str]:
+        """Outcome per id: redriven, key_taken, not_found, or the state of a message that is not dead: scheduled, ready,
+        leased, acked, cancelled, expired."""
         outcomes: dict[int, str] = {}
         left = ids
         while left:
@@ -176,12 +185,16 @@ class Messages(Door):
         return [outcomes[i] for i in ids]
 
     async def redrive_all(self, topic: str, rate: float | None, by: Actor) -> int:
+        """Begin to redrive all present dead letters, `rate` per second; returns their number."""
         command = commands.encode_redrive(self._node.name, topic, [], all=True, rate=rate)
         result = await self._administer(by, "topic.redrive", f"{topic}: all", command)
         assert isinstance(result, JobResult)
         return result.count
 
     async def purge(self, topic: str, states: list[str], by: Actor) -> None:
+        """states: scheduled, ready, dead. Removes messages that were published, or died, before the call.
+
+        Raises NotFound, LimitReached."""
         bits = {"scheduled": topicchanges.SCHEDULED, "ready": topicchanges.READY, "dead": topicchanges.DEAD}
         command = commands.encode_purge(topic, sum(bits[state] for state in set(states)))
         await self._administer(by, "topic.purge", f"{topic}: {' '.join(states)}", command)

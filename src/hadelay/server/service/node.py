@@ -1,4 +1,9 @@
-"""One node as its HTTP layer sees it (`api.service.Service`): futures over the callbacks of `Node`, and the reads."""
+"""One node as its HTTP layer sees it: futures over the callbacks of `Node`, and the reads.
+
+Arguments are plain values: ids are u64 ints, times Unix ms, durations ms, names str. Answers are documents of the API
+with times as text. Refusals are raised as `hadelay.errors`. Every method may be called on any node: linearizability,
+forwarding to the leader, group commit and the wait for a majority happen behind it.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +19,26 @@ from hadelay.server.service.topics import Topics
 
 
 class NodeService:
-    """Implements api.service.Service."""
+    """One per node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._metrics = NodeMetrics(node)
-        self.node, self.publish = node.name, node.publish
+        #: The node's name.
+        self.node = node.name
+        # A callback and no future: a publish per request is the hottest path, and a future costs more than the call.
+        self.publish = node.publish
         self.consume, self.messages, self.topics = Consuming(node), Messages(node), Topics(node)
         self.cluster, self.files, self.access = Clusters(node), Files(node), Access(node)
 
     @property
     def leader_name(self) -> str | None:
+        """Leader in this node's view, for the header `Hadelay-Leader`."""
         return self._node.raft.leader
 
     @property
     def applied_index(self) -> int:
+        """For the header `Hadelay-Applied` of stale reads."""
         return self._node.raft.applied_index
 
     async def metrics(self) -> Measured:

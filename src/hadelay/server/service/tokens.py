@@ -15,13 +15,16 @@ from hadelay.server.service.part import Door
 class Access(Door):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
+        #: Whether this node has been up to date once since it started.
         self.knows_tokens = False
 
     @property
     def tokens(self) -> Mapping[str, Token]:
+        """Tokens by id, as this node knows them; each change makes a new mapping."""
         return self._node.ledger.tokens
 
     def now_ms(self) -> int:
+        """Cluster time."""
         return self._now_ms() if self._node.clock.ready else self._node.ledger.now_ms
 
     async def list_tokens(self) -> list[Token]:
@@ -31,6 +34,7 @@ class Access(Door):
     async def create_token(
         self, name: str, digest: bytes, scopes: list[str], lifetime_ms: int | None, by: Actor
     ) -> Token:
+        """This node knows the token when the call returns. Raises BadRequest, LimitReached."""
         command = commands.encode_token_create(name, digest, scopes, lifetime_ms)
         await self._administer(by, "token.create", f"{digest.hex()[:12]} {name}: {' '.join(scopes)}", command)
         await self._confirm()
@@ -40,11 +44,13 @@ class Access(Door):
         return token
 
     async def revoke_token(self, token_id: str, by: Actor) -> None:
+        """This node refuses the token when the call returns, the others once they have applied it. Raises NotFound."""
         found = self.tokens.get(token_id)
         target = token_id if found is None else f"{token_id} {found.name}"
         await self._administer(by, "token.revoke", target, commands.encode_token_revoke(token_id))
         await self._confirm()
 
     async def audit(self, after: int, limit: int) -> list[AuditEntry]:
+        """Entries with a number above `after`, oldest first."""
         await self._confirm()
         return [entry for entry in self._node.ledger.audit.entries if entry.number > after][:limit]

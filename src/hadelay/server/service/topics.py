@@ -63,6 +63,7 @@ class Topics(Door):
         return found
 
     async def put_topic(self, name: str, config: dict[str, Any], by: Actor) -> TopicDocument[str]:
+        """None as a value resets a setting. Raises BadRequest, Impossible, Conflict."""
         await check_settings(self._node.guard, config)
         sync = self._node.config.dispatch.sync
         if config.get("dispatch_sync") not in (None, sync):
@@ -77,6 +78,7 @@ class Topics(Door):
             return await self.get_topic(name, stale=False)
 
     async def delete_topic(self, name: str, *, force: bool, by: Actor) -> None:
+        """force: cancel pending messages, which otherwise raise Conflict."""
         try:
             await self._administer(by, "topic.delete", name, commands.encode_topic_delete(name, force))
         except NotFound:
@@ -88,6 +90,7 @@ class Topics(Door):
     async def due(
         self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool
     ) -> tuple[list[int], list[int]]:
+        """(start in ms, number of messages) of the non-empty buckets of [from_ms, to_ms), as two ascending columns."""
         await self._confirm(stale)
         if topic is not None:
             self._topic(topic)
