@@ -20,6 +20,7 @@ from chaos.sim.raftmachine import Machine
 from chaos.sim.run import Report
 from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.errors import DamagedFile, HadelayError
+from hadelay.members import Member
 from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
@@ -104,16 +105,13 @@ class RaftSim:
             self.founded.add(name)
             self.safety.reopened(name, journal)
             node = RaftNode(
-                name,
-                [n for n in self.names if n != name],
-                0,
-                "c",
                 journal,
                 self.net.network(name, runtime),
                 runtime,
                 machine,
                 self.config,
-                lambda error: self.fatal(name, error),
+                members=tuple(Member(other, "") for other in sorted(self.names)),
+                on_fatal=lambda error: self.fatal(name, error),
             )
             node.set_applied(machine.index, machine.term)
             machine.raft = node

@@ -15,6 +15,7 @@ from chaos.sim.network import SimNet
 from chaos.sim.raftmachine import PlainMachine
 from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.errors import HadelayError
+from hadelay.members import Member, Members
 from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
@@ -25,6 +26,10 @@ from hadelay.storage.manifest import Manifest, SnapshotFile
 WHO = {"cluster_id": "test", "group": 0}
 CONFIG = RaftTuning(max_entry_bytes=8000, journal_keep_bytes=0)
 JOURNAL = JournalConfig(segment_bytes=1 << 15, tail_bytes=1 << 13)
+
+
+def founders(*names: str) -> Members:
+    return tuple(Member(name, "") for name in names)
 
 
 class Machine(PlainMachine):
@@ -165,8 +170,9 @@ class Lone:
             self.disk, "/raft", self.runtime, node="n1", incarnation=FOUNDING, config=JOURNAL, **WHO
         )
         self.node = RaftNode(
-            "n1", self.peers, 0, "test", journal, self.wire, self.runtime, self.machine, config, self.fatal.append
-        )
+            journal, self.wire, self.runtime, self.machine, config,
+            members=founders("n1", *self.peers), on_fatal=self.fatal.append,
+        )  # fmt: skip
         self.node.start()
         for peer in self.peers:
             self.node.link_up(peer)
@@ -248,17 +254,9 @@ class Cluster:
             if incarnation != FOUNDING:
                 self.safety.wiped(name)
         node = self.nodes[name] = RaftNode(
-            name,
-            [peer for peer in self.names if peer != name],
-            0,
-            "test",
-            journal,
-            self.net.network(name, runtime),
-            runtime,
-            machine,
-            self.config,
-            lambda error: self.fatal.update({name: error}),
-        )
+            journal, self.net.network(name, runtime), runtime, machine, self.config,
+            members=founders(*self.names), on_fatal=lambda error: self.fatal.update({name: error}),
+        )  # fmt: skip
         self.safety.reopened(name, journal)
         node.set_applied(machine.index, machine.term)
         node.start()

@@ -22,6 +22,16 @@ from hadelay.raft.transfer import Transfers
 CONFIG = RaftTuning()
 
 
+def shared(core: Core, end: Any | None = None, **other: Any) -> Any:
+    """What the parts have in common, with this library and end of the log."""
+    runtime = SimpleNamespace(random=Random(1))
+    no = dict.fromkeys(("network", "machine", "propose", "event"))
+    return SimpleNamespace(
+        **no | {"core": core, "journal": end or log_end(), "runtime": runtime, "config": CONFIG} | other,
+        stats=RaftStats(),
+    )
+
+
 class Core(SimpleNamespace):
     """The library, as parts see it: this node is a follower of n2 in term 5."""
 
@@ -48,9 +58,7 @@ def members(*up: str) -> Any:
 
 def elections(core: Core, end: Any | None = None, *up: str, installing: bool = False) -> Elections:
     applier: Any = SimpleNamespace(applied=9, installing=installing)
-    return Elections(
-        core, end or log_end(), members(*up), applier, config=CONFIG, random=Random(1), stats=RaftStats()
-    )  # fmt: skip
+    return Elections(shared(core, end), members(*up), applier)
 
 
 def sent(ready: Ready) -> list[tuple[str, int, list[Any]]]:
@@ -66,7 +74,7 @@ def sent(ready: Ready) -> list[tuple[str, int, list[Any]]]:
 
 
 def reads(core: Core, *up: str, confirm: Any = None) -> Reads:
-    return Reads(core, members(*up), confirm, lambda index, done: done(None), 5.0)
+    return Reads(shared(core), members(*up), confirm, lambda index, done: done(None))
 
 
 def test_reads_that_wait_are_one_question_to_the_leader() -> None:
@@ -153,7 +161,7 @@ def test_a_voter_counts_once() -> None:
 
 def transfers(core: Core, voters: Any) -> Transfers:
     replication: Any = SimpleNamespace(round=3)
-    return Transfers(core, log_end(), voters, replication, CONFIG, lambda command, done: None)
+    return Transfers(shared(core, propose=lambda command, done: None), voters, replication)
 
 
 def test_the_furthest_follower_is_told_to_take_over_once_it_has_the_whole_log() -> None:
@@ -181,7 +189,7 @@ def test_a_transfer_without_a_follower_that_can_lead_is_refused() -> None:
 def follower(core: Core, journal: Any, installing: bool = False) -> Follower:
     part: Any = SimpleNamespace(heard_leader=lambda now: None, new_leader=lambda ready: None, rtt_ms=0)
     applier: Any = SimpleNamespace(installing=installing, applied=7)
-    return Follower(core, journal, members("n2"), part, part, applier=applier, machine=part)
+    return Follower(shared(core, journal, machine=part), members("n2"), part, part, applier)
 
 
 def append(term: int = 5, prev: tuple[int, int] = (0, 0), commit: int = 0) -> messages.Append:

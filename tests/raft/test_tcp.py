@@ -23,7 +23,7 @@ from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import RaftTuning
-from tests.raft.rig import WHO, Machine
+from tests.raft.rig import WHO, Machine, founders
 
 
 class Inbox:
@@ -223,12 +223,11 @@ class Three:
         else:
             journal = Journal.create(disk, path, self.runtime, incarnation=1, **options)
         machine = self.machines[name] = Machine()
-        peers = [peer for peer in self.addresses if peer != name]
         network = make(name, self.addresses, self.runtime)
-        node = RaftNode(
-            name, peers, 0, "test", journal, network, self.runtime, machine, RaftTuning(), self.fatal.append
-        )
-        self.nodes[name] = node
+        node = self.nodes[name] = RaftNode(
+            journal, network, self.runtime, machine, RaftTuning(),
+            members=founders(*self.addresses), on_fatal=self.fatal.append,
+        )  # fmt: skip
         node.start()
         return node
 

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 
 from hadelay.errors import FatalError, HadelayError
 from hadelay.members import JOINED
-from hadelay.platform.runtime import Runtime
 from hadelay.raft import messages
-from hadelay.raft.journal import FIRST, Journal
-from hadelay.raft.library import Core
+from hadelay.raft.journal import FIRST
 from hadelay.raft.membership import Membership
+from hadelay.raft.part import Part, Shared
 from hadelay.raft.peer import Peer
-from hadelay.raft.ports import FOUNDING, Machine, Propose
+from hadelay.raft.ports import FOUNDING
 from hadelay.raft.ready import Notice, Ready
 from hadelay.version import FEATURE_LEVEL
 
@@ -41,14 +40,12 @@ class HighWater(NamedTuple):
     index: int  # type: ignore[assignment]  # tuple has a method of that name
 
 
-class Admission:
-    def __init__(
-        self, core: Core, journal: Journal, members: Membership, machine: Machine, runtime: Runtime, propose: Propose
-    ) -> None:
-        self._core, self._journal, self._members = core, journal, members
-        self._machine, self._runtime, self._propose = machine, runtime, propose
-        self.boot = runtime.random.getrandbits(62)
-        self._start = (journal.term, journal.last_index)
+class Admission(Part):
+    def __init__(self, shared: Shared, members: Membership) -> None:
+        super().__init__(shared)
+        self._members = members
+        self.boot = shared.runtime.random.getrandbits(62)
+        self._start = (shared.journal.term, shared.journal.last_index)
         self._seen: dict[str, HighWater] = {}
         self._told: dict[str, HighWater] = {}
         self._beats = 0

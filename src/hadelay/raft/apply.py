@@ -12,11 +12,10 @@ from functools import partial
 from typing import NamedTuple
 
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
-from hadelay.platform.runtime import Runtime
-from hadelay.raft.journal import Journal
-from hadelay.raft.library import NO_OP, Core
+from hadelay.raft.library import NO_OP
 from hadelay.raft.membership import Membership
-from hadelay.raft.ports import Done, Finished, Machine, RaftTuning
+from hadelay.raft.part import Part, Shared
+from hadelay.raft.ports import Done, Finished
 from hadelay.raft.ready import Ready
 from hadelay.raft.segment import Entry
 
@@ -29,13 +28,11 @@ class _Waiter(NamedTuple):
     deadline: float
 
 
-class Applier:
-    def __init__(
-        self, core: Core, journal: Journal, machine: Machine, members: Membership, runtime: Runtime, config: RaftTuning
-    ) -> None:
-        self._core, self._journal, self._machine, self._members = core, journal, machine, members
-        self._runtime, self._config = runtime, config
-        self.applied, self.applied_term = journal.base_index, journal.base_term
+class Applier(Part):
+    def __init__(self, shared: Shared, members: Membership) -> None:
+        super().__init__(shared)
+        self._members = members
+        self.applied, self.applied_term = shared.journal.base_index, shared.journal.base_term
         #: Files are pulled that take the place of the state: nothing is applied meanwhile.
         self.installing = False
         self._ready: deque[Entry] = deque()

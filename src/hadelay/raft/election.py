@@ -9,14 +9,13 @@ slept is looked at twice, so that the leader's signs of life, which are waiting 
 from __future__ import annotations
 
 import logging
-from random import Random
 
 from hadelay.raft import messages
 from hadelay.raft.apply import Applier
-from hadelay.raft.library import DISK, Core
+from hadelay.raft.library import DISK
 from hadelay.raft.membership import Membership
+from hadelay.raft.part import Part, Shared
 from hadelay.raft.peer import Peer
-from hadelay.raft.ports import LogEnd, RaftStats, RaftTuning
 from hadelay.raft.ready import Ready
 
 log = logging.getLogger(__name__)
@@ -30,20 +29,10 @@ _BACKLOG = 500
 _DRAIN_S = 1.0
 
 
-class Elections:
-    def __init__(
-        self,
-        core: Core,
-        log_end: LogEnd,
-        members: Membership,
-        applier: Applier,
-        *,
-        config: RaftTuning,
-        random: Random,
-        stats: RaftStats,
-    ) -> None:
-        self._core, self._log, self._members, self._applier = core, log_end, members, applier
-        self._config, self._random, self._stats = config, random, stats
+class Elections(Part):
+    def __init__(self, shared: Shared, members: Membership, applier: Applier) -> None:
+        super().__init__(shared)
+        self._members, self._applier, self._random = members, applier, shared.runtime.random
         #: Others shall lead if they can: this node lets them go first.
         self.draining = False
         #: Round trip of the leader's fastest majority, in ms.
@@ -113,7 +102,7 @@ class Elections:
         """A new incarnation neither votes nor campaigns, nor does a node whose state is being replaced.
 
         Whether its own log says that it is a voter does not matter: the candidate's log, which is no older, may."""
-        return self._log.admitted and not self._applier.installing
+        return self._journal.admitted and not self._applier.installing
 
     @property
     def eligible(self) -> bool:
@@ -136,13 +125,13 @@ class Elections:
         if not self.eligible or self._lets_others_go_first(now):
             return
         self._asking = (core.term + 1, set())
-        frame = messages.encode(messages.PRE_VOTE, core.term + 1, self._log.last_index, self._log.last_term)
+        frame = messages.encode(messages.PRE_VOTE, core.term + 1, self._journal.last_index, self._journal.last_term)
         for name in members.others:
             if members.connected(name):
                 ready.send(name, frame)
 
     def _lets_others_go_first(self, now: float) -> bool:
-        if self._log.last_index - self._applier.applied <= _BACKLOG and not self.draining:
+        if self._journal.last_index - self._applier.applied <= _BACKLOG and not self.draining:
             return False
         if self._waiting_since is None:
             self._waiting_since = now
@@ -152,7 +141,7 @@ class Elections:
         yes = (
             self.may_vote
             and term > self._core.term
-            and (last_term, index) >= (self._log.last_term, self._log.last_index)
+            and (last_term, index) >= (self._journal.last_term, self._journal.last_index)
             and self._leaderless(now)
         )
         ready.send(peer.name, messages.encode(messages.PRE_VOTE_REPLY, term, yes, self._core.term))
@@ -192,14 +181,14 @@ class Elections:
             ready.send(name, frame)
 
     def on_vote(self, peer: Peer, vote: messages.Vote, now: float, ready: Ready) -> None:
-        core, log_end = self._core, self._log
+        core, journal = self._core, self._journal
         late = vote.term > core.term and not vote.called and not self._leaderless(now)
         if not self.may_vote or not peer.admitted or late:
             return
-        before = core.term, log_end.voted_for
+        before = core.term, journal.voted_for
         core.vote_requested(peer.name, vote.term, vote.last_index, vote.last_term)
-        if (core.term, log_end.voted_for) != before:
-            if log_end.voted_for == peer.name:
+        if (core.term, journal.voted_for) != before:
+            if journal.voted_for == peer.name:
                 self._postpone(now)
             self._asking = None
             ready.sync = True

@@ -13,12 +13,10 @@ from hadelay.errors import FatalError
 from hadelay.raft import messages
 from hadelay.raft.apply import Applier
 from hadelay.raft.election import Elections
-from hadelay.raft.journal import Journal
-from hadelay.raft.library import Core
 from hadelay.raft.membership import Membership
 from hadelay.raft.messages import Append, BadFrame, encode_append_reply
+from hadelay.raft.part import Part, Shared
 from hadelay.raft.peer import Peer
-from hadelay.raft.ports import Machine
 from hadelay.raft.ready import Notice, Ready
 from hadelay.raft.records import decode_entries
 from hadelay.raft.segment import Entry
@@ -27,20 +25,12 @@ from hadelay.raft.snapshot import Snapshots
 log = logging.getLogger(__name__)
 
 
-class Follower:
+class Follower(Part):
     def __init__(
-        self,
-        core: Core,
-        journal: Journal,
-        members: Membership,
-        elections: Elections,
-        snapshots: Snapshots,
-        *,
-        applier: Applier,
-        machine: Machine,
+        self, shared: Shared, members: Membership, elections: Elections, snapshots: Snapshots, applier: Applier
     ) -> None:
-        self._core, self._journal, self._members, self._machine = core, journal, members, machine
-        self._elections, self._applier, self._snapshots = elections, applier, snapshots
+        super().__init__(shared)
+        self._members, self._elections, self._snapshots, self._applier = members, elections, snapshots, applier
         #: Whom and in which term `verified` is about.
         self._leader: tuple[str, int] = ("", 0)
         #: The last entry known to be the same as that leader's.

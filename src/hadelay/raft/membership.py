@@ -20,10 +20,9 @@ from typing import Any
 from hadelay.errors import Conflict, HadelayError, NoLeader, Overloaded
 from hadelay.members import JOINED, Member, Members, is_whole
 from hadelay.raft import messages
-from hadelay.raft.journal import Journal
-from hadelay.raft.library import Core
+from hadelay.raft.part import Part, Shared
 from hadelay.raft.peer import Peer
-from hadelay.raft.ports import FOUNDING, Done, Machine, Propose
+from hadelay.raft.ports import FOUNDING, Done
 from hadelay.raft.ready import Notice, Ready
 
 log = logging.getLogger(__name__)
@@ -33,24 +32,13 @@ _READ_BYTES = 1 << 20
 Configuration = tuple[int, Members]
 
 
-class Membership:
-    def __init__(
-        self,
-        name: str,
-        given: Members,
-        core: Core,
-        journal: Journal,
-        machine: Machine,
-        *,
-        survivor: bool,
-        propose: Propose,
-        handing_over: Callable[[], bool],
-    ) -> None:
-        self.name, self._given, self._survivor = name, given, survivor
-        self._core, self._journal, self._machine = core, journal, machine
-        self._propose, self._handing_over = propose, handing_over
+class Membership(Part):
+    def __init__(self, shared: Shared, given: Members, handing_over: Callable[[], bool]) -> None:
+        """given: the members in the configuration file. handing_over: whether a transfer of leadership is running."""
+        super().__init__(shared)
+        self.name, self._given, self._handing_over = shared.journal.identity.node, given, handing_over
         #: Replaced when somebody is new, never changed.
-        self.peers = {member.name: Peer(member.name) for member in given if member.name != name}
+        self.peers = {member.name: Peer(member.name) for member in given if member.name != self.name}
         self.applied_list: Configuration = (0, given)
         #: In the log and not applied yet, by index.
         self.appended_lists: list[Configuration] = []
@@ -63,7 +51,7 @@ class Membership:
 
     def _derive(self) -> None:
         self.index, self.members = self.appended_lists[-1] if self.appended_lists else self.applied_list
-        if self._survivor:
+        if self._config.survivor:
             self.members = self._given
         voters = [member.name for member in self.members if member.voter]
         was = any(member.voter and member.name == self.name for member in self.applied_list[1])
@@ -116,7 +104,7 @@ class Membership:
 
     def linked(self) -> dict[str, str]:
         """Name → address of everybody that frames are exchanged with."""
-        if self._survivor:
+        if self._config.survivor:
             return {}
         lists = [self.applied_list, *self.appended_lists, *([self._heard] if self.heard else [])]
         if self.no_leader_seen or self.name not in self.names:
@@ -228,7 +216,7 @@ class Membership:
     # -- changing it
     def refusal(self, members: Members) -> HadelayError | None:
         """Why a leader must not propose this list, or not now."""
-        if self._survivor:
+        if self._config.survivor:
             return Conflict("this is what is left of a cluster: back it up, and restore that into a new one")
         if not self._core.leads:
             return NoLeader("this node does not lead", retry_after_ms=50)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from hadelay.errors import DiskFull, FatalError, HadelayError, NoLeader, OutcomeUnknown, Overloaded, TooLarge
-from hadelay.members import Member, Members
+from hadelay.members import Members
 from hadelay.platform.network import Buffer, Network
 from hadelay.platform.runtime import Runtime
 from hadelay.raft import messages
@@ -25,6 +25,7 @@ from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
 from hadelay.raft.library import Core
 from hadelay.raft.membership import Membership
+from hadelay.raft.part import Shared
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import Done, Finished, Machine, RaftStats, RaftTuning, ReadDone
 from hadelay.raft.reads import Reads
@@ -47,49 +48,38 @@ class RaftNode(Events):
 
     def __init__(
         self,
-        name: str,
-        peers: Iterable[str],
-        group: int,
-        cluster_id: str,
         journal: Journal,
         network: Network,
         runtime: Runtime,
         machine: Machine,
         config: RaftTuning,
+        *,
+        members: Members,
         on_fatal: Callable[[BaseException], None],
-        members: Members = (),
     ) -> None:
-        """peers: names of the *other* members. members: all of them with their addresses, as the configuration file has
-        them, if members may change. on_fatal: called at most once; the process has to end then."""
-        owner = journal.identity
-        if (owner.node, owner.group, owner.cluster_id) != (name, group, cluster_id):
-            raise FatalError(f"the journal belongs to {owner.node}, group {owner.group}, {owner.cluster_id}")
+        """members: the members in the configuration file, this node included. on_fatal: called at most once; the
+        process has to end then."""
         if journal.config.segment_bytes < config.max_entry_bytes + RECORD_OVERHEAD + SEGMENT_HEADER_BYTES:
             raise FatalError("a journal segment has no room for the largest entry: raise segment_bytes")
         super().__init__(journal, network, runtime, on_fatal)
-        self.name, self.machine, self.config = name, machine, config
-        self.stats = stats = RaftStats(sync_buckets=dict.fromkeys(_SYNC_BUCKETS_S, 0))
+        self.name, self.machine, self.config = journal.identity.node, machine, config
+        self.stats = RaftStats(sync_buckets=dict.fromkeys(_SYNC_BUCKETS_S, 0))
         #: Whether `start` was called, and the term whose `on_leader` was called (or 0).
         self._started, self._announced = False, 0
-        given = members or tuple(Member(other, "") for other in sorted([name, *peers]))
-        self.core = core = Core(name, sorted(peers), journal, self)
-        self.membership = known = Membership(
-            name, given, core, journal, machine,
-            survivor=config.survivor, propose=self.propose, handing_over=lambda: self.transfers.under_way,
+        self.core = Core(self.name, sorted({member.name for member in members} - {self.name}), journal, self)
+        shared = Shared(
+            core=self.core, journal=journal, network=network, runtime=runtime, machine=machine, config=config,
+            stats=self.stats, propose=self.propose, event=self.event,
         )  # fmt: skip
-        self.applier = applier = Applier(core, journal, machine, known, runtime, config)
-        self.snapshots = Snapshots(
-            core, journal, machine, applier, runtime, event=self.event, config=config, stats=stats
-        )
-        self.elections = Elections(core, journal, known, applier, config=config, random=runtime.random, stats=stats)
-        self.admission = Admission(core, journal, known, machine, runtime, self.propose)
-        self.replication = Replication(
-            core, journal, known, self.elections, self.admission, self.snapshots,
-            network=network, machine=machine, runtime=runtime, config=config,
-        )  # fmt: skip
-        self.follower = Follower(core, journal, known, self.elections, self.snapshots, applier=applier, machine=machine)
-        self.transfers = Transfers(core, journal, known, self.replication, config, self.propose)
-        self.reads = Reads(core, known, self.replication.read, applier.when_applied, config.propose_timeout_ms / 1000)
+        self.membership = known = Membership(shared, members, lambda: self.transfers.under_way)
+        self.applier = applier = Applier(shared, known)
+        self.snapshots = Snapshots(shared, applier)
+        self.elections = Elections(shared, known, applier)
+        self.admission = Admission(shared, known)
+        self.replication = Replication(shared, known, self.elections, self.admission, self.snapshots)
+        self.follower = Follower(shared, known, self.elections, self.snapshots, applier)
+        self.transfers = Transfers(shared, known, self.replication)
+        self.reads = Reads(shared, known, self.replication.read, applier.when_applied)
         #: Whom the network was told to link with last.
         self._linked = known.linked()
         journal.on_fatal = self.fatal

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hadelay.errors import ConfigError, HadelayError
 from hadelay.members import Members
-from hadelay.raft.peer import Peer
 from hadelay.raft.ready import Ready
 from hadelay.storage.manifest import Manifest
 
@@ -23,48 +22,6 @@ ReadDone = Callable[[int, HadelayError | None, Ready], None]
 
 #: The incarnation of the nodes a cluster was founded with: admitted from the first entry on. Later ones are larger.
 FOUNDING = 1
-
-
-class Term(Protocol):
-    """Who leads, as this node sees it. `library.Core` is one."""
-
-    @property
-    def term(self) -> int: ...
-
-    @property
-    def leader(self) -> str | None: ...
-
-    @property
-    def commit_index(self) -> int: ...
-
-    leads: bool
-    no_op: int
-
-
-class LogEnd(Protocol):
-    """How far this node's log goes, and how far its disk has the log. `journal.Journal` is one."""
-
-    term: int
-    voted_for: str | None
-    admitted: bool
-    last_index: int
-    last_term: int
-    synced_index: int
-
-
-class Voters(Protocol):
-    """Whom this node knows, and whose votes count. `membership.Membership` is one."""
-
-    peers: dict[str, Peer]
-    voters: frozenset[str]
-    #: The voters besides this node, in the order of their names.
-    others: list[str]
-
-    def connected(self, name: str) -> bool: ...
-
-    def agreed(self, peers: Iterable[Peer]) -> bool:
-        """Whether these, with this node, are a majority (of voters, counting none that is not admitted)."""
-        ...
 
 
 class Installer(Protocol):

@@ -11,25 +11,22 @@ from functools import partial
 
 from hadelay.errors import HadelayError, NoLeader
 from hadelay.raft import messages
+from hadelay.raft.membership import Membership
+from hadelay.raft.part import Part, Shared
 from hadelay.raft.peer import Peer
-from hadelay.raft.ports import Finished, ReadDone, Term, Voters
+from hadelay.raft.ports import Finished, ReadDone
 from hadelay.raft.ready import Ready
 
 #: confirm(done, now, ready): done(index, error, ready) says how far a read on the leader has to have applied.
 Confirm = Callable[[ReadDone, float, Ready], None]
 
 
-class Reads:
+class Reads(Part):
     def __init__(
-        self,
-        term: Term,
-        voters: Voters,
-        confirm: Confirm,
-        when_applied: Callable[[int, Finished], None],
-        timeout_s: float,
+        self, shared: Shared, members: Membership, confirm: Confirm, when_applied: Callable[[int, Finished], None]
     ) -> None:
-        self._term, self._voters, self._timeout_s = term, voters, timeout_s
-        self._confirm, self._when_applied = confirm, when_applied
+        super().__init__(shared)
+        self._members, self._confirm, self._when_applied = members, confirm, when_applied
         self._next: list[Finished] = []
         #: Question number → those whom its answer helps.
         self._asked: dict[int, list[Finished]] = {}
@@ -42,16 +39,16 @@ class Reads:
 
     def _ask(self, now: float, ready: Ready) -> None:
         waiting, self._next = self._next, []
-        leader = self._term.leader
-        if self._term.leads:
+        leader = self._core.leader
+        if self._core.leads:
             self._confirm(partial(self._answer, waiting), now, ready)
-        elif leader is None or not self._voters.connected(leader):
+        elif leader is None or not self._members.connected(leader):
             self._answer(waiting, 0, NoLeader("no leader is known", retry_after_ms=100), ready)
         else:
             self._number += 1
             self._asked[self._number] = waiting
             ready.send(leader, messages.encode(messages.READ, self._number))
-            ready.later(self._timeout_s, self._expire, self._number)
+            ready.later(self._config.propose_timeout_ms / 1000, self._expire, self._number)
 
     def _answer(self, waiting: list[Finished], index: int, error: HadelayError | None, ready: Ready) -> None:
         for done in waiting:
@@ -72,7 +69,7 @@ class Reads:
         def answer(index: int, error: HadelayError | None, ready: Ready) -> None:
             ready.send(peer.name, messages.encode(messages.READ_REPLY, number, error is None, index))
 
-        if self._term.leads:
+        if self._core.leads:
             self._confirm(answer, now, ready)
         else:
             answer(0, NoLeader(), ready)

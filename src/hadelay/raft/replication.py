@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections import deque
 
 from hadelay.errors import DamagedFile
-from hadelay.platform.network import Buffer, Network
-from hadelay.platform.runtime import Runtime
+from hadelay.platform.network import Buffer
 from hadelay.raft import messages
 from hadelay.raft.admission import Admission
 from hadelay.raft.election import Elections
-from hadelay.raft.journal import Journal
-from hadelay.raft.library import DISK, Core
+from hadelay.raft.library import DISK
 from hadelay.raft.membership import Membership
 from hadelay.raft.messages import encode_append
+from hadelay.raft.part import Part, Shared
 from hadelay.raft.peer import Peer
-from hadelay.raft.ports import Machine, RaftTuning, ReadDone
+from hadelay.raft.ports import ReadDone
 from hadelay.raft.ready import Notice, Ready
 from hadelay.raft.records import ENTRY, encode_record
 from hadelay.raft.snapshot import Snapshots
@@ -29,26 +28,14 @@ from hadelay.raft.snapshot import Snapshots
 _TELL_COMMIT_S = 0.005
 
 
-class Replication:
+class Replication(Part):
     """Append frames leave at once instead of at the end of the event: how many a link takes decides what is read."""
 
     def __init__(
-        self,
-        core: Core,
-        journal: Journal,
-        members: Membership,
-        elections: Elections,
-        admission: Admission,
-        snapshots: Snapshots,
-        *,
-        network: Network,
-        machine: Machine,
-        runtime: Runtime,
-        config: RaftTuning,
+        self, shared: Shared, members: Membership, elections: Elections, admission: Admission, snapshots: Snapshots
     ) -> None:
-        self._core, self._journal, self._members, self._elections = core, journal, members, elections
-        self._admission, self._snapshots = admission, snapshots
-        self._network, self._machine, self._runtime, self._config = network, machine, runtime, config
+        super().__init__(shared)
+        self._members, self._elections, self._admission, self._snapshots = members, elections, admission, snapshots
         #: The term it leads, or led last: the node's own may already be a later one when it learns that it is over.
         self.term = 0
         #: Number of the last sign of life; an answer to it says who led when it was sent.

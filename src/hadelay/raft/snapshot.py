@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 
 from google_crc32c import value as crc32c
 
 from hadelay.errors import DamagedFile, DiskFull, FatalError, HadelayError
-from hadelay.platform.runtime import Runtime
 from hadelay.raft import messages
 from hadelay.raft.apply import Applier
-from hadelay.raft.journal import Journal
-from hadelay.raft.library import Core
+from hadelay.raft.part import Part, Shared
 from hadelay.raft.peer import Peer
-from hadelay.raft.ports import Installer, Machine, RaftStats, RaftTuning
+from hadelay.raft.ports import Installer
 from hadelay.raft.ready import Notice, Ready
 from hadelay.storage.manifest import Manifest, SnapshotFile
 
@@ -45,22 +42,10 @@ class _Pull:
         self.finishing = False
 
 
-class Snapshots:
-    def __init__(
-        self,
-        core: Core,
-        journal: Journal,
-        machine: Machine,
-        applier: Applier,
-        runtime: Runtime,
-        *,
-        event: Callable[..., None],
-        config: RaftTuning,
-        stats: RaftStats,
-    ) -> None:
-        """event(step, *args): lets this node handle what ended outside of its events."""
-        self._core, self._journal, self._machine, self._applier = core, journal, machine, applier
-        self._runtime, self._event, self._config, self._stats = runtime, event, config, stats
+class Snapshots(Part):
+    def __init__(self, shared: Shared, applier: Applier) -> None:
+        super().__init__(shared)
+        self._applier = applier
         self._pull: _Pull | None = None
 
     def _set_pull(self, pull: _Pull | None) -> None:

@@ -7,27 +7,20 @@ from functools import partial
 
 from hadelay.errors import HadelayError, NoLeader, Overloaded
 from hadelay.raft import messages
-from hadelay.raft.library import Core
+from hadelay.raft.membership import Membership
+from hadelay.raft.part import Part, Shared
 from hadelay.raft.peer import Peer
-from hadelay.raft.ports import Done, Finished, LogEnd, Propose, RaftTuning, Voters
+from hadelay.raft.ports import Done, Finished
 from hadelay.raft.ready import Ready
 from hadelay.raft.replication import Replication
 
 log = logging.getLogger(__name__)
 
 
-class Transfers:
-    def __init__(
-        self,
-        core: Core,
-        log_end: LogEnd,
-        voters: Voters,
-        replication: Replication,
-        config: RaftTuning,
-        propose: Propose,
-    ) -> None:
-        self._core, self._log, self._voters, self._replication = core, log_end, voters, replication
-        self._config, self._propose = config, propose
+class Transfers(Part):
+    def __init__(self, shared: Shared, members: Membership, replication: Replication) -> None:
+        super().__init__(shared)
+        self._members, self._replication = members, replication
         self._target: Peer | None = None
         self._told = False
         self._done: Finished | None = None
@@ -46,7 +39,7 @@ class Transfers:
         return self._doubt is not None and self._doubt[0].round <= self._doubt[1]
 
     def begin(self, to: str | None, done: Finished, now: float, ready: Ready) -> None:
-        voters, peers = self._voters.voters, self._voters.peers.values()
+        voters, peers = self._members.voters, self._members.peers.values()
         fit = [p for p in peers if p.up and p.admitted and p.name in voters and to in (None, p.name)]
         error: HadelayError | None = None
         if not self._core.leads:
@@ -79,7 +72,7 @@ class Transfers:
     def progress(self, ready: Ready) -> None:
         """The target may have caught up."""
         target = self._target
-        if target is not None and not self._told and target.match == self._log.last_index:
+        if target is not None and not self._told and target.match == self._journal.last_index:
             self._told = True
             ready.send(target.name, messages.encode(messages.TIMEOUT_NOW, self._core.term))
 

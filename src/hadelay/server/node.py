@@ -88,18 +88,9 @@ class Node:
         self, machine: Machine, network: Network, journal: Journal, on_fatal: Callable[[BaseException], None]
     ) -> RaftNode:
         config = self.config
+        members = tuple(Member(name, address) for name, address in sorted(config.members.items()))
         return RaftNode(
-            self.name,
-            [name for name in config.members if name != self.name],
-            config.cluster.group,
-            config.cluster.id,
-            journal,
-            network,
-            self.runtime,
-            machine,
-            raft_config(config),
-            on_fatal,
-            tuple(Member(name, address) for name, address in sorted(config.members.items())),
+            journal, network, self.runtime, machine, raft_config(config), members=members, on_fatal=on_fatal
         )
 
     def _make_group_commit(self) -> GroupCommit:
