@@ -25,9 +25,7 @@ from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import RaftTuning
-
-WHO: dict[str, Any] = {"cluster_id": "c", "group": 0}
-
+from hadelay.storage.identity import Identity
 
 #: Faults that a run may draw.
 FAULTS = (
@@ -96,12 +94,11 @@ class RaftSim:
         try:
             machine = Machine(self, name, disk, runtime)
             if Journal.exists(disk, "/data/raft"):
-                journal = Journal.open(disk, "/data/raft", runtime, node=name, config=config, **WHO)
+                journal = Journal.open(disk, "/data/raft", runtime, Identity("c", 0, name), config)
             else:
                 incarnation = 1 if name not in self.founded else self.rng.randrange(2, 1 << 40)
-                journal = Journal.create(
-                    disk, "/data/raft", runtime, node=name, incarnation=incarnation, config=config, **WHO
-                )
+                owner = Identity("c", 0, name, incarnation)
+                journal = Journal.create(disk, "/data/raft", runtime, owner, config)
             self.founded.add(name)
             self.safety.reopened(name, journal)
             node = RaftNode(

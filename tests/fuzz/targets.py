@@ -64,7 +64,7 @@ from hadelay.version import FEATURE_LEVEL
 from tests.ledger.world import START_HOUR, START_MS, World, draft
 from tests.raft.rig import Lone
 
-OWNER = {"cluster_id": "c", "group": 0, "node": "n1"}
+OWNER = identity.Identity("c", 0, "n1")
 _DAY_MS = 86_400_000
 
 
@@ -265,7 +265,7 @@ def journal(data: bytes) -> None:
     disk.makedirs("/raft")
     disk.open("/raft/0000000000000001.seg", create=True).pwrite(data, 0)
     runtime = SimRuntime(SimWorld(1), "n1", disk)
-    opened = Journal.open(disk, "/raft", runtime, config=JournalConfig(8192, 2000), **OWNER)  # type: ignore[arg-type]
+    opened = Journal.open(disk, "/raft", runtime, OWNER, JournalConfig(8192, 2000))
     for index in range(opened.base_index + 1, opened.last_index + 1):
         assert opened.entries(index, 1 << 20)
 
@@ -275,7 +275,7 @@ def journals() -> list[bytes]:
     world = SimWorld(1)
     runtime = SimRuntime(world, "n1", disk)
     config = JournalConfig(8192, 2000)
-    made = Journal.create(disk, "/raft", runtime, incarnation=1, config=config, **OWNER)  # type: ignore[arg-type]
+    made = Journal.create(disk, "/raft", runtime, OWNER, config)
     out = []
     for index in range(2, 8):
         made.append(b"command" * index, index, 1)

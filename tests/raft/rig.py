@@ -21,9 +21,9 @@ from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import FOUNDING, Finished, RaftTuning
 from hadelay.raft.records import ENTRY, encode_record
+from hadelay.storage.identity import Identity
 from hadelay.storage.manifest import Manifest, SnapshotFile
 
-WHO = {"cluster_id": "test", "group": 0}
 CONFIG = RaftTuning(max_entry_bytes=8000, journal_keep_bytes=0)
 JOURNAL = JournalConfig(segment_bytes=1 << 15, tail_bytes=1 << 13)
 
@@ -166,9 +166,7 @@ class Lone:
         self.wire, self.machine = Wire(), Machine()
         self.fatal: list[BaseException] = []
         self.peers = [f"n{n + 2}" for n in range(peers)]
-        journal = Journal.create(
-            self.disk, "/raft", self.runtime, node="n1", incarnation=FOUNDING, config=JOURNAL, **WHO
-        )
+        journal = Journal.create(self.disk, "/raft", self.runtime, Identity("test", 0, "n1"), JOURNAL)
         self.node = RaftNode(
             journal, self.wire, self.runtime, self.machine, config,
             members=founders("n1", *self.peers), on_fatal=self.fatal.append,
@@ -246,11 +244,11 @@ class Cluster:
         if checkpoint is not None:
             machine.load(checkpoint.blob)
             machine.checkpoint = checkpoint
-        options: dict[str, Any] = {"node": name, "config": JOURNAL, **WHO}
+        owner = Identity("test", 0, name, incarnation)
         if Journal.exists(disk, "/raft"):
-            journal = Journal.open(disk, "/raft", runtime, **options)
+            journal = Journal.open(disk, "/raft", runtime, owner, JOURNAL)
         else:
-            journal = Journal.create(disk, "/raft", runtime, incarnation=incarnation, **options)
+            journal = Journal.create(disk, "/raft", runtime, owner, JOURNAL)
             if incarnation != FOUNDING:
                 self.safety.wiped(name)
         node = self.nodes[name] = RaftNode(

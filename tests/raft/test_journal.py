@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -14,12 +15,13 @@ import pytest
 from chaos.sim.disk import SimDisk
 from chaos.sim.file import SimCrash
 from chaos.sim.runtime import SimRuntime, SimWorld
-from hadelay.errors import DamagedFile, FatalError
+from hadelay.errors import ConfigError, DamagedFile, FatalError
 from hadelay.raft.files import end_of
 from hadelay.raft.journal import FIRST, Journal, JournalConfig
 from hadelay.raft.records import END, RECORD_OVERHEAD, SEGMENT_HEADER_BYTES
+from hadelay.storage.identity import Identity
 
-WHO = {"cluster_id": "test", "group": 3, "node": "n1"}
+OWNER = Identity("test", 3, "n1")
 CONFIG = JournalConfig(segment_bytes=8192, tail_bytes=2000)
 DIRECTORY = "/raft"
 
@@ -30,7 +32,7 @@ class Rig:
         self.world = SimWorld(1)
         self.disk = SimDisk(random.Random(1))
         self.start()
-        self.journal = Journal.create(self.disk, DIRECTORY, self.runtime, incarnation=1, config=config, **WHO)
+        self.journal = Journal.create(self.disk, DIRECTORY, self.runtime, OWNER, config)
 
     def start(self) -> None:
         self.runtime = SimRuntime(self.world, "n1", self.disk)
@@ -50,7 +52,7 @@ class Rig:
         self.runtime.crash()
         self.disk.kill()
         self.start()
-        self.journal = Journal.open(self.disk, DIRECTORY, self.runtime, config=self.config, **WHO)
+        self.journal = Journal.open(self.disk, DIRECTORY, self.runtime, OWNER, self.config)
         return self.journal
 
     def segments(self) -> list[str]:
@@ -417,15 +419,15 @@ def test_what_may_not_have_been_synced_is_written_again_before_anything_leaves()
     rig.reopen()
     rig.disk.power_cut()
     rig.start()
-    journal = Journal.open(rig.disk, DIRECTORY, rig.runtime, config=CONFIG, **WHO)
+    journal = Journal.open(rig.disk, DIRECTORY, rig.runtime, OWNER, CONFIG)
     assert journal.last_index == 11
 
 
 @pytest.mark.parametrize("other", [{"cluster_id": "prod"}, {"group": 4}, {"node": "n2"}])
 def test_a_journal_of_others_is_refused(other):
     rig = Rig()
-    with pytest.raises(FatalError, match="is the journal of"):
-        Journal.open(rig.disk, DIRECTORY, rig.runtime, config=CONFIG, **(WHO | other))
+    with pytest.raises(ConfigError, match=f"belongs to .*, and this is .* {next(iter(other.values()))!r}"):
+        Journal.open(rig.disk, DIRECTORY, rig.runtime, replace(OWNER, **other), CONFIG)
 
 
 def test_reading_back_finds_damage_too():

@@ -17,11 +17,12 @@ from pysyncobj import FAIL_REASON
 from pysyncobj.node import Node
 from pysyncobj.tcp_connection import TcpConnection
 
-from hadelay.errors import DamagedFile, DiskFull, FatalError, NoLeader, OutcomeUnknown
+from hadelay.errors import ConfigError, DamagedFile, DiskFull, FatalError, NoLeader, OutcomeUnknown
 from hadelay.raft import messages
 from hadelay.raft.journal import Journal
+from hadelay.storage.identity import Identity
 from tests.raft.plain import PlainCluster, PlainNode
-from tests.raft.rig import CONFIG, JOURNAL, WHO, Cluster, Lone, one_lags_behind_the_journal
+from tests.raft.rig import CONFIG, JOURNAL, Cluster, Lone, one_lags_behind_the_journal
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -684,5 +685,5 @@ def test_plain_and_ours_say_when_another_entry_took_the_place(monkeypatch):
 def test_a_journal_of_another_node_is_refused():
     cluster = Cluster(count=1)
     cluster.kill("n1")
-    with pytest.raises(FatalError, match="is the journal of node 'n1', not of 'n2'"):
-        Journal.open(cluster.disks["n1"], "/raft", cluster.runtimes["n1"], config=JOURNAL, **{**WHO, "node": "n2"})
+    with pytest.raises(ConfigError, match="belongs to node 'n1', and this is node 'n2'"):
+        Journal.open(cluster.disks["n1"], "/raft", cluster.runtimes["n1"], Identity("test", 0, "n2"), JOURNAL)

@@ -11,6 +11,7 @@ from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.platform.hello import HELLO, PROTOCOL, VERSION, packed
 from hadelay.raft import messages
 from hadelay.raft.journal import Journal
+from hadelay.storage.identity import Identity
 
 SPEC = Path(__file__).parents[2] / "docs/spec"
 
@@ -30,7 +31,7 @@ def blocks(name: str) -> list[bytes]:
 def test_the_journal_of_the_example():
     world, disk = SimWorld(1), SimDisk(random.Random(1))
     runtime = SimRuntime(world, "n1", disk)
-    journal = Journal.create(disk, "/raft", runtime, cluster_id="demo", group=0, node="n1", incarnation=1)
+    journal = Journal.create(disk, "/raft", runtime, Identity("demo", 0, "n1"))
     journal.vote(1, "n1")
     journal.append(b"\x01", 2, 1)
     journal.append(b"hello", 3, 1)

@@ -23,7 +23,8 @@ from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import RaftTuning
-from tests.raft.rig import WHO, Machine, founders
+from hadelay.storage.identity import Identity
+from tests.raft.rig import Machine, founders
 
 
 class Inbox:
@@ -217,11 +218,11 @@ class Three:
 
     def start(self, name: str) -> RaftNode:
         disk, path = RealDisk(), str(self.directory / name)
-        options = {"node": name, "config": JournalConfig(segment_bytes=9 << 20), **WHO}
+        owner, config = Identity("test", 0, name), JournalConfig(segment_bytes=9 << 20)
         if Journal.exists(disk, path):
-            journal = Journal.open(disk, path, self.runtime, **options)
+            journal = Journal.open(disk, path, self.runtime, owner, config)
         else:
-            journal = Journal.create(disk, path, self.runtime, incarnation=1, **options)
+            journal = Journal.create(disk, path, self.runtime, owner, config)
         machine = self.machines[name] = Machine()
         network = make(name, self.addresses, self.runtime)
         node = self.nodes[name] = RaftNode(

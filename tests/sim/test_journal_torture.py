@@ -13,9 +13,10 @@ import pytest
 from chaos.sim.disk import SimDisk
 from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.raft.journal import Journal, JournalConfig
+from hadelay.storage.identity import Identity
 
 CONFIG = JournalConfig(segment_bytes=8192, tail_bytes=2000)
-WHO = {"cluster_id": "c", "group": 0, "node": "n1"}
+OWNER = Identity("c", 0, "n1")
 
 
 class Life:
@@ -46,10 +47,10 @@ class Life:
 
     def _open(self) -> None:
         if Journal.exists(self.disk, "/data/raft"):
-            journal = Journal.open(self.disk, "/data/raft", self.runtime, config=CONFIG, **WHO)
+            journal = Journal.open(self.disk, "/data/raft", self.runtime, OWNER, CONFIG)
         else:
             assert not self.created, "the journal is gone"
-            journal = Journal.create(self.disk, "/data/raft", self.runtime, incarnation=1, config=CONFIG, **WHO)
+            journal = Journal.create(self.disk, "/data/raft", self.runtime, OWNER, CONFIG)
             self.created = True
         journal.on_fatal = lambda error: self._died(self.runtime)
         self.journal = journal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hadelay.errors import DamagedFile, FatalError
+from hadelay.errors import DamagedFile
 from hadelay.platform.disk import Disk, File
 from hadelay.raft.records import (
     ADMITTED,
@@ -20,6 +20,7 @@ from hadelay.raft.records import (
     encode_record,
 )
 from hadelay.raft.segment import Entry, Segment
+from hadelay.storage.identity import Identity, refuse_strangers
 
 SUFFIX = ".seg"
 #: The next segment, zeroed and waiting; and one that is being written and has no name yet.
@@ -78,40 +79,24 @@ def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
     return counting[::-1], dropped
 
 
-def _refuse_strangers(header: SegmentHeader, owner: dict[str, object], directory: str) -> None:
-    for name, theirs in (("cluster", header.cluster_id), ("group", header.group), ("node", header.node)):
-        if theirs != owner[name]:
-            raise FatalError(f"{directory} is the journal of {name} {theirs!r}, not of {owner[name]!r}")
-
-
 def end_of(disk: Disk, directory: str) -> dict[str, object]:
-    """Whose journal it is and which entry is its last, as the node itself would find it when it starts. `disk` may
-    leave undone what it is told to unlink."""
-    owner: dict[str, object] = {}
-    for name in disk.listdir(directory):
-        if name.endswith(SUFFIX):
-            file = disk.open(f"{directory}/{name}")
-            header = decode_segment_header(file.pread(SEGMENT_HEADER_BYTES, 0), file.path)
-            file.close()
-            if header is not None:
-                owner = {"cluster": header.cluster_id, "group": header.group, "node": header.node}
-                break
-    segments, state, _ = recover(disk, directory, owner)
+    """Owner and last entry of a journal, as the node itself would find them. `disk` may ignore unlinks."""
+    segments, state, _ = recover(disk, directory, None)
     last = segments[-1]
     term = last.term_at(last.last_index) if last.last_index >= last.first_index else last.header.prev_term
     for segment in segments:
         segment.file.close()
-    return owner | {
-        "incarnation": state.incarnation, "admitted": state.admitted, "term": state.term, "last_term": term,
-        "last_index": last.last_index,
+    return {
+        "cluster": state.cluster_id, "group": state.group, "node": state.node, "incarnation": state.incarnation,
+        "admitted": state.admitted, "term": state.term, "last_term": term, "last_index": last.last_index,
     }  # fmt: skip
 
 
-def recover(disk: Disk, directory: str, owner: dict[str, object]) -> tuple[list[Segment], SegmentHeader, int]:
-    """The segments that count, the newest header with term, vote and `durable` brought up to date, the last number."""
+def _find(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segment], int]:
+    """All segments with a whole header, and the number of the last segment file."""
     found: list[Segment] = []
     number = 0
-    for name in disk.listdir(directory):  # segments come first: nothing is touched before they are known to be ours
+    for name in disk.listdir(directory):  # segments come first: nothing is deleted before their owner is known
         if name in (SPARE, NEW):
             disk.unlink(f"{directory}/{name}")
         if not name.endswith(SUFFIX):
@@ -120,14 +105,21 @@ def recover(disk: Disk, directory: str, owner: dict[str, object]) -> tuple[list[
         file = disk.open(f"{directory}/{name}")
         header = decode_segment_header(file.pread(SEGMENT_HEADER_BYTES, 0), file.path)
         if header is not None:
-            _refuse_strangers(header, owner, directory)
+            if owner is not None:
+                refuse_strangers(directory, Identity(header.cluster_id, header.group, header.node), owner)
             found.append(Segment(file, header))
+    return found, number
+
+
+def recover(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segment], SegmentHeader, int]:
+    """(segments that count, the newest header with term, vote and `durable` brought up to date, number of the last
+    segment file). ConfigError for the journal of another than `owner`; None: any owner."""
+    found, number = _find(disk, directory, owner)
     if not found:
         raise DamagedFile(directory, 0, f"no segment has a whole header; {WAY_OUT}")
     found, dropped = _superseded(found)
     kept: list[Segment] = []
-    state = found[0].header
-    durable = (0, 0)
+    state, durable = found[0].header, (0, 0)
     for at, segment in enumerate(found):
         header = segment.header
         if kept:

@@ -30,6 +30,7 @@ from hadelay.raft.records import (
     encode_record,
 )
 from hadelay.raft.segment import Entry, Segment
+from hadelay.storage.identity import Identity
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 FIRST = (1, 0)
 #: What Python takes for an entry in memory besides its bytes.
 _ENTRY_BYTES = 220
+_DEFAULTS = JournalConfig()
 
 
 def _cost(entry: Entry) -> int:
@@ -78,21 +80,12 @@ class Journal(JournalSync):
 
     @classmethod
     def create(
-        cls,
-        disk: Disk,
-        directory: str,
-        runtime: Runtime,
-        *,
-        cluster_id: str,
-        group: int,
-        node: str,
-        incarnation: int,
-        config: JournalConfig | None = None,
+        cls, disk: Disk, directory: str, runtime: Runtime, owner: Identity, config: JournalConfig = _DEFAULTS
     ) -> Journal:
-        """An empty journal, synced. The directory must not hold one.
+        """An empty journal, synced. FatalError when the directory holds a journal.
 
-        `incarnation`: FOUNDING for a member of a cluster that begins now; for one that lost its disk something larger
-        than it ever had (wall-clock ms): it has to be admitted.
+        owner.incarnation: FOUNDING for a member of a cluster that begins now. A node that lost its disk gets a larger
+        number than it ever had (wall-clock ms), and has to be admitted.
         """
         if cls.exists(disk, directory):
             raise FatalError(f"{directory} already holds a journal")
@@ -103,35 +96,24 @@ class Journal(JournalSync):
             prev_term=FIRST[1],
             term=0,
             vote="",
-            incarnation=incarnation,
-            admitted=incarnation == FOUNDING,
-            cluster_id=cluster_id,
-            group=group,
-            node=node,
+            incarnation=owner.incarnation,
+            admitted=owner.incarnation == FOUNDING,
+            cluster_id=owner.cluster_id,
+            group=owner.group,
+            node=owner.node,
         )
-        config = config or JournalConfig()
         segment = build(disk, directory, header, [], config.segment_bytes)
         return cls(disk, directory, runtime, [segment], 1, config)
 
     @classmethod
     def open(
-        cls,
-        disk: Disk,
-        directory: str,
-        runtime: Runtime,
-        *,
-        cluster_id: str,
-        group: int,
-        node: str,
-        config: JournalConfig | None = None,
+        cls, disk: Disk, directory: str, runtime: Runtime, owner: Identity, config: JournalConfig = _DEFAULTS
     ) -> Journal:
-        """Recover: cut a torn end, refuse damage (DamagedFile) and journals of others (FatalError).
+        """Recover: cut a torn end, refuse damage (DamagedFile) and journals of other nodes (ConfigError).
 
-        What may not have been synced by the process before is written into a new segment and synced here, for the page
-        cache of a disk that failed a sync looks clean. Blocks: nothing else runs yet.
+        Records that the previous process may not have synced are written into a new segment and synced here: after a
+        failed sync, the page cache looks clean. Blocks: nothing else runs yet.
         """
-        config = config or JournalConfig()
-        owner = {"cluster": cluster_id, "group": group, "node": node}
         segments, header, number = recover(disk, directory, owner)
         journal = cls(disk, directory, runtime, segments, number, config)
         journal._look_at(header)

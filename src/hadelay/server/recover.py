@@ -19,7 +19,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import PurePath
-from typing import Any
 
 import structlog
 
@@ -117,9 +116,6 @@ class Directories:
         self.config, self.disk, self.runtime, self.backend = config, disk, runtime, backend
         self.data = f"{config.node.data_dir}/g{config.cluster.group}"
         self.journal = f"{config.journal_dir}/g{config.cluster.group}"
-        self._owner: dict[str, Any] = {
-            "cluster_id": config.cluster.id, "group": config.cluster.group, "node": config.node.name,
-        }  # fmt: skip
 
     def make(self) -> None:
         """And take from other users what an earlier version, or a copy, let them read."""
@@ -140,13 +136,14 @@ class Directories:
         return [lock_directory(self.disk, directory, f"{directory}.lock") for directory in both]
 
     def identity(self, incarnation: int, feature_level: int = FIRST_LEVEL) -> Identity:
-        return Identity(**self._owner, incarnation=incarnation, feature_level=feature_level)
+        cluster = self.config.cluster
+        return Identity(
+            cluster.id, cluster.group, self.config.node.name, incarnation=incarnation, feature_level=feature_level
+        )
 
     def create_journal(self, incarnation: int) -> Journal:
-        settings = _settings(self.config)
-        return Journal.create(
-            self.disk, self.journal, self.runtime, incarnation=incarnation, config=settings, **self._owner
-        )
+        owner, settings = self.identity(incarnation), _settings(self.config)
+        return Journal.create(self.disk, self.journal, self.runtime, owner, settings)
 
     def open(self) -> tuple[Journal, Storage]:
         incarnation, journal = self._who_am_i()
@@ -201,7 +198,7 @@ class Directories:
         if damage is not None:
             return self._start_over(f"a part of {self.data} ({damage})"), None
         if has_journal:
-            journal = Journal.open(disk, self.journal, self.runtime, config=_settings(config), **self._owner)
+            journal = Journal.open(disk, self.journal, self.runtime, self.identity(FOUNDING), _settings(config))
             new = (journal.last_index, journal.term) == FIRST
             if journal.incarnation == identity.incarnation if identity is not None else new:
                 return journal.incarnation, journal

@@ -35,19 +35,12 @@ class Identity:
     feature_level: int = FIRST_LEVEL
 
 
-#: Key in the file → attribute. The keys and their order never change.
-_KEYS = {
-    "cluster_id": "cluster_id",
-    "group": "group",
-    "node": "node",
-    "incarnation": "incarnation",
-    "format_version": "format_version",
-    "feature_level": "feature_level",
-}
+#: Keys of the file; they and their order never change.
+_KEYS = ("cluster_id", "group", "node", "incarnation", "format_version", "feature_level")
 
 
 def encode_identity(identity: Identity) -> bytes:
-    body: bytes = msgpack.packb({key: getattr(identity, name) for key, name in _KEYS.items()})
+    body: bytes = msgpack.packb({key: getattr(identity, key) for key in _KEYS})
     return _HEAD.pack(_MAGIC, len(body), crc32c(body)) + body
 
 
@@ -84,7 +77,7 @@ def read_identity(disk: Disk, directory: str) -> Identity | None:
             what = key.replace("_", " ")
             raise ConfigError(f"{directory} has {what} {found[key]}; this hadelay reads up to {known}: use a newer one")
     try:
-        return msgspec.convert({name: found[key] for key, name in _KEYS.items() if key in found}, Identity)
+        return msgspec.convert({key: found[key] for key in _KEYS if key in found}, Identity)
     except msgspec.ValidationError as error:
         raise DamagedFile(path, 0, f"the identity is not valid ({error}); {_WAY_OUT}") from None
 
@@ -104,7 +97,9 @@ def refuse_strangers(directory: str, found: Identity, expected: Identity) -> Non
     for key, what in (("cluster_id", "cluster"), ("group", "group"), ("node", "node")):
         theirs, ours = getattr(found, key), getattr(expected, key)
         if theirs != ours:
-            raise ConfigError(f"{directory} belongs to {what} {theirs!r}, and this is {what} {ours!r}: check data_dir")
+            raise ConfigError(
+                f"{directory} belongs to {what} {theirs!r}, and this is {what} {ours!r}: check data_dir and journal_dir"
+            )
 
 
 def note_damage(disk: Disk, directory: str, what: str) -> None:
