@@ -13,6 +13,8 @@ def test_keys_come_out_by_time_and_equal_times_in_the_order_of_set() -> None:
     assert deadlines.due(0.5) == []
     assert deadlines.due(2.0, limit=2) == ["a", "b"]
     assert list(deadlines) == ["c"]
+    assert "c" in deadlines
+    assert "a" not in deadlines
     assert deadlines.due(9.0) == ["c"]
     assert deadlines.next() is None
 

@@ -25,6 +25,9 @@ class Deadlines(Generic[K]):
     def __len__(self) -> int:
         return len(self._live)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._live
+
     def __iter__(self) -> Iterator[K]:
         return iter(self._live)
 

@@ -20,7 +20,7 @@ def small_slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def window(desk: Desk) -> int:
     core = desk.core
     return max(
-        (len(window.entries) for topic in core.waiting.by_number.values() for window in topic.windows()), default=0
+        (len(window.entries) for topic in core.windows.by_number.values() for window in topic.windows()), default=0
     )
 
 
@@ -110,7 +110,7 @@ def test_the_sweeper_finds_what_a_bug_forgot(caplog: pytest.LogCaptureFixture) -
     desk.publish("a", "b", "c", at=1_000)
     desk.run_to(2_000)
     core = desk.core
-    core.waiting.topic(0).any.now.entries.clear()  # the bug
+    core.windows.topic(0).any.now.entries.clear()  # the bug
     core.windows.size = 0
     poll = desk.poll()
     desk.run_to(9_000)
@@ -148,7 +148,7 @@ def test_many_topics_are_swept_in_slices_and_what_is_taken_meanwhile_is_not_forg
     desk.publish("later", topic="later", at=5_000)
     desk.run_to(6_000)
     core = desk.core
-    core.waiting.topic(99).any.now.entries.pop()  # a bug
+    core.windows.topic(99).any.now.entries.pop()  # a bug
     core.windows.size -= 1
     assert not core.scans.sweep()
     for topic in topics[50:]:

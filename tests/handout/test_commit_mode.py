@@ -604,5 +604,5 @@ def test_what_waiting_polls_name_is_bounded(desk: Desk, monkeypatch: pytest.Monk
     for poll in waiting:
         desk.dispatcher.cancel_poll(poll)
     assert desk.core.waiting.named == len(desk.core.waiting.queues) == 0
-    assert not desk.core.waiting.by_name.keys() - {"t", "u"}
+    assert not desk.core.windows.by_name.keys() - {"t", "u"}
     assert desk.answer(desk.poll("v", "w")) is None

@@ -19,7 +19,7 @@ S, M, H = 1_000, 60_000, 3_600_000
 
 
 def ready(desk: Desk, topic: str = "t") -> int:
-    return desk.core.ready_counts[desk.ledger.topic(topic).number]  # type: ignore[union-attr]
+    return desk.core.windows.ready_counts[desk.ledger.topic(topic).number]  # type: ignore[union-attr]
 
 
 def nothing_forgotten(desk: Desk) -> None:

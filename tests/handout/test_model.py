@@ -189,7 +189,7 @@ class Dispatching(RuleBasedStateMachine):
     @invariant()
     def memory_is_what_is_counted(self) -> None:
         core = self.desk.core
-        topics = core.waiting.by_name.values()
+        topics = core.windows.by_name.values()
         assert core.windows.size == sum(len(window.entries) for topic in topics for window in topic.windows())
         in_flight = sum(topic.in_flight for topic in topics)
         assert in_flight == sum(len(offer.entries) for offer in self.desk.offers())

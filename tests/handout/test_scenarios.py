@@ -168,7 +168,7 @@ class Player:
         """As a bug would: the windows of this topic."""
         core = desk.core
         topic = desk.ledger.known_topic(names[0])
-        for window in core.waiting.topic(topic.number).windows():  # type: ignore[union-attr]
+        for window in core.windows.topic(topic.number).windows():  # type: ignore[union-attr]
             core.windows.size -= len(window.entries)
             window.entries.clear()
 

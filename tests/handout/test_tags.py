@@ -68,7 +68,7 @@ def test_a_line_goes_when_nobody_asks_any_more() -> None:
     desk.publish("x", tags=["b"])
     desk.poll(tags=["a"], wait=1_000)
     desk.run(2_000)
-    topic = desk.core.waiting.topic(0)
+    topic = desk.core.windows.topic(0)
     assert set(topic.filtered) == {Filter(["a"], [])}
     desk.poll(tags=["c"], wait=1_000)
     desk.run(30_000)

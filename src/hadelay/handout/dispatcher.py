@@ -1,17 +1,16 @@
 """The dispatcher, pure: told the time and what apply did, it answers which messages to offer to whom, and when to
 look again. It runs on the leader only, from `start` on, and keeps nothing that a new leader could not find again.
 
-    preload (wheels, a Second 10 s ahead) → due: windows of its topic → a poll → Offer (server/delivery proposes the
-    offer as a grant; apply decides)
+    preload (a Second, 10 s ahead) → due: windows of its topic → a poll → Offer (server/delivery proposes the offer as
+    a grant; apply decides)
 
 Law 1: a message is offered only when cluster time has reached its deliver_at_ms, to the millisecond.
 Law 2: what is owed is in exactly one place: not loaded yet, in a Second, in a window, in flight, or behind a mark.
-Law 3: the past never delays the present: what a take-over finds overdue is looked through beside the wheel.
+Law 3: the past never delays the present: a take-over scans what is overdue beside the preload.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
@@ -20,10 +19,10 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from hadelay.codec.formats import SECONDS_PER_HOUR
-from hadelay.handout.inflight import InFlight
+from hadelay.deadlines import Deadlines
 from hadelay.handout.matching import Matcher, Offer
 from hadelay.handout.owed import Owed
-from hadelay.handout.preload import Preload
+from hadelay.handout.preload import Preload, ReadAhead
 from hadelay.handout.queues import split
 from hadelay.handout.scans import Scans
 from hadelay.handout.turns import Turns
@@ -51,41 +50,32 @@ class Dispatcher(Listener):
         self,
         view: HandoutView,
         *,
-        preload_ms: int = 10_000,
-        window: int = 65_536,
-        wake: Callable[[], None] = lambda: None,
-        on_damage: Callable[[Damage], None] = lambda damage: None,
-        on_lease: Callable[[HeldGrant], None] = lambda grant: None,
-        watch: Callable[[Topic], None] = lambda topic: None,
-        on_ttl: Callable[[int], None] = lambda at_ms: None,
-        on_open: Callable[[int], None] = lambda hour: None,
-        on_load: Callable[[int, NDArray[np.void], int], None] = lambda hour, rows, ahead_ms: None,
+        preload_ms: int,
+        window: int,
+        wake: Callable[[], None],
+        on_damage: Callable[[Damage], None],
+        on_lease: Callable[[HeldGrant], None],
+        watch: Callable[[Topic], None],
+        on_ttl: Callable[[int], None],
+        read_ahead: ReadAhead | None,
     ) -> None:
         """wake: something changed, so call `advance` soon. on_lease: a grant was applied or extended, whether or not
         its proposer still waits for it. watch: a topic was made, changed or deleted, or messages of it died. on_ttl:
-        ledger.ports.Listener. on_open, on_load: handout.preload."""
+        ledger.ports.Listener."""
         self.view, self.store = view, view.store
-        #: Count of messages that are due, not leased and not settled, by topic number.
-        self.ready_counts: Counter[int] = Counter()
-        self._owed = Owed(view)
-        self._owed.on_spoiled = self._spoiled
         self.turns = Turns(view.topic)
-        self.windows = Windows(window, self._owed, self.turns)
-        self.waiting = Waiting(self.windows, self.turns, view)
-        self.in_flight = InFlight()
-        self.matcher = Matcher(self._owed, self.windows, self.waiting, self.turns, self.in_flight)
-        self.scans = Scans(self._owed, self.windows, self.waiting, self.in_flight, self.ready_counts, self._damaged)
-        self._preload = Preload(
-            self._owed, self.windows, self.waiting, self.ready_counts, preload_ms, self._damaged, on_open, on_load
-        )
-        #: Nothing is handed out before this: the previous leader's wheels stood there.
+        self._owed = Owed(view, self._spoiled)
+        self.windows = Windows(self._owed, self.turns, window)
+        self.waiting = Waiting(self.windows)
+        self.matcher = Matcher(self.windows, self.waiting)
+        self.scans = Scans(self.windows, self._damaged)
+        self._preload = Preload(self.windows, preload_ms, self._damaged, read_ahead)
+        #: Nothing is handed out before this: the previous leader's cursor stood there.
         self.resume_ms = 0
-        #: Cluster time up to which messages were made ready.
-        self.tick_ms = 0
         #: (hour, second) of broken chains, in the order in which they were found.
         self._damages: dict[tuple[int, int], None] = {}
-        #: Seconds since 1970 that were repaired while they ran: looked through when they have passed.
-        self._repaired: set[int] = set()
+        #: Seconds since 1970 that were repaired while they ran, by their ends: scanned when they have passed.
+        self._repaired: Deadlines[int] = Deadlines()
         #: Damaged entries, hour → indexes, each once, in the order in which they were found.
         self._bad_entries: dict[int, dict[int, None]] = {}
         self._leased: dict[int, BitMap] = {}
@@ -96,15 +86,15 @@ class Dispatcher(Listener):
     def start(self, now_ms: int) -> None:
         """Take over at cluster time now_ms, on committed state only. Clock alignment (S2): if the previous leader's
         tick is ahead of the clock, wait until they meet; if it is behind, look for what fell due meanwhile from the
-        oldest owed second on, in order, while the wheel starts at the present."""
+        oldest owed second on, in order, while the preload starts at the present."""
         hour, second, local = self.view.cursor
         self._preload.reached = (hour * SECONDS_PER_HOUR + second, local)
         self.resume_ms = self._preload.reached[0] * 1000
-        self._tick(now_ms)
-        self._preload.start(now_ms)
+        self.turns.tick(now_ms)
+        self._preload.start()
         for held in self.view.held_grants():
             self._note_leased(held)
-        self.scans.start(now_ms // 1000, now_ms)
+        self.scans.start(now_ms // 1000)
 
     @property
     def cursor(self) -> tuple[int, int, int]:
@@ -114,23 +104,23 @@ class Dispatcher(Listener):
 
     # ---- time
 
-    def _tick(self, now_ms: int) -> None:
-        self.tick_ms = self.scans.tick_ms = now_ms
-        self.turns.tick(now_ms)
-        self.waiting.tick(now_ms)
+    @property
+    def tick_ms(self) -> int:
+        """Cluster time up to which messages were made ready."""
+        return self.turns.now_ms
 
     def advance(self, now_ms: int) -> int:
         """Make ready what is due at now_ms. Returns when to look again, NEVER_MS if nothing is coming."""
         if now_ms < self.resume_ms:
             return self.resume_ms
-        now_ms = max(now_ms, self.tick_ms)
-        self._tick(now_ms)
-        self._preload.advance(now_ms)
-        self.scans.wheel_second = self._preload.first_second
-        for at in [at for at in sorted(self._repaired) if at * 1000 + 1000 <= now_ms]:
-            self._repaired.discard(at)
+        self.turns.tick(max(now_ms, self.turns.now_ms))
+        self.waiting.end_idle()
+        self._preload.advance()
+        self.scans.first_unloaded = self._preload.first_second
+        for at in self._repaired.due(self.turns.now_ms):
             self.scans.recover(at)
-        return min([self._preload.next_ms(), *(at * 1000 + 1000 for at in self._repaired)])
+        repaired_ms = self._repaired.next()
+        return self._preload.next_ms() if repaired_ms is None else min(self._preload.next_ms(), int(repaired_ms))
 
     @property
     def past_first(self) -> bool:
@@ -160,7 +150,7 @@ class Dispatcher(Listener):
         self._note_leased(grant)
         self._on_lease(grant)
         for number, count in by_topic(grant.rows["topic"][grant.rows["open"] == 1]):
-            self.ready_counts[number] -= count
+            self.windows.ready_counts[number] -= count
 
     def on_extended(self, grant: HeldGrant) -> None:
         self._on_lease(grant)  # an extension may end sooner than what it extends
@@ -180,19 +170,18 @@ class Dispatcher(Listener):
         # They were waiting: cancelled, expired, or rolled forward. In a window they stay until it is looked at.
         rows = self.store.entries(hour, indexes, verify=False)
         due = rows["deliver_at_ms"] <= self.tick_ms
-        self.ready_counts.subtract(rows["topic"][due & self.view.alive(rows)].tolist())
+        self.windows.ready_counts.subtract(rows["topic"][due & self.view.alive(rows)].tolist())
         if not due.all():
             self._preload.drop(hour, indexes)
 
     def on_topic(self, topic: Topic) -> None:
-        self.waiting.configure(topic.number)
+        self.windows.configure(topic.number)
         self.wake()
         self._watch(topic)
 
     def on_purged(self, topic: Topic) -> None:
-        self.waiting.forget(topic.number)
+        self.windows.forget(topic.number)
         self._preload.forget(topic.number)
-        self.ready_counts[topic.number] = 0
 
     def on_dead(self, topic: Topic) -> None:
         self._watch(topic)
@@ -213,7 +202,7 @@ class Dispatcher(Listener):
         found: dict[int, int] = {}
         firsts: dict[int, dict[int, int]] = {}
         for number in numbers:
-            window = self.windows.oldest_window(self.waiting.topic(number))
+            window = self.windows.oldest_window(self.windows.topic(number))
             hour, index = divmod(window.entries[0], 1 << 32) if window.entries else (DEAD_HOURS, 0)
             if hour < DEAD_HOURS and (window.rescan_from is None or hour <= window.rescan_from // SECONDS_PER_HOUR):
                 firsts.setdefault(hour, {})[number] = index
@@ -225,7 +214,7 @@ class Dispatcher(Listener):
         return found | {number: self._oldest_ready_ms(number) for number in numbers if number not in found}
 
     def _oldest_ready_ms(self, number: int) -> int:
-        window, entry = self.windows.oldest(self.waiting.topic(number))
+        window, entry = self.windows.oldest(self.windows.topic(number))
         if entry is not None and (window.rescan_from is None or entry >> 32 <= window.rescan_from // SECONDS_PER_HOUR):
             row = self.store.entries(entry >> 32, np.array([entry & NONE32]), verify=False)
             return int(row["deliver_at_ms"][0])
@@ -238,7 +227,7 @@ class Dispatcher(Listener):
         time, which `advance` may have been told ahead of."""
         if self.tick_ms < self.resume_ms:
             return []
-        return self.matcher.match(OFFERED - len(self.in_flight), now_ms)
+        return self.matcher.match(OFFERED - len(self.windows.in_flight), now_ms)
 
     def settle_offer(self, offer: Offer, granted: NDArray[np.bool_] | None) -> None:
         """Decided by apply: most of what it did not grant is settled or leased, and what is still owed waits again.
@@ -275,7 +264,8 @@ class Dispatcher(Listener):
             rows, owed = self._owed.look(hour, np.array(list(bad), np.uint32))
             rows = rows[owed]
             for number, entries in split(hour, rows["index"], rows["topic"]) if len(rows) else ():
-                self.windows.again(self.waiting.topic(number), entries)
+                first = hour * SECONDS_PER_HOUR + int(rows["second"].min())
+                self.windows.add(self.windows.topic(number), first, entries)
         for key in [key for key in self._damages if key[0] == hour]:
             del self._damages[key]
             self._reach_again(*key)
@@ -286,6 +276,6 @@ class Dispatcher(Listener):
         if at * 1000 + 1000 <= self.tick_ms:
             self.scans.recover(at)
         elif at * 1000 <= self.tick_ms:
-            self._repaired.add(at)
+            self._repaired.set(at, at * 1000 + 1000)
         else:
             self._preload.load_again(at)

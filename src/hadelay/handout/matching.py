@@ -8,11 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.handout.inflight import InFlight
-from hadelay.handout.owed import Owed
 from hadelay.handout.polls import PROPOSED, U32, Poll
 from hadelay.handout.queues import WaitQueue, Window
-from hadelay.handout.turns import Turns
 from hadelay.handout.waiting import Waiting
 from hadelay.handout.windows import Windows
 
@@ -49,9 +46,8 @@ class Offer:
 
 
 class Matcher:
-    def __init__(self, owed: Owed, windows: Windows, waiting: Waiting, turns: Turns, in_flight: InFlight) -> None:
-        self._owed, self._windows, self._waiting, self._turns = owed, windows, waiting, turns
-        self._in_flight = in_flight
+    def __init__(self, windows: Windows, waiting: Waiting) -> None:
+        self._windows, self._waiting, self._turns, self._owed = windows, waiting, windows.turns, windows.owed
         #: Messages whose tags were read, and those that only seemed to match.
         self.checked = self.false_positives = 0
 
@@ -81,10 +77,10 @@ class Matcher:
             at -= len(entries)
             if back is None:
                 for entry in entries:
-                    self._in_flight.pop(entry, None)
+                    self._windows.in_flight.pop(entry, None)
                 continue
             for n in reversed(range(len(entries))):
-                skipped_by = self._in_flight.pop(entries[n], ())
+                skipped_by = self._windows.in_flight.pop(entries[n], ())
                 for each in skipped_by if back[at + n] else ():
                     if not each.closed:
                         self._windows.give_back(each, [entries[n]])
@@ -136,8 +132,8 @@ class Matcher:
             entries.append(waiting.popleft())
         self._windows.size -= len(entries)
         looked = len(entries)
-        if not topic.plain or not self._in_flight.keys().isdisjoint(entries):
-            entries = self._in_flight.free(window, entries)
+        if not topic.plain or not self._windows.in_flight.keys().isdisjoint(entries):
+            entries = self._windows.take_free(window, entries)
         rows, owed = self._owed.look(hour, np.array(entries, np.int64).astype(np.uint32))
         if topic.overdue_before_ms and not window.overdue:
             owed = owed & self._windows.on_time(topic, rows)
@@ -161,7 +157,7 @@ class Matcher:
             cost = max(1, int(rows["size"].sum(dtype=np.int64)))
         self._windows.rescan_if_low(window)
         self._turns.charge(window, len(left), cost)
-        self._in_flight.add(window, left)
+        self._windows.in_flight.update(dict.fromkeys(left, (window,)))
         return Part(window, left, rows), cost
 
     def _later(self, rows: NDArray[np.void], owed: NDArray[np.bool_], until_ms: int, more: bool) -> NDArray[np.bool_]:

@@ -18,10 +18,9 @@ from hadelay.ledger.views import HandoutView
 
 
 class Owed:
-    def __init__(self, view: HandoutView) -> None:
-        self.view, self.store = view, view.store
-        #: Called with (hour, indexes) of entries that do not verify any more, or their records.
-        self.on_spoiled: Callable[[int, NDArray[np.uint32]], None] = lambda hour, indexes: None
+    def __init__(self, view: HandoutView, on_spoiled: Callable[[int, NDArray[np.uint32]], None]) -> None:
+        """on_spoiled(hour, indexes): these entries do not verify any more, or their records."""
+        self.view, self.store, self._on_spoiled = view, view.store, on_spoiled
 
     def look(self, hour: int, indexes: NDArray[np.uint32]) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
         """INDEX rows of these entries, and which of them are still owed."""
@@ -32,13 +31,12 @@ class Owed:
         bad = INDEX_CRC.bad(rows)
         if len(bad):
             # The entry was good when its second was loaded. A grant would make apply read it, and stop.
-            self.on_spoiled(hour, indexes[bad])
-            fine = np.ones(len(rows), np.bool_)
-            fine[bad] = False
+            self._on_spoiled(hour, indexes[bad])
             rows = rows.copy()
             rows["topic"][bad] = 0
-            return rows, self.view.owed(hour, rows) & fine
-        return rows, self.view.owed(hour, rows)
+        owed = self.view.owed(hour, rows)
+        owed[bad] = False
+        return rows, owed
 
     def passes(self, wanted: Filter | None, hour: int, row: np.void) -> bool:
         """By the tags in the record. A damaged record is reported, and passes nowhere until it is repaired."""
@@ -47,7 +45,7 @@ class Owed:
         try:
             record = self.store.record(hour, int(row["offset"]), int(row["size"]), verify=True)
         except DamagedFile:
-            self.on_spoiled(hour, row["index"].reshape(1))
+            self._on_spoiled(hour, row["index"].reshape(1))
             return False
         meta_size = int.from_bytes(record[4:8], "little")
         return wanted.matches(unpack(record[RECORD_SIZE : RECORD_SIZE + meta_size]).tags)

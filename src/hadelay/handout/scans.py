@@ -2,13 +2,13 @@
 
 A scan starts from the oldest second that still has something open (counted by apply), walks that second's chain, and
 goes on to the next such second: never whole hours. Scans are generators that yield after every slice, so that ten
-million overdue messages are looked through between other work. They run beside the wheel, not before it: messages
+million overdue messages are looked through between other work. They run beside the preload, not before it: messages
 that fall due now do not wait for the past.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from itertools import pairwise
 
@@ -16,11 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.formats import SECONDS_PER_HOUR
-from hadelay.handout.inflight import InFlight
-from hadelay.handout.owed import Owed
-from hadelay.handout.queues import Window, entries_of, split
-from hadelay.handout.waiting import Waiting
-from hadelay.handout.wheel import Second
+from hadelay.handout.queues import Window, entries_of
+from hadelay.handout.second import Second
 from hadelay.handout.windows import Windows
 from hadelay.ledger.chain import ChainWalk, Damage
 from hadelay.model import NONE32
@@ -39,17 +36,11 @@ _CATCH_UP_ROWS = 1 << 18
 
 
 class Scans:
-    def __init__(
-        self, owed: Owed, windows: Windows, waiting: Waiting, in_flight: InFlight, counts: Counter[int],
-        on_damage: Callable[[Damage], None],
-    ) -> None:  # fmt: skip
-        """counts: of ready messages, by topic number; scans add to it what was not counted before."""
-        self._owed, self._windows, self._waiting, self._in_flight = owed, windows, waiting, in_flight
-        self._counts, self._on_damage = counts, on_damage
-        #: All messages due by this time were made ready, or are covered by a mark.
-        self.tick_ms = 0
-        #: Seconds from here on belong to the wheel, which has not loaded them yet.
-        self.wheel_second = 0
+    def __init__(self, windows: Windows, on_damage: Callable[[Damage], None]) -> None:
+        self._windows, self._turns, self._owed = windows, windows.turns, windows.owed
+        self._on_damage = on_damage
+        #: The preload has not loaded the seconds from here on, and will make their messages ready.
+        self.first_unloaded = 0
         #: Messages the sweeper found owed and forgotten: a bug if it is not 0.
         self.swept = 0
         self._jobs: deque[Iterator[int]] = deque()
@@ -61,10 +52,9 @@ class Scans:
         self._sweep: Iterator[int] | None = None
         windows.on_low = self.rescan
 
-    def start(self, second: int, tick_ms: int) -> None:
-        """Look through everything owed before `second`, where the wheel starts."""
-        self.tick_ms, self.wheel_second = tick_ms, second
-        self._catch_up, self._catch_up_end = 0, second
+    def start(self, second: int) -> None:
+        """Look through everything owed before `second`, where the preload starts."""
+        self.first_unloaded = self._catch_up_end = second
         self._head_start = _HEAD_START * SLICE
         self._jobs.append(self._catching_up())
 
@@ -116,13 +106,13 @@ class Scans:
             rows = walk.step(SLICE)
             self._cost = max(len(rows), _SECOND_COST)
             if len(rows):
-                rows = rows[rows["deliver_at_ms"] <= self.tick_ms]
+                rows = rows[rows["deliver_at_ms"] <= self._turns.now_ms]
             yield rows[self._owed.view.owed(hour, rows)] if len(rows) else rows
         if walk.damage is not None:
             self._on_damage(walk.damage)
 
     def _catching_up(self) -> Iterator[int]:
-        while (second := self._owed.view.next_second(self._catch_up, self.tick_ms)) is not None:
+        while (second := self._owed.view.next_second(self._catch_up, self._turns.now_ms)) is not None:
             if second >= self._catch_up_end:
                 break
             self._catch_up = second
@@ -132,19 +122,9 @@ class Scans:
                 yield self._cost
             # From here to the end of the second no slice is left: the second is done at one instant.
             self._catch_up = second + 1
-            self._make_ready(found)
+            self._windows.make_ready(found.hour, second, *found.take(self._turns.now_ms))
+            self._windows.leave_out(second, found.overflow)
         self._catch_up = self._catch_up_end
-
-    def _make_ready(self, found: Second) -> None:
-        batch = found.take(self.tick_ms)
-        if batch is None:
-            return
-        for number, entries in split(found.hour, batch.indexes, batch.topics):
-            self._counts[number] += len(entries)
-            self._windows.add(self._waiting.topic(number), found.second, entries)
-        for number, count in found.overflow.items():
-            self._counts[number] += count
-            self._windows.leave_out(self._waiting.topic(number), found.second)
 
     def _rescanning(self, window: Window) -> Iterator[int]:
         topic = window.queue.topic
@@ -156,21 +136,19 @@ class Scans:
                     window.rescan_from = None
                     break
                 window.rescan_from = second
-                if second >= self.wheel_second:
-                    # Until the wheel has loaded it: what waits there may be of earlier seconds than what ran.
+                if second >= self.first_unloaded:
+                    # Wait until the preload has loaded it: its messages may be older than those that were made ready.
                     yield SLICE
                     continue
                 found = Second(second, room)
                 for rows in self._owed_rows(second):
                     rows = rows[rows["topic"] == topic.number]
                     rows = rows[window.pick(rows)] if len(rows) else rows
-                    found.add(rows[self._in_flight.missing(window, entries_of(found.hour, rows["index"]))])
+                    found.add(rows[self._windows.missing(window, entries_of(found.hour, rows["index"]))])
                     yield self._cost
-                batch = found.take(self.tick_ms)
                 if window.rescan_from is None:
                     break  # the topic was deleted meanwhile, or nobody asks for this any more
-                if batch is not None:
-                    self._windows.refill(window, entries_of(found.hour, batch.indexes))
+                self._windows.refill(window, entries_of(found.hour, found.take(self._turns.now_ms)[0]))
                 if not found.overflow:
                     # Whatever else of this second falls due, or is filed under it, was reported as missed.
                     missed = window.missed_since_scan
@@ -181,10 +159,10 @@ class Scans:
     def _next_scannable(self, second: int) -> int | None:
         """The next second at or after this one that has something owed and is not the catching up's business, which
         adds what it finds by itself."""
-        found = self._owed.view.next_second(second, self.tick_ms)
+        found = self._owed.view.next_second(second, self._turns.now_ms)
         if found is not None and self._catch_up <= found < self._catch_up_end:
-            found = self._owed.view.next_second(self._catch_up_end, self.tick_ms)
-        return found if found is not None and found * 1000 <= self.tick_ms else None
+            found = self._owed.view.next_second(self._catch_up_end, self._turns.now_ms)
+        return found if found is not None and found * 1000 <= self._turns.now_ms else None
 
     def _recovering(self, second: int) -> Iterator[int]:
         while self._catch_up <= second < self._catch_up_end:
@@ -196,7 +174,7 @@ class Scans:
         at = 0
         while (second := self._next_scannable(at)) is not None:
             # A second that has just passed is looked at in the next round.
-            if second >= self.wheel_second or second * 1000 + 2_000 > self.tick_ms:
+            if second >= self.first_unloaded or second * 1000 + 2_000 > self._turns.now_ms:
                 break
             at = second + 1
             for rows in self._owed_rows(second):
@@ -212,7 +190,7 @@ class Scans:
         edges = np.flatnonzero(np.diff(rows["topic"], prepend=NONE32, append=NONE32)).tolist()
         for first, end in pairwise(edges):
             number = int(rows["topic"][first])
-            for window in self._waiting.topic(number).windows():
+            for window in self._windows.topic(number).windows():
                 if spent >= SLICE:
                     yield spent
                     # The others had their turn: some may have been taken.
@@ -224,11 +202,11 @@ class Scans:
                 some = some.take(np.flatnonzero(owed[first:end] & window.pick(some)))
                 entries = entries_of(hour, some["index"])
                 wanted = window.queue.filter
-                missing = np.flatnonzero(self._in_flight.missing(window, entries)).tolist()
+                missing = np.flatnonzero(self._windows.missing(window, entries)).tolist()
                 if lost := [entries[n] for n in missing if self._owed.passes(wanted, hour, some[n])]:
                     count += len(lost)
                     self._windows.put(window, second, lost)
                     if wanted is None:
-                        self._counts[number] += len(lost)
+                        self._windows.ready_counts[number] += len(lost)
         yield spent
         return count

@@ -1,26 +1,27 @@
-"""Windows of ready messages: filled by the wheel and by scans, bounded by low-water marks.
+"""All windows of ready messages, of all topics: filled by the preload and by scans, bounded by low-water marks.
 
 When a window is full the rest stays on disk, and `rescan_from` remembers the earliest second from which the index has
 to be scanned again (handout/scans.py): ten million overdue messages cost no memory. While a window has that mark only
 a scan adds to it, so nothing is forgotten.
 
-A message stands in every window that it fits; whoever takes it first offers it, the others drop it when they come to
-it, and get it back if the offer comes to nothing. Apply would grant it only once in any case. So a window may hold
+A message stands in every window that it fits. The first window that takes it offers it; the others drop it when they
+come to it, and get it back if the offer fails. Apply would grant it only once in any case. So a window may hold
 messages that are gone, but must not lack one that is owed.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.handout.owed import Owed
-from hadelay.handout.queues import TopicTurn, WaitQueue, Window
+from hadelay.handout.queues import TopicTurn, WaitQueue, Window, split
 from hadelay.handout.turns import Turns
+from hadelay.ledger.flow import flow_of
 
 #: Limit of entries in all windows. Beyond it a window is small while somebody polls it, and empty otherwise.
 _TOTAL = 1 << 19
@@ -31,14 +32,49 @@ OVERDUE_MS = 5_000
 
 
 class Windows:
-    def __init__(self, limit: int, owed: Owed, turns: Turns) -> None:
+    def __init__(self, owed: Owed, turns: Turns, limit: int) -> None:
         """limit: of entries in one window."""
-        self.limit = limit
+        self.owed, self.turns, self.limit = owed, turns, limit
+        self.by_name: dict[str, TopicTurn] = {}
+        self.by_number: dict[int, TopicTurn] = {}
+        #: Count of messages that are due, not leased and not settled, by topic number.
+        self.ready_counts: Counter[int] = Counter()
         #: Count of entries in all windows.
         self.size = 0
+        #: Entries of offers that are not decided yet → the windows that gave the entry up or skipped it, which get it
+        #: back if the offer fails.
+        self.in_flight: dict[int, tuple[Window, ...]] = {}
         #: Called with a window that has a mark and has run low.
         self.on_low: Callable[[Window], None] = lambda window: None
-        self._owed, self._turns = owed, turns
+
+    # topics
+
+    def topic(self, number: int) -> TopicTurn:
+        return self.by_number.get(number) or self.named(self.owed.view.topic(number).name)
+
+    def named(self, name: str) -> TopicTurn:
+        topic = self.by_name.get(name)
+        if topic is None:
+            topic = self.by_name[name] = TopicTurn(name)
+        if topic.number is None and (number := self.owed.view.topic_number(name)) is not None:
+            topic.number = number
+            self.by_number[number] = topic
+            self.configure(number)
+        return topic
+
+    def configure(self, number: int) -> None:
+        """The topic was made, or its settings changed."""
+        topic, settings = self.topic(number), self.owed.view.topic(number).settings
+        topic.flow = flow_of(settings, self.turns.now_ms, topic.flow)
+        if (settings.catch_up_rate is not None) != bool(topic.overdue_before_ms):
+            self._separate(topic, settings.catch_up_rate is not None)
+        self.turns.go_on(topic)
+
+    def forget(self, number: int) -> None:
+        """The topic was purged or deleted: it owes nothing any more."""
+        self.ready_counts[number] = 0
+        for window in self.by_number[number].windows() if number in self.by_number else ():
+            self._clear(window)
 
     # bounds
 
@@ -59,27 +95,20 @@ class Windows:
         for window in queue.windows:
             self.rescan_if_low(window)
 
-    def leave_out(self, topic: TopicTurn, second: int) -> None:
-        """Some of that second's messages stay on disk until there is room."""
-        for queue in topic.queues():
-            for window in queue.windows:
-                window.leave_out(second)
-            self.rescan_low(queue)
-
-    def clear(self, window: Window) -> None:
+    def _clear(self, window: Window) -> None:
         self.size -= len(window.entries)
         window.entries.clear()
         window.rescan_from = window.missed_since_scan = None
 
     def close(self, window: Window) -> None:
-        self.clear(window)
+        self._clear(window)
         window.closed = True
 
     # the line between past and present
 
-    def separate(self, topic: TopicTurn, on: bool) -> None:
+    def _separate(self, topic: TopicTurn, on: bool) -> None:
         """Keep overdue messages apart from now on, or no longer."""
-        topic.overdue_before_ms = self._turns.now_ms - OVERDUE_MS if on else 0
+        topic.overdue_before_ms = self.turns.now_ms - OVERDUE_MS if on else 0
         for queue in topic.queues():
             if on:
                 queue.keep_apart(0)
@@ -91,8 +120,8 @@ class Windows:
     def on_time(self, topic: TopicTurn, rows: NDArray[np.void]) -> NDArray[np.bool_]:
         """Which of these are not overdue. Draw the line anew if one of them is far beyond it."""
         due = rows["deliver_at_ms"]
-        if len(due) and int(due.min()) < self._turns.now_ms - 2 * OVERDUE_MS:
-            before, topic.overdue_before_ms = topic.overdue_before_ms, self._turns.now_ms - OVERDUE_MS
+        if len(due) and int(due.min()) < self.turns.now_ms - 2 * OVERDUE_MS:
+            before, topic.overdue_before_ms = topic.overdue_before_ms, self.turns.now_ms - OVERDUE_MS
             for queue in topic.queues():
                 queue.windows[1].leave_out(before // 1000)
                 self.rescan_low(queue)
@@ -100,10 +129,34 @@ class Windows:
 
     # messages
 
+    def make_ready(self, hour: int, second: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> None:
+        """These entries of the hour fell due. second: since 1970, that they are filed under."""
+        for number, entries in split(hour, indexes, topics) if len(topics) else ():
+            self.ready_counts[number] += len(entries)
+            self.add(self.topic(number), second, entries)
+
+    def leave_out(self, second: int, counts: Counter[int]) -> None:
+        """So many messages of that second, by topic number, fell due and stay on disk until there is room."""
+        for number, count in counts.items():
+            self.ready_counts[number] += count
+            for queue in self.topic(number).queues():
+                for window in queue.windows:
+                    window.leave_out(second)
+                self.rescan_low(queue)
+
     def add(self, topic: TopicTurn, second: int, entries: list[int]) -> None:
-        """These, of one hour, fell due; what finds no room is left to a scan."""
-        for window, mine in self._shares(topic, entries):
-            self.put(window, second, mine)
+        """Put these entries of one hour into the windows that they fit; a scan finds the entries that have no room."""
+        if topic.plain:
+            self.put(topic.any.now, second, entries)
+            return
+        numbers = np.array(entries, np.int64)
+        rows, _ = self.owed.look(entries[0] >> 32, numbers.astype(np.uint32))
+        tagged = rows["tag_mask"].any()
+        for window in topic.windows():
+            if tagged or window.queue.filter is None:
+                mine = window.pick(rows)
+                if mine.any():
+                    self.put(window, second, numbers[mine].tolist())
 
     def put(self, window: Window, second: int, entries: list[int]) -> None:
         if window.rescan_from is not None:
@@ -118,37 +171,37 @@ class Windows:
             window.leave_out(second)
             self.rescan_low(window.queue)
 
-    def again(self, topic: TopicTurn, entries: list[int]) -> None:
-        """These, of one hour, are owed after all."""
-        for window, mine in self._shares(topic, entries):
-            self.refill(window, mine)
-
-    def _shares(self, topic: TopicTurn, entries: list[int]) -> Iterator[tuple[Window, list[int]]]:
-        """Which of these, of one hour, belong into which windows."""
-        if topic.plain:
-            yield topic.any.now, entries
-            return
-        numbers = np.array(entries, np.int64)
-        rows, _ = self._owed.look(entries[0] >> 32, numbers.astype(np.uint32))
-        tagged = rows["tag_mask"].any()
-        for window in topic.windows():
-            if tagged or window.queue.filter is None:
-                mine = window.pick(rows)
-                if mine.all():
-                    yield window, entries
-                elif mine.any():
-                    yield window, numbers[mine].tolist()
-
     def refill(self, window: Window, entries: list[int]) -> None:
         """A scan found these."""
         window.entries.extend(entries)
         self.size += len(entries)
-        self._turns.activate(window.queue)
+        self.turns.activate(window.queue)
 
     def give_back(self, window: Window, entries: list[int]) -> None:
         """These are the first in line again."""
         window.entries.extendleft(reversed(entries))
         self.size += len(entries)
+
+    def take_free(self, window: Window, entries: list[int]) -> list[int]:
+        """Those of the window's entries that are not in flight, each once; the window has skipped the others."""
+        free = []
+        for entry in dict.fromkeys(entries):
+            if entry in self.in_flight:
+                self._skip(window, entry)
+            else:
+                free.append(entry)
+        return free
+
+    def missing(self, window: Window, entries: list[int]) -> NDArray[np.bool_]:
+        """Which of these are neither in the window nor in flight; the window has skipped the latter."""
+        ready, in_flight = set(window.entries), self.in_flight
+        for entry in in_flight.keys() & entries if in_flight else ():
+            self._skip(window, entry)
+        return np.fromiter((entry not in ready and entry not in in_flight for entry in entries), bool, len(entries))
+
+    def _skip(self, window: Window, entry: int) -> None:
+        if window not in self.in_flight[entry]:
+            self.in_flight[entry] += (window,)
 
     def _drop_gone(self, window: Window) -> None:
         """The window is full, perhaps of messages that other windows gave up too."""
@@ -157,7 +210,7 @@ class Windows:
         hours = entries >> 32
         for hour in dict.fromkeys(hours.tolist()):
             mine = entries[hours == hour]
-            kept += mine[self._owed.look(hour, mine.astype(np.uint32))[1]].tolist()
+            kept += mine[self.owed.look(hour, mine.astype(np.uint32))[1]].tolist()
         self.size += len(kept) - len(window.entries)
         window.entries = deque(kept)
 
@@ -169,7 +222,7 @@ class Windows:
         while window.entries:
             some = list(islice(window.entries, 64))
             some = [entry for entry in some if entry >> 32 == some[0] >> 32]
-            owed = self._owed.look(some[0] >> 32, np.array(some, np.int64).astype(np.uint32))[1]
+            owed = self.owed.look(some[0] >> 32, np.array(some, np.int64).astype(np.uint32))[1]
             gone = len(some) if not owed.any() else int(owed.argmax())
             for _ in range(gone):
                 window.entries.popleft()

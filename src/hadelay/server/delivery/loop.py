@@ -18,7 +18,6 @@ from hadelay.codec.commandtypes import MAX_AHEAD_MS, Command
 from hadelay.errors import HadelayError, LimitReached, NoLeader
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.polls import DONE, Delivery, Poll
-from hadelay.handout.waiting import MAX_FILTERS, MAX_NAMED, MAX_UNKNOWN, TOPIC_FILTERS
 from hadelay.ledger.chain import Damage
 from hadelay.ledger.flow import is_limited
 from hadelay.ledger.ports import Listener
@@ -47,11 +46,6 @@ log = logging.getLogger(__name__)
 _STOPPING = frozenset((Command.TOPIC_PUT, Command.TOPIC_DELETE, Command.PURGE, Command.AUDITED))
 #: Timers have limits; to wake once an hour costs nothing.
 _LONGEST_SLEEP_S = 3_600.0
-_TOO_MANY_FILTERS = (
-    f"consumers ask for {TOPIC_FILTERS} different combinations of tags of one topic, or {MAX_FILTERS} in all, already: "
-    "use fewer, or topics"
-)
-_TOO_MANY_NAMED = f"waiting receives name {MAX_NAMED} topics already, or {MAX_UNKNOWN} that are not there: name fewer"
 #: Slices of the index that the sweeper looks at each time.
 _SWEEP_SLICES = 16
 
@@ -108,8 +102,7 @@ class DeliveryLoop:
             on_lease=lambda grant: self._expiry.add(grant.next_until_ms(), grant.key),
             on_ttl=lambda at_ms: self._ttl.filed(at_ms),
             watch=self.watch,
-            on_open=self._opened,
-            on_load=self._loaded,
+            read_ahead=self._read_ahead,
         )
         core.start(now)
         self.ledger.listener = core
@@ -156,14 +149,6 @@ class DeliveryLoop:
             self._term.deferred.clock_changed()
             self._turn_soon()
 
-    def _opened(self, hour: int) -> None:
-        if self._read_ahead is not None:
-            self._read_ahead.index(hour)
-
-    def _loaded(self, hour: int, rows: NDArray[np.void], ahead_ms: int) -> None:
-        if self._read_ahead is not None:
-            self._read_ahead.records(hour, rows, ahead_ms / 1000)
-
     def repaired(self, hour: int) -> None:
         """Damaged entries of the hour were repaired: walk its broken seconds again."""
         if self._term is not None:
@@ -191,10 +176,8 @@ class DeliveryLoop:
         self.askers.note(poll.consumer, poll.topics, self._now())
         if poll.request_id and term.is_repeated(poll, self._handout):
             return
-        if not term.core.waiting.has_room(poll):
-            term.polls.answer(poll, None, LimitReached(_TOO_MANY_NAMED, retry_after_ms=1_000))
-        elif not term.core.waiting.admits(poll):
-            term.polls.answer(poll, None, LimitReached(_TOO_MANY_FILTERS, retry_after_ms=1_000))
+        if problem := term.core.waiting.problem(poll):
+            term.polls.answer(poll, None, LimitReached(problem, retry_after_ms=1_000))
         else:
             term.polls.wait(poll)
             self._turn_soon()
@@ -363,7 +346,7 @@ class DeliveryLoop:
         if self._term is None:
             return {}
         core = self._term.core
-        every = core.ready_counts
+        every = core.windows.ready_counts
         counts = {number: every[number] for number in (every if numbers is None else numbers) if every[number] > 0}
         oldest = core.oldest_ready_ms(counts)
         return {number: (count, oldest[number]) for number, count in counts.items()}

@@ -1,13 +1,13 @@
-"""Hour wheel, second wheel, and the order of milliseconds."""
+"""Loaded seconds: the order of milliseconds, and when the leader wakes for them."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from hadelay.codec.formats import INDEX
-from hadelay.handout.wheel import HourWheel, Second, SecondWheel
+from hadelay.handout.second import Second
 from hadelay.model import HOUR_MS, NEVER_MS
-from tests.handout.desk import START_HOUR, START_MS, Desk
+from tests.handout.desk import START_MS, Desk
 
 SECOND = START_MS // 1000
 
@@ -22,29 +22,7 @@ def rows(*due: int, first: int = 0, topic: int = 0) -> np.ndarray:
 
 
 def taken(second: Second, ms: int) -> list[int]:
-    batch = second.take(START_MS + ms)
-    return [] if batch is None else batch.indexes.tolist()
-
-
-def test_slots_of_a_second_wheel_come_in_order() -> None:
-    count = np.zeros(3600, np.uint32)
-    count[[3, 10, 3599]] = 1
-    wheel = SecondWheel(START_HOUR, count, from_second=4)
-    wheel.mark(700)
-    wheel.mark(5)
-    wheel.mark(5)
-    assert not wheel.waits(3)
-    assert [wheel.take() for _ in range(4)] == [5, 10, 700, 3599]
-    assert wheel.first() is None
-    assert not wheel.waits(10)
-
-
-def test_hours_come_once_and_in_order() -> None:
-    wheel = HourWheel()
-    for hour in (9, 3, 9, 5):
-        wheel.add(hour)
-    assert [wheel.take() for _ in range(3)] == [3, 5, 9]
-    assert wheel.first() is None
+    return second.take(START_MS + ms)[0].tolist()
 
 
 def test_by_millisecond_then_by_number() -> None:
