@@ -220,30 +220,12 @@ class Dispatcher(Listener):
             return int(row["deliver_at_ms"][0])
         return self.tick_ms if window.rescan_from is None else window.rescan_from * 1000
 
-    # ---- polls
-
     def match(self, now_ms: int) -> list[Offer]:
-        """Take messages out of their windows for waiting polls: propose each, then call `settle_offer`. now_ms: cluster
-        time, which `advance` may have been told ahead of."""
+        """Take messages out of their windows for waiting polls: propose each offer, then call `matcher.settle`. now_ms:
+        cluster time, which `advance` may have been told ahead of."""
         if self.tick_ms < self.resume_ms:
             return []
         return self.matcher.match(OFFERED - len(self.windows.in_flight), now_ms)
-
-    def settle_offer(self, offer: Offer, granted: NDArray[np.bool_] | None) -> None:
-        """Decided by apply: most of what it did not grant is settled or leased, and what is still owed waits again.
-        None: not proposed after all."""
-        if granted is None:
-            self.matcher.settle(offer, np.ones(len(offer.entries), np.bool_))
-        elif granted.all():
-            self.matcher.settle(offer)
-        else:
-            owed = np.zeros(len(granted), np.bool_)
-            refused = np.flatnonzero(~granted)
-            for hour, some in groups(offer.hours[refused]):
-                mine = refused[some]
-                owed[mine] = self._owed.look(hour, offer.indexes[mine])[1]
-            self.matcher.refused(offer, ~granted)
-            self.matcher.settle(offer, owed)
 
     # ---- damage
 
@@ -268,14 +250,11 @@ class Dispatcher(Listener):
                 self.windows.add(self.windows.topic(number), first, entries)
         for key in [key for key in self._damages if key[0] == hour]:
             del self._damages[key]
-            self._reach_again(*key)
+            at = hour * SECONDS_PER_HOUR + key[1]
+            if at * 1000 + 1000 <= self.tick_ms:
+                self.scans.recover(at)
+            elif at * 1000 <= self.tick_ms:
+                self._repaired.set(at, at * 1000 + 1000)
+            else:
+                self._preload.load(at)
         self.wake()
-
-    def _reach_again(self, hour: int, second: int) -> None:
-        at = hour * SECONDS_PER_HOUR + second
-        if at * 1000 + 1000 <= self.tick_ms:
-            self.scans.recover(at)
-        elif at * 1000 <= self.tick_ms:
-            self._repaired.set(at, at * 1000 + 1000)
-        else:
-            self._preload.load_again(at)

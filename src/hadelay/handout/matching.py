@@ -12,6 +12,7 @@ from hadelay.handout.polls import PROPOSED, U32, Poll
 from hadelay.handout.queues import WaitQueue, Window
 from hadelay.handout.waiting import Waiting
 from hadelay.handout.windows import Windows
+from hadelay.ledger.hourstate import groups
 
 #: Limit of bytes in one answer, unless a single message is larger.
 GRANT_BYTES = 4 << 20
@@ -69,30 +70,35 @@ class Matcher:
         self._turns.serve(room, offer)
         return offers
 
-    def settle(self, offer: Offer, back: NDArray[np.bool_] | None = None) -> None:
-        """The offer was decided. back: what waits again, first in line, in every window that gave it up."""
+    def settle(self, offer: Offer, granted: NDArray[np.bool_] | None) -> None:
+        """Apply decided the offer; None: it was not proposed after all. Entries that were not granted and are still
+        owed are the first in line again, in every window that gave them up."""
+        if granted is None or not granted.all():
+            self._give_back(offer, granted)
+        for window, entries, _ in offer.parts:
+            window.queue.topic.in_flight -= len(entries)
+        for entry in offer.entries:
+            self._windows.in_flight.pop(entry, None)
+        self._turns.leases_ended()
+
+    def _give_back(self, offer: Offer, granted: NDArray[np.bool_] | None) -> None:
+        owed = np.ones(len(offer.entries), np.bool_)
+        if granted is not None:
+            owed &= ~granted
+            refused = np.flatnonzero(owed)
+            for hour, some in groups(offer.hours[refused]):
+                mine = refused[some]
+                owed[mine] = self._owed.look(hour, offer.indexes[mine])[1]
         at = len(offer.entries)
         for window, entries, _ in reversed(offer.parts):
-            window.queue.topic.in_flight -= len(entries)
             at -= len(entries)
-            if back is None:
-                for entry in entries:
-                    self._windows.in_flight.pop(entry, None)
-                continue
+            if granted is not None:
+                self._turns.refund(window, len(entries) - int(granted[at : at + len(entries)].sum()))
             for n in reversed(range(len(entries))):
-                skipped_by = self._windows.in_flight.pop(entries[n], ())
-                for each in skipped_by if back[at + n] else ():
+                for each in self._windows.in_flight.pop(entries[n], ()) if owed[at + n] else ():
                     if not each.closed:
                         self._windows.give_back(each, [entries[n]])
                         self._turns.activate(each.queue)
-        self._turns.leases_ended()
-
-    def refused(self, offer: Offer, refused: NDArray[np.bool_]) -> None:
-        """Apply did not grant these: the limits do not count them."""
-        at = 0
-        for window, entries, _ in offer.parts:
-            self._turns.refund(window, int(np.count_nonzero(refused[at : at + len(entries)])))
-            at += len(entries)
 
     def _offer(self, poll: Poll, first: WaitQueue, room: int, now_ms: int) -> Offer | None:
         """From the queue whose turn it is, then from the poll's others, until the answer is full."""

@@ -130,12 +130,13 @@ class Preload:
             if ahead > _LAST_MOMENT_MS and sum(second.size for second in self._seconds.values()) > PRELOAD_ROWS:
                 break
             (at,) = self._unloaded.due(first)
-            walk = self._load(at)
+            walk = self.load(at)
             budget -= walk.left
             if budget >= 0 and len(self.loading) == 1:
                 self.work()  # small, and nothing to interleave with
 
-    def _load(self, at: int) -> ChainWalk:
+    def load(self, at: int) -> ChainWalk:
+        """Load the second, also again when its chain was broken and is repaired."""
         second = self._seconds[at] = Second(at, PRELOAD_ROWS)
         walk = ChainWalk(self._store, second.hour, at % SECONDS_PER_HOUR)
         self.loading.append((second, walk))
@@ -236,7 +237,3 @@ class Preload:
         """The topic was purged or deleted."""
         for second in self._seconds.values():
             second.forget(topic)
-
-    def load_again(self, at: int) -> None:
-        """The second was loaded in part: its chain was broken, and is repaired now."""
-        self._load(at)

@@ -75,7 +75,7 @@ class CommitHandout:
         self._rounds = [offers for offers in self._rounds if offers]
         poll = term.polls.current(offer.poll)
         granted = error is None and isinstance(result, GrantResult) and result.existing is None
-        term.core.settle_offer(offer, result.granted if granted else None)
+        term.core.matcher.settle(offer, result.granted if granted else None)
         if granted:
             self._granted(offer, result, poll)
         elif isinstance(result, GrantResult) and result.existing is not None:

@@ -54,7 +54,7 @@ class IntervalHandout:
         term, mono = self._term, self._term.runtime.monotonic()
         for offer in offers:
             if self._in_hands(offer):
-                term.core.settle_offer(offer, None)
+                term.core.matcher.settle(offer, None)
                 term.wait_on(offer.poll)
                 self._resting_until = mono + self._interval_s / 2
                 term.turn_soon()
@@ -105,7 +105,7 @@ class IntervalHandout:
             return
         del term.offers[offer.seq], self._handed_at[offer.seq]
         granted = result.granted if isinstance(result, GrantResult) else np.ones(len(offer.entries), np.bool_)
-        term.core.settle_offer(offer, granted)
+        term.core.matcher.settle(offer, granted)
         if term.polls.has_successor(offer.poll):
             term.hand_out_again(term.polls.current(offer.poll), (term.number, offer.seq))
         term.changed()
