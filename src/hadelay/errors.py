@@ -22,6 +22,7 @@ FatalError                the process must stop: a failed sync, an impossible st
 from __future__ import annotations
 
 import errno
+from functools import partial
 from typing import Any, ClassVar
 
 #: Limit of the characters of a text that may repeat what somebody sent.
@@ -163,7 +164,11 @@ class DamagedFile(HadelayError):
 
     def __init__(self, path: str, offset: int, what: str, *, size: int = 0) -> None:
         super().__init__(f"{path}, offset {offset}: {what}")
-        self.path, self.offset, self.size = path, offset, size
+        self.path, self.offset, self.what, self.size = path, offset, what, size
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, which would call the class with the message alone."""
+        return partial(DamagedFile, size=self.size), (self.path, self.offset, self.what)
 
 
 class ConfigError(HadelayError):

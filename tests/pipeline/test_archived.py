@@ -166,7 +166,7 @@ def test_the_audit_says_which_hours_are_damaged_or_missing(tmp_path: Path, capsy
         (manifest, None, "missing", f"{FIRST}.json is missing"),
         (manifest, lambda data: data[:-9], "damaged", f"{FIRST}.json: "),
         (manifest, lambda data: data.replace(b"event", b"EVENT"), "damaged", f"{FIRST}.json"),
-        (parts["messages"], None, "damaged", f"{parts['messages']} is missing"),
+        (parts["messages"], None, "damaged", f"{parts['messages']}: the file is missing"),
         (parts["messages"], lambda data: data + b"x", "damaged", " bytes, not "),
         (parts["events"], lambda d: d[:middle] + bytes([d[middle] ^ 1]) + d[middle + 1 :], "damaged", "the file's CRC"),
         (parts["events"].with_name("x.parquet"), lambda _: b"PAR1", "damaged", "x.parquet is not in the manifest"),

@@ -25,7 +25,7 @@ from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
 from hadelay.pipeline import batches
 from hadelay.pipeline.archived import LOST, is_whole
 from hadelay.pipeline.arrow import Split
-from hadelay.pipeline.check import check, crc_of, log_bytes, says_all
+from hadelay.pipeline.check import check, check_references, crc_of, log_bytes
 from hadelay.pipeline.hourfiles import WAY_OUT, HourFiles, Listing, Store
 from hadelay.pipeline.jobs import ArchiveOptions, JobSummary
 from hadelay.pipeline.lease import Busy, Lease, lease
@@ -200,7 +200,7 @@ def _checked(store: Store, options: Options, files: HourFiles, spark: Any) -> So
     strict = replace(options, on_torn="fail")
     # Rows first: what state an entry is in can be said of rows that are right.
     check(spark, store, [files], strict, ("idx", "dsp"))
-    each(spark, partial(says_all, store, files, store.names()), ("idx", "dsp"))
+    each(spark, partial(check_references, store, files, store.names()), ("idx", "dsp"))
     (not_settled,) = each(spark, partial(_not_settled, store, options), [files])
     if not_settled:
         return int(not_settled)

@@ -1,12 +1,11 @@
-"""Read every archived hour again: are its files what they were when they were archived, and is each hour still there.
+"""Audit an archive: read every archived hour again and compare it with its manifest and with the catalogue.
 
-For hours that the cluster has deleted nothing else can tell. Rows of archives that were written by 0.1.0 are checked,
-too: there, names and entries may be missing that nobody looked for.
+Only the audit finds damage of hours that the cluster has deleted. Rows are checked, too: archives of 0.1.0 may lack
+names and entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,11 +20,11 @@ from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.tasks import Progress, each, silent
 from hadelay.storage import manifests
 from hadelay.storage.locations import Location, absolute
-from hadelay.storage.manifests import Catalogue, Listed, Manifest, Part
+from hadelay.storage.manifests import Catalogue, Manifest, Part
 
 KINDS = ("messages", "events")
-#: Column with a row's number in its hour, and columns that every row needs.
-_NEEDED = {"messages": ("entry", ("id", "topic")), "events": ("number", ("id", "topic", "event"))}
+#: Column with a row's number in its hour, and columns that are never null.
+_NEEDED = {"messages": ("entry", ["id", "topic"]), "events": ("number", ["id", "topic", "event"])}
 _ROWS = 1 << 17
 
 
@@ -49,99 +48,93 @@ def run(spark: Any, options: AuditOptions, progress: Progress = silent) -> JobSu
 
 
 def audit_hour(where: str, catalogue: Catalogue, hour: int) -> dict[str, Any]:
-    """OSError when the store does not answer."""
-    location, listed = Location(where), catalogue.hours.get(hour)
+    """Result for an hour, as in the summary. OSError when the store does not answer."""
+    location, name, listed = Location(where), manifests.manifest_name(hour), catalogue.hours.get(hour)
     found: dict[str, Any] = {
         "hour": hour_int(hour), "status": "ok", "version": 0, "messages": 0, "events": 0, "bytes": 0, "detail": "",
     }  # fmt: skip
-    name = manifests.manifest_name(hour)
     try:
         data = location.load(name)
+        manifest = manifests.decode_manifest(data)
     except FileNotFoundError:
         assert listed is not None
         found |= {"messages": listed["messages"], "events": listed["events"]}
         return found | {"status": "missing", "detail": f"{location.path(name)} is missing; the catalogue names it"}
-    try:
-        manifest = manifests.decode_manifest(data)
     except ValueError as error:
         return found | {"status": "damaged", "detail": f"{location.path(name)}: {error}"}
     found |= {"version": manifest["version"], "bytes": sum(part["bytes"] for part in manifest["files"])}
     found |= {kind: manifests.rows(manifest, kind) for kind in KINDS}
-    problems = _of_manifest(location, manifest, hour, data, listed, catalogue)
+    problems = [f"{location.path(name)} {problem}" for problem in _of_manifest(manifest, hour)]
+    if listed is not None and not catalogue.lists(hour, data):
+        problems.insert(0, f"{location.path(name)} is not the one that the catalogue names")
     for kind in KINDS:
         problems += _of_files(location, manifest, hour, kind)
     if problems:
         more = f"; {len(problems) - 1} more" if len(problems) > 1 else ""
         return found | {"status": "damaged", "detail": f"{problems[0]}{more}"}
-    return found | (
-        {"status": "unfinished", "detail": "no catalogue names it yet"} if _is_new(listed, catalogue) else {}
-    )
+    if listed is None and catalogue.names:
+        return found | {"status": "unfinished", "detail": "no catalogue names it yet"}
+    return found
 
 
-def _is_new(listed: Listed | None, catalogue: Catalogue) -> bool:
-    return listed is None and bool(catalogue.names)
-
-
-def _of_manifest(
-    location: Location, manifest: Manifest, hour: int, data: bytes, listed: Listed | None, catalogue: Catalogue
-) -> list[str]:  # fmt: skip
-    found, name = [], location.path(manifests.manifest_name(hour))
-    if listed is not None and not catalogue.lists(hour, data):
-        found.append(f"{name} is not the one that the catalogue names")
+def _of_manifest(manifest: Manifest, hour: int) -> list[str]:
+    """Contradictions within a manifest."""
+    found = []
     if manifest["hour"] != hour_int(hour):
-        found.append(f"{name} is of hour {manifest['hour']}")
+        found.append(f"is of hour {manifest['hour']}")
     source = manifests.source_of(manifest)
     rows = tuple(manifests.rows(manifest, kind) for kind in KINDS)
     if manifest["version"] > 1 and (source is None or rows != source[:2]):
-        found.append(f"{name} names files of {rows[0]} messages and {rows[1]} events, and its source has others")
+        found.append(f"names files of {rows[0]} messages and {rows[1]} events, and its source has others")
     return found
 
 
 def _of_files(location: Location, manifest: Manifest, hour: int, kind: str) -> list[str]:
+    """Damaged files, and files that the manifest does not name."""
     found, at = [], 0
     parts = manifests.of_kind(manifest, kind)
     for part in parts:
-        found += of_part(location, part, kind, at, manifests.rows(manifest, "messages"))
+        if problem := problem_of(location, part, kind, at, manifests.rows(manifest, "messages")):
+            found.append(f"{location.path(part['path'])}: {problem}")
         at += part["rows"]
     directory, named = f"{kind}/hour={hour_name(hour)}", {part["path"] for part in parts}
     for name in location.list(directory) or ():
         if name[0] not in "._" and f"{directory}/{name}" not in named:
             where = location.path(f"{directory}/{name}")
-            found.append(f"{where} is not in the manifest; who reads the directory counts its rows")
+            found.append(f"{where} is not in the manifest; readers of the directory count its rows")
     return found
 
 
-def of_part(location: Location, part: Part, kind: str, at: int, entries: int) -> list[str]:
-    """at: rows of the hour in the files before it."""
-    where = location.path(part["path"])
+def problem_of(location: Location, part: Part, kind: str, at: int, entries: int) -> str:
+    """Difference between a file and its manifest; "" for none. at: number of the file's first row in its hour;
+    entries: number of the hour's entries."""
     size = location.size(part["path"])
     if size is None:
-        return [f"{where} is missing"]
+        return "the file is missing"
     if size != part["bytes"]:
-        return [f"{where} has {size} bytes, not {part['bytes']}"]
+        return f"the file has {size} bytes, not {part['bytes']}"
     if not is_whole(location, part):
-        return [f"{where}: the file's CRC is not {part['crc32c']}, as it was when the file was written"]
+        return f"the file's CRC is not {part['crc32c']}, as it was when the file was written"
     try:
         with location.open(part["path"]) as file:
-            return _of_rows(pq.ParquetFile(file), where, kind, at, entries)
+            return _of_rows(pq.ParquetFile(file), kind, at, entries)
     except (pa.ArrowInvalid, KeyError) as error:
-        return [f"{where}: {error}"]
+        return str(error)
 
 
-def _of_rows(file: Any, where: str, kind: str, at: int, entries: int) -> list[str]:
+def _of_rows(file: Any, kind: str, at: int, entries: int) -> str:
     number, needed = _NEEDED[kind]
-    columns: Sequence[str] = (number, *needed, *(("entry",) if kind == "events" else ()))
-    for batch in file.iter_batches(_ROWS, columns=list(columns)):
+    for batch in file.iter_batches(_ROWS, columns=list({number, "entry", *needed})):
         numbers = np.asarray(batch.column(number))
         wrong = numbers != np.arange(at, at + len(numbers))
         if wrong.any():
             n = int(wrong.argmax())
-            return [f"{where}: {number} {at + n} is {numbers[n]}"]
+            return f"{number} {at + n} is {numbers[n]}"
         for name in needed:
             if missing := batch.column(name).null_count:
                 n = int(np.asarray(batch.column(name).is_null()).argmax())
-                return [f"{where}: {missing} rows have no {name}, the first is {number} {at + n}"]
+                return f"{missing} rows have no {name}, the first is {number} {at + n}"
         if kind == "events" and (np.asarray(batch.column("entry")) >= entries).any():
-            return [f"{where}: an event is of an entry that the hour does not have"]
+            return "an event is of an entry that the hour does not have"
         at += len(numbers)
-    return []
+    return ""

@@ -1,22 +1,44 @@
-"""Hour files as Arrow record batches: numpy all the way, no row is ever a Python object. A split is a range of rows of
-one hour."""
+"""Hour files as Arrow record batches, made with numpy: no row becomes a Python object.
+
+A message's meta, which is msgpack, is decoded once per distinct value of a batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import cached_property
 from itertools import pairwise
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from hadelay.pipeline.arrow import ARROW, Split
-from hadelay.pipeline.events import Events
-from hadelay.pipeline.hourfiles import Listing, Names, Store
-from hadelay.pipeline.messages import Messages
-from hadelay.pipeline.schema import KINDS, Options
+from hadelay.codec import meta
+from hadelay.codec.formats import INDEX, RECORD, RECORD_SIZE, handout_delay_ms, nack_reason
+from hadelay.codec.records import check_record
+from hadelay.errors import DamagedFile
+from hadelay.model import DEAD_HOURS, NONE32, Event
+from hadelay.pipeline.arrow import ARROW, Mask, Split, binaries, coded, ids, instants, without
+from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, damage, rows, topic_mask, usable
+from hadelay.pipeline.schema import KINDS, Options, hour_int
 
-#: Columns of few values, which `read` gives as dictionaries if it is asked to.
+#: Columns of few values; `read` returns them as dictionaries on request.
 CODED = frozenset(("topic", "state", "content_type", "event", "consumer", "node", "reason"))
+#: Limit of the bytes of records per batch.
+_BATCH_BYTES = 64 << 20
+_EVENTS_AT_ONCE = 1 << 20
+#: Offset of each field in a record's header.
+_AT = {name: int(field[1]) for name, field in (RECORD.fields or {}).items()}
+#: Sizes in a record's header.
+_SIZES = np.dtype([("meta", "<u4"), ("body", "<u4")])
+_STATE_NAMES = ("scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead", "moved")
+#: State by an entry's last event, "" for a waiting one. Event numbers grow in the order in which events can follow each
+#: other, so the last event is the largest.
+_STATES = ("", "leased", "acked", "", "", "expired", "cancelled", "moved", "moved", "moved")
+_STATE_OF_EVENT = np.array([_STATE_NAMES.index(name) if name else -1 for name in _STATES], np.int8)
+_EVENT_NAMES = [event.name.lower() for event in Event]  # they are numbered from 1
+_IS_MOVE = np.isin(np.arange(256), (Event.MOVED, Event.DEAD, Event.REDRIVEN))
 
 
 def schema(
@@ -28,10 +50,11 @@ def schema(
 
 
 def splits(listing: Listing, options: Options, *, even: bool = False) -> list[Split]:
-    """Of every hour that the options take, oldest first. even: an hour that has to be split is split into
-    equal parts, an even number of them, so that none is left over to be read alone by one of two tasks (no more: each
-    that needs `state` looks through all events). Else each part has split_rows but the last: archives name their files
-    after these."""
+    """Splits of all hours that the options take, oldest first, of up to split_rows rows.
+
+    even: split a large hour into an even number of equal parts, so that no part is left over to run alone on one of two
+    cores. Not into more parts: for `state` each reads all events. Else only the last part is smaller; archives name
+    their files after these parts."""
     found = []
     for files in sorted(listing.hours):
         if not options.takes(files.hour):
@@ -46,22 +69,309 @@ def splits(listing: Listing, options: Options, *, even: bool = False) -> list[Sp
 
 
 def read(
-    store: Store, options: Options, columns: Sequence[str], split: Split, names: Names | None = None, *,
-    as_codes: bool = False, required: Container[str] = (),
+    store: Store, options: Options, columns: Sequence[str], split: Split, *, as_codes: bool = False,
+    required: Container[str] = (),
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """The split's rows of the topics asked for. DamagedFile names file, hour and entry; with onTorn=skip such rows are
-    left out. as_codes: columns of few values are dictionaries, which Parquet is written from quicker. required: columns
-    that the schema says are never null."""
+    """The split's rows of the selected topics. DamagedFile names file, hour and entry; onTorn=skip omits such rows.
+
+    as_codes: return columns of few values as dictionaries, which Parquet is written from faster. required: columns that
+    are never null by the schema."""
     target = schema(options.kind, columns, as_codes=as_codes, required=required)
-    kind = Messages if options.kind == "messages" else Events
-    whole = kind(store, options, split, names or store.names())
+    reader = (_Messages if options.kind == "messages" else _Events)(store, options, split)
     needs_log = any(KINDS[options.kind][name].needs == "log" for name in columns)
     for start in range(split.start, split.stop, options.batch_rows):
-        stop = min(start + options.batch_rows, split.stop)
-        for batch in whole.batches(start, stop, needs_log):
+        for batch in reader.batches(start, min(start + options.batch_rows, split.stop), needs_log):
             found = [batch.column(name) for name in target.names]
             made = [
                 pa.array(a, f.type) if isinstance(a, np.ndarray) else a if a.type == f.type else a.cast(f.type)
                 for a, f in zip(found, target, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(made, schema=target)
+
+
+class _Batch:
+    """Rows of an hour."""
+
+    def __init__(self, reader: _Reader, rows: Rows) -> None:
+        self.reader, self.rows = reader, rows
+        self.names: Names = reader.names
+
+    def column(self, name: str) -> Any:
+        """An array of numpy or Arrow, as long as `rows`."""
+        make = self.reader.columns.get(name)
+        return np.ascontiguousarray(self.rows[name]) if make is None else make(self)
+
+
+class _Reader:
+    """Reads the selected rows of a split."""
+
+    #: Functions for columns that are not fields of the rows.
+    columns: ClassVar[dict[str, Callable[[Any], Any]]]
+
+    def __init__(self, store: Store, options: Options, split: Split) -> None:
+        self.store, self.options, self.split, self.files = store, options, split, split.files
+        self.names: Names = store.names()
+        self.selected = topic_mask(options.topics, self.names)
+
+    def batches(self, start: int, stop: int, needs_log: bool) -> Iterator[_Batch]:
+        """Selected rows of rows [start, stop)."""
+        raise NotImplementedError
+
+    def of_topics(self, numbers: npt.NDArray[np.uint32]) -> Mask:
+        """Whether each topic number is selected."""
+        assert self.selected is not None
+        return np.asarray(self.selected[np.minimum(numbers, len(self.selected) - 1)])
+
+    def usable(self, suffix: str, start: int, stop: int) -> tuple[Rows, Mask | None]:
+        verify, skip = self.options.verify, self.options.on_torn == "skip"
+        return usable(self.store, self.files, suffix, start, stop, verify=verify, skip=skip)
+
+
+_COLUMNS: dict[str, Callable[[_Batch], Any]] = {
+    "hour": lambda b: np.full(len(b.rows), hour_int(b.reader.files.hour), np.int32),
+    "dead": lambda b: np.full(len(b.rows), b.reader.files.hour >= DEAD_HOURS),
+    "entry": lambda b: b.rows["index"].astype(np.int64),
+}
+
+
+# ---- messages
+
+
+class _MessageBatch(_Batch):
+    reader: _Messages
+    #: Bytes of the .log, where each row's record starts in them, and its size; set if a column needs the .log.
+    log: Any = None
+    at: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+    def gathered(self, kind: npt.DTypeLike, skip: int) -> npt.NDArray[Any]:
+        """Values of this type at offset `skip` of each record."""
+        kind = np.dtype(kind)
+        plain = f"V{kind.itemsize}"  # as plain bytes: numpy would gather field by field
+        where = np.ndarray(len(self.log) - skip - kind.itemsize + 1, plain, self.log, skip, strides=(1,))
+        return where[self.at].view(kind)
+
+    @cached_property
+    def sizes(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Size of each record's meta and body."""
+        found = self.gathered(_SIZES, _AT["meta_size"])
+        return found["meta"].astype(np.int64), found["body"].astype(np.int64)
+
+    def pieces(self, skip: npt.NDArray[np.int64] | int, sizes: npt.NDArray[np.int64]) -> pa.Array:
+        """`sizes` bytes of each record, from `skip` bytes behind its header. Rows may share a record, and records may
+        be in any order."""
+        if (skip + sizes > self.lengths - RECORD_SIZE).any():
+            where = self.reader.store.where(self.reader.files, "log")
+            raise DamagedFile(where, 0, "a header's sizes do not fit; try verify=true")
+        return binaries(self.log, self.at + (RECORD_SIZE + skip), sizes)
+
+    @cached_property
+    def metas(self) -> tuple[list[meta.Meta], pa.Array]:
+        """(distinct metas, number of each row's meta)."""
+        encoded = self.pieces(0, self.sizes[0]).dictionary_encode()
+        return [meta.unpack(data) for data in encoded.dictionary.to_pylist()], encoded.indices
+
+    def of_meta(self, get: Callable[[meta.Meta], Any], kind: str = "STRING") -> pa.Array:
+        values, indices = self.metas
+        return pa.array([get(value) for value in values], ARROW[kind]).take(indices)
+
+
+_MESSAGE_COLUMNS: dict[str, Callable[[_MessageBatch], Any]] = {
+    **_COLUMNS,
+    "id": lambda b: ids(b.rows["first_id"]),
+    "first_id": lambda b: b.rows["first_id"].astype(np.int64),
+    "topic": lambda b: coded(b.names.topics, b.rows["topic"]),
+    "deliver_at": lambda b: instants(b.rows["deliver_at_ms"]),
+    "tag_mask": lambda b: b.rows["tag_mask"].astype(np.int64),
+    "size": lambda b: b.rows["size"].astype(np.int32),
+    "state": lambda b: coded(_STATE_NAMES, b.reader.states(b.rows)),
+    "published_at": lambda b: instants(b.gathered("<i8", _AT["published_at_ms"])),
+    "content_type": lambda b: b.of_meta(lambda m: m.ct).dictionary_encode(),
+    "key": lambda b: b.of_meta(lambda m: m.key),
+    "tags": lambda b: b.of_meta(lambda m: m.tags, "ARRAY<STRING>"),
+    "meta": lambda b: b.of_meta(lambda m: list(m.meta.items()), "MAP<STRING,STRING>"),
+    "body": lambda b: b.pieces(*b.sizes),
+}
+
+
+class _Messages(_Reader):
+    columns = _MESSAGE_COLUMNS
+
+    def batches(self, start: int, stop: int, needs_log: bool) -> Iterator[_MessageBatch]:
+        found, keep = self.usable("idx", start, stop)
+        if self.selected is not None:
+            selected = self.of_topics(found["topic"])
+            keep = selected if keep is None else keep & selected
+        if keep is not None and not keep.all():
+            found = found[keep]
+        if not needs_log:
+            if len(found):
+                yield _MessageBatch(self, found)
+            return
+        # Bodies may be large: limit the bytes of each batch's records.
+        lengths = found["size"].astype(np.int64)
+        cuts = np.flatnonzero(np.diff(lengths.cumsum() // _BATCH_BYTES)) + 1
+        for first, last in pairwise((0, *cuts.tolist(), len(found))):
+            batch = self._with_records(found[first:last], lengths[first:last])
+            if len(batch.rows):
+                yield batch
+
+    @cached_property
+    def _last_events(self) -> npt.NDArray[np.uint8]:
+        """Number of the last event of each entry of the split; 0: none."""
+        split, files = self.split, self.files
+        last = np.zeros(split.stop - split.start, np.uint8)
+        for at in range(0, files.events, _EVENTS_AT_ONCE):
+            events, good = self.usable("dsp", at, min(at + _EVENTS_AT_ONCE, files.events))
+            entries = events["index"] - np.uint32(split.start)  # entries before the split wrap around and become large
+            mine = (entries < len(last)) & (events["event"] < len(_STATES))
+            if good is not None:
+                mine &= good
+            np.maximum.at(last, entries[mine], events["event"][mine])
+        return last
+
+    def states(self, found: Rows) -> npt.NDArray[np.int8]:
+        """State of each row, as a position in _STATE_NAMES."""
+        if self.files.hour >= DEAD_HOURS:
+            waiting = np.full(len(found), _STATE_NAMES.index("dead"), np.int8)
+        else:
+            waiting = (found["deliver_at_ms"] <= self.split.as_of_ms).astype(np.int8)
+        states = _STATE_OF_EVENT[self._last_events[found["index"].astype(np.int64) - self.split.start]]
+        return np.where(states < 0, waiting, states)
+
+    def _with_records(self, rows: Rows, lengths: npt.NDArray[np.int64]) -> _MessageBatch:
+        """A batch with the rows' records. A row without one is refused, or omitted with onTorn=skip."""
+        offsets = rows["offset"].astype(np.int64)
+        good = (offsets + lengths <= self.files.log_bytes) & (lengths >= RECORD_SIZE)
+        if not good.all():
+            self._refuse(rows[good.argmin()], "its record is not in the .log")
+            rows, lengths, offsets = rows[good], lengths[good], offsets[good]
+        batch = _MessageBatch(self, rows)
+        if not len(rows):
+            return batch
+        batch.log, batch.at = _records(self.store, self.files, offsets, offsets + lengths)
+        batch.lengths = lengths
+        if self.options.verify:
+            good = np.ones(len(rows), np.bool_)
+            for n, (at, size) in enumerate(zip(batch.at.tolist(), lengths.tolist(), strict=True)):
+                if (what := check_record(batch.log[at : at + size].tobytes(), size)) is not None:
+                    self._refuse(rows[n], what)
+                    good[n] = False
+            batch.rows, batch.at, batch.lengths = rows[good], batch.at[good], lengths[good]
+        return batch
+
+    def _refuse(self, row: np.void, what: str) -> None:
+        if self.options.on_torn != "skip":
+            raise damage(self.store, self.files, "idx", int(row["index"]), what)
+
+
+def _records(
+    store: Store, files: HourFiles, offsets: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """(bytes, where each record starts in them), read in few pieces: the store's max_gap says which gaps to read."""
+    starts = offsets
+    if (starts[1:] < starts[:-1]).any():  # usually ascending
+        order = offsets.argsort(kind="stable")
+        starts, ends = offsets[order], ends[order]
+    ends = np.maximum.accumulate(ends)
+    cuts = np.flatnonzero(starts[1:] - ends[:-1] > store.max_gap) + 1
+    firsts, lasts = starts[np.r_[0, cuts]], ends[np.r_[cuts - 1, len(ends) - 1]]
+    pieces = [store.read(files, "log", a, b) for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+    if len(pieces) == 1:
+        return pieces[0], offsets - firsts[0]
+    bases = np.cumsum([0, *(lasts - firsts)[:-1]]) - firsts
+    where = np.searchsorted(firsts, offsets, "right") - 1
+    return np.concatenate(pieces), offsets + bases[where]
+
+
+# ---- events
+
+
+class _EventBatch(_Batch):
+    reader: _Events
+    #: Position of each event in its file.
+    numbers: npt.NDArray[np.int64]
+
+    @cached_property
+    def moved(self) -> Mask:
+        """Events that name a new entry."""
+        return np.asarray(_IS_MOVE[self.rows["event"]])
+
+    def other_hour(self) -> pa.Array:
+        shown = np.zeros(len(self.rows), np.int32)
+        values, inverse = np.unique(self.rows["other_hour"][self.moved], return_inverse=True)
+        # Larger numbers, in damaged rows, are not hours.
+        hours = [hour_int(value) if value < 2 * DEAD_HOURS else 0 for value in values.tolist()]
+        shown[self.moved] = np.array(hours, np.int32)[inverse]
+        return pa.array(shown, mask=~self.moved)
+
+    @cached_property
+    def entries(self) -> tuple[Rows, npt.NDArray[np.int64], Mask]:
+        """(INDEX rows, position of each event's entry in them, events without an entry). There is at least one row."""
+        files = self.reader.files
+        at = self.rows["index"].astype(np.int64)
+        missing = at >= files.entries
+        if missing.all():
+            return np.zeros(1, INDEX), np.zeros_like(at), missing
+        if missing.any():
+            at[missing] = at[~missing][0]
+        first, last = int(at.min()), int(at.max())
+        return rows(self.reader.store, files, "idx", first, last + 1), at - first, missing
+
+    def of_entry(self, name: str) -> npt.NDArray[Any]:
+        """A field of each event's entry; undefined where the entry is missing."""
+        index, at, _ = self.entries
+        return np.asarray(index[name][at])
+
+    def known(self, values: pa.Array) -> pa.Array:
+        """The values, null for events without an entry."""
+        return without(values, self.entries[2])
+
+
+_EVENT_COLUMNS: dict[str, Callable[[_EventBatch], Any]] = {
+    **_COLUMNS,
+    "number": lambda b: b.numbers,
+    "event": lambda b: coded(_EVENT_NAMES, b.rows["event"] - np.uint8(1)),  # 0 wraps around and becomes large
+    "at": lambda b: instants(b.rows["at_ms"]),
+    "consumer": lambda b: coded(b.names.consumers, np.where(b.moved, NONE32, b.rows["consumer"])),
+    "node": lambda b: coded(b.names.nodes, b.rows["node"]),
+    "other_hour": _EventBatch.other_hour,
+    "other_dead": lambda b: pa.array(b.rows["other_hour"] >= DEAD_HOURS, mask=~b.moved),
+    "other_entry": lambda b: pa.array(b.rows["consumer"].astype(np.int64), mask=~b.moved),
+    "reason": lambda b: coded(
+        b.names.reasons, np.where(b.rows["event"] == Event.NACKED, nack_reason(b.rows["other_hour"]), NONE32)
+    ),
+    "handout_delay_ms": lambda b: _some(handout_delay_ms(b.rows), -1),
+    "previous": lambda b: _some(b.rows["previous"].astype(np.int64), NONE32),
+    "id": lambda b: b.known(ids(b.of_entry("first_id"))),
+    "first_id": lambda b: b.known(pa.array(b.of_entry("first_id").view(np.int64))),
+    "topic": lambda b: coded(b.names.topics, np.where(b.entries[2], NONE32, b.of_entry("topic"))),
+    "deliver_at": lambda b: b.known(instants(b.of_entry("deliver_at_ms"))),
+}
+
+
+def _some(values: npt.NDArray[np.int64], none: int) -> pa.Array:
+    """The values; `none` becomes null."""
+    return pa.array(values, mask=values == none)
+
+
+class _Events(_Reader):
+    columns = _EVENT_COLUMNS
+
+    def batches(self, start: int, stop: int, needs_log: bool) -> Iterator[_EventBatch]:
+        found, keep = self.usable("dsp", start, stop)
+        numbers = np.arange(start, stop, dtype=np.int64)
+        if (kind := self.options.kind) != "events":
+            wanted = (found["event"] == Event.LEASED) == (kind == "dispatches")
+            keep = wanted if keep is None else keep & wanted
+        batch = self._batch(found, numbers, keep)
+        if self.selected is not None:
+            selected = self.of_topics(batch.of_entry("topic")) & ~batch.entries[2]
+            batch = self._batch(batch.rows, batch.numbers, selected)
+        if len(batch.rows):
+            yield batch
+
+    def _batch(self, found: Rows, numbers: npt.NDArray[np.int64], keep: Mask | None) -> _EventBatch:
+        batch = _EventBatch(self, found if keep is None else found[keep])
+        batch.numbers = numbers if keep is None else numbers[keep]
+        return batch

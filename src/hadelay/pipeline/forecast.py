@@ -1,8 +1,8 @@
-"""Seconds to come in which more falls due than can be taken, and what would help.
+"""Coming seconds in which more messages fall due than consumers can take, and advice.
 
-What is known now is counted; what will still be published is not. Whoever takes `threshold` messages per second works
-off a second with more in the seconds after it: how late that makes messages is computed, and so is the smallest jitter
-that would do without lateness: each message due up to so much later, at random, as its publisher chooses deliver_at.
+Only published messages count. Consumers that take `threshold` messages per second need more time for a busier second:
+the forecast computes how late that makes messages, and the jitter that avoids it. Jitter is a random time that the
+publisher adds to deliver_at.
 """
 
 from __future__ import annotations
@@ -12,37 +12,38 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.pipeline import load, page, timing
+from hadelay.pipeline import page, timing
 from hadelay.pipeline.hourfiles import Names, Rows
 from hadelay.pipeline.jobs import ForecastOptions, JobSummary
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.tasks import Progress, silent
 
 Counts = npt.NDArray[np.int64]
-#: Hot seconds that are named, the hottest first.
-_NAMED = 100
+#: Limit of the listed hot seconds, hottest first.
+_LISTED = 100
 _MAX_JITTER_S = 3600
-#: The load to come that a catch-up has to leave room for.
+#: Time ahead whose load a catch-up must leave room for.
 _NEAR_S = 600
 
 
 class Drain(NamedTuple):
+    #: Maximum number of waiting messages, and their longest wait.
     backlog: int
     wait_s: float
-    #: The first second from which on nothing waits; none if not within.
+    #: First second after which no message waits; None: beyond the last second.
     clear: int | None
 
 
 def run(spark: Any, options: ForecastOptions, progress: Progress = silent) -> JobSummary:
-    # Hours that are over may still owe something: that comes at once.
+    # Waiting messages of past hours are overdue.
     as_of_ms, parts, names = timing.over_hours(spark, options, timing.per_second, progress, options.hours)
     now = -(-as_of_ms // 1000)
-    found = timing.merged(parts, timing.wanted(options, names))
+    found = timing.of_topics(timing.merged(parts), options, names)
     found = found[(found["waiting"] > 0) & (found["second"] < now + options.hours * 3600)]
     overdue = int(found["waiting"][found["second"] < now].sum())
     found = found[found["second"] >= now]
     whole = timing.summed(found, ("second",))
-    counts = load.dense(whole, "waiting", now, now + options.hours * 3600 - 1)
+    counts = timing.dense(whole, "waiting", now, now + options.hours * 3600 - 1)
     hot = np.flatnonzero(counts > options.threshold)
     drained = drain(counts, options.threshold, overdue)
     room = options.threshold - float(counts[:_NEAR_S].mean())
@@ -61,9 +62,10 @@ def run(spark: Any, options: ForecastOptions, progress: Progress = silent) -> Jo
 
 
 def _hottest(found: Rows, names: Names, counts: Counts, hot: npt.NDArray[np.intp], now: int) -> list[dict[str, Any]]:
-    """second (UTC), messages, topics (name → messages, the largest three). hot: seconds from `now` on."""
+    """The hottest seconds: second (UTC), messages, topics (name → messages, the largest three). hot: seconds after
+    `now`."""
     told = []
-    for at in hot[np.argsort(-counts[hot], kind="stable")][:_NAMED].tolist():
+    for at in hot[np.argsort(-counts[hot], kind="stable")][:_LISTED].tolist():
         some = found[found["second"] == now + at]
         some = some[np.argsort(-some["waiting"], kind="stable")][:3]
         topics = dict(zip(timing.topic_names(names, some["topic"]), some["waiting"].tolist(), strict=True))
@@ -84,10 +86,9 @@ def _hours(whole: Rows, threshold: int) -> list[dict[str, Any]]:
 
 
 def drain(counts: Counts, rate: int, waiting: int = 0) -> Drain:
-    """What waits when `rate` per second are taken, oldest first. counts: due in each second; waiting: due before."""
-    if not len(counts):
-        return Drain(waiting, waiting / rate, None if waiting else 0)
-    # Lindley: the backlog is how far the sum of (due - rate) stands above its lowest point so far.
+    """Backlog when consumers take `rate` messages per second, oldest first. counts: due in each second; waiting: due
+    before."""
+    # Lindley: the backlog is the sum of (due - rate) minus its minimum so far.
     total = waiting + np.cumsum(counts - rate)
     backlog = total - np.minimum.accumulate(np.minimum(total, 0))
     worst = max(int(backlog.max()), waiting)
@@ -97,14 +98,14 @@ def drain(counts: Counts, rate: int, waiting: int = 0) -> Drain:
 
 
 def jitter(counts: Counts, threshold: int) -> int | None:
-    """A J such that spreading every message evenly over the J seconds from its own on leaves no second with more than
-    `threshold`, and J - 1 does not; 0 if none has more, None if an hour is not enough."""
-    if not len(counts) or int(counts.max()) <= threshold:
+    """Jitter of J seconds: spreading each message evenly over J seconds leaves no second above `threshold`, and J - 1
+    does not suffice. 0 if no second is above; None if an hour does not suffice."""
+    if int(counts.max()) <= threshold:
         return 0
     total = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     def fits(seconds: int) -> bool:
-        # In a second there is 1/J of what is due in the J seconds up to it.
+        # A second gets 1/J of the messages due in the J seconds up to it.
         most = int((total[seconds:] - total[:-seconds]).max()) if seconds < len(total) else int(total[-1])
         return most <= threshold * seconds
 
@@ -158,7 +159,9 @@ def report(summary: JobSummary, counts: Counts, first: int) -> str:
     parts = [
         page.section(
             "What is coming", f"{summary.coming:,} messages known by now; the busiest second of each stretch (UTC).",
-            page.plot(*load.peaks({"due": counts}, first), unit="messages/s", limit=summary.threshold),
+            page.plot(
+                lambda at: timing.instant(first + at)[5:], {"due": counts}, unit="messages/s", limit=summary.threshold
+            ),
         ),
         page.section(
             "Hour by hour", "Times are UTC.",

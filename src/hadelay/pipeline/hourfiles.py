@@ -1,52 +1,65 @@
-"""What stores of hour files have in common: what they list, how rows are taken from them, and how damage is told."""
+"""Hour files as their stores provide them: listings, rows, and where files are damaged.
+
+Rows have checksums of their own, but a row that was removed, doubled or swapped with another one still verifies. Such
+damage is found by references: entry n contains its number n, an event names the previous event of its message, and the
+records of a .log follow each other without gaps.
+"""
 
 from __future__ import annotations
 
 import base64
 import zlib
-from dataclasses import dataclass, field
-from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE
-from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC
+from hadelay.codec.checksums import RowCrc
+from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE, RECORD_SIZE
+from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC, group
+from hadelay.codec.records import check_record, decode_record
 from hadelay.errors import BadRequest, DamagedFile
-from hadelay.model import hour_name
-from hadelay.pipeline.damage import Flaw, in_rows, locate
+from hadelay.model import NONE32, hour_name
 from hadelay.storage.names import KINDS, decode_names
 
 Rows = npt.NDArray[np.void]
 Bytes = npt.NDArray[np.uint8]
 WAY_OUT = "copy it from another node, or leave it out with onTorn=skip"
-ROW = {"idx": (INDEX, INDEX_CRC, "entry"), "dsp": (DISPATCH, DISPATCH_CRC, "event")}
+#: Rows and bytes that are checked at a time.
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 1 << 16, 8 << 20
+
+
+class RowKind(NamedTuple):
+    dtype: np.dtype[Any]
+    crc: RowCrc
+    #: What a row is called in messages.
+    name: str
+
+
+ROW = {"idx": RowKind(INDEX, INDEX_CRC, "entry"), "dsp": RowKind(DISPATCH, DISPATCH_CRC, "event")}
 
 
 class HourFiles(NamedTuple):
-    """What is committed of one hour. crcs: CRC-32C of .log, .idx and .dsp up to there, where they are known."""
+    """Committed part of an hour's files."""
 
     hour: int
     entries: int
     events: int
     log_bytes: int
+    #: CRC-32C of the committed .log, .idx and .dsp; None without a checkpoint.
     crcs: tuple[int, int, int] | None = None
-    #: It is read from an archive (archived.py).
+    #: The hour is read from an archive (archived.py).
     archived: bool = False
 
-    def crc(self, suffix: str) -> int | None:
-        return None if self.crcs is None else self.crcs[("log", "idx", "dsp").index(suffix)]
-
     def length(self, suffix: str) -> int:
-        """In bytes."""
+        """Committed bytes of a file."""
         return {"log": self.log_bytes, "idx": self.entries * INDEX_SIZE, "dsp": self.events * DISPATCH_SIZE}[suffix]
 
 
 class Listing(NamedTuple):
     hours: list[HourFiles]
-    #: Unix ms: the listing knows of nothing later.
+    #: Unix ms. The listing has everything that was committed before.
     as_of_ms: int
 
     def encode(self) -> str:
@@ -54,7 +67,7 @@ class Listing(NamedTuple):
 
 
 def decode_listing(text: str) -> Listing:
-    """BadRequest unless `Listing.encode` made it."""
+    """BadRequest unless `Listing.encode` made the text."""
     try:
         hours, as_of_ms = msgpack.unpackb(zlib.decompress(base64.b64decode(text)), use_list=False)
         return Listing([HourFiles(*hour) for hour in hours], as_of_ms)
@@ -62,91 +75,95 @@ def decode_listing(text: str) -> Listing:
         raise BadRequest("option listing: expected what Listing.encode gives") from None
 
 
-@dataclass(frozen=True)
-class Names:
-    """number → name."""
+class Names(NamedTuple):
+    """Names by number."""
 
-    topics: list[str] = field(default_factory=list)
-    consumers: list[str] = field(default_factory=list)
-    nodes: list[str] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
+    topics: list[str]
+    consumers: list[str]
+    nodes: list[str]
+    reasons: list[str]
 
 
 class Store(Protocol):
+    """Read access to hour files. Stores are pickled into tasks."""
+
     @property
     def max_gap(self) -> int:
-        """Bytes that are better read than skipped between two pieces of a .log."""
+        """Limit of the bytes between two pieces of a .log that are read along instead of skipped."""
         ...
 
     def list(self) -> Listing: ...
 
     def names(self) -> Names:
-        """At least those of the last listing."""
+        """All names that rows of the last listing refer to, or more."""
         ...
 
     def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
-        """Those bytes of .log, .idx or .dsp. DamagedFile when they are not there."""
+        """Bytes [start, stop) of .log, .idx or .dsp. DamagedFile if the file is shorter."""
         ...
 
     def where(self, files: HourFiles, suffix: str) -> str:
-        """For messages: the file's name; of `names` and state.mdb too, which are no hour's."""
+        """Path of a file, for messages; suffix may also be `names` or `state.mdb`, which belong to no hour."""
         ...
 
 
+def topic_mask(topics: str, names: Names) -> npt.NDArray[np.bool_] | None:
+    """Topic number → selected; the last element is for numbers without a name. None: all are selected. topics:
+    separated by commas."""
+    selected = {name.strip() for name in topics.split(",")}
+    return np.array([*(name in selected for name in names.topics), False]) if topics else None
+
+
+# ---- rows
+
+
 def rows(store: Store, files: HourFiles, suffix: str, start: int, stop: int, *, verify: bool = False) -> Rows:
-    """INDEX or DISPATCH rows [start, stop). DamagedFile names file, hour and entry: of an entry that says it stands
-    elsewhere, and, with verify, of a row whose CRC is wrong."""
-    found, bad = _rows_and_bad(store, files, suffix, start, stop, verify=verify)
-    if len(bad):
-        name = ROW[suffix][2]
-        wrong = ROW[suffix][1].bad(np.ascontiguousarray(found[bad[:1]]))
-        what = f"the {name}'s CRC is wrong" if len(wrong) else f"{name} {found['index'][bad[0]]} stands here"
-        raise damage(store, files, suffix, start + int(bad[0]), what)
-    return found
+    """INDEX or DISPATCH rows [start, stop). DamagedFile, with file, hour and number, for an entry with another entry's
+    number and, with verify, for a row with a wrong CRC."""
+    return usable(store, files, suffix, start, stop, verify=verify)[0]
 
 
 def usable(
-    store: Store, files: HourFiles, suffix: str, start: int, stop: int, *, verify: bool, skip: bool
+    store: Store, files: HourFiles, suffix: str, start: int, stop: int, *, verify: bool = False, skip: bool = False
 ) -> tuple[Rows, npt.NDArray[np.bool_] | None]:  # fmt: skip
-    """With skip: (rows, which of them `rows` would take, None if all). Without it they are all there, or it raises."""
-    if not skip:
-        return rows(store, files, suffix, start, stop, verify=verify), None
-    found, bad = _rows_and_bad(store, files, suffix, start, stop, verify=verify)
+    """(rows, usable rows; None: all). Without skip, damaged rows are refused as by `rows`."""
+    dtype = ROW[suffix].dtype
+    found = store.read(files, suffix, start * dtype.itemsize, stop * dtype.itemsize).view(dtype)
+    bad = _bad(found, suffix, start, crc=verify)
     if not len(bad):
         return found, None
+    if not skip:
+        raise _bad_row(store, files, suffix, found, start, int(bad[0]))
     good = np.ones(len(found), np.bool_)
     good[bad] = False
     return found, good
 
 
-def _rows_and_bad(
-    store: Store, files: HourFiles, suffix: str, start: int, stop: int, *, verify: bool
-) -> tuple[Rows, npt.NDArray[np.intp]]:  # fmt: skip
-    dtype = ROW[suffix][0]
-    found = store.read(files, suffix, start * dtype.itemsize, stop * dtype.itemsize).view(dtype)
-    return found, in_rows(found, suffix, start, crc=verify)
+def _bad(found: Rows, suffix: str, start: int, *, crc: bool = True) -> npt.NDArray[np.intp]:
+    """Positions of damaged rows. found: rows `start`, `start` + 1, … of the file; crc: compare checksums, too."""
+    bad = np.zeros(0, np.intp)
+    if suffix == "idx":
+        bad = np.flatnonzero(found["index"] != np.arange(start, start + len(found), dtype=np.uint32))
+    return np.union1d(bad, ROW[suffix].crc.bad(np.ascontiguousarray(found))) if crc else bad
 
 
-def flaw_of(store: Store, files: HourFiles, suffix: str) -> Flaw | None:
-    """The first damage of that file, looked for row by row and record by record; None if there is none to be seen."""
-    return locate(
-        suffix, partial(store.read, files), files.entries, files.events, files.log_bytes,
-        promised=files.crcs is not None,
-    )  # fmt: skip
+def _bad_row(store: Store, files: HourFiles, suffix: str, found: Rows, start: int, at: int) -> DamagedFile:
+    """Error for found[at], a damaged row."""
+    _, crc, name = ROW[suffix]
+    wrong = len(crc.bad(np.ascontiguousarray(found[at : at + 1])))
+    what = f"the {name}'s CRC is wrong" if wrong else f"{name} {found['index'][at]} stands here"
+    return damage(store, files, suffix, start + at, what)
 
 
 def damage(store: Store, files: HourFiles, suffix: str, number: int, what: str) -> DamagedFile:
-    """Of the entry or event of that number."""
-    name = ROW[suffix][2]
-    size = ROW[suffix][0].itemsize
-    return DamagedFile(
-        store.where(files, suffix), number * size,
-        f"hour {hour_name(files.hour)}, {name} {number}: {what}; {WAY_OUT}", size=size,
-    )  # fmt: skip
+    """Error for an entry (idx) or event (dsp)."""
+    size, name = ROW[suffix].dtype.itemsize, ROW[suffix].name
+    said = f"hour {hour_name(files.hour)}, {name} {number}: {what}; {WAY_OUT}"
+    return DamagedFile(store.where(files, suffix), number * size, said, size=size)
 
 
 def names_of(data: bytes, path: str, *, tolerant: bool = False) -> Names:
-    """tolerant: up to the first that does not verify."""
+    """Names in a file `names`. DamagedFile for a damaged name; tolerant: ignore the file from there on."""
     found: dict[int, list[str]] = {kind: [] for kind in KINDS}
     try:
         for name in decode_names(data, path):
@@ -156,5 +173,94 @@ def names_of(data: bytes, path: str, *, tolerant: bool = False) -> Names:
             known.append(name.name)
     except DamagedFile as error:
         if not tolerant:
-            raise DamagedFile(path, error.offset, f"{str(error).partition(': ')[2]}; {WAY_OUT}") from None
+            raise DamagedFile(path, error.offset, f"{error.what}; {WAY_OUT}") from None
     return Names(*found.values())
+
+
+# ---- damage
+
+
+def find_damage(store: Store, files: HourFiles, suffix: str) -> DamagedFile | None:
+    """The first damage of a file, or of the .idx that names the records of a .log; None if all parts verify by
+    themselves. Without a checkpoint (crcs), the .log may end in zeroes, and bytes behind its end are unknown."""
+    if suffix == "dsp":
+        return _in_events(store, files)
+    index = store.read(files, "idx", 0, files.length("idx")).view(INDEX)
+    found = _in_index(store, files, index)
+    return _in_records(store, files, index) if found is None and suffix == "log" else found
+
+
+def _in_index(store: Store, files: HourFiles, index: Rows) -> DamagedFile | None:
+    for at in range(0, len(index), _ROWS_AT_ONCE):
+        some = index[at : at + _ROWS_AT_ONCE]
+        if len(bad := _bad(some, "idx", at)):
+            return _bad_row(store, files, "idx", some, at, int(bad[0]))
+        ends = some["offset"] + some["size"]
+        if files.crcs and len(beyond := np.flatnonzero((ends > files.log_bytes) | (ends < some["offset"]))):
+            what = f"its record lies behind the end of the .log, {files.log_bytes} bytes"
+            return damage(store, files, "idx", at + int(beyond[0]), what)
+    if len(wrong := np.flatnonzero(index["pre"] != _before(index["second"]))):
+        return damage(store, files, "idx", int(wrong[0]), "the entry before it in its second is another one")
+    return None
+
+
+def _in_events(store: Store, files: HourFiles) -> DamagedFile | None:
+    found = store.read(files, "dsp", 0, files.length("dsp")).view(DISPATCH)
+    for at in range(0, len(found), _ROWS_AT_ONCE):
+        some = found[at : at + _ROWS_AT_ONCE]
+        if len(bad := _bad(some, "dsp", at)):
+            return _bad_row(store, files, "dsp", some, at, int(bad[0]))
+    if not len(wrong := np.flatnonzero(found["previous"] != _before(found["index"]))):
+        return None
+    said, n = found["previous"][wrong], len(found)
+    # If an event's predecessor belongs to another message, blame the predecessor's position; else an event of the same
+    # message is missing before this one.
+    there = np.minimum(said, n - 1)
+    own = (said == NONE32) | ((said < n) & (found["index"][there] == found["index"][wrong]) & (said < wrong))
+    blamed = int(np.where(own, wrong, np.minimum(said, wrong)).min())
+    what = "the events around it do not follow each other: one is missing, or out of place"
+    return damage(store, files, "dsp", blamed, what)
+
+
+def _in_records(store: Store, files: HourFiles, index: Rows) -> DamagedFile | None:
+    """The first damaged record of a .log, or bytes that no entry names. index: a sound .idx."""
+    order = np.argsort(index["offset"], kind="stable")
+    offsets, sizes = index["offset"][order].astype(np.int64), index["size"][order].astype(np.int64)
+    end, start, data = 0, 0, b""
+    for n, at, size in zip(order.tolist(), offsets.tolist(), sizes.tolist(), strict=True):
+        if at + size <= end:  # the record of an earlier entry of the same message
+            continue
+        if at != end:
+            return _gap(store, files, end, at)
+        if at + size > start + len(data):
+            start, data = at, _log(store, files, at, max(at + size, at + _BYTES_AT_ONCE))
+        record = data[at - start : at - start + size]
+        what = check_record(record, size)
+        if what is None and (first := decode_record(record).first_id) != int(index["first_id"][n]):
+            what = f"the record of another message stands here, {first:x}"
+        if what is not None:
+            said = f"hour {hour_name(files.hour)}, entry {n}: {what}; {WAY_OUT}"
+            return DamagedFile(store.where(files, "log"), at, said, size=size)
+        end = at + size
+    if end < files.log_bytes and any(_log(store, files, end, end + RECORD_SIZE)):
+        return _gap(store, files, end, files.log_bytes)
+    return None
+
+
+def _log(store: Store, files: HourFiles, start: int, stop: int) -> bytes:
+    return store.read(files, "log", start, min(stop, files.log_bytes)).tobytes()
+
+
+def _gap(store: Store, files: HourFiles, end: int, start: int) -> DamagedFile:
+    what = f"bytes {end} to {start} of the .log belong to no entry: the .idx has lost what named them"
+    return damage(store, files, "idx", files.entries, what)
+
+
+def _before(keys: npt.NDArray[np.integer]) -> npt.NDArray[np.uint32]:
+    """For each row the position of the previous row with the same key; NONE32 for the first."""
+    found = np.full(len(keys), NONE32, np.uint32)
+    if len(keys):
+        order, firsts, _ = group(np.ascontiguousarray(keys))
+        found[order[1:]] = order[:-1]
+        found[order[firsts]] = NONE32
+    return found

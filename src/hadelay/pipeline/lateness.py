@@ -1,62 +1,49 @@
-"""How late messages were handed out: p50, p90, p99, p99.9 and the worst, per topic and hour.
+"""How late messages were handed out: p50, p90, p99, p99.9 and maximum, per topic and hour.
 
-Of what is handed out more than once, the first time counts; a retry has a time of its own, and is counted by that. A
-message is handed out when the leader has written the answer to its consumer. Where the log does not say when that was
-(hand-outs that were never settled, or made below feature level 3), the time of the grant counts: `not_measured`.
+Only an entry's first hand-out counts; a retry has its own due time, and counts by it. A message is handed out when the
+leader has written the answer to its consumer. If the log does not say when that was, the time of the grant counts, and
+`not_measured`: hand-outs that were never settled, or made below feature level 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from hadelay.codec import durations
 from hadelay.pipeline import page, timing
 from hadelay.pipeline.hourfiles import Rows
 from hadelay.pipeline.jobs import JobOptions, JobSummary
 from hadelay.pipeline.tasks import Progress, silent
 
 _QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999}
-#: Of the report: how many were handed out within so many ms.
+#: Latenesses of the report's table of shares, in ms.
 _WITHIN = (10, 20, 50, 100, 200, 500, 1_000, 5_000, 60_000)
 
 
 def run(spark: Any, options: JobOptions, progress: Progress = silent) -> JobSummary:
     as_of_ms, parts, names = timing.over_hours(spark, options, timing.late, progress)
     found = np.concatenate([np.zeros(0, timing.LATE), *(rows for rows, _, _ in parts)])
-    if (wanted := timing.wanted(options, names)) is not None:
-        found = found[np.isin(found["topic"], np.flatnonzero(wanted))]
-    overdue, not_measured = sum(one[1] for one in parts), sum(one[2] for one in parts)
-    table = timing.by_hour(
-        found, found["hour"], names, lambda rows: {"count": int(rows["count"].sum())} | _spread(rows)
-    )
+    found = timing.of_topics(found, options, names)
+    table = timing.by_hour(found, found["hour"], names, _spread)
+    overall = _spread(found)
     summary = JobSummary(
-        "lateness", as_of_ms=as_of_ms, handed_out=int(found["count"].sum()), overdue=overdue,
-        not_measured=not_measured, overall=_spread(found), table=table,
+        "lateness", as_of_ms=as_of_ms, handed_out=overall.pop("count"), overdue=sum(one[1] for one in parts),
+        not_measured=sum(one[2] for one in parts), overall=overall, table=table,
     )  # fmt: skip
     summary.write(options.out, options.out and report(summary, found))
-    waits = f"; {overdue:,} are overdue and were not" if overdue else ""
+    waits = f"; {summary.overdue:,} are overdue and were not" if summary.overdue else ""
     said = f"{summary.handed_out:,} messages were handed out{waits}"
     return summary.show(table, "hour topic count p50_ms p90_ms p99_ms p999_ms max_ms", said)
 
 
-def _counted(found: Rows) -> dict[str, int]:
-    return {"count": int(found["count"].sum())} | _spread(found)
-
-
 def _spread(found: Rows) -> dict[str, int]:
-    if not len(found):
-        return {}
-    values = timing.quantiles(found, list(_QUANTILES.values()))
-    return dict(zip(_QUANTILES, values, strict=True)) | {"max_ms": int(found["max_ms"].max())}
-
-
-def within(found: Rows, ms: Sequence[int]) -> list[float]:
-    """Percent of what was handed out that was not later than each."""
-    late = np.array([timing.decode(code) for code in found["code"].tolist()], np.int64)
-    total = max(int(found["count"].sum()), 1)
-    return [round(100 * int(found["count"][late <= limit].sum()) / total, 3) for limit in ms]
+    told = {"count": int(found["count"].sum())}
+    if len(found):
+        told |= zip(_QUANTILES, timing.quantiles(found, list(_QUANTILES.values())), strict=True)
+        told["max_ms"] = int(found["max_ms"].max())
+    return told
 
 
 def report(summary: JobSummary, found: Rows) -> str:
@@ -78,15 +65,20 @@ def report(summary: JobSummary, found: Rows) -> str:
         )
         parts.append(page.section("Not measured", text))
     lines = {name: [row[f"{name}_ms"] for row in hours] for name in ("p50", "p99", "max")}
-    labels = [f"{row['hour'] % 100:02}:00" for row in hours]
-    shares = [(f"within {_time(ms)}", share) for ms, share in zip(_WITHIN, within(found, _WITHIN), strict=True)]
+    late = durations.decode(found["code"].astype(np.int64))
+    shares = [
+        {"within": _time(ms), "percent": round(100 * int(found["count"][late <= ms].sum()) / summary.handed_out, 3)}
+        for ms in _WITHIN
+    ]
     worst = sorted((row for row in summary.table if row["topic"] is not None), key=lambda r: -r["p99_ms"])
     parts += [
         page.section(
             "Hour by hour", "By the hour (UTC) in which messages were due. Each line up is ten times as late.",
-            page.plot(labels, lines, unit="ms", log=True),
+            page.plot(lambda at: f"{hours[at]['hour'] % 100:02}:00", lines, unit="ms", log=True),
         ),
-        page.section("How many, how soon", "Share of messages handed out.", page.bars(shares, unit="%", top=100)),
+        page.section(
+            "How many, how soon", "Share of messages handed out.", page.table(shares, ("within", "percent"))
+        ),
         page.section(
             "Topics and hours", "The latest first, by p99. Times are milliseconds.",
             page.table(worst, ("topic", "hour", "count", *_QUANTILES, "max_ms")),

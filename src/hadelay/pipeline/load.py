@@ -1,11 +1,8 @@
-"""How much fell due, was handed out and was acked: per hour and topic, with the busiest second; and each second."""
+"""How much fell due, was handed out and was acked: per hour and topic, with the busiest second; and in each second."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from hadelay.pipeline import page, timing
 from hadelay.pipeline.hourfiles import Names, Rows
@@ -16,16 +13,15 @@ _COUNTS = ("due", "handed_out", "acked")
 
 
 def run(spark: Any, options: JobOptions, progress: Progress = silent) -> JobSummary:
-    """With `out` also writes seconds.parquet."""
+    """Run the job. With `out`, also write seconds.parquet."""
     as_of_ms, parts, names = timing.over_hours(spark, options, timing.per_second, progress)
-    found = timing.merged(parts, timing.wanted(options, names))
+    found = timing.of_topics(timing.merged(parts), options, names)
     due, handed_out, acked = (int(found[name].sum()) for name in _COUNTS)
-    whole = timing.summed(found, ("second",))
     table = timing.by_hour(found, found["second"] // 3600, names, _counts)
     summary = JobSummary("load", as_of_ms=as_of_ms, due=due, handed_out=handed_out, acked=acked, table=table)
     if options.out:
         _write_seconds(options.out, found, names)
-        summary.write(options.out, report(summary, whole))
+        summary.write(options.out, report(summary, timing.summed(found, ("second",))))
     said = f"{due:,} messages fell due, {handed_out:,} were handed out, {acked:,} acked"
     return summary.show(table, "hour topic due handed_out acked peak_due peak_due_at", said)
 
@@ -35,8 +31,8 @@ def _counts(found: Rows) -> dict[str, Any]:
     told: dict[str, Any] = {name: int(seconds[name].sum()) for name in _COUNTS}
     for name in ("due", "handed_out"):
         at = int(seconds[name].argmax())
-        told[f"peak_{name}"] = int(seconds[name][at])
-        told[f"peak_{name}_at"] = timing.instant(int(seconds["second"][at])) if told[f"peak_{name}"] else None
+        told[f"peak_{name}"] = peak = int(seconds[name][at])
+        told[f"peak_{name}_at"] = timing.instant(int(seconds["second"][at])) if peak else None
     return told
 
 
@@ -55,31 +51,22 @@ def _write_seconds(out: str, found: Rows, names: Names) -> None:
         pq.write_table(pa.table(columns), file, compression="zstd")
 
 
-def dense(whole: Rows, name: str, first: int, last: int) -> npt.NDArray[np.int64]:
-    """The counts of every second of [first, last]. whole: one row per second."""
-    found = np.zeros(last - first + 1, np.int64)
-    inside = (whole["second"] >= first) & (whole["second"] <= last)
-    found[whole["second"][inside] - first] = whole[name][inside]
-    return found
-
-
 def report(summary: JobSummary, whole: Rows) -> str:
     if not len(whole):
         return page.page("Load", "Nothing fell due in these hours.", [])
     first, last = int(whole["second"][0]), int(whole["second"][-1])
+    lines = {name.replace("_", " "): timing.dense(whole, name, first, last) for name in ("due", "handed_out")}
     hours = [row for row in summary.table if row["topic"] is None]
     busiest = max(hours, key=lambda row: row["peak_due"])
     lead = (
         f"{summary.due:,} messages fell due, {summary.handed_out:,} were handed out and {summary.acked:,} acked. "
         f"The busiest second had {busiest['peak_due']:,} due: {busiest['peak_due_at']} UTC."
     )
-    topics = [row for row in summary.table if row["topic"] is not None]
+    topics = sorted((row for row in summary.table if row["topic"] is not None), key=lambda row: -row["due"])
     parts = [
         page.section(
             "Second by second", "The busiest second of each stretch (UTC).",
-            page.plot(
-                *peaks({n: dense(whole, n, first, last) for n in ("due", "handed_out")}, first), unit="messages/s"
-            ),
+            page.plot(lambda at: timing.instant(first + at)[5:], lines, unit="messages/s"),
         ),
         page.section(
             "Hour by hour", "Times are UTC.",
@@ -87,23 +74,7 @@ def report(summary: JobSummary, whole: Rows) -> str:
         ),
         page.section(
             "Topics", "By how much was due.",
-            page.table(
-                sorted(topics, key=lambda row: -row["due"]), ("topic", "hour", *_COUNTS, "peak_due", "peak_handed_out")
-            ),
+            page.table(topics, ("topic", "hour", *_COUNTS, "peak_due", "peak_handed_out")),
         ),
     ]  # fmt: skip
     return page.page("Load", lead, parts)
-
-
-def peaks(
-    series: dict[str, npt.NDArray[np.int64]], first: int, points: int = 400
-) -> tuple[list[str], dict[str, list[float | None]]]:
-    """(labels, lines) for a plot: of many seconds, the largest of each stretch, so that none of them is lost."""
-    length = len(next(iter(series.values())))
-    step = -(-length // points)
-    labels = [timing.instant(first + at)[5 if length > 86_400 else 11 :] for at in range(0, length, step)]
-    lines: dict[str, list[float | None]] = {
-        name.replace("_", " "): [float(v) for v in np.maximum.reduceat(values, np.arange(0, length, step))]
-        for name, values in series.items()
-    }
-    return labels, lines

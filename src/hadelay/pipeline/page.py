@@ -1,14 +1,17 @@
-"""A report as one file of HTML, for people who do not read logs: sentences first, then plots (SVG), then tables.
+"""HTML reports in one file, for people who do not read logs: a summary, then plots (SVG), then tables.
 
-Nothing is loaded from anywhere, so it can be mailed.
+A page loads nothing from elsewhere, so it can be mailed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -17,14 +20,16 @@ _STYLE = (
     "td{text-align:right;font-variant-numeric:tabular-nums}th,td:first-child{text-align:left}"
     "svg{width:100%;height:auto}text{font:12px system-ui,sans-serif;fill:#555}"
 )
-_COLOURS = ("#3b6ea5", "#d9822b", "#3ca951", "#a463f2")
+_COLOURS = ("#3b6ea5", "#d9822b", "#3ca951")
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 960, 260, 64, 12, 26, 24
-#: Points of a line: more than there are pixels say nothing.
-_POINTS = 600
+#: Limit of the points of a line: there are not more pixels.
+_POINTS = 400
+#: Limit of the rows of a table.
+_ROWS = 200
 
 
 def page(title: str, lead: str, parts: Iterable[str]) -> str:
-    """lead: what the reader has to know if they read nothing else. parts: HTML."""
+    """lead: summary in a few sentences. parts: HTML."""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
         f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{"".join(parts)}</html>\n'
@@ -36,13 +41,13 @@ def section(title: str, text: str, *parts: str, bad: bool = False) -> str:
     return f"<h2>{escape(title)}</h2><p{mark}>{escape(text)}</p>{''.join(parts)}"
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, limit: int = 200) -> str:
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     head = "".join(f"<th>{escape(column.replace('_', ' '))}</th>" for column in columns)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(_cell(column, row.get(column)))}</td>" for column in columns) + "</tr>"
-        for row in rows[:limit]
+        for row in rows[:_ROWS]
     )
-    more = f'<p class="quiet">… and {len(rows) - limit:,} more</p>' if len(rows) > limit else ""
+    more = f'<p class="quiet">… and {len(rows) - _ROWS:,} more</p>' if len(rows) > _ROWS else ""
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
 
@@ -56,13 +61,15 @@ def _cell(column: str, value: Any) -> str:
 
 
 def plot(
-    labels: Sequence[str], series: Mapping[str, Sequence[float | None]], *, unit: str, limit: float | None = None,
-    log: bool = False,
-) -> str:  # fmt: skip
-    """Lines over the same positions, None where there is nothing; of many points the largest of each pixel is shown.
-    limit: a line across. log: every line of the grid is ten times the one below, and what is less than 1 is 1."""
-    known = [value for values in series.values() for value in values if value is not None]
-    top = max([*known, limit or 0, 1])
+    label: Callable[[int], str], series: Mapping[str, npt.ArrayLike], *, unit: str, limit: int = 0, log: bool = False
+) -> str:
+    """SVG with a line per series, all of the same length. Of too many points, each shown one is the largest of its
+    stretch. label: text of a position. limit: value of a dashed line. log: logarithmic axis, where values are at least
+    1."""
+    length = len(np.asarray(next(iter(series.values()))))
+    shown = np.arange(0, length, -(-length // _POINTS))
+    lines = {name: np.maximum.reduceat(np.asarray(values), shown).tolist() for name, values in series.items()}
+    top = max([value for values in lines.values() for value in values] + [limit, 1])
     scale = math.log10(max(top, 10)) if log else top
 
     def y(value: float) -> float:
@@ -70,7 +77,7 @@ def plot(
         return _HEIGHT - _BOTTOM - part * (_HEIGHT - _TOP - _BOTTOM)
 
     def x(at: float) -> float:
-        return _LEFT + (at + 0.5) / max(len(labels), 1) * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + (at + 0.5) / len(shown) * (_WIDTH - _LEFT - _RIGHT)
 
     grid = [10.0**n for n in range(int(scale) + 1)] if log else [top * n / 4 for n in range(5)]
     parts = [
@@ -79,49 +86,21 @@ def plot(
         for v in grid
     ]
     parts.append(f'<text x="0" y="12">{escape(unit)}</text>')
-    for at in sorted({round(n * (len(labels) - 1) / 5) for n in range(6)} if labels else ()):
-        parts.append(f'<text x="{x(at):.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(labels[at])}</text>')
-    for n, (name, values) in enumerate(series.items()):
+    for at in sorted({round(n * (len(shown) - 1) / 5) for n in range(6)}):
+        parts.append(
+            f'<text x="{x(at):.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(label(int(shown[at])))}</text>'
+        )
+    for n, (name, values) in enumerate(lines.items()):
         colour = _COLOURS[n % len(_COLOURS)]
-        points = [(x(at), y(value)) for at, value in _thinned(values)]
+        points = [(x(at), y(value)) for at, value in enumerate(values)]
         line = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         if len(points) <= 60:
             parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{colour}"/>' for a, b in points]
         parts.append(f'<text x="{_LEFT + 130 * (n + 1)}" y="12" style="fill:{colour}">{escape(name)}</text>')
-    if limit is not None:
+    if limit:
         parts.append(f'<path d="M{_LEFT} {y(limit):.1f}H{_WIDTH - _RIGHT}" stroke="#b00020" stroke-dasharray="5 4"/>')
-    return _svg(_HEIGHT, parts)
-
-
-def _thinned(values: Sequence[float | None]) -> list[tuple[int, float]]:
-    step = -(-len(values) // _POINTS) or 1
-    found = []
-    for start in range(0, len(values), step):
-        known = [(value, -at) for at, value in enumerate(values[start : start + step], start) if value is not None]
-        if known:
-            value, at = max(known)
-            found.append((-at, value))
-    return found
-
-
-def bars(values: Sequence[tuple[str, float]], *, unit: str, top: float | None = None) -> str:
-    """A bar each, from left to right, with its number."""
-    height, widest = 22, max([value for _, value in values] + [top or 0, 1e-9])
-    parts = []
-    for n, (name, value) in enumerate(values):
-        width = value / widest * (_WIDTH - 320)
-        base = n * height + 15
-        parts.append(
-            f'<text x="150" y="{base}" text-anchor="end">{escape(name)}</text>'
-            f'<rect x="160" y="{base - 12}" width="{max(width, 0.5):.1f}" height="15" fill="{_COLOURS[0]}"/>'
-            f'<text x="{166 + width:.1f}" y="{base}">{value:,.6g} {escape(unit)}</text>'
-        )
-    return _svg(len(values) * height + 6, parts)
-
-
-def _svg(height: int, parts: Iterable[str]) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
 
 
 def _short(value: float) -> str:

@@ -1,7 +1,7 @@
-"""What lateness, load and forecast have in common: an hour's entries counted per second, and their lateness.
+"""Counts per second, and lateness, of an hour's entries: for lateness, load and forecast.
 
-An entry falls due when its time has come, unless it was cancelled or moved before it was handed out: what was carried
-to a later hour, retried or redriven is counted where it then was. Dead hours hold nothing that falls due.
+An entry falls due at its due time unless it was cancelled or moved before its hand-out: a message that was carried to a
+later hour, retried or redriven counts in its new hour. Entries of dead hours do not fall due.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hadelay.codec.formats import handout_delay_ms
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event
 from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.check import check
-from hadelay.pipeline.hourfiles import HourFiles, Names, Rows, Store, rows
+from hadelay.pipeline.hourfiles import HourFiles, Names, Rows, Store, rows, topic_mask
 from hadelay.pipeline.jobs import JobOptions
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.stores import listing
@@ -29,41 +29,31 @@ from hadelay.pipeline.tasks import Progress, each
 R = TypeVar("R")
 
 _EVENTS_AT_ONCE = 1 << 20
-#: Counts of one topic in one second (of Unix time): of entries by when they are due, of events by when they happened.
-SECONDS = np.dtype(
-    [
-        ("topic", "<u4"), ("second", "<i8"),
-        ("due", "<i8"), ("waiting", "<i8"), ("handed_out", "<i8"), ("acked", "<i8"),
-    ]
-)  # fmt: skip
-#: How many of a topic's entries that fell due in an hour were handed out so late. code: `decode` says how late.
+_COUNTS = ("due", "waiting", "handed_out", "acked")
+#: Counts of a topic in a second (Unix time): due and waiting by the due time, handed_out and acked by the event's.
+SECONDS = np.dtype([("topic", "<u4"), ("second", "<i8"), *((name, "<i8") for name in _COUNTS)])
+#: Number of a topic's entries that fell due in an hour and were handed out with the lateness of `code`.
 LATE = np.dtype([("topic", "<u4"), ("hour", "<u4"), ("code", "<u4"), ("count", "<i8"), ("max_ms", "<i8")])
 _CODE_BITS, _HOUR_BITS = 14, 24
 
 
 class Entries(NamedTuple):
-    """Of one hour, per entry. last: the largest event, which is the last; 0 for none. handed_out_ms: when the answer to
-    the consumer was written, or where that is not known (`measured`) when it was granted; -1 for never."""
+    """Facts per entry of an hour."""
 
     topic: npt.NDArray[np.uint32]
     due_ms: npt.NDArray[np.int64]
+    #: Number of the last event, which is the largest; 0: none.
     last: npt.NDArray[np.uint8]
+    #: When the answer to the consumer was written; the grant's time if that is not `measured`; -1: never.
     handed_out_ms: npt.NDArray[np.int64]
     acked_ms: npt.NDArray[np.int64]
     measured: npt.NDArray[np.bool_]
 
 
-def wanted(options: JobOptions, names: Names) -> npt.NDArray[np.bool_] | None:
-    """Which topic numbers are asked for; None: all."""
-    topics = {name.strip() for name in options.source.topics.split(",")}
-    return np.array([name in topics for name in names.topics], np.bool_) if options.source.topics else None
-
-
 def over_hours(
     spark: Any, options: JobOptions, work: Callable[..., R], progress: Progress, hours: int = DEAD_HOURS
 ) -> tuple[int, list[R], Names]:  # fmt: skip
-    """(as_of_ms, work(store, verify, as_of_ms, files) of each hour that the options take, names). hours: those that
-    begin later than so many hours from now are left out."""
+    """(as_of_ms, work(store, verify, as_of_ms, files) of each selected hour, names). hours: how far to look ahead."""
     store, source = open_hours(options.source, options.archive), options.source
     found = listing(store, source)
     until = min(found.as_of_ms // HOUR_MS + hours + 1, DEAD_HOURS)
@@ -72,6 +62,13 @@ def over_hours(
         check(spark, store, asked, source, ("idx", "dsp"))
     results = each(spark, partial(work, store, source.verify, found.as_of_ms), asked, progress)
     return found.as_of_ms, results, store.names()
+
+
+def of_topics(found: Rows, options: JobOptions, names: Names) -> Rows:
+    """Rows of the selected topics."""
+    if (mask := topic_mask(options.source.topics, names)) is not None:
+        found = found[mask[np.minimum(found["topic"], len(mask) - 1)]]
+    return found
 
 
 def entries(store: Store, verify: bool, files: HourFiles) -> Entries:
@@ -86,7 +83,7 @@ def entries(store: Store, verify: bool, files: HourFiles) -> Entries:
     for start in range(0, files.events, _EVENTS_AT_ONCE):
         events = rows(store, files, "dsp", start, min(start + _EVENTS_AT_ONCE, files.events), verify=verify)
         at = events["index"].astype(np.int64)
-        if at.max(initial=0) >= n:  # orphans are reconcile's business
+        if at.max(initial=0) >= n:  # reconcile reports events without an entry
             events, at = events[at < n], at[at < n]
         kind = events["event"]
         np.maximum.at(found.last, at, kind)
@@ -95,36 +92,36 @@ def entries(store: Store, verify: bool, files: HourFiles) -> Entries:
         acked = kind == Event.ACKED
         found.acked_ms[at[acked]] = events["at_ms"][acked]
         np.maximum.at(delay, at, handout_delay_ms(events))
-    # A grant may be committed before its messages are due; they are held back until then.
+    # A grant may be committed before its messages are due; their hand-out is deferred until then.
     out = first < never
     found.handed_out_ms[out] = np.maximum(first[out] + np.maximum(delay[out], 0), found.due_ms[out])
     found.measured[:] = out & (delay >= 0)
     return found
 
 
+# ---- counts per second
+
+
 def per_second(store: Store, verify: bool, as_of_ms: int, files: HourFiles) -> Rows:
-    """SECONDS of one hour's entries."""
+    """SECONDS of an hour's entries."""
     found = entries(store, verify, files)
     out, acked = found.handed_out_ms >= 0, found.acked_ms >= 0
-    waiting = ~out & ((found.last == 0) | (found.last == Event.NACKED) | (found.last == Event.LEASE_EXPIRED))
+    waiting = ~out & np.isin(found.last, (0, Event.NACKED, Event.LEASE_EXPIRED))
     due = out | (waiting | (found.last == Event.TTL_EXPIRED)) & (found.due_ms <= as_of_ms)
-    parts = [
-        _counted("due", found.topic[due], found.due_ms[due]),
-        _counted("waiting", found.topic[waiting], found.due_ms[waiting]),
-        _counted("handed_out", found.topic[out], found.handed_out_ms[out]),
-        _counted("acked", found.topic[acked], found.acked_ms[acked]),
-    ]
-    return merged(parts)
+    which = zip(_COUNTS, (due, waiting, out, acked), strict=True)
+    times = {"handed_out": found.handed_out_ms, "acked": found.acked_ms}
+    return merged([_counted(name, found.topic[some], times.get(name, found.due_ms)[some]) for name, some in which])
 
 
 def _counted(name: str, topic: npt.NDArray[np.uint32], at_ms: npt.NDArray[np.int64]) -> Rows:
+    """SECONDS with one count set."""
     if not len(topic):
         return np.zeros(0, SECONDS)
     second = at_ms // 1000
     base = int(second.min())
     width = int(second.max()) - base + 1
     key = topic.astype(np.int64) * width + (second - base)
-    if (int(topic.max()) + 1) * width <= 4 * len(topic) + (1 << 20):
+    if (int(topic.max()) + 1) * width <= 4 * len(topic) + (1 << 20):  # dense: no sort needed
         totals = np.bincount(key)
         keys = np.flatnonzero(totals)
         counts = totals[keys]
@@ -135,16 +132,13 @@ def _counted(name: str, topic: npt.NDArray[np.uint32], at_ms: npt.NDArray[np.int
     return found
 
 
-def merged(parts: Sequence[Rows], wanted: npt.NDArray[np.bool_] | None = None) -> Rows:
-    """SECONDS with one row per topic and second, in the order of seconds. wanted: of `wanted`."""
-    found = np.concatenate([np.zeros(0, SECONDS), *parts])
-    if wanted is not None:
-        found = found[np.isin(found["topic"], np.flatnonzero(wanted))]
-    return summed(found, ("second", "topic"))
+def merged(parts: Sequence[Rows]) -> Rows:
+    """SECONDS with one row per second and topic, ascending."""
+    return summed(np.concatenate([np.zeros(0, SECONDS), *parts]), ("second", "topic"))
 
 
 def summed(found: Rows, by: tuple[str, ...]) -> Rows:
-    """Rows that agree in `by` as one, in that order; the counts of SECONDS are added up."""
+    """SECONDS with one row per value of `by`, ascending, and summed counts."""
     if not len(found):
         return found
     found = found[np.lexsort([found[name] for name in reversed(by)])]
@@ -154,17 +148,25 @@ def summed(found: Rows, by: tuple[str, ...]) -> Rows:
         new[1:] |= found[name][1:] != found[name][:-1]
     firsts = np.flatnonzero(new)
     whole = found[firsts]
-    for name in ("due", "waiting", "handed_out", "acked"):
+    for name in _COUNTS:
         whole[name] = np.add.reduceat(found[name], firsts)
     return whole
+
+
+def dense(whole: Rows, name: str, first: int, last: int) -> npt.NDArray[np.int64]:
+    """Counts of every second of [first, last]. whole: SECONDS with one row per second."""
+    found = np.zeros(last - first + 1, np.int64)
+    inside = (whole["second"] >= first) & (whole["second"] <= last)
+    found[whole["second"][inside] - first] = whole[name][inside]
+    return found
 
 
 # ---- lateness
 
 
 def late(store: Store, verify: bool, as_of_ms: int, files: HourFiles) -> tuple[Rows, int, int]:
-    """(LATE of one hour's entries by the hour they were due in, entries that are overdue and were never handed out,
-    those that were handed out at a time that is not known)."""
+    """(LATE of an hour's entries, number of overdue entries that were never handed out, number of hand-outs that were
+    not measured)."""
     found = entries(store, verify, files)
     out = found.handed_out_ms >= 0
     overdue = int(np.count_nonzero((found.last == 0) & (found.due_ms <= as_of_ms)))
@@ -182,21 +184,16 @@ def _late_rows(key: npt.NDArray[np.int64], late_ms: npt.NDArray[np.int64]) -> Ro
     return found
 
 
-def decode(code: int) -> int:
-    """The largest lateness in ms that has this code: at most 0.8 % more than the smallest."""
-    return int(durations.decode(np.array(code)))
-
-
 def quantiles(found: Rows, at: Sequence[float]) -> list[int]:
-    """Of LATE rows: the lateness in ms that so many parts of the entries did not exceed."""
+    """Lateness, in ms, that these fractions of the entries of LATE did not exceed; at most 0.8 % too high."""
     order = found[np.argsort(found["code"], kind="stable")]
     total = order["count"].cumsum()
-    largest = int(found["max_ms"].max(initial=0))
     ranks = [max(1, -int(-q * int(total[-1]) // 1)) for q in at]
-    return [min(decode(int(order["code"][np.searchsorted(total, rank)])), largest) for rank in ranks]
+    codes = order["code"][np.searchsorted(total, ranks)].astype(np.int64)
+    return list(np.minimum(durations.decode(codes), found["max_ms"].max()).tolist())
 
 
-# ---- telling
+# ---- tables
 
 
 def instant(second: int) -> str:
@@ -204,16 +201,16 @@ def instant(second: int) -> str:
 
 
 def by_hour(
-    found: Rows, hours: npt.NDArray[np.integer], names: Names, told: Callable[[Rows], dict[str, Any]]
+    found: Rows, hours: npt.NDArray[np.integer], names: Names, describe: Callable[[Rows], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """What `told` says of each hour's rows, all of them (topic: none), then topic by topic. hours: of each row."""
+    """`describe` of each hour's rows, of all topics (topic: none) and of each topic. hours: the hour of each row."""
     table = []
     for hour in np.unique(hours).tolist():
         of_hour = found[hours == hour]
         numbers = np.unique(of_hour["topic"])
         parts = [of_hour, *(of_hour[of_hour["topic"] == number] for number in numbers)]
         for topic, some in zip((None, *topic_names(names, numbers)), parts, strict=True):
-            table.append({"hour": hour_int(hour), "topic": topic} | told(some))
+            table.append({"hour": hour_int(hour), "topic": topic} | describe(some))
     return table
 
 
