@@ -19,7 +19,7 @@ import hadelay.settings.node
 from hadelay.cli.app import COMMANDS, build
 from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.pipeline import schema
-from hadelay.server.families import FAMILIES, OTHER
+from hadelay.server.metrics import FAMILIES, OTHER
 from hadelay.settings.node import RETIRED, Config
 from hadelay.settings.topic import DEFAULTS_OF, NEWEST_DEFAULTS, SETTINGS, shown_name
 

@@ -30,6 +30,7 @@ from hadelay.raft.ports import FOUNDING
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.server.service.node import NodeService
+from hadelay.server.webhooks.webhooks import Webhooks
 from hadelay.settings.node import (
     ClusterConfig,
     Config,
@@ -189,7 +190,7 @@ class SimCluster(Watch):
             node.storage.hours._heads.worth_writing = 8
         self._observe(process, node)
         if self.receiver is not None:
-            node.webhooks.call_by(Caller(self.receiver, process))
+            Webhooks(node, Caller(self.receiver, process).call)
         for hook in self.on_boot:
             hook(node)
         node.start()

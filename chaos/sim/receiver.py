@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.sim.history import HandOut, number_of
 from hadelay.model import decode_id
-from hadelay.server.webhooks.call import Answer, Done, Request
+from hadelay.server.webhooks.calls import Answer, Done, Request
 from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.server.webhooks.queues import Job
 
@@ -86,7 +86,7 @@ class Receiver:
 
 
 class Caller:
-    """Of one process: it hears no answer once the process has ended. Implements webhooks.call.Caller."""
+    """Of one process: it hears no answer once the process has ended. Its `call` is a webhooks.calls.Call."""
 
     def __init__(self, receiver: Receiver, process: Process) -> None:
         self.receiver, self.process, self.door = receiver, process, receiver.cluster.door

@@ -34,7 +34,9 @@ from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.server.service.cluster import ready_checks
 from hadelay.server.service.node import NodeService
+from hadelay.server.webhooks.pool import Pool
 from hadelay.server.webhooks.sender import Sender
+from hadelay.server.webhooks.webhooks import Webhooks
 from hadelay.settings.node import Config
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.version import VERSION
@@ -91,8 +93,8 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
     backend = partial(LmdbBackend, map_bytes=config.storage.map_bytes)
     node = open_node(config, RealDisk(), network, runtime, fatal, backend=backend)
     sender = Sender(node.guard, config.webhooks.user_agent)
-    node.webhooks.call_by(sender)
-    service = NodeService(node)
+    webhooks = Webhooks(node, sender.call)
+    service = NodeService(node, webhooks)
     http = HttpServer(service, config.http, config.limits.max_delay_ms, config.security, sockets=sockets)
     http.metrics.certificates = [tls for tls in (network.tls, http.tls) if tls is not None]
     await http.start()
@@ -111,7 +113,7 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
         log.info("stopping", leads=bool(node.leading))
         notify("STOPPING=1")
         await _hand_over(node)
-        await _calls_over(node)
+        await _calls_over(webhooks.pool)
         await _within(_CHECKPOINT_S, node.checkpoints.begin, "checkpoint_unfinished")
     finally:
         await http.stop()
@@ -209,11 +211,11 @@ async def _hand_over(node: Node) -> None:
     await _within(_HAND_OVER_S, lambda over: node.leadership.transfer(None, lambda error: over()), "hand_over_failed")
 
 
-async def _calls_over(node: Node) -> None:
+async def _calls_over(pool: Pool) -> None:
     """Webhook calls under way end, and what came of them is told to whoever leads now. Those that have not ended are
     made again when their leases have run out."""
     for _ in range(int(_CALLS_S / _LOOK_S)):
-        if not node.webhooks.busy:
+        if not pool.busy:
             return
         await asyncio.sleep(_LOOK_S)
     log.warning("calls_unfinished", after_s=_CALLS_S)

@@ -13,7 +13,7 @@ from hadelay.client.types import Put
 from hadelay.codec.meta import Meta, pack, unpack
 from hadelay.codec.publishcommand import decode_publish, encode_publish
 from hadelay.model import Draft
-from hadelay.server.webhooks.headers import Facts, call_headers
+from hadelay.server.webhooks.calls import Facts, call_headers
 from tests.http.conftest import Node
 
 TRACES = [f"00-0af7651916cd43dd8448eb211c8031{n:02x}-b7ad6b7169203331-01" for n in range(20)]

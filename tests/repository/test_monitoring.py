@@ -16,8 +16,7 @@ import yaml
 
 from hadelay.http.app import ROUTES
 from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
-from hadelay.server.families import FAMILIES
-from hadelay.server.metrics import CAUSES, OUTCOMES
+from hadelay.server.metrics import CAUSES, FAMILIES, OUTCOMES
 from tools import dashboard
 
 ROOT = Path(__file__).resolve().parents[2]

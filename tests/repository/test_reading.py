@@ -14,12 +14,10 @@ FEATURES = (
     "cli", "client", "http", "ledger.access", "pipeline", "process", "server.copies", "server.memberchanges",
     "server.metrics", "server.restore", "server.service", "server.webhooks", "storage.backup", "storage.inspect",
 )  # fmt: skip
-#: Stop → features that it imports all the same. The table of commands names those of access; the attributes of a
-#: node have types; a publish judges its callback's URL. This list may only get shorter.
+#: Stop → features that it imports all the same: the table of commands names those of access. This list may only get
+#: shorter.
 EXCEPTIONS = {
     "ledger.apply": {"ledger.access"},
-    "server.node": {"server.memberchanges", "server.webhooks.guard", "server.webhooks.webhooks"},
-    "server.publishing": {"server.webhooks.guard"},
 }
 
 

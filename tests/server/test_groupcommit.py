@@ -18,9 +18,9 @@ from hadelay.codec.results import Done, PublishResult, RowCode
 from hadelay.errors import HadelayError, Impossible, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.model import Draft
 from hadelay.server.groupcommit import GroupCommit
+from hadelay.server.guard import Guard
 from hadelay.server.publishing import Publishing
 from hadelay.server.refusals import Refusals
-from hadelay.server.webhooks.guard import Guard
 from tests.ledger.world import World as Log
 
 

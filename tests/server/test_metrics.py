@@ -14,11 +14,11 @@ from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.http.metrics import lines
 from hadelay.ledger.topics import Topic
 from hadelay.model import Draft, Event
-from hadelay.server.families import FAMILIES, OTHER
-from hadelay.server.metrics import NodeMetrics
+from hadelay.server.metrics import FAMILIES, OTHER, NodeMetrics
 from hadelay.server.node import Node
-from hadelay.server.webhooks.call import Answer
+from hadelay.server.webhooks.calls import Answer, Done, Request
 from hadelay.server.webhooks.pool import Pool
+from hadelay.server.webhooks.webhooks import Webhooks
 from hadelay.settings.node import Config, LimitsConfig
 from tests.server.test_lost_disks import wait_for_leader
 
@@ -26,6 +26,11 @@ ALL = [*FAMILIES.values(), *HTTP_FAMILIES]
 #: https://prometheus.io/docs/practices/naming/, as promtool's linter has it.
 UNITS = {"seconds", "bytes"}
 OTHER_UNITS = re.compile(r"_(ms|milliseconds|minutes|hours|kib|mib|kilobytes|megabytes|percent)(_|$)")
+
+
+def never(request: Request, done: Done) -> None:
+    """A caller that is not called."""
+    raise AssertionError
 
 
 def collect(metrics: NodeMetrics) -> tuple[dict[str, Values], int]:
@@ -87,7 +92,7 @@ def test_what_a_cluster_shows() -> None:
     cluster.world.run_for(2.0)
     receive(cluster, leader, "orders", 1)
     cluster.world.run_for(5.0)
-    values, _ = collect(NodeMetrics(leader))
+    values, _ = collect(NodeMetrics(leader, Webhooks(leader, never)))
     assert set(values) == set(FAMILIES)
     assert values["messages"] == {("waiting",): 4, ("leased",): 1, ("dead",): 0}
     assert (values["ready_messages"], values["topics"], values["published_messages_total"]) == (3, 2, 5)
@@ -123,7 +128,7 @@ def test_a_follower_shows_what_is_the_clusters_and_nothing_of_topics() -> None:
     publish(cluster, leader, ["orders"] * 3)
     cluster.world.run_for(1.0)
     follower = next(node for node in cluster.nodes() if node is not leader)
-    values, _ = collect(NodeMetrics(follower))
+    values, _ = collect(NodeMetrics(follower, Webhooks(follower, never)))
     assert values["messages"] == {("waiting",): 3, ("leased",): 0, ("dead",): 0}
     leaders_only = {"ready_messages", "oldest_ready_age_seconds", "raft_peer_lag_entries", "raft_peer_rtt_seconds"}
     assert set(FAMILIES) - set(values) == leaders_only | {name for name in FAMILIES if name.startswith("topic_")}
@@ -227,8 +232,10 @@ def test_a_histogram_that_grows_while_it_is_written_adds_up() -> None:
 
 
 def test_webhook_outcomes_are_few() -> None:
-    nobody: Any = None
-    pool = Pool(Config(), nobody, nobody, nobody, nobody, dispatcher=nobody, reader=nobody)
+    cluster = SimCluster(1, restart=False)
+    cluster.start_all()
+    cluster.world.run_for(1.0)
+    pool = Pool(cluster.nodes()[0], never)
     for number in range(100):
         pool._count(Answer(0, f"certificate {number} is wrong", None, 0.1))
     assert len(pool.outcomes) <= 33

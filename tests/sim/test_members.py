@@ -25,7 +25,7 @@ class Town(Scene):
         assert process is not None
 
         def call(node: Any, done: Any) -> None:
-            node.member_changes.anywhere(op, name, address or f"{name}:1", done)
+            node.leadership.ask_leader("members", [op, name, address or f"{name}:1"], 10.0, done)
 
         self.door.call(process, call, lambda result, error: answers.append(error))
         self.until(lambda: bool(answers))
@@ -136,7 +136,9 @@ def test_a_voter_counts_for_a_removal_only_once_it_has_an_entry_of_this_leader()
     answers: list[HadelayError | None] = []
     town.on(old).leadership.transfer(new, lambda error: None)
     town.until(lambda: town.on(new).raft.is_leader and town.on(new).leading)
-    town.on(new).member_changes.change("remove", gone, "", lambda result, error: answers.append(error))
+    town.on(new).leadership.ask_leader(
+        "members", ["remove", gone, ""], 10.0, lambda result, error: answers.append(error)
+    )
     assert [type(error) for error in answers] == [Overloaded]
     assert f"at least 3 must have caught up with the leader; wait for {', '.join(cut)}" in str(answers[0])
     assert town.voters(new) == list(town.names)
@@ -157,7 +159,7 @@ def test_two_changes_at_once_are_one_and_a_refusal():
     answers: list[HadelayError | None] = []
     town.switch_on()
     for op in ("add", "remove"):
-        leader.member_changes.change(op, "n4", "n4:1", lambda result, error: answers.append(error))
+        leader.leadership.ask_leader("members", [op, "n4", "n4:1"], 10.0, lambda result, error: answers.append(error))
     town.until(lambda: len(answers) == 2)
     assert sorted(str(error) for error in answers) == ["None", "another change of the members is under way"]
 
@@ -181,7 +183,7 @@ def test_a_crash_at_each_step_of_an_addition(crash: str, after_s: float):
     town.join("n4")
     leader = town.leader()
     assert leader is not None
-    leader.member_changes.change("add", "n4", "n4:1", lambda result, error: None)
+    leader.leadership.ask_leader("members", ["add", "n4", "n4:1"], 10.0, lambda result, error: None)
     town.world.run_for(after_s)
     if crash == "leader":
         town.kill(leader.name)
@@ -213,7 +215,7 @@ def cut_off_in_a_change() -> tuple[Town, str]:
     assert old is not None
     town.cut_off(old.name)
     town.join("n4")
-    old.member_changes.change("add", "n4", "n4:1", lambda result, error: None)
+    old.leadership.ask_leader("members", ["add", "n4", "n4:1"], 10.0, lambda result, error: None)
     town.world.run_for(0.05)
     assert "n4" in [m.name for m in old.raft.membership.members], "in force as soon as it is in the log"
     town.until(lambda: town.leader() not in (None, old))
@@ -379,7 +381,7 @@ def greeted_before_its_addition_is_committed() -> Town:
         town.machines[name].disk.sync_delay_s = 3.0
     leader = town.leader()
     assert leader is not None
-    leader.member_changes.change("add", "n4", "n4:1", lambda result, error: None)
+    leader.leadership.ask_leader("members", ["add", "n4", "n4:1"], 10.0, lambda result, error: None)
     town.until(lambda: bool(town.violations), 20.0)
     town.world.run_for(0.1)
     return town
@@ -547,7 +549,7 @@ def test_a_node_that_alone_knows_of_its_removal_leads_until_it_is_committed():
     leader = town.leader()
     assert leader is not None
     town.machines[leader.name].disk.sync_delay_s = 1.0
-    leader.member_changes.change("remove", gone, "", lambda result, error: None)
+    leader.leadership.ask_leader("members", ["remove", gone, ""], 10.0, lambda result, error: None)
     town.world.run_for(0.1)
     assert town.voters(gone) == [leader.name]
     town.power_cut(leader.name)

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
-from hadelay.server.families import FAMILIES
+from hadelay.server.metrics import FAMILIES
 from tests.system.cluster import Cluster, hadelay, until
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

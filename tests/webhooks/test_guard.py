@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from hadelay.server.webhooks.guard import AddressRefused, Guard
+from hadelay.server.guard import AddressRefused, Guard
 
 PRIVATE = """
 127.0.0.1 127.8.8.8 10.0.0.1 172.16.0.1 172.31.255.255 192.168.1.1 169.254.169.254 100.64.0.1 100.127.255.254

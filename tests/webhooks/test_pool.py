@@ -92,7 +92,7 @@ def test_a_lease_lasts_until_its_turn_has_come() -> None:
     assert sorted(call.id for call in world.calls) == ids
     assert {call.attempt for call in world.calls} == {1}
     assert most_at_once(world.calls) == 1
-    assert world.settle().webhooks.pool.reports.lost == 0
+    assert world.pool().reports.lost == 0
 
 
 def test_a_topic_that_is_deleted_is_called_no_more() -> None:
@@ -104,7 +104,7 @@ def test_a_topic_that_is_deleted_is_called_no_more() -> None:
     world.publish("t", b"x")
     world.run(2.0)
     assert len(world.calls) == 5
-    assert world.settle().webhooks.pool.queues == {}
+    assert world.pool().queues == {}
     hook(world, "t")
     world.until(lambda: len(world.calls) == 6)
 
@@ -118,7 +118,7 @@ def test_a_receiver_that_is_gone_is_left_alone() -> None:
     ids = world.publish("t", *[b"x"] * 120)
     world.run(1)
     assert len(world.calls) < 50
-    assert world.settle().webhooks.pool.busy is False
+    assert world.pool().busy is False
     world.script["http://t/"] = ["200"]
     world.put("t", paused=None, paused_reason=None)
     world.until(lambda: all(world.state(one) == "acked" for one in ids))

@@ -16,9 +16,9 @@ import pytest
 from aiohappyeyeballs import AddrInfoType
 
 from hadelay.api.problems import retry_after_ms
+from hadelay.server.guard import Guard, Info
 from hadelay.server.webhooks import sender as sender_module
-from hadelay.server.webhooks.call import Answer, Request
-from hadelay.server.webhooks.guard import Guard, Info
+from hadelay.server.webhooks.calls import Answer, Request
 from hadelay.server.webhooks.sender import Sender
 from tests.webhooks import receiver as r
 from tests.webhooks.receiver import Behave, Receiver

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from hadelay.server.webhooks.signing import key_of, secret_problem, signature
+from hadelay.server.webhooks.calls import key_of, secret_problem, signature
 from tests.webhooks.receiver import verified_by
 
 KEY = bytes(range(24))

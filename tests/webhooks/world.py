@@ -14,8 +14,10 @@ from hadelay.errors import HadelayError
 from hadelay.ledger.describe import describe
 from hadelay.model import Draft, decode_id
 from hadelay.server.node import Node
-from hadelay.server.webhooks.call import Answer, Request
-from hadelay.server.webhooks.call import Done as Called
+from hadelay.server.webhooks.calls import Answer, Request
+from hadelay.server.webhooks.calls import Done as Called
+from hadelay.server.webhooks.pool import Pool
+from hadelay.server.webhooks.webhooks import Webhooks
 
 ANSWER_S = 0.01
 
@@ -50,10 +52,18 @@ class World:
     alert_s: int = 60
 
     def __post_init__(self) -> None:
-        self.cluster.on_boot.append(lambda node: node.webhooks.call_by(Caller(self, node)))
+        self.pools: dict[Node, Pool] = {}
+        self.cluster.on_boot.append(self._attach)
         self.cluster.start_all()
         self.settle()
         self.began = self.cluster.world.now
+
+    def _attach(self, node: Node) -> None:
+        self.pools[node] = Webhooks(node, Caller(self, node).call).pool
+
+    def pool(self) -> Pool:
+        """The leader's."""
+        return self.pools[self.settle()]
 
     @property
     def now(self) -> float:

@@ -38,7 +38,7 @@ from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.leadership import Leadership
 from hadelay.server.maintenance.leases import LeaseExpiry
 from hadelay.server.node import Node
-from hadelay.server.webhooks.call import Answer
+from hadelay.server.webhooks.calls import Answer
 from hadelay.server.webhooks.pool import Pool
 from hadelay.server.webhooks.queues import WebhookQueue
 from hadelay.storage.heads import HeadsCache

@@ -22,7 +22,7 @@ from hadelay.settings.node import Config
 log = logging.getLogger(__name__)
 
 #: Timeout of a planned transfer asked of another node, in seconds: longer than one takes, whether it works or not.
-_TRANSFER_S = 5.0
+TRANSFER_S = 5.0
 _NOT_LEADING = "this node does not lead (any more)"
 
 
@@ -154,14 +154,6 @@ class Leadership:
 
         self.dispatcher.hold(held)
 
-    def transfer_anywhere(self, to: str | None, done: Finished) -> None:
-        """`transfer`, asked of whoever leads."""
-        leader = self._raft.leader
-        if self.leading or leader is None or leader == self._raft.name:
-            self.transfer(to, done)
-        else:
-            self._link.call(leader, "transfer", to, _TRANSFER_S, lambda _, error: done(error))
-
     @property
     def drained(self) -> bool:
         """This node takes no publishes and no polls, unless it has to lead after all."""
@@ -187,6 +179,14 @@ class Leadership:
             done(None)
 
     # what only the leader knows
+
+    def ask_leader(self, op: str, payload: Any, timeout_s: float, done: Reply) -> None:
+        """Call a link operation of the leader; of this node if it leads, or knows no leader."""
+        leader, name = self._raft.leader, self._raft.name
+        if self.leading or leader is None or leader == name:
+            self._link.handlers[op](name, payload, done)
+        else:
+            self._link.call(leader, op, payload, timeout_s, done)
 
     def _on_ready(self, peer: str, payload: Any, reply: Reply) -> None:
         if self.leading:

@@ -13,12 +13,9 @@ from typing import Any
 from hadelay.codec.commands import encode_feature
 from hadelay.errors import BadRequest, Conflict, HadelayError, LimitReached, NoLeader, NotFound
 from hadelay.members import MAX_MEMBERS, Member, Members
-from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import Done
-from hadelay.server.leadership import Leadership
-from hadelay.server.link import Link, Reply
-from hadelay.server.peers import Peers
-from hadelay.server.replica import Replica
+from hadelay.server.link import Reply
+from hadelay.server.node import Node
 from hadelay.settings.rules import is_loopback, split_address
 from hadelay.version import MEMBERS_LEVEL
 
@@ -27,37 +24,27 @@ _NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9._-]{1,64}")
 _ADDRESS = re.compile(r"[!-~]{1,255}")
 _UNSPECIFIED = ("0.0.0.0", "::")
 #: Timeout of a member change forwarded to another node, in seconds; equals the commit timeout.
-_CHANGE_S = 10.0
-
+CHANGE_S = 10.0
 #: `outcome` of a refusal: another node has to lead first.
 LEADS = "leads"
 
 
 class MemberChanges:
-    """One per node."""
+    """One per node. Serves the link operation "members": [add or remove, name, address]."""
 
-    def __init__(self, raft: RaftNode, replica: Replica, link: Link, peers: Peers, leadership: Leadership) -> None:
-        self._raft, self._replica, self._link, self._peers = raft, replica, link, peers
-        self._leadership = leadership
-        link.handlers["members"] = self._on_change
-
-    def anywhere(self, op: str, name: str, address: str, done: Done) -> None:
-        """`change`, asked of whoever leads."""
-        leader = self._raft.leader
-        if self._leadership.leading or leader is None or leader == self._raft.name:
-            self.change(op, name, address, done)
-        else:
-            self._link.call(leader, "members", [op, name, address], _CHANGE_S, done)
+    def __init__(self, node: Node) -> None:
+        self._node, self._raft, self._peers = node, node.raft, node.peers
+        node.link.handlers["members"] = self._on_change
 
     def _on_change(self, peer: str, payload: Any, reply: Reply) -> None:
         op, name, address = payload
         if op not in ("add", "remove") or not all(isinstance(text, str) for text in payload):
             raise ValueError("a change is [add or remove, name, address]")
-        self.change(op, name, address, reply)
+        self._change(op, name, address, reply)
 
-    def change(self, op: str, name: str, address: str, done: Done) -> None:
+    def _change(self, op: str, name: str, address: str, done: Done) -> None:
         """`add` name at address, or `remove` it. done(None, None) once that is committed. Leader only."""
-        if not self._leadership.leading:
+        if not self._node.leading:
             done(None, NoLeader("this node does not lead", retry_after_ms=50))
             return
         try:
@@ -68,7 +55,7 @@ class MemberChanges:
         error = self._raft.membership.refusal(members)
         if error is not None:
             done(None, error)
-        elif self._replica.ledger.level < MEMBERS_LEVEL:
+        elif self._node.ledger.level < MEMBERS_LEVEL:
             self._switch(op, name, address, done)
         else:
             self._raft.membership.propose(members, lambda result, error: done(None, error))
@@ -83,14 +70,14 @@ class MemberChanges:
             return
 
         def switched(result: Any, error: HadelayError | None) -> None:
-            if error is None and self._replica.ledger.level < MEMBERS_LEVEL:
+            if error is None and self._node.ledger.level < MEMBERS_LEVEL:
                 error = Conflict("the feature level was not switched on")
             if error is not None:
                 done(None, error)
             else:
-                self.change(op, name, address, done)
+                self._change(op, name, address, done)
 
-        self._leadership.propose(encode_feature(MEMBERS_LEVEL), switched)
+        self._node.leadership.propose(encode_feature(MEMBERS_LEVEL), switched)
 
     def _settled(self) -> Members:
         members = self._raft.membership.members

@@ -1,40 +1,40 @@
-"""What /metrics shows of a node, read when somebody scrapes; http/metrics.py writes it as Prometheus' text.
+"""Every metric of a node, read at each scrape. http/metrics.py writes them as Prometheus text.
 
-Nothing is counted for it but plain ints. Sums over topics are made in slices of two milliseconds, and only the busiest
-topics get series of their own: what a million topic names cost a scrape is bounded (ADR 130).
+docs/reference/metrics.md is made from the tables here, and the dashboard and the alerts in cluster/ are checked against
+them. Sums over topics are made in slices, and only the busiest topics get series of their own, so that the cost of a
+scrape is bounded with a million topics (ADR 130).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Literal
 
-from hadelay.api.metrics import Histogram, Measured, Values
+from hadelay.api.metrics import Family, Histogram, Measured, Values
 from hadelay.ledger.topics import Topic
 from hadelay.model import Event
 from hadelay.server.delivery.lateness import LATENESS_BUCKETS_MS
-from hadelay.server.families import FAMILIES, OTHER
+from hadelay.server.node import Node
 from hadelay.server.webhooks.pool import GONE
+from hadelay.server.webhooks.webhooks import Webhooks
 
-if TYPE_CHECKING:
-    from hadelay.server.node import Node
-
-#: What stops hand-outs, refuses publishes, and refuses polls.
+#: Label of the series that sums up topics without series of their own; no topic can have this name.
+OTHER = "(other)"
+#: Limits that stop hand-outs, refuse publishes, or refuse polls.
 CAUSES = (
     "paused", "rate", "catch_up_rate", "concurrency", "publish_rate", "max_messages", "max_bytes", "filters",
 )  # fmt: skip
-#: How messages end; a dead one may be redriven.
+#: How messages end; a dead message may be redriven.
 OUTCOMES = {
     "acked": Event.ACKED, "cancelled": Event.CANCELLED, "expired": Event.TTL_EXPIRED, "dead": Event.DEAD,
     "redriven": Event.REDRIVEN,
 }  # fmt: skip
-#: The longest time that a scrape keeps the others on the loop waiting, roughly.
+#: Time after which a scrape lets others on the loop run.
 _SLICE_S = 0.0005
-#: Topics looked at between two looks at the clock: half a millisecond. What is ready and quantiles cost less,
-#: the more are looked at together.
+#: Number of topics read between two looks at the clock.
 _FEW = 32
 
 
@@ -86,30 +86,232 @@ class _Topics:
         }  # fmt: skip
 
 
-class NodeMetrics:
-    """One per node. Which topics have series of their own changes only when one of them is deleted: a counter that
-    moved from row to row would look like a burst."""
+def _by(values: dict[str, float]) -> dict[tuple[str, ...], float]:
+    """Values of a family with one label."""
+    return {(label,): value for label, value in values.items()}
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+
+def _per_topic(scrape: _Scrape) -> None:
+    """NodeMetrics reads these families."""
+
+
+class _Scrape:
+    """What the rows of _OF_NODE read: a node, and sums over its topics."""
+
+    def __init__(self, node: Node, webhooks: Webhooks | None, topics: _Topics) -> None:
+        self.node, self.webhooks, self.topics, self.now = node, webhooks, topics, node.runtime.monotonic()
+        self.raft, self.stats, self.checkpoints = node.raft, node.raft.stats, node.checkpoints
+        self.loop, self.queue, self.hours = node.dispatcher, node.group_commit, node.storage.hours
+        self.throttled = Counter(node.dispatcher.throttled()) + node.group_commit.refusals.counts
+
+    def age(self, at_ms: int) -> float:
+        """Seconds of cluster time since `at_ms`; 0 for 0."""
+        return max(0, self.node.now_ms() - at_ms) / 1000 if at_ms else 0
+
+    def lateness(self) -> Histogram:
+        late = self.loop.lateness
+        return Histogram([ms / 1000 for ms in LATENESS_BUCKETS_MS], late.counts, late.sum_ms / 1000)
+
+    def syncs(self) -> Histogram:
+        """Raft counts syncs by upper bound; the last bound is infinite."""
+        counts = self.stats.sync_buckets
+        *bounds, beyond = sorted(counts)
+        return Histogram(bounds, [counts[bound] for bound in (*bounds, beyond)], self.stats.sync_seconds)
+
+    def queues(self) -> Values:
+        return _by({
+            "publishes": self.queue.waiting_publishes, "commands": self.queue.waiting_commands,
+            "proposals": self.raft.applier.waiting, "receives": self.loop.waiting_polls(),
+            "ready_window": self.loop.window_size(), "webhooks": self.webhooks.pool.queued if self.webhooks else 0,
+        })  # fmt: skip
+
+    def buffers(self) -> Values:
+        return _by({
+            "publish_queue": self.queue.queued_bytes,
+            "replication": sum(peer.in_flight_bytes for peer in self.raft.peers.values()),
+            "far_hours": self.hours.far_bytes, "tables": self.node.storage.tables.overlay_bytes,
+        })  # fmt: skip
+
+
+_Kind = Literal["counter", "gauge", "histogram"]
+_TOPIC, _PEER = ("topic",), ("peer",)
+#: (name, kind, labels, help, how to read it; None: only the leader shows it); in the order in which they are shown.
+_OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Values | None]]] = [
+    ("delivery_lateness_seconds", "histogram", (),
+     "How long after its deliver_at a message was handed out: the promise. Counted by the node that led",
+     lambda s: s.lateness()),
+    ("delivery_delay_seconds", "histogram", (),
+     "How long a message was due while a receive waited for it: the cluster's own part of the lateness. First "
+     "attempts, of topics without limits. Counted by the node that led", lambda s: s.loop.delays.histogram),
+    ("delivery_lateness_max_seconds", "gauge", (),
+     "The largest lateness of a message that this node handed out in the last five minutes, as the leader",
+     lambda s: s.loop.lateness.max_ms(s.node.now_ms()) / 1000),
+    ("handout_delay_seconds", "histogram", (),
+     "From when a message was granted, and due, until its consumer's answer was written or its webhook was called",
+     lambda s: s.loop.handouts.delays),
+    ("oldest_ready_age_seconds", "gauge", (),
+     "How long the message that waits longest for a consumer has been due; 0 when none waits. Leader only",
+     lambda s: s.age(s.topics.oldest_ms) if s.node.leading else None),
+    ("ready_messages", "gauge", (), "Messages that are due and that nobody has. Leader only",
+     lambda s: s.topics.ready if s.node.leading else None),
+    ("messages", "gauge", ("state",),
+     "Messages that are kept: waiting (scheduled and ready), leased, dead. The same on every node",
+     lambda s: _by({"waiting": s.topics.waiting, "leased": s.topics.leased, "dead": s.topics.dead})),
+    ("pending_bytes", "gauge", (), "Size of the records of what waits or is leased. The same on every node",
+     lambda s: s.topics.bytes),
+    ("topics", "gauge", (), "Topics that exist. The same on every node", lambda s: s.topics.count),
+    ("topics_paused", "gauge", (), "Topics that hand out nothing because somebody paused them, or a webhook's 410",
+     lambda s: s.topics.paused),
+    ("topics_with_deaths", "gauge", (),
+     "Topics, deleted ones too, in which a message ever became a dead letter. The same on every node",
+     lambda s: s.topics.with_deaths),
+    ("published_messages_total", "counter", (), "Messages ever published. The same on every node",
+     lambda s: s.topics.published),
+    ("handed_out_messages_total", "counter", (), "Messages handed out by this node as the leader, repeats too",
+     lambda s: s.loop.handed_out),
+    ("settled_messages_total", "counter", ("outcome",),
+     "Messages that ended: acked, cancelled, expired, dead; redriven ones began anew. The same on every node",
+     lambda s: _by(dict(zip(OUTCOMES, s.topics.settled, strict=True)))),
+    ("throttled_total", "counter", ("cause",),
+     "Hand-outs, publishes and polls that a limit stopped, by its name (howto/flow)",
+     lambda s: _by({cause: s.throttled[cause] for cause in CAUSES})),
+    ("sweeper_found_messages_total", "counter", (),
+     "Messages that were due and forgotten until the sweeper looked: a bug unless 0", lambda s: s.loop.sweeper_found),
+    ("damaged_links_total", "counter", (),
+     "Index entries or records that did not match their checksum, and were mended", lambda s: s.loop.damaged_links),
+    ("tag_checks_total", "counter", (),
+     "Records read because the mask of their tags fitted. This term of the leader", lambda s: s.loop.tag_checks()[0]),
+    ("tag_false_positives_total", "counter", (), "Of tag_checks_total, those whose tags did not match after all",
+     lambda s: s.loop.tag_checks()[1]),
+    ("idempotency_keys_dropped_early_total", "counter", (),
+     "Idempotency keys forgotten within their window: limits.idempotency_keys is too low",
+     lambda s: s.node.ledger.keys_dropped_early),
+    ("topic_messages", "gauge", (*_TOPIC, "state"), "A topic's messages: scheduled, ready, leased, dead. Leader only",
+     _per_topic),
+    ("topic_pending_bytes", "gauge", _TOPIC, "Size of the records of what waits or is leased. Leader only", _per_topic),
+    ("topic_oldest_ready_age_seconds", "gauge", _TOPIC,
+     "How long the topic's message that waits longest has been due. Leader only", _per_topic),
+    ("topic_lateness_seconds", "gauge", (*_TOPIC, "quantile"),
+     "Lateness of the topic's messages over the last five minutes: 0.5, 0.99, and 1 for the largest. Leader only",
+     _per_topic),
+    ("topic_published_messages_total", "counter", _TOPIC, "Messages ever published to the topic. Leader only",
+     _per_topic),
+    ("topic_settled_messages_total", "counter", (*_TOPIC, "outcome"),
+     "As settled_messages_total, of one topic. Leader only", _per_topic),
+    ("commit_duration_seconds", "histogram", (),
+     "From when a batch of commands left this node's queue until a majority had it and it was applied here",
+     lambda s: s.queue.commits),
+    ("log_fsync_duration_seconds", "histogram", (), "Syncs of the Raft journal", lambda s: s.syncs()),
+    ("log_fsync_pending_seconds", "gauge", (), "How long the journal's sync that is under way has taken so far",
+     lambda s: 0 if (started := s.raft.journal.sync_started) is None else s.now - started),
+    ("log_bytes", "gauge", (), "Raft journal kept on disk", lambda s: s.raft.journal.size_bytes),
+    ("raft_is_leader", "gauge", (), "1: this node leads, knows the time, and hands out",
+     lambda s: int(bool(s.node.leading))),
+    ("raft_has_leader", "gauge", (), "1: this node knows a leader", lambda s: int(s.raft.leader is not None)),
+    ("raft_admitted", "gauge", (), "0: a new incarnation, which neither votes nor counts yet",
+     lambda s: int(s.raft.journal.admitted)),
+    ("raft_is_voter", "gauge", (), "1: this node votes; 0: a learner, which fills itself, or no member (any more)",
+     lambda s: int(s.raft.membership.votes)),
+    ("raft_voters", "gauge", (), "Members that vote, as this node knows them", lambda s: len(s.raft.membership.voters)),
+    ("raft_term", "gauge", (), "Raft term", lambda s: s.raft.term),
+    ("raft_last_index", "gauge", (), "Last entry in this node's journal", lambda s: s.raft.last_index),
+    ("raft_synced_index", "gauge", (), "Last entry on this node's disk", lambda s: s.raft.synced_index),
+    ("raft_commit_index", "gauge", (), "Last entry known to be committed", lambda s: s.raft.commit_index),
+    ("raft_applied_index", "gauge", (), "Last entry that this node has applied", lambda s: s.raft.applied_index),
+    ("raft_leader_changes_total", "counter", (), "Leaders that this node has seen come",
+     lambda s: s.stats.leader_changes),
+    ("raft_elections_total", "counter", (), "Elections that this node has asked for", lambda s: s.stats.elections),
+    ("raft_proposals_total", "counter", (), "Entries that this node has proposed as the leader",
+     lambda s: s.stats.proposals),
+    ("raft_peer_up", "gauge", _PEER, "1: the link to that node is there",
+     lambda s: _by({peer.name: int(peer.up) for peer in s.raft.peers.values()})),
+    ("raft_links_refused_total", "counter", ("reason",),
+     "Connections refused on the node link: crowded (too many before HELLO), silent, hello (a stranger), "
+     "tls, frame (unreadable), by_peer (the other side refused), accept (no descriptor)",
+     lambda s: _by(dict(sorted(s.raft.network.refused.items())))),
+    ("raft_peer_lag_entries", "gauge", _PEER, "Committed entries that node is not known to have. Leader only",
+     lambda s: _by({p.name: max(0, s.raft.commit_index - p.match) for p in s.raft.peers.values()})
+     if s.raft.is_leader else None),
+    ("raft_peer_rtt_seconds", "gauge", _PEER, "Round trip to that node, smoothed. Leader only",
+     lambda s: _by({p.name: p.rtt for p in s.raft.peers.values()}) if s.raft.is_leader else None),
+    ("batches_total", "counter", (), "Batches of commands that left this node's queue", lambda s: s.queue.batches),
+    ("queue_length", "gauge", ("queue",),
+     "What waits: publishes and commands to leave this node, proposals for their commit, receives for a message, "
+     "ready_window entries in memory, webhooks fetched messages for their call", lambda s: s.queues()),
+    ("buffer_bytes", "gauge", ("buffer",),
+     "Memory that grows with load, each up to a limit: publish_queue, replication (sent, not answered), "
+     "far_hours and tables (until the next checkpoint)", lambda s: s.buffers()),
+    ("checkpoints_total", "counter", (), "Checkpoints made", lambda s: s.checkpoints.count),
+    ("checkpoint_duration_seconds", "histogram", (), "From the beginning of a checkpoint until it was durable",
+     lambda s: s.checkpoints.durations),
+    ("checkpoint_age_seconds", "gauge", (), "Since the last checkpoint was durable, or the process began",
+     lambda s: s.now - s.checkpoints.finished),
+    ("checkpoint_replay_bytes", "gauge", (), "Applied since the last checkpoint: what a restart replays",
+     lambda s: s.checkpoints.bytes_since),
+    ("snapshots_sent_total", "counter", (), "Snapshots offered to followers that were too far behind for entries",
+     lambda s: s.stats.snapshots_sent),
+    ("snapshots_installed_total", "counter", (), "Snapshots installed here", lambda s: s.stats.snapshots_installed),
+    ("snapshot_sent_bytes_total", "counter", (), "Bytes of snapshots sent to followers",
+     lambda s: s.stats.snapshot_sent_bytes),
+    ("snapshot_received_bytes_total", "counter", (), "Bytes of snapshots received",
+     lambda s: s.stats.snapshot_received_bytes),
+    ("snapshot_installing", "gauge", (), "1: this node is pulling a snapshot, and serves nothing of its own",
+     lambda s: int(s.raft.applier.installing)),
+    ("records_read_total", "counter", ("source",),
+     "Records read for receives and webhooks: memory, or disk (in a thread, since memory did not have them)",
+     lambda s: _by({source: s.node.reader.counts[source] for source in ("memory", "disk")})),
+    ("hour_files", "gauge", (), "Hours that have files", lambda s: s.hours.totals()[0]),
+    ("hour_bytes", "gauge", ("file",),
+     "Size of all hours' files, by kind: log (records), idx (index), dsp (events)",
+     lambda s: _by(dict(zip(("log", "idx", "dsp"), s.hours.totals()[1:], strict=True)))),
+    ("disk_free_bytes", "gauge", (), "Free on the fuller of the disks of data and journal; publishing stops (507) "
+     "below storage.min_free_bytes, on any node", lambda s: s.checkpoints.free_bytes),
+    ("clock_ready", "gauge", (), "1: cluster time is known", lambda s: int(s.node.clock.ready)),
+    ("clock_alarms", "gauge", (), "What is wrong with the clocks: no majority agrees, or some are too far off",
+     lambda s: len(s.node.clock.alarms)),
+    ("clock_skew_seconds", "gauge", _PEER,
+     "A node's wall clock less cluster time, this node's included; the alarm is at 250 ms",
+     lambda s: _by({name: ms / 1000 for name, ms in sorted(s.node.clock.skews(s.now).items())})),
+    ("webhook_topics_disabled", "gauge", (), "Topics paused because their webhook answered 410",
+     lambda s: s.topics.disabled),
+]  # fmt: skip
+_OF_WEBHOOKS: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[Webhooks], Values]]] = [
+    ("webhook_calls_total", "counter", ("outcome",), "Calls to webhooks by what came of them: 2xx, 5xx, timeout, …",
+     lambda w: _by(dict(sorted(w.pool.outcomes.items())))),
+    ("webhook_call_duration_seconds", "histogram", (), "From the beginning of a call to its answer",
+     lambda w: w.pool.durations),
+    ("webhook_calls_in_flight", "gauge", (), "Calls under way", lambda w: w.pool.in_flight),
+    ("webhook_leases_lost_total", "counter", (),
+     "Calls whose lease had ended before their outcome was told: made again", lambda w: w.pool.reports.lost),
+    ("alerts_sent_total", "counter", (), "Calls that told of dead letters", lambda w: w.alerts.sent),
+    ("alerts_failed_total", "counter", (), "Such calls that failed; they are repeated", lambda w: w.alerts.failed),
+]  # fmt: skip
+FAMILIES = {row[0]: Family(f"hadelay_{row[0]}", row[1], row[3], row[2]) for row in (*_OF_NODE, *_OF_WEBHOOKS)}
+_OF_TOPIC = [name for name, family in FAMILIES.items() if family.labels[:1] == _TOPIC]
+
+
+class NodeMetrics:
+    """One per node. A topic keeps its own series until it is deleted: a counter that moved from row to row would look
+    like a burst."""
+
+    def __init__(self, node: Node, webhooks: Webhooks | None = None) -> None:
+        self._node, self._webhooks = node, webhooks
         self._shown: dict[int, None] = {}
 
     def collect(self) -> Generator[None, None, Measured]:
         """Yields after each slice; server.reading.Reader.in_slices drives it."""
         totals, ready = yield from self._totals()
-        values = _of_topics(totals) | _of_raft(self._node) | _of_server(self._node)
+        scrape = _Scrape(self._node, self._webhooks, totals)
+        values: dict[str, Values | None] = {name: read(scrape) for name, *_, read in _OF_NODE}
+        if self._webhooks is not None:
+            values |= {name: read(self._webhooks) for name, *_, read in _OF_WEBHOOKS}
         if self._node.leading:
-            values["ready_messages"] = totals.ready
-            values["oldest_ready_age_seconds"] = self._age(totals.oldest_ms)
-            values |= yield from self._series(totals, ready)
-        return [(family, values[name]) for name, family in FAMILIES.items() if name in values]
-
-    def _age(self, at_ms: int) -> float:
-        node = self._node
-        return max(0, node.clock.read(node.runtime.monotonic()) - at_ms) / 1000 if at_ms else 0
+            values |= yield from self._series(scrape, ready)
+        return [(family, value) for name, family in FAMILIES.items() if (value := values.get(name)) is not None]
 
     def _totals(self) -> Generator[None, None, tuple[_Topics, dict[int, tuple[int, int]]]]:
-        """And what is ready of each topic that has something ready."""
+        """Sums over all topics; and per number of a topic with ready messages: their count, and the time since which
+        the oldest is due."""
         node, topics, shown, found = self._node, self._node.ledger.topics.all, self._shown, _Topics()
         monotonic = node.runtime.monotonic
         most = node.config.limits.metrics_topics if node.leading else 0
@@ -127,7 +329,7 @@ class NodeMetrics:
                 if not topic.exists:
                     shown.pop(topic.number, None)
                 elif room > 0 and topic.number not in shown:
-                    # Those with the most messages so far, and of equals the one that was made first.
+                    # The topics with the most messages so far; of equal ones the one created first.
                     heapq.heappush(best, (topic.published, -topic.number))
                     if len(best) > room:
                         heapq.heappop(best)
@@ -136,12 +338,12 @@ class NodeMetrics:
                 shown[-number] = None
         return found, ready
 
-    def _series(self, totals: _Topics, ready: dict[int, tuple[int, int]]) -> Generator[None, None, dict[str, Values]]:
+    def _series(self, scrape: _Scrape, ready: dict[int, tuple[int, int]]) -> Generator[None, None, dict[str, Values]]:
         node, numbers, some = self._node, list(self._shown), _Topics()
         monotonic, lateness = node.runtime.monotonic, node.dispatcher.lateness
         columns: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in _OF_TOPIC}
         states, sizes, ages, late, published, settled = columns.values()
-        others = totals.count > len(numbers)
+        others = scrape.topics.count > len(numbers)
         until = 0.0
         for start in range(0, len(numbers), _FEW):
             if monotonic() >= until:
@@ -156,126 +358,13 @@ class NodeMetrics:
                 if others:
                     some.add(topic, *at)
                 states |= {(name, state): count for state, count in one.states().items()}
-                ages[name,], sizes[name,], published[name,] = self._age(one.oldest_ms), one.bytes, one.published
+                ages[name,], sizes[name,], published[name,] = scrape.age(one.oldest_ms), one.bytes, one.published
                 settled |= {(name, outcome): n for outcome, n in zip(OUTCOMES, one.settled, strict=True)}
                 if number in recent:
                     _, late[name, "0.5"], late[name, "0.99"], late[name, "1"] = recent[number]
         if others:
-            rest = totals.rest(some)
+            rest = scrape.topics.rest(some)
             states |= {(OTHER, state): count for state, count in rest.states().items()}
             sizes[OTHER,] = rest.bytes
         columns["topic_lateness_seconds"] = {key: ms / 1000 for key, ms in late.items()}
         return dict(columns)
-
-
-_OF_TOPIC = [name for name, family in FAMILIES.items() if family.labels[:1] == ("topic",)]
-
-
-def _of_topics(found: _Topics) -> dict[str, Values]:
-    return {
-        "messages": _by({"waiting": found.waiting, "leased": found.leased, "dead": found.dead}),
-        "pending_bytes": found.bytes,
-        "topics": found.count,
-        "topics_paused": found.paused,
-        "topics_with_deaths": found.with_deaths,
-        "webhook_topics_disabled": found.disabled,
-        "published_messages_total": found.published,
-        "settled_messages_total": _by(dict(zip(OUTCOMES, found.settled, strict=True))),
-    }
-
-
-def _of_raft(node: Node) -> dict[str, Values]:
-    raft, stats, journal, now = node.raft, node.raft.stats, node.raft.journal, node.runtime.monotonic()
-    values: dict[str, Values] = {
-        "log_fsync_duration_seconds": _histogram(stats.sync_buckets, stats.sync_seconds),
-        "log_fsync_pending_seconds": 0 if journal.sync_started is None else now - journal.sync_started,
-        "log_bytes": journal.size_bytes,
-        "raft_is_leader": int(bool(node.leading)),
-        "raft_has_leader": int(raft.leader is not None),
-        "raft_admitted": int(journal.admitted),
-        "raft_is_voter": int(raft.membership.votes),
-        "raft_voters": len(raft.membership.voters),
-        "raft_term": raft.term,
-        "raft_last_index": raft.last_index,
-        "raft_synced_index": raft.synced_index,
-        "raft_commit_index": raft.commit_index,
-        "raft_applied_index": raft.applied_index,
-        "raft_leader_changes_total": stats.leader_changes,
-        "raft_elections_total": stats.elections,
-        "raft_proposals_total": stats.proposals,
-        "raft_links_refused_total": _by(dict(sorted(raft.network.refused.items()))),
-        "raft_peer_up": _by({peer.name: int(peer.up) for peer in raft.peers.values()}),
-        "snapshots_sent_total": stats.snapshots_sent,
-        "snapshots_installed_total": stats.snapshots_installed,
-        "snapshot_sent_bytes_total": stats.snapshot_sent_bytes,
-        "snapshot_received_bytes_total": stats.snapshot_received_bytes,
-        "snapshot_installing": int(raft.applier.installing),
-    }
-    if raft.is_leader:
-        peers = raft.peers.values()
-        values["raft_peer_lag_entries"] = _by({p.name: max(0, raft.commit_index - p.match) for p in peers})
-        values["raft_peer_rtt_seconds"] = _by({p.name: p.rtt for p in peers})
-    return values
-
-
-def _of_server(node: Node) -> dict[str, Values]:
-    dispatcher, group_commit, storage, calls = node.dispatcher, node.group_commit, node.storage, node.webhooks.pool
-    checkpoints, now = node.checkpoints, node.runtime.monotonic()
-    limited = Counter(dispatcher.throttled()) + group_commit.refusals.counts
-    checked, in_vain = dispatcher.tag_checks()
-    hours, *sizes = storage.hours.totals()
-    replication = sum(peer.in_flight_bytes for peer in node.raft.peers.values())
-    return {
-        "delivery_lateness_seconds": Histogram(
-            [ms / 1000 for ms in LATENESS_BUCKETS_MS], dispatcher.lateness.counts, dispatcher.lateness.sum_ms / 1000
-        ),
-        "delivery_delay_seconds": dispatcher.delays.histogram,
-        "delivery_lateness_max_seconds": dispatcher.lateness.max_ms(node.clock.read(now)) / 1000,
-        "handout_delay_seconds": dispatcher.handouts.delays,
-        "handed_out_messages_total": dispatcher.handed_out,
-        "throttled_total": _by({cause: limited[cause] for cause in CAUSES}),
-        "sweeper_found_messages_total": dispatcher.sweeper_found,
-        "damaged_links_total": dispatcher.damaged_links,
-        "tag_checks_total": checked,
-        "tag_false_positives_total": in_vain,
-        "idempotency_keys_dropped_early_total": node.ledger.keys_dropped_early,
-        "commit_duration_seconds": group_commit.commits,
-        "batches_total": group_commit.batches,
-        "queue_length": _by({
-            "publishes": group_commit.waiting_publishes, "commands": group_commit.waiting_commands,
-            "proposals": node.raft.applier.waiting, "receives": dispatcher.waiting_polls(),
-            "ready_window": dispatcher.window_size(), "webhooks": calls.queued,
-        }),
-        "buffer_bytes": _by({
-            "publish_queue": group_commit.queued_bytes, "replication": replication,
-            "far_hours": storage.hours.far_bytes, "tables": storage.tables.overlay_bytes,
-        }),
-        "checkpoints_total": checkpoints.count,
-        "checkpoint_duration_seconds": checkpoints.durations,
-        "checkpoint_age_seconds": now - checkpoints.finished,
-        "checkpoint_replay_bytes": checkpoints.bytes_since,
-        "records_read_total": _by({source: node.reader.counts[source] for source in ("memory", "disk")}),
-        "hour_files": hours,
-        "hour_bytes": _by(dict(zip(("log", "idx", "dsp"), sizes, strict=True))),
-        "disk_free_bytes": checkpoints.free_bytes,
-        "clock_ready": int(node.clock.ready),
-        "clock_alarms": len(node.clock.alarms),
-        "clock_skew_seconds": _by({name: ms / 1000 for name, ms in sorted(node.clock.skews(now).items())}),
-        "webhook_calls_total": _by(dict(sorted(calls.outcomes.items()))),
-        "webhook_call_duration_seconds": calls.durations,
-        "webhook_calls_in_flight": calls.in_flight,
-        "webhook_leases_lost_total": calls.reports.lost,
-        "alerts_sent_total": node.webhooks.alerts.sent,
-        "alerts_failed_total": node.webhooks.alerts.failed,
-    }  # fmt: skip
-
-
-def _by(values: dict[str, float]) -> dict[tuple[str, ...], float]:
-    """Of a family with one label."""
-    return {(label,): value for label, value in values.items()}
-
-
-def _histogram(counts: dict[float, int], seconds: float) -> Histogram:
-    """Out of `bound → how many took no longer, and longer than the bound before`; the last is infinite."""
-    *bounds, beyond = sorted(counts)
-    return Histogram(bounds, [counts[bound] for bound in (*bounds, beyond)], seconds)

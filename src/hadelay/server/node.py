@@ -7,11 +7,11 @@ that HTTP calls, `process` the real world.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from hadelay.ledger.idempotency import is_known
 from hadelay.ledger.quotas import retry_after_ms
 from hadelay.ledger.state import Ledger
+from hadelay.ledger.topics import Topic
 from hadelay.members import Member
 from hadelay.platform.disk import Disk, Lock
 from hadelay.platform.network import Network
@@ -23,6 +23,7 @@ from hadelay.server.checkpoints import Checkpoints
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.groupcommit import GroupCommit
+from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import Link
 from hadelay.server.machine import Machine
@@ -35,22 +36,13 @@ from hadelay.server.reading import Reader
 from hadelay.server.refusals import Refusals
 from hadelay.server.repair import Repairer
 from hadelay.server.replica import Replica
-from hadelay.server.webhooks.guard import Guard
 from hadelay.settings.node import Config
 from hadelay.storage.store import Storage
 from hadelay.version import FEATURE_LEVEL, VERSION
 
-if TYPE_CHECKING:
-    from hadelay.server.memberchanges import MemberChanges
-    from hadelay.server.webhooks.webhooks import Webhooks
-
 
 class Node:
     """One member of one group. Construct (recovers from disk), `start`, `stop`; `on_fatal` ends the process."""
-
-    #: Parts that a node works without; `open_node` adds them.
-    webhooks: Webhooks
-    member_changes: MemberChanges
 
     def __init__(
         self,
@@ -65,8 +57,10 @@ class Node:
     ) -> None:
         self.config, self.disk, self.runtime = config, disk, runtime
         self.name = config.node.name
-        #: What keeps other processes out of this node's directories.
+        #: Locks that keep other processes out of this node's directories.
         self.locks: Sequence[Lock] = ()
+        #: Called on the leader, by apply, when a topic's settings changed or messages of the topic died.
+        self.on_topic: Callable[[Topic], None] = lambda topic: None
         self.replica = Replica(storage)
         self.clock = ClusterClock(
             self.name, config.members, floor_ms=self.ledger.now_ms, skew_ms=config.limits.max_clock_skew_ms
@@ -116,7 +110,7 @@ class Node:
             config=config,
             on_damage=self._damaged,
             has_leader_lease=self.raft.has_leader_lease,
-            watch=lambda topic: self.webhooks.on_topic(topic),
+            watch=lambda topic: self.on_topic(topic),
             read_ahead=ReadAhead(self.disk, runtime, lambda hour: self.storage.hours.path(hour)),
         )
         self.leadership = Leadership(

@@ -11,9 +11,9 @@ from hadelay.codec.meta import unpack
 from hadelay.errors import DiskFull, HadelayError, Impossible, OutcomeUnknown, Overloaded
 from hadelay.model import Draft
 from hadelay.server.groupcommit import GroupCommit
+from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
 from hadelay.server.peers import Peers
-from hadelay.server.webhooks.guard import Guard
 
 #: Cost of a draft besides its payload, in bytes: a record's header, row and list overhead.
 _DRAFT_BYTES = 128

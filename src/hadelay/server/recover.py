@@ -30,7 +30,6 @@ from hadelay.raft.journal import FIRST, Journal, JournalConfig
 from hadelay.raft.ports import FOUNDING
 from hadelay.server.memberchanges import MemberChanges
 from hadelay.server.node import Node
-from hadelay.server.webhooks.webhooks import Webhooks
 from hadelay.settings.node import Config
 from hadelay.storage.identity import Identity, lock_directory, noted_damage, read_identity, refuse_strangers
 from hadelay.storage.lmdbtables import LmdbBackend
@@ -59,17 +58,7 @@ def open_node(
         try:
             journal, storage = directories.open()
             node = Node(config, disk, network, runtime, on_fatal, storage=storage, journal=journal)
-            node.member_changes = MemberChanges(node.raft, node.replica, node.link, node.peers, node.leadership)
-            node.webhooks = Webhooks(
-                config,
-                runtime,
-                node.replica,
-                node.now_ms,
-                node.propose,
-                dispatcher=node.dispatcher,
-                reader=node.reader,
-            )
-            node.leadership.parts.append(node.webhooks)
+            MemberChanges(node)
         except BaseException:
             for lock in locks:
                 lock.close()

@@ -13,7 +13,8 @@ from hadelay.codec import commands
 from hadelay.errors import BadRequest, HadelayError, NoLeader, NotFound, Overloaded
 from hadelay.model import hour_name
 from hadelay.raft.journal import FIRST
-from hadelay.server.memberchanges import LEADS
+from hadelay.server.leadership import TRANSFER_S
+from hadelay.server.memberchanges import CHANGE_S, LEADS
 from hadelay.server.node import Node
 from hadelay.server.peers import Peer
 from hadelay.server.service.part import Door, once_begun
@@ -70,7 +71,7 @@ class Clusters(Door):
         cursor = Dispatch(hour_name(hour), second, local, node.config.dispatch.sync)
         return Cluster(
             node.config.cluster.id, node.ledger.level, leader, node.raft.term, str(node.raft.applied_index),
-            format_instant(self._now_ms()), cursor, members,
+            format_instant(self._node.now_ms()), cursor, members,
         )  # fmt: skip
 
     async def transfer(self, to: str | None, by: Actor) -> str:
@@ -81,7 +82,7 @@ class Clusters(Door):
         if to == node.raft.leader and to is not None:
             return to
         await self._administer(by, "cluster.transfer", to or "", commands.encode_noop())
-        await answered(lambda done: node.leadership.transfer_anywhere(to, done))
+        await self._ask_leader("transfer", to, TRANSFER_S)
         with once_begun():
             return (await self._find_leader()).name
 
@@ -113,7 +114,7 @@ class Clusters(Door):
         deadline = node.runtime.monotonic() + _CHANGE_S
         while True:
             try:
-                await answered(lambda done: node.member_changes.anywhere(op, name, raft, done))
+                await self._ask_leader("members", [op, name, raft], CHANGE_S)
                 return
             except HadelayError as error:
                 passes = error.retryable and error.outcome_known
@@ -121,7 +122,7 @@ class Clusters(Door):
                     raise
                 if error.outcome == LEADS:
                     try:
-                        await answered(lambda done: node.leadership.transfer_anywhere(None, done))
+                        await self._ask_leader("transfer", None, TRANSFER_S)
                     except HadelayError as failed:
                         log.warning("transfer_failed", error=str(failed))
             await asyncio.sleep(0.1)

@@ -79,7 +79,7 @@ class Consuming(Door):
         )
         bodies = await node.reader.records(delivery.hours, rows)
         # The lease has run on while the disk was read.
-        now, topics = max(delivery.now_ms, self._now_ms()), node.ledger.topics.all
+        now, topics = max(delivery.now_ms, self._node.now_ms()), node.ledger.topics.all
         until_ms, due_ms = int(delivery.until_ms.min()), int(rows["deliver_at_ms"].max())
         until, left_ms = format_instant(until_ms), max(0, until_ms - now)
         metas: dict[bytes, Meta] = {}

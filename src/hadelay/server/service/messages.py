@@ -52,7 +52,7 @@ class Messages(Door):
         message_id = target if isinstance(target, int) else find_key(node.ledger, target[0], hash_client_key(target[1]))
         if message_id is None:
             raise _not_found(target)
-        now_ms = self._now_ms()
+        now_ms = self._node.now_ms()
         view = await node.reader.repaired(lambda: describe(node.ledger, message_id, now_ms, body=body))
         if view is None:
             raise _not_found(target)
@@ -89,7 +89,7 @@ class Messages(Door):
         node, topic = self._node, self._topic(name)
         mask = mask_of(ask.tags)
         query = MessageQuery(topic.number, ask.states, ask.from_ms, ask.to_ms, mask, ask.after, ask.limit)
-        now_ms = self._now_ms()
+        now_ms = self._node.now_ms()
         page = await node.reader.in_slices(lambda: listing(node.ledger, query, now_ms))
         messages: list[Message[str]] = []
         wanted, turn, total = set(ask.tags), 0, 0
@@ -117,7 +117,7 @@ class Messages(Door):
         node, index = self._node, int(row["index"])
         if not node.storage.hours.count(hour):
             return None
-        if state in _SETTLED and over(node.ledger, topic, hour, index, self._now_ms()):
+        if state in _SETTLED and over(node.ledger, topic, hour, index, self._node.now_ms()):
             return None
         # The attempt that ended it, or is under way, is not in the entry yet.
         attempt = int(row["attempt"])

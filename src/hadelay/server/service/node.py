@@ -16,14 +16,16 @@ from hadelay.server.service.files import Files
 from hadelay.server.service.messages import Messages
 from hadelay.server.service.tokens import Access
 from hadelay.server.service.topics import Topics
+from hadelay.server.webhooks.webhooks import Webhooks
 
 
 class NodeService:
     """One per node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, webhooks: Webhooks | None = None) -> None:
+        """webhooks: for /metrics."""
         self._node = node
-        self._metrics = NodeMetrics(node)
+        self._metrics = NodeMetrics(node, webhooks)
         #: The node's name.
         self.node = node.name
         # A callback and no future: a publish per request is the hottest path, and a future costs more than the call.

@@ -15,12 +15,7 @@ import structlog
 from hadelay.api.service import Actor, answered
 from hadelay.codec import commands
 from hadelay.codec.results import Refused
-from hadelay.errors import (
-    HadelayError,
-    NotFound,
-    OutcomeUnknown,
-    shortened,
-)
+from hadelay.errors import HadelayError, NotFound, OutcomeUnknown, shortened
 from hadelay.ledger.topics import Topic
 from hadelay.server.node import Node
 from hadelay.server.refusals import refusal
@@ -48,6 +43,10 @@ class Door:
         log.info("admin_action", action=action, target=target, token=by.token, token_id=by.token_id)
         return await self._propose(command)
 
+    async def _ask_leader(self, op: str, payload: Any, timeout_s: float) -> Any:
+        """The answer of the leader's link operation."""
+        return await answered(lambda done: self._node.leadership.ask_leader(op, payload, timeout_s, done))
+
     async def _confirm(self, stale: bool = False) -> None:
         if not stale:
             await answered(self._node.raft.read_index)
@@ -57,9 +56,6 @@ class Door:
         if topic is None:
             raise NotFound(f"there is no topic {name!r}; it appears with its first message, or PUT it")
         return topic
-
-    def _now_ms(self) -> int:
-        return self._node.clock.read(self._node.runtime.monotonic())
 
 
 @contextmanager

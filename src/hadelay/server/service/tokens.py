@@ -25,7 +25,7 @@ class Access(Door):
 
     def now_ms(self) -> int:
         """Cluster time."""
-        return self._now_ms() if self._node.clock.ready else self._node.ledger.now_ms
+        return self._node.now_ms() if self._node.clock.ready else self._node.ledger.now_ms
 
     async def list_tokens(self) -> list[Token]:
         await self._confirm()

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from hadelay.api.service import Actor, answered
+from hadelay.api.service import Actor
 from hadelay.api.settings import settings_out
 from hadelay.api.text import format_instant
 from hadelay.api.topics import Consumer, Lateness
 from hadelay.api.topics import Topic as TopicDocument
 from hadelay.codec import commands
-from hadelay.errors import Conflict, HadelayError, Impossible, NoLeader, NotFound, OutcomeUnknown
+from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound, OutcomeUnknown
 from hadelay.ledger.topics import Topic
+from hadelay.server.guard import Guard
 from hadelay.server.node import Node
 from hadelay.server.service.duecounts import DueCounts
 from hadelay.server.service.part import Door, once_begun
-from hadelay.server.webhooks.checks import check_settings
-from hadelay.settings.topic import has_masked_headers
+from hadelay.server.webhooks.calls import secret_problem
+from hadelay.settings.topic import has_masked_headers, url_problem
 from hadelay.version import MASKED_OF_ORIGIN, RETRY_DEFAULTS
 
 #: Of a list of all topics, between two turns of others.
 _TOPICS_AT_ONCE = 200
+#: Time to look up a webhook's host when it is set; then the name counts as unknown, which is no error.
+_RESOLVE_S = 2.0
 #: Per topic number, from the leader's dispatcher: ready messages, cluster time at which the oldest fell due; and of
 #: what was handed out in the last minutes: how many, and p50, p99 and maximum of their lateness in ms. A leader of
 #: version 0.1.0 knows no maximum.
@@ -34,6 +39,7 @@ class Topics(Door):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._due = DueCounts(node)
+        self._wait_s = node.config.http.no_leader_wait_ms / 1000
 
     async def get_topic(self, name: str, *, stale: bool) -> TopicDocument[str]:
         await self._confirm(stale)
@@ -41,14 +47,10 @@ class Topics(Door):
         return replace(view, consumers=await self._consumers(name, stale))
 
     async def _consumers(self, topic: str, stale: bool) -> list[Consumer[str]] | None:
-        node, leader = self._node, self._node.raft.leader
-        if node.leading:
-            return [Consumer(name, format_instant(at_ms)) for name, at_ms in node.dispatcher.askers.of(topic)]
-        if stale or leader is None:
+        if self._unasked(stale):
             return None
-        wait_s = node.config.http.no_leader_wait_ms / 1000
         try:
-            found = await answered(lambda done: node.link.call(leader, "consumers", topic, wait_s, done))
+            found = await self._ask_leader("consumers", topic, self._wait_s)
         except HadelayError:  # of a leader of an earlier version, or that is none any more
             return None
         return None if found is None else [Consumer(str(name), format_instant(int(at_ms))) for name, at_ms in found]
@@ -64,7 +66,7 @@ class Topics(Door):
 
     async def put_topic(self, name: str, config: dict[str, Any], by: Actor) -> TopicDocument[str]:
         """None as a value resets a setting. Raises BadRequest, Impossible, Conflict."""
-        await check_settings(self._node.guard, config)
+        await _check_urls(self._node.guard, config)
         sync = self._node.config.dispatch.sync
         if config.get("dispatch_sync") not in (None, sync):
             # Accepting what is not done would promise the topic's owner the wrong thing after a crash.
@@ -97,20 +99,19 @@ class Topics(Door):
         return await self._node.reader.in_slices(lambda: self._due.count(topic, from_ms, to_ms, step_ms))
 
     async def _ready(self, stale: bool) -> Reports:
-        """What is ready is known to the leader's dispatcher alone; a stale read counts it as scheduled."""
-        node = self._node
-        if node.leading:
-            return node.dispatcher.topic_reports()
-        leader = node.raft.leader
-        if stale or leader is None:
+        """Only the leader's delivery loop knows what is ready; a stale read elsewhere counts those as scheduled."""
+        if self._unasked(stale):
             return {}
-        wait_s = node.config.http.no_leader_wait_ms / 1000
         try:
-            reports: Reports = await answered(lambda done: node.link.call(leader, "ready", None, wait_s, done))
+            reports: Reports = await self._ask_leader("ready", None, self._wait_s)
         except OutcomeUnknown as error:
-            # Of a question it is known that nothing came of it.
+            # A question has no effect, so this outcome is known.
             raise NoLeader(error.detail, retry_after_ms=100) from None
         return reports
+
+    def _unasked(self, stale: bool) -> bool:
+        """The read does without the leader, or no leader is known."""
+        return not self._node.leading and (stale or self._node.raft.leader is None)
 
     def _document(self, topic: Topic, reports: Reports) -> TopicDocument[str]:
         count, oldest, *lateness = reports.get(topic.number, (0, 0, 0, 0, 0, 0))
@@ -122,7 +123,7 @@ class Topics(Door):
             count,
             topic.leased,
             topic.dead,
-            max(0, self._now_ms() - oldest) if count else None,
+            max(0, self._node.now_ms() - oldest) if count else None,
             topic.bytes,
             Lateness(lateness[0], lateness[1], lateness[2], lateness[-1]) if lateness[0] else None,
             **settings_out(topic.config),
@@ -134,3 +135,34 @@ def _put_in_words(name: str, config: dict[str, Any]) -> tuple[str, str]:
     if "paused" in config:
         return "topic.pause" if config["paused"] else "topic.resume", name
     return "topic.set", f"{name}: {' '.join(sorted(config))}" if config else name
+
+
+async def _check_urls(guard: Guard, config: dict[str, Any]) -> None:
+    """Check URLs and secrets of a webhook and an alert. Raises BadRequest for invalid ones, Impossible for addresses
+    that may not be called. Only mistakes are reported early here; what counts is the guard's check of each connection.
+    """
+    for name in ("webhook", "alert"):
+        part = config.get(name)
+        if not isinstance(part, dict):
+            continue
+        for secret in (*(part.get("secrets") or ()), *([part["secret"]] if "secret" in part else ())):
+            if isinstance(secret, str) and "****" not in secret and (wrong := secret_problem(secret)):
+                raise BadRequest(f"{name}: {wrong}")
+        if (url := part.get("url")) is not None and not url_problem(url):
+            if problem := guard.literal_problem(url):
+                raise Impossible(f"{name}.url: {problem}")
+            await _check_host(guard, url, f"{name}.url")
+
+
+async def _check_host(guard: Guard, url: str, name: str) -> None:
+    parts = urlsplit(url)
+    try:
+        asked = asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_STREAM)
+        found = await asyncio.wait_for(asked, _RESOLVE_S)
+    except (OSError, TimeoutError, UnicodeError):
+        return
+    if found and not any(guard.permits(str(address[0])) for *_, address in found):
+        raise Impossible(
+            f"{name}: {parts.hostname} has private addresses only; webhooks call public ones, unless [webhooks] allow "
+            "in the nodes' configuration names the network"
+        )

@@ -1,5 +1,5 @@
-"""Push: the leader delivers topics with a webhook by HTTP POST, under the same leases as those that are pulled.
+"""Webhooks: the leader delivers topics with a webhook by HTTP POST, under the same leases as for consumers that pull.
 
-pool (who is called, how many at once) → sender (one call) → reports (the outcome, as ack or nack).
-signing, headers: what a call carries. guard: where it may go. alerts: calls about messages that died.
+pool (which messages, how many calls at once) → sender (one call) → reports (the outcome as ack or nack). calls: what a
+call carries. alerts: calls about dead letters.
 """

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from hadelay.handout.polls import Delivery, Poll
 from hadelay.ledger.topics import Topic
+from hadelay.server.webhooks.calls import key_of
 from hadelay.server.webhooks.reports import Lease
-from hadelay.server.webhooks.signing import key_of
 from hadelay.settings.topic import TopicSettings, Webhook
 
-#: Of a lease, beyond the time that two calls may take: one to wait for, and its own.
+#: A lease lasts for two calls, the one before and its own, and this much longer.
 _MARGIN_MS = 5_000
+#: Time left of a lease after its call, to report the outcome.
 _REPORT_S = 2.0
-#: Calls of a topic begun in one go, and a second, at least; a receiver that answers gets twice as many as it answered.
-#: What begins together also times out together, and everybody else on this thread waits meanwhile.
+#: Smallest limits of calls of a topic begun at once, and per second; a receiver that answers gets twice its own rate.
+#: Calls that begin together also time out together, and all others on this thread wait meanwhile.
 _AT_A_TIME = 8
 _A_SECOND = 200.0
 _SOON_S = 0.005
@@ -26,54 +30,55 @@ _MOST_AHEAD = 1_000
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One message to be called about, under one lease."""
+    """One message, under one lease, and the call about it."""
 
     lease: Lease
     #: End of the lease on the monotonic clock, in seconds.
     ends: float
+    #: `Topic.floor` when the job was fetched: the message was purged if that has risen since.
+    floor: int
     first_id: int
     deliver_at_ms: int
     offset: int
     size: int
     attempt: int
     redelivered: bool
-    #: `Topic.floor` when the job was fetched: the message was purged if that has risen since.
-    floor: int
-    #: Set while the job waits for a host.
+    #: Set while the job waits for its host to have room.
     record: bytes | None = None
 
 
 class WebhookQueue:
-    """One topic with a webhook: what was fetched for it, and how many calls are under way."""
+    """See the module."""
 
     def __init__(self, topic: Topic) -> None:
         self.name, self.number = topic.name, topic.number
         self.jobs: deque[Job] = deque()
+        #: Count of calls under way.
         self.calling = 0
-        #: Jobs whose records the disk is asked for: each has its turn, and begins when the record is there.
+        #: Count of jobs that had their turn and wait for their record from the disk.
         self.reading = 0
-        #: Fetched, and out of the queue while something has to be done first.
+        #: Count of jobs out of the queue: `reading`, and those whose lease is being extended.
         self.absent = 0
         self.polls: set[Poll] = set()
         self.removed = False
-        #: Of its topic: what was fetched before it rose was purged.
+        #: `Topic.floor`: messages fetched before it rose were purged.
         self.floor = topic.floor
-        #: Paused with calls waiting: when their leases are looked after.
+        #: A timer will extend the leases of jobs that wait for the end of a pause.
         self.keeping = False
-        #: Calls that were answered since then, and how many in the tenth of a second before.
+        #: Calls answered since `_since`, and in the tenth of a second before that.
         self.answered, self._since, self._pace = 0, 0.0, 0.0
-        #: Calls that may begin now, as of then.
+        #: Calls that may begin, as of `_filled`.
         self.tokens, self._filled = float(_AT_A_TIME), 0.0
 
     def set(self, settings: TopicSettings, most_calls: int, max_lease_ms: int) -> None:
         assert settings.webhook is not None
         self.webhook: Webhook = settings.webhook
         self.keys = [key_of(secret) for secret in self.webhook.secrets]
-        #: Calls at once.
+        #: Limit of concurrent calls.
         self.calls = min(settings.concurrency or most_calls, most_calls)
         self.lease_ms = min(2 * self.webhook.timeout_ms + _MARGIN_MS, max_lease_ms)
         self.timeout_s = min(self.webhook.timeout_ms, self.lease_ms // 2) / 1000
-        #: Of its lease, to begin a call: for the call, and to tell what came of it.
+        #: Time that a lease must have left to begin a call: for the call, and to report its outcome.
         self.needs_s = self.timeout_s + min(_REPORT_S, self.lease_ms / 4000)
 
     def may_begin(self, mono: float) -> bool:
@@ -90,32 +95,23 @@ class WebhookQueue:
             self._pace, self._since, self.answered = self.answered * _PACE_S / passed_s, mono, 0
 
     def ahead(self, mono: float) -> int:
-        """How many to fetch beyond those that can be called: one round, or what the receiver takes in two tenths of a
-        second, since a grant has to be committed first."""
+        """How many messages to fetch beyond `calls`: one round, or as many as the receiver takes in two tenths of a
+        second, because a grant has to be committed first."""
         self._measure(mono)
         return max(self.calls, min(int(2 * self._pace), _MOST_AHEAD))
 
     @property
     def held(self) -> int:
+        """Count of messages that are leased for this queue."""
         return len(self.jobs) + self.calling + self.absent
 
 
 def jobs_of(delivery: Delivery, mono: float, floor: int) -> Iterator[Job]:
     rows = delivery.rows
-    columns = zip(
-        delivery.positions.tolist(),
-        delivery.hours.tolist(),
-        delivery.indexes.tolist(),
-        delivery.until_ms.tolist(),
-        rows["first_id"].tolist(),
-        rows["deliver_at_ms"].tolist(),
-        rows["offset"].tolist(),
-        rows["size"].tolist(),
-        delivery.attempts.tolist(),
-        delivery.redelivered.tolist(),
-        strict=True,
-    )
-    for position, hour, index, until_ms, first_id, at_ms, offset, size, attempt, again in columns:
+    columns: list[NDArray[Any]] = [
+        delivery.positions, delivery.hours, delivery.indexes, delivery.until_ms,
+        rows["first_id"], rows["deliver_at_ms"], rows["offset"], rows["size"], delivery.attempts, delivery.redelivered,
+    ]  # fmt: skip
+    for position, hour, index, until_ms, *facts in zip(*(column.tolist() for column in columns), strict=True):
         lease = (delivery.term, delivery.seq, position, hour, index)
-        ends = mono + (until_ms - delivery.now_ms) / 1000
-        yield Job(lease, ends, first_id, at_ms, offset, size, attempt, again, floor)
+        yield Job(lease, mono + (until_ms - delivery.now_ms) / 1000, floor, *facts)

@@ -1,7 +1,7 @@
-"""What came of the calls, told to the log: acks and nacks, many to a command, until they are committed.
+"""Outcomes of calls, proposed as acks and nacks, many to a command.
 
-While one round is on its way the next one gathers. A report is repeated until it is answered or its lease is over:
-group commit takes it to whoever leads, so calls that were under way when this node lost the lead are settled too.
+While one round is being committed, the next one gathers. A report is repeated until it is answered or its lease is
+over: group commit takes it to the leader, so calls that were under way when this node lost the lead are settled too.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _AGAIN_S = 0.05
 class Reports:
     def __init__(self, node: str, runtime: Runtime, propose: Propose) -> None:
         self.node, self.runtime, self.propose = node, runtime, propose
-        #: (lease, when it ends on the monotonic clock) by what to say of it.
+        #: (lease, its end in monotonic seconds) by verdict.
         self._waiting: dict[Verdict, list[tuple[Lease, float]]] = {}
-        self._flying = 0
+        self._in_flight = 0
         self._resting = False
-        #: Leases that were lost before the outcome could be told: those messages are called again.
+        #: Count of leases lost before their outcome was committed: those messages are called again.
         self.lost = 0
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting or self._flying)
+        return bool(self._waiting or self._in_flight)
 
     def add(self, lease: Lease, ends: float, verdict: Verdict) -> None:
         self._waiting.setdefault(verdict, []).append((lease, ends))
         self._flush()
 
     def _flush(self) -> None:
-        if self._flying or self._resting or not self._waiting:
+        if self._in_flight or self._resting or not self._waiting:
             return
         now = self.runtime.monotonic()
         waiting, self._waiting = self._waiting, {}
@@ -57,13 +57,13 @@ class Reports:
                 part = held[start : start + _MOST]
                 rows = np.array([lease for lease, _ in part], LEASE)
                 command = encode_ack(self.node, rows) if verdict is None else encode_nack(self.node, rows, *verdict)
-                self._flying += 1
+                self._in_flight += 1
                 self.propose(command, partial(self._told, verdict, part))
 
     def _told(self, verdict: Verdict, part: list[tuple[Lease, float]], result: Any, error: HadelayError | None) -> None:
-        self._flying -= 1
+        self._in_flight -= 1
         if error is not None or not isinstance(result, LeaseResult):
-            # Twice is harmless: what was settled the first time says so.
+            # Proposing twice is harmless: a lease that was settled the first time says so.
             self._waiting.setdefault(verdict, []).extend(part)
             self._resting = True
             self.runtime.call_later(_AGAIN_S, self._rested)

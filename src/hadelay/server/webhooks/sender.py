@@ -1,16 +1,15 @@
-"""Calls: an HTTP/1.1 POST on a connection that is kept, and what came of it in words that fit into a history.
+"""Calls: an HTTP/1.1 POST on a connection that is kept, and the outcome in words that fit into a history.
 
-A client of our own, because a general one costs three times as much per call (ADR 0088). It sends one request at a time
-on a connection, and of an answer it wants the status, `Retry-After`, and where it ends.
+This is a client of our own because a general one costs three times as much per call (ADR 0088). It sends one request
+at a time on a connection; of an answer it reads the status, `Retry-After`, and where the answer ends.
 
-The status decides. What follows it is read only so that the connection can be used again: at most 16 KiB, within what
-is left of the timeout; whoever answers more, or more slowly, loses the connection. Redirects are refused: the place
-they lead to was not what the topic's owner wrote, nor was it checked. Proxies, cookies and .netrc of the environment
-are not looked at.
+The status decides. The body is read only so that the connection can be used again: at most 16 KiB, within the rest of
+the timeout; a receiver that answers more, or more slowly, loses the connection. Redirects are refused: nobody wrote or
+checked the URL that they lead to. Proxies, cookies and .netrc of the environment are ignored.
 
-A receiver may close a connection that waits at the moment at which a call is sent on it. If nothing came of an answer,
-the call is made once more on a fresh connection, as the same attempt, within the same timeout: `webhook-id` says that
-it is the same, should the first have been carried out.
+A receiver may close an idle connection at the moment at which a call is sent on it. If no byte of an answer came, the
+call is made once more on a fresh connection, as the same attempt, within the same timeout: `webhook-id` says that it is
+the same call, in case the receiver carried out the first.
 """
 
 from __future__ import annotations
@@ -29,27 +28,28 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 from yarl import URL
 
 from hadelay.api.problems import retry_after_ms
-from hadelay.server.webhooks.call import Answer, Done, Request
-from hadelay.server.webhooks.guard import AddressRefused, Guard
+from hadelay.server.guard import AddressRefused, Guard
+from hadelay.server.webhooks.calls import Answer, Done, Request
 
-#: Of an answer's head, and of its body, before the connection is given up.
+#: Limit of an answer's head, and of its body, in bytes; beyond, the connection is closed.
 MAX_ANSWER = 16 << 10
-#: Connections idle for longer are closed by us: some servers close theirs after 5 s, and what is sent meanwhile fails.
+#: Connections idle for longer are closed here: some servers close theirs after 5 s, and what is sent then fails.
 _IDLE_S = 4.0
+#: Time for which a host's addresses are used before they are looked up again.
 _DNS_S = 10.0
-#: A name server that takes longer holds up only names that nobody knows yet: look-ups share a few threads, and one
-#: topic's names must not cost the others their calls.
+#: Time to wait for a new look-up of a known name; then its old addresses are used. Look-ups share a few threads, and
+#: one topic's slow names must not cost the others their calls.
 _SLOW_DNS_S = 1.0
 _MAX_NAMES = 1_024
-#: Before the next address of a host is tried beside the one that does not answer (RFC 8305).
+#: Time before the next address of a host is tried beside the one that does not answer (RFC 8305).
 _NEXT_ADDRESS_S = 0.25
 _NO_ANSWER = "no HTTP answer"
-#: What a receiver may ask for; a message waits no longer than limits.max_delay anyway.
+#: Limit of Retry-After; a message waits no longer than limits.max_delay anyway.
 _LONGEST_WAIT_S = 1e9
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: [^\r\n]*)?(?:\r?\n|\Z)")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
-#: What there is to know of an answer besides its status.
+#: The header fields of an answer that matter.
 _FIELD = re.compile(rb"(?i)\n(connection|content-length|retry-after|transfer-encoding)[ \t]*:[ \t]*([^\r\n]*)")
 _DIGITS = re.compile(rb"\d{1,15}[ \t]*\Z")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
@@ -58,8 +58,8 @@ _TRAILERS = re.compile(rb"(?:[^\r\n]+\r?\n)*\r?\n")
 Resolve = Callable[[str, int], Awaitable[list[AddrInfoType]]]
 
 
-class Place(NamedTuple):
-    """Where connections lead; those to the same place are interchangeable."""
+class Endpoint(NamedTuple):
+    """The server that a connection leads to."""
 
     host: str
     port: int
@@ -67,19 +67,19 @@ class Place(NamedTuple):
 
 
 class Sender:
-    """A Caller (call.py). Make it inside the running loop; `close` waits for no answer."""
+    """Its `call` is a calls.Call. Construct it inside the running loop; `close` waits for no answer."""
 
     def __init__(self, guard: Guard, user_agent: str, resolve: Resolve | None = None) -> None:
         self._guard, self._loop = guard, asyncio.get_running_loop()
         self._resolve = resolve or self._look_up
-        #: Unless a topic's own headers name them.
+        #: Header lines by name; a topic's own headers replace them.
         self._defaults = {"user-agent": f"User-Agent: {user_agent}\r\n", "accept": "Accept: */*\r\n"}
-        #: Those that are not over.
+        #: Calls under way.
         self.calls: set[_Call] = set()
-        #: Connections that wait for a call, and since when, the last to wait last.
-        self._idle: dict[Place, list[_Connection]] = {}
+        #: Connections without a call, in the order in which they became idle.
+        self._idle: dict[Endpoint, list[_Connection]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
-        #: By (host, port), the one asked for last the last.
+        #: By (host, port), the least recently used first.
         self._names: dict[tuple[str, int], _Name] = {}
         self._tls = _tls_context()
 
@@ -88,12 +88,12 @@ class Sender:
         self.calls.add(call)
         call.timer = self._loop.call_later(request.timeout_s, self._expired, call)
         try:
-            call.place, line = _target(request.url)
+            call.endpoint, line = _target(request.url)
             call.request = b"".join((self._head(line, request.headers, len(request.body)), request.body))
         except ValueError:
             self._loop.call_soon(self.over, call, "invalid request")
             return
-        waiting = self._idle.get(call.place)
+        waiting = self._idle.get(call.endpoint)
         while waiting:
             connection = waiting.pop()
             if not connection.transport.is_closing():
@@ -103,7 +103,7 @@ class Sender:
 
     def connect(self, call: _Call) -> None:
         call.connection = None
-        call.task = self._loop.create_task(self._connect(call, call.place))
+        call.task = self._loop.create_task(self._connect(call, call.endpoint))
 
     async def close(self) -> None:
         calls, self.calls = self.calls, set()
@@ -120,7 +120,7 @@ class Sender:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def over(self, call: _Call, reason: str) -> None:
-        """`reason`: why there is no status, if there is none."""
+        """End a call. reason: why it failed, if it has no status."""
         call.end()
         if call not in self.calls:
             return
@@ -143,17 +143,17 @@ class Sender:
 
     # connections
 
-    async def _connect(self, call: _Call, place: Place) -> None:
-        host = place.host.rstrip(".") if place.tls else None
+    async def _connect(self, call: _Call, endpoint: Endpoint) -> None:
+        host = endpoint.host.rstrip(".") if endpoint.tls else None
         try:
-            found = self._guard.permitted(await self._addresses(place.host, place.port))
+            found = self._guard.permitted(await self._addresses(endpoint.host, endpoint.port))
             connected = await start_connection(
                 found, happy_eyeballs_delay=_NEXT_ADDRESS_S, socket_factory=self._guard.socket
             )
             await self._loop.create_connection(
-                partial(_Connection, self, place, call),
+                partial(_Connection, self, endpoint, call),
                 sock=connected,
-                ssl=self._tls if place.tls else None,
+                ssl=self._tls if endpoint.tls else None,
                 server_hostname=host,
             )
         except (OSError, ValueError, RuntimeError) as error:
@@ -171,7 +171,7 @@ class Sender:
             name.until = now + _DNS_S
             name.task = asyncio.ensure_future(self._resolve(host, port))
             name.task.add_done_callback(name.resolved)
-        # Whoever asked first may give up; others wait for the same answer.
+        # Shielded: several calls wait for one look-up, and each may be cancelled.
         if name.found is not None and not name.task.done():
             await asyncio.wait((name.task,), timeout=_SLOW_DNS_S)
         return name.found if name.found is not None else await asyncio.shield(name.task)
@@ -181,39 +181,33 @@ class Sender:
         return cast(list[AddrInfoType], await self._loop.getaddrinfo(host, port, type=kind, flags=flags))
 
     def idle(self, connection: _Connection) -> None:
-        self._idle.setdefault(connection.place, []).append(connection)
+        self._idle.setdefault(connection.endpoint, []).append(connection)
         if self._sweeping is None:
             self._sweeping = self._loop.call_later(_IDLE_S / 4, self._sweep)
 
     def lost(self, connection: _Connection) -> None:
-        waiting = self._idle.get(connection.place, [])
+        waiting = self._idle.get(connection.endpoint, [])
         if connection in waiting:
             waiting.remove(connection)
 
     def _sweep(self) -> None:
-        self._sweeping = None
         oldest = time.monotonic() - _IDLE_S
-        for place, waiting in list(self._idle.items()):
-            kept = [one for one in waiting if one.since >= oldest]
-            for connection in waiting:
-                if connection.since < oldest:
-                    connection.transport.close()
-            if kept:
-                self._idle[place] = kept
-            else:
-                del self._idle[place]
-        if self._idle:
-            self._sweeping = self._loop.call_later(_IDLE_S / 4, self._sweep)
+        for endpoint, waiting in list(self._idle.items()):
+            while waiting and waiting[0].since < oldest:
+                waiting.pop(0).transport.close()
+            if not waiting:
+                del self._idle[endpoint]
+        self._sweeping = self._loop.call_later(_IDLE_S / 4, self._sweep) if self._idle else None
 
 
 class _Name:
     __slots__ = ("found", "task", "until")
 
     def __init__(self) -> None:
-        #: The last addresses, taken for granted until then; None: none, or the last look-up found none.
+        #: Addresses found last, valid until `until`; None when the last look-up failed, or none was made.
         self.found: list[AddrInfoType] | None = None
         self.until = 0.0
-        #: The last look-up.
+        #: The latest look-up.
         self.task: asyncio.Future[list[AddrInfoType]] | None = None
 
     def resolved(self, task: asyncio.Future[list[AddrInfoType]]) -> None:
@@ -221,41 +215,41 @@ class _Name:
 
 
 class _Call:
-    __slots__ = ("began", "connection", "done", "place", "request", "retry_after_ms", "status", "task", "timer")
+    __slots__ = ("began", "connection", "done", "endpoint", "request", "retry_after_ms", "status", "task", "timer")
 
     def __init__(self, done: Done) -> None:
         self.done, self.began = done, time.monotonic()
         self.request = b""
-        self.place: Place
+        self.endpoint: Endpoint
         self.status = 0
         self.retry_after_ms: int | None = None
         self.timer: asyncio.TimerHandle
-        #: Makes its connection, unless one was there.
+        #: Connects, unless an idle connection was there.
         self.task: asyncio.Task[None] | None = None
         self.connection: _Connection | None = None
 
     def end(self) -> None:
-        """It is over, and so is its connection unless that was put aside for the next one."""
+        """Stop the timer, and close the connection unless that is idle again."""
         self.timer.cancel()
         if self.connection is not None:
             self.connection.drop()
 
 
 class _Connection(asyncio.Protocol):
-    """`call`: the one under way, None while it waits."""
+    """call: the call under way; None while the connection is idle."""
 
-    def __init__(self, sender: Sender, place: Place, call: _Call) -> None:
-        self.sender, self.place = sender, place
+    def __init__(self, sender: Sender, endpoint: Endpoint, call: _Call) -> None:
+        self.sender, self.endpoint = sender, endpoint
         self.call: _Call | None = call
         self.since = 0.0
-        #: It had a call before this one; and nothing came yet of the answer to this one.
+        #: The connection had a call before this one; and no byte of the answer to this one came yet.
         self._used, self._silent = False, True
-        #: Of the answer: its head, later what is left of its body to look at.
+        #: Bytes of the answer: of its head, then of its body.
         self._buffer = b""
-        #: Whether the connection may be used again, and how long the body is: None: it comes in chunks; beyond what is
-        #: read if its end is the connection's.
+        #: Whether the connection may be used again; and the body's length: None for chunks, more than MAX_ANSWER if the
+        #: body ends with the connection.
         self._keep, self._length = False, cast(int | None, 0)
-        #: In chunks: where the next one begins.
+        #: Where the next chunk begins.
         self._next = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -276,7 +270,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         call = self.call
         if call is None:
-            self.transport.abort()  # nobody asked
+            self.transport.abort()  # bytes without a request
             return
         self._silent = False
         searched = max(0, len(self._buffer) - 3)
@@ -291,7 +285,7 @@ class _Connection(asyncio.Protocol):
                 self.sender.over(call, _NO_ANSWER)
                 return
             head, data, searched = data[: end.start()], data[end.end() :], 0
-            # Interim answers (1xx) say nothing; but after 101 it would not be HTTP any more.
+            # Interim answers (1xx) are skipped; but after 101 the connection would not speak HTTP any more.
             if line[2][:1] != b"1" or line[2] == b"101":
                 call.status = int(line[2])
                 self._frame(call, line[1] == b"1", head)
@@ -308,7 +302,7 @@ class _Connection(asyncio.Protocol):
         self.sender.over(call, "")
 
     def _frame(self, call: _Call, persistent: bool, head: bytes) -> None:
-        """Of a head: what it says about the body, and about later (RFC 9112, 6.3 and 9.3)."""
+        """Read from a head where its body ends, and whether the connection stays (RFC 9112, 6.3 and 9.3)."""
         fields: dict[bytes, bytes] = {}
         doubtful = False
         for name, value in _FIELD.findall(head):
@@ -331,7 +325,7 @@ class _Connection(asyncio.Protocol):
         call.retry_after_ms = retry_after_ms(fields.get(b"retry-after", b"").decode("latin-1"), _LONGEST_WAIT_S)
 
     def _chunks(self, data: bytes) -> int:
-        """Where a body in chunks ends; beyond what is read while that is not known, or if it is none."""
+        """Where a chunked body ends; more than MAX_ANSWER while that is not known, or if the chunks are malformed."""
         while chunk := _CHUNK.match(data, self._next):
             size = int(chunk[1], 16)
             if not size:
@@ -345,7 +339,7 @@ class _Connection(asyncio.Protocol):
         if call is None:
             self.sender.lost(self)
         elif self._used and self._silent and (exc is None or isinstance(exc, ConnectionError)):
-            # The receiver closed the idle connection as this was sent (RFC 9112, 9.3.1): once more, on a fresh one.
+            # The receiver closed the idle connection as this call was sent (RFC 9112, 9.3.1).
             self.sender.connect(call)
         else:
             self.sender.over(call, "connection closed" if exc is None else why(exc))
@@ -359,25 +353,26 @@ def _tls_context() -> ssl.SSLContext:
 
 
 @lru_cache(maxsize=1024)
-def _target(url: str) -> tuple[Place, str]:
-    """Where to connect, and how the request's head begins. Raises ValueError."""
+def _target(url: str) -> tuple[Endpoint, str]:
+    """Where to connect, and the first lines of the request. Raises ValueError."""
     parts = URL(url, encoded=True)
     if not parts.raw_host or parts.port is None:
         raise ValueError("a URL without a host")
     line = f"POST {parts.raw_path_qs or '/'} HTTP/1.1\r\nHost: {parts.host_port_subcomponent}\r\n"
     if not line.isascii() or line.count("\n") != 2:
         raise ValueError("a URL that is not ASCII")
-    return Place(parts.raw_host, parts.port, parts.scheme == "https"), line
+    return Endpoint(parts.raw_host, parts.port, parts.scheme == "https"), line
 
 
 def failure(status: int) -> str:
+    """Why a call with this HTTP status failed; empty for a success."""
     if 200 <= status < 300:
         return ""
     return f"redirect refused (HTTP {status})" if 300 <= status < 400 and status != 304 else f"HTTP {status}"
 
 
 def why(error: BaseException) -> str:
-    """A few words out of a bounded set: they are kept with the message, and name what its owner can do about."""
+    """Why there was no answer, out of a small set of words: they are kept with the message for its owner."""
     if isinstance(error, AddressRefused):
         return "address refused"
     if isinstance(error, (socket.gaierror, UnicodeError)):

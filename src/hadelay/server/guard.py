@@ -1,9 +1,8 @@
-"""Where a webhook may lead: nowhere inside, unless the configuration allows it.
+"""Where a webhook may lead: to public addresses, and to networks that the configuration allows.
 
-A topic's owner writes the URL and a node makes the request, from inside the network (SSRF). So only public addresses
-are called. That is judged three times: when the URL is set, for literal addresses and for what the name gives then;
-when the name is resolved for a call; and on the very address that a socket is about to be connected to, which is the
-one that counts: a name that answers differently the second time (DNS rebinding) gains nothing.
+A topic's owner writes the URL and a node makes the request from inside the network (SSRF). Addresses are judged three
+times: when the URL is set; when the name is resolved for a call; and for the socket that is about to connect. The last
+judgement decides: a name that answers differently the second time (DNS rebinding) gains nothing.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ Info = TypeVar("Info", bound=tuple[Any, ...])
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 #: NAT64: the last 32 bits are an IPv4 address that a gateway connects to.
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-#: Not private by name, and answered from inside all the same: what IETF protocols use, and one cloud's metadata; what
-#: another cloud's machines ask for their keys.
+#: Networks that count as public but answer from inside: IETF protocol assignments, which hold one cloud's metadata
+#: service; and the address at which another cloud's machines fetch their keys.
 _INSIDE = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("168.63.129.16/32"))
-#: All that was ever given out of IPv6 for unicast.
+#: All IPv6 unicast addresses assigned so far.
 _UNICAST6 = ipaddress.ip_network("2000::/3")
 
 
 class AddressRefused(OSError):
-    """The only addresses of a host are such as must not be called."""
+    """None of a host's addresses may be called."""
 
 
 class Guard:
@@ -35,22 +34,18 @@ class Guard:
         self.allow = [ipaddress.ip_network(network) for network in allow]
 
     def permits(self, address: str) -> bool:
-        """`address`: a literal one, IPv6 zone and all."""
+        """`address`: an IP address as text, perhaps with an IPv6 zone."""
         ip = _meant(ipaddress.ip_address(address.partition("%")[0]))
         return _is_public(ip) or any(ip.version == network.version and ip in network for network in self.allow)
 
     def literal_problem(self, url: str) -> str:
-        """What forbids a URL at first sight, without asking any name server; empty if nothing does."""
+        """Why a URL is forbidden as far as its text shows, without asking a name server; empty if nothing is wrong."""
         host = (urlsplit(url).hostname or "").rstrip(".")
         try:
             address = str(ipaddress.ip_address(host.partition("%")[0]))
         except ValueError:
-            numeric = _as_numbers(host)
-            if numeric is None:
-                local = host == "localhost" or host.endswith(".localhost")
-                address = "127.0.0.1" if local else ""
-            else:
-                address = numeric
+            local = host == "localhost" or host.endswith(".localhost")
+            address = "127.0.0.1" if local else _as_numbers(host)
         if not address or self.permits(address):
             return ""
         return (
@@ -59,14 +54,14 @@ class Guard:
         )
 
     def permitted(self, found: list[Info]) -> list[Info]:
-        """What getaddrinfo found for a host, less what may not be called. Raises AddressRefused if nothing is left."""
+        """Of getaddrinfo's results those that may be called. Raises AddressRefused if nothing is left."""
         permitted = [one for one in found if self.permits(one[4][0])]
         if not permitted:
             raise AddressRefused("private addresses only")
         return permitted
 
     def socket(self, info: Info) -> socket.socket:
-        """A socket factory: the last check, of what is connected to. Raises AddressRefused."""
+        """A socket factory; checks the address that the socket connects to. Raises AddressRefused."""
         family, kind, proto, _, address = info
         if not self.permits(address[0]):
             raise AddressRefused(f"{address[0]} is a private address")
@@ -84,18 +79,18 @@ def _meant(ip: Address) -> Address:
 
 def _is_public(ip: Address) -> bool:
     """Not private, loopback, link-local, shared (CGNAT), reserved, unspecified, documentation, multicast, …"""
-    if isinstance(ip, ipaddress.IPv6Address) and ip not in _UNICAST6:
+    if ip.version == 6 and ip not in _UNICAST6:
         return False
     if any(ip in network for network in _INSIDE):
         return False
     return ip.is_global and not (ip.is_multicast or ip.is_reserved)
 
 
-def _as_numbers(host: str) -> str | None:
-    """`2130706433`, `0x7f.1`: what the C library reads as an address, it reads so for attackers too."""
-    if not host or not host[0].isdigit():
-        return None
+def _as_numbers(host: str) -> str:
+    """The IPv4 address that the C library reads in `2130706433` or `0x7f.1`; empty for a name."""
+    if not host[:1].isdigit():
+        return ""
     try:
         return socket.inet_ntoa(socket.inet_aton(host))
     except OSError:
-        return None
+        return ""

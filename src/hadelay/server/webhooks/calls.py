@@ -1,0 +1,153 @@
+"""One call: the request with its headers and signature, and the answer.
+
+The headers follow Standard Webhooks 1.0 (standardwebhooks.com) and CloudEvents 1.0 in binary mode (HTTP binding 3.1);
+docs/reference/webhooks.md lists them. A signature is `v1,` and base64 of HMAC-SHA256 over `id.timestamp.body`, with the
+body as it is sent. Several secrets give several signatures: an owner removes the old secret once every receiver has the
+new one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import quote
+
+from hadelay.api.text import format_instant
+from hadelay.codec.meta import OCTETS, Meta
+
+EVENT_TYPE = "hadelay.message"
+ALERT_TYPE = "hadelay.messages.died"
+PREFIX = "whsec_"
+MIN_KEY_BYTES, MAX_KEY_BYTES = 24, 64
+#: Characters that stay as they are (CloudEvents HTTP binding 3.1.3.2): printable ASCII but space, quote and percent.
+_SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
+
+
+class Request(NamedTuple):
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+    timeout_s: float
+
+
+class Answer(NamedTuple):
+    #: HTTP status; 0: no answer came.
+    status: int
+    #: Why the call failed ("HTTP 503", "timeout", "connection refused", …); empty after a success.
+    reason: str
+    retry_after_ms: int | None
+    seconds: float
+
+
+Done = Callable[[Answer], None]
+#: Makes a call. `Done` is called once, later, on the loop; never after the caller was closed.
+Call = Callable[[Request, Done], None]
+
+
+class Facts(NamedTuple):
+    """What a call says about its message, besides the body."""
+
+    id: str
+    topic: str
+    #: `/{cluster id}/topics/{topic}`
+    source: str
+    deliver_at: str  # RFC 3339
+    attempt: int
+    redelivered: bool
+    meta: Meta
+
+
+def call_headers(
+    facts: Facts, keys: Sequence[bytes], extra: Sequence[tuple[str, str]], now_ms: int, body: bytes
+) -> dict[str, str]:
+    """Headers of a call about a message. extra: the topic's own headers. Without keys there is no signature."""
+    meta = facts.meta
+    headers = {
+        **dict(extra),
+        **_event(facts.id, facts.source, EVENT_TYPE, facts.deliver_at),
+        "content-type": meta.ct or OCTETS,
+        "hadelay-topic": facts.topic,
+        "hadelay-deliver-at": facts.deliver_at,
+        "hadelay-attempt": str(facts.attempt),
+    }
+    if facts.redelivered:
+        headers["hadelay-redelivered"] = "true"
+    if meta.key is not None:
+        headers["ce-subject"] = headers["hadelay-key"] = _escaped(meta.key)
+    if meta.tp is not None:
+        headers["traceparent"] = meta.tp
+    if meta.tags:
+        headers["hadelay-tags"] = ",".join(_escaped(tag) for tag in meta.tags)
+    for name, value in meta.meta.items():
+        headers[f"hadelay-meta-{quote(name, safe='')}"] = _escaped(value)
+    return _signed(headers, keys, now_ms, body)
+
+
+def alert_headers(alert_id: str, source: str, now_ms: int, keys: Sequence[bytes], body: bytes) -> dict[str, str]:
+    """Headers of a call about dead letters."""
+    headers = _event(alert_id, source, ALERT_TYPE, format_instant(now_ms)) | {"content-type": "application/json"}
+    return _signed(headers, keys, now_ms, body)
+
+
+def _event(event_id: str, source: str, kind: str, at: str) -> dict[str, str]:
+    return {
+        "webhook-id": event_id, "ce-specversion": "1.0", "ce-id": event_id, "ce-source": source, "ce-type": kind,
+        "ce-time": at,
+    }  # fmt: skip
+
+
+def _signed(headers: dict[str, str], keys: Sequence[bytes], now_ms: int, body: bytes) -> dict[str, str]:
+    timestamp_s = now_ms // 1000
+    headers["webhook-timestamp"] = str(timestamp_s)
+    if keys:
+        headers["webhook-signature"] = signature(keys, headers["webhook-id"], timestamp_s, body)
+    return headers
+
+
+def _escaped(text: str) -> str:
+    """Percent-encode as CloudEvents does."""
+    return quote(text, safe=_SAFE)
+
+
+# ---- signatures
+
+
+def key_of(secret: str) -> bytes:
+    """The signing key: the decoded base64 after `whsec_`, else the secret's own text."""
+    if secret.startswith(PREFIX):
+        with contextlib.suppress(binascii.Error):
+            return base64.b64decode(secret.removeprefix(PREFIX), validate=True)
+    return secret.encode()
+
+
+def secret_problem(secret: str) -> str:
+    """What is wrong with a new secret; empty if nothing is."""
+    key = key_of(secret)
+    if secret.startswith(PREFIX) and key == secret.encode():
+        return f"after {PREFIX} comes base64"
+    if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
+        return f"a secret has {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes, this one {len(key)}"
+    return ""
+
+
+@lru_cache(maxsize=1024)
+def _keyed(key: bytes) -> hmac.HMAC:
+    """A hash with the key already in it: copying the hash costs less than starting another."""
+    return hmac.new(key, digestmod="sha256")
+
+
+def _hmac_sha256(key: bytes, message: bytes) -> bytes:
+    keyed = _keyed(key).copy()
+    keyed.update(message)
+    return keyed.digest()
+
+
+def signature(keys: Sequence[bytes], webhook_id: str, timestamp_s: int, body: bytes) -> str:
+    """The value of `webhook-signature`: one signature per key, separated by spaces."""
+    signed = f"{webhook_id}.{timestamp_s}.".encode() + body
+    return " ".join(f"v1,{base64.b64encode(_hmac_sha256(key, signed)).decode()}" for key in keys)
