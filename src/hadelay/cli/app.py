@@ -176,10 +176,8 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Print a script that completes commands and options. For bash:
     hadelay completion bash > ~/.local/share/bash-completion/completions/hadelay
 
-    Parameters
-    ----------
-    shell
-        Shell that will read the script.
+    Args:
+        shell: Shell that will read the script.
     """
     print(build().generate_completion(shell=shell))
 

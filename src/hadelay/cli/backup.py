@@ -43,14 +43,10 @@ def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote =
     """Copy the running cluster, from a follower if possible. A directory with backups gets only new data. Run the
     command again to continue an interrupted backup.
 
-    Parameters
-    ----------
-    directory
-        Target directory, or a URI such as s3://bucket/backup.
-    rate
-        Maximum bytes per second, such as 20MiB.
-    keep
-        Number of backups to keep, this one included; older ones are deleted.
+    Args:
+        directory: Target directory, or a URI such as s3://bucket/backup.
+        rate: Maximum bytes per second, such as 20MiB.
+        keep: Number of backups to keep, this one included; older ones are deleted.
     """
     limit = _rate(rate)
     archive = archive_at(directory)
@@ -76,12 +72,9 @@ def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote =
 def verify(directory: str, /, *, index: int | None = None, printing: Printing = Printing()) -> int:
     """Read every byte of a backup and compare checksums. Lists damaged files; exit code 1 if there are any.
 
-    Parameters
-    ----------
-    directory
-        Directory of the backup, or its URI.
-    index
-        Index of an older backup in the directory. Default: the newest.
+    Args:
+        directory: Directory of the backup, or its URI.
+        index: Index of an older backup in the directory. Default: the newest.
     """
     archive = archive_at(directory)
     backup = archive.read(index)

@@ -67,18 +67,12 @@ def bench(
     One Python process makes the load, so the rates are lower bounds; `make bench` in a checkout measures the cluster
     itself. The command deletes its topic at the end.
 
-    Parameters
-    ----------
-    count
-        Number of messages.
-    batch
-        Messages per request.
-    size
-        Size of each payload, in bytes.
-    delay
-        Delay of each message.
-    threads
-        Number of producers, and of consumers.
+    Args:
+        count: Number of messages.
+        batch: Messages per request.
+        size: Size of each payload, in bytes.
+        delay: Delay of each message.
+        threads: Number of producers, and of consumers.
     """
     if min(count, batch, threads) < 1 or size < 0:
         raise BadRequest("--count, --batch and --threads are at least 1")

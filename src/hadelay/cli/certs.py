@@ -55,17 +55,11 @@ def certs(
     The first run creates the CA (ca.pem, ca.key); keep ca.key off the nodes. Each named node gets a new NODE.pem and
     NODE.key. Running nodes load changed files by themselves.
 
-    Parameters
-    ----------
-    directory
-        Directory of certificates and keys.
-    nodes
-        Names of nodes, as in node.name.
-    host
-        NODE=HOST: name or address of the node for clients. HOST: the same for every node, where {node} stands for the
-        node's name. May be repeated.
-    days
-        Validity of the nodes' certificates, in days.
+    Args:
+        directory: Directory of certificates and keys.
+        nodes: Names of nodes, as in node.name.
+        host: NODE=HOST: name or address of a node for clients. HOST: for every node; {node} is its name. Repeatable.
+        days: Validity of the nodes' certificates, in days.
     """
     if not nodes:
         raise BadRequest("name the nodes: hadelay cluster certs DIRECTORY n1 n2 n3")

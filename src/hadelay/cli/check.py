@@ -16,10 +16,8 @@ def replicas(*, timeout: float = 30, remote: Remote = Remote()) -> int:
     Checksums are those of the written bytes; `hadelay inspect --verify FILE` finds later changes on a disk. The command
     repeats its requests until all nodes answer at the same index.
 
-    Parameters
-    ----------
-    timeout
-        Limit of these attempts, in seconds.
+    Args:
+        timeout: Limit of these attempts, in seconds.
     """
     answers = _same_index(_members(remote, timeout), timeout, remote)
     index = next(iter(answers.values()))["applied_index"]
@@ -87,10 +85,8 @@ def quorum(node: str | None = None, /, *, remote: Remote = Remote()) -> int:
     The command asks all other voters. A majority of all voters must see, without this node, a majority of voters that
     are linked, admitted and not far behind.
 
-    Parameters
-    ----------
-    node
-        Name of the node. Default: check each node; exit code 1 if none may stop.
+    Args:
+        node: Name of the node. Default: check each node; exit code 1 if none may stop.
     """
     members = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": "true"})["members"]
     names = [member["name"] for member in members]

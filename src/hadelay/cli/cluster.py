@@ -17,10 +17,8 @@ _READY_S = 3.0
 def status(*, stale: bool = False, remote: Remote = Remote()) -> None:
     """Show members, leader, lag, and the dispatch cursor.
 
-    Parameters
-    ----------
-    stale
-        Show the asked node's own view; works without a leader.
+    Args:
+        stale: Show the asked node's own view; works without a leader.
     """
     found = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": "true" if stale else None})
     if remote.output == "json":
@@ -45,10 +43,8 @@ def state_of(remote: Remote, member: Mapping[str, Any]) -> str:
 def transfer(to: str | None = None, /, *, remote: Remote = Remote()) -> None:
     """Transfer leadership without a gap in the hand-outs.
 
-    Parameters
-    ----------
-    to
-        Name of the new leader. Default: the follower with the smallest lag.
+    Args:
+        to: Name of the new leader. Default: the follower with the smallest lag.
     """
     wish = {} if to is None else {"to": to}
     show(call(remote, "POST", "/v1/cluster:transfer-leader", wish, needs="leader", timeout_s=30), remote)
@@ -58,12 +54,9 @@ def drain(node: str, /, *, undo: bool = False, remote: Remote = Remote()) -> Non
     """Take a node out of traffic until --undo or a restart: the node gives up leadership and refuses publishes and
     polls. It still answers acks and reads, and remains a replica.
 
-    Parameters
-    ----------
-    node
-        Name of the node.
-    undo
-        Put the node back into traffic.
+    Args:
+        node: Name of the node.
+        undo: Put the node back into traffic.
     """
     wish = {"node": node, "undo": undo}
     show(call(remote, "POST", "/v1/cluster:drain", wish, needs="drained", timeout_s=30), remote)

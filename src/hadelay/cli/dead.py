@@ -39,10 +39,8 @@ def _page(remote: Remote, topic: str, limit: int, cursor: str | None, body: bool
 def redrive(topic: Topic, /, *ids: str, remote: Remote = Remote()) -> int:
     """Make dead letters due again, with attempts counted from 0. Exit code 1 if an id is not a dead letter.
 
-    Parameters
-    ----------
-    ids
-        Ids of dead letters. `hadelay topic redrive` redrives all of a topic.
+    Args:
+        ids: Ids of dead letters. `hadelay topic redrive` redrives all of a topic.
     """
     if not ids:
         raise BadRequest("give at least one id; `hadelay topic redrive` redrives all of a topic")
@@ -56,10 +54,8 @@ def redrive(topic: Topic, /, *ids: str, remote: Remote = Remote()) -> int:
 def redrive_all(topic: Topic, /, *, rate: float | None = None, remote: Remote = Remote()) -> None:
     """Start to make all dead letters of a topic due again, and print their number.
 
-    Parameters
-    ----------
-    rate
-        Messages per second. Default: no limit.
+    Args:
+        rate: Messages per second. Default: no limit.
     """
     wish: dict[str, Any] = {"all": True} | ({} if rate is None else {"rate": rate})
     show(_redrive(remote, topic, wish, "redriving"), remote)
@@ -83,12 +79,9 @@ def export(topic: Topic, file: Path | None = None, /, *, restart: bool = False, 
     Run the command again to continue an interrupted export to a file. FILE.cursor keeps the position until the export
     is complete.
 
-    Parameters
-    ----------
-    file
-        Target file. Default: standard output.
-    restart
-        Start over, and overwrite FILE.
+    Args:
+        file: Target file. Default: standard output.
+        restart: Start over, and overwrite FILE.
     """
     if file is None:
         _export(remote, topic, sys.stdout.buffer, None, None, 0)

@@ -76,20 +76,13 @@ def dev(
 ) -> int:  # fmt: skip
     """Run a cluster of real processes in the foreground, until SIGINT or SIGTERM ends all of them.
 
-    Parameters
-    ----------
-    nodes
-        Number of nodes. Default: 3, or those of the directory's cluster.
-    data_dir
-        Directory of the cluster.
-    port_base
-        First port: one HTTP port per node, then one node link port per node. Default: 8400, or the directory's.
-    dispatch_sync
-        commit: a hand-out waits for its replication. interval: a hand-out does not wait.
-    settings
-        KEY=VALUE for every node, such as limits.max_delay_ms=30d. May be repeated.
-    start
-        Start only this node of an existing cluster, for example after a kill.
+    Args:
+        nodes: Number of nodes. Default: 3, or those of the directory's cluster.
+        data_dir: Directory of the cluster.
+        port_base: First port: an HTTP port per node, then a link port per node. Default: 8400, or the directory's.
+        dispatch_sync: commit: a hand-out waits for its replication. interval: a hand-out does not wait.
+        settings: KEY=VALUE for every node, such as limits.max_delay_ms=30d. May be repeated.
+        start: Start only this node of an existing cluster, for example after a kill.
     """
     directory = data_dir.absolute()
     if start is not None:

@@ -29,16 +29,11 @@ def inspect(
 
     Exit code 1 if an entry is damaged.
 
-    Parameters
-    ----------
-    file
-        Path of the file. For the journal directory (raft/g0) of a stopped node: print its node and its last entry.
-    skip
-        Number of entries to skip.
-    limit
-        Number of entries to print; 0: all.
-    verify
-        Print only damaged entries.
+    Args:
+        file: Path of the file. The journal directory (raft/g0) of a stopped node: print its node and last entry.
+        skip: Number of entries to skip.
+        limit: Number of entries to print; 0: all.
+        verify: Print only damaged entries.
     """
     if file.is_dir():
         return _directory(file, printing)

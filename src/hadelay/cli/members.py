@@ -27,14 +27,10 @@ def add(name: str, raft: str, /, *, wait: bool = False, remote: Remote = Remote(
     Start the node before or after this command: with an empty data directory, without --init, and with [raft.peers]
     that names the members and the new node.
 
-    Parameters
-    ----------
-    name
-        The new node's node.name.
-    raft
-        host:port of its node link, as the other nodes reach it.
-    wait
-        Wait until the node votes.
+    Args:
+        name: The new node's node.name.
+        raft: host:port of its node link, as the other nodes reach it.
+        wait: Wait until the node votes.
     """
     _add(remote, name, raft)
     if wait:
@@ -45,10 +41,8 @@ def add(name: str, raft: str, /, *, wait: bool = False, remote: Remote = Remote(
 def remove(name: str, /, *, remote: Remote = Remote()) -> None:
     """Remove a node from the running cluster. A leader first hands over leadership. Stop its process afterwards.
 
-    Parameters
-    ----------
-    name
-        The node's node.name.
+    Args:
+        name: The node's node.name.
     """
     _remove(remote, name)
     _say_how_many(remote)
@@ -57,14 +51,10 @@ def remove(name: str, /, *, remote: Remote = Remote()) -> None:
 def replace(old: str, new: str, raft: str, /, *, remote: Remote = Remote()) -> None:
     """Add a node, wait until it votes, and remove another node. Run the command again to continue after a failure.
 
-    Parameters
-    ----------
-    old
-        Name of the node to remove; the node may be dead.
-    new
-        Name of the node to add.
-    raft
-        host:port of the new node's node link, as the other nodes reach it.
+    Args:
+        old: Name of the node to remove; the node may be dead.
+        new: Name of the node to add.
+        raft: host:port of the new node's node link, as the other nodes reach it.
     """
     members = _members(remote)
     if new in members:

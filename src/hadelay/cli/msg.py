@@ -44,36 +44,21 @@ def put(
 ) -> None:  # fmt: skip
     """Publish one message, and print its id.
 
-    Parameters
-    ----------
-    topic
-        Name of the topic. The first publish creates it.
-    body
-        The payload. Without a body and --file, standard input is read.
-    delay
-        Time until the message is due: 250ms, 15m, 2h30m, 7d.
-    deliver_at
-        Due time instead of a delay: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
-    key
-        Your name for the message within the topic, to find, cancel, reschedule or replace it.
-    on_conflict
-        If a message with this key is pending: keep it (the default), replace it, or reject the new message.
-    max_wait
-        With --on-conflict replace: limit of the total delay since the first of the replaced messages.
-    ttl
-        Time after which the message expires, counted from its due time.
-    tag
-        Tag that consumers can filter by. May be repeated.
-    callback
-        Webhook URL for this message, if the topic allows one.
-    file
-        Read the payload from a file.
-    content_type
-        Content type, stored and given to the consumer.
-    meta
-        NAME=VALUE, stored with the message. May be repeated.
-    idempotency_key
-        Key that makes a repetition of this command harmless. Default: a random key.
+    Args:
+        topic: Name of the topic. The first publish creates it.
+        body: The payload. Without a body and --file, standard input is read.
+        delay: Time until the message is due: 250ms, 15m, 2h30m, 7d.
+        deliver_at: Due time instead of a delay: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
+        key: Your name for the message within the topic, to find, cancel, reschedule or replace it.
+        on_conflict: If a message with this key is pending: keep it (the default), replace it, or reject the new one.
+        max_wait: With --on-conflict replace: limit of the total delay since the first of the replaced messages.
+        ttl: Time after which the message expires, counted from its due time.
+        tag: Tag that consumers can filter by. May be repeated.
+        callback: Webhook URL for this message, if the topic allows one.
+        file: Read the payload from a file.
+        content_type: Content type, stored and given to the consumer.
+        meta: NAME=VALUE, stored with the message. May be repeated.
+        idempotency_key: Key that makes a repetition of this command harmless. Default: a random key.
     """
     if body is not None and file is not None:
         raise BadRequest("give either a body or --file, not both")
@@ -101,10 +86,8 @@ def get(
 ) -> None:  # fmt: skip
     """Show a message: its state, times and history.
 
-    Parameters
-    ----------
-    body
-        Print only the payload, as bytes; with -o json, add the payload.
+    Args:
+        body: Print only the payload, as bytes; with -o json, add the payload.
     """
     query = {"body": "true" if body else None, "stale": "true" if stale else None}
     found = call(remote, "GET", message_path(id, topic, key), needs="deliver_at", query=query)
@@ -126,16 +109,11 @@ def list_(
 ) -> None:  # fmt: skip
     """List the messages of a topic in due order. As JSON, a line each.
 
-    Parameters
-    ----------
-    state
-        scheduled, ready, leased, acked, cancelled, expired, dead, separated by commas; pending: the first three; all.
-    start
-        Earliest due time: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
-    to
-        End of the due times, exclusive.
-    tag
-        Only messages with this tag. May be repeated: with all of these tags.
+    Args:
+        state: scheduled, ready, leased, acked, cancelled, expired, dead, with commas; pending: the first three; all.
+        start: Earliest due time: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
+        to: End of the due times, exclusive.
+        tag: Only messages with this tag. May be repeated: with all of these tags.
     """
     query = {"state": state, "from": start, "to": to, "tag": ",".join(tag) or None, "stale": "true" if stale else None}
 
@@ -149,12 +127,9 @@ def list_(
 def cancel(*ids: str, topic: str | None = None, key: OfKey = None, remote: Remote = Remote()) -> int:
     """Cancel messages that have not been handed out. Exit code 1 if one could not be cancelled.
 
-    Parameters
-    ----------
-    ids
-        Ids of messages.
-    topic
-        Topic of the message, with --key instead of an id.
+    Args:
+        ids: Ids of messages.
+        topic: Topic of the message, with --key instead of an id.
     """
     if len(ids) < 2:
         answer = call(remote, "DELETE", message_path(ids[0] if ids else None, topic, key), needs="outcome")
@@ -181,12 +156,9 @@ def reschedule(
 ) -> None:  # fmt: skip
     """Make a message due at another time; its id stays. Exit code 1 if the message is not pending, or leased.
 
-    Parameters
-    ----------
-    delay
-        Delay from now: 250ms, 15m, 2h30m, 7d.
-    deliver_at
-        Due time instead of a delay: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
+    Args:
+        delay: Delay from now: 250ms, 15m, 2h30m, 7d.
+        deliver_at: Due time instead of a delay: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
     """
     wish = {name: text for name, text in (("delay", delay), ("deliver_at", deliver_at)) if text is not None}
     if len(wish) != 1:
@@ -213,22 +185,14 @@ def receive(
 ) -> int:  # fmt: skip
     """Receive due messages, print them, and ack them. Exit code 3 if no message was due.
 
-    Parameters
-    ----------
-    topics
-        Names of topics.
-    most
-        Limit of messages.
-    wait
-        Time to wait for the first message, such as 30s; at most 60s.
-    lease
-        Length of the lease.
-    tag
-        Only messages with this tag. May be repeated: with all of these tags.
-    any_tag
-        Only messages with one of these tags. May be repeated.
-    keep
-        Do not ack: print the leases, and let them expire.
+    Args:
+        topics: Names of topics.
+        most: Limit of messages.
+        wait: Time to wait for the first message, such as 30s; at most 60s.
+        lease: Length of the lease.
+        tag: Only messages with this tag. May be repeated: with all of these tags.
+        any_tag: Only messages with one of these tags. May be repeated.
+        keep: Do not ack: print the leases, and let them expire.
     """
     if not topics:
         raise BadRequest("name at least one topic")

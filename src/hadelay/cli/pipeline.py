@@ -133,10 +133,8 @@ def reconcile(*, source: Source = Source(), **given: Any) -> int:
 def archive(*, audit: bool = False, source: Source = Source(), **given: Any) -> int:
     """Write closed hours to Parquet, with a manifest per hour and a catalogue of all. Later runs add new hours.
 
-    Parameters
-    ----------
-    audit
-        Verify the archive instead: read all archived hours; exit code 1 if one is damaged or missing. Needs no cluster.
+    Args:
+        audit: Instead, read all archived hours; exit code 1 if one is damaged or missing. Needs no cluster.
     """
     if audit:
         return _run("audit", jobs.AuditOptions(given["out"], source.hour_from, source.hour_to), source)
@@ -167,18 +165,12 @@ def tail(
 ) -> int:  # fmt: skip
     """Stream new entries or events to Parquet. Each row is written once, also across restarts.
 
-    Parameters
-    ----------
-    kind
-        messages: index entries, with their state at that time. events: hand-outs (dispatches) and settlements.
-    columns
-        Only these columns, separated by commas; hour is required.
-    body
-        Add the bodies.
-    topics
-        Only these topics, separated by commas.
-    max_rows
-        Approximate number of rows per micro-batch; 0: no limit.
+    Args:
+        kind: messages: index entries, with their state at that time. events: hand-outs (dispatches) and settlements.
+        columns: Only these columns, separated by commas; hour is required.
+        body: Add the bodies.
+        topics: Only these topics, separated by commas.
+        max_rows: Approximate number of rows per micro-batch; 0: no limit.
     """
     chosen = replace(
         source.options(), kind=kind, columns=columns, body=body, topics=topics, max_rows_per_trigger=max_rows,
@@ -207,27 +199,19 @@ def schedule(
 ) -> int:  # fmt: skip
     """Publish the rows of a table. Each row is published once, also if the command runs again within the hour.
 
+    Columns are named like a message's fields: topic, body, deliver_at or delay, key, tags, ttl, meta …
+
     Exit code 1 if a row is rejected.
 
-    Parameters
-    ----------
-    file
-        CSV with a header, or Parquet; a file, a directory, or a URI: s3:// with --master none, else one that Spark
-        supports. Columns are named like a message's fields: topic, body, deliver_at or delay, key, tags, ttl, meta …
-    key
-        Column that identifies a row: rows with the same value are the same message.
-    topic
-        Topic of a table without that column.
-    columns
-        Other names of columns: deliver_at=due,body=payload.
-    rejected
-        Directory for rejected rows, with reasons. Default: FILE.rejected.
-    prefix
-        Prefix of each key, to separate the keys of jobs. Default: the topic, or the file's name.
-    format
-        Format of a file whose name does not tell it.
-    timeout
-        Limit of retries after temporary errors, in seconds.
+    Args:
+        file: CSV with a header, or Parquet; a file, directory or URI: s3:// with --master none, else as Spark has it.
+        key: Column that identifies a row: rows with the same value are the same message.
+        topic: Topic of a table without that column.
+        columns: Other names of columns: deliver_at=due,body=payload.
+        rejected: Directory for rejected rows, with reasons. Default: FILE.rejected.
+        prefix: Prefix of each key, to separate the keys of jobs. Default: the topic, or the file's name.
+        format: Format of a file whose name does not tell it.
+        timeout: Limit of retries after temporary errors, in seconds.
     """
     spark = running.spark()
     from hadelay.pipeline.schedule import ScheduleOptions, count, run
@@ -272,10 +256,8 @@ def doctor(*, printing: Printing = Printing()) -> int:
 def pack(file: str, /, *, printing: Printing = Printing()) -> int:
     """Write the packages that executors need to FILE, for `spark-submit --archives`. Needs neither Spark nor a cluster.
 
-    Parameters
-    ----------
-    file
-        Path of the .zip file.
+    Args:
+        file: Path of the .zip file.
     """
     from hadelay.pipeline.pack import pack as write
 

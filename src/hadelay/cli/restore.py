@@ -40,18 +40,12 @@ def restore(
     """Create the data directory of a node of a new cluster from a backup. Repeat this for each node. The new cluster
     needs another id and another group than the old one.
 
-    Parameters
-    ----------
-    backup
-        Directory or URI of the backup.
-    file
-        TOML file of the node, as for serve.
-    data_dir
-        Empty directory that replaces node.data_dir.
-    index
-        Index of an older backup in the directory. Default: the newest.
-    settings
-        KEY=VALUE that overrides the file, such as cluster.id=orders-2 and cluster.group=1. May be repeated.
+    Args:
+        backup: Directory or URI of the backup.
+        file: TOML file of the node, as for serve.
+        data_dir: Empty directory that replaces node.data_dir.
+        index: Index of an older backup in the directory. Default: the newest.
+        settings: KEY=VALUE that overrides the file, such as cluster.id=orders-2 and cluster.group=1. May be repeated.
     """
     named = () if data_dir is None else (f"node.data_dir={data_dir}",)
     config = load(None if file is None else str(file), os.environ, (*named, *settings))

@@ -23,14 +23,10 @@ def serve(
 
     Without a file, and with an empty data directory, the node founds a cluster of itself on loopback.
 
-    Parameters
-    ----------
-    file
-        TOML file; see docs/reference/config.md. HADELAY_… variables and --set override it.
-    init
-        Found the cluster; required once, for an empty data directory.
-    settings
-        KEY=VALUE that overrides the file, such as http.listen=127.0.0.1:8400. May be repeated.
+    Args:
+        file: TOML file; see docs/reference/config.md. HADELAY_… variables and --set override it.
+        init: Found the cluster; required once, for an empty data directory.
+        settings: KEY=VALUE that overrides the file, such as http.listen=127.0.0.1:8400. May be repeated.
     """
     founding = ("cluster.init=true",) if init or file is None else ()
     path = None if file is None else str(file)
@@ -58,12 +54,9 @@ def run_node(config: Config, printing: Printing) -> int:
 def config_check(file: Path | None = None, /, *, settings: Settings = (), printing: Printing = Printing()) -> None:
     """Load a configuration like `serve`, certificates and keys included, and list all errors with line and key.
 
-    Parameters
-    ----------
-    file
-        TOML file. Default: only the environment and --set.
-    settings
-        KEY=VALUE that overrides the file. May be repeated.
+    Args:
+        file: TOML file. Default: only the environment and --set.
+        settings: KEY=VALUE that overrides the file. May be repeated.
     """
     config = load(None if file is None else str(file), os.environ, settings)
     _read_certificates(config)

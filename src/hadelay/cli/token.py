@@ -32,14 +32,10 @@ def create(
 ) -> None:  # fmt: skip
     """Create a token and print it. The token cannot be shown again.
 
-    Parameters
-    ----------
-    name
-        Name of the owner, for the audit trail and for refusals. Names need not be unique.
-    scope
-        publish, consume, read or admin, for all topics; or limited to topics, such as publish:orders-*. Repeatable.
-    lifetime
-        Time until the token expires: 90d, 12h. Default: valid until revoked.
+    Args:
+        name: Name of the owner, for the audit trail and for refusals. Names need not be unique.
+        scope: publish, consume, read or admin, for all topics; or limited to topics, as publish:orders-*. Repeatable.
+        lifetime: Time until the token expires: 90d, 12h. Default: valid until revoked.
     """
     wish = {"name": name, "scopes": scope} | ({} if lifetime is None else {"lifetime": lifetime})
     show(call(remote, "POST", "/v1/tokens", wish, needs="token"), remote)
@@ -53,10 +49,8 @@ def list_(*, remote: Remote = Remote()) -> None:
 def revoke(token_id: str, /, *, remote: Remote = Remote()) -> None:
     """Revoke a token: all requests with it are refused.
 
-    Parameters
-    ----------
-    token_id
-        Id of the token, from `hadelay token list`.
+    Args:
+        token_id: Id of the token, from `hadelay token list`.
     """
     call(remote, "DELETE", f"/v1/tokens/{segment(token_id)}")
     show({"id": token_id, "revoked": True}, remote)
@@ -65,12 +59,9 @@ def revoke(token_id: str, /, *, remote: Remote = Remote()) -> None:
 def audit(*, after: int = 0, limit: int = 1_000, remote: Remote = Remote()) -> None:
     """Show the audit trail: requests that need the scope admin, with token and outcome.
 
-    Parameters
-    ----------
-    after
-        Only entries with a higher number.
-    limit
-        Limit of entries, oldest first.
+    Args:
+        after: Only entries with a higher number.
+        limit: Limit of entries, oldest first.
     """
     query = {"after": after, "limit": limit}
     show(call(remote, "GET", "/v1/audit", needs="entries", query=query)["entries"], remote, _TRAIL)

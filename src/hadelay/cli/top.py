@@ -28,14 +28,10 @@ Sample = dict[str, float]
 def top(*, interval: float = 2, once: bool = False, topics: int = 20, remote: Remote = Remote()) -> None:
     """Show nodes, leader, rates, lateness and the fullest topics, until Ctrl-C. With -o json: a line per update.
 
-    Parameters
-    ----------
-    interval
-        Seconds between updates; rates are averages of this time.
-    once
-        Print one update and end.
-    topics
-        Number of topics: first those with most ready messages, then those with most scheduled ones.
+    Args:
+        interval: Seconds between updates; rates are averages of this time.
+        once: Print one update and end.
+        topics: Number of topics: first those with most ready messages, then those with most scheduled ones.
     """
     if not 0.1 <= interval <= 3600:
         raise BadRequest(f"--interval {interval}: 0.1 to 3600 seconds")

@@ -47,16 +47,11 @@ def due(
 ) -> None:  # fmt: skip
     """Count the messages that fall due per bucket of time, in one topic or in all.
 
-    Parameters
-    ----------
-    topic
-        Name of the topic. Default: all topics.
-    start
-        Earliest due time: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds. Default: now.
-    to
-        End of the due times, exclusive. Default: 24 steps after the start.
-    step
-        Length of a bucket: 1m, 1h, 1d. Buckets without messages are omitted.
+    Args:
+        topic: Name of the topic. Default: all topics.
+        start: Earliest due time: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds. Default: now.
+        to: End of the due times, exclusive. Default: 24 steps after the start.
+        step: Length of a bucket: 1m, 1h, 1d. Buckets without messages are omitted.
     """
     path = "/v1/due" if topic is None else f"/v1/topics/{segment(topic)}/due"
     step_ms = _step_ms(step)
@@ -109,20 +104,13 @@ def set_(
 ) -> None:  # fmt: skip
     """Create a topic, or change the given settings; the word `default` resets a setting.
 
-    Parameters
-    ----------
-    topic
-        Name of the topic: at most 128 of A-Z a-z 0-9 . _ -
-    webhook_secret
-        Secret that signs webhook calls: whsec_…. May be repeated, the newest first. Default: unchanged.
-    webhook_timeout
-        Timeout of a webhook call: 15s.
-    webhook_header
-        NAME=VALUE, an extra header of webhook calls. May be repeated.
-    allow_per_message
-        Messages may set their own webhook URL.
-    alert_secret
-        Secret that signs alerts. Default: unchanged.
+    Args:
+        topic: Name of the topic: at most 128 of A-Z a-z 0-9 . _ -
+        webhook_secret: Secret that signs webhook calls: whsec_…. May be repeated, the newest first. Default: unchanged.
+        webhook_timeout: Timeout of a webhook call: 15s.
+        webhook_header: NAME=VALUE, an extra header of webhook calls. May be repeated.
+        allow_per_message: Messages may set their own webhook URL.
+        alert_secret: Secret that signs alerts. Default: unchanged.
     """
     wish: dict[str, Any] = {name: _setting(name, text) for name, text in given.items() if text is not None}
     hook: dict[str, Any] = {
@@ -169,10 +157,8 @@ def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
 def pause(topic: Topic, /, *, reason: str | None = None, remote: Remote = Remote()) -> None:
     """Stop handing out messages of a topic. Publishing and current leases continue.
 
-    Parameters
-    ----------
-    reason
-        Reason of the pause, shown with the topic.
+    Args:
+        reason: Reason of the pause, shown with the topic.
     """
     wish = {} if reason is None else {"reason": reason}
     show(call(remote, "POST", f"/v1/topics/{segment(topic)}:pause", wish, needs="scheduled"), remote)
@@ -189,10 +175,8 @@ def purge(
 ) -> None:  # fmt: skip
     """Cancel the pending messages of a topic that are not leased. Shows their number and asks for confirmation.
 
-    Parameters
-    ----------
-    state
-        scheduled, ready, or dead. May be repeated. Default: scheduled and ready.
+    Args:
+        state: scheduled, ready, or dead. May be repeated. Default: scheduled and ready.
     """
     wish = {"states": state or ("scheduled", "ready")}
     if not yes:
@@ -209,10 +193,8 @@ def counted(remote: Remote, topic: str, states: Iterable[str]) -> str:
 def delete(topic: Topic, /, *, force: bool = False, yes: Yes = False, remote: Remote = Remote()) -> None:
     """Delete a topic without pending messages. Shows the number of its messages and asks for confirmation.
 
-    Parameters
-    ----------
-    force
-        Cancel pending messages.
+    Args:
+        force: Cancel pending messages.
     """
     if not yes:
         states = ("scheduled", "ready", "leased", "dead") if force else ("dead",)
@@ -229,12 +211,9 @@ def defaults(topics: tuple[str, ...] = (), /, *, convert: bool = False, remote: 
 
     A topic keeps the defaults of the feature level at which it was created.
 
-    Parameters
-    ----------
-    topics
-        Names of topics. Default: all topics.
-    convert
-        Give topics with older defaults the newest ones. Explicit settings stay.
+    Args:
+        topics: Names of topics. Default: all topics.
+        convert: Give topics with older defaults the newest ones. Explicit settings stay.
     """
     known = call(remote, "GET", "/v1/topics", needs="topics")["topics"]
     if unknown := set(topics) - {topic["topic"] for topic in known}:

@@ -28,10 +28,8 @@ def trace(
     """Show the status of a message and the reason for it, its history, its hours, and the view of each node. Exit code
     1 if the nodes disagree.
 
-    Parameters
-    ----------
-    stale
-        Show the asked node's own view; works without a leader.
+    Args:
+        stale: Show the asked node's own view; works without a leader.
     """
     query = {"stale": "true"} if stale else {}
     message = call(remote, "GET", message_path(id, topic, key), needs="state", query=query)
