@@ -1,11 +1,43 @@
-"""Paths of the HTTP API, as clients and the command line write them."""
+"""Paths, queries and redirects of the HTTP API, as the client and the command line write and follow them."""
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from hadelay.errors import Forbidden
 
 
 def segment(text: str) -> str:
-    """`text` as one segment of a path. `.` and `..`, as topics of earlier versions may be called, would make another
-    path of it: their dots are encoded."""
+    """`text` as one segment of a path. The dots of `.` and `..`, which earlier versions allowed as names of topics, are
+    encoded: they mean another path."""
     return quote(text, safe="") if text.strip(".") or not text else text.replace(".", "%2E")
+
+
+def message_path(message_id: str | None, topic: str | None, key: str | None, *, how: str = "topic and key") -> str:
+    """Path of a message, named by its id, or by topic and key; ValueError otherwise. how: words for topic and key."""
+    if message_id is not None and topic is None and key is None:
+        return f"/v1/messages/{segment(message_id)}"
+    if message_id is None and topic is not None and key is not None:
+        return f"/v1/topics/{segment(topic)}/keys/{segment(key)}"
+    raise ValueError(f"name the message: by its id, or by {how}")
+
+
+def with_query(path: str, values: Mapping[str, Any]) -> str:
+    """`path` with a query of these values, except None and False. True is written as `true`."""
+    given = {name: value for name, value in values.items() if value is not None and value is not False}
+    given |= {name: "true" for name, value in given.items() if value is True}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def relayed(target: str) -> str:
+    """`target`, asking a node that does not lead to relay the request instead of redirecting it."""
+    return f"{target}{'&' if '?' in target else '?'}redirect=false"
+
+
+def encrypted_too(url: str, location: str) -> str:
+    """`location`, to which `url` redirects. Raises Forbidden when a token would leave the encrypted way."""
+    if url.startswith("https:") and not location.startswith("https:"):
+        raise Forbidden(f"{url} redirects to {location[:200]}, which is not encrypted: see http.advertise there")
+    return location

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
+from inspect import signature
 from typing import Any
 
 import aiohttp
@@ -19,7 +20,7 @@ import hadelay
 from hadelay.api.problems import error_of
 from hadelay.api.service import Leader
 from hadelay.client import AsyncClient, Client, Message, Put, Receipt, Unreachable, sync
-from hadelay.client.consumer import ConsumeOptions, Consumer, reason_of
+from hadelay.client.consumer import Consumer, reason_of
 from hadelay.client.transport import Answer, _Connector, addresses
 from hadelay.errors import (
     BadRequest,
@@ -593,10 +594,10 @@ class Scripted:
         self.receives, self.nacked = iter(receives), asyncio.Event()
         self.settled: list[tuple[list[str], bool]] = []
 
-    async def receive(self, topics: Any, **options: Any) -> list[Message]:
+    async def receive(self, *topics: Any, **options: Any) -> list[Message]:
         if (told := next(self.receives, None)) is not None:
             return await told()
-        if not options["timeout"]:
+        if "timeout" not in options:
             await asyncio.Event().wait()
         return []
 
@@ -625,13 +626,49 @@ async def test_what_the_last_poll_was_granted_goes_back_in_one_request() -> None
         return [a_message(str(n)) for n in range(100)]
 
     client = Scripted(cut_off, granted)
-    consumer = Consumer(client, ConsumeOptions(["a"], 30, 20, [], [], "c"), 100, set())  # type: ignore[arg-type]
+    consumer = Consumer(client, client.receive, 30, 100, set())  # type: ignore[arg-type]
     waiting = asyncio.create_task(anext(consumer, None))
     await asyncio.sleep(0.01)
     consumer.stop()
     assert await waiting is None
     await consumer.close()
     assert client.settled == [([str(n) for n in range(100)], False)]
+
+
+async def test_nothing_goes_back_before_the_end_of_the_last_poll() -> None:
+    """Else the last poll might be granted a message that was given back, and the message would go back twice."""
+    settled: list[Any] = []
+
+    async def first() -> list[Message]:
+        return [a_message("in hand"), a_message("fetched")]
+
+    async def cut_off() -> list[Message]:
+        await asyncio.Event().wait()
+        return []
+
+    async def last() -> list[Message]:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        settled.extend(client.settled)
+        return [a_message("granted")]
+
+    client = Scripted(first, cut_off, last)
+    consumer = Consumer(client, client.receive, 30, 100, set())  # type: ignore[arg-type]
+
+    async def handle() -> None:
+        async with await anext(consumer):
+            await asyncio.Event().wait()
+
+    handling = asyncio.create_task(handle())
+    await until(lambda: len(consumer.held) == 2)
+    consumer.stop()
+    handling.cancel()
+    await asyncio.gather(handling, return_exceptions=True)
+    await consumer.close()
+    assert settled == []
+    assert sorted(lease for leases, count in client.settled for lease in leases if not count) == [
+        "fetched", "granted", "in hand",
+    ]  # fmt: skip
 
 
 async def test_what_no_handler_began_with_goes_back() -> None:
@@ -700,10 +737,9 @@ def test_a_stop_while_a_blocking_consumer_begins_is_kept(url: str, monkeypatch: 
         wait = sync._wait
 
         def interrupted(coroutine: Any) -> Any:
-            found = wait(coroutine)
             monkeypatch.setattr(sync, "_wait", wait)
             messages.stop()
-            return found
+            return wait(coroutine)
 
         monkeypatch.setattr(sync, "_wait", interrupted)
         threading.Timer(3, lambda: messages.stop()).start()
@@ -825,9 +861,12 @@ def test_the_blocking_twin(url: str) -> None:
 
 
 def test_it_has_every_method_of_the_other() -> None:
-    public = {name for name in vars(AsyncClient) if not name.startswith("_")} - {"consumer"}
+    public = {name for name in dir(AsyncClient) if not name.startswith("_")}
     assert public - set(vars(Client)) == {"work"}
-    assert Client.put.__doc__ == AsyncClient.put.__doc__
+    for name in public - {"work", "consume"}:
+        own, others = getattr(Client, name), getattr(AsyncClient, name)
+        assert own.__doc__ == others.__doc__
+        assert list(signature(own).parameters.values())[1:] == list(signature(others).parameters.values())[1:]
 
 
 def test_wrong_addresses_are_refused_at_once() -> None:

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from hadelay.client import AsyncClient, Client, Message, Put, Receipt, Unreachable
-from hadelay.client.consumer import ConsumeOptions, Consumer
+from hadelay.client.consumer import _ACK, Consumer
 from hadelay.client.sync import _loop
 from hadelay.errors import Conflict, OutcomeUnknown, Unauthorized
 from tests.client.test_client import url
@@ -377,13 +377,13 @@ async def test_who_settles_again_is_answered_although_the_first_request_was_cut_
         id="1", lease="l", topic="t", body=b"", deliver_at=now, late_ms=0, attempt=1, redelivered=False,
         lease_until=now, lease_left_ms=1,
     )  # fmt: skip
-    options = ConsumeOptions(["t"], 1.0, 1.0, [], [], "me")
-    consumer = Consumer(Slow(), options, 1, set())  # type: ignore[arg-type]
-    (leased,) = consumer._take([message])
-    settling = asyncio.create_task(consumer._settle_all())
-    first = asyncio.create_task(consumer.settle(leased, "ack"))
+    consumer = Consumer(Slow(), None, 1.0, 1, set())  # type: ignore[arg-type]
+    consumer._take([message])
+    (leased,) = consumer.held.values()
+    first = asyncio.create_task(consumer.settle(leased, _ACK))
     await asked.wait()
-    again = asyncio.create_task(consumer.settle(leased, "ack"))
+    again = asyncio.create_task(consumer.settle(leased, _ACK))
     await asyncio.sleep(0)
-    settling.cancel()
+    assert consumer._sender is not None
+    consumer._sender.cancel()
     assert await asyncio.wait_for(asyncio.gather(first, again), 5) == ["acked", "acked"]

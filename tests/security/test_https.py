@@ -16,9 +16,9 @@ import pytest
 from hadelay import AsyncClient
 from hadelay.api.service import Leader
 from hadelay.cli.app import OK, USAGE, run
-from hadelay.client.transport import encrypted_too
 from hadelay.errors import ConfigError, Forbidden, NoLeader
 from hadelay.http.app import HttpServer
+from hadelay.paths import encrypted_too
 from hadelay.settings.node import HttpConfig
 from tests.http.conftest import read_answer
 from tests.http.memory_service import MemoryService

@@ -1,4 +1,4 @@
-"""Arguments of the client's methods as the API has them: headers, queries and bodies."""
+"""Arguments of the client's methods in the form of the API: headers, queries and bodies."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from typing import Any
 
 import msgspec
 
+from hadelay.api.text import parse_duration
 from hadelay.client.types import Body, Delay, Put, When
-from hadelay.paths import segment
+from hadelay.errors import BadRequest
 
-#: What comes out of a header as it went in: no space around it, and no control character.
+#: Text that a header carries unchanged: no space around it, and no control character.
 HEADER_VALUE = re.compile(r"([^\0-\x20\x7f]([^\0-\x1f\x7f]*[^\0-\x20\x7f])?)?")
-HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-#: put_many sends this many at once: enough that a request costs nothing, little enough that none waits for it.
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+#: Limits of one request of put_many: large enough that requests cost little, small enough that no message waits long.
 BATCH_ITEMS, _BATCH_BYTES = 1_000, 8 << 20
-HEADERS = {
+_HEADERS = {
     "delay": "Hadelay-Delay", "deliver_at": "Hadelay-Deliver-At", "key": "Hadelay-Key", "tags": "Hadelay-Tags",
     "on_conflict": "Hadelay-On-Conflict", "max_wait": "Hadelay-Max-Wait", "ttl": "Hadelay-TTL",
     "callback": "Hadelay-Callback",
 }  # fmt: skip
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
-_DURATION = re.compile(r"[0-9.]+|([0-9.]+(ms|s|m|h|d))+")
-_PART = re.compile(r"([0-9.]+)(ms|s|m|h|d|)")
+MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
 
 
 def new_key() -> str:
@@ -36,7 +35,7 @@ def new_key() -> str:
 
 
 def own_or_new_key(given: str | None) -> str:
-    """One that is empty was meant to be none of those that all have in common."""
+    """The Idempotency-Key of a request. ValueError for an empty key: all publishes with it would be the same."""
     if given is None:
         return new_key()
     if not given or not HEADER_VALUE.fullmatch(given):
@@ -45,29 +44,18 @@ def own_or_new_key(given: str | None) -> str:
 
 
 def each(values: str | Iterable[str]) -> list[str]:
-    """A string is one of them, and not its characters."""
+    """A list of the values; a string is one value."""
     return [values] if isinstance(values, str) else list(values)
 
 
-def path_of(message_id: str | None, topic: str | None, key: str | None) -> str:
-    if message_id is not None and topic is None and key is None:
-        return f"/v1/messages/{segment(message_id)}"
-    if message_id is None and topic is not None and key is not None:
-        return f"/v1/topics/{segment(topic)}/keys/{segment(key)}"
-    raise ValueError("name the message: by its id, or by topic and key")
-
-
-def query_of(**flags: bool) -> str:
-    given = [f"{name}=true" for name, value in flags.items() if value]
-    return "?" + "&".join(given) if given else ""
-
-
 def plain(value: Any) -> Any:
-    """Settings as JSON has them."""
+    """A duration, or settings with durations, as JSON. ValueError for nan and inf, which JSON would send as null."""
+    if value is None or isinstance(value, str | int):
+        return value
     if isinstance(value, timedelta):
         return value.total_seconds()
-    if isinstance(value, float):
-        return finite(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a number that can be sent")
     if isinstance(value, Mapping):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -75,40 +63,15 @@ def plain(value: Any) -> Any:
     return value
 
 
-def delay_of(delay: Delay) -> str | float:
-    if isinstance(delay, timedelta):
-        return delay.total_seconds()
-    return finite(delay) if isinstance(delay, float) else delay
-
-
-def finite(number: float) -> float:
-    """JSON has only null for the others, and null means something else."""
-    if not math.isfinite(number):
-        raise ValueError(f"{number} is not a number that can be sent")
-    return number
-
-
-def header_text(value: Any) -> str:
-    if isinstance(value, list):
-        if any("," in tag for tag in value):
-            raise ValueError(f"tags {value!r}: a tag has no comma")
-        return ",".join(value)
-    # Never 1e-05.
-    return format(Decimal(repr(value)), "f") if isinstance(value, float) else str(value)
-
-
 def seconds_of(delay: Delay) -> float:
-    """What the client itself has to know of a duration: how long it waits for an answer."""
-    if isinstance(delay, timedelta):
-        return delay.total_seconds()
-    if isinstance(delay, int | float):
-        return float(delay)
-    if not _DURATION.fullmatch(delay):
-        raise ValueError(f'{delay!r} is not a duration: "250ms", "15m", "2h30m", "7d", or a number of seconds')
-    return sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(delay))
+    """A duration in seconds; ValueError in words."""
+    try:
+        return parse_duration("duration", plain(delay)) / 1000
+    except BadRequest as error:
+        raise ValueError(error.detail) from None
 
 
-def when_of(at: When) -> str | int:
+def when_of(at: When | None) -> str | int | None:
     if not isinstance(at, datetime):
         return at
     if at.tzinfo is None:
@@ -117,7 +80,7 @@ def when_of(at: When) -> str | int:
 
 
 def present_span() -> str | None:
-    """W3C's traceparent of OpenTelemetry's present span. A program that has not imported it has none."""
+    """W3C's traceparent of OpenTelemetry's current span; None for a program that has not imported OpenTelemetry."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None
@@ -126,6 +89,7 @@ def present_span() -> str | None:
 
 
 def payload_of(body: Body, content_type: str | None) -> tuple[bytes, str]:
+    """(bytes, content type) of a body."""
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body), content_type or "application/octet-stream"
     if isinstance(body, str):
@@ -134,7 +98,7 @@ def payload_of(body: Body, content_type: str | None) -> tuple[bytes, str]:
 
 
 def batches(puts: Iterable[Put]) -> Iterator[list[dict[str, Any]]]:
-    """The items of each request that `put_many` makes."""
+    """Items of each request of `put_many`."""
     items: list[dict[str, Any]] = []
     size = 0
     for put in puts:
@@ -162,29 +126,48 @@ def _item(put: Put) -> dict[str, Any]:
     return item | options_of(put)
 
 
-def _text(name: str, value: Any) -> None:
+def options_of(put: Put) -> dict[str, Any]:
+    """Options given, of those that a header and an item of a batch have in common, by their names in the item."""
+    _check_text("topic", put.topic)
+    if put.key is not None:
+        _check_text("key", put.key)
+    for tag in put.tags or ():
+        _check_text("tag", tag)
+    for name, value in (put.meta or {}).items():
+        _check_text("name of meta", name)
+        _check_text(f"meta[{name!r}]", value)
+    given: dict[str, Any] = {
+        "delay": plain(put.delay),
+        "deliver_at": when_of(put.at),
+        "key": put.key,
+        "on_conflict": put.on_conflict,
+        "max_wait": plain(put.max_wait),
+        "tags": each(put.tags) if put.tags else None,
+        "ttl": plain(put.ttl),
+        "callback": put.callback,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _check_text(name: str, value: Any) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, not {type(value).__name__}: {name}={str(value)!r}")
 
 
-def options_of(put: Put) -> dict[str, Any]:
-    """What was given of the options that headers and batch items have in common, by their names in the latter."""
-    _text("topic", put.topic)
-    if put.key is not None:
-        _text("key", put.key)
-    for tag in put.tags or ():
-        _text("tag", tag)
-    for name, value in (put.meta or {}).items():
-        _text("name of meta", name)
-        _text(f"meta[{name!r}]", value)
-    given: dict[str, Any] = {
-        "delay": None if put.delay is None else delay_of(put.delay),
-        "deliver_at": None if put.at is None else when_of(put.at),
-        "key": put.key,
-        "on_conflict": put.on_conflict,
-        "max_wait": None if put.max_wait is None else delay_of(put.max_wait),
-        "tags": each(put.tags) if put.tags else None,
-        "ttl": None if put.ttl is None else delay_of(put.ttl),
-        "callback": put.callback,
-    }
-    return {name: value for name, value in given.items() if value is not None}
+def headers_of(options: Mapping[str, Any], meta: Mapping[str, str]) -> dict[str, str]:
+    """Headers of a publish. ValueError for an option that a header cannot carry."""
+    headers = {_HEADERS[name]: _header_text(value) for name, value in options.items()}
+    for name, value in meta.items():
+        if not _HEADER_NAME.fullmatch(name) or not HEADER_VALUE.fullmatch(value):
+            raise ValueError(f"meta {name!r}: not what a header can carry as it is; put_many can")
+        headers[f"Hadelay-Meta-{name}"] = value
+    return headers
+
+
+def _header_text(value: Any) -> str:
+    if isinstance(value, list):
+        if any("," in tag for tag in value):
+            raise ValueError(f"tags {value!r}: a tag has no comma")
+        return ",".join(value)
+    # str would write 1e-05.
+    return format(Decimal(repr(value)), "f") if isinstance(value, float) else str(value)

@@ -1,7 +1,7 @@
 """The blocking twin: the same methods, run on one background event loop.
 
-A method is declared once, on AsyncClient; `_Blocking` gives it here with the same parameters, types and docstring.
-The loop's thread is shared by all clients of a process and started again after a fork. Who is not closed is closed when
+Methods are declared once, on AsyncClient; `_blocking` gives them here with the same parameters, types and docstrings.
+All clients of a process share the loop's thread, which a fork starts again. A client without `close` is closed when
 nothing refers to it any more, or when the interpreter ends.
 """
 
@@ -15,9 +15,9 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from hadelay.client.aio import AsyncClient, Topics
+from hadelay.client.aio import AsyncClient
 from hadelay.client.consumer import Consumer, Leased
 from hadelay.client.encoding import batches, own_or_new_key
 from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, NackOutcome, Put, PutResult
@@ -26,13 +26,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _THREAD = "hadelay-client"
-#: Once more on the same thread: the collector may come by anywhere, and end a loop that somebody left.
+#: Reentrant: garbage collection may run on a thread that holds the lock, and close an abandoned loop.
 _lock = threading.RLock()
 _background: asyncio.AbstractEventLoop | None = None
-#: Those of this process that may have connections.
+#: Clients of this process that may have connections.
 _used: set[AsyncClient] = set()
-#: How long the end of the interpreter waits for what consumers give back.
-_LAST_WORDS_S = 2.0
+#: Limit of the time for consumers to give back messages when the interpreter ends, in seconds.
+_CLOSE_S = 2.0
 
 
 def _loop() -> asyncio.AbstractEventLoop:
@@ -42,7 +42,7 @@ def _loop() -> asyncio.AbstractEventLoop:
             loop = asyncio.new_event_loop()
             try:
                 threading.Thread(target=loop.run_forever, daemon=True, name=_THREAD).start()
-            except RuntimeError:  # there may be no more threads, for now
+            except RuntimeError:  # the system's limit of threads, for now
                 loop.close()
                 raise
             atexit.register(_at_exit)
@@ -52,14 +52,14 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 async def _leave(client: AsyncClient) -> None:
     try:
-        await asyncio.wait_for(client.close(), _LAST_WORDS_S)
+        await asyncio.wait_for(client.close(), _CLOSE_S)
     finally:
         await client._transport.close()
 
 
 def _at_exit() -> None:
     clients = list(_used)
-    _used.clear()  # before anything is waited for: Ctrl-C may end that, and then nobody may wait for the loop any more
+    _used.clear()  # before the wait: Ctrl-C may end it, and nothing may wait for the loop afterwards
 
     async def leave() -> None:
         await asyncio.gather(*map(_leave, clients), return_exceptions=True)
@@ -69,14 +69,14 @@ def _at_exit() -> None:
 
 
 def _dropped(client: AsyncClient) -> None:
-    """Nobody has its Client any more. Called on whatever thread, with whatever locks held: it waits for nothing."""
+    """Close a client whose Client is gone. Waits for nothing: the thread is any, and may hold any locks."""
     if client in _used and _background is not None:
         _used.discard(client)
         asyncio.run_coroutine_threadsafe(_leave(client), _background)
 
 
 def _in_child() -> None:
-    """After a fork: the loop's thread is gone, and the connections are those of the parent."""
+    """After a fork, the loop's thread is gone, and the connections belong to the parent."""
     global _lock, _background
     _lock, _background = threading.RLock(), None
     for client in _used:
@@ -87,85 +87,56 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-class _Call(Generic[R]):
-    """Ctrl-C may come at any moment, also before anybody here knows the task: it knows itself."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, R]) -> None:
-        self._coroutine = coroutine
-        self._task: asyncio.Task[Any] | None = None
-        self._given_up = False
-
-    async def run(self) -> R:
-        if self._given_up:
-            self._coroutine.close()
-            raise asyncio.CancelledError
-        self._task = asyncio.current_task()
-        return await self._coroutine
-
-    def give_up(self) -> None:
-        self._given_up = True
-        if self._task is not None:
-            self._task.cancel()
-
-
 def _wait(coroutine: Coroutine[Any, Any, R]) -> R:
-    call, loop = _Call(coroutine), _loop()
+    future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
     try:
-        return asyncio.run_coroutine_threadsafe(call.run(), loop).result()
-    except BaseException:  # Ctrl-C while waiting: the request is given up too
-        loop.call_soon_threadsafe(call.give_up)
+        return future.result()
+    except BaseException:  # Ctrl-C while waiting: cancel the request too
+        future.cancel()
         raise
 
 
-class _Blocking(Generic[P, R]):
-    def __init__(self, method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]) -> None:
-        self.method = method
-        functools.update_wrapper(self, method)  # type: ignore[arg-type]
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Client, P], R]:
+    """A method of AsyncClient as one of Client, with its parameters, types and docstring."""
 
-    @overload
-    def __get__(self, client: None, owner: type[Client]) -> _Blocking[P, R]: ...
-    @overload
-    def __get__(self, client: Client, owner: type[Client]) -> Callable[P, R]: ...
-    def __get__(self, client: Client | None, owner: type[Client]) -> _Blocking[P, R] | Callable[P, R]:
-        if client is None:
-            return self
+    @functools.wraps(method)
+    def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return _wait(method(client._async(), *args, **kwargs))
 
-        @functools.wraps(self.method)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            return _wait(self.method(client._async(), *args, **kwargs))
-
-        return call
+    return call
 
 
-class _BlockingEach(Generic[P, R]):
-    """The same for methods that give one thing after the other."""
+def _blocking_each(
+    method: Callable[Concatenate[AsyncClient, P], AsyncIterator[R]],
+) -> Callable[Concatenate[Client, P], Iterator[R]]:
+    """The same for a method that yields items."""
 
-    def __init__(self, method: Callable[Concatenate[AsyncClient, P], AsyncIterator[R]]) -> None:
-        self.method = method
-        functools.update_wrapper(self, method)  # type: ignore[arg-type]
+    @functools.wraps(method)
+    def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        return _each(method(client._async(), *args, **kwargs), client)
 
-    @overload
-    def __get__(self, client: None, owner: type[Client]) -> _BlockingEach[P, R]: ...
-    @overload
-    def __get__(self, client: Client, owner: type[Client]) -> Callable[P, Iterator[R]]: ...
-    def __get__(self, client: Client | None, owner: type[Client]) -> _BlockingEach[P, R] | Callable[P, Iterator[R]]:
-        if client is None:
-            return self
+    return call
 
-        @functools.wraps(self.method)
-        def call(*args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
-            return _each(self.method(client._async(), *args, **kwargs), client)
 
-        return call
+def _blocking_consume(
+    method: Callable[Concatenate[AsyncClient, P], Consumer],
+) -> Callable[Concatenate[Client, P], Consuming]:
+    @functools.wraps(method)
+    def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Consuming:
+        return Consuming(client, method(client._async(), *args, **kwargs))
+
+    return call
 
 
 class Delivered:
-    """A message of `Client.consume`: everything a Message has, and `with` to ack it or, on an exception, nack it."""
+    """A message of `Client.consume`: all members of Message, and `with` to ack it or, on an exception, nack it."""
 
     def __init__(self, leased: Leased, client: Client) -> None:
         self.message: Message = leased
         self._leased = leased
-        # Not dropped as long as a message of it may be settled.
+        # Keeps the client from being collected while the message may be settled.
         self._client, self._of = client, client._client
 
     def __getattr__(self, name: str) -> Any:
@@ -174,7 +145,9 @@ class Delivered:
     def _settle(self, coroutine: Coroutine[Any, Any, R]) -> R:
         if self._of not in _used:
             coroutine.close()
-            raise RuntimeError("this message is the parent's, who settles it: after a fork, consume anew")
+            raise RuntimeError(
+                "this message belongs to the parent process, which settles it; consume again after a fork"
+            )
         return _wait(coroutine)
 
     def ack(self) -> AckOutcome:
@@ -192,42 +165,29 @@ class Delivered:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._of in _used:  # else it is the parent's, who may be in here too
+        if self._of in _used:  # else the message belongs to the parent process
             _wait(self._leased.__aexit__(kind, error, trace))
 
 
 class Consuming(Iterator[Delivered]):
-    """What `Client.consume` gives: messages as they fall due, their leases extended until they are settled."""
+    """Result of `Client.consume`: messages as they fall due, their leases extended until they are settled."""
 
-    def __init__(self, client: Client, start: Callable[[], Consumer]) -> None:
-        self._client, self._start = client, start
-        self._consumer: Consumer | None = None
-        self._messages: Generator[Leased, None, None] | None = None
-        self._stopped = False
+    def __init__(self, client: Client, consumer: Consumer) -> None:
+        self._client, self._consumer = client, consumer
+        self._messages = _each(consumer, client)
 
     def __next__(self) -> Delivered:
-        if self._messages is None:
-            self._consumer = _wait(self._begin())
-            if self._stopped:  # before there was a consumer to stop
-                self.stop()
-            self._messages = _each(self._consumer, self._client)
         return Delivered(next(self._messages), self._client)
 
-    async def _begin(self) -> Consumer:
-        return self._start()
-
     def stop(self) -> None:
-        """Fetch no more, and end the loop after the message in hand; what was fetched beside it goes back at once, and
-        the attempt does not count. Any thread and any signal handler may call it."""
-        self._stopped = True
-        if self._consumer is not None:  # else __next__ finds out
-            _loop().call_soon_threadsafe(self._consumer.stop)
+        """Fetch no more, and end the loop after the message in hand. Other fetched messages go back at once, and the
+        attempt does not count. Any thread and any signal handler may call this."""
+        _loop().call_soon_threadsafe(self._consumer.stop)
 
     def close(self) -> None:
-        """Leave the loop; what was fetched and not handed out goes back at once."""
+        """Leave the loop; fetched messages that were not handed out go back at once."""
         self.stop()
-        if self._messages is not None:
-            self._messages.close()
+        self._messages.close()
 
 
 class Client:
@@ -250,7 +210,7 @@ class Client:
         ca: str | None = None,
     ) -> None:
         self._new = functools.partial(AsyncClient, urls, token, timeout=timeout, ca=ca)
-        self._new()  # refuse wrong addresses here and now
+        self._new()  # refuses wrong addresses at once
         self._client: AsyncClient | None = None
 
     def _async(self) -> AsyncClient:
@@ -270,12 +230,12 @@ class Client:
     ) -> None:
         self.close()
 
-    put = _Blocking(AsyncClient.put)
+    put = _blocking(AsyncClient.put)
 
     def put_many(
         self, puts: Iterable[Put], *, idempotency_key: str | None = None, timeout: float | None = None
     ) -> list[PutResult]:
-        # What gives the puts runs on its own thread, not on the one that all clients share.
+        # The iterable of the puts runs on the caller's thread, not on the thread that all clients share.
         results: list[PutResult] = []
         key = own_or_new_key(idempotency_key)
         for n, items in enumerate(batches(puts)):
@@ -283,62 +243,40 @@ class Client:
         return results
 
     put_many.__doc__ = AsyncClient.put_many.__doc__
-    get = _Blocking(AsyncClient.get)
-    cancel = _Blocking(AsyncClient.cancel)
-    reschedule = _Blocking(AsyncClient.reschedule)
-    deliver_now = _Blocking(AsyncClient.deliver_now)
-    receive = _Blocking(AsyncClient.receive)
-    ack = _Blocking(AsyncClient.ack)
-    nack = _Blocking(AsyncClient.nack)
-    extend = _Blocking(AsyncClient.extend)
-    topics = _Blocking(AsyncClient.topics)
-    topic = _Blocking(AsyncClient.topic)
-    put_topic = _Blocking(AsyncClient.put_topic)
-    delete_topic = _Blocking(AsyncClient.delete_topic)
-    pause = _Blocking(AsyncClient.pause)
-    resume = _Blocking(AsyncClient.resume)
-    purge = _Blocking(AsyncClient.purge)
-    redrive = _Blocking(AsyncClient.redrive)
-    redrive_all = _Blocking(AsyncClient.redrive_all)
-    purge_dead = _Blocking(AsyncClient.purge_dead)
-    due = _Blocking(AsyncClient.due)
-    cluster = _Blocking(AsyncClient.cluster)
-    transfer_leader = _Blocking(AsyncClient.transfer_leader)
-    add_member = _Blocking(AsyncClient.add_member)
-    remove_member = _Blocking(AsyncClient.remove_member)
-    hours = _Blocking(AsyncClient.hours)
-    names = _Blocking(AsyncClient.names)
-    ready = _Blocking(AsyncClient.ready)
-    close = _Blocking(AsyncClient.close)
-
-    def consume(
-        self,
-        topics: Topics,
-        *,
-        concurrency: int = 10,
-        lease: Delay = 30,
-        wait: Delay = 20,
-        tags: Sequence[str] = (),
-        any_tags: Sequence[str] = (),
-        consumer: str | None = None,
-    ) -> Consuming:
-        """Messages as they fall due, their leases extended in the background until they are settled.
-
-        `stop` of what this returns ends the loop after the message in hand, also from a signal handler.
-        """
-        return Consuming(
-            self,
-            lambda: self._async().consume(
-                topics, concurrency=concurrency, lease=lease, wait=wait, tags=tags, any_tags=any_tags, consumer=consumer
-            ),
-        )
-
-    messages = _BlockingEach(AsyncClient.messages)
-    dead = _BlockingEach(AsyncClient.dead)
+    get = _blocking(AsyncClient.get)
+    cancel = _blocking(AsyncClient.cancel)
+    reschedule = _blocking(AsyncClient.reschedule)
+    deliver_now = _blocking(AsyncClient.deliver_now)
+    receive = _blocking(AsyncClient.receive)
+    ack = _blocking(AsyncClient.ack)
+    nack = _blocking(AsyncClient.nack)
+    extend = _blocking(AsyncClient.extend)
+    topics = _blocking(AsyncClient.topics)
+    topic = _blocking(AsyncClient.topic)
+    put_topic = _blocking(AsyncClient.put_topic)
+    delete_topic = _blocking(AsyncClient.delete_topic)
+    pause = _blocking(AsyncClient.pause)
+    resume = _blocking(AsyncClient.resume)
+    purge = _blocking(AsyncClient.purge)
+    redrive = _blocking(AsyncClient.redrive)
+    redrive_all = _blocking(AsyncClient.redrive_all)
+    purge_dead = _blocking(AsyncClient.purge_dead)
+    due = _blocking(AsyncClient.due)
+    cluster = _blocking(AsyncClient.cluster)
+    transfer_leader = _blocking(AsyncClient.transfer_leader)
+    add_member = _blocking(AsyncClient.add_member)
+    remove_member = _blocking(AsyncClient.remove_member)
+    hours = _blocking(AsyncClient.hours)
+    names = _blocking(AsyncClient.names)
+    ready = _blocking(AsyncClient.ready)
+    close = _blocking(AsyncClient.close)
+    consume = _blocking_consume(AsyncClient.consume)
+    messages = _blocking_each(AsyncClient.messages)
+    dead = _blocking_each(AsyncClient.dead)
 
 
 def _each(iterator: AsyncIterator[R], client: Client) -> Generator[R, None, None]:
-    """client: whose they are; it is not dropped meanwhile."""
+    """Items of an iterator of this client, which is not collected meanwhile."""
     of = client._client
     try:
         while True:
@@ -350,16 +288,16 @@ def _each(iterator: AsyncIterator[R], client: Client) -> Generator[R, None, None
                 return
     finally:
         if of not in _used:
-            pass  # the parent's, or the interpreter ends: closed already
+            pass  # of the parent process; or the interpreter ends, and has closed it
         elif threading.current_thread().name == _THREAD:
-            # Collected as garbage, here of all threads: who waited would wait for himself.
+            # Collected as garbage on the loop's own thread, which must not wait for itself.
             asyncio.run_coroutine_threadsafe(_end(iterator), _loop())
         else:
             _wait(_end(iterator))
 
 
 async def _end(iterator: Any) -> None:
-    """Closes a consumer; or a generator, also one whose next item somebody gave up waiting for a moment ago."""
+    """Close a consumer, or a generator, even if the wait for its next item was cancelled a moment ago."""
     while getattr(iterator, "ag_running", False):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     await (iterator.close() if isinstance(iterator, Consumer) else iterator.aclose())

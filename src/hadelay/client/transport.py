@@ -26,6 +26,7 @@ import yarl
 from hadelay import errors
 from hadelay.api.problems import NO_NEWS, NONSENSE, NotANode, Unreachable, not_a_node, refusal
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
+from hadelay.paths import encrypted_too, relayed
 from hadelay.version import VERSION
 
 T = TypeVar("T")
@@ -69,18 +70,6 @@ def _address(text: str) -> bool:
     except ValueError:  # a port that is none
         return False
     return bool(found) and not parts.path and not parts.query and not re.search(r"\s", text)
-
-
-def encrypted_too(url: str, location: str) -> str:
-    """`location`, where `url` redirects to. Raises Forbidden when a token would leave the encrypted way."""
-    if url.startswith("https:") and not location.startswith("https:"):
-        raise errors.Forbidden(f"{url} redirects to {location[:200]}, which is not encrypted: see http.advertise there")
-    return location
-
-
-def relayed(target: str) -> str:
-    """`target`, asking a node that does not lead to relay the request instead of redirecting it."""
-    return f"{target}{'&' if '?' in target else '?'}redirect=false"
 
 
 #: Whether this task's try got a connection: until then nothing was sent.

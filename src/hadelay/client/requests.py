@@ -1,0 +1,321 @@
+"""Requests of AsyncClient, except publishes: messages, leases, topics, dead letters, members and files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Literal, TypeVar, Unpack, cast
+
+import msgspec
+
+from hadelay.api import cluster as api
+from hadelay.api import messages
+from hadelay.client import wire
+from hadelay.client.encoding import BATCH_ITEMS, MSGPACK, each, new_key, plain, seconds_of, when_of
+from hadelay.client.transport import Transport
+from hadelay.client.types import (
+    AckOutcome,
+    Bucket,
+    ClusterInfo,
+    DeadLetter,
+    Delay,
+    ExtendOutcome,
+    HoursInfo,
+    Leases,
+    Message,
+    MessageInfo,
+    NackOutcome,
+    Names,
+    Redriven,
+    Rescheduled,
+    TopicInfo,
+    TopicSettings,
+    When,
+)
+from hadelay.errors import HadelayError
+from hadelay.paths import message_path, segment, with_query
+
+T = TypeVar("T")
+Topics = str | Sequence[str]
+
+#: Time after the end of its wait at which a poll is given up, because its node does not answer.
+_POLL_GRACE_S = 5.0
+#: Limit of leases in one request, as of a node.
+_MAX_LEASES = 10_000
+
+
+class Requests:
+    """Requests without state of their own: each is a request to the API, or as many as its limits make of it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        #: Name as a consumer, where a request gives none.
+        self.consumer = f"py-{os.getpid()}-{os.urandom(4).hex()}"
+
+    # ---- messages
+
+    async def get(
+        self,
+        message_id: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        body: bool = False,
+        stale: bool = False,
+    ) -> MessageInfo:
+        """State and history of a message: by its id, or the message published last under `key` in `topic`."""
+        return await self._get(message_path(message_id, topic, key), MessageInfo, body=body, stale=stale)
+
+    async def messages(
+        self,
+        topic: str,
+        *,
+        state: str | Sequence[str] = "pending",
+        start: When | None = None,
+        end: When | None = None,
+        tags: Sequence[str] = (),
+        page: int = 1_000,
+        stale: bool = False,
+    ) -> AsyncIterator[MessageInfo]:
+        """The messages of a topic in due order, without their histories.
+
+        state: one or more of scheduled, ready, leased, acked, cancelled, expired, dead; pending is the first three, all
+        is all. start, end: due in [start, end). tags: messages that have all of them. page: messages per request.
+        Messages settled meanwhile never hide another message.
+        """
+        query = {
+            "state": ",".join(each(state)), "limit": page, "from": when_of(start), "to": when_of(end),
+            "tag": ",".join(each(tags)) or None, "stale": stale,
+        }  # fmt: skip
+        async for message in self._pages(f"/v1/topics/{segment(topic)}/messages", query, wire.Page[MessageInfo]):
+            yield message
+
+    async def cancel(
+        self, message_id: str | None = None, *, topic: str | None = None, key: str | None = None
+    ) -> Literal["cancelled"]:
+        """Cancel a message by id, or by topic and key. A repetition is harmless.
+
+        Raises Conflict when it is too late; `outcome` of the error is its state: leased, acked, expired or dead.
+        """
+        await self._transport.request("DELETE", message_path(message_id, topic, key), wire.read(wire.Outcome))
+        return "cancelled"
+
+    async def reschedule(
+        self,
+        message_id: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        delay: Delay | None = None,
+        at: When | None = None,
+    ) -> Rescheduled:
+        """Make a message due at another time, `delay` from now or `at`; its id stays. By id, or by topic and key.
+
+        Raises Conflict when it is not pending; `outcome` of the error: leased, acked, cancelled, expired or dead.
+        """
+        if (delay is None) == (at is None):
+            raise ValueError("say when: delay, or at")
+        when = {"delay": plain(delay)} if at is None else {"deliver_at": when_of(at)}
+        return await self._send("PATCH", message_path(message_id, topic, key), when, Rescheduled)
+
+    async def deliver_now(
+        self, message_id: str | None = None, *, topic: str | None = None, key: str | None = None
+    ) -> Rescheduled:
+        """`reschedule` to now. A message that is due already keeps its place."""
+        return await self.reschedule(message_id, topic=topic, key=key, delay=0)
+
+    # ---- leases
+
+    async def receive(
+        self,
+        topics: Topics,
+        *,
+        max: int = 10,
+        wait: Delay = 0,
+        lease: Delay | None = None,
+        tags: Sequence[str] = (),
+        any_tags: Sequence[str] = (),
+        consumer: str | None = None,
+        request_id: str | None = None,
+        timeout: float | None = None,
+    ) -> list[Message]:
+        """Lease up to `max` messages that are due, waiting for the first for up to `wait`.
+
+        tags, any_tags: only messages that have all of the former and, if there are any, one of the latter.
+        """
+        query: dict[str, Any] = {
+            "topics": each(topics),
+            "max": max,
+            "wait": plain(wait),
+            "consumer": consumer or self.consumer,
+            "request_id": request_id or new_key(),
+        }
+        query |= _present({"lease": plain(lease), "tags": each(tags) or None, "any_tags": each(any_tags) or None})
+        wait_s = seconds_of(wait)
+        return await self._transport.request(
+            "POST",
+            "/v1/receive",
+            wire.read_messages,
+            data=msgspec.msgpack.encode(query),
+            headers=MSGPACK,
+            timeout_s=wait_s + (self._transport.timeout_s if timeout is None else timeout),
+            answer_within_s=wait_s + _POLL_GRACE_S,
+            to_leader=True,
+        )
+
+    async def ack(self, leases: Leases) -> list[AckOutcome]:
+        """Done: `acked`, `already_acked` or `lease_lost` for each."""
+        return cast(list[AckOutcome], await self._settle("ack", leases))
+
+    async def nack(
+        self, leases: Leases, *, delay: Delay | None = None, reason: str | None = None, count: bool = True
+    ) -> list[NackOutcome]:
+        """Not done: `nacked`, `already_acked` or `lease_lost` for each.
+
+        The message is handed out again after `delay`, or after the topic's backoff; after the topic's last attempt it
+        is dead. reason: at most 128 bytes, kept with the message and shown with it when it is dead. count: False gives
+        it back unhandled: the attempt counts neither for max_attempts nor for the backoff.
+        """
+        options = {"delay": plain(delay), "reason": reason, "count": None if count else False}
+        return cast(list[NackOutcome], await self._settle("nack", leases, **options))
+
+    async def extend(self, leases: Leases, *, lease: Delay) -> list[ExtendOutcome]:
+        """Hold on for `lease` from now: `extended`, `already_acked` or `lease_lost` for each."""
+        return cast(list[ExtendOutcome], await self._settle("extend", leases, lease=plain(lease)))
+
+    async def _settle(self, verb: str, leases: Leases, **options: Any) -> list[str]:
+        given = [leases] if isinstance(leases, str | Message) else leases
+        tokens = [lease.lease if isinstance(lease, Message) else lease for lease in given]
+        outcomes: list[str] = []
+        for at in range(0, len(tokens), _MAX_LEASES):
+            body = {"leases": tokens[at : at + _MAX_LEASES], **_present(options)}
+            answer = await self._send("POST", f"/v1/leases:{verb}", body, wire.Results[wire.Outcome])
+            outcomes += [result.outcome for result in answer.results]
+        return outcomes
+
+    # ---- topics
+
+    async def topics(self, *, stale: bool = False) -> list[TopicInfo]:
+        return (await self._get("/v1/topics", wire.Topics, stale=stale)).topics
+
+    async def topic(self, name: str, *, stale: bool = False) -> TopicInfo:
+        return await self._get(f"/v1/topics/{segment(name)}", TopicInfo, stale=stale)
+
+    async def put_topic(self, name: str, **settings: Unpack[TopicSettings]) -> TopicInfo:
+        """Make a topic, or change the settings named (`TopicSettings`); None takes one back."""
+        return await self._send("PUT", f"/v1/topics/{segment(name)}", plain(settings), TopicInfo)
+
+    async def delete_topic(self, name: str, *, force: bool = False) -> None:
+        """Raises Conflict while messages are pending, unless `force`, which cancels them."""
+        await self._delete(with_query(f"/v1/topics/{segment(name)}", {"force": force}))
+
+    async def pause(self, name: str, *, reason: str | None = None) -> TopicInfo:
+        """Stop handing out messages of a topic. Publishing and leases continue. reason: shown with the topic."""
+        return await self._send("POST", f"/v1/topics/{segment(name)}:pause", _present({"reason": reason}), TopicInfo)
+
+    async def resume(self, name: str) -> TopicInfo:
+        """Hand out the messages of a paused topic again."""
+        return await self._send("POST", f"/v1/topics/{segment(name)}:resume", {}, TopicInfo)
+
+    async def purge(
+        self, name: str, states: Sequence[Literal["scheduled", "ready", "dead"]] = ("scheduled", "ready")
+    ) -> None:
+        """Cancel the messages that are in these states now, without a look at each; dead letters are forgotten."""
+        await self._send("POST", f"/v1/topics/{segment(name)}:purge", {"states": each(states)}, messages.Purged)
+
+    # ---- dead letters
+
+    async def dead(
+        self, topic: str, *, body: bool = False, page: int = 1_000, stale: bool = False
+    ) -> AsyncIterator[DeadLetter]:
+        """Dead letters by time of death, with the errors of their last attempts. page: letters per request."""
+        query = {"limit": page, "body": body, "stale": stale}
+        async for letter in self._pages(f"/v1/topics/{segment(topic)}/dead", query, wire.Page[DeadLetter]):
+            yield letter
+
+    async def redrive(self, topic: str, ids: Sequence[str]) -> list[Redriven]:
+        """Make these dead letters due now, with attempts counted from 0; an outcome each."""
+        results: list[Redriven] = []
+        given, path = each(ids), f"/v1/topics/{segment(topic)}/dead:redrive"
+        for at in range(0, len(given), BATCH_ITEMS):
+            body = {"ids": given[at : at + BATCH_ITEMS]}
+            results += (await self._send("POST", path, body, wire.Results[Redriven])).results
+        return results
+
+    async def redrive_all(self, topic: str, *, rate: float | None = None) -> int:
+        """Begin to redrive all dead letters of now, `rate` per second; returns their number."""
+        body = _present({"all": True, "rate": plain(rate)})
+        answer = await self._send("POST", f"/v1/topics/{segment(topic)}/dead:redrive", body, wire.Redriving)
+        return answer.redriving
+
+    async def purge_dead(self, topic: str) -> None:
+        """Forget the dead letters that a topic has now."""
+        await self._delete(f"/v1/topics/{segment(topic)}/dead")
+
+    # ---- due messages
+
+    async def due(
+        self, start: When, end: When, step: Delay, *, topic: str | None = None, stale: bool = False
+    ) -> list[Bucket]:
+        """Count the messages due in each step of [start, end), over all topics or in one. Empty buckets are omitted."""
+        path = "/v1/due" if topic is None else f"/v1/topics/{segment(topic)}/due"
+        query = {"from": when_of(start), "to": when_of(end), "step": plain(step), "stale": stale}
+        return (await self._get(path, wire.Buckets, **query)).buckets
+
+    # ---- the cluster
+
+    async def cluster(self, *, stale: bool = False) -> ClusterInfo:
+        return await self._get("/v1/cluster", ClusterInfo, stale=stale)
+
+    async def transfer_leader(self, to: str | None = None) -> str:
+        """Hand leadership to the node named, or to the follower with the smallest lag; returns its name."""
+        path = "/v1/cluster:transfer-leader"
+        return (await self._send("POST", path, {"to": to}, api.Transferred, retry=False)).leader
+
+    async def add_member(self, name: str, raft: str) -> None:
+        """Add a node. raft: host:port of its node link. The node votes once it has caught up."""
+        await self._send("POST", "/v1/cluster/members", {"name": name, "raft": raft}, api.AddedMember, retry=False)
+
+    async def remove_member(self, name: str) -> None:
+        await self._delete(f"/v1/cluster/members/{segment(name)}")
+
+    async def hours(self) -> HoursInfo:
+        """Files of the node that answers; a client with one address knows which."""
+        return await self._get("/v1/hours", HoursInfo)
+
+    async def names(self) -> Names:
+        return await self._get("/v1/names", Names)
+
+    async def ready(self) -> api.Health:
+        """Whether the node that answers can serve. Failing checks are an answer, not an exception."""
+        try:
+            return await self._transport.request("GET", "/readyz?verbose", wire.read(api.Health), retry=False)
+        except HadelayError as error:
+            if "checks" not in error.extra:
+                raise
+            return msgspec.convert({"status": "failing", "checks": error.extra["checks"]}, api.Health)
+
+    # ---- plumbing
+
+    async def _pages(self, path: str, query: dict[str, Any], kind: type[Any]) -> AsyncIterator[Any]:
+        while True:
+            found = await self._get(path, kind, **query)
+            for item in found.messages:
+                yield item
+            if found.cursor is None:
+                return
+            query["cursor"] = found.cursor
+
+    async def _get(self, path: str, kind: type[T], **query: Any) -> T:
+        return await self._transport.request("GET", with_query(path, query), wire.read(kind))
+
+    async def _delete(self, path: str) -> None:
+        await self._transport.request("DELETE", path, wire.read_nothing)
+
+    async def _send(self, method: str, path: str, value: Any, kind: type[T], *, retry: bool = True) -> T:
+        data, headers = msgspec.json.encode(value), {"Content-Type": "application/json"}
+        return await self._transport.request(method, path, wire.read(kind), data=data, headers=headers, retry=retry)
+
+
+def _present(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
