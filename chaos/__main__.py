@@ -37,8 +37,8 @@ from chaos.run import Run
 from chaos.scenario import KINDS, Mistake, unknown
 from chaos.sim.failpoints import POINTS, STEPS
 
-#: Mutations that no run notices: what they break shows only in orders of events that the simulator finds, or is less
-#: than a round trip.
+#: Mutations that no chaos run notices: their damage shows only in orders of events that the simulator finds, or is
+#: shorter than a round trip.
 UNSEEN = (
     "forgotten_vote",
     "plain_library",
@@ -52,7 +52,7 @@ HELD, BROKEN, MISTAKE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 
 def main(argv: list[str]) -> int:
     if argv[:1] == ["sim"]:
-        # Not before it is needed: the simulator imports all of the server.
+        # Import late: the simulator imports all of the server.
         from chaos.sim.cli import main as sim
 
         return sim(argv[1:])
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
         print(error, file=sys.stderr)
         return MISTAKE
     except BrokenPipeError:
-        # `… list | head`: Python would complain once more when it flushes. No verdict: nobody heard it.
+        # With `… list | head` the pipe is closed: do not let Python complain again at its last flush.
         sys.stderr.close()
         return UNREAD
 
@@ -157,7 +157,7 @@ def _run(options: argparse.Namespace) -> int:
         "mutation": mutation,
         "directory": str(directory),
         "replay": f"python -m chaos replay {directory}",
-        "interrupted": True,  # until it is over: `report` reads what a killed run left
+        "interrupted": True,  # until the run ends; `report` reads this of a killed run
     }
     (directory / "run.json").write_text(json.dumps(head))
     cluster = given or LocalCluster(scenario, directory, kinds, options.port_base)
@@ -176,7 +176,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _interruptible(run: Run, cluster: Cluster, kinds: list[str]) -> bool:
-    """True if SIGINT or SIGTERM ended it early. In any case everything is healed, and what we started is gone."""
+    """Run all of the scenario. Returns True if SIGINT or SIGTERM ended the run early. All faults are healed and all
+    started processes are gone on return."""
     stopped = False
 
     async def all() -> None:
@@ -218,14 +219,14 @@ def _finish(options: argparse.Namespace, head: dict[str, Any], history: History)
 
 
 def _all_mutations() -> dict[str, Any]:
-    # Not before it is needed: they are made of the server's classes.
+    # Import late: the mutations import the server's classes.
     from chaos.sim.mutations import MUTATIONS
 
     return MUTATIONS
 
 
 def _mutations(options: argparse.Namespace) -> int:
-    """Each in a run of its own: calm, if it does not need any fault to be noticed."""
+    """Run the scenario once with each mutation, without faults where the mutation shows without faults."""
     mutations, noticed = _all_mutations(), {}
     for name in options.names or [name for name in mutations if name not in UNSEEN]:
         if name not in mutations:

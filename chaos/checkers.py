@@ -1,11 +1,11 @@
-"""The promises, one function each, over what the outside saw; the docstring is the definition (ADR 101).
+"""The promises, one checker per promise, over what clients saw. The docstring of a checker is its definition (ADR 101).
 
-The simulator's checks (chaos.sim.promises) know when a node answered. From outside there is only an interval:
-a thing happened after it was asked for and before the answer was here. Each check takes the end that cannot accuse a
-cluster that kept its promise.
+The simulator's checkers (chaos.sim.promises) know when a node answered. Clients know only an interval: an event
+happened after its request and before its answer. Each checker uses the end of the interval that cannot accuse a cluster
+that kept its promise.
 
-A check is made of branches (ADR 212). It yields each case that it decides: the branch, and what is wrong, or "". So a
-run can say how often each branch had something to decide.
+A checker consists of branches (ADR 212). A checker yields each case that it decides: the branch, and the violation or
+"". So a run can report how often each branch decided a case.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from chaos.flat import BRANCHES, growing
 from chaos.history import Given, History, Put, checksum
 from chaos.lateness import late
 
-#: Cluster time is slewed by at most 500 ppm, and crystals drift.
+#: Largest rate error: cluster time is slewed by at most 500 ppm, and crystals drift.
 _RATE = 600e-6
-#: Times are told in milliseconds, rounded.
+#: Rounding error of times, which are reported in whole milliseconds.
 _ROUNDING_MS = 2.0
-#: What a new leader's time may be ahead of the last one's.
+#: Largest step of cluster time from one leader to the next.
 _CHANGE_MS = 5.0
-#: What the wall clocks of an agreeing majority may be apart: a cold start of all nodes takes its time from them.
+#: Largest difference between the wall clocks of an agreeing majority; a cold start of all nodes takes its time from
+#: these clocks.
 _COLD_MS = 2 * 250.0
-#: States of a message that is still to come.
+#: States of a message that has not ended.
 PENDING = ("scheduled", "ready", "leased")
-#: What every node counts, of all topics: metrics without their prefix.
+#: Metrics that each node counts over all topics, without their prefix.
 ACKED, *OTHER_ENDS, REDRIVEN = (
     f'settled_messages_total{{outcome="{outcome}"}}'
     for outcome in ("acked", "cancelled", "expired", "dead", "redriven")
@@ -38,7 +39,7 @@ ACKED, *OTHER_ENDS, REDRIVEN = (
 PARTS = (ACKED, *OTHER_ENDS, 'messages{state="waiting"}', 'messages{state="leased"}')
 COUNTED = ("raft_applied_index", "published_messages_total", *PARTS, REDRIVEN, "sweeper_found_messages_total")
 _NEVER = float("inf")
-#: A branch, and what is wrong; "" where the promise was kept.
+#: A branch, and the violation; "" where the promise was kept.
 Case = tuple[str, str]
 
 
@@ -47,7 +48,7 @@ class Verdict:
     name: str
     what: str
     violations: list[str]
-    #: Cases that each branch decided; branches that broke.
+    #: Number of cases that each branch decided; names of branches with a violation.
     decided: dict[str, int] = field(default_factory=dict)
     broken: frozenset[str] = frozenset()
 
@@ -55,7 +56,7 @@ class Verdict:
 @dataclass(frozen=True)
 class Checker:
     cases: Callable[[History], Iterator[Case]]
-    #: Name → when it is violated.
+    #: Name of the branch → when the branch is violated.
     branches: dict[str, str]
     #: Branches that interval mode does not promise.
     commit_only: frozenset[str] = frozenset()
@@ -83,29 +84,29 @@ def judge(name: str, checker: Checker, history: History) -> Verdict:
 
 
 def _commits(history: History) -> bool:
-    """The run was in commit mode."""
+    """True if the run was in commit mode."""
     return all(event["sync"] == "commit" for event in history.of("load"))
 
 
 class _ClusterTime:
-    """Bounds of cluster time against this machine's monotonic clock, as seen from outside."""
+    """Bounds of cluster time against this machine's monotonic clock, as clients see both."""
 
     def __init__(self, history: History) -> None:
-        # A leader is seen a while after it leads.
+        # A leader is seen some time after its election.
         self._leaders = sorted(event["t"] for event in history.of("leader"))
         clocks = any(e["kind"] == "clock" for e in history.of("fault"))
         clocks |= any(e["clocks"] > 1 for e in history.of("load"))
-        # A majority that starts cold takes the time from wall clocks, which may differ.
+        # A majority that starts cold takes cluster time from wall clocks, which may differ.
         cold = (e["t"] for e in history.of("fault") if clocks and len(e["nodes"]) > len(e["all"]) // 2)
         self._cold = min(cold, default=_NEVER)
 
     def jumped_ms(self, since: float, until: float) -> float:
-        """How far it may have jumped meanwhile, with new leaders and cold starts."""
+        """Largest jump of cluster time in [since, until]: new leaders and cold starts."""
         changes = bisect_left(self._leaders, until + 1) - bisect_right(self._leaders, since)
         return _CHANGE_MS * changes + (_COLD_MS if self._cold < until else 0.0)
 
     def least_ms(self, since: float, until: float) -> float:
-        """How much of it passed meanwhile, at least."""
+        """Smallest cluster time that passed in [since, until]."""
         return (until - since) * 1000 * (1 - _RATE) - _ROUNDING_MS - self.jumped_ms(since, until)
 
     def most_ms(self, since: float, until: float) -> float:
@@ -113,11 +114,11 @@ class _ClusterTime:
 
 
 def lost(history: History) -> Iterator[Case]:
-    """I1: a message whose publish was answered yes, and which nobody tried to cancel, was handed out before the end, or
-    its TTL ended it; one that was handed out ended as its consumer said; and a dead letter that was redriven came
-    again."""
+    """I1: a message whose publish was confirmed, and which nobody tried to cancel, was handed out before the end of the
+    run, or its TTL ended it. A message that was handed out ended in the way its consumer asked for. A redriven dead
+    letter was handed out again."""
     if not history.of("drained"):
-        return  # interrupted: what was not handed out was not waited for
+        return  # interrupted: the run did not wait for the remaining messages
     given: dict[str, list[Given]] = defaultdict(list)
     for g in history.given:
         given[g.id].append(g)
@@ -125,7 +126,7 @@ def lost(history: History) -> Iterator[Case]:
         if put.id is None or put.cancel_asked is not None:
             continue
         state = history.ends.get(put.id, ("", None))[0]
-        owed = state in PENDING or state == "dead"  # late then: I15
+        owed = state in PENDING or state == "dead"  # late messages count for I15
         where = f"message {put.n} ({put.id}), stored at {put.stored:.3f} s, is {state or 'never handed out'}"
         if put.id not in given:
             yield "never handed out", "" if owed or (put.ttl_s and state == "expired") else where
@@ -143,13 +144,13 @@ def lost(history: History) -> Iterator[Case]:
 
 
 def _ended_so(put: Put, state: str, given: list[Given]) -> bool:
-    """Somebody asked for that."""
+    """True if a consumer asked for this end of the message."""
     return (state == "acked" and any(g.ack_asked is not None for g in given)) or (state == "expired" and put.ttl_s > 0)
 
 
 def miscounted(history: History) -> Iterator[Case]:
-    """I2: in the end, on every node, published and redriven is settled, waiting and leased, and nothing was found that
-    the wheels had forgotten."""
+    """I2: at the end, on every node, published and redriven messages equal the settled, waiting and leased ones, and
+    the sweeper found no message that the wheels had forgotten."""
     for event in history.of("counted"):
         count = event["counts"]
         if event["ours"]:
@@ -160,8 +161,8 @@ def miscounted(history: History) -> Iterator[Case]:
 
 
 def phantoms(history: History) -> Iterator[Case]:
-    """I3: what is handed out was published, with that body, topic, key and tags, was not refused, and not cancelled
-    before it was asked for."""
+    """I3: each message that was handed out was published with this body, topic, key and tags, was not refused, and was
+    not cancelled before the receive began."""
     for g in history.given:
         put, this = history.puts.get(g.n), f"message {g.n} ({g.id}), received at {g.got:.3f} s,"
         yield "published", f"{this} is not what anybody published" if put is None else ""
@@ -180,13 +181,13 @@ def phantoms(history: History) -> Iterator[Case]:
         if put.cancel_asked is not None:
             gone = put.cancelled is not None and g.asked > put.cancelled
             yield "cancelled", f"{this} was cancelled at {put.cancelled:.3f} s" if gone else ""
-    for put in history.puts.values():  # cancelled, and never seen again
+    for put in history.puts.values():  # cancelled, and never handed out
         if put.cancelled is not None:
             yield "cancelled", ""
 
 
 def unwanted(history: History) -> Iterator[Case]:
-    """filters: a receive that asks for tags gets only messages that have all of the ones and one of the others."""
+    """filters: a receive with tag filters gets only messages that have all tags of `tags` and one tag of `any_tags`."""
     for g in history.given:
         if g.every:
             lacking = set(g.every) - set(g.tags)
@@ -205,8 +206,8 @@ def unwanted(history: History) -> Iterator[Case]:
 
 
 def resurrected(history: History) -> Iterator[Case]:
-    """I5: nothing is handed out to a receive that began after an ack of it was answered yes, or after it was seen among
-    the dead letters, until somebody asks for its redrive."""
+    """I5: no receive gets a message if the receive began after the message's ack was confirmed, or after a list showed
+    the message among the dead letters, until somebody asks for its redrive."""
     acked: dict[str, float] = {}
     for g in history.given:
         if g.acked is not None:
@@ -225,9 +226,9 @@ def resurrected(history: History) -> Iterator[Case]:
 
 
 def double_leases(history: History) -> Iterator[Case]:
-    """I6: no two receives get one attempt of a message (in interval mode: unless a new leader repeats it and says so),
-    and none gets a later attempt, in cluster time, before the lease of the one before ended, or what it was extended
-    to, unless that was handed back. What is redriven begins anew."""
+    """I6: no two receives get the same attempt of a message (interval mode: unless a new leader repeats the attempt and
+    marks it). No receive gets a later attempt before the lease of the earlier attempt ended in cluster time, extensions
+    included, unless the consumer gave the message back. A redriven message starts anew."""
     clock, commits = _ClusterTime(history), _commits(history)
     for one, two in _neighbours(history):
         this = f"message {one.n} ({one.id}): attempt {two.attempt}"
@@ -241,7 +242,7 @@ def double_leases(history: History) -> Iterator[Case]:
             left_ms = one.until_ms - two.now_ms
             yield "lease", f"{this}, and that before has {left_ms} ms left" if left_ms > _ROUNDING_MS else ""
             if one.extended is not None and one.extend_asked is not None:
-                # Cluster time when the extension was asked for, at least.
+                # Smallest cluster time at which the extension was requested.
                 asked_ms = one.now_ms + clock.least_ms(one.got, one.extend_asked)
                 left_ms = int(asked_ms + one.extend_s * 1000 - two.now_ms)
                 held = left_ms > _ROUNDING_MS
@@ -249,19 +250,19 @@ def double_leases(history: History) -> Iterator[Case]:
 
 
 def _neighbours(history: History) -> Iterator[tuple[Given, Given]]:
-    """Hand-outs of one message, in the order of their attempts: between two redrives."""
+    """Hand-outs of one message in the order of their attempts, between two redrives."""
     lives: dict[tuple[str, int], list[Given]] = defaultdict(list)
     for g in history.given:
         if (life := _life(history, g)) is not None:
             lives[g.id, life].append(g)
     for several in lives.values():
-        # A receive that was asked twice was granted once, and extended: what counts is its last answer.
+        # A repeated receive is granted once and its lease is extended: the last answer counts.
         several.sort(key=lambda g: (g.attempt, g.request, g.got))
         yield from pairwise(several)
 
 
 def _life(history: History, g: Given) -> int | None:
-    """How many redrives came before; None where the lease may have been granted before one or behind it."""
+    """Number of redrives before this hand-out; None if the lease may have been granted before or after a redrive."""
     life = 0
     for redrive in history.redrives.get(g.id, ()):
         if redrive.asked is None or g.got < redrive.asked:
@@ -273,8 +274,8 @@ def _life(history: History, g: Given) -> int | None:
 
 
 def overtried(history: History) -> Iterator[Case]:
-    """attempts: a message of a topic with a limit of attempts is handed out no more often than that, and is no dead
-    letter before."""
+    """attempts: a message of a topic with a limit of attempts is handed out at most so often, and becomes a dead letter
+    no earlier."""
     limits = {event["topic"]: event["max_attempts"] for event in history.of("topic")}
     for g in history.given:
         if g.topic in limits:
@@ -287,7 +288,7 @@ def overtried(history: History) -> Iterator[Case]:
 
 
 def two_ids(history: History) -> Iterator[Case]:
-    """I8: one idempotency key is one message under one id, in every answer and whenever it is handed out."""
+    """I8: one idempotency key is one message with one id, in every answer and every hand-out."""
     yield from (("answers", "") for put in history.puts.values() if put.answers > 1)
     for n, first, other in history.second_ids:
         yield "answers", f"message {n} was told to be {first} and {other}"
@@ -299,9 +300,9 @@ def two_ids(history: History) -> Iterator[Case]:
 
 
 def early(history: History) -> Iterator[Case]:
-    """I9: no message is here before its delay has passed since its publish began, on this machine's monotonic clock,
-    nor, when it was rescheduled, before that delay has passed; nor does a node hand it out before its deliver_at in
-    cluster time, which is what the answer to the publish, or to the reschedule, said."""
+    """I9: no message is handed out before its delay has passed since its publish (or reschedule) began, on this
+    machine's monotonic clock. No node hands a message out before its deliver_at in cluster time, as the answer to the
+    publish or reschedule stated it."""
     clock = _ClusterTime(history)
     for g in history.given:
         this = f"message {g.n} ({g.id}), at {g.got:.3f} s:"
@@ -314,15 +315,15 @@ def early(history: History) -> Iterator[Case]:
         short = delay_s * 1000 - clock.most_ms(asked, g.got)
         yield branch, f"{this} {short:.1f} ms early" if short > 0 else ""
         if due_ms is not None and g.id == put.id and not history.redrives.get(g.id):
-            # A reschedule that was repeated on its way may count again, later.
+            # A reschedule that was repeated on its way may take effect again, later.
             stale = g.due_ms > due_ms if branch == "published" else g.due_ms == put.due_ms != due_ms
             wrong = g.due_ms < due_ms or (g.attempt == 1 and stale)
             yield f"{branch}, as told", f"{this} due at {g.due_ms}, and told was {due_ms}" if wrong else ""
 
 
 def _order(put: Put, g: Given) -> tuple[str, float, float, int | None]:
-    """What says when the message is due: the branch, when it was asked for, the delay, and the due time that was told.
-    Of a reschedule that may or may not have counted yet, whatever is sooner, and nothing of what was told."""
+    """The request that decides when the message is due: branch, time of the request, delay, due time in the answer. If
+    a reschedule may or may not have taken effect, use the earlier time and ignore the answer."""
     if put.move_asked is None or g.got < put.move_asked:
         return "published", put.asked, put.delay_s, put.due_ms
     if put.moved is not None and g.asked > put.moved:
@@ -333,12 +334,12 @@ def _order(put: Put, g: Given) -> tuple[str, float, float, int | None]:
 
 
 def outlived(history: History) -> Iterator[Case]:
-    """TTL: nothing is handed out to a receive that began after the message was over, nor is it over before; both in
-    cluster time. A reschedule begins the TTL anew."""
+    """TTL: no receive that began after the end of a message's TTL gets the message, and no message ends before its TTL;
+    both in cluster time. A reschedule restarts the TTL."""
     clock = _ClusterTime(history)
     for g in history.given:
         put = history.puts.get(g.n)
-        # A reschedule by a delay that was repeated on its way may have begun the TTL anew, later.
+        # A reschedule by a delay that was repeated on its way may have restarted the TTL later.
         over_ms = None if put is None or put.id != g.id or put.move_asked is not None else _over_ms(history, put)
         if over_ms is not None:
             behind_ms = g.now_ms - clock.most_ms(g.asked, g.got) - over_ms
@@ -352,7 +353,7 @@ def outlived(history: History) -> Iterator[Case]:
 
 
 def _over_ms(history: History, put: Put) -> int | None:
-    """When its TTL is over; None if it has none, or if nobody knows which due time counts."""
+    """End of the message's TTL in cluster time; None without a TTL, or if the deciding due time is unknown."""
     unsure = put.move_asked is not None and put.moved is None
     due_ms = put.moved_due_ms if put.moved is not None else put.due_ms
     if not put.ttl_s or due_ms is None or unsure or history.redrives.get(put.id or ""):
@@ -361,14 +362,14 @@ def _over_ms(history: History, put: Put) -> int | None:
 
 
 def diverged(history: History) -> Iterator[Case]:
-    """I12: after healing every node has the same files, by length and checksum, at one applied index; and, where chaos
-    started the nodes, by their bytes."""
+    """I12: after healing, every node has the same files, by length and checksum, at one applied index; where chaos
+    started the nodes, also by their bytes."""
     for event in history.of("replicas"):
         yield event["by"], event["said"] if event["code"] else ""
 
 
 def unsafe(history: History) -> Iterator[Case]:
-    """I13: nobody names two leaders of one term, and of one process neither term nor applied index goes back."""
+    """I13: no two leaders of one term are reported, and within one process neither term nor applied index goes back."""
     leaders: dict[int, str] = {}
     before: dict[tuple[str, int], tuple[int, int]] = {}
     for event in history.of("said"):
@@ -386,8 +387,9 @@ def unsafe(history: History) -> Iterator[Case]:
 
 
 def unsynced(history: History) -> Iterator[Case]:
-    """I14: between the beginning of a publish and its yes a majority of nodes completed a sync of their journal, and of
-    samples the journal of a majority is synced up to behind the message, where chaos preloads what counts that."""
+    """I14: between the start of a publish and its confirmation, a majority of nodes completed a sync of their journal.
+    For sampled messages, the journal of a majority is synced beyond the message (where chaos preloads the counter of
+    syncs)."""
     nodes = max([event["nodes"] for event in history.of("load")], default=0)
     for put in history.puts.values():
         if put.syncs is not None:
@@ -402,7 +404,7 @@ def unsynced(history: History) -> Iterator[Case]:
 
 
 def deposed(history: History) -> Iterator[Case]:
-    """I16: what a receive gets was not granted in an older term than what was here before that receive began."""
+    """I16: no receive gets a lease of an older term than the newest term that was seen before the receive began."""
     newest = 0
     got = sorted(history.given, key=lambda g: g.got)
     at = 0
@@ -416,8 +418,8 @@ def deposed(history: History) -> Iterator[Case]:
 
 
 def stuck(history: History) -> Iterator[Case]:
-    """I15: after healing every node is ready again within the limit, all owed messages are handed out, and no leader's
-    place stays empty for longer than allowed."""
+    """I15: after healing, every node is ready within the limit, all owed messages are handed out, and no longer gap
+    without a leader occurs than allowed."""
     for event in history.of("recovered"):
         why = event.get("why", "")
         yield "ready", f"{event['s']:.1f} s after healing at {event['t'] - event['s']:.3f} s: {why}" if why else ""
@@ -435,8 +437,8 @@ def stuck(history: History) -> Iterator[Case]:
 
 
 def dishonest(history: History) -> Iterator[Case]:
-    """I18: every node counts the same, as many published as were answered yes, or may have been stored without an
-    answer, and as many acked as were answered yes, or were at least handed out."""
+    """I18: all nodes report equal counts. Published messages: as many as were confirmed, plus at most the unanswered
+    ones. Acked messages: as many as were confirmed, and at most as many as were handed out."""
     for event in history.of("uncounted"):
         yield "one index", f"nodes could not be counted at one applied index: {event['why']}"
     events = [event for event in history.of("counted") if event["ours"]]
@@ -462,16 +464,16 @@ def dishonest(history: History) -> Iterator[Case]:
 
 
 def ended(history: History) -> Iterator[Case]:
-    """I17: no node ends by itself, unless its disk failed it."""
+    """I17: no node ends by itself, unless an injected disk error ended it."""
     for _ in history.of("said"):
-        yield "ended", ""  # who answers has not ended
+        yield "ended", ""  # a node that answers has not ended
     for event in history.of("ended"):
         text = f"{event['node']} ended by itself at {event['t']:.3f} s with exit code {event['code']}: see its log"
         yield "ended", "" if event["may"] else text
 
 
 def unmet(history: History) -> Iterator[Case]:
-    """crash points: a node ended at each that the scenario lists (none that was drawn is owed)."""
+    """crash points: a node ended at each crash point that the scenario lists (drawn points may be missed)."""
     if not history.of("drained"):
         return
     met = history.met()

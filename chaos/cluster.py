@@ -36,25 +36,25 @@ from hadelay.settings.load import line_of
 _PR_SET_PDEATHSIG = 1
 _CLEAN_END_S = 20.0
 _COMMAND_S = 120.0
-#: Of preload.c's page: what is done to a node, and behind it how many syncs of its journal it has completed, and for
-#: each file of the journal its inode and how far it is synced.
+#: Layout of preload.c's shared page: switches for one node, then the number of completed journal syncs, then for each
+#: journal file its inode and its synced length.
 _ORDERS, _SYNCS, _FILE, _FILES = struct.Struct("<iiq"), struct.Struct("<Q"), struct.Struct("<QQ"), 16
 _FILES_AT = _ORDERS.size + _SYNCS.size
 CONTROL_BYTES = _FILES_AT + _FILES * _FILE.size
-#: Number of the newest segments in which a message that was just stored may be.
+#: Number of newest segments that may hold a message that was just stored.
 _SEGMENTS = 3
-#: How many files lose a bit, and how often a byte is looked for that is in use.
+#: Number of files that lose a bit, and number of tries per file to find a byte in use.
 _ROTTEN_FILES, _TRIES = 3, 200
 
 
 class Cluster:
-    """What faults are made of. `do` returns when it is done; what heals is harmless when there is nothing to heal."""
+    """Operations that faults consist of. `do` returns when the operation is done. Healing may be repeated."""
 
-    #: URL by name.
+    #: URL by name of the node.
     urls: dict[str, str]
     network: Network | None = None
     disks: Mapping[str, Disk] = {}
-    #: Operations take seconds, so they are done in a thread.
+    #: Operations take seconds and must run in a thread.
     slow = False
 
     @property
@@ -65,59 +65,59 @@ class Cluster:
         return [other for other in self.urls if other != name]
 
     def do(self, what: str, name: str) -> None:
-        """kill, stop, start, pause, resume, cut and uncut (from all other nodes); and of a node that does not run, with
-        all it kept: empty, rot, copy and restore."""
+        """kill, stop, start, pause, resume, cut and uncut (from all other nodes). For a node that does not run, with
+        its data: empty, rot, copy and restore."""
         raise NotImplementedError
 
     def arm(self, name: str, point: str) -> None:
-        """The node ends when it comes by that point; "": it does not."""
+        """Let the node end when its process reaches this crash point; "" disarms the node."""
         raise NotImplementedError
 
     def passed(self) -> set[str]:
-        """The crash points that some node came by, where they are known."""
+        """Crash points that some node reached, where they are known."""
         return set()
 
     def syncs(self) -> tuple[int, ...]:
-        """How many syncs of its journal each node has completed so far; nothing where nobody counts them."""
+        """Number of journal syncs that each node has completed; empty where syncs are not counted."""
         return ()
 
     def synced(self) -> list[dict[int, int]]:
-        """For each node, how far each file of its journal is synced, by inode; nothing where nobody looks."""
+        """For each node, synced length of each journal file, by inode; empty where lengths are unknown."""
         return []
 
     def unsynced(self, marker: bytes, synced: list[dict[int, int]]) -> tuple[bool, list[str]]:
-        """Whether a majority of the journals hold `marker`, and the nodes of which no copy was synced when `synced`
-        was told. Blocks."""
+        """Whether a majority of journals hold `marker`, and the nodes whose copies were all unsynced at the time of
+        `synced`. Blocks."""
         raise NotImplementedError
 
     def control(self, name: str, *, sync_delay_ms: int = 0, sync_errno: int = 0, clock_offset_ms: int = 0) -> None:
-        """What preload.c does to a node's syncs and clock."""
+        """Switches of preload.c for a node's syncs and clock."""
         raise NotImplementedError
 
     def ended(self, name: str) -> int | None:
-        """The exit code of a node that does not run, where that is known."""
+        """Exit code of a node that does not run, where known."""
         return None
 
     def pid(self, name: str) -> int | None:
-        """Of a node that runs here."""
+        """Process id of a node on this machine."""
         return None
 
     def held_bytes(self) -> int:
-        """On the disk of the node that has most, where that is known: what a node with an empty one has to fetch."""
+        """Bytes on the disk of the fullest node, where known: a node with an empty disk has to fetch them."""
         return 0
 
     def founded(self) -> None:
-        """Every node was ready once."""
+        """Record that every node was ready once."""
 
     def up(self) -> None:
-        """Everything is started."""
+        """Start all parts."""
 
     def close(self) -> None:
-        """Whatever state things are in: nothing of ours is left but files."""
+        """Stop all parts in any state; only files remain."""
 
 
 class LocalCluster(Cluster):
-    """n1 … nN on this machine, in `directory`; in a network and on disks of their own if the faults need that."""
+    """n1 … nN on this machine, in `directory`; with networks and disks of their own if the faults need them."""
 
     def __init__(self, scenario: Scenario, directory: Path, kinds: set[str], port_base: int | None = None) -> None:
         needs = {need for kind in kinds for need in KINDS[kind].needs}
@@ -132,11 +132,11 @@ class LocalCluster(Cluster):
         self._draw = random.Random(scenario.seed)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._pages: list[mmap.mmap] = []
-        #: Asked to end, and not waited for.
+        #: Processes that got SIGTERM and have not ended yet.
         self._ending: set[str] = set()
         self._founded = False
         self._environment = {k: v for k, v in os.environ.items() if not k.startswith("HADELAY_")}
-        # chaos.sim.faulty is found from any directory.
+        # Lets nodes find chaos.sim.faulty from any directory.
         self._environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
         first = port_base or free_ports(2 * len(self._names))
         self._ports = range(first, first + 2 * len(self._names))
@@ -180,7 +180,7 @@ class LocalCluster(Cluster):
         getattr(self, f"_{what}")(name)
 
     def founded(self) -> None:
-        self._founded = True  # from now on an empty directory is a loss
+        self._founded = True  # from now on an empty directory is a loss of data
 
     def _start(self, name: str) -> None:
         if name in self._ending:
@@ -198,7 +198,7 @@ class LocalCluster(Cluster):
             words += ["--mutation", mutation] if mutation else []
         words += ["serve", str(self.directory / f"{name}.toml"), "--output", "json"]
         words += [] if self._founded else ["--init"]
-        # Small enough that checkpoints, segments and reserves are met in a short run.
+        # Small sizes, so that a short run reaches checkpoints, new segments and reserves.
         settings = ["storage.checkpoint_interval_ms=5s", "raft.segment_bytes=8MiB"]
         settings += ["storage.min_free_bytes=48MiB"] if self.disks else []
         for setting in (*settings, *self._scenario.cluster.settings):
@@ -208,7 +208,7 @@ class LocalCluster(Cluster):
             environment |= {"LD_PRELOAD": str(self._preload), "CHAOS_CONTROL": str(self._control_file(name))}
         space = self.network.space(name) if self.network else None
 
-        def before() -> None:  # in the child: it ends with us, whatever ends us
+        def before() -> None:  # in the child: end with this process in any case
             tools.libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if space:
                 tools.enter_namespace(space)
@@ -259,12 +259,12 @@ class LocalCluster(Cluster):
             self.disks[name].sync()
 
     def _rot(self, name: str) -> None:
-        """A bit each, of bytes that are in use, in some of its files."""
+        """Flip one bit of a byte in use, in some of the node's files."""
         kept = [path for path in self._data(name).rglob("*") if path.is_file() and ".lost-" not in str(path)]
         paths = sorted(path for path in kept if path.stat().st_size)
         for path in self._draw.sample(paths, min(_ROTTEN_FILES, len(paths))):
             with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-                for _ in range(_TRIES):  # what was reserved and not written yet is zero
+                for _ in range(_TRIES):  # reserved bytes without data are zero
                     at = self._draw.randrange(len(data))
                     if data[at]:
                         data[at] ^= 1 << self._draw.randrange(8)
@@ -345,16 +345,16 @@ class LocalCluster(Cluster):
 
 
 def _places(journal: Path, marker: bytes) -> Iterator[tuple[int, int]]:
-    """Where `marker` ends, in the newest segments: (inode, offset)."""
+    """Positions after `marker` in the newest segments: (inode, offset)."""
     for path in sorted(journal.glob("g*/*.seg"), reverse=True)[:_SEGMENTS]:
-        with contextlib.suppress(OSError):  # compacted, or the node is emptied
+        with contextlib.suppress(OSError):  # compacted, or the node's directory was emptied
             inode, data = path.stat().st_ino, path.read_bytes()
             at = data.find(marker)
             if at >= 0:
                 yield inode, at + len(marker)
 
 
-# --- one that an admin runs
+# --- a cluster that an admin runs
 
 
 class _NodePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -369,7 +369,7 @@ class _NodePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     uncut: str = ""
 
 
-#: What a node's table may say how to do.
+#: Operations that a node's table may declare.
 COMMANDS = tuple(field for field in _NodePart.__struct_fields__ if field != "http")
 
 
@@ -386,7 +386,7 @@ class _Members(msgspec.Struct, frozen=True):
     members: list[_Member]
 
 
-#: The commands that a kind of fault needs of a cluster file.
+#: Operations that a kind of fault needs in a cluster file.
 _NEEDS = {
     "kill": ("kill", "start"), "stop": ("stop", "start"), "pause": ("pause", "resume"),
     "wipe": ("kill", "empty", "start"), "transfer": (), "cut": ("cut", "uncut"),
@@ -394,8 +394,8 @@ _NEEDS = {
 
 
 class GivenCluster(Cluster):
-    """What is done to a node is a command of its table in the file, run here; in it {node} is the node's name and
-    {peers} the hosts of the other nodes."""
+    """A cluster that an admin runs. Each operation is a command of the node's table in the cluster file, and runs on
+    this machine. {node} in a command is the node's name; {peers} are the hosts of the other nodes."""
 
     slow = True
 
@@ -419,7 +419,8 @@ class GivenCluster(Cluster):
         return f"{self._path}:{line_of(self._lines, key)}: {key}"
 
     def kinds(self, asked: set[str]) -> set[str]:
-        """Those of `asked` that the file has the commands for; Mistake when one is named that it has not."""
+        """Kinds of `asked` that the file has commands for. Raises Mistake if the file lacks a command of a kind asked
+        for by name."""
         lacking = {}
         for kind, needs in _NEEDS.items():
             for name, node in self._nodes.items():
@@ -434,7 +435,8 @@ class GivenCluster(Cluster):
         return (asked - {"any"}) | (_NEEDS.keys() - lacking.keys() if "any" in asked else set())
 
     def up(self) -> None:
-        """The load follows redirects, and faults follow names: both must lead nowhere that the file does not name."""
+        """Check that the file names every member: load follows redirects and faults follow names, and both must stay on
+        nodes of the file."""
         for name, url in self.urls.items():
             request = urllib.request.Request(f"{url}/v1/cluster?stale=true", headers=authorization())
             try:
@@ -458,7 +460,7 @@ class GivenCluster(Cluster):
         peers = " ".join(str(urlsplit(self.urls[other]).hostname) for other in self.others(name))
         words = shlex.split(getattr(self._nodes[name], what).replace("{node}", name).replace("{peers}", peers))
         try:
-            # In a session of its own: Ctrl-C is for us, and must not end what heals.
+            # Run the command in a session of its own: Ctrl-C is for chaos and must not end a command that heals.
             done = subprocess.run(
                 words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_COMMAND_S,
                 start_new_session=True,
@@ -472,7 +474,7 @@ class GivenCluster(Cluster):
 
 
 def check_targets(scenario: Scenario, cluster: Cluster) -> None:
-    """Names of nodes in a scenario are nodes of this cluster."""
+    """Check that nodes named in a scenario are nodes of this cluster."""
     for i, fault in enumerate(scenario.faults):
         if fault.target not in (*TARGETS, *cluster.names):
             raise Mistake(f"faults[{i}].target: {unknown(fault.target, (*TARGETS, *cluster.names))}")

@@ -1,4 +1,4 @@
-"""A disk of its own for each node: an ext4 file system in a file, which can be full, stand still, or lose its power."""
+"""One disk per node: an ext4 file system in a file, which can be full, stall, or lose power."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chaos.scenario import Mistake
 
 _FREEZE, _THAW = 0xC0045877, 0xC0045878
 _EXT4_SHUTDOWN = 0x8004587D
-#: Drop what is not in ext4's journal; or write that journal first, so that metadata are newer than data.
+#: Drop all data outside ext4's journal; or write the journal first, so that metadata are newer than data.
 NOTHING_FLUSHED, METADATA_FLUSHED = 2, 1
 
 
@@ -31,7 +31,7 @@ class Disk:
         self.attach()
 
     def attach(self) -> None:
-        # commit=600: what is not synced stays in memory, for a power cut to take.
+        # commit=600: unsynced data stay in memory until a power cut drops them.
         if self.mount.is_mount():
             return
         tools.run("mount", "-o", "loop,commit=600", self.image, self.mount)
@@ -53,7 +53,7 @@ class Disk:
             self.mount.rmdir()
 
     def fill(self) -> None:
-        """Until not a byte is left."""
+        """Fill the disk to the last byte."""
         with open(self._ballast, "ab") as ballast:
             size = 16 << 20
             while size >= 4096:
@@ -67,7 +67,7 @@ class Disk:
         self.sync()
 
     def sync(self) -> None:
-        """What was done to its files survives a power cut: half of it would be another fault."""
+        """Sync the disk: a power cut that undoes half of a preparation would be another fault."""
         tools.run("sync", "--file-system", self.mount)
 
     @property

@@ -1,4 +1,4 @@
-"""What is broken, and how it is healed: a context manager for each kind. Leaving it heals, whatever happened inside."""
+"""Faults: one context manager per kind. Leaving the context heals the fault, whatever happened inside."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from chaos.tools import authorization
 Strike = Callable[[Cluster, list[str], Fault], Iterator[None]]
 Step = Callable[[Cluster, str, Fault], None]
 _TRANSFER_S = 5.0
-#: Who has to be hit by a crash, for somebody to come by its point; else it does not matter.
+#: Target by the role that reaches a crash point; crash points of other roles use the target of the fault.
 _COME_BY = {"some": "all", "leader": "leader", "follower": "follower", "election": "all", "empty": "random"}
-#: And what is done to them before.
+#: Operations on the target before the crash point is armed.
 _BEFORE = {"start": ("kill",), "empty": ("kill", "empty")}
 
 
 def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> AbstractContextManager[None]:
-    """`fault` holds on `nodes` until the context is left."""
+    """Context in which `fault` holds on `nodes`."""
     return contextmanager(_STRIKES[fault.kind])(cluster, nodes, fault)
 
 
 def choose(fault: Fault, names: list[str], leader: str | None, busy: set[str], draw: random.Random) -> list[str]:
-    """The nodes that are hit, of those that nothing else holds."""
+    """Nodes to hit, from those without another fault."""
     free = [name for name in names if name not in busy]
     draw.shuffle(free)
-    if leader in free:  # first, so that a majority has it
+    if leader in free:  # first, so that a majority includes the leader
         free.remove(leader)
         free.insert(0, leader)
     minority, majority = (len(names) - 1) // 2, len(names) // 2 + 1
@@ -51,8 +51,8 @@ def choose(fault: Fault, names: list[str], leader: str | None, busy: set[str], d
 
 
 def _each(hit: Step, *heal: Step) -> Strike:
-    """On one node after the other. Healed in the order given, node by node from the last one back; a step that fails
-    does not keep the others from theirs."""
+    """Do `hit` on one node after the other, and heal in reverse order of the nodes. A step that fails does not keep the
+    others from being healed."""
 
     def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
         with ExitStack() as healing:
@@ -74,7 +74,7 @@ def _do(*operations: str) -> Step:
 
 
 def _ask_for_transfer(cluster: Cluster, nodes: list[str]) -> None:
-    # Refused, or not answered, is as good: it is a request like any other.
+    # A refused or unanswered transfer is fine: the client sent a valid request.
     def ask(name: str) -> None:
         url = f"{cluster.urls[name]}/v1/cluster:transfer-leader"
         head = {"Content-Type": "application/json"} | authorization()
@@ -139,7 +139,7 @@ def _disk(operation: str) -> Step:
 
 
 def _toggling(on: Step, off: Step, on_s: float, off_s: float) -> Strike:
-    """On and off in turns, and off in the end."""
+    """Switch on and off in turns; end with off."""
 
     def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
         over = threading.Event()
@@ -173,10 +173,10 @@ def _lose_power(cluster: Cluster, name: str, fault: Fault) -> None:
 
 
 def _power_cut(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
-    # Healed as from its beginning: where another disk could not be cut, the node may still run on one that is.
+    # Heal from the beginning: if another disk could not be cut, this node may still run on its own.
     healed = _each(_cut_power, _lose_power, _disk("attach"), _do("start"))
     with contextmanager(healed)(cluster, nodes, fault):
-        for name in nodes:  # when all are cut: a node that sees another die may not sync meanwhile
+        for name in nodes:  # cut all together: a node that sees another one end may not sync any more
             _lose_power(cluster, name, fault)
         yield
 
@@ -209,7 +209,7 @@ _STRIKES: dict[str, Strike] = {
     "power-cut": _power_cut,
 }
 assert _STRIKES.keys() == KINDS.keys()
-#: A node that is hit by these may end by itself, and should: an error of the disk is never ignored.
+#: Nodes with one of these faults may end by themselves: a disk error is never ignored.
 MAY_END = {"fail-sync", "full-disk", "stalled-disk", "power-cut", "rot", "old-copy", "few-files"}
-#: These take a leader away: how long until somebody else commits is measured.
+#: Faults that depose a leader: the time until another node commits is measured.
 DEPOSING = {"kill", "stop", "pause", "wipe", "cut", "stalled-disk", "power-cut", "fail-sync"}

@@ -1,8 +1,8 @@
-"""Long life: what each node holds, sampled while the load runs, and whether that grows.
+"""Long runs: samples of each node's resources under load, and whether they grow.
 
-What is judged is the second half of the load, when everything that is filled once has been filled: the median of the
-slopes between all pairs of samples (Theil and Sen's), which neither a checkpoint's saw-tooth nor a busy moment of the
-machine moves, times the length of that half.
+The checker judges the second half of the load, when caches and reserves are full: the median of the slopes between all
+pairs of samples (Theil and Sen), times the length of that half. A checkpoint's saw-tooth or a busy moment of the
+machine does not move this median.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from chaos.history import History
 
-#: Metrics that a sample has, as one sum each.
+#: Metrics in a sample, each summed over its labels.
 SAMPLED = {
     "log_bytes": "hadelay_log_bytes",
     "hour_bytes": "hadelay_hour_bytes",
@@ -29,9 +29,9 @@ SAMPLED = {
     "cpu_s": "process_cpu_seconds_total",
 }
 _MIB = 1 << 20
-#: Of so many points a slope is taken, at most: pairs grow with their square.
+#: Limit of points for a slope: the number of pairs grows with the square.
 _POINTS = 300
-#: Hand-outs are looked at in spans of this many samples: of few messages there is no p99.
+#: Number of samples per span for the p99 of lateness: single samples have too few messages for a p99.
 _SPAN = 6
 _WIDTH, _HEIGHT, _LEFT, _TOP = 480, 150, 46, 18
 _COLOURS = ("#4269d0", "#3ca951", "#ff725c", "#a463f2", "#efb118", "#6cc5b0", "#97bbf5", "#9c6b4e", "#9498a0")
@@ -39,12 +39,12 @@ _COLOURS = ("#4269d0", "#3ca951", "#ff725c", "#a463f2", "#efb118", "#6cc5b0", "#
 
 @dataclass(frozen=True)
 class Series:
-    """What one line of a plot shows: (s, value)."""
+    """One line of a plot: pairs of (seconds, value)."""
 
     kind: str
     who: str
     points: list[tuple[float, float]]
-    #: The most that it may be, or that it may grow within the second half; None: it is shown, not judged.
+    #: Limit of the value, or of its growth in the second half; None: shown and not judged.
     limit: float | None
     level: bool = False
 
@@ -60,9 +60,9 @@ class Series:
         return median(slopes) * (half[-1][0] - half[0][0]) if slopes else 0.0
 
 
-#: What `[watch]` bounds as it is, not its growth.
+#: Keys of `[watch]` that bound the value itself, not its growth.
 _LEVELS = ("journal",)
-#: kind → (title with its unit, key of `[watch]` that bounds it or None).
+#: Kind → (title with its unit, key of `[watch]` that bounds the kind or None).
 KINDS: dict[str, tuple[str, str | None]] = {
     "anonymous": ("anonymous memory, MiB", "anonymous_mib"),
     "resident": ("resident memory, with mapped index files, MiB", None),
@@ -75,7 +75,7 @@ KINDS: dict[str, tuple[str, str | None]] = {
     "late p99": ("lateness, p99, ms", None),
     "cpu": ("processor, share of a core", None),
 }
-#: Branches of `growing`: name → when it is violated.
+#: Branches of `growing`: name → when the branch is violated.
 BRANCHES = {
     kind: f"{title}: {'more than' if kind in _LEVELS else 'grows by more than'} `watch.{key}` allows"
     for kind, (title, key) in KINDS.items()
@@ -84,7 +84,7 @@ BRANCHES = {
 
 
 def parse(text: str) -> dict[str, float]:
-    """Of a scrape: every metric of SAMPLED, summed over its labels."""
+    """Metrics of SAMPLED in a scrape, each summed over its labels."""
     sums: dict[str, float] = defaultdict(float)
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -94,7 +94,7 @@ def parse(text: str) -> dict[str, float]:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory that is no file's. Raises OSError when the process is gone."""
+    """Anonymous memory of a process, in bytes. Raises OSError when the process is gone."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -102,7 +102,7 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def series(history: History) -> list[Series]:
-    """Nothing where nothing was sampled."""
+    """One series per kind and node; empty without samples."""
     limits = next(iter(history.of("watch")), {})
     nodes: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in history.of("sample"):
@@ -136,7 +136,7 @@ def _columns(samples: list[dict[str, Any]]) -> dict[str, list[tuple[float, float
 
 
 def _lateness(history: History, limits: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
-    """Of first attempts, as consumers saw them."""
+    """Lateness of first attempts, as consumers saw them."""
     samples = history.of("sample")
     if not samples:
         return {}
@@ -155,7 +155,8 @@ def _lateness(history: History, limits: dict[str, Any]) -> dict[str, list[tuple[
 
 
 def growing(history: History) -> Iterator[tuple[str, str]]:
-    """flat: nothing that a node holds is more, or grew by more in the second half of the load, than [watch] allows."""
+    """flat: no resource of a node exceeds its limit, and none grows by more than [watch] allows in the second half of
+    the load."""
     for one in series(history):
         if one.limit is not None:
             title, key = KINDS[one.kind]
@@ -165,7 +166,7 @@ def growing(history: History) -> Iterator[tuple[str, str]]:
 
 
 def table(history: History) -> list[dict[str, Any]]:
-    """One row per line of a plot, for report.json."""
+    """Rows for report.json, one per line of a plot."""
     rows = []
     for one in series(history):
         values = [value for _, value in one.points]
@@ -176,7 +177,7 @@ def table(history: History) -> list[dict[str, Any]]:
 
 
 def plots(history: History) -> str:
-    """One small plot per kind, all nodes in it; SVG, to be put into the page."""
+    """One small SVG plot per kind with all nodes, for the page."""
     by_kind: dict[str, list[Series]] = defaultdict(list)
     for one in series(history):
         by_kind[one.kind].append(one)

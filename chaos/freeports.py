@@ -1,8 +1,8 @@
-"""Free ports for clusters on this machine, and never the same to two of them, however many start side by side.
+"""Free ports for clusters on this machine; two clusters never get the same port, however many start side by side.
 
-A port that was free when somebody looked may be taken when a node binds it, or binds it again after a kill: by the
-kernel for a connection (so these lie below its range), or by another cluster of ours (so all take turns: a counter in
-a locked file says where the next looks).
+Another process may take a port between the test for a free port and the bind, or while a killed node restarts. The
+kernel takes ports for outgoing connections, so these ports lie below its range. Other clusters take turns: a counter in
+a locked file says where the next search starts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import socket
 import tempfile
 from pathlib import Path
 
-#: Below the range from which the kernel takes the ports of outgoing connections.
+#: Port range below the kernel's range for outgoing connections.
 FIRST, LAST = 20_000, 32_000
 _TURN = Path(tempfile.gettempdir()) / f"hadelay-ports-{os.getuid()}"
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` free ports in a row."""
+    """First of `count` free consecutive ports."""
     with open(_TURN, "a+") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         turn.seek(0)

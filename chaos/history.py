@@ -1,6 +1,6 @@
-"""What the outside saw: requests, answers, hand-outs and faults, in seconds on this machine's monotonic clock since the
-run began; times named `_ms` are cluster time as a node told it. Kept in memory for the checkers, and as it comes in
-`history.jsonl`, from which `report` reads it again."""
+"""What clients saw: requests, answers, hand-outs and faults, in seconds on this machine's monotonic clock since the
+start of the run. Times named `_ms` are cluster time as a node stated it. Checkers read the history from memory;
+`history.jsonl` gets each event at once, and `report` reads the file."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ _DIGITS = str.maketrans("0123456789ABCDEFGHJKMNPQRSTVWXYZ", "0123456789abcdefghi
 
 
 def body_of(number: int, size: int) -> bytes:
-    """A payload that says which message it is and whether it is whole (`number_of`)."""
+    """Body with the message's number and a checksum (read by `number_of`)."""
     return number.to_bytes(4, "little") + bytes([number & 0xFF]) * size
 
 
 def term_of(lease: str) -> int:
-    """Of the grant that the lease is of: 145 bits in base 32, group u8 and term u32 first (docs/spec/commands.md)."""
+    """Raft term of the grant behind a lease token: 145 bits in base 32, group u8 and term u32 first
+    (docs/spec/commands.md)."""
     return int(lease.translate(_DIGITS), 32) >> 105 & 0xFFFF_FFFF
 
 
 def checksum(body: bytes) -> str:
-    """Length and CRC-32 of a body: what a history keeps of it."""
+    """Length and CRC-32 of a body: a history keeps these instead of the body."""
     return f"{len(body)}:{crc32(body):08x}"
 
 
 @dataclass(slots=True)
 class Put:
-    """A message that a publisher wanted stored."""
+    """One message of a publisher."""
 
     n: int
     delay_s: float
@@ -46,25 +47,25 @@ class Put:
     topic: str = ""
     key: str | None = None
     tags: Sequence[str] = ()
-    #: 0: no TTL.
+    #: TTL in seconds; 0: no TTL.
     ttl_s: float = 0.0
-    #: Time of the first yes.
+    #: Time of the first confirmation.
     stored: float | None = None
     id: str | None = None
-    #: Number of answers that said yes.
+    #: Number of answers that confirmed the publish.
     answers: int = 0
-    #: Due time in cluster time, as the receipt said.
+    #: Due time in cluster time, from the receipt.
     due_ms: int | None = None
-    #: Answered "nothing happened" and not tried again.
+    #: True if the cluster refused the publish definitely and the client did not retry.
     refused: bool = False
     cancel_asked: float | None = None
     cancelled: float | None = None
-    #: When the message was rescheduled, by how much, and the answer: when it came, and the due time that it told.
+    #: Time and delay of a reschedule request, time of its answer, and due time in the answer.
     move_asked: float | None = None
     move_delay_s: float = 0.0
     moved: float | None = None
     moved_due_ms: int | None = None
-    #: Number of nodes that completed a sync of their journal between `asked` and `stored`, where syncs are counted.
+    #: Number of nodes that completed a journal sync between `asked` and `stored`, where syncs are counted.
     syncs: int | None = None
 
     @property
@@ -74,7 +75,7 @@ class Put:
 
 @dataclass(slots=True)
 class Given:
-    """A message handed to a consumer. `asked`: when its receive began, `got`: when the answer was here."""
+    """One hand-out of a message to a consumer. `asked`: start of the receive; `got`: time of the answer."""
 
     id: str
     n: int
@@ -94,13 +95,13 @@ class Given:
     topic: str = ""
     key: str | None = None
     tags: Sequence[str] = ()
-    #: Tags that the receive asked for: all of the former, one of the latter.
+    #: Tags that the receive asked for: all of `tags`, one of `any_tags`.
     every: Sequence[str] = ()
     some: Sequence[str] = ()
     nack_asked: float | None = None
     ack_asked: float | None = None
     acked: float | None = None
-    #: When the first extension was asked for, and for how long; `extended` is the time of the yes.
+    #: Time and length of the first requested extension; `extended` is the time of its confirmation.
     extend_asked: float | None = None
     extend_s: float = 0.0
     extended: float | None = None
@@ -108,7 +109,7 @@ class Given:
 
 @dataclass(slots=True)
 class Redrive:
-    """A dead letter: when a list named it, and when its redrive was asked for and answered yes."""
+    """A dead letter: when a list showed it, when its redrive was requested, and when that was confirmed."""
 
     seen: float
     attempt: int
@@ -117,7 +118,7 @@ class Redrive:
 
     @property
     def unsure(self) -> bool:
-        """It may count later, or twice."""
+        """True if the operation may take effect later, or twice."""
         return self.asked is not None and self.redriven is None
 
 
@@ -127,13 +128,13 @@ class History:
     file: BinaryIO | None = None
     puts: dict[int, Put] = field(default_factory=dict)
     given: list[Given] = field(default_factory=list)
-    #: Two ids that one idempotency key was answered with: (number, first, other).
+    #: Two ids in answers to one idempotency key: (number, first id, other id).
     second_ids: list[tuple[int, str, str]] = field(default_factory=list)
-    #: Of each message that was a dead letter, by id, in order.
+    #: Redrives of each message, by id, in order.
     redrives: dict[str, list[Redrive]] = field(default_factory=dict)
-    #: State of a message that was asked for after it should have ended: (state, when its TTL ended it in cluster time).
+    #: State of a message that was looked up after its TTL: (state, end of its TTL in cluster time).
     ends: dict[str, tuple[str, int | None]] = field(default_factory=dict)
-    #: Everything else: faults, leaders, failovers, ends of processes; each {"e": …, "t": …}.
+    #: All other events: faults, leaders, failovers, ends of processes; each {"e": …, "t": …}.
     events: list[dict[str, Any]] = field(default_factory=list)
     _of: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     _held: dict[tuple[str, int, str], Given] = field(default_factory=dict)
@@ -166,7 +167,7 @@ class History:
         return self._of.get(event, [])
 
     def met(self) -> set[str]:
-        """The crash points at which a node ended."""
+        """Crash points at which a node ended."""
         return {event["at"] for event in self.of("crash") if event["nodes"]}
 
     def _on_put(self, tags: Sequence[str] = (), **fields: Any) -> None:
@@ -201,7 +202,7 @@ class History:
     def _on_given(
         self, tags: Sequence[str] = (), every: Sequence[str] = (), some: Sequence[str] = (), **fields: Any
     ) -> None:
-        # No empty list for each of a million hand-outs.
+        # One shared empty tuple, instead of an empty list for each of a million hand-outs.
         given = Given(tags=tuple(tags), every=tuple(every), some=tuple(some), **fields)
         self.given.append(given)
         self._held[given.id, given.attempt, given.request] = given

@@ -1,5 +1,4 @@
-"""When messages came: their first hand-outs, the spans in which something was broken, and how late that may have made
-a message (I10)."""
+"""First hand-outs of messages, spans with faults, and the lateness that these faults explain (I10)."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ from itertools import accumulate
 from chaos.history import Given, History
 
 Span = tuple[float, float]
-#: Seconds after a recovery in which what had to wait is handed out.
+#: Seconds after a recovery in which delayed messages are handed out.
 _CATCH_UP_S = 1.0
-#: Longest wait of the load's topics before a retry.
+#: Longest wait before a retry, of the load's topics.
 _BACKOFF_S = 1.0
-#: Seconds that a fault of a minority may hold up messages at most, by kind; other kinds hold until they are healed.
-#: Where connections break, that is an election and a new connection. A silent node is given up by its clients after
-#: 6 s: 1 s that a receive waits, and 5 s of grace.
+#: Longest delay of messages by a fault of a minority, in seconds by kind; faults of other kinds delay messages until
+#: they are healed. A broken connection costs an election and a new connection. Clients give up a silent node after 6 s:
+#: 1 s of long-poll and 5 s of grace.
 _BROKEN_S, _SILENT_S = 3.0, 8.0
 _HOLD_S = {
     **dict.fromkeys(("kill", "stop", "wipe", "crash", "transfer", "fail-sync", "power-cut"), _BROKEN_S),
@@ -25,12 +24,13 @@ _HOLD_S = {
 
 
 def first_given(history: History) -> dict[str, Given]:
-    """By id, when each message was first handed out."""
+    """First hand-out of each message, by id."""
     return {g.id: g for g in reversed(history.given)}
 
 
 def overtaken(history: History) -> int:
-    """I11, not promised: how many messages were asked for only after another was here that was due a second later."""
+    """I11, not promised: number of messages that a consumer asked for only after it had a message that was due at least
+    a second later."""
     given = sorted(first_given(history).values(), key=lambda g: g.due_ms)
     dues = [g.due_ms for g in given]
     soonest = list(accumulate([g.got for g in reversed(given)], min))[::-1]  # of this one and all due later
@@ -39,8 +39,8 @@ def overtaken(history: History) -> int:
 
 
 def fault_spans(history: History) -> list[Span]:
-    """From each fault until every node was ready again and a second more, in which what it held up is handed out; in
-    order, and those that overlap as one."""
+    """Spans from each fault until every node was ready again, plus one second for delayed messages; sorted, with
+    overlaps merged."""
     again = [event["t"] for event in history.of("recovered")]
     return _union((event["began"], _over(again, event["t"])) for event in history.of("healed"))
 
@@ -60,11 +60,11 @@ def _union(spans: Iterable[Span]) -> list[Span]:
 
 
 def _holds(history: History) -> list[Span]:
-    """The time in which the faults that were in force may have kept messages from consumers, as a union of spans.
+    """Union of the spans in which the faults in force may have kept messages from consumers.
 
-    A fault that leaves a majority holds messages up for a while, when it begins and when it is healed. One that does
-    not, alone or together with others, holds until the nodes are ready again. So does one that makes a node slow. When
-    chaos itself did not run in time, the machine gave the nodes no time either.
+    A fault that leaves a majority delays messages for a while at its start and at its healing. A fault that leaves no
+    majority, alone or with others, delays messages until the nodes are ready again. So does a fault that makes a node
+    slow. A stall of chaos itself counts too: the machine gave the nodes no time either.
     """
     again = [event["t"] for event in history.of("recovered")]
     every = {(event["t"], event["kind"]): event for event in history.of("fault")}
@@ -84,7 +84,7 @@ def _holds(history: History) -> list[Span]:
 
 
 class _Held:
-    """How much of a stretch of time spans cover that do not overlap."""
+    """Length of the part of an interval that a list of disjoint spans covers."""
 
     def __init__(self, spans: list[Span]) -> None:
         self._spans = spans
@@ -99,8 +99,8 @@ class _Held:
 
 
 def late(history: History) -> Iterator[tuple[str, str]]:
-    """I10: a message is handed out for the first time at most limits.late_s after it was due, the time aside in which
-    the faults that were in force may have held it up, and the leases of answers that were lost."""
+    """I10: a message is handed out for the first time at most limits.late_s after its due time. Not counted: time in
+    which the faults in force may have delayed the message, and leases of lost answers."""
     load = next(iter(history.of("load")), {})
     limit_s, lease_s = load.get("late_s", 0.0), load.get("lease_s", 0.0)
     if not limit_s:

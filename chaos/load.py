@@ -1,8 +1,8 @@
-"""Producers, consumers and an operator, as users write them, except that they write down what they see, repeat
-themselves, forget, hang up and hand back.
+"""Producers, consumers and an operator that behave like users. They also record what they see, repeat requests, forget
+acks, hang up and give messages back.
 
-What a run does stands in two places: `_DONE_TO` for what is done to a message that is stored, `Traffic.start` for who
-is at work. (Schedules, once there are any, are one more at work.)"""
+Two places define the load: `_DONE_TO` has the operations on stored messages, `Traffic.start` starts the clients.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from hadelay.errors import HadelayError
 _PUT_S, _RECEIVE_S, _SETTLE_S = 10.0, 5.0, 5.0
 _LOOK_S = 0.02
 _TAGS = ("a", "b", "c", "d")
-#: What consumers that want tags ask for, in turns: all of these, one of those.
+#: Tag filters that consumers use in turns: all of the first list, one of the second.
 _WANTED = ((("a",), ()), ((), ("b", "c")), (("a",), ("b", "c", "d")))
-#: An answer that took longer may be that of a second try: the first one may count later.
+#: Seconds after which an answer may belong to a repeated request; the first request may take effect later.
 _SURE_S = 0.5
-#: Seconds between two looks at the dead letters, and between the look and their redrive.
+#: Seconds between two lists of the dead letters, and between a list and the redrives.
 _DEAD_LOOK_S = 0.7
-#: How often, and how many at a time, messages are asked for that their TTL should have ended by then.
+#: Interval, in seconds, and batch size of the look-ups of messages whose TTL should have ended.
 _EXPIRED_LOOK_S, _EXPIRED_MANY = 0.5, 20
-#: A message that carries a mark of its own is published so often at most, to be looked for in the journals.
+#: Interval, in seconds, of messages with a unique marker that chaos looks for in the journals.
 _MARK, _MARK_S = "chaos", 0.4
-#: States in which a message stays.
+#: States that a message does not leave.
 _OVER = ("acked", "cancelled", "expired")
 
 
@@ -47,28 +47,28 @@ class Traffic:
     def __init__(
         self, urls: list[str], load: Load, history: History, seed: int, cluster: Cluster | None = None
     ) -> None:
-        """cluster: what says how far journals are synced."""
+        """cluster: source of the journals' sync counters and lengths."""
         self.urls, self.load, self.history = urls, load, history
         self.cluster = cluster or Cluster()
         self.syncs = self.cluster.syncs
         self.draw = random.Random(seed)
         self.name = f"chaos-{os.urandom(4).hex()}"
         self.topics = [f"{self.name}-{i}" for i in range(load.topics)]
-        #: The topic with a limit of attempts.
+        #: Topic with a limit of attempts.
         self.limited = f"{self.name}-limited"
-        #: A topic that nobody consumes: half of the messages with a TTL go there, and end by it.
+        #: Topic without consumers: half of the messages with a TTL go there, and their TTL ends them.
         self.unread = f"{self.name}-unread"
         self.publishing = True
-        #: No more nacks and hang-ups: what is left shall be done.
+        #: True when the run drains: consumers nack no more and hang up no more.
         self.draining = False
         self._next = 0
         self._clients: list[AsyncClient] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publishers: list[asyncio.Task[Any]] = []
-        #: (when, number) of messages that their TTL has ended by then, unless somebody acked them.
+        #: (time, number) of messages whose TTL ends before that time, unless a consumer acks them.
         self._expiring: deque[tuple[float, int]] = deque()
         self._acked: set[str] = set()
-        #: When a message was marked last.
+        #: Time of the last message with a marker.
         self._marked = 0.0
 
     def client(self, urls: Sequence[str] | None = None) -> AsyncClient:
@@ -105,7 +105,7 @@ class Traffic:
             )
 
     async def no_more(self) -> None:
-        """Every publish has its answer."""
+        """Wait until every publish has an answer."""
         self.publishing = False
         await asyncio.wait(self._publishers)
 
@@ -143,7 +143,8 @@ class Traffic:
         every_s = many * self.load.publishers / self.load.rate
         at = self.history.clock()
         while self.publishing:
-            at = max(at + every_s, self.history.clock() - 1)  # what an outage held up is not made up for
+            # After an outage, at most one second of publishes is made up for.
+            at = max(at + every_s, self.history.clock() - 1)
             await asyncio.sleep(max(0.0, at - self.history.clock()))
             if many > 1:
                 await self._put_many(client, many)
@@ -164,7 +165,7 @@ class Traffic:
         return True
 
     def _go_on(self, client: AsyncClient, n: int) -> None:
-        """At most one thing is done to a message that is stored."""
+        """Do at most one operation on a stored message."""
         chance = self.draw.random()
         for share, operation in _DONE_TO:
             chance -= getattr(self.load, share)
@@ -189,13 +190,13 @@ class Traffic:
         return True
 
     async def _place(self, n: int, marker: bytes, synced: list[dict[int, int]]) -> None:
-        """Look where in the journals a message stands, and whether that was synced when the answer was here."""
+        """Record where in the journals the message is, and whether these bytes were synced when the answer came."""
         t = self.history.clock()
         found, unsynced = await asyncio.to_thread(self.cluster.unsynced, marker, synced)
         self.history.record("placed", n=n, t=t, found=found, unsynced=unsynced)
 
     def _stored(self, n: int, receipt: Receipt, before: tuple[int, ...]) -> None:
-        """before: syncs when it was asked for."""
+        """before: sync counters at the start of the request."""
         syncs = sum(map(gt, self.syncs(), before)) if before else None
         now, put = self.history.clock(), self.history.puts[n]
         if put.ttl_s and put.id is None:
@@ -219,7 +220,7 @@ class Traffic:
                 self._go_on(client, n)
 
     def _failed(self, numbers: list[int], error: Exception) -> None:
-        """Only a definite no is a no; everything else may yet come out."""
+        """Record a failed publish. Only a definite refusal counts as one; the effect of any other error is unknown."""
         known = isinstance(error, HadelayError) and error.outcome_known
         self.history.record("trouble", t=self.history.clock(), what=type(error).__name__, many=len(numbers))
         for n in numbers:
@@ -235,7 +236,7 @@ class Traffic:
             self.history.record("cancelled", n=n, t=self.history.clock())
 
     async def _reschedule(self, client: AsyncClient, n: int) -> None:
-        """To a time from now, or to a time of day that follows from the receipt: what came too late changes nothing."""
+        """Reschedule by a delay, or to a time computed from the receipt: a late request then has no effect."""
         put = self.history.puts[n]
         await asyncio.sleep(self.draw.uniform(0, put.delay_s))
         delay_s = round(self.draw.uniform(*self.load.delay_s), 3)
@@ -249,10 +250,10 @@ class Traffic:
             if now - asked < _SURE_S:
                 self.history.record("moved", n=n, t=now, due_ms=unix_ms(told.deliver_at))
 
-    # looking after what ended otherwise
+    # # look-ups and redrives
 
     async def look_up(self, client: AsyncClient, message_id: str) -> tuple[str, int | None]:
-        """A message's state, and when its TTL ended it."""
+        """Look up the state of a message and the end of its TTL."""
         try:
             found = await client.get(message_id)
         except HadelayError as error:
@@ -261,7 +262,7 @@ class Traffic:
         return found.state, over[-1] if over else None
 
     async def _look_at_expired(self) -> None:
-        """Ask for a message when its TTL should have ended it, and not only at the end."""
+        """Look up messages when their TTL should have ended, not only at the end of the run."""
         client = self.client()
         while True:
             await asyncio.sleep(_EXPIRED_LOOK_S)
@@ -278,7 +279,7 @@ class Traffic:
                         self.history.record("asked-for", t=now, id=put.id, state=state, ended_ms=ended_ms)
 
     async def _redrive(self) -> None:
-        """Dead letters are looked at, and a while later redriven, again and again."""
+        """List the dead letters and redrive them a while later, in a loop."""
         client = self.client()
         while True:
             await asyncio.sleep(_DEAD_LOOK_S)
@@ -304,7 +305,7 @@ class Traffic:
     # consuming
 
     async def _consume(self, name: str, every: Sequence[str], some: Sequence[str]) -> None:
-        """every, some: tags that are asked for, all of the former and one of the latter."""
+        """every, some: tag filters: all tags of `every`, one tag of `some`."""
         client, topics = self.client(), [*self.topics, self.limited]
         request, asked = "", 0.0
         while True:
@@ -319,7 +320,7 @@ class Traffic:
                     )  # fmt: skip
             except TimeoutError:
                 if self.draw.random() < 0.5:
-                    request = ""  # else asked again under the same one
+                    request = ""  # a failed receive is repeated with the same request id
                 continue
             except (HadelayError, OSError):
                 await asyncio.sleep(_LOOK_S)
@@ -370,7 +371,7 @@ class Traffic:
                         self.history.record("acked", id=m.id, attempt=m.attempt, request=request, t=now)
 
     async def _hold(self, client: AsyncClient, m: Message, request: str) -> None:
-        """Extend its lease when half of it is over; then ack it, or forget it."""
+        """Extend the lease when half of it is over; then ack the message, or forget it."""
         lease_s = self.load.lease_s
         await asyncio.sleep(lease_s / 2)
         asked = self.history.clock()
@@ -386,7 +387,7 @@ class Traffic:
 
 
 _DoneTo = Callable[[Traffic, AsyncClient, int], Coroutine[Any, Any, None]]
-#: Operations on a stored message: the share of `[load]` that says how often, and the function.
+#: Operations on a stored message: the share in `[load]`, and the function.
 _DONE_TO: tuple[tuple[str, _DoneTo], ...] = (
     ("cancelled", Traffic._cancel),
     ("rescheduled", Traffic._reschedule),

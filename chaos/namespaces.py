@@ -1,5 +1,6 @@
-"""A network of its own: one namespace per node, and a bridge in another, from which the load comes. The machine's own
-network is not touched. Traffic between nodes can be cut while clients still reach every node."""
+"""A network for one run: one network namespace per node, and a bridge in another namespace, from which the load comes.
+The machine's own network stays untouched. Faults can cut the traffic between nodes while clients still reach every
+node."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Network:
         return f"hdchaos.{os.getpid()}.{name}"
 
     def up(self) -> None:
-        """And this process's main thread moves onto the bridge."""
+        """Create the network, and move this process's main thread onto the bridge."""
         ip, bridge = tools.run, self.space("bridge")
         self._add(bridge)
         ip("ip", "-n", bridge, "link", "add", "br0", "type", "bridge")

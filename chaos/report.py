@@ -1,4 +1,4 @@
-"""What a run found: a table for people, JSON for machines, and a page of one file with the course of it."""
+"""Report of a run: a table for people, JSON for machines, and one HTML page with the course of the run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from chaos.lateness import fault_spans, first_given, overtaken
 _SHOWN = 20
 _WIDTH, _LEFT, _ROW, _PLOT = 1000, 70, 16, 120
 _STORED, _LATE, _GIVEN = "#4269d0", "#efb118", "#ff725c"
-#: One per node, told apart by the colour-blind too (Okabe and Ito's).
+#: One colour per node, distinct for colour-blind readers (Okabe and Ito).
 _NODES = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#999999")
 
 
 def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> dict[str, Any]:
-    """Everything but the course of the run; times in milliseconds unless their name says `_s`."""
+    """All results except the course of the run; times in milliseconds unless the name ends in `_s`."""
     puts = history.puts.values()
     first = first_given(history)
     spans = fault_spans(history)
@@ -68,7 +68,7 @@ def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> 
 
 
 def _points(history: History) -> dict[str, list[int]]:
-    """Crash point → how often somebody came by, and how often it was armed."""
+    """Crash point → how often a node reached the point, and how often the point was armed."""
     found: dict[str, list[int]] = {}
     for event in history.of("crash"):
         row = found.setdefault(event["at"], [0, 0])
@@ -116,7 +116,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def _decided(cases: dict[str, int]) -> str:
-    """How often each branch had something to decide, and which never had."""
+    """Number of cases that each branch decided, and the branches without a case."""
     idle = ", ".join(branch for branch, count in cases.items() if not count)
     counts = ", ".join(f"{branch} {count:,}" for branch, count in cases.items() if count)
     return "; ".join([counts] * bool(counts) + [f"nothing to decide: {idle}"] * bool(idle))
@@ -156,7 +156,7 @@ text{{font:11px system-ui}} .bad{{color:#c00}}</style>
 
 
 def _course(history: History) -> str:
-    """Rates above, who leads and what is broken at each node below, then each kind of fault, over time."""
+    """SVG over time: rates at the top, then leader and faults of each node, then one row per kind of fault."""
     faults = history.of("healed")
     names = sorted({name for event in history.of("fault") for name in event["all"]})
     end: float = max([g.got for g in history.given] + [e["t"] for e in history.events] + [1.0])
@@ -200,7 +200,7 @@ def _course(history: History) -> str:
             parts.append(
                 _bar(x(one["t"]), x(after["t"]), row[one["node"]] + 5, 3, "#333", f"leader, term {one['term']}")
             )
-    # A row per kind, and in it a strip per node: faults of an hour are a pixel wide, too little for a pattern.
+    # One row per kind with a strip per node: in an hour, faults are a pixel wide and show no pattern elsewhere.
     kinds = sorted({event["kind"] for event in faults})
     below = base + 24 + len(names) * _ROW
     lane = {kind: below + i * _ROW for i, kind in enumerate(kinds)}

@@ -1,4 +1,4 @@
-"""One run: start, load, break, heal, drain, compare. Whatever happens, what was broken is healed on the way out."""
+"""One run: start, load, break, heal, drain, compare. Every fault is healed on the way out, whatever happens."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _FOUNDED_S, _DRAIN_S, _REPLICAS_S = 60.0, 60.0, 60.0
 _WATCH_S, _PROBE_S, _LOOK_S = 0.1, 0.025, 0.05
 _PROBING_S, _DRAIN_LOOK_S = 20.0, 0.5
 _MOMENT_S, _COUNT_S = 0.2, 10.0
-#: How long this process must have been kept from running for a stall of the machine.
+#: Pause of this process that counts as a stall of the machine, in seconds.
 _STALL_S = 0.25
-#: Bytes per second that a node with an empty disk fetches at least.
+#: Slowest fetch of a node with an empty disk, in bytes per second.
 _FETCHED = 10_000_000
-#: The exit code of a node that ended itself.
+#: Exit code of a node that ended itself.
 _FATAL = 70
-#: Of what is owed in the end, so many are asked for at each look: most need not be.
+#: Limit of owed messages per look: most settle before chaos has to look them up.
 _AT_A_LOOK = 50
-#: Not asked one by one for more than this: a run that loses more needs no more to be told.
+#: Limit of single look-ups: a run that loses more messages needs no longer list.
 _ASKED_FOR = 1_000
 Say = Callable[[str], None]
 
@@ -56,26 +56,26 @@ class Run:
         self.draw = random.Random(seed)
         self.leader: str | None = None
         self._term = -1
-        #: Processes of each node so far; of one process neither term nor applied index goes back.
+        #: Number of processes that each node has had; within one process neither term nor applied index goes back.
         self._lives = dict.fromkeys(cluster.names, 0)
-        #: Nodes that a fault holds, and those that are wiped or not yet ready again after it.
+        #: Nodes with a fault in force; nodes that lost their data or are not ready again after a fault.
         self._busy: set[str] = set()
         self._hollow: set[str] = set()
-        #: Nodes that a fault holds which never hits more than a minority, and those that were not ready in time.
+        #: Nodes with a fault that hits only minorities; nodes that were not ready in time.
         self._few: set[str] = set()
         self._lame: set[str] = set()
-        #: Nodes that a fault of the disk holds: these may end by themselves.
+        #: Nodes with a disk fault: these may end by themselves.
         self._may_end: set[str] = set()
-        #: Nodes whose files rotted, or are older than they were: when one refuses them, they are thrown away. What
-        #: rotted may be found much later.
+        #: Nodes with flipped bits or older files, and those with flipped bits. Chaos empties a node that refuses its
+        #: files; a flipped bit may be found much later.
         self._suspect: set[str] = set()
         self._rotten: set[str] = set()
-        #: Nodes that were to crash; one may come by when that is no longer waited for.
+        #: Nodes with an armed crash point; a node may reach the point after chaos has stopped waiting.
         self._armed: set[str] = set()
         self._down: set[str] = set()
 
     async def all(self, kinds: list[str]) -> None:
-        """Raises CancelledError when interrupted; by then everything is healed."""
+        """Do the whole run. Raises CancelledError when interrupted; all faults are healed by then."""
         timeout = aiohttp.ClientTimeout(total=2.0)
         async with aiohttp.ClientSession(timeout=timeout, headers=authorization()) as self._http:
             watch = asyncio.gather(self._watch(), self._pulse())
@@ -91,14 +91,14 @@ class Run:
                 await self.traffic.close()
                 await asyncio.gather(watch, return_exceptions=True)
 
-    # looking
+    # # watching
 
     async def _get(self, name: str, path: str) -> tuple[int, Any]:
         async with self._http.get(self.cluster.urls[name] + path) as answer:
             return answer.status, await answer.json(content_type=None)
 
     async def _missing(self, name: str) -> str:
-        """Why it is not ready, "" if it is."""
+        """Reason why the node is not ready; "" if it is."""
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError):
             status, health = await self._get(name, "/readyz")
             bad = [f"{check['name']}: {check['detail']}" for check in health["checks"] if not check["ok"]]
@@ -106,12 +106,12 @@ class Run:
         return "no answer"
 
     async def _not_ready(self) -> dict[str, str]:
-        """Which nodes, and why."""
+        """Nodes that are not ready, and why."""
         missing = await asyncio.gather(*map(self._missing, self.cluster.names))
         return {name: why for name, why in zip(self.cluster.names, missing, strict=True) if why}
 
     async def _watch(self) -> None:
-        """Who leads, and who ended by itself (and is started again, as a service manager does)."""
+        """Watch for leaders and for nodes that ended by themselves; restart such a node as a service manager does."""
         while True:
             for name in self.cluster.names:
                 code = self.cluster.ended(name)
@@ -127,7 +127,7 @@ class Run:
                     self._lives[name] += 1
                     if name in self._suspect and code not in (0, -signal.SIGKILL):
                         self._hollow.add(name)
-                        if code != _FATAL:  # it refuses to start: as it asks for
+                        if code != _FATAL:  # the node refuses to start: do what its error asks for
                             self._forget(name)
                             self.cluster.do("empty", name)
                     self.cluster.do("start", name)
@@ -135,7 +135,7 @@ class Run:
             await asyncio.sleep(_WATCH_S)
 
     def _may_have_ended(self, name: str, code: int) -> bool:
-        """By itself, that is: a power cut kills the process too."""
+        """True if a node may have ended by itself; a power cut also kills the process."""
         return name in self._may_end and code != -signal.SIGKILL
 
     async def _look(self, name: str) -> None:
@@ -143,7 +143,7 @@ class Run:
             status, said = await self._get(name, "/v1/cluster?stale=true")
             if status != 200:
                 return
-            # What a fault holds may be another process before its answer is here.
+            # During a fault another process may run before this answer arrives.
             life = None if name in self._busy or name in self._down else self._lives[name]
             now, index = self.history.clock(), int(said["applied_index"])
             self.history.record(
@@ -154,7 +154,7 @@ class Run:
                 self.history.record("leader", t=now, node=self.leader, term=self._term)
 
     async def _pulse(self) -> None:
-        """Times at which this process did not run: then the machine gave the nodes no time either."""
+        """Record the times at which this process did not run: the machine gave the nodes no time either."""
         while True:
             began = self.history.clock()
             await asyncio.sleep(_WATCH_S)
@@ -163,7 +163,7 @@ class Run:
                 self.history.record("stall", t=self.history.clock(), s=round(lost_s, 3))
 
     async def _sample(self) -> None:
-        """What each node holds, if the scenario watches it."""
+        """Sample the resources of each node, if the scenario watches them."""
         watch = self.scenario.watch
         if watch is None:
             return
@@ -191,7 +191,7 @@ class Run:
             await asyncio.sleep(_LOOK_S)
         self.cluster.founded()
 
-    # breaking
+    # # faults
 
     async def _break(self, kinds: list[str]) -> None:
         clocks = len(self.cluster.names) if self.cluster.slow else 1
@@ -211,13 +211,14 @@ class Run:
             await self._recovered()
         for fault in listed(self.scenario, self.seed):
             if fault.at is not None and fault.at not in self.history.met():
-                await self._strike(fault)  # once more: it may have been the wrong node by then
+                await self._strike(fault)  # strike again: the first target may have been the wrong node by then
                 await self._recovered()
         self.history.record("passed", t=self.history.clock(), points=sorted(self.cluster.passed()))
         await asyncio.sleep(max(0.0, end - self.history.clock()))
 
     async def _strike_all(self, together: Iterable[Fault]) -> None:
-        """When this returns or raises, each of them is healed: also if one failed, or if this is cancelled."""
+        """Strike all faults of a round. All are healed when this returns or raises, also if one failed or this task is
+        cancelled."""
         try:
             async with asyncio.TaskGroup() as strikes:
                 for fault in together:
@@ -231,7 +232,7 @@ class Run:
     async def _strike(self, fault: Fault) -> None:
         nodes = faults.choose(fault, self.cluster.names, self.leader, self._busy, self.draw)
         if fault.few:
-            # What rotted may yet be found, on the same node again and again rather than on another one.
+            # A flipped bit may be found later: prefer to hit the same node again.
             hollow = self._hollow | self._few | (self._rotten if fault.hollow else set())
             room = (len(self.cluster.names) - 1) // 2 - len(hollow)
             nodes = sorted(hollow - self._busy - self._hollow)[:1] if room <= 0 else nodes[:room]
@@ -242,7 +243,7 @@ class Run:
         self._busy.update(holds)
         self._few.update(nodes if fault.few else ())
         for name in nodes:
-            self._lives[name] += 1  # when it answers next it may be another process
+            self._lives[name] += 1  # the next answer may come from another process
         if fault.kind in faults.MAY_END:
             self._may_end.update(nodes)
         if fault.hollow:
@@ -261,7 +262,7 @@ class Run:
         held = faults.strike(self.cluster, nodes, fault)
         try:
             await self._do(held.__enter__)
-            await asyncio.sleep(0)  # whoever strikes together with this one has chosen nodes now
+            await asyncio.sleep(0)  # let the other faults of this round choose their nodes
             others = [name for name in names if name not in self._busy | self._lame]
             if deposed and len(others) > len(names) // 2:
                 probe = self.traffic.spawn(self._probe(fault.kind, others, began))
@@ -278,12 +279,12 @@ class Run:
             await probe
 
     def _forget(self, *names: str) -> None:
-        """They begin with nothing, so with nothing bad."""
+        """Forget bad files of these nodes: an empty directory has none."""
         self._suspect.difference_update(names)
         self._rotten.difference_update(names)
 
     async def _crashed(self, nodes: list[str], fault: Fault) -> None:
-        """Until one of them came by the point; the others are given a moment more."""
+        """Wait until a node reached the crash point, and a moment longer for the other nodes."""
         end = self.history.clock() + fault.seconds
         while self.history.clock() < end:
             if any(self.cluster.ended(name) is not None for name in nodes):
@@ -295,7 +296,7 @@ class Run:
         self.history.record("crash", t=self.history.clock(), at=fault.at, nodes=ended)
 
     async def _do(self, step: Callable[[], Any]) -> None:
-        """A step of a fault, to its end, also when this is cancelled meanwhile."""
+        """Do a step of a fault to its end, also when this task is cancelled meanwhile."""
         if not self.cluster.slow:
             step()
             return
@@ -304,12 +305,12 @@ class Run:
             await asyncio.shield(work)
         except asyncio.CancelledError:
             await asyncio.wait([work])
-            work.result()  # that it could not be done is what somebody has to know first
+            work.result()  # raise the error of the step before the cancellation
             raise
 
     async def _probe(self, kind: str, others: list[str], began: float) -> None:
-        """How long until the other nodes store a message again, from when the fault began: what it does to a node takes
-        a while itself, and they may be done before it is."""
+        """Measure the time from the start of a fault until the other nodes store a message again. The fault itself
+        takes time, and the nodes may recover before its start is complete."""
         clients = [self.traffic.client([self.cluster.urls[name]]) for name in others]
         asking: set[asyncio.Task[bool]] = set()
         for client in cycle(clients):
@@ -324,7 +325,7 @@ class Run:
         self.history.record("failover", t=self.history.clock(), kind=kind, s=took_s, limit_s=limit_s)
 
     async def _recovered(self) -> None:
-        """Nothing holds any node; every one is ready again, or has been waited for long enough."""
+        """Wait until no fault is in force and every node is ready, or the limit has passed."""
         began, why = self.history.clock(), ""
         while True:
             waiting = await self._not_ready()
@@ -344,7 +345,7 @@ class Run:
         self._lame = set(waiting)
         self.history.record("recovered", t=self.history.clock(), s=took_s, why=why)
 
-    # the end
+    # # the end
 
     async def _settle(self) -> None:
         self.say(f"{self.history.clock():7.1f} s  healed; what is owed is handed out")
@@ -365,18 +366,18 @@ class Run:
         await self._count()
 
     async def _ask_for(self, client: AsyncClient, message_id: str, *, at_last: bool = False) -> None:
-        """What became of a message that nobody is known to have acked. Before the end it may yet come, or come back."""
+        """Look up a message without a confirmed ack. Before the end of the run, the message may still be handed out."""
         state, ended_ms = await self.traffic.look_up(client, message_id)
         if at_last or state not in (*PENDING, "dead"):
             self.history.record("asked-for", t=self.history.clock(), id=message_id, state=state, ended_ms=ended_ms)
 
     def _owed(self) -> set[str]:
-        """Stored, not cancelled, not known to be acked, and not known to have ended otherwise."""
+        """Messages that are stored, not cancelled, not known to be acked, and not known to have ended otherwise."""
         stored = {put.id for put in self.history.puts.values() if put.id is not None and put.cancel_asked is None}
         return stored - {given.id for given in self.history.given if given.acked is not None} - self.history.ends.keys()
 
     async def _count(self) -> None:
-        """What each node has counted, when all have applied the same."""
+        """Counters of each node, when all nodes have applied the same entries."""
         end = self.history.clock() + _COUNT_S
         while True:
             found = await asyncio.gather(*map(self._metrics, self.cluster.names), return_exceptions=True)
@@ -403,7 +404,7 @@ class Run:
     def _compare(self) -> None:
         servers = next(iter(self.cluster.urls.values()))
         command = [sys.executable, "-m", "hadelay", "check", "replicas", "--servers", servers, "--timeout", "30"]
-        # In a session of its own: Ctrl-C is ours to handle.
+        # Run the command in a session of its own: Ctrl-C is for chaos.
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_REPLICAS_S, start_new_session=True)
             code, said = done.returncode, (done.stdout + done.stderr).strip()
@@ -415,8 +416,8 @@ class Run:
             self.history.record("replicas", t=self.history.clock(), by="bytes", code=bool(said), said=said)
 
     def _different(self) -> Iterator[str]:
-        """For each file "", or that its bytes differ between nodes. Checksums do not tell: each entry ends with
-        its own CRC, and over those the CRC of a file is the same whatever they hold."""
+        """For each file "", or a text if its bytes differ between nodes. Checksums do not show this: each entry ends
+        with its own CRC, and the CRC of such a file does not depend on the entries."""
         urls = self.cluster.urls
         hours = {name: json.loads(_fetch(f"{url}/v1/hours"))["hours"] for name, url in urls.items()}
         for hour in sorted({hour["hour"] for found in hours.values() for hour in found}):

@@ -1,5 +1,5 @@
-"""A scenario: a TOML file that says which cluster, which load, which faults, for how long. docs/howto/chaos.md has it
-key by key; a mistake is told with its line and key."""
+"""A scenario: a TOML file with cluster, load, faults and duration. docs/howto/chaos.md explains each key. An error
+names line and key."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from hadelay.errors import ConfigError
 from hadelay.settings.load import line_of, read_toml
 
 HERE = Path(__file__).resolve().parent / "scenarios"
-#: Of a listed crash, instead of a point: one crash after another at each point that there is, in an order of the seed.
+#: Value of `at` in a listed crash: crash at every crash point, one after another, in an order drawn by the seed.
 EACH = "each"
-#: Or the name of a node.
+#: Targets of a fault; the name of a node is a target too.
 TARGETS = ("leader", "follower", "random", "minority", "majority", "all")
 T = TypeVar("T")
 
 
 class Mistake(Exception):
-    """What the user has to mend before anything is started. Exit code 2."""
+    """Mistake in a scenario, a cluster file or the installation, found before anything starts. Exit code 2."""
 
 
 class ClusterPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     nodes: int = 3
     sync: Literal["commit", "interval"] = "commit"
-    #: key=value for every node, over what chaos itself sets.
+    #: Settings of every node as key=value; they override the settings of chaos.
     settings: list[str] = field(default_factory=list)
     #: Size of each node's own disk, where faults need one.
     disk_mib: int = 512
-    #: A deliberate bug in every node (chaos.sim.mutations): does the run notice?
+    #: A deliberate bug in every node (chaos.sim.mutations), to see whether the run notices the bug.
     mutation: str = ""
 
 
 class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    #: Messages per second, all publishers together.
+    #: Messages per second of all publishers together.
     rate: int = 200
     publishers: int = 4
-    #: Messages per request of every other publisher; the others send one at a time.
+    #: Messages per request of every other publisher; the others send single messages.
     batch: int = 20
     delay_s: tuple[float, float] = (0.0, 4.0)
     payload_bytes: tuple[int, int] = (0, 256)
     topics: int = 2
     consumers: int = 6
     lease_s: float = 3.0
-    #: How long messages with a TTL live after they are due.
+    #: TTL of messages that have one: shortest and longest, in seconds after the due time.
     ttl_s: tuple[float, float] = (0.3, 2.0)
-    #: Attempts of messages in the topic that has a limit.
+    #: Limit of attempts in the topic that has one.
     attempts: int = 2
-    #: Shares: messages with a key; with tags; with a TTL, half of them in a topic that nobody consumes; in the topic
-    #: with a limit of attempts, where half of them are nacked and dead letters are redriven; published twice under one
-    #: idempotency key; cancelled; rescheduled; nacked; received by consumers that then do nothing; that extend their
-    #: lease first; consumers that ask for tags; receives whose connection is cut while they wait.
+    #: Shares, 0 to 1. Of messages: with a key; with tags; with a TTL (half of them in a topic without consumers); in
+    #: the topic with a limit of attempts (half of them are nacked, and dead letters are redriven); published twice
+    #: under one idempotency key; cancelled; rescheduled; nacked; received by a consumer that then does nothing; whose
+    #: lease is extended first. Of consumers: with tag filters. Of receives: cut while they wait.
     keyed: float = 0.2
     tagged: float = 0.3
     expiring: float = 0.1
@@ -76,26 +76,26 @@ class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: str
     target: str = "leader"
-    #: Seconds after the one before was healed and every node was ready again.
+    #: Seconds after the fault before was healed and every node was ready again.
     after: float = 1.0
-    #: Or at once, along with the one before.
+    #: Start together with the fault before.
     along: bool = False
-    #: How long until it is healed.
+    #: Seconds until the fault is healed.
     seconds: float = 1.5
     ms: int | None = None
     percent: int | None = None
     kbit: int | None = None
-    #: Of a crash: the point (chaos.sim.failpoints), or EACH; then `seconds` is how long it is waited for.
+    #: Crash point of a crash (chaos.sim.failpoints), or EACH; `seconds` is then the longest wait for the crash.
     at: str | None = None
 
     @property
     def reached(self) -> str:
-        """Of a crash: who comes by its point, and when."""
+        """Role that reaches the crash point, and when; "" without a crash point."""
         return step_of(self.at).reached if self.at and self.at != EACH else ""
 
     @property
     def hollow(self) -> bool:
-        """What the node kept is lost, or may have to be thrown away."""
+        """True if the node loses its data, or may have to be emptied."""
         return KINDS[self.kind].hollow or self.reached == "empty" or self.at == EACH
 
     @property
@@ -109,39 +109,39 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Rotation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Faults drawn by the seed, one round after another, until the time is over."""
 
-    #: Names of kinds, or "any": whatever works here.
+    #: Names of kinds, or "any": every kind that works on this machine.
     kinds: list[str]
     targets: list[str] = field(default_factory=lambda: ["leader", "leader", "follower", "majority", "all"])
     seconds: tuple[float, float] = (0.3, 3.0)
-    #: Between a round that is healed and the next.
+    #: Shortest and longest pause, in seconds, between a healed round and the next.
     after: tuple[float, float] = (0.5, 4.0)
-    #: How many at once, at most.
+    #: Limit of faults in one round.
     together: int = 2
-    #: Faults as they are, each once in every turn of all kinds; with "any", those that work here. `after` and `along`
-    #: mean nothing here.
+    #: Fixed faults, each once in every turn of all kinds; with "any", those that work on this machine. `after` and
+    #: `along` have no effect here.
     also: list[Fault] = field(default_factory=list)
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    #: After a round's last fault is healed, every node has to be ready again within this, and 10 s more for each 100 MB
-    #: that the node with most holds.
+    #: Seconds after the healing of a round in which every node has to be ready; plus 10 s per 100 MB of the fullest
+    #: node.
     recovery_s: float = 30.0
-    #: 0: reported, not judged.
+    #: Limit of the failover time, in seconds; 0: reported and not judged.
     failover_s: float = 0.0
-    #: How late a message may be, at most, the time aside in which faults may have held it up.
+    #: Limit of a message's lateness, in seconds, without the time in which faults may have delayed the message.
     late_s: float = 3.0
 
 
 class Watch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What each node holds is sampled; and how much that may grow within the second half of the load (chaos.flat); but
-    journal_mib is the most that it may be: it is kept up to a size, which at moderate load takes long to reach."""
+    """Limits of each node's growth in the second half of the load (chaos.flat). journal_mib limits the size itself: the
+    journal is kept up to a size, which takes long to reach at moderate load."""
 
     every_s: float = 5.0
     anonymous_mib: float = 8.0
     descriptors: float = 5.0
     journal_mib: float = 340.0
     bytes_per_message: float = 16.0
-    #: Of the median lateness.
+    #: Growth of the median lateness, in milliseconds.
     late_ms: float = 25.0
 
 
@@ -163,27 +163,27 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return {fault.kind for _, fault in self.named()} | drawn
 
     def named(self) -> Iterator[tuple[str, Fault]]:
-        """(where it stands, fault), of those that are not drawn."""
+        """Faults that are not drawn, each with its position in the file."""
         yield from ((f"faults[{i}]", fault) for i, fault in enumerate(self.faults))
         if self.rotation:
             yield from ((f"rotation.also[{i}]", fault) for i, fault in enumerate(self.rotation.also))
 
 
 class Kind(Struct, frozen=True):
-    """What a scenario may say of a fault of this kind."""
+    """What a scenario may state for a kind of fault."""
 
     help: str
-    #: What it needs: keys of tools._COMMANDS, root or netem.
+    #: Needs of the kind: keys of tools._COMMANDS, root or netem.
     needs: tuple[str, ...] = ()
-    #: Its amount: the key, and its default.
+    #: Key and default of the amount.
     amount: tuple[str, int] | None = None
-    #: It never hits more than a minority: that would break what nobody promises.
+    #: True: the kind never hits more than a minority, since no promise covers more.
     few: bool = False
-    #: What the node kept is lost, or may have to be thrown away.
+    #: True: the node loses its data, or may have to be emptied.
     hollow: bool = False
-    #: Nothing else is broken at the same time: what it may cost is promised only while others can tell.
+    #: True: no other fault runs at the same time, since the promises hold only while other nodes have the data.
     alone: bool = False
-    #: There is nothing to heal.
+    #: True: nothing is left to heal.
     brief: bool = False
 
 
@@ -217,7 +217,7 @@ KINDS: dict[str, Kind] = {
 
 
 def find(name: str) -> Path:
-    """A file, or one of those that come along, by its name."""
+    """Path of a scenario, or of a shipped scenario by its name."""
     path = Path(name)
     if path.suffix != ".toml" and not path.exists():
         path = HERE / f"{name}.toml"
@@ -227,7 +227,7 @@ def find(name: str) -> Path:
 
 
 def load(path: Path) -> Scenario:
-    """Raises Mistake that says what is wrong, with line and key."""
+    """Read a scenario. Raises Mistake with line and key."""
     found, lines = read_struct(path, Scenario)
     if complaints := [f"{path}:{line_of(lines, key)}: {key}: {what}" for key, what in _problems(found)]:
         raise Mistake("\n".join(complaints))
@@ -273,14 +273,15 @@ def _problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
 
 
 def listed(scenario: Scenario, seed: int) -> Iterator[Fault]:
-    """Those of the list, and for EACH those that it means."""
+    """Faults of the list; EACH becomes one crash per crash point."""
     for fault in scenario.faults:
         points = random.Random(seed).sample(POINTS, len(POINTS)) if fault.at == EACH else [fault.at]
         yield from (msgspec.structs.replace(fault, at=point) for point in points)
 
 
 def rounds(scenario: Scenario, seed: int, works: list[str]) -> Iterator[tuple[float, list[Fault]]]:
-    """(pause before it, faults at once): those of the list, then those of the rotation, for ever; equal for a seed."""
+    """(pause, faults of one round): first those of the list, then those of the rotation without end. Equal for equal
+    seeds."""
     together: list[Fault] = []
     for fault in map(_with_amount, listed(scenario, seed)):
         if together and not fault.along:
@@ -319,7 +320,7 @@ def _drawn(given: str | Fault, rotation: Rotation, draw: random.Random, points: 
 
 
 def _turns(all_of_them: Sequence[T], draw: random.Random) -> Iterator[T]:
-    """Each in its turn, shuffled: by chance alone some would hardly be seen."""
+    """All items in shuffled turns: by chance alone some would hardly be drawn."""
     while True:
         yield from draw.sample(all_of_them, len(all_of_them))
 
@@ -331,11 +332,11 @@ def _with_amount(fault: Fault) -> Fault:
     return msgspec.structs.replace(fault, **{amount[0]: amount[1]})
 
 
-# --- TOML with lines, for scenarios and cluster files
+# # --- TOML with line numbers, for scenarios and cluster files
 
 
 def read_struct(path: Path, kind: type[T]) -> tuple[T, dict[str, int]]:
-    """The file as a struct, and the line of each dotted key. Raises Mistake."""
+    """File as a struct, and the line of each dotted key. Raises Mistake."""
     try:
         tree, lines = read_toml(path)
     except ConfigError as error:
@@ -347,14 +348,14 @@ def read_struct(path: Path, kind: type[T]) -> tuple[T, dict[str, int]]:
         key = at.strip("`").removeprefix("$").removeprefix(".").replace("[...]", "")
         if name := re.search(r"unknown field `(.*)`", what):
             key = f"{key}.{name[1]}".lstrip(".")
-            # Of dicts, msgspec does not say which key: then the last part has to be enough.
+            # msgspec names no key inside a dict: search for the last part of the path.
             key = next((k for k in lines if k.rpartition(".")[2] == name[1]), key) if key not in lines else key
             what = unknown(name[1], _table_at(kind, key.split(".")[:-1]).__struct_fields__)
         raise Mistake(f"{path}:{line_of(lines, key)}: {key or path.name}: {what}") from error
 
 
 def _table_at(kind: Any, path: list[str]) -> Any:
-    """The struct that stands there, by itself, in a list or in a dict."""
+    """Struct at this path: a table, or an item of a list or dict."""
     for part in path:
         fields = {item.name: item.type for item in msgspec.structs.fields(kind)}
         if inner := fields.get(part.partition("[")[0]):

@@ -1,4 +1,4 @@
-"""What faults need of this machine, and what to install where it is missing."""
+"""Needs of faults on this machine, and what to install where something is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from chaos.scenario import KINDS, Mistake
 
-#: command → Debian package.
+#: Command → Debian package.
 _COMMANDS = {
     "ip": ("ip", "iproute2"),
     "tc": ("tc", "iproute2"),
@@ -20,14 +20,14 @@ _COMMANDS = {
     "mkfs": ("mkfs.ext4", "e2fsprogs"),
     "cc": ("cc", "gcc"),
 }
-#: Namespaces and mounts of a run carry the pid of its process: what is left of a dead one is ours to clean.
+#: Names of namespaces and mounts carry the pid of their run: a later run removes what a killed run left behind.
 OURS = re.compile(r"hdchaos\.(\d+)\.[\w.-]+")
 _CLONE_NEWNET = 0x4000_0000
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def run(*words: object, stdin: str | None = None) -> str:
-    """A command's output; Mistake with its words when it fails."""
+    """Output of a command. Raises Mistake with the command's error text."""
     done = subprocess.run([str(w) for w in words], input=stdin, capture_output=True, text=True, timeout=60)
     if done.returncode:
         raise Mistake(f"{' '.join(map(str, words))}: {done.stderr.strip() or done.stdout.strip()}")
@@ -35,14 +35,14 @@ def run(*words: object, stdin: str | None = None) -> str:
 
 
 def authorization() -> dict[str, str]:
-    """The header for a cluster that asks for a token: what HADELAY_TOKEN in the environment says, as clients do."""
+    """Authorization header from HADELAY_TOKEN in the environment, as clients send it."""
     token = os.environ.get("HADELAY_TOKEN", "").strip()
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 @cache
 def missing(need: str) -> str:
-    """ "" when it is there, else what to do."""
+    """ "" if the need is met, else what to do."""
     if need == "root":
         return "" if os.geteuid() == 0 else "run it as root: it makes network namespaces and mounts disks"
     if need == "netem":
@@ -53,7 +53,7 @@ def missing(need: str) -> str:
 
 def _netem() -> str:
     if missing("root") or missing("ip") or missing("tc"):
-        return ""  # said already
+        return ""  # the text of `root` says it already
     name = f"hdchaos.{os.getpid()}.probe"
     run("ip", "netns", "add", name)
     try:
@@ -66,7 +66,8 @@ def _netem() -> str:
 
 
 def usable(kinds: set[str]) -> set[str]:
-    """`kinds`, with "any" as whatever works here. Raises Mistake that says what is missing for those that are named."""
+    """`kinds`, with "any" as every kind that works on this machine. Raises Mistake with what is missing for kinds that
+    are named."""
     works = {name for name, kind in KINDS.items() if not any(map(missing, kind.needs))} if "any" in kinds else set()
     named = kinds - {"any"}
     complaints = [f"{kind}: {missing(need)}" for kind in sorted(named) for need in KINDS[kind].needs if missing(need)]
@@ -82,14 +83,14 @@ def build_preload(directory: Path) -> Path:
 
 
 def enter_namespace(name: str) -> None:
-    """This thread, and what it starts, from now on lives in network namespace `name`."""
+    """Move this thread, and all processes that it starts, to network namespace `name`."""
     with open(f"/run/netns/{name}") as handle:
         if libc.setns(handle.fileno(), _CLONE_NEWNET):
             raise Mistake(f"setns {name}: {os.strerror(ctypes.get_errno())}")
 
 
 def clean() -> list[str]:
-    """Remove what runs that were killed left behind: only names that are ours, and only of processes that are gone."""
+    """Remove namespaces and mounts of killed runs: only names of chaos, and only of processes that are gone."""
     if missing("root") or missing("ip"):
         return []
     done = []
