@@ -11,7 +11,7 @@ from chaos.sim.history import HandOut, Message, number_of
 from hadelay.ledger.keys import KEY, KEYOF
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.transitions import PLACE_KEY
+from hadelay.ledger.transitions import ID_KEY
 from hadelay.model import State
 from hadelay.server.node import Node
 
@@ -72,5 +72,5 @@ def change_bound_ms(cluster: SimCluster) -> float:
 
 def found_by_key_of(ledger: Ledger, first_id: int) -> int:
     """The message that the client key of this one finds; 0 if none."""
-    key = ledger.tables.get(KEYOF, PLACE_KEY.pack(first_id)) or b""
+    key = ledger.tables.get(KEYOF, ID_KEY.pack(first_id)) or b""
     return int.from_bytes((ledger.tables.get(KEY, key) or bytes(8))[:8], "little")

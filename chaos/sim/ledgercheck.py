@@ -9,7 +9,7 @@ import numpy as np
 from hadelay.codec.formats import SECONDS_PER_HOUR
 from hadelay.ledger import dead, ttl
 from hadelay.ledger.hourstate import bitmap, indexes_of
-from hadelay.ledger.transitions import FLAG_KEYED, FLAG_TTL, PLACE, PLACE_KEY, PLACE_VALUE
+from hadelay.ledger.transitions import FLAG_KEYED, FLAG_TTL, ID_KEY, PLACE, PLACE_VALUE
 from hadelay.model import DEAD_HOURS, NEVER_MS, Event
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _check_dead(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:
     counts = [0] * len(ledger.topics.all)
     for key, place in letters.items():
         topic, died_ms, first_id = dead.KEY.unpack(key)
-        stored = ledger.tables.get(PLACE, PLACE_KEY.pack(first_id))
+        stored = ledger.tables.get(PLACE, ID_KEY.pack(first_id))
         assert stored is not None, f"dead letter {first_id:x} has no place"
         assert PLACE_VALUE.unpack_from(stored) == place, f"dead letter {first_id:x}: place"
         counts[topic] += died_ms > ledger.topics[topic].dead_mark_ms

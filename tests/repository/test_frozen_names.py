@@ -124,7 +124,7 @@ def state_of_everything() -> Ledger:
             marks=[PurgeMark(generation=51, at_ms=52, ready=True)], settled=[28, 29],
         )
     )  # fmt: skip
-    grant = HeldGrant(61, 62, "c", 63, b"request", 64, np.zeros(1, HELD), 1)
+    grant = HeldGrant(61, 62, "c", 63, b"request", 64, np.zeros(1, HELD))
     ledger.grants[grant.key] = grant
     ledger.requests = {"c": {b"request": (61, 62)}}
     ledger.incarnations = {"n2": 2, "n1": 1}

@@ -20,12 +20,12 @@ from hadelay.codec.entries import decode_entry, encode_entry
 from hadelay.codec.results import GrantResult, LeaseOutcome, LeaseResult
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.filters import Filter
-from hadelay.ledger import grant, idempotency, keys, leases, lookup, publish, ttl, views
+from hadelay.ledger import changes, grant, idempotency, keys, leases, publish, ttl, views
 from hadelay.ledger.apply import _APPLY
 from hadelay.ledger.hourstate import groups
 from hadelay.ledger.keys import Decision
 from hadelay.ledger.topics import Topics
-from hadelay.ledger.transitions import settle
+from hadelay.ledger.transitions import Leaving, log_events, settle
 from hadelay.model import Event
 from hadelay.server import groupcommit
 from hadelay.server.clustertime import ClusterClock
@@ -128,12 +128,14 @@ def reused_attempt(lease: Original, ledger: Any, hour: int, rows: Any, *more: An
 
 
 @bug("an acked message is still owed", "", "I5", "I6", at=(leases, "settle"))
-def dropped_ack(settle: Original, ledger: Any, hour: int, rows: Any, event: Any, **more: Any) -> None:
-    if int(rows["index"][0]) % 7:
-        settle(ledger, hour, rows, event, **more)
+def dropped_ack(settle: Original, ledger: Any, leaving: Leaving, event: Any, **more: Any) -> None:
+    hour, indexes = leaving.hour, leaving.rows["index"]
+    if int(indexes[0]) % 7:
+        settle(ledger, leaving, event, **more)
     else:
-        ledger.hour_state(hour).leased -= BitMap(rows["index"])
-        ledger.listener.on_filed(hour, ledger.store.entries(hour, rows["index"]))
+        log_events(ledger, hour, leaving.rows, event, node=leaving.node, previous=leaving.previous)
+        ledger.hour_state(hour).leased -= BitMap(indexes)
+        ledger.listener.on_filed(hour, ledger.store.entries(hour, indexes))
 
 
 @bug("one message in 29 is never handed out", "", "I1 ", at=(publish, "filed"))
@@ -141,11 +143,11 @@ def dropped_message(filed: Original, ledger: Any, hours: Any, rows: Any) -> None
     filed(ledger, hours, rows)
     lost = rows["index"] % 29 == 28
     for hour, where in groups(np.broadcast_to(hours, len(rows))[lost]):
-        settle(ledger, hour, rows[lost][where], Event.CANCELLED, leased=False)
+        settle(ledger, Leaving(hour, rows[lost][where]), Event.CANCELLED)
 
 
 bug("a cancelled message is still owed", "", "I3", name="ignored_cancel")(
-    instead((lookup, "settle", lambda *args, **more: None))
+    instead((changes, "settle", lambda *args, **more: None))
 )
 
 
@@ -231,15 +233,12 @@ def kept_ttl() -> Bug:
     return [patch.object(ttl, "begin_again", lambda *_: None)]
 
 
-@bug(
-    "what is given back behind its TTL is not written down", "kill", "TTL, written", at=(leases.ReturnedLeases, "_end")
-)
-def silent_expiry(end: Original, giving: Any, hour: int, held: Any, previous: Any, event: Event) -> None:
-    ledger = giving.ledger
+@bug("what is given back behind its TTL is not written down", "kill", "TTL, written", at=(leases, "settle"))
+def silent_expiry(settle: Original, ledger: Any, leaving: Leaving, event: Event, **more: Any) -> None:
     if event is Event.TTL_EXPIRED:
-        ledger.hour_state(hour).leased -= BitMap(held["index"])
+        ledger.hour_state(leaving.hour).leased -= BitMap(leaving.rows["index"])
     else:
-        end(giving, hour, held, previous, event)
+        settle(ledger, leaving, event, **more)
 
 
 bug("a body is stored that nobody sent", "", "I3 phantom", name="foreign_body")(
@@ -348,15 +347,16 @@ def local_apply() -> Bug:
     processes: dict[int, int] = {}
 
     def rounded(ledger: Any, *rest: Any) -> Any:
-        return resolve(ledger, *rest) + (processes.setdefault(id(ledger), len(processes)) + hash("late")) % 50
+        due_ms, too_far = resolve(ledger, *rest)
+        return due_ms + (processes.setdefault(id(ledger), len(processes)) + hash("late")) % 50, too_far
 
     return [patch.object(publish, "_resolve", rounded)]
 
 
 @bug("a batch counts as one message more", "", "I2", at=(publish, "_count"))
-def miscounted(count: Original, ledger: Any, command: Any, numbers: Any, take: Any) -> None:
-    count(ledger, command, numbers, take)
-    ledger.topics[int(numbers[0])].published += int(len(take) > 4)
+def miscounted(count: Original, ledger: Any, batch: Any) -> None:
+    count(ledger, batch)
+    ledger.topics[int(batch.topics[0])].published += int(len(batch.take) > 4)
 
 
 @bug("/metrics shows twice as many acks", "", "I18", at=(replicas, "measured"))

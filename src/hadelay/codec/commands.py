@@ -28,6 +28,7 @@ from hadelay.codec.commandtypes import (
     Reschedule,
     SettleLeases,
 )
+from hadelay.codec.formats import U32, Rows
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.publishcommand import decode_publish, hash_client_key
 from hadelay.codec.publishcommand import encode_publish as _publish_body
@@ -82,13 +83,13 @@ def encode_grant(grant: Grant) -> bytes:
     return _frame(Command.GRANT, head, consumer, grant.request_id, node, hours.tobytes(), indexes.tobytes())
 
 
-def _leases(kind: Command, node: str, rows: NDArray[np.void], value_ms: int, reason: bytes = b"") -> bytes:
+def _leases(kind: Command, node: str, rows: Rows, value_ms: int, reason: bytes = b"") -> bytes:
     assert rows.dtype == LEASE
     name = node.encode()
     return _frame(kind, LEASES.pack(len(name), len(rows), value_ms), name, rows.tobytes(), reason)
 
 
-def encode_ack(node: str, rows: NDArray[np.void]) -> bytes:
+def encode_ack(node: str, rows: Rows) -> bytes:
     return _leases(Command.ACK, node, rows, 0)
 
 
@@ -98,17 +99,17 @@ def uncounted(delay_ms: int) -> int:
     return -2 - delay_ms
 
 
-def encode_nack(node: str, rows: NDArray[np.void], delay_ms: int = -1, reason: str = "") -> bytes:
+def encode_nack(node: str, rows: Rows, delay_ms: int = -1, reason: str = "") -> bytes:
     """delay_ms: −1 for the topic's backoff, below that as `uncounted` has it. reason: cut to MAX_REASON bytes."""
     cut = reason.encode()[:MAX_REASON].decode(errors="ignore")
     return _leases(Command.NACK, node, rows, delay_ms, pack_name(cut) if cut else b"")
 
 
-def encode_extend(node: str, rows: NDArray[np.void], lease_ms: int) -> bytes:
+def encode_extend(node: str, rows: Rows, lease_ms: int) -> bytes:
     return _leases(Command.EXTEND, node, rows, lease_ms)
 
 
-def encode_settle(command: bytes, delays: NDArray[np.uint32]) -> bytes:
+def encode_settle(command: bytes, delays: U32) -> bytes:
     """`command`, an encoded ACK or NACK, with the hand-out delay in ms of each of its leases, NONE32 for unknown."""
     section = np.asarray(delays, _U32).tobytes()
     return _frame(Command.SETTLE, command, COMMAND.pack(_DELAYS, len(section)), section)

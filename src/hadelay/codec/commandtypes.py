@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.codec.formats import U32, Rows
 from hadelay.version import MEMBERS_LEVEL, SETTLE_LEVEL
 
 MAX_REQUEST_ID = 64
@@ -99,8 +100,8 @@ class Grant(NamedTuple):
     #: Empty: the request is not idempotent.
     request_id: bytes
     node: str
-    hours: NDArray[np.uint32]
-    indexes: NDArray[np.uint32]
+    hours: U32
+    indexes: U32
     #: They were handed out already (interval mode): to be recorded, whatever the topic's limits say by now.
     handed: bool = False
     #: Messages that fall due within so many ms may be granted too (at most MAX_AHEAD_MS): they are handed out then.
@@ -112,11 +113,11 @@ class SettleLeases(NamedTuple):
 
     node: str
     value_ms: int
-    rows: NDArray[np.void]
+    rows: Rows
     #: Of a NACK: why, for people; at most MAX_REASON bytes, "" for none.
     reason: str = ""
     #: Per lease: ms from its grant until its message was handed to the consumer, NONE32 where that is not known.
-    delays: NDArray[np.uint32] | None = None
+    delays: U32 | None = None
 
 
 class Redrive(NamedTuple):

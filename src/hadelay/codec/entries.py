@@ -13,10 +13,10 @@ import struct
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hadelay.codec.commands import COMMAND, LEASES, decode
 from hadelay.codec.commandtypes import Command
+from hadelay.codec.formats import Rows
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.wire import Malformed, Reader
 from hadelay.members import Members
@@ -61,7 +61,7 @@ def kind_of(command: bytes) -> int:
         return command[0]
 
 
-def leases_in(command: bytes) -> NDArray[np.void] | None:
+def leases_in(command: bytes) -> Rows | None:
     """The leases that an encoded ACK or NACK settles, None for every other command."""
     start = COMMAND.size + LEASES.size
     if command[0] not in (Command.ACK, Command.NACK) or len(command) < start:

@@ -16,6 +16,12 @@ FORMAT_VERSION = 1
 
 SECONDS_PER_HOUR = 3600
 
+#: Arrays: rows of a layout (of INDEX unless a docstring says otherwise), a truth value per row, and numbers per row.
+Rows = NDArray[np.void]
+Mask = NDArray[np.bool_]
+U32 = NDArray[np.uint32]
+I64 = NDArray[np.int64]
+
 #: One entry of `hours/<hour>.idx`; entry n stands at n × 64.
 INDEX = np.dtype(
     [
@@ -60,20 +66,20 @@ NO_REASON = (1 << REASON_BITS) - 1
 MAX_NACK_DELAY_MS = (1 << (32 - REASON_BITS)) - 3
 
 
-def nack_reason(other: NDArray[np.uint32]) -> NDArray[np.uint32]:
+def nack_reason(other: U32) -> U32:
     """Per `other_hour` of a nacked event: the number of its reason, NONE32 for none."""
-    reasons: NDArray[np.uint32] = other & np.uint32(NO_REASON)
+    reasons: U32 = other & np.uint32(NO_REASON)
     return np.where(reasons == NO_REASON, np.uint32(NONE32), reasons)
 
 
-def handout_delay_ms(events: NDArray[np.void]) -> NDArray[np.int64]:
+def handout_delay_ms(events: Rows) -> I64:
     """Per DISPATCH row that acks or nacks: ms from the grant until the message was handed to the consumer; −1 where it
     is not known, and for every other event."""
     other = events["other_hour"].astype(np.int64)
     known = np.where((events["event"] == Event.ACKED) & (other != NONE32), other, -1)
     above = other >> REASON_BITS
     nacked = (events["event"] == Event.NACKED) & (other != NONE32) & (above > 0)
-    found: NDArray[np.int64] = np.where(nacked, above - 1, known)
+    found: I64 = np.where(nacked, above - 1, known)
     return found
 
 

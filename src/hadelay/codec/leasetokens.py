@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.codec.formats import Mask, Rows
+
 #: A lease as ACK, NACK and EXTEND carry it.
 LEASE = np.dtype([("term", "<u4"), ("seq", "<u4"), ("pos", "<u4"), ("hour", "<u4"), ("index", "<u4")])
 
@@ -57,7 +59,7 @@ def encode_leases(
     return tokens
 
 
-def decode_leases(group: int, tokens: Sequence[str]) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
+def decode_leases(group: int, tokens: Sequence[str]) -> tuple[Rows, Mask]:
     """(LEASE rows, ok): ok is False, and the row zero, where the token is malformed or of another group."""
     raw = [_parse(group, token) for token in tokens]
     fields = np.frombuffer(b"".join(raw), _TOKEN)

@@ -19,8 +19,8 @@ from operator import add
 import numpy as np
 from google_crc32c import value as crc32c
 from msgspec.structs import astuple
-from numpy.typing import NDArray
 
+from hadelay.codec.formats import I64, Rows
 from hadelay.codec.meta import retried
 from hadelay.codec.wire import Malformed, Reader, pack_name
 from hadelay.model import REJECT, Draft
@@ -62,12 +62,12 @@ class Publish:
 
     node: str
     topics: list[str]
-    rows: NDArray[np.void]
-    keys: NDArray[np.void]
-    client_keys: NDArray[np.void]
+    rows: Rows
+    keys: Rows
+    client_keys: Rows
     #: Where each record starts in `blob`, and how long it is, header included.
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    starts: I64
+    sizes: I64
     blob: memoryview
 
 

@@ -8,6 +8,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.codec.formats import I64, Mask
+
 
 class RowCode(IntEnum):
     """What became of one row of a PUBLISH."""
@@ -96,13 +98,18 @@ class PublishResult:
     """Row n of the command is row n here. Where `codes` is not OK, `ids` and `deliver_at_ms` are 0."""
 
     ids: NDArray[np.uint64]
-    deliver_at_ms: NDArray[np.int64]
+    deliver_at_ms: I64
     codes: NDArray[np.uint8]
-    #: The Idempotency-Key was seen before: id and deliver_at are those of the first answer.
-    #: Or, by its client key, that it was kept: those of the message that is pending.
-    duplicate: NDArray[np.bool_]
+    #: The Idempotency-Key was seen before: id and deliver_at are those of the first answer. Or a pending message with
+    #: the client key was kept: id and deliver_at are those of that message.
+    duplicate: Mask
     #: Only where there are client keys: the id that was replaced, or that is in the way; 0 for none.
     others: NDArray[np.uint64] | None = None
+
+    def note_others(self, rows: int | slice, ids: int | NDArray[np.uint64]) -> None:
+        if self.others is None:
+            self.others = np.zeros(len(self.ids), np.uint64)
+        self.others[rows] = ids
 
 
 @dataclass(slots=True)
@@ -110,7 +117,7 @@ class GrantResult:
     term: int
     seq: int
     #: Per proposed message: it is leased to the consumer now, and only then may it be handed out.
-    granted: NDArray[np.bool_]
+    granted: Mask
     attempts: NDArray[np.uint16]
     until_ms: int
     #: The same {consumer, request_id} still holds this grant: hand that out again instead. Nothing was granted.
@@ -151,7 +158,7 @@ class RescheduleResult:
 
     outcomes: NDArray[np.uint8]
     ids: NDArray[np.uint64]
-    deliver_at_ms: NDArray[np.int64]
+    deliver_at_ms: I64
 
 
 @dataclass(slots=True)

@@ -13,6 +13,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.codec.formats import Mask
+
 BITS = 4
 
 
@@ -34,12 +36,12 @@ def mask_of(tags: Iterable[str]) -> int:
     return mask
 
 
-def has_all(masks: NDArray[np.uint64], wanted: int) -> NDArray[np.bool_]:
+def has_all(masks: NDArray[np.uint64], wanted: int) -> Mask:
     """Which messages perhaps have all tags of `wanted`, a `mask_of` them; certainly not the others."""
     return np.asarray(masks & np.uint64(wanted) == np.uint64(wanted))
 
 
-def has_any(masks: NDArray[np.uint64], wanted: Iterable[str]) -> NDArray[np.bool_]:
+def has_any(masks: NDArray[np.uint64], wanted: Iterable[str]) -> Mask:
     """Which messages perhaps have one of these tags; certainly not the others."""
     found = np.zeros(len(masks), np.bool_)
     for tag in wanted:

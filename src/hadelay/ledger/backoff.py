@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.codec.formats import I64
 from hadelay.settings.topic import Exponential
 
 Backoff = tuple[int, ...] | Exponential
@@ -21,20 +22,20 @@ _MAX_STEPS = 65_534
 _PARTS = 1 << 20
 
 
-def waits_ms(backoff: Backoff, attempts: NDArray[np.uint16], ids: NDArray[np.uint64]) -> NDArray[np.int64]:
+def waits_ms(backoff: Backoff, attempts: NDArray[np.uint16], ids: NDArray[np.uint64]) -> I64:
     """The wait before the retry that follows each of these failed attempts (from 1), in ms."""
     steps = _steps(backoff)
-    waits: NDArray[np.int64] = steps[np.minimum(attempts.astype(np.int64), len(steps)) - 1]
+    waits: I64 = steps[np.minimum(attempts.astype(np.int64), len(steps)) - 1]
     parts = round(backoff.jitter * _PARTS) if isinstance(backoff, Exponential) else 0
     if not parts:
         return waits
     spread = waits * parts // _PARTS
-    some: NDArray[np.int64] = (_mixed(ids, attempts) % (spread.astype(np.uint64) + np.uint64(1))).astype(np.int64)
+    some: I64 = (_mixed(ids, attempts) % (spread.astype(np.uint64) + np.uint64(1))).astype(np.int64)
     return waits + some if isinstance(backoff, Exponential) and backoff.longer else waits - some
 
 
 @lru_cache(maxsize=1024)
-def _steps(backoff: Backoff) -> NDArray[np.int64]:
+def _steps(backoff: Backoff) -> I64:
     """The wait after attempt 1, 2, …; the last one repeats."""
     if not isinstance(backoff, Exponential):
         return np.array(backoff or (0,), np.int64)

@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hadelay.codec.formats import INDEX, INDEX_SIZE, SECONDS_PER_HOUR
+from hadelay.codec.formats import INDEX, INDEX_SIZE, SECONDS_PER_HOUR, Rows
 from hadelay.codec.linking import INDEX_CRC
 from hadelay.ledger.ports import HourReader
 from hadelay.model import NONE32
@@ -59,7 +58,7 @@ class ChainWalk:
     def done(self) -> bool:
         return self.left == 0 or self.damage is not None
 
-    def step(self, limit: int) -> NDArray[np.void]:
+    def step(self, limit: int) -> Rows:
         """Up to `limit` more INDEX rows, verified, newest first; none when done."""
         if not self.store.count(self.hour):
             self.left = 0  # retired since the last slice: nothing of it is owed
@@ -108,7 +107,7 @@ class ChainWalk:
         words: Any = np.ascontiguousarray(rows).view(np.uint32)
         return base, memoryview(words)
 
-    def _verified(self, rows: NDArray[np.void], indexes: list[int]) -> int:
+    def _verified(self, rows: Rows, indexes: list[int]) -> int:
         """How many of `rows`, from the first, are what they should be."""
         fine = (rows["index"] == np.array(indexes, np.uint32)) & (rows["second"] == self.second)
         fine &= rows["local"] == np.arange(self.left - 1, self.left - 1 - len(rows), -1)

@@ -9,24 +9,17 @@ from hadelay.codec.formats import NODE
 from hadelay.codec.results import CancelOutcome, CancelResult, Outcome, RescheduleResult
 from hadelay.ledger import ttl
 from hadelay.ledger.keys import find_key
-from hadelay.ledger.lookup import EntryRef, cancel_entries, find_entry, state_of
+from hadelay.ledger.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.transitions import FLAG_LEASE_EXPIRED, FLAG_WAS_DUE, move
-from hadelay.model import NONE32, State
+from hadelay.ledger.transitions import FLAG_LEASE_EXPIRED, FLAG_WAS_DUE, Leaving, move, settle
+from hadelay.model import Event, State
 from hadelay.version import BOUNDED, MARKS_WAS_DUE
 
-#: What one RESCHEDULE looks at, and moves before it stops: some milliseconds.
+#: Limits of one RESCHEDULE, messages and bytes moved, which take some milliseconds.
 MAX_TARGETS = 1_000
 MAX_MOVED_BYTES = 4 << 20
-#: What was due by then counts as due: a leader that fell may have had the time a little later.
+#: Messages due within so many ms count as due: the clock of a leader that fell may have been ahead.
 _NEARLY_MS = 1_000
-_OUTCOMES = {
-    State.LEASED: Outcome.LEASED,
-    State.ACKED: Outcome.ACKED,
-    State.EXPIRED: Outcome.EXPIRED,
-    State.DEAD: Outcome.DEAD,
-    State.CANCELLED: Outcome.CANCELLED,
-}
 
 
 def _ids(ledger: Ledger, command: Cancel | Reschedule) -> list[int | None]:
@@ -34,11 +27,12 @@ def _ids(ledger: Ledger, command: Cancel | Reschedule) -> list[int | None]:
 
 
 def _waiting(ledger: Ledger, message_id: int | None) -> tuple[EntryRef | None, Outcome]:
-    """(where it is, DONE) of a message that waits; otherwise why it does not."""
+    """(place, DONE) of a message that waits; otherwise the outcome says why not."""
     place = None if message_id is None else find_entry(ledger, message_id)
     if place is None:
         return None, Outcome.NOT_FOUND
-    return place, _OUTCOMES.get(state_of(ledger, place, ledger.now_ms), Outcome.DONE)
+    found = state_of(ledger, place, ledger.now_ms)
+    return place, Outcome.DONE if found in (State.SCHEDULED, State.READY) else Outcome[found.name]
 
 
 def apply_cancel(ledger: Ledger, command: Cancel) -> CancelResult:
@@ -48,15 +42,15 @@ def apply_cancel(ledger: Ledger, command: Cancel) -> CancelResult:
         place, outcome = _waiting(ledger, message_id)
         if outcome is Outcome.DONE:
             assert place is not None
-            cancel_entries(ledger, place.hour, place.rows, node)
+            settle(ledger, Leaving(place.hour, place.rows, node=node), Event.CANCELLED)
         # Cancelled before, or with its topic: again is as good as once.
         outcomes.append(CancelOutcome.CANCELLED if outcome is Outcome.CANCELLED else CancelOutcome(outcome))
     return CancelResult(np.array(outcomes, np.uint8))
 
 
 def apply_reschedule(ledger: Ledger, command: Reschedule) -> RescheduleResult:
-    """The id stays, and so does the attempt. What is due stays where it stands if it is to be due now, or later than
-    it was asked for: so a command that comes twice does no harm."""
+    """Give messages another due time; id and attempt stay. A due message that is to be due now stays in its entry, so
+    that a command that comes twice does no harm."""
     node = ledger.number_of(NODE, command.node)
     ids = _ids(ledger, command)
     result = RescheduleResult(
@@ -82,10 +76,8 @@ def apply_reschedule(ledger: Ledger, command: Reschedule) -> RescheduleResult:
                 flags = int(place.rows["flags"][0]) & FLAG_LEASE_EXPIRED
                 if before_ms <= now_ms + _NEARLY_MS and ledger.level >= MARKS_WAS_DUE:
                     flags |= FLAG_WAS_DUE
-                move(
-                    ledger, place.hour, place.rows, deliver_at_ms=deliver_at_ms, attempts=0, flags=flags,
-                    previous=NONE32, node=node, leased=False,
-                )  # fmt: skip
+                leaving = Leaving(place.hour, place.rows, node=node)
+                move(ledger, leaving, deliver_at_ms=deliver_at_ms, flags=flags)
                 ttl.begin_again(ledger, place.rows, deliver_at_ms)
                 room -= int(place.rows["size"][0])
             result.deliver_at_ms[n] = deliver_at_ms

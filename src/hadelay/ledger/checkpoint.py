@@ -209,5 +209,4 @@ def _load_hour(blob: bytes) -> HourState:
 def _load_grant(values: list[Any]) -> HeldGrant:
     term, seq, consumer, number, request_id, granted_at_ms, raw = values
     rows = np.frombuffer(raw, HELD).copy()
-    left = int(np.count_nonzero(rows["open"]))
-    return HeldGrant(term, seq, consumer, number, request_id, granted_at_ms, rows, left)
+    return HeldGrant(term, seq, consumer, number, request_id, granted_at_ms, rows)

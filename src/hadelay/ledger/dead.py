@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.commandtypes import Maintain, Redrive
-from hadelay.codec.formats import INDEX, NODE
+from hadelay.codec.formats import INDEX, NODE, Rows
 from hadelay.codec.results import JobResult, RedriveOutcome, RedriveResult, Refused
 from hadelay.ledger import ttl
-from hadelay.ledger.hourstate import bitmap, indexes_of
+from hadelay.ledger.hourstate import bitmap, groups, is_in
 from hadelay.ledger.keys import forget_key, forget_keys, take_again
 from hadelay.ledger.lookup import find_entries, find_entry, state_of
 from hadelay.ledger.state import Ledger
@@ -36,14 +36,14 @@ from hadelay.ledger.transitions import (
     FLAG_KEYED,
     FLAG_ROUTED,
     FLAGS_OF_MESSAGE,
+    ID_KEY,
     PLACE,
-    PLACE_KEY,
-    Failure,
+    Leaving,
     file_anew,
     filed,
     fitting,
 )
-from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event, State
+from hadelay.model import DEAD_HOURS, HOUR_MS, Event, State
 from hadelay.version import BOUNDED, ONE_PER_KEY
 
 DEAD = b"dead"
@@ -60,34 +60,28 @@ def key(topic: int, died_at_ms: int, first_id: int) -> bytes:
 # ---- dying
 
 
-def die(
-    ledger: Ledger, hour: int, rows: NDArray[np.void], previous: NDArray[np.uint32], node: int, failure: Failure
-) -> None:
-    """These leased INDEX rows had their last attempt."""
+def die(ledger: Ledger, leaving: Leaving) -> None:
+    """These leased messages (INDEX rows) had their last attempt."""
+    rows = leaving.rows
     for number, _ in by_topic(rows["topic"]):
         mine = rows["topic"] == number
         topic = ledger.topics[number]
         routed = mine & (rows["flags"] & FLAG_ROUTED == 0)
-        to = topic_or_new(ledger, topic.settings.dead_letter) if _routes(topic) and routed.any() else None
+        routes = topic.settings.dead_letter not in ("keep", topic.name) and routed.any()
+        to = topic_or_new(ledger, topic.settings.dead_letter) if routes else None
         if to is None:
             routed[:] = False
         else:
-            _route(ledger, hour, rows[routed], to, previous[routed], node, failure)
+            _route(ledger, leaving.some(routed), to)
         kept = mine & ~routed
         if kept.any():
-            _keep(ledger, hour, rows[kept], topic, previous[kept], node, failure)
+            _keep(ledger, leaving.some(kept), topic)
         ledger.listener.on_dead(topic)
 
 
-def _routes(topic: Topic) -> bool:
-    return topic.settings.dead_letter not in ("keep", topic.name)
-
-
-def _keep(
-    ledger: Ledger, hour: int, rows: NDArray[np.void], topic: Topic, previous: NDArray[np.uint32], node: int,
-    failure: Failure,
-) -> None:  # fmt: skip
-    # Later than what was purged, and than what is being redriven.
+def _keep(ledger: Ledger, leaving: Leaving, topic: Topic) -> None:
+    rows = leaving.rows
+    # Later than the deaths of letters that were purged, or that are being redriven.
     died_ms = max(ledger.now_ms, topic.dead_mark_ms + 1, topic.redrive.upto_ms + 1 if topic.redrive else 0)
     until_ms = died_ms + topic.settings.dead_retention_ms
     new = rows.copy()
@@ -96,54 +90,38 @@ def _keep(
     new["attempt"] = np.minimum(rows["attempt"], 0xFFFD) + 1
     new["flags"] &= FLAGS_OF_MESSAGE
     hours = np.full(len(rows), DEAD_HOURS + until_ms // HOUR_MS)
-    file_anew(
-        ledger, hour, rows, hours, new, Event.DEAD,
-        attempts=rows["attempt"] + 1, previous=previous, node=node, leased=True, failure=failure,
-    )  # fmt: skip
+    file_anew(ledger, leaving, hours, new, Event.DEAD, attempts=rows["attempt"] + 1)
     topic.dead += len(rows)
     for first_id in rows["first_id"].tolist():
         ledger.tables.put(DEAD, key(topic.number, died_ms, first_id), b"")
 
 
-def _route(
-    ledger: Ledger, hour: int, rows: NDArray[np.void], to: Topic, previous: NDArray[np.uint32], node: int,
-    failure: Failure,
-) -> None:  # fmt: skip
-    new = _due_now(ledger, rows)
-    new["topic"], new["generation"] = to.number, to.generation
-    # Its key was one of the topic it leaves.
+def _route(ledger: Ledger, leaving: Leaving, to: Topic) -> None:
+    rows = leaving.rows
+    # A client key is one of the topic that the message leaves.
     for first_id in rows["first_id"][rows["flags"] & FLAG_KEYED != 0].tolist():
         forget_key(ledger, first_id)
-    new["flags"] = new["flags"] & ~np.uint16(FLAG_KEYED) | FLAG_ROUTED
-    to.published += len(new)
-    _file_now(
-        ledger, to, hour, rows, new, Event.DEAD,
-        attempts=rows["attempt"] + 1, previous=previous, node=node, failure=failure,
-    )  # fmt: skip
+    flags: NDArray[np.uint16] = rows["flags"] & np.uint16(0xFFFF ^ FLAG_KEYED) | np.uint16(FLAG_ROUTED)
+    to.published += len(rows)
+    _file_now(ledger, leaving, to, flags, Event.DEAD, attempts=rows["attempt"] + 1)
 
 
 def _file_now(
-    ledger: Ledger, topic: Topic, hour: int, rows: NDArray[np.void], new: NDArray[np.void], event: Event,
-    *, attempts: NDArray[np.uint16], previous: NDArray[np.uint32] | int, node: int, failure: Failure | None = None,
+    ledger: Ledger, leaving: Leaving, topic: Topic, flags: NDArray[np.uint16], event: Event,
+    *, attempts: NDArray[np.uint16],
 ) -> None:  # fmt: skip
-    """File `new` in the running hour of the topic, in the place of `rows`, which were leased if there is a failure."""
-    file_anew(
-        ledger, hour, rows, np.full(len(rows), ledger.now_hour), new, event,
-        attempts=attempts, previous=previous, node=node, leased=failure is not None, failure=failure,
-    )  # fmt: skip
+    """File these messages in the topic, due now, attempt 0."""
+    new = leaving.rows.copy()
+    new["topic"], new["generation"] = topic.number, topic.generation
+    new["deliver_at_ms"] = ledger.now_ms
+    new["second"] = ledger.now_ms % HOUR_MS // 1000
+    new["attempt"] = 0
+    new["flags"] = flags & FLAGS_OF_MESSAGE
+    file_anew(ledger, leaving, np.full(len(new), ledger.now_hour), new, event, attempts=attempts)
     topic.open += len(new)
     topic.bytes += int(new["size"].sum(dtype=np.int64))
     ttl.begin_again(ledger, new, ledger.now_ms)
     filed(ledger, ledger.now_hour, new)
-
-
-def _due_now(ledger: Ledger, rows: NDArray[np.void]) -> NDArray[np.void]:
-    new = rows.copy()
-    new["deliver_at_ms"] = ledger.now_ms
-    new["second"] = ledger.now_ms % HOUR_MS // 1000
-    new["attempt"] = 0
-    new["flags"] &= FLAGS_OF_MESSAGE
-    return new
 
 
 # ---- coming back
@@ -173,7 +151,7 @@ def apply_redrive(ledger: Ledger, command: Redrive) -> RedriveResult | JobResult
             continue
         found = state_of(ledger, place, ledger.now_ms)
         if found is not State.DEAD:
-            outcomes[at] = _REFUSED[found]
+            outcomes[at] = RedriveOutcome[found.name]
             continue
         room -= int(place.rows["size"][0]) if place.index not in chosen.get(place.hour, ()) else 0
         if room < 0 and chosen:
@@ -186,18 +164,8 @@ def apply_redrive(ledger: Ledger, command: Redrive) -> RedriveResult | JobResult
         outcomes[at] = RedriveOutcome.REDRIVEN
     for hour, indexes in chosen.items():
         rows = ledger.store.entries(hour, np.array(sorted(indexes), np.uint32))
-        _redrive(ledger, topic, hour, rows, node)
+        _redrive(ledger, topic, Leaving(hour, rows, node=node))
     return RedriveResult(outcomes)
-
-
-_REFUSED = {
-    State.SCHEDULED: RedriveOutcome.SCHEDULED,
-    State.READY: RedriveOutcome.READY,
-    State.LEASED: RedriveOutcome.LEASED,
-    State.ACKED: RedriveOutcome.ACKED,
-    State.CANCELLED: RedriveOutcome.CANCELLED,
-    State.EXPIRED: RedriveOutcome.EXPIRED,
-}
 
 
 def _may_come(ledger: Ledger, row: np.void, coming: set[int]) -> bool:
@@ -225,31 +193,29 @@ def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     letters = [KEY.unpack(at)[1:] for at, _ in found]
     hours, indexes = find_entries(ledger, [first_id for _, first_id in letters])
     rows = np.zeros(len(letters), INDEX)
-    for hour in np.unique(hours).tolist():
-        rows[hours == hour] = ledger.store.entries(hour, indexes[hours == hour].astype(np.uint32))
+    for hour, where in groups(hours):
+        rows[where] = ledger.store.entries(hour, indexes[where].astype(np.uint32))
     count = fitting(rows["size"], REDRIVE_BYTES)
     coming: set[int] = set()
     free = np.fromiter((_may_come(ledger, row, coming) for row in rows[:count]), np.bool_, count)
-    for hour in np.unique(hours[:count][free]).tolist():
-        _redrive(ledger, topic, hour, rows[:count][free & (hours[:count] == hour)], ledger.no_node)
+    for hour, where in groups(hours[:count][free]):
+        _redrive(ledger, topic, Leaving(hour, rows[:count][free][where]))
     job.count += count
     if count:
         died_ms, first_id = letters[count - 1]
         job.after = (died_ms, first_id + 1)
-    # In the ms in which it began letters may still die behind it: until that is over, a purge has to know of it.
+    # Until the ms in which the redrive began is over, letters may still die behind it, and a purge has to know of it.
     if count == len(found) < limit and ledger.now_ms > job.upto_ms:
         topic.redrive = None
         ledger.topics.note_work(topic)
     return JobResult(topic.redrive is None, count)
 
 
-def _redrive(ledger: Ledger, topic: Topic, hour: int, rows: NDArray[np.void], node: int) -> None:
-    new = _due_now(ledger, rows)
-    new["generation"] = topic.generation
+def _redrive(ledger: Ledger, topic: Topic, leaving: Leaving) -> None:
+    rows = leaving.rows
     for died_ms, first_id in zip(rows["deliver_at_ms"].tolist(), rows["first_id"].tolist(), strict=True):
         ledger.tables.delete(DEAD, key(topic.number, died_ms, first_id))
-    attempts = rows["attempt"]
-    _file_now(ledger, topic, hour, rows, new, Event.REDRIVEN, attempts=attempts, previous=NONE32, node=node)
+    _file_now(ledger, leaving, topic, rows["flags"], Event.REDRIVEN, attempts=rows["attempt"])
 
 
 # ---- going
@@ -269,20 +235,17 @@ def drop_hour(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     start = hour_state.retire_at
     end = min(start + min(max(command.limit, 1), MAX_SLICE), count)
     rows = ledger.store.entries(hour, slice(start, end))
-    gone = hour_state.settled & bitmap(np.arange(start, end, dtype=np.uint32))
-    rows = rows[~np.isin(rows["index"], indexes_of(gone))] if gone else rows
+    rows = rows[~is_in(rows["index"], hour_state.settled)]
     if len(rows):
         _forget(ledger, hour, rows)
     hour_state.retire_at = end
     if end < count and ledger.open_entries(hour):
         return JobResult(False, len(rows))
-    ledger.store.retire(hour)
-    ledger.retired.add(hour)
-    ledger.forget_hour(hour)
+    ledger.retire_hour(hour)
     return JobResult(True, len(rows))
 
 
-def _forget(ledger: Ledger, hour: int, rows: NDArray[np.void]) -> None:
+def _forget(ledger: Ledger, hour: int, rows: Rows) -> None:
     """These dead letters of one hour are no more: nobody will find them."""
     forget_keys(ledger, hour, rows)
     for number, died_ms, first_id in zip(
@@ -292,7 +255,7 @@ def _forget(ledger: Ledger, hour: int, rows: NDArray[np.void]) -> None:
         if died_ms > topic.dead_mark_ms:
             topic.dead -= 1
         ledger.tables.delete(DEAD, key(number, died_ms, first_id))
-        ledger.tables.delete(PLACE, PLACE_KEY.pack(first_id))
+        ledger.tables.delete(PLACE, ID_KEY.pack(first_id))
     ttl.forget(ledger, rows["first_id"].tolist())
     ledger.hour_state(hour).settle(bitmap(rows["index"]), Event.CANCELLED)
 

@@ -7,7 +7,7 @@ import numpy as np
 from hadelay.codec.commandtypes import MAX_AHEAD_MS
 from hadelay.codec.formats import CONSUMER, NODE, REASON, RECORD, RECORD_SIZE, nack_reason
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of
-from hadelay.ledger.state import Ledger
+from hadelay.ledger.state import NO_NODE, Ledger
 from hadelay.ledger.topics import Topic
 from hadelay.model import DEAD_HOURS, MOVES, NEVER_MS, NONE32, Description, Event, HistoryEvent, State, unpack_id
 
@@ -161,7 +161,7 @@ def _history_event(ledger: Ledger, hour: int, event: np.void, kind: Event) -> Hi
         at_ms,
         int(event["attempt"]),
         None if consumer == NONE32 else ledger.names.name(CONSUMER, consumer),
-        None if node == ledger.no_node else ledger.names.name(NODE, node),
+        None if node == NO_NODE else ledger.names.name(NODE, node),
         ledger.names.name(REASON, reason) if reason != NONE32 else None,
         hour if kind in MOVES else None,
         other if kind in MOVES else None,

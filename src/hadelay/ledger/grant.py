@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hadelay.codec.commandtypes import MAX_AHEAD_MS, Grant
-from hadelay.codec.formats import CONSUMER, NODE
+from hadelay.codec.formats import CONSUMER, NODE, U32, Mask, Rows
 from hadelay.codec.results import GrantResult, Refused
 from hadelay.ledger.grants import HELD, HeldGrant
 from hadelay.ledger.hourstate import bitmap, groups, indexes_of
 from hadelay.ledger.lookup import expired, find_entry
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import by_topic
-from hadelay.ledger.transitions import log_events, move
-from hadelay.model import DEAD_HOURS, NONE32, Event
+from hadelay.ledger.transitions import Leaving, log_events, move
+from hadelay.model import DEAD_HOURS, Event
 
 
 def apply_grant(ledger: Ledger, command: Grant) -> GrantResult | Refused:
@@ -34,39 +33,38 @@ def apply_grant(ledger: Ledger, command: Grant) -> GrantResult | Refused:
     rows["hour"], rows["index"], rows["until_ms"] = command.hours, command.indexes, result.until_ms
     for hour, where in groups(command.hours):
         part = rows[where]
-        _lease(ledger, hour, part, consumer, node, command.handed, due_ms)
-        rows[where] = part
+        inside = part["index"] < (ledger.store.count(hour) if hour < DEAD_HOURS else 0)
+        if not inside.all():
+            part, where = part[inside], np.arange(count)[where][inside]
+        if len(part):
+            free = _fill(ledger, hour, part, command.handed, due_ms)
+            if free.all():
+                _lease(ledger, hour, part, consumer, node)
+            elif free.any():
+                some = part[free]
+                _lease(ledger, hour, some, consumer, node)
+                part[free] = some
+            rows[where] = part
     result.granted = rows["open"] == 1
     if command.handed and not result.granted.all():
         _count_handed(ledger, rows[~result.granted], node)
     result.attempts = rows["attempt"]
-    left = int(np.count_nonzero(result.granted))
-    if left:
-        grant = HeldGrant(
-            command.term, command.seq, command.consumer, consumer, command.request_id, ledger.now_ms, rows, left
-        )
+    if result.granted.any():
+        key = command.term, command.seq
+        grant = HeldGrant(*key, command.consumer, consumer, command.request_id, ledger.now_ms, rows)
         ledger.grants[grant.key] = grant
         _remember_request(ledger, grant)
         ledger.listener.on_granted(grant)
     return result
 
 
-def _lease(
-    ledger: Ledger, hour: int, rows: NDArray[np.void], consumer: int, node: int, handed: bool, due_ms: int
-) -> None:
-    """Lease those of these rows that may be; fills everything but hour, index and until_ms, `open` included."""
-    inside = rows["index"] < (ledger.store.count(hour) if hour < DEAD_HOURS else 0)
-    if not inside.all():
-        some = rows[inside]
-        if len(some):
-            _lease(ledger, hour, some, consumer, node, handed, due_ms)
-            rows[inside] = some
-        return
+def _fill(ledger: Ledger, hour: int, rows: Rows, handed: bool, due_ms: int) -> Mask:
+    """Fill topic, second, attempt and size of HELD rows from their entries; returns which of them may be leased."""
     entries = ledger.store.entries(hour, rows["index"])
     rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
     rows["size"] = entries["size"]
-    # A grant only gives out what is due, or will be before its answer leaves (server/delivery/deferred.py): never
-    # early, whatever the leader believed.
+    # A grant only gives out messages that are due, or will be before its answer leaves (server/delivery/deferred.py):
+    # never early, whatever the leader believed.
     free = (entries["deliver_at_ms"] <= due_ms) & ledger.topics.owed(entries)
     bits = bitmap(rows["index"])
     if len(bits) != len(rows):
@@ -79,17 +77,12 @@ def _lease(
     if not handed:
         free &= ~expired(ledger, entries, ledger.now_ms)
         _apply_topic_limits(ledger, rows["topic"], free)
-    if free.all():
-        _lease_free(ledger, hour, rows, consumer, node)
-    elif free.any():
-        some = rows[free]
-        _lease_free(ledger, hour, some, consumer, node)
-        rows[free] = some
+    return free
 
 
-def _count_handed(ledger: Ledger, rows: NDArray[np.void], node: int) -> None:
-    """Interval mode: these were in a consumer's hands when a reschedule came first in the log. It holds, but what it
-    filed counts the attempt, so that the next hand-out is another one and says so."""
+def _count_handed(ledger: Ledger, rows: Rows, node: int) -> None:
+    """Interval mode: a consumer had these messages when a reschedule came first in the log. The reschedule holds, but
+    the entry that it filed counts the attempt, so that the next hand-out has another number."""
     for hour, index in zip(rows["hour"].tolist(), rows["index"].tolist(), strict=True):
         if hour >= DEAD_HOURS or ledger.outcome_of(hour, index)[0] is not Event.MOVED:
             continue
@@ -98,14 +91,13 @@ def _count_handed(ledger: Ledger, rows: NDArray[np.void], node: int) -> None:
         if place is None or place.hour >= DEAD_HOURS or ledger.outcome_of(place.hour, place.index) != (None, False):
             continue
         if place.rows["attempt"][0] == entry["attempt"][0] and ledger.topics.owed(place.rows)[0]:
-            move(
-                ledger, place.hour, place.rows, deliver_at_ms=place.rows["deliver_at_ms"], attempts=1,
-                flags=0, previous=NONE32, node=node, leased=False,
-            )  # fmt: skip
+            leaving = Leaving(place.hour, place.rows, node=node)
+            move(ledger, leaving, deliver_at_ms=place.rows["deliver_at_ms"], attempts=1)
 
 
-def _apply_topic_limits(ledger: Ledger, topics: NDArray[np.uint32], free: NDArray[np.bool_]) -> None:
-    """Nothing of a paused topic, and no more at once than its concurrency: decided here, they hold over a failover."""
+def _apply_topic_limits(ledger: Ledger, topics: U32, free: Mask) -> None:
+    """Take messages of paused topics, and beyond a topic's concurrency, out of `free`. The limits hold over a failover,
+    because apply decides."""
     for number, _ in by_topic(topics):
         topic = ledger.topics[number]
         if topic.settings.paused:
@@ -115,11 +107,9 @@ def _apply_topic_limits(ledger: Ledger, topics: NDArray[np.uint32], free: NDArra
             free[mine[max(0, topic.settings.concurrency - topic.leased) :]] = False
 
 
-def _lease_free(ledger: Ledger, hour: int, rows: NDArray[np.void], consumer: int, node: int) -> None:
+def _lease(ledger: Ledger, hour: int, rows: Rows, consumer: int, node: int) -> None:
     rows["open"] = 1
-    rows["event"] = log_events(
-        ledger, hour, rows, Event.LEASED, attempts=rows["attempt"], previous=NONE32, consumer=consumer, node=node
-    )
+    rows["event"] = log_events(ledger, hour, rows, Event.LEASED, node=node, consumer=consumer)
     ledger.hour_state(hour).leased |= bitmap(rows["index"])
     for number, count in by_topic(rows["topic"]):
         ledger.topics[number].leased += count

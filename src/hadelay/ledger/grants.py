@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.codec.formats import Mask, Rows
+
 #: A position of a grant. `event`: number of its `leased` event in the hour's dispatch log. `open`: 1 while leased.
 HELD = np.dtype(
     [
@@ -37,19 +39,22 @@ class HeldGrant:
     consumer_number: int
     request_id: bytes
     granted_at_ms: int
-    rows: NDArray[np.void]
-    #: Open rows; the grant is forgotten at 0.
-    left: int = field(default=0)
+    rows: Rows
+    #: Number of open rows; the grant is forgotten at 0.
+    left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = int(np.count_nonzero(self.rows["open"]))
 
     @property
     def key(self) -> tuple[int, int]:
         return self.term, self.seq
 
     def next_until_ms(self) -> int:
-        """When the first of its open leases runs out."""
+        """When the first open lease of the grant runs out."""
         return int(self.rows["until_ms"][self.rows["open"] == 1].min())
 
-    def take(self, leases: NDArray[np.void]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    def take(self, leases: Rows) -> tuple[NDArray[np.intp], Mask]:
         """(positions, held) of LEASE rows of this grant: held where the row is open and names this very message.
 
         Of leases that name the same position twice only the first is held.

@@ -1,4 +1,4 @@
-"""What became of the entries of one hour, as bitmaps. It exists only where something happened: a far hour is free."""
+"""What became of the entries of one hour, as bitmaps. Hours in which nothing has happened yet have no HourState."""
 
 from __future__ import annotations
 
@@ -10,17 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from hadelay.codec.formats import SECONDS_PER_HOUR
+from hadelay.codec.formats import SECONDS_PER_HOUR, U32, Mask
 from hadelay.model import Event
 
+#: Below this many indexes a loop is quicker than a new bitmap.
+_FEW = 64
 
-def bitmap(indexes: NDArray[np.uint32]) -> BitMap:
+
+def bitmap(indexes: U32) -> BitMap:
     # Five times faster than handing pyroaring the numpy array.
     return BitMap(array("I", indexes.tobytes()))
 
 
-def indexes_of(bits: BitMap) -> NDArray[np.uint32]:
+def indexes_of(bits: BitMap) -> U32:
     return np.frombuffer(bits.to_array(), np.uint32)
+
+
+def is_in(indexes: U32, bits: BitMap) -> Mask:
+    """Which of these indexes the bitmap has."""
+    if len(indexes) < _FEW:
+        return np.array([index in bits for index in indexes.tolist()], np.bool_)
+    return np.isin(indexes, indexes_of(bitmap(indexes) & bits)) if bits else np.zeros(len(indexes), np.bool_)
 
 
 def groups(column: NDArray[Any]) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
@@ -44,24 +54,24 @@ class HourState:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        #: Every entry that is over, whatever ended it.
+        #: Entries that are over, whatever ended them.
         self.settled = BitMap()
-        #: Those of them that did not end with an ack: TTL_EXPIRED, CANCELLED, MOVED, DEAD.
+        #: Settled entries that did not end with an ack, by what ended them: TTL_EXPIRED, CANCELLED, MOVED, DEAD.
         self.others: dict[Event, BitMap] = {}
-        #: Acked without having been leased: by an ack that came late. Tells its repetition from a lost lease.
+        #: Entries that a late ack ended, without a lease: tells a repetition of that ack from a lost lease.
         self.late = BitMap()
         #: Derived from the grants.
         self.leased = BitMap()
         #: Open entries per filing second, u4[3600], while the hour runs and after it as long as anything is open.
-        self.open_seconds: NDArray[np.uint32] | None = None
+        self.open_seconds: U32 | None = None
         #: Entries whose message was first filed elsewhere: table `place` points at them.
         self.returned = 0
         #: Entries whose message has a client key.
         self.keyed = 0
-        #: When the last message ended here, and of which topics those were: how long the hour is kept.
+        #: When the last message ended here, and the topics of messages that did: decide how long the hour is kept.
         self.settled_at_ms = 0
         self.topics = BitMap()
-        #: CARRY has looked at the entries before this one, RETIRE and DROP_DEAD before that one.
+        #: CARRY has looked at the entries before `carried`, RETIRE and DROP_DEAD at those before `retire_at`.
         self.carried = 0
         self.retire_at = 0
 
@@ -77,11 +87,8 @@ class HourState:
     def settle(self, bits: BitMap, event: Event) -> None:
         self.settled |= bits
         if event is not Event.ACKED:
-            kept = self.others.get(event)
-            if kept is None:
-                self.others[event] = bits.copy()
-            else:
-                kept |= bits
+            kept = self.others.setdefault(event, BitMap())
+            kept |= bits
 
     def add_seconds(self, seconds: NDArray[np.uint16]) -> None:
         if self.open_seconds is None:
@@ -89,7 +96,7 @@ class HourState:
         if len(seconds) == 1:
             self.open_seconds[seconds[0]] += 1
         else:
-            self.open_seconds += np.bincount(seconds, minlength=SECONDS_PER_HOUR).astype(np.uint32)
+            np.add.at(self.open_seconds, seconds, np.uint32(1))
 
     def drop_seconds(self, seconds: NDArray[np.uint16]) -> None:
         if self.open_seconds is None:
@@ -97,4 +104,4 @@ class HourState:
         if len(seconds) == 1:
             self.open_seconds[seconds[0]] -= 1
         else:
-            self.open_seconds -= np.bincount(seconds, minlength=SECONDS_PER_HOUR).astype(np.uint32)
+            np.subtract.at(self.open_seconds, seconds, np.uint32(1))

@@ -11,8 +11,8 @@ import struct
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hadelay.codec.formats import Mask, Rows
 from hadelay.codec.publishcommand import hash_client_key, hash_key
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.ledger.keys import find_key
@@ -47,7 +47,7 @@ def turn(ledger: Ledger) -> None:
     ledger.key_epoch_ends_ms = ledger.now_ms + settings.idempotency_window_ms
 
 
-def repeat(ledger: Ledger, keys: NDArray[np.void], result: PublishResult) -> tuple[list[int], NDArray[np.bool_]]:
+def repeat(ledger: Ledger, keys: Rows, result: PublishResult) -> tuple[list[int], Mask]:
     """Answer the rows of keys that were seen before. Returns the keys that are new, and the rows still to be filed.
 
     A key that comes twice within one command counts as seen the second time: `remember` copies it from the first.
@@ -58,7 +58,7 @@ def repeat(ledger: Ledger, keys: NDArray[np.void], result: PublishResult) -> tup
     get = ledger.tables.get
     running, before = table(ledger.key_epoch), table(ledger.key_epoch - 1)
     firsts, counts, prints, digests = _columns(keys)
-    # The key of a whole request before those of its rows: if it was seen, they do not matter any more.
+    # The key of a whole request comes before those of its rows, which do not matter if that key was seen.
     for at in sorted(range(len(counts)), key=lambda at: -counts[at]):
         first, count, digest = firsts[at], counts[at], digests[at]
         if not count or not to_file[first]:
@@ -78,8 +78,8 @@ def repeat(ledger: Ledger, keys: NDArray[np.void], result: PublishResult) -> tup
 
 
 def is_known(ledger: Ledger, drafts: Sequence[Draft], request_key: bytes | None) -> bool:
-    """A publish of these would be answered by one before it, of the same Idempotency-Key, or by the message of one of
-    its client keys, as far as this node knows."""
+    """An earlier publish of the same Idempotency-Key would answer this one, or the message of one of its client keys,
+    as far as this node knows."""
     rows = [draft.idem for draft in drafts if draft.idem is not None]
     # A batch too large for one entry has a key per part; a single row has the request's (server/publishing.py).
     requests = [] if request_key is None else [request_key, b"0:" + request_key]
@@ -91,13 +91,13 @@ def is_known(ledger: Ledger, drafts: Sequence[Draft], request_key: bytes | None)
     return any(find_key(ledger, topic, digest) is not None for topic, digest in keys)
 
 
-def remember(ledger: Ledger, keys: NDArray[np.void], new: list[int], result: PublishResult) -> None:
+def remember(ledger: Ledger, keys: Rows, new: list[int], result: PublishResult) -> None:
     """Keep the answers of the keys that `repeat` found to be new."""
     running = table(ledger.key_epoch)
     firsts, counts, prints, digests = _columns(keys)
     ids, deliver_at_ms, codes = result.ids.tolist(), result.deliver_at_ms.tolist(), result.codes.tolist()
     here: dict[bytes, bytes] = {}
-    # The key of a whole request last: its answer includes what the keys of rows still have to fill in.
+    # The key of a whole request comes last: its answer includes rows that the keys of rows still have to fill in.
     for at in sorted(new, key=counts.__getitem__):
         first, count, digest = firsts[at], counts[at], digests[at]
         if digest in here:
@@ -115,12 +115,12 @@ def remember(ledger: Ledger, keys: NDArray[np.void], new: list[int], result: Pub
             value += others.tobytes()
         here[digest] = value
         if not refused:
-            # What was refused altogether may be tried again, and is refused again for as long as it has to be.
+            # A publish refused as a whole is not stored: a retry is judged anew.
             ledger.tables.put(running, digest, value)
             ledger.key_count += 1
 
 
-def _columns(keys: NDArray[np.void]) -> tuple[list[int], list[int], list[int], list[bytes]]:
+def _columns(keys: Rows) -> tuple[list[int], list[int], list[int], list[bytes]]:
     """first, count, fingerprint and hash of each key, as Python values."""
     raw = keys["hash"].tobytes()
     digests = [raw[at : at + 16] for at in range(0, len(raw), 16)]
@@ -140,6 +140,4 @@ def _answer(stored: bytes, fingerprint: int, first: int, count: int, result: Pub
     result.duplicate[rows] = result.codes[rows] == RowCode.OK
     at += 17 * count
     if at < len(stored):
-        if result.others is None:
-            result.others = np.zeros(len(result.ids), np.uint64)
-        result.others[rows] = np.frombuffer(stored, np.uint64, count, at)
+        result.note_others(rows, np.frombuffer(stored, np.uint64, count, at))

@@ -15,15 +15,14 @@ from collections.abc import Collection
 from itertools import repeat
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hadelay.codec.formats import NODE
-from hadelay.codec.publishcommand import Publish
-from hadelay.codec.results import PublishResult, RowCode
-from hadelay.ledger.lookup import EntryRef, cancel_entries, find_entry, state_of
+from hadelay.codec.formats import NODE, Rows
+from hadelay.codec.results import RowCode
+from hadelay.ledger.batch import Batch
+from hadelay.ledger.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.transitions import FLAG_KEYED, PLACE, PLACE_KEY, PLACE_VALUE
-from hadelay.model import KEEP, PENDING, REJECT, State
+from hadelay.ledger.transitions import FLAG_KEYED, ID_KEY, PLACE, PLACE_VALUE, Leaving, settle
+from hadelay.model import KEEP, PENDING, REJECT, Event, State
 
 KEY, KEYOF = b"key", b"keyof"
 _SCOPE = struct.Struct(">IH")
@@ -31,7 +30,7 @@ _VALUE = struct.Struct("<Qq")
 
 
 def find_key(ledger: Ledger, topic: str, digest: bytes) -> int | None:
-    """Id of the message published last under the key that `digest` stands for (drafts.hash_client_key)."""
+    """Id of the message published last under the client key of this hash (publishcommand.hash_client_key)."""
     found = ledger.known_topic(topic)
     if found is None:
         return None
@@ -40,34 +39,31 @@ def find_key(ledger: Ledger, topic: str, digest: bytes) -> int | None:
 
 
 class Decision:
-    """What becomes of the rows that have a client key. Made before anything is filed; `finish` carries it out.
+    """Decides about the rows of a batch that have a client key, before anything is filed; `finish` carries it out.
 
-    Between the two, rows may still be refused: `take` says in the end which were filed.
+    Between the two, rows may still be refused: `batch.take` says in the end which were filed.
     """
 
-    def __init__(
-        self, ledger: Ledger, command: Publish, topics: NDArray[np.uint32], deliver_at_ms: NDArray[np.int64],
-        take: NDArray[np.bool_], result: PublishResult,
-    ) -> None:  # fmt: skip
-        """Takes out of `take` what is answered by another message, and pulls deliver_at_ms in to max_wait."""
-        self.ledger, self.node, self.take, self.result = ledger, command.node, take, result
-        #: What is filed last under each key of `key`: its row.
+    def __init__(self, ledger: Ledger, batch: Batch) -> None:
+        """Takes rows that another message answers out of `batch.take`, and limits due times by max_wait."""
+        self.ledger, self.batch, self.result = ledger, batch, batch.result
+        #: Row filed last under each key of the table `key`.
         self._last: dict[bytes, int] = {}
         #: (row, key), in order.
         self._filed: list[tuple[int, bytes]] = []
         #: (row, the row of this command that answers for it).
         self._same: list[tuple[int, int]] = []
-        #: (row, the row it replaces, or the id).
+        #: (row, the row of this command that it replaces, or else the id).
         self._replaced: list[tuple[int, int | None, int]] = []
-        #: When the chain of a row began, if it goes on with one.
+        #: Start of the chain of replacements that a row continues.
         self._starts: dict[int, int] = {}
+        command, take, deliver_at_ms = batch.command, batch.take, batch.deliver_at_ms
         rows = command.client_keys
-        at = rows["row"]
-        numbers = topics[command.rows["topic"][at]]
+        at, local = rows["row"], command.rows["topic"][rows["row"]]
         scopes = np.zeros(len(rows), [("topic", ">u4"), ("lives", ">u2"), ("hash", "V16")])
         every = ledger.topics.all
-        lives = np.array([every[n].lives if n < len(every) else 0 for n in topics.tolist()], np.uint16)
-        scopes["topic"], scopes["lives"], scopes["hash"] = numbers, lives[command.rows["topic"][at]], rows["hash"]
+        lives = np.array([every[n].lives if n < len(every) else 0 for n in batch.topics.tolist()], np.uint16)
+        scopes["topic"], scopes["lives"], scopes["hash"] = batch.topics[local], lives[local], rows["hash"]
         raw, size = scopes.tobytes(), scopes.itemsize
         keys = [raw[n : n + size] for n in range(0, len(raw), size)]
         stored = ledger.tables.get_many(KEY, keys)
@@ -86,64 +82,51 @@ class Decision:
                     deliver_at_ms[row] = min(deliver_at_ms[row], latest)
 
     def _decide(self, row: int, key: bytes, stored: bytes | None, mode: int) -> None:
-        earlier = self._last.get(key)
-        if stored is not None or earlier is not None:
-            place, leased, start = None, False, self.ledger.now_ms
-            if earlier is not None:
-                start = self._starts.get(earlier, start)
-            else:
-                assert stored is not None
-                first_id, since = _VALUE.unpack(stored)
-                place, leased = _pending(self.ledger, first_id)
-                start = start if place is None else since
-            if earlier is not None or place is not None:
-                if mode == KEEP:
-                    self._answer(row, earlier, place)
-                    return
-                if mode == REJECT or leased:
-                    self._refuse(row, earlier, place, RowCode.KEY_PENDING if mode == REJECT else RowCode.KEY_LEASED)
-                    return
-                self._replaced.append((row, earlier, _id_of(place)))
-                self._starts[row] = start
+        earlier, place, leased, start = self._last.get(key), None, False, self.ledger.now_ms
+        if earlier is not None:
+            start = self._starts.get(earlier, start)
+        elif stored is not None:
+            first_id, since = _VALUE.unpack(stored)
+            place, leased = _pending(self.ledger, first_id)
+            start = start if place is None else since
+        if earlier is not None or place is not None:
+            if mode == KEEP:
+                self._give_way(row, earlier, place, RowCode.OK)
+                return
+            if mode == REJECT or leased:
+                self._give_way(row, earlier, place, RowCode.KEY_PENDING if mode == REJECT else RowCode.KEY_LEASED)
+                return
+            self._replaced.append((row, earlier, 0 if place is None else int(place.rows["first_id"][0])))
+            self._starts[row] = start
         self._last[key] = row
         self._filed.append((row, key))
 
-    def _answer(self, row: int, earlier: int | None, place: EntryRef | None) -> None:
-        """By the message that is there."""
-        self.take[row] = False
-        if earlier is not None:
-            self._same.append((row, earlier))
-            return
-        assert place is not None
-        self.result.ids[row] = place.rows["first_id"][0]
-        self.result.deliver_at_ms[row] = place.rows["deliver_at_ms"][0]
-        self.result.duplicate[row] = True
-
-    def _refuse(self, row: int, earlier: int | None, place: EntryRef | None, code: RowCode) -> None:
-        self.take[row] = False
+    def _give_way(self, row: int, earlier: int | None, place: EntryRef | None, code: RowCode) -> None:
+        """Answer the row by the pending message (OK), or refuse it because of that message."""
+        self.batch.take[row] = False
         self.result.codes[row] = code
-        if earlier is not None:
+        if place is None:
+            assert earlier is not None
             self._same.append((row, earlier))
+        elif code:
+            self.result.note_others(row, place.rows["first_id"][0])
         else:
-            self._note(row, _id_of(place))
-
-    def _note(self, row: int, other: int) -> None:
-        if self.result.others is None:
-            self.result.others = np.zeros(len(self.take), np.uint64)
-        self.result.others[row] = other
+            self.result.ids[row] = place.rows["first_id"][0]
+            self.result.deliver_at_ms[row] = place.rows["deliver_at_ms"][0]
+            self.result.duplicate[row] = True
 
     def replacing(self) -> set[int]:
         """Rows that take the place of another message."""
         return {row for row, _, _ in self._replaced}
 
     def finish(self) -> None:
-        """The rows of `take` are filed: answer for the others, cancel what was replaced, and keep the keys."""
-        take, result, ledger = self.take.tolist(), self.result, self.ledger
+        """The rows of `take` are filed: answer the others, cancel replaced messages, and store the keys."""
+        take, result, ledger = self.batch.take.tolist(), self.result, self.ledger
         for row, earlier in self._same:
             if not take[earlier]:
                 result.codes[row] = result.codes[earlier]
             elif result.codes[row]:
-                self._note(row, int(result.ids[earlier]))
+                result.note_others(row, result.ids[earlier])
             else:
                 result.ids[row], result.deliver_at_ms[row] = result.ids[earlier], result.deliver_at_ms[earlier]
                 result.duplicate[row] = True
@@ -153,33 +136,33 @@ class Decision:
                 old = first_id if before is None else int(result.ids[before])
                 place = find_entry(ledger, old)
                 assert place is not None, "it was pending when this was decided"
-                self._note(row, old)
+                result.note_others(row, old)
                 over.append(place)
         if over:
-            node = ledger.number_of(NODE, self.node)
+            node = ledger.number_of(NODE, self.batch.command.node)
             for hour in dict.fromkeys(place.hour for place in over):
                 rows = np.concatenate([place.rows for place in over if place.hour == hour])
-                cancel_entries(ledger, hour, rows, node)
+                settle(ledger, Leaving(hour, rows, node=node), Event.CANCELLED)
         every = result.ids.tolist()
         filed = [one for one in self._filed if take[one[0]]]
         ids, keys = [every[row] for row, _ in filed], [key for _, key in filed]
         starts = [self._starts.get(row, ledger.now_ms) for row, _ in filed] if self._starts else repeat(ledger.now_ms)
-        # A key that is there twice: the later one counts.
+        # Of a key that is there twice the later row counts.
         ledger.tables.put_many(KEY, dict(zip(keys, map(_VALUE.pack, ids, starts), strict=True)))
-        ledger.tables.put_many(KEYOF, dict(zip(map(PLACE_KEY.pack, ids), keys, strict=True)))
+        ledger.tables.put_many(KEYOF, dict(zip(map(ID_KEY.pack, ids), keys, strict=True)))
 
 
 def _pending(ledger: Ledger, message_id: int) -> tuple[EntryRef | None, bool]:
-    """(where it is, if it is pending; whether it is leased)"""
+    """(entry of a message if it is pending, whether it is leased)"""
     place = find_entry(ledger, message_id)
     phase = None if place is None else state_of(ledger, place, ledger.now_ms)
     return (place if phase in PENDING else None), phase is State.LEASED
 
 
 def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
-    """A dead letter comes back: it has its client key again. False if another message with that key is pending, or is
+    """Give a dead letter that comes back its client key again. False if another message with that key is pending, or is
     `with_it`: comes back by the same command."""
-    key = ledger.tables.get(KEYOF, PLACE_KEY.pack(first_id))
+    key = ledger.tables.get(KEYOF, ID_KEY.pack(first_id))
     if key is None:
         return True
     stored = ledger.tables.get(KEY, key)
@@ -190,24 +173,20 @@ def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
     return True
 
 
-def _id_of(place: EntryRef | None) -> int:
-    return 0 if place is None else int(place.rows["first_id"][0])
-
-
-def forget_keys(ledger: Ledger, hour: int, rows: NDArray[np.void]) -> int:
-    """The hour of these INDEX rows goes. Forget the keys of messages whose last entry is among them; returns how many
-    rows have the flag. Before their places are forgotten."""
+def forget_keys(ledger: Ledger, hour: int, rows: Rows) -> int:
+    """Forget the keys of messages whose last entry is among these INDEX rows of an hour that goes; returns the number
+    of rows with a key. Call this before their places are forgotten."""
     keyed = rows[rows["flags"] & FLAG_KEYED != 0]
     for first_id, index in zip(keyed["first_id"].tolist(), keyed["index"].tolist(), strict=True):
-        place = ledger.tables.get(PLACE, PLACE_KEY.pack(first_id))
-        if place is None or place.startswith(PLACE_VALUE.pack(hour, index)):  # else it went on from here
+        place = ledger.tables.get(PLACE, ID_KEY.pack(first_id))
+        if place is None or place.startswith(PLACE_VALUE.pack(hour, index)):  # else the message went on from here
             forget_key(ledger, first_id)
     return len(keyed)
 
 
 def forget_key(ledger: Ledger, first_id: int) -> None:
-    """Nobody finds this message by its key any more."""
-    message = PLACE_KEY.pack(first_id)
+    """Let nobody find this message by its key any more."""
+    message = ID_KEY.pack(first_id)
     key = ledger.tables.get(KEYOF, message)
     if key is None:
         return

@@ -7,14 +7,14 @@ filed anew. So an entry is leased at most once, and "not leased since" is "this 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.commands import uncounted
 from hadelay.codec.commandtypes import SettleLeases
-from hadelay.codec.formats import INDEX, MAX_NACK_DELAY_MS, NO_REASON, NODE, REASON, REASON_BITS
+from hadelay.codec.formats import I64, INDEX, MAX_NACK_DELAY_MS, NO_REASON, NODE, REASON, REASON_BITS, U32, Rows
 from hadelay.codec.results import ExpireResult, LeaseOutcome, LeaseResult, Refused
 from hadelay.ledger import ttl
 from hadelay.ledger.backoff import waits_ms
@@ -22,11 +22,12 @@ from hadelay.ledger.dead import die
 from hadelay.ledger.grants import HeldGrant
 from hadelay.ledger.hourstate import groups
 from hadelay.ledger.lookup import expired, find_entry
-from hadelay.ledger.state import Ledger
+from hadelay.ledger.state import NO_NODE, Ledger
 from hadelay.ledger.transitions import (
     FLAG_LEASE_EXPIRED,
     MAX_EXCUSED,
     Failure,
+    Leaving,
     excused,
     failures_of,
     fitting,
@@ -60,18 +61,20 @@ def _let_go(ledger: Ledger, grant: HeldGrant, positions: NDArray[np.intp]) -> No
 # ---- ACK, NACK, EXTEND
 
 
-def _by_grant(leases: NDArray[np.void]) -> Iterator[tuple[tuple[int, int], slice | NDArray[np.intp]]]:
-    keys = leases["term"].astype(np.uint64) << np.uint64(32) | leases["seq"]
+class _Held(NamedTuple):
+    """What a command names of one held grant."""
+
+    grant: HeldGrant
+    positions: NDArray[np.intp]
+    #: Rows of the command that name the positions.
+    where: slice | NDArray[np.intp]
+
+
+def _held(ledger: Ledger, command: SettleLeases, outcomes: NDArray[np.uint8]) -> Iterator[_Held]:
+    """Held leases that the command names, by grant; their outcome is DONE."""
+    keys = command.rows["term"].astype(np.uint64) << np.uint64(32) | command.rows["seq"]
     for key, where in groups(keys):
-        yield (key >> 32, key & 0xFFFFFFFF), where
-
-
-def _held(
-    ledger: Ledger, command: SettleLeases, outcomes: NDArray[np.uint8]
-) -> Iterator[tuple[HeldGrant, NDArray[np.intp], slice | NDArray[np.intp]]]:
-    """(grant, its positions, where they are named) of what the command names and is held; its outcome is DONE."""
-    for key, where in _by_grant(command.rows):
-        grant = ledger.grants.get(key)
+        grant = ledger.grants.get((key >> 32, key & 0xFFFFFFFF))
         if grant is None:
             continue
         positions, held = grant.take(command.rows[where])
@@ -80,7 +83,7 @@ def _held(
             where = np.arange(len(outcomes))[where][held]
         outcomes[where] = LeaseOutcome.DONE
         if len(positions):
-            yield grant, positions, where
+            yield _Held(grant, positions, where)
 
 
 def apply_ack(ledger: Ledger, command: SettleLeases) -> LeaseResult:
@@ -89,16 +92,13 @@ def apply_ack(ledger: Ledger, command: SettleLeases) -> LeaseResult:
     held = list(_held(ledger, command, outcomes))
     if held:
         rows = _joined([grant.rows[positions] for grant, positions, _ in held])
-        delays = _delays(command, held)
+        delays = np.full(len(outcomes), NONE32) if command.delays is None else command.delays.astype(np.int64)
+        delays = _joined([delays[where] for _, _, where in held])
         consumers = _joined([np.full(len(positions), grant.consumer_number, np.uint32) for grant, positions, _ in held])
         for hour, where in groups(rows["hour"]):
             part = rows[where]
-            log_events(
-                ledger, hour, part, Event.ACKED,
-                attempts=part["attempt"], previous=part["event"], consumer=consumers[where], node=node,
-                other_hour=delays[where],
-            )  # fmt: skip
-            settle(ledger, hour, part, Event.ACKED, leased=True)
+            leaving = Leaving(hour, part, part["event"], node, leased=True)
+            settle(ledger, leaving, Event.ACKED, consumer=consumers[where], other_hour=delays[where])
         for grant, positions, _ in held:
             _let_go(ledger, grant, positions)
     for at in np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist():
@@ -106,23 +106,15 @@ def apply_ack(ledger: Ledger, command: SettleLeases) -> LeaseResult:
     return LeaseResult(outcomes)
 
 
-def _delays(
-    command: SettleLeases, held: list[tuple[HeldGrant, NDArray[np.intp], slice | NDArray[np.intp]]]
-) -> NDArray[np.int64]:
-    """Per held lease, in their order: its hand-out delay in ms, NONE32 where the command does not say."""
-    said = np.full(len(command.rows), NONE32) if command.delays is None else command.delays.astype(np.int64)
-    return _joined([said[where] for _, _, where in held])
-
-
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _late_ack(ledger: Ledger, lease: np.void, node: int) -> LeaseOutcome:
-    """An ack that names no lease we hold. It counts until its attempt is superseded, that is, leased again.
+    """Ack a lease that is not held. The ack counts until its attempt is superseded, that is, leased again.
 
     Two kinds are honest: the lease ran out and the message waits again; or an earlier leader handed the message out
-    and fell before the grant was replicated (interval mode), so that it is as if it had never been leased.
+    and fell before the grant was replicated (interval mode), so that the message was never leased here.
     """
     hour, index = int(lease["hour"]), int(lease["index"])
     if hour >= DEAD_HOURS or index >= ledger.store.count(hour):
@@ -153,17 +145,13 @@ def _late_ack(ledger: Ledger, lease: np.void, node: int) -> LeaseOutcome:
     if ended is not None or is_leased or not ledger.topics.owed(place.rows)[0]:
         return LeaseOutcome.LEASE_LOST
     now_at.late.add(place.index)
-    log_events(
-        ledger, place.hour, place.rows, Event.ACKED,
-        attempts=leased["attempt"] + 1, previous=NONE32, consumer=NONE32, node=node,
-    )  # fmt: skip
-    settle(ledger, place.hour, place.rows, Event.ACKED, leased=False)
+    settle(ledger, Leaving(place.hour, place.rows, node=node), Event.ACKED, attempts=leased["attempt"] + 1)
     return LeaseOutcome.DONE
 
 
-def _failed_since(ledger: Ledger, entry: NDArray[np.void]) -> int:
+def _failed_since(ledger: Ledger, entry: Rows) -> int:
     """How many attempts of this entry's message have failed since it was due, its own included. The difference of two
-    attempts does not tell, once the message died in between: then they are counted from 0 again."""
+    attempt numbers does not tell: a message that died in between is counted from 0 again."""
     if ledger.level < ACK_OF_THIS_LIFE:
         return 0
     due_ms = int(entry["deliver_at_ms"][0])
@@ -199,15 +187,16 @@ class ReturnedLeases:
     """Attempts that end without an ack, in one apply: each message waits again, or dies, or is over anyway."""
 
     def __init__(self, ledger: Ledger, failure: Failure, delay_ms: int, node: int, *, counts: bool = True) -> None:
-        """delay_ms: of a nack; negative for what the topic's backoff says. counts: false when nobody tried them."""
+        """delay_ms: of a nack; negative for the topic's backoff. counts: False for hand-outs that nobody tried."""
         self.counts = counts
         self.ledger, self.failure, self.delay_ms, self.node = ledger, failure, delay_ms, node
-        self.room = MOVE_BYTES
+        #: Bytes that may still be moved.
+        self.left = MOVE_BYTES
 
-    def give_back(self, grant: HeldGrant, positions: NDArray[np.intp], delays: NDArray[np.uint32] | None = None) -> int:
-        """Return as many of these held positions, from the first on, as there is room for; how many those were. delays:
+    def give_back(self, grant: HeldGrant, positions: NDArray[np.intp], delays: U32 | None = None) -> int:
+        """Return as many of these held positions, from the first on, as may be moved; returns their count. delays:
         hand-out delays in ms, of a NACK that knows them."""
-        if self.room <= 0:
+        if self.left <= 0:
             return 0
         held = grant.rows[positions]
         entries = np.zeros(len(held), INDEX)
@@ -216,18 +205,23 @@ class ReturnedLeases:
         due_ms = self._due_ms(held, entries)
         copied = np.maximum(due_ms, self.ledger.now_ms) // HOUR_MS != held["hour"]
         costs = np.where(copied, entries["size"].astype(np.int64), 0) + _MOVE_COST
-        count = fitting(costs, self.room, at_least=self.room == MOVE_BYTES)
-        self.room = self.room - int(costs[:count].sum()) if count == len(costs) else 0
+        count = fitting(costs, self.left, at_least=self.left == MOVE_BYTES)
+        self.left = self.left - int(costs[:count].sum()) if count == len(costs) else 0
         if not count:
             return 0
-        held, entries, due_ms, positions = held[:count], entries[:count], due_ms[:count], positions[:count]
         notes = self._notes(count, delays)
-        for hour, where in groups(held["hour"]):
-            self._one_hour(hour, held[where], entries[where], due_ms[where], grant.consumer_number, notes[where])
-        _let_go(self.ledger, grant, positions)
+        for hour, where in groups(held["hour"][:count]):
+            part = held[:count][where]
+            events = log_events(
+                self.ledger, hour, part, self.failure.event, node=self.node, previous=part["event"],
+                consumer=grant.consumer_number, other_hour=notes[where],
+            )  # fmt: skip
+            leaving = Leaving(hour, part, events, self.node, leased=True)
+            self._end(leaving, entries[:count][where], due_ms[:count][where])
+        _let_go(self.ledger, grant, positions[:count])
         return count
 
-    def _due_ms(self, held: NDArray[np.void], entries: NDArray[np.void]) -> NDArray[np.int64]:
+    def _due_ms(self, held: Rows, entries: Rows) -> I64:
         ledger = self.ledger
         due_ms = np.full(len(held), ledger.now_ms + max(self.delay_ms, 0))
         for number, where in groups(held["topic"]):
@@ -238,10 +232,10 @@ class ReturnedLeases:
             if settings.webhook is not None and ledger.level >= WEBHOOK_FLOOR:
                 due_ms[where] = np.maximum(due_ms[where], ledger.now_ms + WEBHOOK_FLOOR_MS)
         # Leased ahead of its time: coming back makes nothing due before it.
-        later: NDArray[np.int64] = np.maximum(due_ms, entries["deliver_at_ms"])
+        later: I64 = np.maximum(due_ms, entries["deliver_at_ms"])
         return later
 
-    def _notes(self, count: int, delays: NDArray[np.uint32] | None) -> NDArray[np.int64]:
+    def _notes(self, count: int, delays: U32 | None) -> I64:
         """`other_hour` of the events: the reason, and hand-out delays where they are known (formats.nack_reason)."""
         reason = self.failure.reason
         notes = np.full(count, reason, np.int64)
@@ -252,54 +246,37 @@ class ReturnedLeases:
         notes[known] = above << REASON_BITS | min(reason, NO_REASON)
         return notes
 
-    def _one_hour(
-        self, hour: int, held: NDArray[np.void], entries: NDArray[np.void], due_ms: NDArray[np.int64], consumer: int,
-        notes: NDArray[np.int64],
-    ) -> None:  # fmt: skip
-        ledger, failure = self.ledger, self.failure
-        events = log_events(
-            ledger, hour, held, failure.event,
-            attempts=held["attempt"], previous=held["event"], consumer=consumer, node=self.node,
-            other_hour=notes,
-        )  # fmt: skip
+    def _end(self, leaving: Leaving, entries: Rows, due_ms: I64) -> None:
+        """leaving: HELD rows, of these INDEX rows."""
+        ledger, failure, held = self.ledger, self.failure, leaving.rows
         gone = ~ledger.topics.alive(entries)
         over = ~gone & expired(ledger, entries, ledger.now_ms)
-        # Once an entry can count no more of those that do not, every attempt counts.
+        # From MAX_EXCUSED on every attempt counts.
         counted = (excused(entries) == MAX_EXCUSED) | self.counts
         dying = ~gone & ~over & (_tries(held, entries) >= self._limits(held)) & counted
-        if gone.any():
-            self._end(hour, held[gone], events[gone], Event.CANCELLED)
-        if over.any():
-            self._end(hour, held[over], events[over], Event.TTL_EXPIRED)
+        for ending, event in ((gone, Event.CANCELLED), (over, Event.TTL_EXPIRED)):
+            if ending.any():
+                settle(ledger, leaving.some(ending), event)
+        leaving = leaving._replace(rows=entries, failure=failure)
         if dying.any():
-            die(ledger, hour, entries[dying], events[dying], self.node, failure)
+            die(ledger, leaving.some(dying))
         again = ~(gone | over | dying)
         flags = FLAG_LEASE_EXPIRED if failure.event is Event.LEASE_EXPIRED else 0
         for excuse, some in enumerate((again & counted, again & ~counted)):
             if some.any():
-                move(
-                    ledger, hour, entries[some], deliver_at_ms=due_ms[some], attempts=1, flags=flags,
-                    previous=events[some], node=self.node, leased=True,
-                    failure=None if excuse else failure, excuse=excuse,
-                )  # fmt: skip
-                ttl.wait_again(ledger, entries[some])
+                moving = leaving.some(some)._replace(failure=None if excuse else failure)
+                move(ledger, moving, deliver_at_ms=due_ms[some], attempts=1, flags=flags, excuse=excuse)
+                ttl.wait_again(ledger, moving.rows)
 
-    def _limits(self, held: NDArray[np.void]) -> NDArray[np.int64]:
+    def _limits(self, held: Rows) -> I64:
         limits = np.full(len(held), 1 << 30)
         for number, where in groups(held["topic"]):
             if most := self.ledger.topics[number].settings.max_attempts:
                 limits[where] = most
         return limits
 
-    def _end(self, hour: int, held: NDArray[np.void], previous: NDArray[np.uint32], event: Event) -> None:
-        log_events(
-            self.ledger, hour, held, event,
-            attempts=held["attempt"], previous=previous, consumer=NONE32, node=self.node,
-        )  # fmt: skip
-        settle(self.ledger, hour, held, event, leased=True)
 
-
-def _tries(held: NDArray[np.void], entries: NDArray[np.void]) -> NDArray[np.uint16]:
+def _tries(held: Rows, entries: Rows) -> NDArray[np.uint16]:
     """How many attempts of these leased messages count, the present one included: at least 1."""
     tries: NDArray[np.uint16] = held["attempt"] - np.minimum(excused(entries), held["attempt"] - 1)
     return tries
@@ -321,7 +298,7 @@ def apply_extend(ledger: Ledger, command: SettleLeases) -> LeaseResult:
 def apply_expire(ledger: Ledger, command: list[tuple[int, int]]) -> ExpireResult:
     """Return every position whose time is over by state.now, whoever thought so and when."""
     result = ExpireResult(0, [])
-    returned = ReturnedLeases(ledger, Failure(Event.LEASE_EXPIRED, NONE32), -1, ledger.no_node)
+    returned = ReturnedLeases(ledger, Failure(Event.LEASE_EXPIRED, NONE32), -1, NO_NODE)
     for key in command:
         grant = ledger.grants.get(key)
         if grant is None:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from hadelay.codec.formats import INDEX, SECONDS_PER_HOUR
+from hadelay.codec.formats import I64, INDEX, SECONDS_PER_HOUR, U32, Mask, Rows
 from hadelay.codec.linking import INDEX_CRC
 from hadelay.ledger import ttl
 from hadelay.ledger.chain import ChainWalk
@@ -80,9 +80,9 @@ class MessageQuery(NamedTuple):
 class Page(NamedTuple):
     """Columns, in order. `after`: where the next page begins; None when there is none."""
 
-    due_ms: NDArray[np.int64]
-    hours: NDArray[np.int64]
-    rows: NDArray[np.void]  # INDEX
+    due_ms: I64
+    hours: I64
+    rows: Rows  # INDEX
     states: list[State]
     after: Key | None
 
@@ -94,13 +94,13 @@ class _Found:
         self.limit, self.size = limit, 0
         #: Nothing that is due later can be on this page.
         self.bound_ms = 1 << 62
-        self._chunks: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], NDArray[np.void]]] = []
+        self._chunks: list[tuple[I64, I64, NDArray[np.uint8], Rows]] = []
 
     @property
     def full(self) -> bool:
         return self.size >= self.limit
 
-    def add(self, hour: int, due: NDArray[np.int64], codes: NDArray[np.uint8], rows: NDArray[np.void]) -> None:
+    def add(self, hour: int, due: I64, codes: NDArray[np.uint8], rows: Rows) -> None:
         if len(rows):
             self.size += len(rows)
             self._chunks.append((due, np.full(len(rows), hour), codes, rows))
@@ -219,7 +219,7 @@ class _Look:
         yield 0, (start_ms + HOUR_MS - 1, _LAST_ID)
 
     def _pass(
-        self, hour: int, count: int, after: Key, members: NDArray[np.uint32] | None, step: int
+        self, hour: int, count: int, after: Key, members: U32 | None, step: int
     ) -> Iterator[tuple[int, Key | None]]:
         """Over the hour's index, or over those entries of it."""
         store = self.store
@@ -238,7 +238,7 @@ class _Look:
             yield self._take(hour, rows, after, where) * step, None
 
     def _take(
-        self, hour: int, rows: NDArray[np.void], after: Key,
+        self, hour: int, rows: Rows, after: Key,
         where: Callable[[NDArray[np.integer]], NDArray[np.integer]] | None = None,
     ) -> int:  # fmt: skip
         """Keep those of `rows` that fit; how many were looked at. Columns first: most rows are not worth a copy.
@@ -285,7 +285,7 @@ class _Look:
         return bits
 
 
-def states_of(ledger: Ledger, hour: int, rows: NDArray[np.void], now_ms: int) -> NDArray[np.uint8]:
+def states_of(ledger: Ledger, hour: int, rows: Rows, now_ms: int) -> NDArray[np.uint8]:
     """places.state_of for many INDEX rows of one hour, as places in `tuple(State)`; one more for what has moved on."""
     codes = np.where(rows["deliver_at_ms"] <= now_ms, _CODE[State.READY], _CODE[State.SCHEDULED]).astype(np.uint8)
     codes[~ledger.topics.owed(rows)] = _CODE[State.CANCELLED]
@@ -308,7 +308,7 @@ def states_of(ledger: Ledger, hour: int, rows: NDArray[np.void], now_ms: int) ->
     return codes
 
 
-def _in(indexes: NDArray[np.uint32], bits: BitMap) -> NDArray[np.bool_]:
+def _in(indexes: U32, bits: BitMap) -> Mask:
     if not bits:
         return np.zeros(len(indexes), np.bool_)
     if len(indexes) < _FEW:

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.codec.formats import I64, U32, Rows
 from hadelay.codec.linking import Heads
 from hadelay.ledger.grants import HeldGrant
 from hadelay.ledger.topics import Topic
@@ -19,15 +20,15 @@ class HourReader(Protocol):
 
     def count(self, hour: int) -> int: ...
 
-    def counts(self, hours: NDArray[np.int64]) -> NDArray[np.uint32]: ...
+    def counts(self, hours: I64) -> U32: ...
 
     def hours(self) -> list[int]: ...
 
-    def entries(self, hour: int, indexes: NDArray[np.integer] | slice, *, verify: bool = True) -> NDArray[np.void]: ...
+    def entries(self, hour: int, indexes: NDArray[np.integer] | slice, *, verify: bool = True) -> Rows: ...
 
     def mapped(self, hour: int) -> bool: ...
 
-    def index_view(self, hour: int) -> NDArray[np.void]: ...
+    def index_view(self, hour: int) -> Rows: ...
 
     def pre_view(self, hour: int) -> memoryview: ...
 
@@ -35,9 +36,7 @@ class HourReader(Protocol):
 
     def record(self, hour: int, offset: int, size: int, *, verify: bool = False) -> bytes: ...
 
-    def events(
-        self, hour: int, numbers: NDArray[np.integer] | slice = ..., *, verify: bool = True
-    ) -> NDArray[np.void]: ...
+    def events(self, hour: int, numbers: NDArray[np.integer] | slice = ..., *, verify: bool = True) -> Rows: ...
 
     def event_count(self, hour: int) -> int: ...
 
@@ -48,13 +47,13 @@ class HourStore(HourReader, Protocol):
     """The writes, for apply alone."""
 
     def append(
-        self, hours: int | NDArray[np.int64], rows: NDArray[np.void], blob: bytearray,
-        headers: NDArray[np.void] | None = None,
-    ) -> NDArray[np.uint32]: ...  # fmt: skip
+        self, hours: int | I64, rows: Rows, blob: bytearray,
+        headers: Rows | None = None,
+    ) -> U32: ...  # fmt: skip
 
-    def append_again(self, hour: int, rows: NDArray[np.void]) -> int: ...
+    def append_again(self, hour: int, rows: Rows) -> int: ...
 
-    def append_events(self, hour: int, rows: NDArray[np.void]) -> int: ...
+    def append_events(self, hour: int, rows: Rows) -> int: ...
 
     def set_clock(self, now_hour: int) -> None: ...
 
@@ -96,7 +95,7 @@ class Listener:
     `on_filed` of the new one.
     """
 
-    def on_filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
+    def on_filed(self, hours: int | I64, rows: Rows) -> None:
         """INDEX rows, complete (`index`, `second`, …); the hour of all, or of each."""
 
     def on_granted(self, grant: HeldGrant) -> None:
@@ -104,7 +103,7 @@ class Listener:
 
     def on_extended(self, grant: HeldGrant) -> None: ...
 
-    def on_settled(self, hour: int, indexes: NDArray[np.uint32], event: Event) -> None:
+    def on_settled(self, hour: int, indexes: U32, event: Event) -> None:
         """These entries are over: ACKED, TTL_EXPIRED, CANCELLED, MOVED or DEAD."""
 
     def on_topic(self, topic: Topic) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.formats import INDEX, RECORD
+from hadelay.codec.formats import I64, INDEX, RECORD, Mask, Rows
 from hadelay.codec.publishcommand import CALLBACK, RELATIVE, Publish
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.ledger import idempotency, ttl
+from hadelay.ledger.batch import Batch
 from hadelay.ledger.keys import Decision
 from hadelay.ledger.quotas import refuse_beyond_quotas
 from hadelay.ledger.state import Ledger
@@ -19,8 +20,7 @@ from hadelay.model import HOUR_MS, NONE32
 
 
 def apply_publish(ledger: Ledger, command: Publish) -> PublishResult:
-    rows = command.rows
-    count = len(rows)
+    count = len(command.rows)
     result = PublishResult(
         np.zeros(count, np.uint64), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.zeros(count, bool)
     )
@@ -29,20 +29,18 @@ def apply_publish(ledger: Ledger, command: Publish) -> PublishResult:
     take = np.ones(count, bool)
     if len(command.keys):
         new_keys, take = idempotency.repeat(ledger, command.keys, result)
-    deliver_at_ms = _resolve(ledger, rows, result.codes, take)
-    take &= result.codes == RowCode.OK
-    if (callbacks := rows["flags"] & CALLBACK != 0).any():
-        _refuse_callbacks(ledger, command, callbacks, result.codes, take)
-    topics = _topics(ledger, command, result.codes, take)
-    keys = Decision(ledger, command, topics, deliver_at_ms, take, result) if len(command.client_keys) else None
-    hours = deliver_at_ms // HOUR_MS
-    _refuse_full_hours(ledger, hours, result.codes, take)
-    refuse_beyond_quotas(ledger, command, topics, keys, result.codes, take)
-    _count(ledger, command, topics, take)
-    if take.all():
-        _file(ledger, command, slice(None), deliver_at_ms, hours, topics, result)
-    elif take.any():
-        _file(ledger, command, take, deliver_at_ms, hours, topics, result)
+    deliver_at_ms, too_far = _resolve(ledger, command.rows)
+    batch = Batch(command, result, take, deliver_at_ms)
+    if too_far.any():
+        batch.refuse(too_far, RowCode.TOO_FAR)
+    _refuse_callbacks(ledger, batch)
+    _find_topics(ledger, batch)
+    keys = Decision(ledger, batch) if len(command.client_keys) else None
+    _refuse_full_hours(ledger, batch)
+    refuse_beyond_quotas(ledger, batch, keys)
+    _count(ledger, batch)
+    if take.any():
+        _file(ledger, batch, slice(None) if take.all() else take)
     if keys is not None:
         keys.finish()
     if new_keys:
@@ -50,38 +48,31 @@ def apply_publish(ledger: Ledger, command: Publish) -> PublishResult:
     return result
 
 
-def _resolve(
-    ledger: Ledger, rows: NDArray[np.void], codes: NDArray[np.uint8], take: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    """deliver_at of each row: past is now, and too far is refused. Delays first, since a sum could overflow."""
+def _resolve(ledger: Ledger, rows: Rows) -> tuple[I64, Mask]:
+    """(deliver_at, which rows are too far ahead) of PUBLISH_ROWs; past is now. Delays first, since a sum could
+    overflow."""
     now_ms = ledger.now_ms
     when = rows["when_ms"]
     relative = rows["flags"] & RELATIVE != 0
     delay = np.maximum(np.where(relative, when, np.maximum(when, now_ms) - now_ms), 0)
     too_far = delay > ledger.settings.max_delay_ms
-    if too_far.any():
-        codes[too_far & take] = RowCode.TOO_FAR
-        delay[too_far] = 0
-    return delay + now_ms
+    return np.where(too_far, 0, delay) + now_ms, too_far
 
 
-def _refuse_callbacks(
-    ledger: Ledger, command: Publish, callbacks: NDArray[np.bool_], codes: NDArray[np.uint8], take: NDArray[np.bool_]
-) -> None:
-    """Only a topic that pushes, and says so, takes messages with a webhook URL of their own."""
-    for at, name in enumerate(command.topics):
+def _refuse_callbacks(ledger: Ledger, batch: Batch) -> None:
+    """Refuse messages with a webhook URL of their own where the topic does not push or does not allow such URLs."""
+    rows = batch.command.rows
+    callbacks = rows["flags"] & CALLBACK != 0
+    for at, name in enumerate(batch.command.topics) if callbacks.any() else ():
         topic = ledger.topic(name)
         webhook = topic.settings.webhook if topic is not None else None
         if webhook is None or not webhook.allow_per_message:
-            wrong = take & callbacks & (command.rows["topic"] == at)
-            codes[wrong] = RowCode.NO_CALLBACK
-            take &= ~wrong
+            batch.refuse(callbacks & (rows["topic"] == at), RowCode.NO_CALLBACK)
 
 
-def _refuse_full_hours(
-    ledger: Ledger, hours: NDArray[np.int64], codes: NDArray[np.uint8], take: NDArray[np.bool_]
-) -> None:
+def _refuse_full_hours(ledger: Ledger, batch: Batch) -> None:
     # As if the whole batch went into each of its hours: close to the limit is soon enough.
+    hours = batch.deliver_at_ms // HOUR_MS
     if len(hours) > 1 and (hours != hours[0]).any():
         full = ledger.store.counts(hours).astype(np.int64) + len(hours) >= NONE32
     elif ledger.store.count(int(hours[0])) + len(hours) >= NONE32:
@@ -89,32 +80,29 @@ def _refuse_full_hours(
     else:
         return
     if full.any():
-        codes[full & take] = RowCode.HOUR_FULL
-        take &= ~full
+        batch.refuse(full, RowCode.HOUR_FULL)
 
 
-def _topics(ledger: Ledger, command: Publish, codes: NDArray[np.uint8], take: NDArray[np.bool_]) -> NDArray[np.uint32]:
-    """Number of each of the command's topics, made if need be; rows of one that cannot be are refused."""
-    numbers = np.zeros(len(command.topics), np.uint32)
-    local = command.rows["topic"]
-    used = np.bincount(local[take], minlength=len(command.topics)).tolist()
-    for at, name in enumerate(command.topics):
+def _find_topics(ledger: Ledger, batch: Batch) -> None:
+    """Fill batch.topics, creating topics that are missing; refuse rows of those that cannot be created."""
+    local = batch.command.rows["topic"]
+    used = np.bincount(local[batch.take], minlength=len(batch.topics)).tolist()
+    for at, name in enumerate(batch.command.topics):
         if not used[at]:
             continue
         topic = topic_or_new(ledger, name) if ledger.settings.auto_create_topics else ledger.topic(name)
         if topic is None:
             crowded = ledger.settings.auto_create_topics and ledger.known_topic(name) is None
-            codes[take & (local == at)] = RowCode.TOO_MANY_TOPICS if crowded else RowCode.NO_TOPIC
-            take &= local != at
-            continue
-        numbers[at] = topic.number
-    return numbers
+            batch.refuse(local == at, RowCode.TOO_MANY_TOPICS if crowded else RowCode.NO_TOPIC)
+        else:
+            batch.topics[at] = topic.number
 
 
-def _count(ledger: Ledger, command: Publish, numbers: NDArray[np.uint32], take: NDArray[np.bool_]) -> None:
-    local, width = command.rows["topic"][take], len(command.topics)
+def _count(ledger: Ledger, batch: Batch) -> None:
+    command, take = batch.command, batch.take
+    local, width = command.rows["topic"][take], len(batch.topics)
     counts, sizes = np.bincount(local, minlength=width), np.bincount(local, command.sizes[take], minlength=width)
-    for number, count, size in zip(numbers.tolist(), counts.tolist(), sizes.tolist(), strict=True):
+    for number, count, size in zip(batch.topics.tolist(), counts.tolist(), sizes.tolist(), strict=True):
         if count:
             topic = ledger.topics[number]
             topic.open += count
@@ -122,11 +110,11 @@ def _count(ledger: Ledger, command: Publish, numbers: NDArray[np.uint32], take: 
             topic.bytes += int(size)
 
 
-def _file(
-    ledger: Ledger, command: Publish, take: slice | NDArray[np.bool_], deliver_at_ms: NDArray[np.int64],
-    hours: NDArray[np.int64], topics: NDArray[np.uint32], result: PublishResult,
-) -> None:  # fmt: skip
-    rows, deliver, hours = command.rows[take], deliver_at_ms[take], hours[take]
+def _file(ledger: Ledger, batch: Batch, take: slice | Mask) -> None:
+    """Append the rows of `take` to the hours, with their TTLs, and answer them."""
+    command, topics = batch.command, batch.topics
+    rows, deliver = command.rows[take], batch.deliver_at_ms[take]
+    hours = deliver // HOUR_MS
     numbers = topics[rows["topic"]] if len(topics) > 1 else topics
     headers = np.zeros(len(rows), RECORD)
     headers["meta_size"], headers["body_size"] = rows["meta_size"], rows["body_size"]
@@ -140,17 +128,17 @@ def _file(
     entries["flags"] = _flags(command)[take]
     entries["size"] = command.sizes[take]
     entries["topic"] = numbers
-    # deliver_at is never before now here, so it is filed under its own second.
+    # deliver_at is never before now here: the entry is filed under the second of deliver_at.
     entries["second"] = deliver // 1000 % 3600
     entries["generation"] = ledger.topics.generations[numbers]
     one = int(hours[0])
-    into: int | NDArray[np.int64] = one if len(hours) == 1 or (hours == one).all() else hours
+    into: int | I64 = one if len(hours) == 1 or (hours == one).all() else hours
     limited = _with_ttl(ledger, rows, entries)
     ledger.store.append(into, entries, _records(command, take), headers)
     for at, ttl_ms in limited:
         ttl.begin(ledger, int(entries["first_id"][at]), int(deliver[at]), ttl_ms)
-    result.ids[take] = entries["first_id"]
-    result.deliver_at_ms[take] = deliver
+    batch.result.ids[take] = entries["first_id"]
+    batch.result.deliver_at_ms[take] = deliver
     filed(ledger, into, entries)
 
 
@@ -162,8 +150,8 @@ def _flags(command: Publish) -> NDArray[np.uint16]:
     return flags
 
 
-def _with_ttl(ledger: Ledger, rows: NDArray[np.void], entries: NDArray[np.void]) -> list[tuple[int, int]]:
-    """(row, TTL) of those that have one, of their own or their topic's; sets their flag."""
+def _with_ttl(ledger: Ledger, rows: Rows, entries: Rows) -> list[tuple[int, int]]:
+    """(row, TTL in ms) of rows that have a TTL, of their own or of their topic; sets the flag of their entries."""
     ttl_ms = rows["ttl_ms"].copy()
     for number, _ in by_topic(entries["topic"]):
         if default := ledger.topics[number].settings.ttl_ms:
@@ -173,7 +161,7 @@ def _with_ttl(ledger: Ledger, rows: NDArray[np.void], entries: NDArray[np.void])
     return [(at, min(int(ttl_ms[at]), ledger.settings.max_delay_ms)) for at in limited.tolist()]
 
 
-def _records(command: Publish, take: slice | NDArray[np.bool_]) -> bytearray:
+def _records(command: Publish, take: slice | Mask) -> bytearray:
     if isinstance(take, slice):
         return bytearray(command.blob)
     spans = zip(command.starts[take].tolist(), command.sizes[take].tolist(), strict=True)

@@ -1,40 +1,34 @@
-"""What a topic takes: messages and bytes that are pending, and publishes per second. Judged by apply, row by row, so
-that the limit is the cluster's: the same on every node, through whichever node a message came, and after a failover.
+"""Quotas of a topic: pending messages, pending bytes, and publishes per second. Apply decides row by row, so that a
+limit is the cluster's: the same on every node, through whichever node a message came, and after a failover.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hadelay.codec.publishcommand import Publish
 from hadelay.codec.results import RowCode
+from hadelay.ledger.batch import Batch
 from hadelay.ledger.flow import PLENTY, publish_bucket
 from hadelay.ledger.keys import Decision
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import Topic
-from hadelay.settings.topic import TopicSettings
 
-#: More than there can be.
+#: No limit: more than there can be.
 _NO_BOUND = 1 << 62
 
 
-def has_quota(settings: TopicSettings) -> bool:
-    limits = (settings.publish_rate, settings.max_messages, settings.max_bytes)
-    return any(limit is not None for limit in limits)
+def refuse_beyond_quotas(ledger: Ledger, batch: Batch, keys: Decision | None) -> None:
+    """Refuse rows that their topics have no room for. A refused row takes no room from the next.
 
-
-def refuse_beyond_quotas(
-    ledger: Ledger, command: Publish, numbers: NDArray[np.uint32], keys: Decision | None, codes: NDArray[np.uint8],
-    take: NDArray[np.bool_],
-) -> None:  # fmt: skip
-    """Take rows that their topics have no room for out of `take`. One that is refused takes no room from the next.
-
-    numbers: of the command's topics. What replaces another message needs no room among them, and once a row with a
-    client key was refused, the topic's later ones with keys are too: they may build on it.
+    Rows that replace another message need no room among the messages. Once a row with a client key was refused, the
+    topic's later rows with keys are too: they may build on it.
     """
-    for at, number in enumerate(numbers.tolist()):
-        if number >= len(ledger.topics.all) or not has_quota(ledger.topics[number].settings):
+    command, take = batch.command, batch.take
+    for at, number in enumerate(batch.topics.tolist()):
+        if number >= len(ledger.topics.all):
+            continue
+        settings = ledger.topics[number].settings
+        if settings.publish_rate is None and settings.max_messages is None and settings.max_bytes is None:
             continue
         mine = np.flatnonzero(take & (command.rows["topic"] == at))
         if not len(mine):
@@ -42,7 +36,7 @@ def refuse_beyond_quotas(
         keyed, replacing = set(command.client_keys["row"].tolist()), keys.replacing() if keys is not None else set()
         rows = [(row in keyed, row in replacing) for row in mine.tolist()]
         refused = _judge(ledger, ledger.topics[number], command.sizes[mine].tolist(), rows)
-        codes[mine] = refused
+        batch.result.codes[mine] = refused
         take[mine] = np.array(refused) == RowCode.OK
 
 
@@ -74,7 +68,7 @@ def _judge(ledger: Ledger, topic: Topic, sizes: list[int], rows: list[tuple[bool
 
 
 def retry_after_ms(topic: Topic | None, now_ms: int) -> int:
-    """In how long the topic's publish rate lets the next message through; 0: now."""
+    """Time in ms until the topic's publish rate lets the next message through; 0: now."""
     if topic is None or topic.settings.publish_rate is None:
         return 0
     bucket = publish_bucket(topic.settings.publish_rate, topic.spent_ns)

@@ -1,10 +1,10 @@
-"""What the replicated state machine knows: every message, and where it is in its life. Data and look-ups; what changes
-them stands in ledger/apply.py and the modules of its table.
+"""State of the replicated state machine: every message, and where it is in its life. Data and look-ups; the changes
+are in ledger/apply.py and the modules of its table.
 
 Law 1: only `apply_entry` changes the ledger, and only because a committed entry says so.
 Law 2: `now_ms` arrives inside the entry, stamped once by the leader. Nothing here asks what time it is.
-Law 3: apply never raises for bad input; a refusal is a value. What it does raise (a damaged file, a feature level
-       this code does not have) must stop the node, since to go on would make it another replica.
+Law 3: apply never raises for bad input; a refusal is a value. Errors that apply raises (a damaged file, a feature
+       level that this code does not have) must stop the node: going on would make the replicas differ.
 Law 4: never iterate a set of strings: hashing differs between processes, so replicas would disagree.
 Law 5: nothing is kept in memory per waiting message. Entries live in the hours' files; the ledger has bitmaps of
        settled entries, held grants, and counters.
@@ -14,11 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from hadelay.codec.formats import CONSUMER, NODE, REASON, TOPIC
+from hadelay.codec.formats import CONSUMER, NODE, REASON, TOPIC, Rows
 from hadelay.ledger.grants import HeldGrant
 from hadelay.ledger.hourstate import HourState
 from hadelay.ledger.ports import HourStore, Listener, Names, Tables
@@ -29,12 +27,12 @@ from hadelay.rights import Audit, Token
 from hadelay.settings.cluster import Settings
 from hadelay.version import FIRST_LEVEL
 
+#: Node number in a dispatch log entry of what the cluster itself did.
+NO_NODE = 0xFF
+
 
 class Ledger:
     """One group's state. `store`, `tables` and `names` are changed by apply alone; see ledger/ports.py."""
-
-    #: Number of "no node" in a dispatch log entry: the cluster did it.
-    no_node = 0xFF
 
     def __init__(
         self, group: int, store: HourStore, tables: Tables, names: Names, settings: Settings | None = None
@@ -42,8 +40,8 @@ class Ledger:
         self.group, self.store, self.tables, self.names = group, store, tables, names
         self.settings = settings or Settings()
         self.listener = Listener()
-        #: Told of the hour and the INDEX or HELD rows that were settled, on every node; must not keep the rows.
-        self.on_settled: Callable[[int, NDArray[np.void]], None] | None = None
+        #: Called on every node with the hour and the INDEX or HELD rows that were settled; must not keep the rows.
+        self.on_settled: Callable[[int, Rows], None] | None = None
         #: Cluster time of the last entry.
         self.now_ms = 0
         self.applied = 0
@@ -60,25 +58,25 @@ class Ledger:
         #: consumer → request id → grant, while it is held.
         self.requests: dict[str, dict[bytes, tuple[int, int]]] = {}
         self.incarnations: dict[str, int] = {}
-        #: As the entry at `members_index` said; () while they are those the cluster was founded with.
+        #: Set by the entry at `members_index`; () for the members that the cluster was founded with.
         self.members: Members = ()
         self.members_index = 0
-        #: The entry that is being applied has one command, and that is MEMBERS.
+        #: The entry that is being applied has MEMBERS as its only command.
         self.changes_members = False
         self.retired = BitMap()
-        #: Where SWEEP goes on: (hour, globalIndex).
+        #: Position from which SWEEP continues: (hour, globalIndex).
         self.sweep = (0, 0)
-        #: TTL_EXPIRE has done what lies before this key of its table: derived, "" is right as well.
+        #: TTL_EXPIRE has finished the rows before this key of its table. Not in checkpoints: b"" is right as well.
         self.ttl_from = b""
         self.key_epoch = 0
         self.key_epoch_ends_ms = 0
         self.key_count = 0
         self.key_count_before = 0
         self.keys_dropped_early = 0
-        #: By id. Never changed in place: who holds one of these dicts sees that there is another (ledger/access.py).
+        #: By id. A change replaces the dict, so that caches see it (ledger/access.py).
         self.tokens: dict[str, Token] = {}
         self.audit = Audit()
-        #: How many consumers, nodes and reasons were given a number.
+        #: Count of numbers given to consumers, nodes and reasons.
         self.named = {CONSUMER: 0, NODE: 0, REASON: 0}
         #: Hours that changed since the last dump (ledger/checkpoint.py).
         self.touched: set[int] = set()
@@ -88,14 +86,16 @@ class Ledger:
         return self.now_ms // HOUR_MS
 
     def hour_state(self, hour: int) -> HourState:
-        """To change it: it is part of the next checkpoint."""
+        """State of an hour, created if missing, to change it: the hour is part of the next checkpoint."""
         self.touched.add(hour)
-        found = self.hours.get(hour)
-        if found is None:
-            found = self.hours[hour] = HourState()
-        return found
+        if hour not in self.hours:
+            self.hours[hour] = HourState()
+        return self.hours[hour]
 
-    def forget_hour(self, hour: int) -> None:
+    def retire_hour(self, hour: int) -> None:
+        """Delete the hour's files and state."""
+        self.store.retire(hour)
+        self.retired.add(hour)
         self.touched.add(hour)
         self.hours.pop(hour, None)
 
@@ -107,7 +107,7 @@ class Ledger:
             pass
         limits = {
             CONSUMER: (self.settings.max_consumers, NONE32),
-            NODE: (self.no_node, self.no_node),
+            NODE: (NO_NODE, NO_NODE),
             REASON: (self.settings.max_reasons, NONE32),
         }
         limit, beyond = limits[kind]
@@ -117,7 +117,7 @@ class Ledger:
         return self.names.register(kind, name)
 
     def open_entries(self, hour: int) -> int:
-        """Waiting or leased, in O(1)."""
+        """Number of entries that wait or are leased, in O(1)."""
         hour_state = self.hours.get(hour)
         return self.store.count(hour) - (len(hour_state.settled) if hour_state else 0)
 
@@ -127,7 +127,7 @@ class Ledger:
         return (hour_state.ended(index), index in hour_state.leased) if hour_state else (None, False)
 
     def held_by(self, consumer: str, request_id: bytes) -> HeldGrant | None:
-        """What this request got and still holds, if anything: to be handed out again (idempotent receive)."""
+        """Grant that this request got and still holds, if any: handed out again (idempotent receive)."""
         key = self.requests.get(consumer, {}).get(request_id)
         return self.grants[key] if key is not None else None
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hadelay.codec.formats import U32, Mask, Rows
 from hadelay.model import Event
 from hadelay.settings.topic import TopicSettings, settings_of
 
@@ -30,7 +30,7 @@ class PurgeMark:
     at_ms: int
     ready: bool
 
-    def means(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    def means(self, rows: Rows) -> Mask:
         due = rows["deliver_at_ms"] <= self.at_ms
         return np.asarray((rows["generation"] < self.generation) & (due == self.ready))
 
@@ -145,11 +145,11 @@ class Topics:
         self.generations[topic.number], self.floors[topic.number] = topic.generation, topic.floor
         self.note_work(topic)
 
-    def alive(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    def alive(self, rows: Rows) -> Mask:
         """Per INDEX row: its topic was neither deleted nor purged since it was filed."""
         return np.asarray(self.floors[rows["topic"]] <= rows["generation"])
 
-    def marked(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    def marked(self, rows: Rows) -> Mask:
         """Per waiting INDEX row: a partial purge means it."""
         meant = np.zeros(len(rows), np.bool_)
         for number in self.with_work:
@@ -157,7 +157,7 @@ class Topics:
                 meant |= (rows["topic"] == number) & mark.means(rows)
         return meant
 
-    def owed(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    def owed(self, rows: Rows) -> Mask:
         """Per waiting INDEX row: neither a deletion nor a purge, whole or partial, means it."""
         alive = self.alive(rows)
         return alive & ~self.marked(rows) if self.with_work else alive
@@ -191,7 +191,7 @@ class Topics:
             self.note_work(self.all[number])
 
 
-def by_topic(numbers: NDArray[np.uint32]) -> list[tuple[int, int]]:
+def by_topic(numbers: U32) -> list[tuple[int, int]]:
     """(topic, how many) of a column of topic numbers; almost always there is just one."""
     first = int(numbers[0])
     if len(numbers) == 1 or (numbers == first).all():
@@ -202,7 +202,7 @@ def by_topic(numbers: NDArray[np.uint32]) -> list[tuple[int, int]]:
     return list(zip(distinct.tolist(), counts.tolist(), strict=True))
 
 
-def by_topic_bytes(rows: NDArray[np.void]) -> list[tuple[int, int, int]]:
+def by_topic_bytes(rows: Rows) -> list[tuple[int, int, int]]:
     """(topic, how many, bytes of their records) of rows with `topic` and `size`."""
     if len(rows) == 1:
         return [(int(rows["topic"][0]), 1, int(rows["size"][0]))]

@@ -20,34 +20,35 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.formats import DISPATCH
+from hadelay.codec.formats import DISPATCH, I64, U32, Mask, Rows
 from hadelay.ledger.hourstate import bitmap
-from hadelay.ledger.state import Ledger
+from hadelay.ledger.state import NO_NODE, Ledger
 from hadelay.ledger.topics import by_topic, by_topic_bytes
 from hadelay.model import DEAD_HOURS, HOUR_MS, MOVES, NONE32, Event
 
 #: INDEX.flags: the attempt before this entry ended because its lease ran out, so its ack still counts until the
 #: message is leased again.
 FLAG_LEASE_EXPIRED = 1
-#: It has a client key; it ends by itself (table `ttlof`); it is pushed to a URL of its own (meta `cb`).
+#: The message has a client key; a TTL (table `ttlof`); a webhook URL of its own (meta `cb`).
 FLAG_KEYED, FLAG_TTL, FLAG_CALLBACK = 2, 4, 8
-#: It died in another topic and was routed to this one: where it dies again it is kept.
+#: The message died in another topic and was routed to this one: this topic keeps it when it dies again.
 FLAG_ROUTED = 16
-#: It was due, or nearly, when it was rescheduled: in interval mode a leader that fell may have handed it out before,
-#: and its `deliver_at_ms` no longer tells.
+#: The message was due, or nearly, when it was rescheduled: in interval mode a leader that fell may have handed it out
+#: before, and `deliver_at_ms` no longer tells.
 FLAG_WAS_DUE = 32
-#: The bits from here on count the hand-outs that ended without having been tried: they came back uncounted (NACK). They
-#: count neither for `max_attempts` nor for the backoff; `attempt` still numbers every hand-out.
+#: The bits from here on count hand-outs that came back untried (NACK, uncounted). These count neither for
+#: `max_attempts` nor for the backoff; `attempt` still numbers every hand-out.
 EXCUSED_AT = 6
 MAX_EXCUSED = (1 << 10) - 1
-#: Of the message, not of the entry: they go with it wherever it is filed anew.
+#: Flags of the message, which stay wherever it is filed anew; the others are the entry's.
 FLAGS_OF_MESSAGE = FLAG_KEYED | FLAG_TTL | FLAG_CALLBACK | FLAG_ROUTED | FLAG_WAS_DUE
 
-#: first id → where the message is now, for every message that ever moved; then its last failures, 16 bytes each.
+#: Key of tables whose key is a message's first id.
+ID_KEY = struct.Struct(">Q")
+#: Table: first id → hour and index of the present entry, for messages that ever moved; then the last failures.
 PLACE = b"place"
-PLACE_KEY = struct.Struct(">Q")
 PLACE_VALUE = struct.Struct("<II")
-#: at_ms, reason (a name's number, or NONE32), attempt, event
+#: A failed attempt: at_ms, reason (a name's number, or NONE32), attempt, event.
 FAILURE = struct.Struct("<qIHBx")
 MAX_FAILURES = 16
 
@@ -60,15 +61,34 @@ class Failure(NamedTuple):
     reason: int
 
 
-def log_events(
-    ledger: Ledger, hour: int, rows: NDArray[np.void], event: Event, *, attempts: NDArray[np.uint16],
-    previous: NDArray[np.uint32] | int, consumer: NDArray[np.uint32] | int, node: int,
-    other_hour: NDArray[np.int64] | int = NONE32,
-) -> NDArray[np.uint32]:  # fmt: skip
-    """Append one event per row (INDEX or HELD) to the hour's dispatch log; returns their numbers.
+class Leaving(NamedTuple):
+    """Open entries of one hour (INDEX or HELD rows) that end together."""
 
-    For MOVES, `consumer` is the globalIndex of the new entry in `other_hour`, which makes the chain
-    from a message's first entry to its last one readable from the files alone. For NACKED, `other_hour` is the reason.
+    hour: int
+    rows: Rows
+    #: Number of each row's previous event.
+    previous: U32 | int = NONE32
+    #: Number of the node that took the request.
+    node: int = NO_NODE
+    #: All of the rows are leased; none is otherwise.
+    leased: bool = False
+    #: Kept with the messages (table `place`) where these are filed anew.
+    failure: Failure | None = None
+
+    def some(self, which: Mask) -> Leaving:
+        previous = self.previous if isinstance(self.previous, int) else self.previous[which]
+        return self._replace(rows=self.rows[which], previous=previous)
+
+
+def log_events(
+    ledger: Ledger, hour: int, rows: Rows, event: Event, *, node: int, attempts: NDArray[np.uint16] | None = None,
+    previous: U32 | int = NONE32, consumer: U32 | int = NONE32, other_hour: I64 | int = NONE32,
+) -> U32:  # fmt: skip
+    """Append one event per row (INDEX or HELD) to the hour's dispatch log; returns their numbers. attempts: those of
+    the rows, unless given.
+
+    For MOVES, `consumer` is the globalIndex of the new entry in `other_hour`, which makes the chain from a message's
+    first entry to its last one readable from the files alone. For NACKED, `other_hour` is the reason.
     """
     events = np.zeros(len(rows), DISPATCH)
     events["index"] = rows["index"]
@@ -76,16 +96,23 @@ def log_events(
     events["other_hour"] = other_hour
     events["consumer"] = consumer
     events["at_ms"] = ledger.now_ms
-    events["attempt"] = attempts
+    events["attempt"] = rows["attempt"] if attempts is None else attempts
     events["event"] = event
     events["node"] = node
     first = ledger.store.append_events(hour, events)
     return np.arange(first, first + len(rows), dtype=np.uint32)
 
 
-def settle(ledger: Ledger, hour: int, rows: NDArray[np.void], event: Event, *, leased: bool) -> None:
-    """These open entries (INDEX or HELD rows of one hour) are over. `leased`: all of them were, else none. In a dead
-    hour: these letters are redriven."""
+def settle(
+    ledger: Ledger, leaving: Leaving, event: Event, *, attempts: NDArray[np.uint16] | None = None,
+    consumer: U32 | int = NONE32, other_hour: I64 | int = NONE32,
+) -> None:  # fmt: skip
+    """End open entries with this event. In a dead hour: these letters are redriven. Columns as for `log_events`."""
+    hour, rows, leased = leaving.hour, leaving.rows, leaving.leased
+    log_events(
+        ledger, hour, rows, event, node=leaving.node, attempts=attempts, previous=leaving.previous, consumer=consumer,
+        other_hour=other_hour,
+    )  # fmt: skip
     bits = bitmap(rows["index"])
     hour_state = ledger.hour_state(hour)
     hour_state.settle(bits, event)
@@ -115,93 +142,81 @@ def settle(ledger: Ledger, hour: int, rows: NDArray[np.void], event: Event, *, l
             ledger.on_settled(hour, rows)
 
 
-def filed(ledger: Ledger, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
-    """Entries were appended: count them where counts are kept, and tell the leader."""
+def filed(ledger: Ledger, hours: int | I64, rows: Rows) -> None:
+    """Entries were appended: count them by second and by client key, and tell the leader."""
+    keyed = rows["flags"] & FLAG_KEYED != 0
     if isinstance(hours, int):
         if hours == ledger.now_hour:
             ledger.hour_state(hours).add_seconds(rows["second"])
+        if keyed.any():
+            ledger.hour_state(hours).keyed += int(np.count_nonzero(keyed))
     else:
         running = hours == ledger.now_hour
         if running.any():
             ledger.hour_state(ledger.now_hour).add_seconds(rows["second"][running])
-    keyed = rows["flags"] & FLAG_KEYED != 0
-    if keyed.any():
-        if isinstance(hours, int):
-            ledger.hour_state(hours).keyed += int(np.count_nonzero(keyed))
-        else:
-            for hour, count in by_topic(hours[keyed]):
-                ledger.hour_state(hour).keyed += count
+        for hour, count in by_topic(hours[keyed]) if keyed.any() else ():
+            ledger.hour_state(hour).keyed += count
     ledger.listener.on_filed(hours, rows)
 
 
-def excused(rows: NDArray[np.void]) -> NDArray[np.uint16]:
+def excused(rows: Rows) -> NDArray[np.uint16]:
     """How many hand-outs of these messages (INDEX rows) do not count as attempts."""
     found: NDArray[np.uint16] = rows["flags"] >> np.uint16(EXCUSED_AT)
     return found
 
 
 def move(
-    ledger: Ledger, hour: int, rows: NDArray[np.void], *, deliver_at_ms: NDArray[np.int64] | int, attempts: int,
-    flags: NDArray[np.uint16] | int, previous: NDArray[np.uint32] | int, node: int, leased: bool,
-    failure: Failure | None = None, again: bool = True, excuse: int = 0,
+    ledger: Ledger, leaving: Leaving, *, deliver_at_ms: I64 | int, attempts: int = 0,
+    flags: NDArray[np.uint16] | int = 0, again: bool = True, excuse: int = 0,
 ) -> None:  # fmt: skip
-    """File the messages of these open INDEX rows anew, under max(second of deliver_at, second of now).
+    """File messages (INDEX rows) anew, under max(second of deliver_at, second of now).
 
     `attempts` is added to the attempt of each. `flags` are the new entry's; those of the message stay. Within the hour
     the new entry points at the same record; into another hour the record is copied, so that an hour is complete by
-    itself. again: something happened to the message, so no purge from before that means it any more. excuse: so many of
-    `attempts` do not count; of no message more than MAX_EXCUSED.
+    itself. again: something happened to the message, so purges from before that do not mean the new entry. excuse: so
+    many of `attempts` do not count; of no message more than MAX_EXCUSED.
     """
+    rows = leaving.rows
     new = rows.copy()
     new["deliver_at_ms"] = deliver_at_ms
-    # No limit of attempts is a limit of 65,534: there it stays.
+    # "No limit of attempts" is a limit of 65,534: the number stays there.
     new["attempt"] = np.minimum(rows["attempt"], 0xFFFE - attempts) + attempts
     new["flags"] = rows["flags"] & FLAGS_OF_MESSAGE | flags
     new["flags"] |= (excused(rows) + np.uint16(excuse)) << np.uint16(EXCUSED_AT)
     if again:
         new["generation"] = ledger.topics.generations[rows["topic"]]
     filing_ms = np.maximum(new["deliver_at_ms"], ledger.now_ms)
-    hours: NDArray[np.int64] = filing_ms // HOUR_MS
+    hours: I64 = filing_ms // HOUR_MS
     new["second"] = filing_ms % HOUR_MS // 1000
-    file_anew(
-        ledger, hour, rows, hours, new, Event.MOVED,
-        attempts=new["attempt"], previous=previous, node=node, leased=leased, failure=failure,
-    )  # fmt: skip
+    file_anew(ledger, leaving, hours, new, Event.MOVED, attempts=new["attempt"])
     filed(ledger, hours, new)
 
 
 def file_anew(
-    ledger: Ledger, hour: int, rows: NDArray[np.void], hours: NDArray[np.int64], new: NDArray[np.void], event: Event,
-    *, attempts: NDArray[np.uint16], previous: NDArray[np.uint32] | int, node: int, leased: bool,
-    failure: Failure | None = None,
-) -> None:  # fmt: skip
-    """Append `new` to `hours` in the place of the open `rows`, which end with `event`. For whoever files it in an hour
-    that runs: call `filed` then."""
-    _append_moved(ledger, hour, hours, new)
-    log_events(
-        ledger, hour, rows, event,
-        attempts=attempts, previous=previous, consumer=new["index"], node=node, other_hour=hours,
-    )  # fmt: skip
-    settle(ledger, hour, rows, event, leased=leased)
+    ledger: Ledger, leaving: Leaving, hours: I64, new: Rows, event: Event, *, attempts: NDArray[np.uint16]
+) -> None:
+    """Append `new` to `hours` in place of the leaving INDEX rows, which end with `event`. Callers that file in an hour
+    that runs call `filed` then."""
+    _append_moved(ledger, leaving.hour, hours, new)
+    settle(ledger, leaving, event, attempts=attempts, consumer=new["index"], other_hour=hours)
     put = ledger.tables.put
-    tails = _failures(ledger, hour, rows, attempts, failure)
+    tails = _failures(ledger, leaving, attempts)
     for first_id, to, index, tail in zip(
         new["first_id"].tolist(), hours.tolist(), new["index"].tolist(), tails, strict=True
     ):
-        put(PLACE, PLACE_KEY.pack(first_id), PLACE_VALUE.pack(to, index) + tail)
+        put(PLACE, ID_KEY.pack(first_id), PLACE_VALUE.pack(to, index) + tail)
     for to, count in by_topic(hours.astype(np.uint32)):
         ledger.hour_state(to).returned += count
 
 
-def _failures(
-    ledger: Ledger, hour: int, rows: NDArray[np.void], attempts: NDArray[np.uint16], failure: Failure | None
-) -> list[bytes]:
-    """What is kept of each message's failures, the latest included."""
-    own = rows["index"].astype(np.uint64) | np.uint64(hour << 32)
+def _failures(ledger: Ledger, leaving: Leaving, attempts: NDArray[np.uint16]) -> list[bytes]:
+    """Last failures of each message, packed, this one included."""
+    rows, failure, get = leaving.rows, leaving.failure, ledger.tables.get
+    # A message that never moved has no failures: its id names this entry.
+    own = rows["index"].astype(np.uint64) | np.uint64(leaving.hour << 32)
     first = rows["first_id"] & np.uint64((1 << 56) - 1) == own
-    get = ledger.tables.get
     tails = [
-        b"" if at_home else (get(PLACE, PLACE_KEY.pack(first_id)) or b"")[PLACE_VALUE.size :]
+        b"" if at_home else (get(PLACE, ID_KEY.pack(first_id)) or b"")[PLACE_VALUE.size :]
         for first_id, at_home in zip(rows["first_id"].tolist(), first.tolist(), strict=True)
     ]
     if failure is None:
@@ -216,7 +231,7 @@ def _failures(
 
 def failures_of(ledger: Ledger, first_id: int) -> list[tuple[int, Event, int, int]]:
     """(at_ms, event, attempt, reason) of the message's last failed attempts, the first one first."""
-    stored = ledger.tables.get(PLACE, PLACE_KEY.pack(first_id)) or b""
+    stored = ledger.tables.get(PLACE, ID_KEY.pack(first_id)) or b""
     return [
         (at_ms, Event(event), attempt, reason)
         for at_ms, reason, attempt, event in FAILURE.iter_unpack(stored[PLACE_VALUE.size :])
@@ -229,7 +244,7 @@ def fitting(costs: NDArray[np.integer], room: int, *, at_least: bool = True) -> 
     return max(fits, 1) if at_least and len(costs) else fits
 
 
-def _append_moved(ledger: Ledger, hour: int, hours: NDArray[np.int64], new: NDArray[np.void]) -> None:
+def _append_moved(ledger: Ledger, hour: int, hours: I64, new: Rows) -> None:
     within = hours == hour
     if within.all():
         ledger.store.append_again(hour, new)

@@ -16,65 +16,58 @@ from __future__ import annotations
 import struct
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hadelay.codec.commandtypes import Maintain
+from hadelay.codec.formats import Rows
 from hadelay.codec.results import JobResult
-from hadelay.ledger.lookup import TTL_OF, TTL_OF_KEY, TTL_OF_VALUE, find_entries
+from hadelay.ledger.hourstate import groups, is_in
+from hadelay.ledger.lookup import TTL_OF, TTL_OF_VALUE, find_entries, ttl_of
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.transitions import FLAG_TTL, log_events, settle
-from hadelay.model import DEAD_HOURS, NEVER_MS, NONE32, Event
+from hadelay.ledger.transitions import FLAG_TTL, ID_KEY, Leaving, settle
+from hadelay.model import DEAD_HOURS, NEVER_MS, Event
 
 TTL = b"ttl"
 KEY = struct.Struct(">QQ")
 
-#: Rows looked at per command, whatever it asks for: some milliseconds.
+#: Limit of rows looked at per command, which takes some milliseconds.
 MAX_SLICE = 1_000
 
 
 def begin(ledger: Ledger, first_id: int, due_ms: int, ttl_ms: int) -> None:
-    """This message expires ttl_ms after due_ms. Whatever held before is forgotten."""
-    before = ledger.tables.get(TTL_OF, TTL_OF_KEY.pack(first_id))
-    if before is not None:
-        ledger.tables.delete(TTL, KEY.pack(TTL_OF_VALUE.unpack(before)[0], first_id))
-    expire_ms = due_ms + ttl_ms
-    ledger.tables.put(TTL_OF, TTL_OF_KEY.pack(first_id), TTL_OF_VALUE.pack(expire_ms, ttl_ms))
-    _look_at(ledger, expire_ms, first_id)
+    """Let this message expire ttl_ms after due_ms, whatever its expiry was before."""
+    forget(ledger, [first_id])
+    ledger.tables.put(TTL_OF, ID_KEY.pack(first_id), TTL_OF_VALUE.pack(due_ms + ttl_ms, ttl_ms))
+    _look_at(ledger, due_ms + ttl_ms, first_id)
 
 
-def begin_again(ledger: Ledger, rows: NDArray[np.void], due_ms: int | NDArray[np.int64]) -> None:
+def begin_again(ledger: Ledger, rows: Rows, due_ms: int) -> None:
     """The owner chose a new due time for these messages (INDEX rows), or they start anew: the TTL counts from there."""
-    limited = np.flatnonzero(rows["flags"] & FLAG_TTL)
-    if not len(limited):
-        return
-    dues = np.broadcast_to(due_ms, len(rows))
-    for at in limited.tolist():
-        first_id = int(rows["first_id"][at])
-        stored = ledger.tables.get(TTL_OF, TTL_OF_KEY.pack(first_id))
-        if stored is not None:
-            begin(ledger, first_id, int(dues[at]), TTL_OF_VALUE.unpack(stored)[1])
+    for first_id in rows["first_id"][rows["flags"] & FLAG_TTL != 0].tolist():
+        found = ttl_of(ledger, first_id)
+        if found is not None:
+            begin(ledger, first_id, due_ms, found[1])
 
 
-def wait_again(ledger: Ledger, rows: NDArray[np.void]) -> None:
-    """A lease of these messages (INDEX rows) ended. Who looks for what is over may have passed them just before, as
-    leased: the end was on its way."""
+def wait_again(ledger: Ledger, rows: Rows) -> None:
+    """Tell the listener when these messages (INDEX rows), whose lease ended, expire. The search for expired messages
+    may have passed them just before, as leased."""
     for first_id in rows["first_id"][rows["flags"] & FLAG_TTL != 0].tolist():
         ledger.listener.on_ttl(expire_ms(ledger, first_id))
 
 
 def forget(ledger: Ledger, first_ids: list[int]) -> None:
-    """These messages are gone."""
+    """Delete the rows of these messages from both tables."""
     for first_id in first_ids:
-        stored = ledger.tables.get(TTL_OF, TTL_OF_KEY.pack(first_id))
-        if stored is not None:
-            ledger.tables.delete(TTL, KEY.pack(TTL_OF_VALUE.unpack(stored)[0], first_id))
-            ledger.tables.delete(TTL_OF, TTL_OF_KEY.pack(first_id))
+        found = ttl_of(ledger, first_id)
+        if found is not None:
+            ledger.tables.delete(TTL, KEY.pack(found[0], first_id))
+            ledger.tables.delete(TTL_OF, ID_KEY.pack(first_id))
 
 
 def expire_ms(ledger: Ledger, first_id: int) -> int:
-    """When it expires, NEVER_MS if it does not."""
-    stored = ledger.tables.get(TTL_OF, TTL_OF_KEY.pack(first_id))
-    return TTL_OF_VALUE.unpack(stored)[0] if stored is not None else NEVER_MS
+    """When the message expires, NEVER_MS if it does not."""
+    found = ttl_of(ledger, first_id)
+    return NEVER_MS if found is None else found[0]
 
 
 def first_ms(ledger: Ledger, start: bytes = b"") -> int:
@@ -89,18 +82,21 @@ def due(ledger: Ledger, now_ms: int, start: bytes, limit: int) -> list[bytes]:
 
 
 def ends_something(ledger: Ledger, keys: list[bytes]) -> bool:
-    """One of these messages waits. What is over, or leased, gives TTL_EXPIRE nothing to write down."""
+    """One of these messages waits. Settled and leased messages give TTL_EXPIRE nothing to write down."""
     hours, indexes = find_entries(ledger, [KEY.unpack(key)[1] for key in keys])
-    for hour in np.unique(hours[(hours >= 0) & (hours < DEAD_HOURS)]).tolist():
+    for hour, where in groups(hours):
         hour_state = ledger.hours.get(hour)
-        mine = indexes[hours == hour].tolist()
-        if hour_state is None or any(i not in hour_state.settled and i not in hour_state.leased for i in mine):
+        if not 0 <= hour < DEAD_HOURS:
+            continue
+        if hour_state is None or any(
+            i not in hour_state.settled and i not in hour_state.leased for i in indexes[where].tolist()
+        ):
             return True
     return False
 
 
 def expire_due(ledger: Ledger, command: Maintain) -> JobResult:
-    """End what waits and is over by state.now; drop the rows of what ended otherwise."""
+    """End messages that wait and are expired by state.now; drop the rows of those that ended otherwise."""
     limit = min(max(command.limit, 1), MAX_SLICE)
     ids = []
     # Rows are only ever put behind now: before what was done there is none.
@@ -108,7 +104,7 @@ def expire_due(ledger: Ledger, command: Maintain) -> JobResult:
     for key in keys:
         ledger.tables.delete(TTL, key)
         first_id = KEY.unpack(key)[1]
-        # Later: it was leased when it expired, was looked at again in vain, and died; and was redriven since.
+        # A later expiry: the message was leased when it expired, died, and was redriven since.
         if expire_ms(ledger, first_id) <= ledger.now_ms:
             ids.append(first_id)
     ended = _expire(ledger, ids)
@@ -119,38 +115,27 @@ def expire_due(ledger: Ledger, command: Maintain) -> JobResult:
 
 def _expire(ledger: Ledger, ids: list[int]) -> int:
     hours, indexes = find_entries(ledger, ids)
-    first_ids = np.array(ids, np.uint64)
-    over_already: list[int] = first_ids[hours < 0].tolist()
+    over_already: list[int] = np.array(ids, np.uint64)[hours < 0].tolist()
     ended = 0
-    for hour in np.unique(hours[(hours >= 0) & (hours < DEAD_HOURS)]).tolist():
-        where = hours == hour
+    for hour, where in groups(hours):
+        if not 0 <= hour < DEAD_HOURS:
+            continue
         rows = ledger.store.entries(hour, indexes[where].astype(np.uint32))
         hour_state = ledger.hour_state(hour)
-        settled, leased = (
-            np.array([i in bits for i in rows["index"].tolist()], np.bool_)
-            for bits in (hour_state.settled, hour_state.leased)
-        )
+        settled, leased = is_in(rows["index"], hour_state.settled), is_in(rows["index"], hour_state.leased)
         over_already += rows["first_id"][settled].tolist()
         for first_id in rows["first_id"][leased].tolist():
-            # The lease wins. When it ends, whoever ends it sees that the time is over.
+            # The lease wins. Its end sees that the time is over.
             _look_at(ledger, ledger.now_ms + ledger.settings.max_lease_ms, first_id)
-        # What went with its topic is cancelled: SWEEP writes it down.
+        over_already += rows["first_id"][~settled & ~leased].tolist()
+        # Messages cancelled with their topic: SWEEP writes them down.
         waiting = rows[~settled & ~leased & ledger.topics.owed(rows)]
         if len(waiting):
-            end_waiting(ledger, hour, waiting)
+            settle(ledger, Leaving(hour, waiting), Event.TTL_EXPIRED)
             ended += len(waiting)
-        over_already += rows["first_id"][~settled & ~leased].tolist()
     for first_id in over_already:
-        ledger.tables.delete(TTL_OF, TTL_OF_KEY.pack(first_id))
+        ledger.tables.delete(TTL_OF, ID_KEY.pack(first_id))
     return ended
-
-
-def end_waiting(ledger: Ledger, hour: int, rows: NDArray[np.void]) -> None:
-    log_events(
-        ledger, hour, rows, Event.TTL_EXPIRED,
-        attempts=rows["attempt"], previous=NONE32, consumer=NONE32, node=ledger.no_node,
-    )  # fmt: skip
-    settle(ledger, hour, rows, Event.TTL_EXPIRED, leased=False)
 
 
 def _look_at(ledger: Ledger, at_ms: int, first_id: int) -> None:

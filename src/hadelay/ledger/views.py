@@ -6,9 +6,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hadelay.codec.formats import SECONDS_PER_HOUR
+from hadelay.codec.formats import SECONDS_PER_HOUR, Mask, Rows
 from hadelay.ledger.grants import HeldGrant
 from hadelay.ledger.hourstate import bitmap, indexes_of
 from hadelay.ledger.lookup import expired
@@ -43,11 +42,11 @@ class HandoutView:
         topic = self._ledger.known_topic(name)
         return None if topic is None else topic.number
 
-    def alive(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    def alive(self, rows: Rows) -> Mask:
         """Which of these INDEX rows belong to topics that were neither deleted nor purged since they were filed."""
         return self._ledger.topics.alive(rows)
 
-    def owed(self, hour: int, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    def owed(self, hour: int, rows: Rows) -> Mask:
         """Which of these INDEX rows are neither settled, leased, cancelled with their topic, nor past their TTL."""
         owed = self._ledger.topics.owed(rows) & ~expired(self._ledger, rows, self._ledger.now_ms)
         hour_state = self._ledger.hours.get(hour)
