@@ -17,13 +17,7 @@ async def cluster(call: Call) -> Answer:
     return call.answer(await call.service.cluster.view(stale=call.query.stale))
 
 
-@routes.add(
-    "POST",
-    "/v1/cluster:transfer-leader",
-    body=Transfer,
-    returns={200: Transferred},
-    errors=(404, 409),
-)
+@routes.add("POST", "/v1/cluster:transfer-leader", body=Transfer, returns={200: Transferred}, errors=(404, 409))
 async def transfer_leader(call: Call) -> Answer:
     """Hand leadership to the node named, or to the one that has most"""
     return call.answer(Transferred(await call.service.cluster.transfer(call.body.to, call.actor)))

@@ -44,7 +44,7 @@ class Connection(Protocol):
     """See the module. `_missing`: bytes until aiohttp's parser is between requests again; −1: nobody knows, ever again.
     `_busy`: bytes that arrive are held until it is over."""
 
-    __slots__ = ("_busy", "_context", "_heads", "_held", "_key", "_lost", "_missing", "_stalled", "_task", "_topic")
+    __slots__ = ("_busy", "_context", "_heads", "_held", "_lost", "_missing", "_stalled", "_task", "_template")
 
     def __init__(self, server: Server, context: Context, heads: RequestHeads, lost: Callable[[], None]) -> None:
         super().__init__(server, **server.options)
@@ -55,8 +55,7 @@ class Connection(Protocol):
         #: A request is under way on the short way; `_task`: in a task.
         self._busy = False
         self._task: asyncio.Task[None] | None = None
-        self._topic = ""
-        self._key: bytes | None = None
+        self._template: DraftTemplate
         self._held = b""
         self._stalled: asyncio.TimerHandle | None = None
 
@@ -84,7 +83,7 @@ class Connection(Protocol):
             self._missing = -1
             super().data_received(data)
             return
-        body_bytes, asks, _ = seen
+        body_bytes, asks = seen
         after = end + body_bytes
         if asks is None or len(data) < after or self._context.polls.draining:
             self._missing = max(after, len(data)) - len(data) if len(data) <= after else -1
@@ -100,10 +99,10 @@ class Connection(Protocol):
         if isinstance(asks, DraftTemplate):
             self._publish(asks, body)
 
-    def _publish(self, head: DraftTemplate, body: bytes) -> None:
-        self._topic, self._key = head.topic, head.key
+    def _publish(self, template: DraftTemplate, body: bytes) -> None:
+        self._template = template
         try:
-            self._context.service.publish([head.draft(body)], head.idempotency_key, self._published)
+            self._context.service.publish([template.with_body(body)], template.idempotency_key, self._published)
         except Exception as error:
             log.exception("publish_failed")
             self._refuse(problems.unexpected(error, "POST"))
@@ -121,7 +120,7 @@ class Connection(Protocol):
         if error is None:
             assert answer is not None
             try:
-                status, message_id, document = receipts.one(self._topic, self._key, answer)
+                status, message_id, document = receipts.one(self._template.draft, answer)
             except HadelayError as refusal:
                 error = refusal
             else:

@@ -43,13 +43,7 @@ def _after(cursor: str | None) -> bytes:
     return after
 
 
-@routes.add(
-    "POST",
-    "/v1/topics/{topic}/dead:redrive",
-    body=Redrive,
-    returns={202: Redriven},
-    errors=(404,),
-)
+@routes.add("POST", "/v1/topics/{topic}/dead:redrive", body=Redrive, returns={202: Redriven}, errors=(404,))
 async def redrive(call: Call) -> Answer:
     """Make dead letters due again: these at once, or all there are, at a rate"""
     wish, door, topic = call.body, call.service.messages, call.topic

@@ -110,9 +110,7 @@ async def open_snapshot(call: Call) -> Answer:
     return call.answer(snapshot, 201, {"Location": f"/v1/snapshots/{snapshot.id}"})
 
 
-@routes.add(
-    "GET", "/v1/snapshots/{snapshot}/{name}", returns={200: bytes, 206: bytes}, errors=(404, 416),
-)  # fmt: skip
+@routes.add("GET", "/v1/snapshots/{snapshot}/{name}", returns={200: bytes, 206: bytes}, errors=(404, 416))
 async def snapshot_file(call: Call) -> web.StreamResponse:
     """One file of a snapshot, its name percent-encoded; Range is understood"""
     door, snapshot, name = call.service.files, call.path["snapshot"], call.path["name"]

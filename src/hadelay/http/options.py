@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
+from hadelay.api.publishing import BatchItem
 from hadelay.api.text import DOTS, check_new_topic, parse_duration, parse_instant
-from hadelay.codec.meta import Meta, pack, unpack
+from hadelay.codec.meta import OCTETS, Meta, pack, unpack
 from hadelay.codec.tags import mask_of
 from hadelay.errors import BadRequest, Impossible, UnsupportedMediaType
 from hadelay.http.answers import JSON
@@ -42,47 +43,20 @@ TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _PLAIN_QUERY = re.compile(r"(delay|deliver_at)=([0-9A-Za-z.:-]*)")
 
 
-class Extras(NamedTuple):
-    """What few messages have, as a Draft has it."""
-
-    key: bytes | None = None
-    on_conflict: int = KEEP
-    max_wait_ms: int = 0
-    tags: tuple[str, ...] = ()
-    ttl_ms: int = 0
-    callback: str | None = None
-
-    def draft(self, topic: str, when: tuple[int, bool], meta: bytes, body: bytes, idem: bytes | None = None) -> Draft:
-        return Draft(
-            topic, *when, mask_of(self.tags), self.ttl_ms, meta, body, idem, self.key, self.on_conflict,
-            self.max_wait_ms, self.callback is not None,
-        )  # fmt: skip
-
-
 class DraftTemplate(NamedTuple):
-    """A Draft without its body."""
+    """A publish of one message without its body."""
 
-    topic: str
-    when_ms: int
-    relative: bool
-    #: msgpack map of what travels with the message (codec/meta.py)
-    meta: bytes
-    idempotency_key: bytes | None
-    extras: Extras | None = None
+    #: Has an empty body.
+    draft: Draft
+    #: Of the request.
+    idempotency_key: bytes | None = None
     #: The content type is that of a form, which `curl -d` says of whatever it sends.
     form: bool = False
 
-    def draft(self, body: bytes) -> Draft:
-        meta = self.meta
+    def with_body(self, body: bytes) -> Draft:
         if self.form and _is_json(body):
-            meta = pack(replace(unpack(meta), ct=JSON))
-        if self.extras is None:
-            return Draft(self.topic, self.when_ms, self.relative, 0, 0, meta, body, None)
-        return self.extras.draft(self.topic, (self.when_ms, self.relative), meta, body)
-
-    @property
-    def key(self) -> bytes | None:
-        return None if self.extras is None else self.extras.key
+            return replace(self.draft, body=body, meta=pack(replace(unpack(self.draft.meta), ct=JSON)))
+        return replace(self.draft, body=body)
 
 
 class Options(NamedTuple):
@@ -95,6 +69,7 @@ class Options(NamedTuple):
     #: These three, packed: the usual meta.
     meta: bytes
     idempotency_key: bytes | None
+    form: bool
 
 
 def parse_head(
@@ -132,11 +107,13 @@ def parse_headers(limits: HttpConfig, headers: Iterable[tuple[bytes, bytes]]) ->
             if option not in _KNOWN_QUERY:
                 refuse_unknown("header", name.decode("latin-1").title(), HEADERS)
             _once(found, option, text_of(value))
-    return Options(found, content_type, meta, trace, pack_meta(limits, content_type, meta, trace=trace), key)
+    packed = pack_meta(limits, content_type, meta, tp=trace)
+    form = content_type.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
+    return Options(found, content_type, meta, trace, packed, key, form)
 
 
 def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, options: Options) -> DraftTemplate:
-    found, content_type, own_meta, trace, meta, key = options
+    found = options.found
     if query:
         found = found.copy()
         plain = _PLAIN_QUERY.fullmatch(query)
@@ -145,55 +122,71 @@ def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, opt
             if option not in _KNOWN_QUERY:
                 refuse_unknown("query parameter", option, _KNOWN_QUERY)
             _once(found, option, text)
-    when_ms, relative = when(max_delay_ms, found.get("delay"), found.get("deliver_at"))
+    times = when(max_delay_ms, found.get("delay"), found.get("deliver_at"))
     check_new_topic(topic, limits.max_topic_bytes)
     if found.keys().isdisjoint(_EXTRAS):
-        return DraftTemplate(topic, when_ms, relative, meta, key, form=_is_form(content_type))
-    tags = found.get("tags")
-    extras = parse_extras(
-        limits, max_delay_ms, found.get("key"), found.get("on_conflict"), found.get("max_wait"),
-        None if tags is None else tags.split(","), found.get("ttl"), found.get("callback"),
-    )  # fmt: skip
-    packed = pack_meta(limits, content_type, own_meta, extras, trace)
-    return DraftTemplate(topic, when_ms, relative, packed, key, extras, _is_form(content_type))
+        draft = Draft(topic, *times, 0, 0, options.meta, b"")
+    else:
+        given: dict[str, Any] = {**found}
+        if "tags" in found:
+            given["tags"] = found["tags"].split(",")
+        item = BatchItem(topic, content_type=options.content_type, meta=options.own_meta, **given)
+        draft = draft_of(limits, max_delay_ms, item, times, options.traceparent)
+    return DraftTemplate(draft, options.idempotency_key, options.form)
 
 
-def with_key(head: DraftTemplate, key: bytes) -> DraftTemplate:
-    """The same with a client key: printable ASCII, not too long; `head` has no extras."""
-    packed = pack(replace(unpack(head.meta), key=key.decode()))
-    return head._replace(meta=packed, extras=Extras(key))
-
-
-def with_trace(head: DraftTemplate, trace: bytes) -> DraftTemplate:
-    """The same of another span."""
-    return head._replace(meta=pack(replace(unpack(head.meta), tp=trace.decode())))
-
-
-def parse_extras(
-    limits: HttpConfig, max_delay_ms: int, key: str | None, on_conflict: str | None, max_wait: object,
-    tags: Iterable[str] | None, ttl: object, callback: str | None,
-) -> Extras:  # fmt: skip
-    """None: not given. Raises BadRequest or Impossible."""
-    if key is not None and not 0 < len(key.encode()) <= limits.max_key_bytes:
-        raise BadRequest(f"key: 1 to {limits.max_key_bytes} bytes, not {len(key.encode())}")
+def draft_of(
+    limits: HttpConfig, max_delay_ms: int, item: BatchItem, times: tuple[int, bool], trace: str | None,
+    body: bytes = b"",
+) -> Draft:  # fmt: skip
+    """A message due at `times` with the options of `item`; the caller checks topic and body. Raises BadRequest or
+    Impossible."""
+    idem = None if item.idempotency_key is None else check_idempotency_key(item.idempotency_key.encode())
+    key, on_conflict = item.key, item.on_conflict
+    packed_key = None if key is None else key.encode()
+    if packed_key is not None and not 0 < len(packed_key) <= limits.max_key_bytes:
+        raise BadRequest(f"key: 1 to {limits.max_key_bytes} bytes, not {len(packed_key)}")
     if key in DOTS:
         raise BadRequest(f"key: {key!r}: clients and proxies take that out of a path (/v1/topics/{{topic}}/keys/{key})")
     if on_conflict is not None and on_conflict not in _ON_CONFLICT:
         raise BadRequest(f"on_conflict: {on_conflict[:40]!r}; it is keep, replace or reject")
     if on_conflict is not None and key is None:
         raise BadRequest("on_conflict says what to do when the key is taken: give a key with it")
-    max_wait_ms = ttl_ms = 0
-    if max_wait is not None:
-        if on_conflict != "replace":
-            raise BadRequest("max_wait limits how far replacing pushes a message: give on_conflict=replace with it")
-        max_wait_ms = _positive("max_wait", max_wait, max_delay_ms)
-    if ttl is not None:
-        ttl_ms = _positive("ttl", ttl, max_delay_ms)
-    if callback is not None and (wrong := url_problem(callback)):
+    if item.max_wait is not None and on_conflict != "replace":
+        raise BadRequest("max_wait limits how far replacing pushes a message: give on_conflict=replace with it")
+    max_wait_ms, ttl_ms = _positive("max_wait", item.max_wait, max_delay_ms), _positive("ttl", item.ttl, max_delay_ms)
+    if item.callback is not None and (wrong := url_problem(item.callback)):
         raise BadRequest(f"callback: {wrong}")
-    mode = _ON_CONFLICT[on_conflict or "keep"]
-    packed_key = None if key is None else key.encode()
-    return Extras(packed_key, mode, max_wait_ms, check_tags(limits, tags or ()), ttl_ms, callback)
+    tags = check_tags(limits, item.tags or ())
+    meta = pack_meta(
+        limits, item.content_type, item.meta, key=key, tags=list(tags), ttl=ttl_ms, cb=item.callback, tp=trace
+    )
+    return Draft(
+        item.topic, *times, mask_of(tags), ttl_ms, meta, body, idem, packed_key,
+        _ON_CONFLICT[on_conflict or "keep"], max_wait_ms, item.callback is not None,
+    )  # fmt: skip
+
+
+def with_key(template: DraftTemplate, key: bytes, limits: HttpConfig) -> DraftTemplate | None:
+    """The same with a client key of printable ASCII; None: not one, or a second one."""
+    draft = template.draft
+    if draft.key is not None or len(key) > limits.max_key_bytes or key.decode() in DOTS:
+        return None
+    meta = pack(replace(unpack(draft.meta), key=key.decode()))
+    return template._replace(draft=replace(draft, key=key, meta=meta))
+
+
+def with_idempotency_key(template: DraftTemplate, key: bytes, limits: HttpConfig) -> DraftTemplate | None:
+    """The same with an Idempotency-Key; None: not one, or a second one."""
+    if template.idempotency_key is not None or len(key) > _MAX_IDEMPOTENCY_KEY:
+        return None
+    return template._replace(idempotency_key=key)
+
+
+def with_trace(template: DraftTemplate, trace: bytes, limits: HttpConfig) -> DraftTemplate | None:
+    """The same of another span."""
+    meta = pack(replace(unpack(template.draft.meta), tp=trace.decode()))
+    return template._replace(draft=replace(template.draft, meta=meta))
 
 
 def check_tags(limits: HttpConfig, tags: Iterable[str]) -> tuple[str, ...]:
@@ -207,10 +200,6 @@ def check_tags(limits: HttpConfig, tags: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def _is_form(content_type: str) -> bool:
-    return content_type.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
-
-
 def _is_json(body: bytes) -> bool:
     """Whether it parses. Nothing is made of it: 1 MiB takes 3 ms at most."""
     try:
@@ -222,6 +211,9 @@ def _is_json(body: bytes) -> bool:
 
 
 def _positive(name: str, value: object, max_delay_ms: int) -> int:
+    """ms; 0 for None."""
+    if value is None:
+        return 0
     ms = parse_duration(name, value)
     if ms <= 0:
         raise BadRequest(f"{name}: {value}; more than 0, or leave it out")
@@ -261,24 +253,16 @@ def when(max_delay_ms: int, delay: object, deliver_at: object) -> tuple[int, boo
 
 
 def pack_meta(
-    limits: HttpConfig, content_type: str | None, meta: Mapping[str, str] | None, extras: Extras | None = None,
-    trace: str | None = None,
+    limits: HttpConfig, content_type: str | None, meta: Mapping[str, str] | None, **options: Any
 ) -> bytes:  # fmt: skip
-    """The map kept in the record (codec/meta.py). Empty when there is nothing to say."""
-    packed = Meta(tp=trace)
-    if content_type:
-        if len(content_type) > _MAX_CONTENT_TYPE or not content_type.isprintable():
-            raise BadRequest(f"Content-Type: at most {_MAX_CONTENT_TYPE} printable characters")
-        packed.ct = content_type
+    """The map kept in the record (codec/meta.py), empty when there is nothing to say. options: fields of Meta."""
+    if content_type and (len(content_type) > _MAX_CONTENT_TYPE or not content_type.isprintable()):
+        raise BadRequest(f"Content-Type: at most {_MAX_CONTENT_TYPE} printable characters")
     if meta:
-        size = sum(len(k.encode()) + len(v.encode()) for k, v in meta.items())
+        size = sum(len(name.encode()) + len(value.encode()) for name, value in meta.items())
         if size > limits.max_meta_bytes:
             raise BadRequest(f"meta has {size} bytes, names included; at most {limits.max_meta_bytes} are kept")
-        packed.meta = dict(meta)
-    if extras is not None:
-        packed.key = None if extras.key is None else extras.key.decode()
-        packed.tags, packed.ttl, packed.cb = list(extras.tags), extras.ttl_ms, extras.callback
-    return pack(packed)
+    return pack(Meta(content_type or OCTETS, meta=dict(meta or {}), **options))
 
 
 def check_traceparent(value: bytes) -> str | None:

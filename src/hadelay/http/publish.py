@@ -26,8 +26,8 @@ from hadelay.http.options import (
     HEADERS,
     check_idempotency_key,
     check_traceparent,
+    draft_of,
     pack_meta,
-    parse_extras,
     parse_head,
     when,
 )
@@ -57,12 +57,12 @@ async def commit(call: Call, drafts: list[Draft], key: bytes | None) -> Receipts
 async def publish(call: Call) -> Answer:
     """Publish one message; the body is the payload"""
     context, request = call.context, call.request
-    head = parse_head(
+    template = parse_head(
         context.config, context.max_delay_ms, call.path["topic"], request.rel_url.raw_query_string, request.raw_headers
     )
-    body = await call.read(context.config.max_body_bytes, "max_body_bytes")
-    answer = await commit(call, [head.draft(body)], head.idempotency_key)
-    status, message_id, document = receipts.one(head.topic, head.key, answer)
+    draft = template.with_body(await call.read(context.config.max_body_bytes, "max_body_bytes"))
+    answer = await commit(call, [draft], template.idempotency_key)
+    status, message_id, document = receipts.one(draft, answer)
     where = f"/v1/messages/{message_id}"
     return Answer(status, {"Content-Type": JSON, "Location": where}, document)
 
@@ -100,6 +100,9 @@ async def publish_batch(call: Call) -> Answer:
     return Answer(200, MSGPACK_TYPE if msgpack else JSON_TYPE, document)
 
 
+_NO_OPTIONS = (None,) * 7
+
+
 class _Drafts:
     """Items of one batch into drafts. A wrong item is refused in its place; the others are published.
 
@@ -110,7 +113,7 @@ class _Drafts:
         self.limits, self.access = call.context.config, call.access
         self.max_delay_ms = call.context.max_delay_ms
         self.topics: set[str] = set()
-        self.whens: dict[tuple[object, object], tuple[int, bool]] = {(None, None): (0, True)}
+        self.whens: dict[tuple[object, object], tuple[int, bool]] = {}
         self.metas: dict[str, bytes] = {}
         #: Of items that say nothing of their own.
         self.trace = check_traceparent(call.request.headers.get("traceparent", "").encode("utf-8", "surrogateescape"))
@@ -122,10 +125,10 @@ class _Drafts:
         self.total = 0
 
     def add(self, items: list[Any]) -> None:
-        """The next items; an error is of one that was not decoded."""
+        """The next items; an error stands for an item that was not decoded."""
         drafts, first = self.drafts, self.total
         self.total += len(items)
-        topics, whens, one = self.topics, self.whens, self._one
+        topics, when_of, one = self.topics, self._when, self._one
         max_body, max_delay_s = self.limits.max_body_bytes, self.max_delay_ms // 1000
         # So many characters are not too many bytes, whatever they are.
         short_key = self.limits.max_key_bytes // 4
@@ -133,69 +136,65 @@ class _Drafts:
             if isinstance(item, HadelayError):
                 self.problems[place] = item
                 continue
-            body, delay, at = item.body, item.delay, item.deliver_at
-            # The usual item: bytes, a known topic, whole seconds or Unix ms or a time seen before, perhaps a key.
-            if (
-                type(body) is bytes
-                and len(body) <= max_body
-                and item.topic in topics
-                and item.content_type is None
-                and item.meta is None
-                and item.idempotency_key is None
-                and (item.key is None or (0 < len(item.key) <= short_key and item.key not in DOTS))
-                and item.tags is None
-                and item.ttl is None
-                and item.callback is None
-                and item.on_conflict is None
-                and item.max_wait is None
-                and item.traceparent is None
-                and item.body_base64 is msgspec.UNSET
-            ):
-                key, meta = item.key, self.plain
+            body, key, delay, at = item.body, item.key, item.delay, item.deliver_at
+            try:
+                # The usual item: bytes, a known topic, a time, perhaps a key.
+                if not (
+                    type(body) is bytes
+                    and len(body) <= max_body
+                    and item.topic in topics
+                    and item.content_type is None
+                    and item.meta is None
+                    and item.idempotency_key is None
+                    and (key is None or (0 < len(key) <= short_key and key not in DOTS))
+                    and item.tags is None
+                    and item.ttl is None
+                    and item.callback is None
+                    and item.on_conflict is None
+                    and item.max_wait is None
+                    and item.traceparent is None
+                    and item.body_base64 is msgspec.UNSET
+                ):
+                    drafts.append(one(item))
+                    continue
+                if at is None and type(delay) is int and 0 <= delay <= max_delay_s:
+                    when_ms, relative = delay * 1000, True
+                elif delay is None and type(at) is int and SMALLEST_INSTANT_MS <= at < LARGEST_MS:
+                    when_ms, relative = at, False
+                else:
+                    when_ms, relative = when_of(delay, at)
+                meta = self.plain
                 if key is not None:
                     key, meta = key.encode(), pack(Meta(key=key, tp=self.trace))
-                if at is None and type(delay) is int and 0 <= delay <= max_delay_s:
-                    drafts.append(Draft(item.topic, delay * 1000, True, 0, 0, meta, body, None, key))
-                    continue
-                if delay is None and type(at) is int and SMALLEST_INSTANT_MS <= at < LARGEST_MS:
-                    drafts.append(Draft(item.topic, at, False, 0, 0, meta, body, None, key))
-                    continue
-                if (times := whens.get((delay, at))) is not None:
-                    drafts.append(Draft(item.topic, *times, 0, 0, meta, body, None, key))
-                    continue
-            try:
-                drafts.append(one(item))
+                drafts.append(Draft(item.topic, when_ms, relative, 0, 0, meta, body, None, key))
             except HadelayError as error:
                 self.problems[place] = error
+
+    def _when(self, delay: object, at: object) -> tuple[int, bool]:
+        # 1 and true and 1.0 are one key of a dict; the types have sorted out true before.
+        times = self.whens.get((delay, at))
+        if times is None:
+            times = self.whens[delay, at] = when(self.max_delay_ms, delay, at)
+        return times
 
     def _one(self, item: Any) -> Draft:
         limits = self.limits
         if item.topic not in self.topics:
             self.access.need("publish", check_new_topic(item.topic, limits.max_topic_bytes))
             self.topics.add(item.topic)
-        pair = (item.delay, item.deliver_at)
-        times = self.whens.get(pair)
-        # 1 and true and 1.0 are one key of a dict; the types have sorted out true before.
-        if times is None:
-            times = self.whens[pair] = when(self.max_delay_ms, *pair)
+        times = self._when(item.delay, item.deliver_at)
         body, content_type = payload(item)
         if len(body) > limits.max_body_bytes:
             raise TooLarge(f"a body of {len(body)} bytes; at most {limits.max_body_bytes} are allowed (max_body_bytes)")
-        key = item.idempotency_key
-        idem = None if key is None else check_idempotency_key(key.encode())
-        trace = self.trace if item.traceparent is None else check_traceparent(item.traceparent.encode())
-        given = item.key, item.on_conflict, item.max_wait, item.tags, item.ttl, item.callback
-        if any(value is not None for value in given):
-            extras = parse_extras(limits, self.max_delay_ms, *given)
-            meta = pack_meta(limits, content_type, item.meta, extras, trace)
-            return extras.draft(item.topic, times, meta, body, idem)
-        if item.meta or item.traceparent is not None:
-            meta = pack_meta(limits, content_type, item.meta, trace=trace)
-        else:
-            known = self.metas.get(content_type)
-            meta = known if known is not None else pack_meta(limits, content_type, None, trace=trace)
-            self.metas[content_type] = meta
-        return Draft(item.topic, *times, 0, 0, meta, body, idem)
+        own = item.key, item.on_conflict, item.max_wait, item.tags, item.ttl, item.callback, item.idempotency_key
+        if item.meta or item.traceparent is not None or own != _NO_OPTIONS:
+            trace = self.trace if item.traceparent is None else check_traceparent(item.traceparent.encode())
+            item.content_type = content_type
+            return draft_of(limits, self.max_delay_ms, item, times, trace, body)
+        meta = self.metas.get(content_type)
+        if meta is None:
+            meta = self.metas[content_type] = pack_meta(limits, content_type, None, tp=self.trace)
+        return Draft(item.topic, *times, 0, 0, meta, body)
 
 
 def payload(item: Any) -> tuple[bytes, str]:

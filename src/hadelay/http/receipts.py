@@ -14,7 +14,7 @@ from hadelay.api.service import Receipts
 from hadelay.api.text import format_instant
 from hadelay.errors import HadelayError
 from hadelay.http.turns import ITEM, Turns
-from hadelay.model import encode_id
+from hadelay.model import Draft, encode_id
 
 #: Results that are encoded in one slice.
 _RESULTS = 250
@@ -23,19 +23,19 @@ _JSON = (b'{"id":"', b'","deliver_at":"', b'"},', b'{"results":[', b"]}")
 _MSGPACK = (b"\x82\xa2id\xad", b"\xaadeliver_at\xb8", b"", b"\x81\xa7results", b"")
 
 
-def one(topic: str, key: bytes | None, receipts: Receipts) -> tuple[int, str, bytes]:
+def one(draft: Draft, receipts: Receipts) -> tuple[int, str, bytes]:
     """(status, id, JSON) of a publish of one message. Raises what the row was refused for."""
     if receipts.problems:
         raise receipts.problems[0]
     message_id = encode_id(receipts.ids[0])
-    tail = ',"key":null' if key is None else f',"key":{msgspec.json.encode(key.decode()).decode()}'
+    tail = ',"key":null' if draft.key is None else f',"key":{msgspec.json.encode(draft.key.decode()).decode()}'
     status = 201
     if receipts.duplicates:
         status, tail = 200, tail + ',"duplicate":true'
     if receipts.replaced:
         tail += f',"replaced":"{encode_id(receipts.replaced[0])}"'
     at = format_instant(receipts.deliver_at_ms[0])
-    return status, message_id, f'{{"id":"{message_id}","topic":"{topic}","deliver_at":"{at}"{tail}}}'.encode()
+    return status, message_id, f'{{"id":"{message_id}","topic":"{draft.topic}","deliver_at":"{at}"{tail}}}'.encode()
 
 
 async def batch(

@@ -9,7 +9,16 @@ from hadelay.errors import HadelayError
 from hadelay.http.access import Access
 from hadelay.http.call import Context, ParsedHead
 from hadelay.http.decoding import check_headers, decode_query, parse_query
-from hadelay.http.options import TRACEPARENT, DraftTemplate, Options, parse_headers, with_key, with_line, with_trace
+from hadelay.http.options import (
+    TRACEPARENT,
+    DraftTemplate,
+    Options,
+    parse_headers,
+    with_idempotency_key,
+    with_key,
+    with_line,
+    with_trace,
+)
 from hadelay.http.routes import Route
 
 #: As many bytes, and lines, as aiohttp takes.
@@ -18,10 +27,6 @@ _TARGET = re.compile(rb'(GET|POST|PUT|DELETE|PATCH) (/[!"$-~]*) HTTP/1\.1\r\n')
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff]*)\r\n")
 _PUBLISH = re.compile(rb"/v1/topics/([A-Za-z0-9._-]+)/messages(?:\?(.*))?")
 _DIGITS = re.compile(rb"\d{1,15}")
-#: The line of a client key that means what it says: printable ASCII, no space.
-_KEY_LINE = re.compile(rb"\r\n[Hh]adelay-[Kk]ey: ?([!-~]+)(?=\r\n)")
-#: What tracing adds: another one with each request.
-_TRACE_LINE = re.compile(rb"\r\n[Tt]raceparent: ?(%b)(?=\r\n)" % TRACEPARENT.pattern)
 #: Headers that hardly come again.
 _OWN = frozenset((b"idempotency-key", b"hadelay-key", b"traceparent"))
 #: Parts of a path that name a message.
@@ -56,17 +61,24 @@ class ShortRequest(NamedTuple):
 
 
 class KnownHead(NamedTuple):
-    """A request head that was parsed: where its request ends, and what it asks. Remembered while its token may."""
+    """A parsed request head. Remembered only as long as the request's token is valid."""
 
     body_bytes: int
-    #: None: it has no short way, or something is wrong with it; aiohttp and the routes deal with it.
+    #: None: the request is wrong, or its route has no short way; aiohttp and the routes answer it.
     asks: DraftTemplate | ShortRequest | None
-    #: It may come again, to the byte.
-    common: bool
+
+
+#: Header lines whose values differ from publish to publish, and the template of a publish with such a value. A client
+#: key is printable ASCII without spaces here.
+_OWN_LINES = (
+    (re.compile(rb"\r\n[Tt]raceparent: ?(%b)(?=\r\n)" % TRACEPARENT.pattern), with_trace),
+    (re.compile(rb"\r\n[Ii]dempotency-[Kk]ey: ?([!-~]+)(?=\r\n)"), with_idempotency_key),
+    (re.compile(rb"\r\n[Hh]adelay-[Kk]ey: ?([!-~]+)(?=\r\n)"), with_key),
+)
 
 
 class RequestHeads:
-    """Recent request heads, byte for byte. Those with an Idempotency-Key, a key, … are not: they hardly come again."""
+    """Recent request heads, byte for byte, except heads that hardly come again."""
 
     def __init__(self, context: Context, capacity: int = 1024) -> None:
         self.context = context
@@ -76,34 +88,18 @@ class RequestHeads:
 
     def parse(self, text: bytes) -> KnownHead | None:
         """None: not plain, so that only aiohttp can tell where the request ends."""
-        trace = _TRACE_LINE.search(text)
-        if trace is not None:
-            rest = text[: trace.start()] + text[trace.end() :]
-            seen = self.recent.get(rest) or self._parse_keyed(rest)
-            if seen is not None and isinstance(seen.asks, DraftTemplate):
-                return seen._replace(asks=with_trace(seen.asks, trace[1]), common=False)
-        return self._parse_keyed(text)
-
-    def _parse_keyed(self, text: bytes) -> KnownHead | None:
-        line = _KEY_LINE.search(text)
-        if line is not None:
-            # Of requests with keys of their own all else is the same.
+        for pattern, complete in _OWN_LINES:
+            line = pattern.search(text)
+            if line is None:
+                continue
+            # The head without this line is that of many publishes.
             rest = text[: line.start()] + text[line.end() :]
-            seen = self.recent.get(rest) or self._remembered(rest)
-            if seen is not None and isinstance(seen.asks, DraftTemplate) and seen.asks.extras is None:
-                key = line[1]
-                if len(key) <= self.context.config.max_key_bytes and key not in (b".", b".."):
-                    return seen._replace(asks=with_key(seen.asks, key), common=False)
-        return self._remembered(text)
-
-    def _remembered(self, text: bytes) -> KnownHead | None:
-        seen = self._parse(text)
-        # Who asks for a token remembers nothing for those who have none.
-        if seen is not None and seen.common and (seen.asks is not None or self.context.authenticator is None):
-            if len(self.recent) >= self.capacity:
-                self.recent.clear()
-            self.recent[text] = seen
-        return seen
+            seen = self.recent.get(rest) or self.parse(rest)
+            if seen is not None and isinstance(seen.asks, DraftTemplate):
+                template = complete(seen.asks, line[1], self.context.config)
+                if template is not None:
+                    return KnownHead(seen.body_bytes, template)
+        return self._parse(text)
 
     def _parse(self, text: bytes) -> KnownHead | None:
         line = _TARGET.match(text)
@@ -114,13 +110,19 @@ class RequestHeads:
         if fields is None:
             return None
         publish = _PUBLISH.fullmatch(line[2]) if line[1] == b"POST" else None
-        if publish is not None:
-            head = self._publish(publish, fields)
-            common = head is None or (head.idempotency_key is None and head.extras is None)
-            return KnownHead(fields.body_bytes or 0, head, common)
-        short = self._short(line, fields)
-        common = short is None or (fields.common and _OWN_PATH.isdisjoint(short.path))
-        return KnownHead(fields.body_bytes or 0, short, common)
+        asks = self._short(line, fields) if publish is None else self._publish(publish, fields)
+        seen = KnownHead(fields.body_bytes or 0, asks)
+        if fields.common and self._comes_again(asks):
+            if len(self.recent) >= self.capacity:
+                self.recent.clear()
+            self.recent[text] = seen
+        return seen
+
+    def _comes_again(self, asks: DraftTemplate | ShortRequest | None) -> bool:
+        if asks is None:
+            # A node that asks for tokens remembers nothing for clients without one.
+            return self.context.authenticator is None
+        return asks.draft.key is None if isinstance(asks, DraftTemplate) else _OWN_PATH.isdisjoint(asks.path)
 
     def _parse_fields(self, text: bytes) -> Fields | None:
         headers: list[tuple[bytes, bytes]] = []

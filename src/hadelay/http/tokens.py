@@ -19,14 +19,7 @@ routes = Routes()
 _ID = re.compile("[0-9a-f]{12}")
 
 
-@routes.add(
-    "POST",
-    "/v1/tokens",
-    body=CreateToken,
-    returns={201: TokenOut},
-    errors=(409, 429, 503, 504),
-    scope="admin",
-)
+@routes.add("POST", "/v1/tokens", body=CreateToken, returns={201: TokenOut}, errors=(409, 429, 503, 504))
 async def create_token(call: Call) -> Answer:
     """Make a token; the answer is the only place where it is shown"""
     wish = call.body
@@ -43,13 +36,13 @@ async def create_token(call: Call) -> Answer:
     )
 
 
-@routes.add("GET", "/v1/tokens", returns={200: Tokens}, errors=(503,), scope="admin")
+@routes.add("GET", "/v1/tokens", returns={200: Tokens}, errors=(503,))
 async def list_tokens(call: Call) -> Answer:
     """All tokens there are, and what they may; never the tokens themselves"""
     return call.answer(Tokens([_out(call, token) for token in await call.service.access.list_tokens()]))
 
 
-@routes.add("DELETE", "/v1/tokens/{token_id}", returns={204: None}, errors=(404, 503, 504), scope="admin")
+@routes.add("DELETE", "/v1/tokens/{token_id}", returns={204: None}, errors=(404, 503, 504))
 async def revoke_token(call: Call) -> Answer:
     """Refuse a token from now on"""
     token_id = call.path["token_id"]
@@ -67,7 +60,7 @@ def _out(call: Call, token: Token, secret: str | None = None) -> TokenOut:
     )  # fmt: skip
 
 
-@routes.add("GET", "/v1/audit", query=AuditQuery, returns={200: AuditTrail}, errors=(503,), scope="admin")
+@routes.add("GET", "/v1/audit", query=AuditQuery, returns={200: AuditTrail}, errors=(503,))
 async def audit(call: Call) -> Answer:
     """What was asked for that needs the scope admin, and by whom: the last 1,000"""
     query = call.query

@@ -69,15 +69,7 @@ async def get_topic(call: Call) -> Answer:
     return call.answer(await call.service.topics.get_topic(call.topic, stale=call.query.stale))
 
 
-@routes.add(
-    "GET",
-    "/v1/topics",
-    query=ReadQuery,
-    returns={200: Topics},
-    errors=(503,),
-    scope="read",
-    own_topics=True,
-)
+@routes.add("GET", "/v1/topics", query=ReadQuery, returns={200: Topics}, errors=(503,), scope="read", own_topics=True)
 async def list_topics(call: Call) -> Answer:
     """All topics that the token may read, with their counts"""
     found = await call.service.topics.list_topics(stale=call.query.stale)
@@ -90,13 +82,7 @@ async def list_topics(call: Call) -> Answer:
     return call.answer(Topics(topics))
 
 
-@routes.add(
-    "DELETE",
-    "/v1/topics/{topic}",
-    query=DeleteTopicQuery,
-    returns={204: None},
-    errors=(404, 409, 429),
-)
+@routes.add("DELETE", "/v1/topics/{topic}", query=DeleteTopicQuery, returns={204: None}, errors=(404, 409, 429))
 async def delete_topic(call: Call) -> Answer:
     """Delete a topic; with force, cancel what is pending in it"""
     await call.service.topics.delete_topic(call.topic, force=call.query.force, by=call.actor)
