@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -56,6 +57,8 @@ class Leadership:
         self.leading = 0
         self._elected = 0
         self._transferring = False
+        #: Called at each sign of a leader, and when this node begins to lead.
+        self.on_sign: Callable[[], None] = lambda: None
         #: In the order of `on_leader`; `on_follower` comes in the reverse order.
         self.parts: list[Part] = [dispatcher]
         link.handlers |= {
@@ -103,7 +106,7 @@ class Leadership:
             self._agree_on_level()
             for part in self.parts:
                 part.on_leader(self.leading)
-            self._group_commit.flush_soon()
+            self.leader_seen()
         elif self.leading:
             self.dispatcher.clock_changed()
             self._agree_on_level()
@@ -111,6 +114,7 @@ class Leadership:
     def leader_seen(self) -> None:
         """There is a sign of a leader, perhaps of a new one: send what waits."""
         self._group_commit.flush_soon()
+        self.on_sign()
 
     def _agree_on_level(self) -> None:
         if (level := self._peers.common_level()) > self._replica.ledger.level:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import structlog
 
@@ -28,6 +29,16 @@ _MAX_LAG = 10_000
 
 
 class Clusters(Door):
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        #: Set for a moment at each sign of a leader.
+        self._sign = asyncio.Event()
+        node.leadership.on_sign = self._wake
+
+    def _wake(self) -> None:
+        self._sign.set()
+        self._sign.clear()
+
     async def find_leader(self) -> Leader:
         """The known leader; without one, waits up to http.no_leader_wait_ms, then raises NoLeader."""
         if (gone := drained(self._node)) is not None:
@@ -44,12 +55,15 @@ class Clusters(Door):
             peer = node.peers.peers.get(name or "")
             if name is not None and name != node.name and peer is not None and peer.http:
                 return Leader(name, peer.http, False)
-            if node.runtime.monotonic() >= deadline:
+            left_s = deadline - node.runtime.monotonic()
+            if left_s <= 0:
                 raise NoLeader(
                     "no majority can be reached (/readyz of the nodes says why); try again, or another node",
                     retry_after_ms=500,
                 )
-            await asyncio.sleep(0.01)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._sign.wait()
 
     async def view(self, *, stale: bool) -> Cluster[str]:
         await self._confirm(stale)
