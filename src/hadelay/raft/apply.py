@@ -73,15 +73,14 @@ class Applier(Part):
         if self._ready and self._ready[-1][1] > self._limit():
             self._ready.clear()
         self._answer_reads()
-        if self.applied < self._limit():
-            self.soon(ready)
+        self.soon(ready)
 
     def _limit(self) -> int:
         return min(self._core.commit_index, self._journal.synced_index)
 
     def soon(self, ready: Ready) -> None:
-        """`run`, when the loop comes round."""
-        if not self._scheduled:
+        """`run`, when the loop comes round, if there is anything to apply."""
+        if not self._scheduled and self.applied < self._limit():
             self._scheduled = True
             ready.later(0.0, self._again)
 
