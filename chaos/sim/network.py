@@ -204,7 +204,7 @@ class SimNet:
             if node is not None and node.links.get(a) is connection and node.receiver is not None:
                 self.frames += 1
                 self.world.record(data)
-                self.world.at(self.world.now, node.frame, a, data, owner=node.runtime)
+                self.world.run_as(node.runtime, node.frame, a, data)
 
     def _tell_down(self, node: SimNetwork, peer: str, reset: bool) -> None:
         if node.receiver is not None:

@@ -16,11 +16,14 @@ from heapq import heappop as _pop
 from heapq import heappush as _push
 from typing import Any
 
-from chaos.sim.disk import SimCrash, SimDisk
+from chaos.sim.disk import SimDisk
+from chaos.sim.file import Flight, SimCrash
 from hadelay.platform.runtime import Brevity, Ended
 
 #: More events than this at one instant is a loop that never sleeps.
 _MAX_EVENTS_PER_INSTANT = 200_000
+#: From the end of a thread's job until its loop hears of that.
+_HANDOVER_S = 20e-6
 
 
 class Livelock(AssertionError):
@@ -70,20 +73,26 @@ class SimWorld:
         self.trace = zlib.crc32(data, self.trace)
 
     def at(self, when: float, fn: Callable[..., None], *args: Any, owner: SimRuntime | None = None) -> Event:
-        return self.add(when, Event(owner, fn, args))
-
-    def after(self, delay_s: float, fn: Callable[..., None], *args: Any, owner: SimRuntime | None = None) -> Event:
-        return self.add(self.now + delay_s, Event(owner, fn, args))
-
-    def add(self, when: float, event: Event) -> Event:
         self._seq += 1
+        event = Event(owner, fn, args)
         _push(self._queue, (when if when > self.now else self.now, self._seq, event))
         return event
 
-    def add_first(self, event: Event) -> None:
-        """Run `event` next, before everything else that is due."""
-        self._seq += 1
-        _push(self._queue, (float("-inf"), self._seq, event))
+    def after(self, delay_s: float, fn: Callable[..., None], *args: Any, owner: SimRuntime | None = None) -> Event:
+        return self.at(self.now + delay_s, fn, *args, owner=owner)
+
+    def run_as(self, owner: SimRuntime, fn: Callable[..., None], *args: Any, first: bool = False) -> None:
+        """Run an event of `owner` at once, not within another one; hold it while the owner is paused or stalled.
+        first: before everything that is held."""
+        if owner.busy:
+            self._seq += 1
+            owner.held.append((float("-inf") if first else self.now, self._seq, Event(owner, fn, args)))
+        elif not owner.crashed:
+            owner.ran = True
+            try:
+                fn(*args)
+            except SimCrash:
+                self.on_crash(owner)
 
     def put_back(self, entries: Iterable[Entry]) -> None:
         """Queue held entries again, with their old times: no event that was added later overtakes them."""
@@ -95,37 +104,28 @@ class SimWorld:
         queue = self._queue
         while queue and queue[0][0] <= when:
             entry = _pop(queue)
-            if (fn := entry[2].fn) is not None:
-                self._run_one(entry, fn)
-                if stop is not None and stop():
-                    return
+            at, _, event = entry
+            fn, owner = event.fn, event.owner
+            if fn is None:
+                continue
+            if at > self.now:
+                self.now, self._at_instant = at, 0
+            self.events += 1
+            self._at_instant += 1
+            if self._at_instant > _MAX_EVENTS_PER_INSTANT:
+                raise Livelock(f"{self._at_instant} events at t={self.now:.6f}, the last one {fn!r}")
+            if owner is None:
+                fn(*event.args)
+            elif owner.busy:
+                owner.held.append(entry)
+            else:
+                self.run_as(owner, fn, *event.args)
+            if stop is not None and stop():
+                return
         self.now = max(self.now, when)
 
     def run_for(self, seconds: float) -> None:
         self.run_until(self.now + seconds)
-
-    def _run_one(self, entry: Entry, fn: Callable[..., None]) -> None:
-        at, _, event = entry
-        if at > self.now:
-            self.now, self._at_instant = at, 0
-        self.events += 1
-        self._at_instant += 1
-        if self._at_instant > _MAX_EVENTS_PER_INSTANT:
-            raise Livelock(f"{self._at_instant} events at t={self.now:.6f}, the last one {fn!r}")
-        owner = event.owner
-        if owner is None:
-            fn(*event.args)
-            return
-        if owner.crashed:
-            return
-        if owner.paused or owner.stalled:
-            owner.held.append(entry)
-            return
-        owner.ran = True
-        try:
-            fn(*event.args)
-        except SimCrash:
-            self.on_crash(owner)
 
 
 @dataclass(slots=True, eq=False)
@@ -162,7 +162,9 @@ class SimRuntime:
         self.crashed = False
         self.paused = False
         #: A sync runs on the loop.
-        self.stalled = False
+        self._stalled = False
+        #: Paused or stalled.
+        self.busy = False
         #: Seconds that each such sync held the loop up.
         self.stalls: list[float] = []
         #: Entries that fell due while this node was paused or stalled.
@@ -185,10 +187,10 @@ class SimRuntime:
         self.wall_offset_ms += delta_ms
 
     def call_soon(self, fn: Callable[..., None], *args: Any) -> None:
-        self.world.add(self.world.now, Event(self, fn, args))
+        self.world.at(self.world.now, fn, *args, owner=self)
 
     def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> Event:
-        return self.world.add(self.world.now + max(0.0, delay_s) / self._rate, Event(self, fn, args))
+        return self.world.at(self.world.now + max(0.0, delay_s) / self._rate, fn, *args, owner=self)
 
     def in_thread(self, lane: str, fn: Callable[[], Any], done: Ended, *, brief: bool = False) -> None:
         """`fn` runs a moment later, at one instant; what it synced becomes durable, and `done` is called, when the
@@ -222,22 +224,24 @@ class SimRuntime:
         if flight is not None:
             cost_s = flight.end()
             flight.disk.busy_until = max(flight.disk.busy_until, self.world.now + cost_s)
-            # The kernel finishes a sync even if the process is stopped meanwhile: no owner.
-            self.world.after(cost_s, flight.land)
         if job.brief:
             self._brevity[lane].took(cost_s)
         if job.on_loop:
-            self.stalled = True
+            self._stalled = self.busy = True
             self.stalls.append(cost_s)
-            self.world.after(cost_s, self._return_to_loop, lane, result, error)
         else:
-            self.world.after(cost_s + 20e-6, self._finish_job, lane, result, error, owner=self)
+            cost_s += _HANDOVER_S
+        self.world.after(cost_s, self._job_over, lane, job, flight, result, error)
 
-    def _return_to_loop(self, lane: str, result: Any, error: BaseException | None) -> None:
-        """A job that ran on the loop is over: its end comes first, and then what fell due meanwhile."""
-        if not self.crashed:
-            self.stalled = False
-            self.world.add_first(Event(self, self._finish_job, (lane, result, error)))
+    def _job_over(self, lane: str, job: _Job, flight: Flight | None, result: Any, error: BaseException | None) -> None:
+        """The kernel finishes a sync even if the process is paused meanwhile. The end of a job that ran on the loop
+        comes before what fell due meanwhile."""
+        if flight is not None:
+            flight.land()
+        if job.on_loop:
+            self._stalled, self.busy = False, self.paused
+        self.world.run_as(self, self._finish_job, lane, result, error, first=job.on_loop)
+        if job.on_loop:
             self._go_on()
 
     def _finish_job(self, lane: str, result: Any, error: BaseException | None) -> None:
@@ -254,21 +258,20 @@ class SimRuntime:
 
     def pause(self) -> None:
         """SIGSTOP."""
-        self.paused = True
+        self.paused = self.busy = True
 
     def resume(self) -> None:
         """SIGCONT: what fell due meanwhile happens now, in order."""
-        self.paused = False
+        self.paused, self.busy = False, self._stalled
         self._go_on()
 
     def _go_on(self) -> None:
-        if self.paused or self.stalled:
-            return
-        held, self.held = self.held, []
-        self.world.put_back(held)
+        if not self.busy:
+            held, self.held = self.held, []
+            self.world.put_back(held)
 
     def crash(self) -> None:
         """The process is gone: none of its events ever runs."""
-        self.crashed = True
+        self.crashed, self.busy = True, False
         self.held.clear()
         self._lanes.clear()
