@@ -15,7 +15,7 @@ from dataclasses import replace
 from chaos.sim.disk import SimCrash, SimDisk
 from chaos.sim.door import Door
 from chaos.sim.file import is_injected
-from chaos.sim.history import Violation, number_of
+from chaos.sim.history import Violation
 from chaos.sim.loop import SimLoop
 from chaos.sim.machines import Machine, Process
 from chaos.sim.network import NetworkProfile
@@ -347,8 +347,7 @@ class SimCluster(Watch):
 
     def fails(self, body: bytes) -> bool:
         """What this message asks its consumer to do cannot be done: whoever tries."""
-        number = number_of(body)
-        if number is None or number >= len(self.history.messages):
+        message = self.history.message_of(body)
+        if message is None or message.topic != self.workload.limited:
             return False
-        limited = self.history.messages[number].topic == self.workload.limited
-        return limited and number % 10 < 10 * self.workload.failing
+        return message.number % 10 < 10 * self.workload.failing

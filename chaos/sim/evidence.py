@@ -7,7 +7,8 @@ leader, is what "not early" allows.
 from __future__ import annotations
 
 from chaos.sim.cluster import SimCluster
-from chaos.sim.history import HandOut, Message, number_of
+from chaos.sim.history import HandOut
+from chaos.sim.watch import WATCH_S
 from hadelay.ledger.keys import KEY, KEYOF
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.state import Ledger
@@ -34,12 +35,6 @@ def latest(cluster: SimCluster) -> list[Node]:
     return sorted(cluster.nodes(), key=lambda node: -node.raft.applied_index)[:1]
 
 
-def message_of(cluster: SimCluster, h: HandOut) -> Message | None:
-    number = number_of(h.body)
-    messages = cluster.history.messages
-    return messages[number] if number is not None and number < len(messages) else None
-
-
 def lease_began(cluster: SimCluster, h: HandOut) -> tuple[float, int]:
     """When its lease began, at the latest: true time, and cluster time."""
     at, now_ms, _ = cluster.grants.get((h.term, h.seq), (h.answered, h.now_ms, 0))
@@ -50,10 +45,6 @@ def where(node: Node, message_id: int) -> tuple[EntryRef | None, str]:
     """Its entry and its state; `gone` when nothing is known of it."""
     place = find_entry(node.ledger, message_id)
     return place, "gone" if place is None else state_of(node.ledger, place, node.ledger.now_ms)
-
-
-def ids_of(message: Message) -> frozenset[int]:
-    return frozenset() if message.id is None else frozenset({message.id})
 
 
 def was_cold(cluster: SimCluster, at: float) -> bool:
@@ -68,6 +59,13 @@ def change_bound_ms(cluster: SimCluster) -> float:
     half of what their bounds left open (ClusterClock._learn), at most half of the skew bound: a limit that
     docs/explanation/time-and-dispatch.md tells of. Crystals of two suspended machines drift apart meanwhile."""
     return CHANGE_MS + cluster.doubt_ms + cluster.slept_s * 1000 * 2 * DRIFT
+
+
+def ahead_ms(cluster: SimCluster, start: float, end: float) -> float:
+    """By how much cluster time may have gained on true time between two instants, besides RATE."""
+    # A leader is seen up to WATCH_S after it began.
+    leaders = sum(start < at < end + WATCH_S for at in cluster.elected)
+    return ROUNDING_MS + change_bound_ms(cluster) * leaders + (COLD_MS if was_cold(cluster, end) else 0.0)
 
 
 def found_by_key_of(ledger: Ledger, first_id: int) -> int:

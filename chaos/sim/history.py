@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hadelay.handout.filters import Filter
@@ -156,6 +157,17 @@ class History:
 
     def count(self, what: str, n: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + n
+
+    def decide(self, promise: str, broken: bool, text: str, *ids: int | None, who: str = "") -> Iterator[Violation]:
+        """Count a case that decides on `promise`, and yield a violation when the promise is broken. ids: messages."""
+        self.count(f"checked {promise}")
+        if broken:
+            yield Violation(promise, text, frozenset(i for i in ids if i is not None), who)
+
+    def message_of(self, body: bytes) -> Message | None:
+        """The message that was published with this body, as far as its number tells."""
+        number = number_of(body)
+        return self.messages[number] if number is not None and number < len(self.messages) else None
 
     def meant(self, kind: str, message: Message, message_id: int) -> list[Order]:
         """Purges or redrives that may have found this message."""

@@ -3,9 +3,7 @@ the chain of I12 are watched as the run goes (SimCluster). I4 does not arise, si
 is a count (`redelivered`), and I11, the order of hand-outs, is not promised.
 
 All but the replica checks read the history: what the outside saw on the true clock; of the log they take when a grant
-was committed.
-
-Each counts what it had to decide on: what never came up was not tested.
+was committed. Each case counts (`History.decide`): what never came up was not tested.
 """
 
 from __future__ import annotations
@@ -14,15 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from chaos.sim.cluster import SimCluster
-from chaos.sim.evidence import (
-    WAITING,
-    found_by_key_of,
-    ids_of,
-    latest,
-    lease_began,
-    message_of,
-    where,
-)
+from chaos.sim.evidence import WAITING, found_by_key_of, latest, lease_began, where
 from chaos.sim.history import Message, Violation, number_of
 from chaos.sim.leases import calls_apart, double_leases, fenced, resurrected
 from chaos.sim.replicas import conserved, diverged, honest, nothing_forgotten, one_per_key
@@ -35,25 +25,22 @@ from hadelay.model import State
 def lost(cluster: SimCluster) -> Iterator[Violation]:
     """I1: a message whose publish was answered yes is where its clients have put it: it waits or is leased, unless it
     ended in a way that one of them asked for. (That nothing due still waits is I15.)"""
-    nodes = latest(cluster)
+    nodes, history = latest(cluster), cluster.history
     if not nodes:
         return
     by_id: dict[int, list[Message]] = defaultdict(list)
-    for message in cluster.history.messages:
+    for message in history.messages:
         if message.id is not None:
             by_id[message.id].append(message)  # those that were kept away by another one are known by its id
-    acked = {h.id for h in cluster.history.hand_outs if h.ack_invoked is not None}
+    acked = {h.id for h in history.hand_outs if h.ack_invoked is not None}
     for message_id, messages in by_id.items():
         place, state = where(nodes[0], message_id)
-        cluster.history.count("checked I1 lost")
-        cluster.history.count(f"ends {state}")
-        if state in WAITING or (state == State.ACKED and message_id in acked):
-            continue
-        if state == "gone" and cluster.history.slept and message_id in acked:
-            continue
-        if not any(_may_end(cluster, message, message_id, state, place) for message in messages):
-            text = f"message {messages[0].number} ({message_id:x}) was stored and is {state}"
-            yield Violation("I1 lost", text, frozenset({message_id}))
+        history.count(f"ends {state}")
+        over = state == State.ACKED or (state == "gone" and history.slept)
+        kept = state in WAITING or (over and message_id in acked)
+        broken = not kept and not any(_may_end(cluster, message, message_id, state, place) for message in messages)
+        text = f"message {messages[0].number} ({message_id:x}) was stored and is {state}"
+        yield from history.decide("I1 lost", broken, text, message_id)
 
 
 def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str, place: EntryRef | None) -> bool:
@@ -76,94 +63,76 @@ def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str,
 
 def cancelled_means_never(cluster: SimCluster) -> Iterator[Violation]:
     """I3, for cancel: nothing is handed out after its cancel was answered yes."""
-    for message in cluster.history.messages:
+    history = cluster.history
+    for message in history.messages:
         if message.cancelled is not None:
-            cluster.history.count("checked I3 phantom, cancelled")
-            late = [h for h in cluster.history.hand_outs if h.id == message.id and h.answered > message.cancelled]
-            if late:
-                yield Violation(
-                    "I3 phantom, cancelled", f"message {message.number} handed out after its cancel", ids_of(message)
-                )
+            late = any(h.id == message.id and h.answered > message.cancelled for h in history.hand_outs)
+            text = f"message {message.number} handed out after its cancel"
+            yield from history.decide("I3 phantom, cancelled", late, text, message.id)
 
 
 def purged_means_never(cluster: SimCluster) -> Iterator[Violation]:
     """I3, for a purge of all that waits: what was stored before it is not leased after it was answered, unless it was
     a dead letter and is redriven."""
-    purges = [order for order in cluster.history.orders if order.kind == "purge" and order.answered is not None]
-    whole = [order for order in purges if order.states & (SCHEDULED | READY) == SCHEDULED | READY]
-    for h in cluster.history.hand_outs if whole else ():
-        message, (begun, _) = message_of(cluster, h), lease_began(cluster, h)
+    history, waits = cluster.history, SCHEDULED | READY
+    purges = [o for o in history.orders if o.kind == "purge" and o.answered is not None and o.states & waits == waits]
+    for h in history.hand_outs if purges else ():
+        message, (begun, _) = history.message_of(h.body), lease_began(cluster, h)
         if message is None or message.stored is None or message.topic != cluster.workload.limited:
             continue
-        redrives = cluster.history.meant("redrive", message, h.id)
-        for order in whole:
+        redrives = history.meant("redrive", message, h.id)
+        for order in purges:
             if message.stored < order.invoked:
-                cluster.history.count("checked I3 phantom, purged")
                 late = order.answered is not None and begun > order.answered
                 # A redrive of all may go on, at its rate, long after it was answered.
-                if late and not any(r.between(order.invoked if r.ids else 0.0, h.answered) for r in redrives):
-                    text = f"message {message.number} handed out after a purge"
-                    yield Violation("I3 phantom, purged", text, ids_of(message))
+                redriven = any(r.between(order.invoked if r.ids else 0.0, h.answered) for r in redrives)
+                text = f"message {message.number} handed out after a purge"
+                yield from history.decide("I3 phantom, purged", late and not redriven, text, message.id)
 
 
-def phantoms(cluster: SimCluster) -> Iterator[Violation]:
-    """I3: what is handed out is a message that somebody published, whole."""
+def as_published(cluster: SimCluster) -> Iterator[Violation]:
+    """I3: what is handed out is a message that somebody published, whole, with the tags that it was published with.
+    Filters: who asks for tags gets only messages that have them."""
+    decide = cluster.history.decide
     for h in cluster.history.hand_outs:
-        cluster.history.count("checked I3 phantom")
-        message = message_of(cluster, h)
-        cluster.history.count("checked I3 phantom, body", message is not None)
-        if message is None:
-            yield Violation("I3 phantom", f"{h.id:x} carries a body that nobody sent", frozenset({h.id}))
-        elif message.body != h.body:
-            yield Violation("I3 phantom, body", f"{h.id:x} is not message {message.number}", frozenset({h.id}))
-
-
-def as_asked(cluster: SimCluster) -> Iterator[Violation]:
-    """Filters: who asks for tags gets only messages that have them, and those are what they were published with."""
-    for h in cluster.history.hand_outs:
-        message = message_of(cluster, h)
-        cluster.history.count("checked I3 phantom, tags", bool(h.tags))
-        if message is not None and message.tags != h.tags:
-            yield Violation(
-                "I3 phantom, tags", f"{h.id:x} has the tags {h.tags}, not {message.tags}", frozenset({h.id})
-            )
+        message = cluster.history.message_of(h.body)
+        yield from decide("I3 phantom", message is None, f"{h.id:x} carries a body that nobody sent", h.id)
+        if message is not None:
+            text = f"{h.id:x} is not message {message.number}"
+            yield from decide("I3 phantom, body", message.body != h.body, text, h.id)
+            if message.tags or h.tags:
+                text = f"{h.id:x} has the tags {h.tags}, not {message.tags}"
+                yield from decide("I3 phantom, tags", message.tags != h.tags, text, h.id)
         if h.wanted is not None:
-            cluster.history.count("checked filters")
-            every, some = set(h.wanted.all_of), set(h.wanted.any_of)
-            if not (every <= set(h.tags) and (not some or some & set(h.tags))):
-                text = f"{h.id:x}, with the tags {h.tags}, went to {h.consumer}, who asked for {h.wanted}"
-                yield Violation("filters", text, frozenset({h.id}))
+            every, some, tags = set(h.wanted.all_of), set(h.wanted.any_of), set(h.tags)
+            text = f"{h.id:x}, with the tags {h.tags}, went to {h.consumer}, who asked for {h.wanted}"
+            yield from decide("filters", not every <= tags or bool(some and not some & tags), text, h.id)
 
 
 def two_ids(cluster: SimCluster) -> Iterator[Violation]:
     """I8: one idempotency key is one message under one id: the one that was told, every time, and handed out."""
-    for told, first, other in cluster.history.second_ids:
-        yield Violation(
-            "I8 duplicate, told", f"message {told} got ids {first:x} and {other:x}", frozenset({first, other})
-        )
-    seen = {m.number: m.id for m in cluster.history.messages if m.id is not None}
-    for h in cluster.history.hand_outs:
+    history = cluster.history
+    for told, first, other in history.second_ids:
+        text = f"message {told} got ids {first:x} and {other:x}"
+        yield Violation("I8 duplicate, told", text, frozenset({first, other}))
+    seen = {m.number: m.id for m in history.messages if m.id is not None}
+    for h in history.hand_outs:
         number = number_of(h.body)
-        cluster.history.count("checked I8 duplicate, handed out", number in seen)
-        if number is not None and seen.setdefault(number, h.id) != h.id:
-            ids = frozenset({h.id, seen[number]})
-            yield Violation(
-                "I8 duplicate, handed out", f"message {number} is {seen[number]:x}, and handed out as {h.id:x}", ids
-            )
+        if number is not None:
+            known = seen.setdefault(number, h.id)
+            text = f"message {number} is {known:x}, and handed out as {h.id:x}"
+            yield from history.decide("I8 duplicate, handed out", known != h.id, text, h.id, known)
 
 
 def converged(cluster: SimCluster, drained: bool, seconds: float) -> Iterator[Violation]:
     """I15: within a bound after healing one node leads, every node has applied everything, and nothing that was due
     is left: each message was handed out and acked, or ended as its clients asked, and none is dead."""
-    cluster.history.count("checked I15 liveness")
-    if drained:
-        return
     nodes = cluster.nodes()
     leaders = [node.name for node in nodes if node.leading]
     applied = {node.name: (node.raft.applied_index, node.raft.last_index) for node in nodes}
     left = unsettled(cluster)
     text = f"{seconds:.1f} s after healing: leaders {leaders}, applied {applied}, {len(left)} messages not settled"
-    yield Violation("I15 liveness", text, frozenset(m.id for m in left[:1] if m.id is not None))
+    yield from cluster.history.decide("I15 liveness", not drained, text, *(m.id for m in left[:1]))
 
 
 def unsettled(cluster: SimCluster) -> list[Message]:
@@ -177,27 +146,27 @@ def unsettled(cluster: SimCluster) -> list[Message]:
         and m.cancelled is None
         and not m.refused
         and not (m.deliver_at_ms is not None and m.deliver_at_ms > now_ms + 60_000)
-        and not (m.id is not None and _settled(cluster, m))
+        and not (m.id is not None and _settled(cluster, m.id, m))
     ]
 
 
-def _settled(cluster: SimCluster, message: Message) -> bool:
+def _settled(cluster: SimCluster, message_id: int, message: Message) -> bool:
     """Over without a client having heard so: the answer was lost, or its time or a purge ended it. Or dead, while
     another message that waits for its time has its client key: then no redrive brings it back."""
     leader = cluster.leader()
-    if leader is None or message.id is None:
+    if leader is None:
         return False
-    state = where(leader, message.id)[1]
+    state = where(leader, message_id)[1]
     if state == State.DEAD and message.client_key:
-        other = found_by_key_of(leader.ledger, message.id)
-        return other != message.id and where(leader, other)[1] == State.SCHEDULED
+        other = found_by_key_of(leader.ledger, message_id)
+        return other != message_id and where(leader, other)[1] == State.SCHEDULED
     return state not in (*WAITING, State.DEAD)
 
 
 #: Those that read the history, and those that read healed replicas.
 OUTSIDE = (
-    phantoms, as_asked, two_ids, lost, cancelled_means_never, purged_means_never, fenced, resurrected, double_leases,
-    early, clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late,
+    as_published, two_ids, lost, cancelled_means_never, purged_means_never, fenced, resurrected, double_leases, early,
+    clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late,
 )  # fmt: skip
 REPLICAS = (diverged, conserved, one_per_key, honest)
 #: Every promise, or branch of one, under the name that violations have; "checked …" is how often it was decided on.

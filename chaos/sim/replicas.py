@@ -9,11 +9,7 @@ from typing import Any
 from chaos.sim import ledgercheck
 from chaos.sim.cluster import SimCluster
 from chaos.sim.door import whole
-from chaos.sim.evidence import (
-    WAITING,
-    found_by_key_of,
-    where,
-)
+from chaos.sim.evidence import WAITING, found_by_key_of, where
 from chaos.sim.fuzz import TOPICS
 from chaos.sim.history import Violation
 from hadelay.ledger import checkpoint
@@ -49,28 +45,23 @@ def honest(cluster: SimCluster) -> Iterator[Violation]:
             "acked": (settled["acked",] - done, acked, asked),
         }
         for name, (value, least, most) in bounds.items():
-            history.count("checked I18 metrics honesty")
-            if not least <= value <= most:
-                text = f"{node.name} says {value} were {name}, and it is {least} to {most}"
-                yield Violation("I18 metrics honesty", text, who=node.name)
-        history.count("checked I18 metrics honesty, waiting")
-        if messages["waiting",] + messages["leased",] < waiting:
-            text = f"{node.name} says {messages}, and {waiting} wait or are leased"
-            yield Violation("I18 metrics honesty, waiting", text, who=node.name)
+            text = f"{node.name} says {value} were {name}, and it is {least} to {most}"
+            yield from history.decide("I18 metrics honesty", not least <= value <= most, text, who=node.name)
+        broken = messages["waiting",] + messages["leased",] < waiting
+        text = f"{node.name} says {messages}, and {waiting} wait or are leased"
+        yield from history.decide("I18 metrics honesty, waiting", broken, text, who=node.name)
 
 
 def diverged(cluster: SimCluster) -> Iterator[Violation]:
     """I12: at one applied index every node has byte-identical files, equal state, and the same chain of entries."""
-    nodes = cluster.nodes()
-    first = nodes[0]
-    cluster.history.count("checked I12 divergence, replicas", len(nodes) - 1)
+    first, *others = cluster.nodes()
     want = fingerprint(first)
-    for node in nodes[1:]:
+    for node in others:
         have = fingerprint(node)
-        for part in want:
-            if have.get(part) != want[part]:
-                text = f"{node.name} and {first.name} differ in {part}: {have.get(part)!r:.200} {want[part]!r:.200}"
-                yield Violation("I12 divergence, replicas", text, who=node.name)
+        parts = [part for part in want if have.get(part) != want[part]]
+        values = "; ".join(f"{have.get(part)!r:.200} {want[part]!r:.200}" for part in parts)
+        text = f"{node.name} and {first.name} differ in {', '.join(parts)}: {values}"
+        yield from cluster.history.decide("I12 divergence, replicas", bool(parts), text, who=node.name)
 
 
 def fingerprint(node: Node) -> dict[str, Any]:
@@ -102,21 +93,21 @@ def _tables(storage: Storage) -> list[list[tuple[bytes, bytes]]]:
 def conserved(cluster: SimCluster) -> Iterator[Violation]:
     """I2: on every node bitmaps, grants and counters agree with the entries: published = open + ended, per topic."""
     for node in cluster.nodes():
-        cluster.history.count("checked I2 conservation")
+        wrong = ""
         try:
             ledgercheck.check(node.ledger)
         except AssertionError as error:
-            yield Violation("I2 conservation", f"{node.name}: {error}", who=node.name)
+            wrong = f"{node.name}: {error}"
+        yield from cluster.history.decide("I2 conservation", bool(wrong), wrong, who=node.name)
 
 
 def nothing_forgotten(cluster: SimCluster) -> Iterator[Violation]:
     """The sweeper looks for messages that are owed and that the wheels do not know. There must not be any, nor a link
     of a chain that is broken, but on a node whose files rotted."""
     for node in (node for node in cluster.nodes() if node.name not in cluster.rotten):
-        cluster.history.count("checked forgotten")
-        if node.dispatcher.sweeper_found or node.dispatcher.damaged_links:
-            text = f"{node.dispatcher.sweeper_found} by the sweeper, {node.dispatcher.damaged_links} broken links"
-            yield Violation("forgotten", f"{node.name} found {text}", who=node.name)
+        found, links = node.dispatcher.sweeper_found, node.dispatcher.damaged_links
+        text = f"{node.name} found {found} by the sweeper, {links} broken links"
+        yield from cluster.history.decide("forgotten", bool(found or links), text, who=node.name)
 
 
 def one_per_key(cluster: SimCluster) -> Iterator[Violation]:
@@ -134,8 +125,8 @@ def one_per_key(cluster: SimCluster) -> Iterator[Violation]:
                     mine = (order for order in redrives if order.topic == ledger.topics[topic].name)
                     if any(order.ids is None or first_id in order.ids for order in mine):
                         continue
-                    cluster.history.count("checked one per key")
                     found = found_by_key_of(ledger, first_id)
-                    if found != first_id:
-                        text = f"{first_id:x} is pending and its key finds {found:x}"
-                        yield Violation("one per key", text, frozenset({first_id, found}), node.name)
+                    text = f"{first_id:x} is pending and its key finds {found:x}"
+                    yield from cluster.history.decide(
+                        "one per key", found != first_id, text, first_id, found, who=node.name
+                    )
