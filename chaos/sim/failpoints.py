@@ -73,7 +73,7 @@ STEPS = {
     "settle.ask": Step("server.proposals:Proposals.propose", "some"),
     # Dispatch.
     "dispatch.match": Step("handout.dispatcher:Dispatcher.match", "leader"),
-    "dispatch.grant": Step("server.delivery.term:Term.grant", "leader"),
+    "dispatch.grant": Step("server.delivery.grants:Grants.grant", "leader"),
     "dispatch.decided": Step("server.delivery.commit:CommitHandout._decided", "leader"),
     "dispatch.hold": Step("server.delivery.deferred:DeferredDeliveries.until_due", "leader"),
     "dispatch.answer": Step("server.delivery.polls:Polls.answer", "leader"),

@@ -135,14 +135,14 @@ class Desk:
     @property
     def core(self) -> Dispatcher:
         """Of the leader that there is."""
-        term = self.dispatcher._term
-        assert term is not None
-        return term.core
+        grants = self.dispatcher._grants
+        assert grants is not None
+        return grants.core
 
     def offers(self) -> list[Offer]:
         """On their way."""
-        term = self.dispatcher._term
-        return list(term.offers.values()) if term is not None else []
+        grants = self.dispatcher._grants
+        return list(grants.offers.values()) if grants is not None else []
 
     def cluster_ms(self) -> int:
         return self.clock.read(self.runtime.monotonic()) - START_MS

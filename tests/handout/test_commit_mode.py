@@ -334,7 +334,7 @@ def test_the_cursor_is_proposed_while_it_changes_and_then_no_more(desk: Desk) ->
         desk.publish(f"m{n}", at=2_000 + n * 10)
     desk.run_to(2_550)
     assert abs(desk.ledger.cursor[2] - 52) <= 5
-    hour, second, local = desk.dispatcher.cursor()
+    hour, second, local = desk.core.cursor
     assert second == 2
     assert local in (55, 56)
     desk.run_to(3_500)
@@ -572,9 +572,9 @@ def test_grants_go_on_when_a_long_term_has_used_up_their_numbers(desk: Desk) -> 
     held = desk.poll()
     desk.run(10)
     assert desk.answer(held).delivery.seq == 1  # type: ignore[union-attr]
-    term = desk.dispatcher._term
-    assert term is not None
-    term.seq = MAX_SEQ - 1
+    grants = desk.dispatcher._grants
+    assert grants is not None
+    grants.seq = MAX_SEQ - 1
     polls = [desk.poll(max=1) for _ in range(3)]
     desk.publish("a", "b", "c")
     desk.run(10)

@@ -193,7 +193,7 @@ def test_a_planned_transfer_leaves_neither_gap_nor_duplicate() -> None:
     desk.run(300)
     assert held[0] < 2_003 + 15
     before = desk.delivered()
-    assert desk.ledger.cursor == desk.dispatcher.cursor()
+    assert desk.ledger.cursor == desk.core.cursor
     assert not [at for at, kind in desk.log if kind == Command.GRANT and at > held[0]]
     fallen(desk)
     desk.new_leader()

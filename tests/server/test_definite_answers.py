@@ -66,9 +66,9 @@ def test_a_second_transfer_is_refused_and_the_first_is_answered() -> None:
     cluster, leader = led(3)
     leader.publish([draft(10)], None, lambda result, error: None)
     leader.dispatcher.poll(Poll("me", b"1", ("orders",), 1, 5000, 5000, lambda delivery, error: None))
-    term = leader.dispatcher._term
-    assert term is not None
-    cluster.world.run_until(cluster.world.now + 1.0, stop=lambda: bool(term.offers))
+    grants = leader.dispatcher._grants
+    assert grants is not None
+    cluster.world.run_until(cluster.world.now + 1.0, stop=lambda: bool(grants.offers))
     first: list[HadelayError | None] = []
     second: list[HadelayError | None] = []
     leader.leadership.transfer(None, first.append)
@@ -159,8 +159,8 @@ def test_settings_that_cannot_be_read_back_are_set_all_the_same() -> None:
 @pytest.mark.parametrize("granting", [True, False])
 def test_a_receive_that_is_sent_away_says_whether_something_may_have_been_granted(granting: bool) -> None:
     cluster, node = led(1, names=("n1",))
-    consuming, term = Consuming(node), node.dispatcher._term
-    assert term is not None
+    consuming, grants = Consuming(node), node.dispatcher._grants
+    assert grants is not None
     if granting:
         node.publish([draft(10)], None, lambda result, error: None)
         cluster.world.run_for(1.0)
@@ -169,8 +169,8 @@ def test_a_receive_that_is_sent_away_says_whether_something_may_have_been_grante
         receive = consuming.receive(ReceiveRequest(["orders"], "me", b"1", 1, 5_000, 5_000))
         receiving = asyncio.create_task(receive)
         await asyncio.sleep(0)
-        cluster.world.run_until(cluster.world.now + 1.0, stop=lambda: bool(term.offers))
-        assert bool(term.offers) == granting
+        cluster.world.run_until(cluster.world.now + 1.0, stop=lambda: bool(grants.offers))
+        assert bool(grants.offers) == granting
         receiving.cancel()
         await receiving
 

@@ -78,7 +78,8 @@ def test_one_entry_holds_one_expire_however_many_leases_run_out_at_once() -> Non
     desk.run_to(5_000)
     assert len(desk.ledger.grants) == 1_500
     under_way, most = 0, 0
-    propose = desk.dispatcher.propose
+    term = desk.dispatcher._expiry._term
+    propose = term._propose
 
     def counted(command: bytes, done: Any) -> None:
         nonlocal under_way, most
@@ -95,7 +96,7 @@ def test_one_entry_holds_one_expire_however_many_leases_run_out_at_once() -> Non
 
         propose(command, settled)
 
-    desk.dispatcher._expiry._propose = counted
+    term._propose = counted
     desk.run_to(40_000)
     assert not desk.ledger.grants
     assert most == 1

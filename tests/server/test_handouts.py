@@ -13,7 +13,7 @@ from hadelay.codec.commandtypes import Command
 from hadelay.codec.formats import handout_delay_ms
 from hadelay.codec.leasetokens import LEASE
 from hadelay.model import Event
-from hadelay.server.delivery.handouts import Handouts
+from hadelay.server.delivery.lateness import HandoutDelays
 from hadelay.server.service import consuming
 from hadelay.version import SETTLE_LEVEL
 from tests.ledger.world import START_MS, World, draft
@@ -22,13 +22,14 @@ from tests.server.test_metrics import publish, receive
 
 
 def test_a_settlement_says_what_is_known_of_its_leases() -> None:
-    world, handouts = World(), Handouts()
+    world = World()
+    delays = HandoutDelays(world.ledger)
     held = world.lease(*world.ids(*[draft()] * 3))
     key = int(held["term"][0]), int(held["seq"][0])
-    assert handouts.settling(world.ledger, commands.encode_ack("n1", held)) == commands.encode_ack("n1", held)
-    handouts.answered(world.ledger, key, np.array([0, 2]), START_MS, START_MS + 250)
-    handouts.answered(world.ledger, key, np.array([2]), START_MS, START_MS + 19_700)
-    command = handouts.settling(world.ledger, commands.encode_ack("n1", held))
+    assert delays.settling(commands.encode_ack("n1", held)) == commands.encode_ack("n1", held)
+    delays.answered(key, np.array([0, 2]), START_MS, START_MS + 250)
+    delays.answered(key, np.array([2]), START_MS, START_MS + 19_700)
+    command = delays.settling(commands.encode_ack("n1", held))
     assert command[0] == Command.SETTLE
     world.one(command)
     (hour,) = world.store.hours()
@@ -39,23 +40,25 @@ def test_a_settlement_says_what_is_known_of_its_leases() -> None:
         1: -1,
         2: 19_700,
     }
-    assert (handouts.delays.sum, sum(handouts.delays.counts)) == (pytest.approx(20.2), 3)
+    assert (delays.histogram.sum, sum(delays.histogram.counts)) == (pytest.approx(20.2), 3)
 
 
 def test_below_the_level_commands_stay_as_they_are() -> None:
-    world, handouts = World(level=SETTLE_LEVEL - 1), Handouts()
+    world = World(level=SETTLE_LEVEL - 1)
+    delays = HandoutDelays(world.ledger)
     held = world.lease(*world.ids(draft()))
     key = int(held["term"][0]), int(held["seq"][0])
-    handouts.answered(world.ledger, key, np.array([0]), START_MS, START_MS + 5)
+    delays.answered(key, np.array([0]), START_MS, START_MS + 5)
     for command in (commands.encode_ack("n1", held), commands.encode_nack("n1", held, 5, "why")):
-        assert handouts.settling(world.ledger, command) == command
+        assert delays.settling(command) == command
 
 
 def test_grants_that_are_over_are_forgotten() -> None:
-    world, handouts = World(), Handouts()
+    world = World()
+    delays = HandoutDelays(world.ledger)
     for seq in range(1, 5_000):
-        handouts.answered(world.ledger, (1, seq), np.array([0]), START_MS, START_MS)
-    assert len(handouts._at) <= 1_025
+        delays.answered((1, seq), np.array([0]), START_MS, START_MS)
+    assert len(delays._at) <= 1_025
 
 
 def test_an_ack_through_any_node_carries_it_and_every_replica_has_it() -> None:

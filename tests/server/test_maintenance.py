@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,8 @@ import pytest
 
 from hadelay.codec.commands import encode_maintain
 from hadelay.codec.commandtypes import Job
-from hadelay.ledger.views import MaintenanceView
 from hadelay.model import HOUR_MS, hour_name
+from hadelay.server.alarm import Alarm
 from hadelay.server.maintenance.runner import MaintenanceRunner
 from hadelay.settings.node import DAY, Config, RetentionConfig
 from hadelay.settings.rules import problems
@@ -44,8 +45,11 @@ class Leader:
         self.proposed: list[bytes] = []
         now = (SECOND + 1) * HOUR_MS + DAY
         retention = RetentionConfig(archive=archive)
-        view = MaintenanceView(ledger)
-        self._runner = MaintenanceRunner(view, runtime, lambda: now, lambda c, _: self.proposed.append(c), retention)
+        term: Any = SimpleNamespace(
+            ledger=ledger, runtime=runtime, over=False, now=lambda: now, alarm=partial(Alarm, runtime),
+            propose_behind=lambda command, done: self.proposed.append(command),
+        )  # fmt: skip
+        self._runner = MaintenanceRunner(term, retention)
 
     def looks(self) -> list[bytes]:
         """What it proposes now: first it asks, then it knows."""

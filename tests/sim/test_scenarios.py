@@ -501,7 +501,7 @@ def test_a_leader_that_slept_hands_out_nothing_of_what_others_had_meanwhile():
     got: list[tuple[Any, Any]] = []
     poll = Poll("early", b"r", ("orders",), 1, 700, 5000, lambda d, e: got.append((d, e)))
     leader.runtime.call_soon(leader.dispatcher.poll, poll)
-    scene.until(lambda: bool(leader.dispatcher._term.deferred))
+    scene.until(lambda: bool(leader.dispatcher._grants.deferred))
     asleep.runtime.pause()
     scene.until(lambda: scene.leader() is not leader)
     received = scene.receive(4000)

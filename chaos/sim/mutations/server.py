@@ -31,9 +31,9 @@ from hadelay.server import groupcommit
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery import cursor, interval
 from hadelay.server.delivery.deferred import DeferredDeliveries
+from hadelay.server.delivery.grants import Grants
 from hadelay.server.delivery.interval import IntervalHandout
 from hadelay.server.delivery.loop import DeliveryLoop
-from hadelay.server.delivery.term import Term
 from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.leadership import Leadership
 from hadelay.server.maintenance.leases import LeaseExpiry
@@ -77,8 +77,8 @@ def answered_before_commit(propose: Original, self: GroupCommit, command: bytes,
 
 
 @bug("hand-outs precede their commit", "partition pause kill", "I6", at=(DeliveryLoop, "_make_handout"))
-def dispatch_before_commit(_: Original, loop: DeliveryLoop, term: Term) -> IntervalHandout:
-    return IntervalHandout(term, loop.config, loop.has_leader_lease)
+def dispatch_before_commit(_: Original, loop: DeliveryLoop, grants: Grants) -> IntervalHandout:
+    return IntervalHandout(grants, loop.has_leader_lease)
 
 
 @bug("a grant of a leader that lost office reaches the next one", CRASHES, "I16", at=(Leadership, "propose"))
@@ -97,7 +97,7 @@ def five_ms_early(encode: Original, node: str, drafts: Any, key: bytes | None = 
 def not_held_back(
     _: Original, held: DeferredDeliveries, poll: Any, delivery: Any, release: Callable[[Any], None]
 ) -> None:
-    release(delivery._replace(now_ms=held._clock.read(held._runtime.monotonic())))
+    release(delivery._replace(now_ms=held._term.now()))
 
 
 @bug(

@@ -107,8 +107,7 @@ class Flow:
 
 def is_limited(settings: TopicSettings) -> bool:
     """The topic is paused, or has a limit that may hold its messages back when they are due."""
-    limits = (settings.rate, settings.catch_up_rate, settings.concurrency)
-    return settings.paused or any(limit is not None for limit in limits)
+    return settings.paused or (settings.rate, settings.catch_up_rate, settings.concurrency) != (None, None, None)
 
 
 def flow_of(settings: TopicSettings, now_ms: int, before: Flow | None = None) -> Flow | None:

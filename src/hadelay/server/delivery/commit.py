@@ -16,10 +16,8 @@ from hadelay.errors import HadelayError, OutcomeUnknown
 from hadelay.handout.matching import Offer
 from hadelay.handout.polls import DONE, Poll
 from hadelay.server.delivery.deliveries import first_time
-from hadelay.server.delivery.term import Term
+from hadelay.server.delivery.grants import BACKOFF_S, Grants, Handout
 
-#: Pause after a proposal that could not be made, in seconds.
-BACKOFF_S = 0.02
 #: Limit of rounds of grants on their way at once.
 _MAX_ROUNDS = 2
 
@@ -43,63 +41,54 @@ class CommitLatency:
         self.ms = min(self.most_ms, int(2 * self._smoothed + 4 * self._variation))
 
 
-class CommitHandout:
-    def __init__(self, term: Term, latency: CommitLatency) -> None:
-        self._term, self._latency, self.ahead_ms = term, latency, latency.ms
-        #: No new proposals before this monotonic time.
-        self._resting_until = 0.0
+class CommitHandout(Handout):
+    def __init__(self, grants: Grants, latency: CommitLatency) -> None:
+        super().__init__(grants)
+        self._latency, self.ahead_ms = latency, latency.ms
         #: Offers of each round that are not decided yet.
         self._rounds: list[set[Offer]] = []
 
     def ready_at(self, mono: float) -> float:
-        if mono < self._resting_until:
-            return self._resting_until
+        if mono < self.resting_until:
+            return self.resting_until
         return math.inf if len(self._rounds) >= _MAX_ROUNDS else mono
 
     def hand_out(self, offers: list[Offer], now_ms: int) -> None:
-        term, mono = self._term, self._term.runtime.monotonic()
-        if offers:
-            self._rounds.append(set(offers))
+        if not offers:
+            return
+        mono = self.term.runtime.monotonic()
+        self._rounds.append(set(offers))
         for offer in offers:
-            term.propose(term.grant(offer, now_ms, handed=False), partial(self._decided, offer, mono))
+            command = self.grants.grant(offer, now_ms, handed=False)
+            self.term.propose(command, partial(self._decided, offer, mono))
 
     def _decided(self, offer: Offer, proposed: float, result: Any, error: HadelayError | None) -> None:
         """What apply made of a grant."""
-        term = self._term
-        mono = term.runtime.monotonic()
+        grants, mono = self.grants, self.term.runtime.monotonic()
         self._latency.took((mono - proposed) * 1000)
         self.ahead_ms = self._latency.ms
-        del term.offers[offer.seq]
+        del grants.offers[offer.seq]
         for offers in self._rounds:
             offers.discard(offer)
         self._rounds = [offers for offers in self._rounds if offers]
-        poll = term.polls.current(offer.poll)
+        poll = grants.polls.current(offer.poll)
         granted = error is None and isinstance(result, GrantResult) and result.existing is None
-        term.core.matcher.settle(offer, result.granted if granted else None)
+        grants.core.matcher.settle(offer, result.granted if granted else None)
         if granted:
             self._granted(offer, result, poll)
         elif isinstance(result, GrantResult) and result.existing is not None:
-            term.hand_out_again(poll, result.existing)
+            grants.hand_out_again(poll, result.existing)
         else:
-            self._resting_until = mono + BACKOFF_S
+            self.resting_until = mono + BACKOFF_S
             if error is None or isinstance(error, OutcomeUnknown):
-                term.polls.answer(poll, None, error or HadelayError(f"the grant was refused: {result}"))
+                grants.polls.answer(poll, None, error or HadelayError(f"the grant was refused: {result}"))
             else:
-                term.wait_on(poll)
-        term.changed()
+                grants.wait_on(poll)
+        grants.changed()
 
     def _granted(self, offer: Offer, result: GrantResult, poll: Poll) -> None:
         if not result.granted.any():
-            self._term.wait_on(poll)
+            self.grants.wait_on(poll)
         elif poll.phase != DONE:  # else it hung up after the proposal: the lease has to run out
-            delivery = first_time(self._term.number, offer, result, 0, self._term.now())
-            self._term.deferred.until_due(poll, delivery, partial(self._term.deliver, poll))
-
-    def take_over(self, poll: Poll) -> bool:
-        return False  # a poll whose grant is on its way is not answered yet: `Polls.replace` found it
-
-    def record(self) -> None:
-        """Everything is proposed before it is handed out."""
-
-    def stop(self) -> None:
-        """There is no timer."""
+            delivery = first_time(self.term.number, offer, result, 0, self.term.now())
+            self.grants.deferred.until_due(poll, delivery, partial(self.grants.deliver, poll))

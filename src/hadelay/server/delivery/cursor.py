@@ -1,6 +1,6 @@
 """Replicating the tick of both wheels and the localIndex reached: every 50 ms while they change (S2).
 
-The cursor mostly rides in the entry of the grants that made it change. In an idle cluster it does not change, and
+The cursor mostly shares a Raft entry with the grants that made it change. In an idle cluster it does not change, and
 nothing is written.
 """
 
@@ -12,27 +12,20 @@ from typing import Any
 from hadelay.codec.commands import encode_cursor
 from hadelay.errors import HadelayError
 from hadelay.handout.dispatcher import Dispatcher
-from hadelay.platform.runtime import Runtime
-from hadelay.raft.ports import Propose
-from hadelay.server.alarm import Alarm
+from hadelay.server.delivery.term import Term
 
 
 class CursorKeeper:
     """One per term."""
 
-    def __init__(
-        self, core: Dispatcher, runtime: Runtime, propose: Propose, interval_s: float, settled: Callable[[], None]
-    ) -> None:
+    def __init__(self, term: Term, core: Dispatcher, settled: Callable[[], None]) -> None:
         """settled: a proposal was committed, or failed."""
-        self._core, self._runtime, self._propose, self._interval_s = core, runtime, propose, interval_s
-        self._settled = settled
-        self._alarm = Alarm(runtime, self.send)
+        self._term, self._core, self._settled = term, core, settled
+        self._alarm = term.alarm(self.send)
         self._sent = core.cursor
         self._sent_at = 0.0
+        #: A proposal is on its way.
         self.busy = False
-
-    def stop(self) -> None:
-        self._alarm.cancel()
 
     @property
     def changed(self) -> bool:
@@ -42,8 +35,8 @@ class CursorKeeper:
         """Propose the cursor now or soon, if it has changed."""
         if self.busy or not self.changed:
             return
-        at = self._sent_at + self._interval_s
-        if at <= self._runtime.monotonic():
+        at = self._sent_at + self._term.config.dispatch.interval_ms / 1000
+        if at <= self._term.runtime.monotonic():
             self.send()
         else:
             self._alarm.at(at)
@@ -53,7 +46,7 @@ class CursorKeeper:
             return
         cursor = self._core.cursor
         self.busy = True
-        self._sent_at = self._runtime.monotonic()
+        self._sent_at = self._term.runtime.monotonic()
 
         def done(_: Any, error: HadelayError | None) -> None:
             self.busy = False
@@ -61,4 +54,4 @@ class CursorKeeper:
                 self._sent = cursor
             self._settled()
 
-        self._propose(encode_cursor(*cursor), done)
+        self._term.propose(encode_cursor(*cursor), done)

@@ -17,57 +17,52 @@ from hadelay.codec.results import GrantResult
 from hadelay.errors import HadelayError
 from hadelay.handout.matching import Offer
 from hadelay.handout.polls import Poll
-from hadelay.server.alarm import Alarm
-from hadelay.server.delivery.commit import BACKOFF_S
 from hadelay.server.delivery.deliveries import first_time
-from hadelay.server.delivery.term import Term
-from hadelay.settings.node import Config
+from hadelay.server.delivery.grants import BACKOFF_S, Grants, Handout
 
 #: Hour and index of a message id's first entry: the id without its group.
 _ENTRY_OF_ID = np.uint64((1 << 56) - 1)
 
 
-class IntervalHandout:
-    ahead_ms = 0
-
-    def __init__(self, term: Term, config: Config, has_leader_lease: Callable[[], bool]) -> None:
+class IntervalHandout(Handout):
+    def __init__(self, grants: Grants, has_leader_lease: Callable[[], bool]) -> None:
         """has_leader_lease: no other node can be leading yet."""
-        self._term, self._has_leader_lease = term, has_leader_lease
-        self._interval_s = config.dispatch.interval_ms / 1000
+        super().__init__(grants)
+        config = self.term.config
+        self._has_leader_lease, self._interval_s = has_leader_lease, config.dispatch.interval_ms / 1000
         # The leader before hands out what was due by then, as long as it may believe that it leads.
-        self._suspect_ms = term.now() + config.raft.election_min_ms
-        self._alarm = Alarm(term.runtime, self.record)
-        self._resting_until = 0.0
+        self._suspect_ms = self.term.now() + config.raft.election_min_ms
+        self._alarm, self.term.record = self.term.alarm(self._record), self._record
         #: Not proposed yet.
         self._unsent: list[tuple[Offer, bytes]] = []
         #: When each offer that is not committed was handed out, by seq, in order.
         self._handed_at: dict[int, float] = {}
 
     def ready_at(self, mono: float) -> float:
-        if mono < self._resting_until:
-            return self._resting_until
+        if mono < self.resting_until:
+            return self.resting_until
         if mono - next(iter(self._handed_at.values()), mono) >= self._interval_s:
             return math.inf  # an interval's worth of hand-outs is not committed: no more until it is
         return mono if self._has_leader_lease() else mono + BACKOFF_S
 
     def hand_out(self, offers: list[Offer], now_ms: int) -> None:
-        term, mono = self._term, self._term.runtime.monotonic()
+        grants, number, mono = self.grants, self.term.number, self.term.runtime.monotonic()
         for offer in offers:
             if self._in_hands(offer):
-                term.core.matcher.settle(offer, None)
-                term.wait_on(offer.poll)
-                self._resting_until = mono + self._interval_s / 2
-                term.turn_soon()
+                grants.core.matcher.settle(offer, None)
+                grants.wait_on(offer.poll)
+                self.resting_until = mono + self._interval_s / 2
+                grants.turn_soon()
                 continue
-            self._unsent.append((offer, term.grant(offer, now_ms, handed=True)))
+            self._unsent.append((offer, grants.grant(offer, now_ms, handed=True)))
             self._handed_at[offer.seq] = mono
             # Half an interval leaves the other half for the commit, so that handing out does not stop in between.
             self._alarm.at(mono + self._interval_s / 2)
             expected = GrantResult(
-                term.number, offer.seq, np.ones(len(offer.rows), np.bool_), offer.rows["attempt"] + np.uint16(1),
+                number, offer.seq, np.ones(len(offer.rows), np.bool_), offer.rows["attempt"] + np.uint16(1),
                 now_ms + offer.poll.lease_ms,
             )  # fmt: skip
-            term.deliver(offer.poll, first_time(term.number, offer, expected, self._suspect_ms, now_ms))
+            grants.deliver(offer.poll, first_time(number, offer, expected, self._suspect_ms, now_ms))
 
     def _in_hands(self, offer: Offer) -> bool:
         """A message of the offer was handed out a moment ago as another entry, and was rolled forward or rescheduled
@@ -78,37 +73,34 @@ class IntervalHandout:
         own = offer.hours.astype(np.uint64) << np.uint64(32) | offer.indexes
         moved = ids[ids & _ENTRY_OF_ID != own]
         return bool(len(moved)) and any(
-            np.isin(moved, self._term.offers[seq].rows["first_id"]).any() for seq in self._handed_at
+            np.isin(moved, self.grants.offers[seq].rows["first_id"]).any() for seq in self._handed_at
         )
 
     def take_over(self, poll: Poll) -> bool:
-        for offer in self._term.offers.values():
+        for offer in self.grants.offers.values():
             if (offer.poll.consumer, offer.poll.request_id) == (poll.consumer, poll.request_id):
-                if self._term.take_over(offer.poll, poll):
-                    self.record()  # what became of the offer is known in a moment
+                if self.grants.take_over(offer.poll, poll):
+                    self._record()  # what became of the offer is known in a moment
                 return True
         return False
 
-    def record(self) -> None:
+    def _record(self) -> None:
         self._alarm.cancel()
         unsent, self._unsent = self._unsent, []
         for offer, command in unsent:
-            self._term.propose(command, partial(self._recorded, offer, command))
+            self.term.propose(command, partial(self._recorded, offer, command))
 
     def _recorded(self, offer: Offer, command: bytes, result: Any, error: HadelayError | None) -> None:
-        term = self._term
         if error is not None:
             # The hand-out has to be recorded; meanwhile handing out stops by itself. If the grant was committed after
             # all, apply says that it exists.
             self._unsent.append((offer, command))
-            self._alarm.at(term.runtime.monotonic() + BACKOFF_S)
+            self._alarm.at(self.term.runtime.monotonic() + BACKOFF_S)
             return
-        del term.offers[offer.seq], self._handed_at[offer.seq]
+        grants = self.grants
+        del grants.offers[offer.seq], self._handed_at[offer.seq]
         granted = result.granted if isinstance(result, GrantResult) else np.ones(len(offer.entries), np.bool_)
-        term.core.matcher.settle(offer, granted)
-        if term.polls.has_successor(offer.poll):
-            term.hand_out_again(term.polls.current(offer.poll), (term.number, offer.seq))
-        term.changed()
-
-    def stop(self) -> None:
-        self._alarm.cancel()
+        grants.core.matcher.settle(offer, granted)
+        if grants.polls.has_successor(offer.poll):
+            grants.hand_out_again(grants.polls.current(offer.poll), (self.term.number, offer.seq))
+        grants.changed()

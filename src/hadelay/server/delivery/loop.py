@@ -23,17 +23,17 @@ from hadelay.ledger.flow import is_limited
 from hadelay.ledger.ports import Listener
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import Topic
-from hadelay.ledger.views import HandoutView, MaintenanceView
+from hadelay.ledger.views import HandoutView
+from hadelay.model import NEVER_MS
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Done, Propose
-from hadelay.server.alarm import Alarm
 from hadelay.server.askers import Askers
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.commit import CommitHandout, CommitLatency
-from hadelay.server.delivery.handouts import Handouts
+from hadelay.server.delivery.grants import Grants, Handout
 from hadelay.server.delivery.interval import IntervalHandout
-from hadelay.server.delivery.lateness import Delays, Lateness
-from hadelay.server.delivery.term import Handout, Term
+from hadelay.server.delivery.lateness import Delays, HandoutDelays, Lateness
+from hadelay.server.delivery.term import Term
 from hadelay.server.maintenance.leases import LeaseExpiry
 from hadelay.server.maintenance.runner import MaintenanceRunner
 from hadelay.server.maintenance.ttl import TtlExpiry
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 #: Commands that may stop a topic's hand-outs; AUDITED may contain one.
 _STOPPING = frozenset((Command.TOPIC_PUT, Command.TOPIC_DELETE, Command.PURGE, Command.AUDITED))
-#: Timers have limits; to wake once an hour costs nothing.
+#: Limit of a sleep, in seconds: timers have limits, and to wake once an hour costs nothing.
 _LONGEST_SLEEP_S = 3_600.0
 #: Slices of the index that the sweeper looks at each time.
 _SWEEP_SLICES = 16
@@ -77,22 +77,23 @@ class DeliveryLoop:
         self.damaged_links = 0
         self.lateness = Lateness()
         self.askers = Askers()
-        self.handouts = Handouts()
+        self.handout_delays = HandoutDelays(ledger)
         self.delays = Delays()
         self._latency = CommitLatency(min(config.dispatch.max_ahead_ms, MAX_AHEAD_MS))
         self._swept_before = 0
         self._throttled_before: Counter[str] = Counter()
-        self._term: Term | None = None
+        #: None while this node does not lead.
+        self._grants: Grants | None = None
         self._turning = False
-        self._due, self._sweep_alarm = Alarm(runtime, self._turn_soon), Alarm(runtime, self._sweep)
 
     # ---- leading
 
-    def on_leader(self, term: int) -> None:
-        """The no-op of `term` is applied, clock.lead was called, and the clock is ready."""
+    def on_leader(self, number: int) -> None:
+        """The no-op of this term is applied, clock.lead was called, and the clock is ready."""
         self.on_follower()
-        now, dispatch = self._now(), self.config.dispatch
+        dispatch = self.config.dispatch
         self.askers = Askers()
+        term = Term(number, self.ledger, self.runtime, self.clock, self.config, self.propose)
         core = Dispatcher(
             HandoutView(self.ledger),
             preload_ms=dispatch.preload_ms,
@@ -104,55 +105,47 @@ class DeliveryLoop:
             watch=self.watch,
             read_ahead=self._read_ahead,
         )
-        core.start(now)
+        core.start(term.now())
         self.ledger.listener = core
-        self._term = Term(
-            term, core, ledger=self.ledger, runtime=self.runtime, clock=self.clock, config=self.config,
-            propose=self.propose, turn_soon=self._turn_soon, on_delivery=self._delivered,
-        )  # fmt: skip
-        self._handout = self._make_handout(self._term)
+        self._due, self._sweep_alarm = term.alarm(self._turn_soon), term.alarm(self._sweep)
+        self._grants = Grants(term, core, self._turn_soon, self._delivered)
+        self._handout = self._make_handout(self._grants)
         #: Also of grants whose proposal was given up as unknown: they may be committed later, and have to run out.
-        self._expiry = LeaseExpiry(
-            self.ledger, self.runtime, self.clock, self.propose, now + self.config.limits.max_clock_skew_ms
-        )
-        self._ttl = TtlExpiry(self.ledger, self.runtime, self.clock, self._propose_behind)
-        self._maintenance = MaintenanceRunner(
-            MaintenanceView(self.ledger), self.runtime, self._now, self._propose_behind, self.config.retention
-        )
+        self._expiry = LeaseExpiry(term, term.now() + self.config.limits.max_clock_skew_ms)
+        self._ttl = TtlExpiry(term)
+        self._maintenance = MaintenanceRunner(term, self.config.retention)
         self._arm_sweeper()
         self._turn_soon()
 
-    def _make_handout(self, term: Term) -> Handout:
+    def _make_handout(self, grants: Grants) -> Handout:
         if self.config.dispatch.sync == "interval":
-            return IntervalHandout(term, self.config, lambda: self.has_leader_lease())
-        return CommitHandout(term, self._latency)
+            return IntervalHandout(grants, lambda: self.has_leader_lease())
+        return CommitHandout(grants, self._latency)
 
     def on_follower(self) -> None:
         """Stop at once, answer every poll, clear what only a leader knows."""
-        term, self._term = self._term, None
-        if term is None:
+        grants, self._grants = self._grants, None
+        if grants is None:
             return
         self.ledger.listener = Listener()
-        self.handouts.forget()
-        for part in (self._expiry, self._maintenance, self._ttl, self._handout):
-            part.stop()
-        self._due.cancel()
-        self._sweep_alarm.cancel()
-        self._swept_before += term.core.scans.swept
-        self._throttled_before += term.core.turns.throttled
-        term.stop()
+        self.handout_delays.forget()
+        grants.term.stop()
+        self._maintenance.stop()
+        self._swept_before += grants.core.scans.swept
+        self._throttled_before += grants.core.turns.throttled
+        grants.stop()
 
     def clock_changed(self) -> None:
         """The clock was slewed: timers that were set by it are set again."""
-        if self._term is not None:
+        if self._grants is not None:
             self._due.cancel()
-            self._term.deferred.clock_changed()
+            self._grants.deferred.clock_changed()
             self._turn_soon()
 
     def repaired(self, hour: int) -> None:
         """Damaged entries of the hour were repaired: walk its broken seconds again."""
-        if self._term is not None:
-            self._term.core.repaired(hour)
+        if self._grants is not None:
+            self._grants.core.repaired(hour)
 
     def _damaged(self, damage: Damage) -> None:
         self.damaged_links += 1
@@ -167,78 +160,76 @@ class DeliveryLoop:
 
     def poll(self, poll: Poll) -> None:
         """Only on the leader (else done(None, NoLeader) at once)."""
-        term = self._term
-        if term is None:
+        grants = self._grants
+        if grants is None:
             poll.phase = DONE
             poll.done(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
             return
         poll.deadline = self.runtime.monotonic() + poll.wait_ms / 1000.0
         self.askers.note(poll.consumer, poll.topics, self._now())
-        if poll.request_id and term.is_repeated(poll, self._handout):
+        if poll.request_id and grants.is_repeated(poll, self._handout):
             return
-        if problem := term.core.waiting.problem(poll):
-            term.polls.answer(poll, None, LimitReached(problem, retry_after_ms=1_000))
+        if problem := grants.core.waiting.problem(poll):
+            grants.polls.answer(poll, None, LimitReached(problem, retry_after_ms=1_000))
         else:
-            term.polls.wait(poll)
+            grants.polls.wait(poll)
             self._turn_soon()
 
     def cancel_poll(self, poll: Poll) -> None:
         """The consumer is gone: unless a grant is proposed for it already, it gets none. `done` is not called."""
-        if self._term is not None:
-            self._term.polls.cancel(poll)
+        if self._grants is not None:
+            self._grants.polls.cancel(poll)
         poll.phase = DONE
 
     # ---- one turn: what is due, who gets it, when to look again
 
     def _turn_soon(self) -> None:
-        if not self._turning and self._term is not None:
+        if not self._turning and self._grants is not None:
             self._turning = True
             self.runtime.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._turning = False
-        term = self._term
-        if term is None:
+        grants = self._grants
+        if grants is None:
             return
-        core = term.core
-        if term.holding:
-            self._answer_late_polls(term)
+        if grants.holding:
+            self._answer_late_polls(grants)
             return  # the wheels stand still, too: their tick is what is handed over
-        ahead_ms = self._handout.ahead_ms
-        aligned = self._now() + ahead_ms >= core.resume_ms
+        core, ahead_ms, now_ms = grants.core, self._handout.ahead_ms, self._now()
+        aligned = now_ms + ahead_ms >= core.resume_ms
         if aligned and core.busy:
             core.work()
             if core.past_first:
                 self._turn_soon()
                 return
-        next_ms = core.advance(self._now() + ahead_ms)
-        self._hand_out(term)
-        self._answer_late_polls(term)
-        term.cursor.watch()
+            now_ms = self._now()
+        next_ms = core.advance(now_ms + ahead_ms)
+        next_ms = min(next_ms, self._hand_out(grants, now_ms))
+        self._answer_late_polls(grants)
+        grants.cursor.watch()
         self._maintenance.watch()
         if aligned and core.busy:
             self._turn_soon()
-        self._wake_at(next_ms)
-
-    def _wake_at(self, cluster_ms: int) -> None:
         mono = self.runtime.monotonic()
-        self._due.at(mono + min(self.clock.delay_s(cluster_ms - self._handout.ahead_ms, mono), _LONGEST_SLEEP_S))
+        self._due.at(mono + min(self.clock.delay_s(next_ms - self._handout.ahead_ms, mono), _LONGEST_SLEEP_S))
 
-    def _answer_late_polls(self, term: Term) -> None:
-        deadline = term.answer_late_polls()
+    def _answer_late_polls(self, grants: Grants) -> None:
+        deadline = grants.answer_late_polls(self.runtime.monotonic())
         if deadline is not None:
             self._due.at(deadline)
 
-    def _hand_out(self, term: Term) -> None:
+    def _hand_out(self, grants: Grants, now_ms: int) -> int:
+        """Returns when a topic that waits for tokens gets some, NEVER_MS if none waits."""
         mono = self.runtime.monotonic()
         ready_at = self._handout.ready_at(mono)
         if ready_at > mono:
             self._due.at(ready_at)
-            return
-        now_ms = self._now()
-        offers = term.core.match(now_ms)
-        self._wake_at(term.core.turns.next_ms())
+            return NEVER_MS
+        offers = grants.core.match(now_ms)
+        next_ms = grants.core.turns.next_ms()
         self._handout.hand_out(offers, now_ms)
+        return next_ms
 
     def _delivered(self, poll: Poll, delivery: Delivery) -> None:
         self.handed_out += len(delivery.indexes)
@@ -253,8 +244,8 @@ class DeliveryLoop:
         handed out once its pause, purge or deletion is answered."""
 
         def decided(result: Any, error: HadelayError | None) -> None:
-            if self._term is not None:
-                self._term.deferred.when_released(partial(done, result, error))
+            if self._grants is not None:
+                self._grants.deferred.when_released(partial(done, result, error))
             else:
                 done(result, error)
 
@@ -262,38 +253,32 @@ class DeliveryLoop:
 
     def answered(self, term: int, seq: int, positions: NDArray[np.integer], due_ms: int) -> None:
         """These positions of a grant were handed to their consumer, now. due_ms: when the last of them was due."""
-        if self._term is not None and self._term.number == term:
-            self.handouts.answered(self.ledger, (term, seq), positions, due_ms, self._now())
+        if self._grants is not None and self._grants.term.number == term:
+            self.handout_delays.answered((term, seq), positions, due_ms, self._now())
 
     def settling(self, command: bytes) -> bytes:
         """The command, with what this leader knows of the leases that it settles."""
-        return self.handouts.settling(self.ledger, command) if self._term is not None else command
+        return self.handout_delays.settling(command) if self._grants is not None else command
 
     def before_settlement(self) -> None:
         """Call before proposing any ack, nack, extend or cancel: in interval mode hand-outs go first."""
-        if self._term is not None:
-            self._handout.record()
-
-    def _propose_behind(self, command: bytes, done: Done) -> None:
-        """Behind the hand-outs: of an hour that was retired first, apply could not tell what is in somebody's hands.
-        And what is in them expires no more."""
-        self.before_settlement()
-        self.propose(command, done)
+        if self._grants is not None:
+            self._grants.term.record()
 
     # ---- planned transfer
 
     def hold(self, done: Callable[[], None]) -> None:
         """A planned transfer: hand out nothing more, commit the dispatch state, then done()."""
-        if self._term is None:
+        if self._grants is None:
             done()
         else:
-            self._handout.record()
-            self._term.hold(done)
+            self._grants.term.record()
+            self._grants.hold(done)
 
     def resume(self) -> None:
         """Nobody took over: go on."""
-        if self._term is not None:
-            self._term.resume()
+        if self._grants is not None:
+            self._grants.resume()
 
     # ---- to be sure
 
@@ -301,10 +286,10 @@ class DeliveryLoop:
         self._sweep_alarm.at(self.runtime.monotonic() + self.config.dispatch.sweep_ms / 1000.0)
 
     def _sweep(self, slices: int = _SWEEP_SLICES) -> None:
-        if self._term is None:
+        if self._grants is None:
             return
         self._turn_soon()  # the wheels may have stood still for long: the sweeper looks at what they have passed
-        core = self._term.core
+        core = self._grants.core
         before = core.scans.swept
         if slices and not core.busy and not core.scans.sweep():
             self.runtime.call_soon(self._sweep, slices - 1)
@@ -318,34 +303,31 @@ class DeliveryLoop:
     @property
     def sweeper_found(self) -> int:
         """Messages that were owed and forgotten, since this process started. A bug unless 0."""
-        return self._swept_before + (self._term.core.scans.swept if self._term is not None else 0)
-
-    def cursor(self) -> tuple[int, int, int]:
-        """(hour tick, second tick, localIndex): of the wheels here, or as replicated."""
-        return self._term.core.cursor if self._term is not None else self.ledger.cursor
+        return self._swept_before + (self._grants.core.scans.swept if self._grants is not None else 0)
 
     def throttled(self) -> dict[str, int]:
         """How often a topic with a message for somebody was stopped, by the limit's name; `filters`: polls refused."""
-        return dict(self._throttled_before + (self._term.core.turns.throttled if self._term is not None else Counter()))
+        now = self._grants.core.turns.throttled if self._grants is not None else Counter[str]()
+        return dict(self._throttled_before + now)
 
     def tag_checks(self) -> tuple[int, int]:
         """Records whose tags were read because their mask fitted, and how many of them did not match."""
-        matcher = self._term.core.matcher if self._term is not None else None
+        matcher = self._grants.core.matcher if self._grants is not None else None
         return (matcher.checked, matcher.false_positives) if matcher is not None else (0, 0)
 
     def waiting_polls(self) -> int:
-        return len(self._term.core.waiting.queues) if self._term is not None else 0
+        return len(self._grants.core.waiting.queues) if self._grants is not None else 0
 
     def window_size(self) -> int:
         """Ready messages in memory."""
-        return self._term.core.windows.size if self._term is not None else 0
+        return self._grants.core.windows.size if self._grants is not None else 0
 
     def ready_counts(self, numbers: Iterable[int] | None = None) -> dict[int, tuple[int, int]]:
         """Per topic number, of these or of all: how many messages are due, not leased and not settled, and when the
         oldest fell due. Topics without any are left out."""
-        if self._term is None:
+        if self._grants is None:
             return {}
-        core = self._term.core
+        core = self._grants.core
         every = core.windows.ready_counts
         counts = {number: every[number] for number in (every if numbers is None else numbers) if every[number] > 0}
         oldest = core.oldest_ready_ms(counts)

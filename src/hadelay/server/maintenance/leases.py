@@ -13,11 +13,7 @@ from hadelay.codec.commands import encode_expire
 from hadelay.codec.results import ExpireResult
 from hadelay.deadlines import Deadlines
 from hadelay.errors import HadelayError
-from hadelay.ledger.state import Ledger
-from hadelay.platform.runtime import Runtime
-from hadelay.raft.ports import Propose
-from hadelay.server.alarm import Alarm
-from hadelay.server.clustertime import ClusterClock
+from hadelay.server.delivery.term import Term
 
 Key = tuple[int, int]
 #: Limit of grants named in one EXPIRE, and looked at in one go after a take-over.
@@ -31,29 +27,16 @@ class LeaseExpiry:
     """One per term. Nothing expires before `not_before_ms`: after a take-over the clocks of those who hold leases
     have the skew bound to be right."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        runtime: Runtime,
-        clock: ClusterClock,
-        propose: Propose,
-        not_before_ms: int,
-    ) -> None:
-        self._ledger, self._runtime, self._clock, self._propose = ledger, runtime, clock, propose
-        self._not_before_ms = not_before_ms
+    def __init__(self, term: Term, not_before_ms: int) -> None:
+        self._term, self._ledger, self._not_before_ms = term, term.ledger, not_before_ms
         self._leases: Deadlines[Key] = Deadlines()
-        self._alarm = Alarm(runtime, self._ring)
-        self._stopped = False
-        #: One EXPIRE at a time: several in one entry would copy as many times what one may.
+        self._alarm = term.alarm(self._ring)
+        #: An EXPIRE is on its way. One at a time: several in one entry would copy as many times the limit of one.
         self._proposed = False
-        self._take_over(iter(list(ledger.grants)))
+        self._take_over(iter(list(self._ledger.grants)))
 
     def __len__(self) -> int:
         return len(self._leases)
-
-    def stop(self) -> None:
-        self._stopped = True
-        self._alarm.cancel()
 
     def add(self, until_ms: int, key: Key) -> None:
         self._leases.set(key, until_ms)
@@ -64,14 +47,14 @@ class LeaseExpiry:
 
     def _take_over(self, keys: Iterator[Key]) -> None:
         """Find the grants that earlier leaders gave, some hundred at a time."""
-        if self._stopped:
+        if self._term.over:
             return
         for _ in range(_BATCH):
             key = next(keys, None)
             if key is None:
                 return
             self._again(key)
-        self._runtime.call_soon(self._take_over, keys)
+        self._term.runtime.call_soon(self._take_over, keys)
 
     def _again(self, key: Key, not_before_ms: int = 0) -> None:
         grant = self._ledger.grants.get(key)
@@ -79,13 +62,11 @@ class LeaseExpiry:
             self.add(max(grant.next_until_ms(), not_before_ms), key)
 
     def _arm(self) -> None:
-        if (until_ms := self._leases.next()) is not None and not (self._stopped or self._proposed):
-            mono = self._runtime.monotonic()
-            at_ms = max(int(until_ms), self._not_before_ms)
-            self._alarm.at(mono + self._clock.delay_s(at_ms, mono))
+        if (until_ms := self._leases.next()) is not None and not self._proposed:
+            self._alarm.at(self._term.mono_at(max(until_ms, self._not_before_ms)))
 
     def _ring(self) -> None:
-        now = self._clock.read(self._runtime.monotonic())
+        now = self._term.now()
         over: list[Key] = []
         for key in self._leases.due(now, _BATCH) if now >= self._not_before_ms else ():
             grant = self._ledger.grants.get(key)
@@ -95,17 +76,15 @@ class LeaseExpiry:
                 over.append(key)
         if over:
             self._proposed = True
-            self._propose(encode_expire(over), lambda result, error: self._expired(over, result, error))
+            self._term.propose(encode_expire(over), lambda result, error: self._expired(over, result, error))
         self._arm()
 
     def _expired(self, keys: list[Key], result: Any, error: HadelayError | None) -> None:
-        if self._stopped:
-            return
         self._proposed = False
         if error is None and isinstance(result, ExpireResult):
             for key in result.held:
                 self._again(key)
         else:
             for key in keys:
-                self._again(key, self._clock.read(self._runtime.monotonic()) + _RETRY_MS)
+                self._again(key, self._term.now() + _RETRY_MS)
         self._arm()

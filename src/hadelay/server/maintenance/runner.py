@@ -8,7 +8,6 @@ looks whether the archive holds an hour before it proposes to forget the hour (g
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from hadelay.codec.commands import encode_maintain
@@ -17,9 +16,7 @@ from hadelay.codec.results import JobResult
 from hadelay.errors import HadelayError
 from hadelay.ledger.views import MaintenanceView
 from hadelay.model import DEAD_HOURS, HOUR_MS
-from hadelay.platform.runtime import Runtime
-from hadelay.raft.ports import Propose
-from hadelay.server.alarm import Alarm
+from hadelay.server.delivery.term import Term
 from hadelay.server.gate import Gate
 from hadelay.settings.node import RetentionConfig
 from hadelay.storage.manifests import Source
@@ -37,43 +34,31 @@ _HOURS_PAST = 2
 class MaintenanceRunner:
     """One per term."""
 
-    def __init__(
-        self,
-        view: MaintenanceView,
-        runtime: Runtime,
-        now_ms: Callable[[], int],
-        propose: Propose,
-        retention: RetentionConfig,
-    ) -> None:
-        self._view, self._runtime, self._now_ms, self._propose = view, runtime, now_ms, propose
-        self._retention = retention
-        self._stopped = False
+    def __init__(self, term: Term, retention: RetentionConfig) -> None:
+        self._term, self._view, self._retention = term, MaintenanceView(term.ledger), retention
         #: Waiting for the next look, and not for an answer.
         self._idle = False
         self._pause_s = _PAUSE_S
         self._last_topic = -1
         #: The last command was a SWEEP.
         self._swept = False
-        self._gate = Gate(retention.archive, runtime, self._archived) if retention.archive else None
-        self._alarm = Alarm(runtime, self._look)
+        self._gate = Gate(retention.archive, term.runtime, self._archived) if retention.archive else None
+        self._alarm = term.alarm(self._look)
         self._rest(1.0)
 
     def stop(self) -> None:
-        self._stopped = True
-        self._alarm.cancel()
         if self._gate is not None:
             self._gate.stop()
 
     def watch(self) -> None:
         """Something was applied: it may have brought work. Costs nothing."""
-        if self._idle and self._view.topics_with_work():
+        if self._idle and self._term.ledger.topics.with_work:
             self._rest(0.0)
 
     def _rest(self, seconds: float = _LOOK_S) -> None:
         self._idle = seconds == _LOOK_S
-        if not self._stopped:
-            self._alarm.cancel()
-            self._alarm.at(self._runtime.monotonic() + seconds)
+        self._alarm.cancel()
+        self._alarm.at(self._term.runtime.monotonic() + seconds)
 
     def _look(self) -> None:
         self._pause_s, self._idle = _PAUSE_S, False
@@ -83,7 +68,7 @@ class MaintenanceRunner:
             redrives = any(topic.redrive is not None for topic in self._view.topics_with_work())
             self._rest(_RATE_PAUSE_S if redrives else _LOOK_S)
         else:
-            self._propose(command, self._worked)
+            self._term.propose_behind(command, self._worked)
 
     def _worked(self, result: Any, error: HadelayError | None) -> None:
         # Whatever went wrong may be over at the next look; a refusal would only come back at once.
@@ -109,14 +94,14 @@ class MaintenanceRunner:
     def _redrive(self) -> bytes | None:
         """The next topic that redrives, None when each had its turn."""
         for topic in self._view.topics_with_work():
-            if topic.number > self._last_topic and topic.redrive and not topic.redrive.waits(self._now_ms()):
+            if topic.number > self._last_topic and topic.redrive and not topic.redrive.waits(self._term.now()):
                 self._last_topic = topic.number
                 self._pause_s = _PAUSE_S if topic.redrive.rate is None else _RATE_PAUSE_S
                 return encode_maintain(Job.REDRIVE, topic=topic.name)
         return None
 
     def _next_hour(self) -> bytes | None:
-        now = self._now_ms()
+        now = self._term.now()
         running = now // HOUR_MS
         command = None
         for hour in self._view.hours():
@@ -145,5 +130,5 @@ class MaintenanceRunner:
         return sums is not None and self._gate.holds(hour, Source(*sums))
 
     def _archived(self) -> None:
-        if self._idle:
+        if self._idle and not self._term.over:
             self._rest(0.0)

@@ -1,0 +1,253 @@
+"""The grants of one term: offers on their way, the polls that the leader owes answers, and how both end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hadelay.codec.commands import encode_extend, encode_grant
+from hadelay.codec.commandtypes import MAX_SEQ, Grant
+from hadelay.codec.results import LeaseOutcome, LeaseResult
+from hadelay.errors import Conflict, DamagedFile, HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.handout.dispatcher import Dispatcher
+from hadelay.handout.matching import Offer
+from hadelay.handout.polls import DONE, PROPOSED, Delivery, Poll
+from hadelay.ledger.topics import by_topic
+from hadelay.server.delivery.cursor import CursorKeeper
+from hadelay.server.delivery.deferred import DeferredDeliveries
+from hadelay.server.delivery.deliveries import again, empty, still_held
+from hadelay.server.delivery.polls import Polls
+from hadelay.server.delivery.term import Term
+
+#: Pause after a proposal that could not be made, in seconds.
+BACKOFF_S = 0.02
+#: A receive repeats another one's request id, but names other topics: the answer would tell messages that the consumer
+#: may not see.
+_OTHER_TOPICS = "a receive of this consumer with this request_id named other topics, and is not over: take a new one"
+
+
+class Handout:
+    """How offers become hand-outs: the base of the two modes, one per term. Nothing else knows the mode."""
+
+    #: How early offers are made, in ms.
+    ahead_ms = 0
+
+    def __init__(self, grants: Grants) -> None:
+        self.grants, self.term = grants, grants.term
+        #: No new proposals before this monotonic time.
+        self.resting_until = 0.0
+
+    def ready_at(self, mono: float) -> float:
+        """When offers may be made: `mono` for now, inf for after the next decision."""
+        raise NotImplementedError
+
+    def hand_out(self, offers: list[Offer], now_ms: int) -> None:
+        raise NotImplementedError
+
+    def take_over(self, poll: Poll) -> bool:
+        """Messages for the same request are handed out already, and on their way into the log: answer `poll` with
+        what becomes of them."""
+        return False
+
+
+class Grants:
+    def __init__(
+        self,
+        term: Term,
+        core: Dispatcher,
+        turn_soon: Callable[[], None],
+        on_delivery: Callable[[Poll, Delivery], None],
+    ) -> None:
+        """turn_soon: have the loop look again. on_delivery: messages are handed out to the poll now."""
+        self.term, self.core, self.ledger = term, core, term.ledger
+        self.turn_soon, self._on_delivery = turn_soon, on_delivery
+        self.polls = Polls(core.waiting)
+        #: Granted ahead of their time.
+        self.deferred = DeferredDeliveries(term)
+        self.cursor = CursorKeeper(term, core, self.changed)
+        #: Number of the last grant in this term.
+        self.seq = 0
+        #: Offers on their way, by seq.
+        self.offers: dict[int, Offer] = {}
+        #: Polls that wait for leases to be renewed.
+        self._renewing: set[Poll] = set()
+        #: A planned transfer: nothing is handed out; called when the dispatch state is committed.
+        self.holding = False
+        self._held: Callable[[], None] | None = None
+        self._cursor_tried = False
+
+    def stop(self) -> None:
+        """Answer every poll."""
+        asked = [*(offer.poll for offer in self.offers.values()), *self._renewing, *self.deferred.polls()]
+        unanswered = [poll for poll in map(self.polls.current, asked) if poll.phase == PROPOSED]
+        self.deferred.stop()
+        unknown = OutcomeUnknown("the leader changed; ask again with the same request_id")
+        for poll in unanswered:
+            self.polls.answer(poll, None, unknown)
+        for poll in self.core.waiting.polls():
+            self.polls.answer(poll, None, NoLeader("the leader changed; nothing was handed out", retry_after_ms=100))
+        if self._held is not None:
+            self._held()
+
+    def changed(self) -> None:
+        """An offer was decided, or the cursor: others may go on."""
+        self._check_held()
+        self.turn_soon()
+
+    # ---- polls
+
+    def is_repeated(self, poll: Poll, handout: Handout) -> bool:
+        """Idempotent receive: the same {consumer, request_id} takes the place of a waiting poll, or gets what it was
+        granted before. True if there is nothing more to do now."""
+        before = self.polls.same_request(poll)
+        if before is not None and self._names_others(poll, set(before.topics)):
+            return True
+        if self.polls.replace(poll) or handout.take_over(poll):
+            return True
+        held = self.ledger.held_by(poll.consumer, poll.request_id)
+        if held is not None:
+            self.hand_out_again(poll, held.key)
+        return held is not None
+
+    def take_over(self, before: Poll, poll: Poll) -> bool:
+        """What becomes of `before`, which was answered, is for `poll`. False if the poll was refused."""
+        if self._names_others(poll, set(before.topics)):
+            return False
+        self.polls.succeed(before, poll)
+        return True
+
+    def _names_others(self, poll: Poll, topics: set[str]) -> bool:
+        """Refuse the poll if it does not name these topics: who guesses a request id may not consume from them."""
+        if topics <= set(poll.topics):
+            return False
+        self.polls.answer(poll, None, Conflict(_OTHER_TOPICS))
+        return True
+
+    def wait_on(self, poll: Poll) -> None:
+        """The poll's grant came to nothing: it is the next in line, unless it has waited long enough."""
+        if poll.phase == DONE:
+            return
+        if poll.deadline <= self.term.runtime.monotonic():
+            self.polls.answer(poll, empty(self.term.now()))
+            return
+        self.polls.wait(poll, first=True)
+        self.turn_soon()
+
+    def answer_late_polls(self, mono: float) -> float | None:
+        """Returns the monotonic time of the next timeout."""
+        deadlines = self.core.waiting.deadlines
+        if (deadline := deadlines.next()) is not None and deadline <= mono:
+            for poll in self.polls.take_late(mono):
+                self.polls.answer(poll, empty(self.term.now()))
+            deadline = deadlines.next()
+        return deadline
+
+    # ---- grants
+
+    def grant(self, offer: Offer, now_ms: int, *, handed: bool) -> bytes:
+        """The command to propose, with a number of its own. handed: the messages are handed out already."""
+        offer.seq = self._next_seq()
+        self.offers[offer.seq] = offer
+        ahead_ms = max(0, int(offer.rows["deliver_at_ms"].max()) - now_ms)
+        poll = offer.poll
+        return encode_grant(
+            Grant(
+                self.term.number, offer.seq, poll.lease_ms, poll.consumer, poll.request_id, self.term.config.node.name,
+                offer.hours, offer.indexes, handed, ahead_ms,
+            )
+        )  # fmt: skip
+
+    def _next_seq(self) -> int:
+        """After MAX_SEQ, some days of a busy leader, from 1 again. A token of the grant that had the number before fits
+        nothing of this one: an entry is leased once."""
+        while True:
+            self.seq = self.seq % MAX_SEQ + 1
+            if self.seq not in self.offers and (self.term.number, self.seq) not in self.ledger.grants:
+                return self.seq
+
+    def deliver(self, poll: Poll, delivery: Delivery) -> None:
+        """Hand out messages for the first time."""
+        poll = self.polls.current(poll)
+        if poll.phase != DONE:  # else it hung up meanwhile: the lease has to run out
+            self._on_delivery(poll, delivery)
+        self._answer(poll, delivery)
+
+    def _answer(self, poll: Poll, delivery: Delivery) -> None:
+        """Answer the poll, or the one that took its place while the delivery was deferred."""
+        poll = self.polls.current(poll)
+        if (int(delivery.until_ms.min()) - delivery.now_ms) * 2 < poll.lease_ms:
+            # The commit took so long, or this process slept: too little of the lease is left to be worth an answer, and
+            # another consumer may have the messages by now. A whole lease, or nothing.
+            self.hand_out_again(poll, (delivery.term, delivery.seq))
+        else:
+            self.polls.answer(poll, delivery)
+        self._check_held()
+
+    def hand_out_again(self, poll: Poll, key: tuple[int, int]) -> None:
+        """A grant exists already: extend its leases, which also proves that this node still leads, and answer with what
+        is left of it."""
+        grant = self.ledger.grants.get(key)
+        if grant is None or poll.phase == DONE:
+            self.wait_on(poll)
+            return
+        leased = by_topic(grant.rows["topic"][grant.rows["open"] == 1])
+        if self._names_others(poll, {self.ledger.topics[number].name for number, _ in leased}):
+            return
+        poll.phase = PROPOSED
+        try:
+            delivery, leases = again(grant, self.ledger.store)
+        except DamagedFile as damage:
+            self.polls.answer(poll, None, damage)
+            return
+        self._renewing.add(poll)
+        # As in a grant, the lease counts from when it can be handed out.
+        ahead_ms = max(0, int(delivery.rows["deliver_at_ms"].max()) - self.term.now())
+        command = encode_extend(self.term.config.node.name, leases, poll.lease_ms + ahead_ms)
+        self.term.propose(command, partial(self._renewed, poll, delivery))
+
+    def _renewed(self, asked: Poll, delivery: Delivery, result: Any, error: HadelayError | None) -> None:
+        self._renewing.discard(asked)
+        poll = self.polls.current(asked)
+        now = self.term.now()
+        if error is not None or not isinstance(result, LeaseResult):
+            self.polls.answer(poll, None, error or Overloaded("the lease could not be renewed", retry_after_ms=100))
+        elif not (held := result.outcomes == LeaseOutcome.DONE).any():
+            self.wait_on(poll)
+        elif (result.until_ms - now) * 2 < poll.lease_ms:
+            late = Overloaded("the commit took longer than half of the lease", retry_after_ms=1_000)
+            self.polls.answer(poll, None, late)
+        else:
+            left = still_held(delivery, held, result.until_ms, now)
+            self.deferred.until_due(poll, left, partial(self._answer, poll))
+        self._check_held()
+
+    # ---- planned transfer
+
+    def hold(self, done: Callable[[], None]) -> None:
+        """Hand out nothing more, commit the dispatch state, then done()."""
+        self.holding, self._held = True, done
+        # Beside what is on its way: after it, the gap would be longer by a commit.
+        self._send_cursor()
+        self._check_held()
+
+    def resume(self) -> None:
+        self.holding, self._held, self._cursor_tried = False, None, False
+        self.turn_soon()
+
+    def _check_held(self) -> None:
+        if self._held is None or self.offers or self._renewing or self.deferred or self.cursor.busy:
+            return
+        if self._send_cursor():
+            return
+        held, self._held = self._held, None
+        held()
+
+    def _send_cursor(self) -> bool:
+        """Once per transfer, if the cursor has changed: it says where the next leader begins to look, and may be a
+        little behind."""
+        if self.cursor.busy or self._cursor_tried or not self.cursor.changed:
+            return False
+        self._cursor_tried = True
+        self.cursor.send()
+        return True
