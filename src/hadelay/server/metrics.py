@@ -148,7 +148,7 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
      lambda s: s.loop.lateness.max_ms(s.node.now_ms()) / 1000),
     ("handout_delay_seconds", "histogram", (),
      "From when a message was granted, and due, until its consumer's answer was written or its webhook was called",
-     lambda s: s.loop.handouts.delays),
+     lambda s: s.loop.handout_delays.histogram),
     ("oldest_ready_age_seconds", "gauge", (),
      "How long the message that waits longest for a consumer has been due; 0 when none waits. Leader only",
      lambda s: s.age(s.topics.oldest_ms) if s.node.leading else None),
